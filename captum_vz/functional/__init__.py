@@ -1,0 +1,1 @@
+"""Pure tensor functions: no modules, no state, every function citing its equation."""

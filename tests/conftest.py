@@ -1,0 +1,17 @@
+"""What every test shares: no network, no window, one thread, one seed."""
+
+import os
+
+# Before transformers and matplotlib are imported: they read these once.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("MPLBACKEND", "Agg")
+
+import pytest
+import torch
+
+torch.set_num_threads(1)  # the models are so small that handing out work costs more than doing it
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)

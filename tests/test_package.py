@@ -1,0 +1,109 @@
+"""The package as a whole: what importing it costs, what it offers, and that imports point downwards only."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import captum_vz
+
+PACKAGE = Path(captum_vz.__file__).parent
+
+# From the ground up. A room may import from the rooms below its row, and from itself; "" is captum_vz/__init__.py.
+ROOMS = [
+    {"functional"},
+    {"_engine"},
+    {"attr"},
+    {"visualization", "generation", "metrics"},
+    {""},
+    {"study", "testbed"},
+    {"cli", "app"},
+    {"__main__"},
+]
+ROW = {room: row for row, rooms in enumerate(ROOMS) for room in rooms}
+
+
+def test_importing_brings_in_nothing_but_what_captum_and_transformers_bring() -> None:
+    program = """
+import sys, captum.attr, transformers.modeling_utils
+before = set(sys.modules)
+import captum_vz
+print(*{name.partition(".")[0] for name in set(sys.modules) - before})
+"""
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    brought = set(run.stdout.split())
+    ours = {"captum_vz", "captum", "torch", "transformers", "numpy", *sys.stdlib_module_names}
+    assert "captum_vz" in brought
+    assert brought <= ours
+
+
+def test_every_public_name_is_there_and_described() -> None:
+    for module in (captum_vz, captum_vz.functional):
+        assert len(set(module.__all__)) == len(module.__all__)
+        for name in module.__all__:
+            thing = getattr(module, name)
+            if callable(thing):
+                assert thing.__doc__, f"{module.__name__}.{name} has no docstring"
+
+
+def test_imports_point_downwards_only() -> None:
+    upwards = [
+        f"{path.relative_to(PACKAGE)} imports {imported}"
+        for path in PACKAGE.rglob("*.py")
+        for imported in imports_of(path)
+        if not may_import(room_of(name_of(path)), room_of(imported))
+    ]
+    assert not upwards
+
+
+def test_the_rule_on_imports_can_tell_up_from_down(tmp_path: Path) -> None:
+    assert may_import("attr", "_engine")
+    assert may_import("attr", "attr")
+    assert not may_import("_engine", "attr")
+    assert not may_import("metrics", "visualization")
+    module = tmp_path / "module.py"
+    module.write_text(
+        "import torch, captum_vz.attr\n"
+        "from captum_vz import functional, ValueZeroing\n"
+        "def later():\n    from captum_vz.study.table import row\n"
+    )
+    assert list(imports_of(module)) == [
+        "captum_vz.attr",
+        "captum_vz.functional",
+        "captum_vz",
+        "captum_vz.study.table",
+    ]
+
+
+def may_import(importer: str, imported: str) -> bool:
+    return importer == imported or ROW[imported] < ROW[importer]
+
+
+def room_of(module: str) -> str:
+    room = [*module.split("."), ""][1]
+    assert room in ROW, f"captum_vz.{room} stands in no row of the house: say in ROOMS what it may import"
+    return room
+
+
+def name_of(path: Path) -> str:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports_of(path: Path) -> Iterator[str]:
+    """The modules of captum_vz that a file imports, wherever in the file it does so, in order."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name.split(".")[0] == "captum_vz")
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: write imports in full, so that their direction can be read"
+            if node.module == "captum_vz":
+                for alias in node.names:
+                    yield f"captum_vz.{alias.name}" if is_module(alias.name) else "captum_vz"
+            elif node.module and node.module.startswith("captum_vz."):
+                yield node.module
+
+
+def is_module(name: str) -> bool:
+    return (PACKAGE / name).is_dir() or (PACKAGE / f"{name}.py").is_file()
