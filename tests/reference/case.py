@@ -1,0 +1,205 @@
+"""A tiny random Transformer, its inputs, and where its layers keep their values: what the naive twins are run on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+
+WIDTH, HEADS, LAYERS, VOCABULARY, LENGTH = 32, 4, 3, 60, 7
+HEAD_WIDTH = WIDTH // HEADS
+
+
+@dataclass(frozen=True)
+class Attention:
+    """One attention of a layer: the submodules around it, and which features of the projection are values.
+
+    Args:
+        value: dotted name, within the layer, of the module whose output carries the values.
+        output: dotted name of the module that takes the context, all heads side by side.
+        heads: number of query heads.
+        value_heads: number of heads that own values; fewer than ``heads`` under grouped queries.
+        head_width: features of a head.
+        offset: output feature at which the values of head 0 begin.
+        stride: features from the values of a head to those of the next, ``head_width`` if None.
+        weights: field of the model's output that holds these attention weights.
+    """
+
+    value: str
+    output: str
+    heads: int = HEADS
+    value_heads: int = HEADS
+    head_width: int = HEAD_WIDTH
+    offset: int = 0
+    stride: int | None = None
+    weights: str = "attentions"
+
+    def columns(self, value_head: int) -> slice:
+        """The output features of the ``value`` module that are the values of one head."""
+        start = self.offset + value_head * (self.stride or self.head_width)
+        return slice(start, start + self.head_width)
+
+    def context(self, head: int) -> slice:
+        """The input features of the ``output`` module that a query head fills."""
+        return slice(head * self.head_width, (head + 1) * self.head_width)
+
+    def value_head(self, head: int) -> int:
+        """The head whose values a query head reads: neighbouring query heads share one."""
+        return head // (self.heads // self.value_heads)
+
+
+def padded_tokens(
+    lengths: tuple[int, ...] = (7, 5, 3), prefix: str = "", seed: int = 1
+) -> dict[str, Tensor]:
+    """Random token ids and their attention mask, padded on the right with id 0."""
+    generator = torch.Generator().manual_seed(seed)
+    mask = torch.tensor(
+        [
+            [int(position < length) for position in range(max(lengths))]
+            for length in lengths
+        ]
+    )
+    tokens = torch.randint(4, VOCABULARY, mask.shape, generator=generator) * mask
+    return {f"{prefix}input_ids": tokens, f"{prefix}attention_mask": mask}
+
+
+@dataclass(frozen=True, eq=False)
+class Family:
+    """One row of the table: how to build a model, and what has to be known of it to zero a value by hand.
+
+    Args:
+        model: class name in transformers.
+        config: settings that make it tiny.
+        layers: dotted name of the module list that holds the layers.
+        attention: the self-attention of a layer.
+        causal: whether a position sees earlier ones only.
+        cross: the attention to the encoder, in the layers of a decoder.
+        norm: dotted name of the norm behind the last layer, if the stack has one.
+        inputs: makes the keyword arguments of the model, a padded batch where the family takes a mask.
+        mask: input that says which positions of the layers are real; None: all are.
+        source_mask: the same for the positions that ``cross`` attends to.
+    """
+
+    model: str
+    config: dict[str, Any]
+    layers: str
+    attention: Attention
+    causal: bool = False
+    cross: Attention | None = None
+    norm: str | None = None
+    inputs: Callable[[], dict[str, Tensor]] = padded_tokens
+    mask: str | None = "attention_mask"
+    source_mask: str | None = "attention_mask"
+
+    def build(
+        self, dtype: torch.dtype = torch.float64, attn_implementation: str = "eager"
+    ) -> Case:
+        """A fresh model of this family in eval mode, every parameter random, with its inputs."""
+        model_class = getattr(transformers, self.model)
+        config = model_class.config_class(**self.config)
+        config._attn_implementation = attn_implementation
+        with torch.random.fork_rng(devices=[]):
+            model = model_class(config).double().eval().requires_grad_(False)
+        replace_single_precision_norms(model)
+        randomize(model)
+        inputs = {
+            name: x.to(dtype) if x.is_floating_point() else x
+            for name, x in self.inputs().items()
+        }
+        return Case(self, model.to(dtype), inputs)
+
+    @cached_property
+    def case(self) -> Case:
+        """The one float64 case that tests share; they leave its model as it is."""
+        return self.build()
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """A built model with inputs: ``model(**inputs)`` runs ``layers``, a list in which each module stands once."""
+
+    family: Family
+    model: nn.Module
+    inputs: dict[str, Tensor]
+    layers: list[nn.Module] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(
+            self, "layers", list(self.model.get_submodule(self.family.layers))
+        )
+
+    @property
+    def causal(self) -> bool:
+        return self.family.causal
+
+    @property
+    def batch(self) -> int:
+        return len(next(iter(self.inputs.values())))
+
+    @property
+    def final_norm(self) -> nn.Module | None:
+        """The norm behind the last layer."""
+        return self.model.get_submodule(self.family.norm) if self.family.norm else None
+
+    def target_mask(self, length: int) -> Tensor:
+        """Which positions of the layers are no padding, ``(batch, length)``."""
+        mask = self.inputs.get(self.family.mask) if self.family.mask else None
+        return (
+            torch.ones(self.batch, length, dtype=torch.bool)
+            if mask is None
+            else mask.bool()
+        )
+
+    def example(self, index: int) -> Case:
+        """The same model on one example of the batch, without its padding."""
+        inputs = {name: x[index : index + 1] for name, x in self.inputs.items()}
+        for prefix in ("", "decoder_"):
+            mask = inputs.get(f"{prefix}attention_mask")
+            for name in (f"{prefix}input_ids", f"{prefix}attention_mask"):
+                if mask is not None:
+                    inputs[name] = inputs[name][:, mask[0].bool()]
+        return replace(self, inputs=inputs)
+
+
+def replace_single_precision_norms(model: nn.Module) -> None:
+    """Puts torch's RMSNorm in the place of those that round to float32 whatever the dtype of the model.
+
+    Only so is a float64 model one: float32 noise would bury what the tests compare.
+    """
+    for parent in list(model.modules()):
+        for name, norm in parent.named_children():
+            if type(norm).__name__.endswith(
+                ("RMSNorm", "T5LayerNorm")
+            ) and not isinstance(norm, nn.RMSNorm):
+                setattr(
+                    parent,
+                    name,
+                    nn.RMSNorm(norm.weight.shape, eps=1e-6, dtype=torch.float64).eval(),
+                )
+
+
+def randomize(model: nn.Module, seed: int = 0) -> None:
+    """Draws every parameter anew, biases and norms too, so that none hides behind a zero or a one."""
+    generator = torch.Generator().manual_seed(seed)
+    embeddings = {
+        id(module.weight)
+        for module in model.modules()
+        if isinstance(module, nn.Embedding)
+    }
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(
+                parameter.shape, generator=generator, dtype=parameter.dtype
+            )
+            if id(parameter) in embeddings:
+                parameter.copy_(0.8 * noise)
+            elif parameter.ndim > 1:
+                parameter.copy_(noise / parameter.shape[-1] ** 0.5)
+            else:
+                parameter.copy_(0.3 * noise + (1.0 if name.endswith("weight") else 0.0))
+            parameter.requires_grad_(False)
