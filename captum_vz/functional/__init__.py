@@ -1,1 +1,44 @@
-"""Pure tensor functions: no modules, no state, every function citing its equation."""
+"""Pure tensor functions: no modules, no state, each citing its equation.
+
+A *map* is `(batch, out, in)`: row i says how much output token i depends on each input token j.
+
+================================= ========================================= ===========================================
+function                          takes                                     gives
+================================= ========================================= ===========================================
+`cosine_distance` and its kin     two `(..., d)`                            `(...)`, zero where nothing changed
+`normalize_rows`                  scores `(..., in)`                        the same shape, rows sum to 1
+`add_residual`                    one map                                   one map, some weight on its diagonal
+`rollout`                         a map a layer, first layer first          a map a layer, rows sum to 1 if theirs do
+`attention_flow`                  a map a layer, first layer first          one map, rows sum to 1
+`pool_groups`                     a map of tokens                           a map of words, spans or regions
+================================= ========================================= ===========================================
+"""
+
+from captum_vz.functional.distances import (
+    DISTANCES,
+    Distance,
+    cosine_distance,
+    euclidean_distance,
+    get_distance,
+    l1_distance,
+)
+from captum_vz.functional.flow import attention_flow
+from captum_vz.functional.groups import pool_groups
+from captum_vz.functional.rollout import Residual, add_residual, rollout
+from captum_vz.functional.rows import normalize_rows, widen
+
+__all__ = [
+    "DISTANCES",
+    "Distance",
+    "Residual",
+    "add_residual",
+    "attention_flow",
+    "cosine_distance",
+    "euclidean_distance",
+    "get_distance",
+    "l1_distance",
+    "normalize_rows",
+    "pool_groups",
+    "rollout",
+    "widen",
+]
