@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tests.reference.case import Case
-from tests.reference.naive import real_positions, record, run_of
+from tests.reference.naive import real_positions, record, run_of, site_of
 
 
 def naive_attention(case: Case, layer_index: int, **options: object) -> Tensor:
@@ -36,28 +36,18 @@ def attention_of_run(
 
     Args:
         heads: "mean" or "max" over all heads, the number of one head, or the numbers of those to average.
-        normalize: divide each row by its sum. Weights after a softmax have it already, but for rounding, the maximum over
-            heads, and models with attention sinks.
+        normalize: divide each row by its sum, which is not one for the maximum over heads and for attention sinks.
         attention: "self" or "cross".
     """
     runs, output = record(case, output_attentions=True)
-    site = case.family.attention if attention == "self" else case.family.cross
-    weights = output[site.weights][number].double().numpy()
+    weights = output[site_of(case, attention).weights][number].double().numpy()
     targets, sources = real_positions(case, runs[number], attention)
-    chosen = (
-        range(weights.shape[1])
-        if isinstance(heads, str)
-        else [heads]
-        if isinstance(heads, int)
-        else heads
-    )
+    chosen = range(weights.shape[1]) if isinstance(heads, str) else [heads] if isinstance(heads, int) else heads
     result = np.zeros((len(weights), *weights.shape[2:]))
     for b, i in np.argwhere(targets):
         for j in np.flatnonzero(sources[b]):
             values = [float(weights[b, head, i, j]) for head in chosen]
-            result[b, i, j] = (
-                max(values) if heads == "max" else sum(values) / len(values)
-            )
+            result[b, i, j] = max(values) if heads == "max" else sum(values) / len(values)
         total = sum(result[b, i])
         if normalize and total > 0:
             result[b, i] /= total
@@ -74,9 +64,7 @@ def with_residual(row: np.ndarray, i: int, residual: float | str | None) -> np.n
     return (1.0 - residual) * row + residual * unit
 
 
-def naive_rollout(
-    maps: Sequence[Tensor], residual: float | str | None = None
-) -> list[Tensor]:
+def naive_rollout(maps: Sequence[Tensor], residual: float | str | None = None) -> list[Tensor]:
     """The rollout after each layer: ``R_0 = S_0``, ``R_l = S_l R_(l-1)``; a row of zeros (padding) stays one.
 
     Args:
@@ -103,12 +91,10 @@ def naive_rollout(
     return [torch.from_numpy(rollout) for rollout in rollouts]
 
 
-def naive_flow(
-    maps: Sequence[Tensor], residual: float | str | None = 0.5, normalize: bool = True
-) -> list[Tensor]:
+def naive_flow(maps: Sequence[Tensor], residual: float | str | None = 0.5, normalize: bool = True) -> list[Tensor]:
     """The maximum flow from each token after each layer down to each input token, one pair at a time.
 
-    Node ``(l, i)`` is token i after l layers; the edge from ``(l + 1, i)`` to ``(l, j)`` carries at most ``S_l[i, j]``, with
+    Node ``(l, i)`` is token i after l layers; the edge from ``(l + 1, i)`` to ``(l, j)`` carries at most ``S_l[i, j]``,
     the residual mixed in.
     """
     batch, length, _ = maps[0].shape
@@ -120,11 +106,7 @@ def naive_flow(
             for i in range(length):
                 if rows[i].any():
                     mixed = with_residual(rows[i], i, residual)
-                    capacity[level + 1, i] = {
-                        (level, j): float(mixed[j])
-                        for j in range(length)
-                        if mixed[j] > 0
-                    }
+                    capacity[level + 1, i] = {(level, j): float(mixed[j]) for j in range(length) if mixed[j] > 0}
         for level, flow in enumerate(flows):
             for i in range(length):
                 if (level + 1, i) in capacity:

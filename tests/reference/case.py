@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 import transformers
 from torch import Tensor, nn
 
-WIDTH, HEADS, LAYERS, VOCABULARY, LENGTH = 32, 4, 3, 60, 7
+from tests.reference.inputs import padded_tokens
+
+WIDTH, HEADS, LAYERS = 32, 4, 3
 HEAD_WIDTH = WIDTH // HEADS
 
 
@@ -53,21 +55,6 @@ class Attention:
         return head // (self.heads // self.value_heads)
 
 
-def padded_tokens(
-    lengths: tuple[int, ...] = (7, 5, 3), prefix: str = "", seed: int = 1
-) -> dict[str, Tensor]:
-    """Random token ids and their attention mask, padded on the right with id 0."""
-    generator = torch.Generator().manual_seed(seed)
-    mask = torch.tensor(
-        [
-            [int(position < length) for position in range(max(lengths))]
-            for length in lengths
-        ]
-    )
-    tokens = torch.randint(4, VOCABULARY, mask.shape, generator=generator) * mask
-    return {f"{prefix}input_ids": tokens, f"{prefix}attention_mask": mask}
-
-
 @dataclass(frozen=True, eq=False)
 class Family:
     """One row of the table: how to build a model, and what has to be known of it to zero a value by hand.
@@ -96,9 +83,7 @@ class Family:
     mask: str | None = "attention_mask"
     source_mask: str | None = "attention_mask"
 
-    def build(
-        self, dtype: torch.dtype = torch.float64, attn_implementation: str = "eager"
-    ) -> Case:
+    def build(self, dtype: torch.dtype = torch.float64, attn_implementation: str = "eager") -> Case:
         """A fresh model of this family in eval mode, every parameter random, with its inputs."""
         model_class = getattr(transformers, self.model)
         config = model_class.config_class(**self.config)
@@ -107,10 +92,7 @@ class Family:
             model = model_class(config).double().eval().requires_grad_(False)
         replace_single_precision_norms(model)
         randomize(model)
-        inputs = {
-            name: x.to(dtype) if x.is_floating_point() else x
-            for name, x in self.inputs().items()
-        }
+        inputs = {name: x.to(dtype) if x.is_floating_point() else x for name, x in self.inputs().items()}
         return Case(self, model.to(dtype), inputs)
 
     @cached_property
@@ -129,9 +111,7 @@ class Case:
     layers: list[nn.Module] = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(
-            self, "layers", list(self.model.get_submodule(self.family.layers))
-        )
+        object.__setattr__(self, "layers", list(self.model.get_submodule(self.family.layers)))
 
     @property
     def causal(self) -> bool:
@@ -146,56 +126,51 @@ class Case:
         """The norm behind the last layer."""
         return self.model.get_submodule(self.family.norm) if self.family.norm else None
 
-    def target_mask(self, length: int) -> Tensor:
-        """Which positions of the layers are no padding, ``(batch, length)``."""
-        mask = self.inputs.get(self.family.mask) if self.family.mask else None
-        return (
-            torch.ones(self.batch, length, dtype=torch.bool)
-            if mask is None
-            else mask.bool()
-        )
+    def mask(self, name: str | None, length: int) -> Tensor:
+        """Which of ``length`` positions are no padding, ``(batch, length)``, by the named input."""
+        if name is None or name not in self.inputs:
+            return torch.ones(self.batch, length, dtype=torch.bool)
+        mask = self.inputs[name]
+        if mask.shape[1] != length:  # the mask counts samples of sound, the layers frames
+            mask = self.model._get_feature_vector_attention_mask(length, mask)
+        return mask.bool()
 
     def example(self, index: int) -> Case:
         """The same model on one example of the batch, without its padding."""
-        inputs = {name: x[index : index + 1] for name, x in self.inputs.items()}
-        for prefix in ("", "decoder_"):
-            mask = inputs.get(f"{prefix}attention_mask")
-            for name in (f"{prefix}input_ids", f"{prefix}attention_mask"):
-                if mask is not None:
-                    inputs[name] = inputs[name][:, mask[0].bool()]
+        inputs = {}
+        for name, x in self.inputs.items():
+            mask = self.inputs.get("decoder_attention_mask" if name.startswith("decoder_") else "attention_mask")
+            one = x[index : index + 1]
+            inputs[name] = one if mask is None else one[:, mask[index].bool()]
         return replace(self, inputs=inputs)
 
 
+SINGLE_PRECISION_NORMS = {
+    "RMSNorm": nn.RMSNorm,
+    "T5LayerNorm": nn.RMSNorm,
+    "CohereLayerNorm": partial(nn.LayerNorm, bias=False),
+}
+
+
 def replace_single_precision_norms(model: nn.Module) -> None:
-    """Puts torch's RMSNorm in the place of those that round to float32 whatever the dtype of the model.
+    """Puts torch's own norms in the place of those that round to float32 whatever the dtype of the model.
 
     Only so is a float64 model one: float32 noise would bury what the tests compare.
     """
     for parent in list(model.modules()):
         for name, norm in parent.named_children():
-            if type(norm).__name__.endswith(
-                ("RMSNorm", "T5LayerNorm")
-            ) and not isinstance(norm, nn.RMSNorm):
-                setattr(
-                    parent,
-                    name,
-                    nn.RMSNorm(norm.weight.shape, eps=1e-6, dtype=torch.float64).eval(),
-                )
+            for kind, torch_norm in SINGLE_PRECISION_NORMS.items():
+                if type(norm).__name__.endswith(kind):
+                    setattr(parent, name, torch_norm(norm.weight.shape, eps=1e-6, dtype=torch.float64).eval())
 
 
 def randomize(model: nn.Module, seed: int = 0) -> None:
     """Draws every parameter anew, biases and norms too, so that none hides behind a zero or a one."""
     generator = torch.Generator().manual_seed(seed)
-    embeddings = {
-        id(module.weight)
-        for module in model.modules()
-        if isinstance(module, nn.Embedding)
-    }
+    embeddings = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            noise = torch.randn(
-                parameter.shape, generator=generator, dtype=parameter.dtype
-            )
+            noise = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
             if id(parameter) in embeddings:
                 parameter.copy_(0.8 * noise)
             elif parameter.ndim > 1:

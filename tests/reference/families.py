@@ -1,13 +1,26 @@
 """The table of model families that the tests run on: one tiny random model a row.
 
 ``family = FAMILIES["gpt2"]``; ``family.case`` is the shared float64 model with inputs, ``family.build()`` a fresh one.
+`FIRST_FAMILIES` are those that every feature has to work on; `SEQUENCE_TO_SEQUENCE` has a row for each stack.
 """
 
 from __future__ import annotations
 
-from tests.reference.case import HEADS, LAYERS, VOCABULARY, WIDTH, Attention, Family
+from dataclasses import replace
+from typing import Any
 
-BERT_SIZE = {
+from tests.reference.case import HEAD_WIDTH, HEADS, LAYERS, WIDTH, Attention, Family
+from tests.reference.inputs import (
+    VOCABULARY,
+    barely_padded_tokens,
+    padded_token_pairs,
+    padded_tokens,
+    padded_waves,
+    pixels,
+    spectrogram_and_tokens,
+)
+
+ENCODER_SIZE = {
     "vocab_size": VOCABULARY,
     "hidden_size": WIDTH,
     "num_hidden_layers": LAYERS,
@@ -18,42 +31,222 @@ BERT_SIZE = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-LLAMA_SIZE = dict(BERT_SIZE, num_key_value_heads=2)
+SEQ2SEQ_SIZE = {
+    "vocab_size": VOCABULARY,
+    "d_model": WIDTH,
+    "encoder_layers": LAYERS,
+    "decoder_layers": LAYERS,
+    "encoder_attention_heads": HEADS,
+    "decoder_attention_heads": HEADS,
+    "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 48,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 1,
+}
+IMAGE_SIZE = {"image_size": 8, "patch_size": 4}
+
+WHISPER_SIZE = {**SEQ2SEQ_SIZE, "num_mel_bins": 8, "max_source_positions": 7, "max_target_positions": 8}
+T5_SIZE = {
+    "vocab_size": VOCABULARY,
+    "d_model": WIDTH,
+    "d_kv": 6,
+    "d_ff": 48,
+    "num_layers": LAYERS,
+    "num_heads": HEADS,
+    "decoder_start_token_id": 0,
+}
+IMAGE_SIZE = {"image_size": 8, "patch_size": 4}
+WAVE_SIZE = {
+    "conv_dim": (8, 8),
+    "conv_kernel": (4, 1),
+    "conv_stride": (4, 1),
+    "feat_extract_norm": "layer",
+    "num_conv_pos_embeddings": 4,
+    "num_conv_pos_embedding_groups": 2,
+}
 
 BERT_ATTENTION = Attention("attention.self.value", "attention.output.dense")
-LLAMA_ATTENTION = Attention("self_attn.v_proj", "self_attn.o_proj", value_heads=2)
+BART_ATTENTION = Attention("self_attn.v_proj", "self_attn.out_proj")
+BART_CROSS = Attention("encoder_attn.v_proj", "encoder_attn.out_proj")
+T5_ATTENTION = Attention("layer.0.SelfAttention.v", "layer.0.SelfAttention.o", head_width=6)
+T5_CROSS = Attention("layer.1.EncDecAttention.v", "layer.1.EncDecAttention.o", head_width=6)
+VIT_ATTENTION = Attention("attention.v_proj", "attention.o_proj")
 
 
-def bert_like(model: str) -> Family:
+def bert(model: str) -> Family:
     """An encoder whose code descends from BERT's."""
-    return Family(
-        model, dict(BERT_SIZE, embedding_size=WIDTH), "encoder.layer", BERT_ATTENTION
-    )
+    return Family(model, {**ENCODER_SIZE, "embedding_size": WIDTH}, "encoder.layer", BERT_ATTENTION)
 
 
-def llama_like(
-    model: str, attention: Attention = LLAMA_ATTENTION, **settings: object
-) -> Family:
-    """A decoder whose code descends from LLaMA's."""
+def albert(layers_in_group: int, times: int) -> Family:
+    """Layers that are run several times over, one after the other."""
+    size = {**ENCODER_SIZE, "embedding_size": 16, "num_hidden_layers": times, "inner_group_num": layers_in_group}
+    layers = "encoder.albert_layer_groups.0.albert_layers"
+    return Family("AlbertModel", size, layers, Attention("attention.value", "attention.dense"))
+
+
+def llama(model: str, head_width: int = HEAD_WIDTH, **settings: Any) -> Family:
+    """A decoder whose code descends from LLaMA's: two query heads share one head of keys and values."""
+    size = {**ENCODER_SIZE, "num_key_value_heads": 2, "head_dim": head_width}
+    attention = Attention("self_attn.v_proj", "self_attn.o_proj", value_heads=2, head_width=head_width)
+    inputs = barely_padded_tokens if "sliding_window" in settings else padded_tokens
+    return Family(model, {**size, **settings}, "layers", attention, causal=True, norm="norm", inputs=inputs)
+
+
+def encoder_of(model: str, size: dict[str, Any], attention: Attention, **rest: Any) -> Family:
+    """The encoder of a model that has a decoder too."""
+    return Family(model, size, attention=replace(attention, weights="encoder_attentions"), **rest)
+
+
+def decoder_of(model: str, size: dict[str, Any], attention: Attention, cross: Attention, **rest: Any) -> Family:
+    """The decoder, with its two attentions in each layer."""
     return Family(
         model,
-        dict(LLAMA_SIZE, **settings),
-        "layers",
-        attention,
+        size,
+        attention=replace(attention, weights="decoder_attentions"),
+        cross=replace(cross, weights="cross_attentions"),
         causal=True,
-        norm="norm",
+        mask="decoder_attention_mask",
+        **rest,
     )
 
 
-FAMILIES: dict[str, Family] = {
-    "bert": bert_like("BertModel"),
+FIRST_FAMILIES: dict[str, Family] = {
+    "bert": bert("BertModel"),
+    "roberta": bert("RobertaModel"),
+    "electra": bert("ElectraModel"),
+    "distilbert": Family(
+        "DistilBertModel",
+        {"vocab_size": VOCABULARY, "dim": WIDTH, "n_layers": LAYERS, "n_heads": HEADS, "hidden_dim": 48},
+        "transformer.layer",
+        Attention("attention.v_lin", "attention.out_lin"),
+    ),
+    "albert": albert(layers_in_group=1, times=3),
+    "albert-two-in-turn": albert(layers_in_group=2, times=2),
+    "modernbert": Family(
+        "ModernBertModel",
+        {**ENCODER_SIZE, "global_attn_every_n_layers": 2, "local_attention": 4, "attention_bias": True},
+        "layers",
+        Attention("attn.Wqkv", "attn.Wo", offset=2 * WIDTH),
+        norm="final_norm",
+        inputs=barely_padded_tokens,
+    ),
     "gpt2": Family(
         "GPT2Model",
-        BERT_SIZE,
+        ENCODER_SIZE,
         "h",
         Attention("attn.c_attn", "attn.c_proj", offset=2 * WIDTH),
         causal=True,
         norm="ln_f",
     ),
-    "llama": llama_like("LlamaModel"),
+    "llama": llama("LlamaModel"),
+    "mistral": llama("MistralModel", sliding_window=3),
+    "gemma2": llama("Gemma2Model", head_width=6, query_pre_attn_scalar=6, attn_logit_softcapping=2.0, sliding_window=3),
+    "qwen3": llama("Qwen3Model", head_width=6),
+    "gpt-neox": Family(
+        "GPTNeoXModel",
+        ENCODER_SIZE,
+        "layers",
+        Attention("attention.query_key_value", "attention.dense", offset=2 * HEAD_WIDTH, stride=3 * HEAD_WIDTH),
+        causal=True,
+        norm="final_layer_norm",
+    ),
+    "opt": Family(
+        "OPTModel",
+        {**ENCODER_SIZE, "ffn_dim": 48, "word_embed_proj_dim": WIDTH},
+        "decoder.layers",
+        BART_ATTENTION,
+        causal=True,
+        norm="decoder.final_layer_norm",
+    ),
+    "phi": Family(
+        "PhiModel",
+        ENCODER_SIZE,
+        "layers",
+        Attention("self_attn.v_proj", "self_attn.dense"),
+        causal=True,
+        norm="final_layernorm",
+    ),
+    "vit": Family(
+        "ViTModel", ENCODER_SIZE | IMAGE_SIZE, "layers", VIT_ATTENTION, norm="layernorm", inputs=pixels, mask=None
+    ),
 }
+
+FURTHER_FAMILIES: dict[str, Family] = {
+    "deit": Family(
+        "DeiTModel", ENCODER_SIZE | IMAGE_SIZE, "layers", VIT_ATTENTION, norm="layernorm", inputs=pixels, mask=None
+    ),
+    "clip-text": Family(
+        "CLIPTextModel", ENCODER_SIZE, "encoder.layers", BART_ATTENTION, causal=True, norm="final_layer_norm"
+    ),
+    "clip-vision": Family(
+        "CLIPVisionModel", ENCODER_SIZE | IMAGE_SIZE, "encoder.layers", BART_ATTENTION, inputs=pixels, mask=None
+    ),
+    "gemma3": llama("Gemma3TextModel", head_width=6, query_pre_attn_scalar=6, sliding_window=3),
+    "starcoder2": llama("Starcoder2Model", sliding_window=3),
+    "cohere": llama("CohereModel"),
+    "olmo2": llama("Olmo2Model"),
+    "stablelm": llama("StableLmModel"),
+    "granite": llama("GraniteModel", attention_multiplier=0.5, residual_multiplier=0.7),
+    "qwen2": llama("Qwen2Model"),
+    "nemotron": llama("NemotronModel"),
+    "gpt-oss": llama(
+        "GptOssModel", num_local_experts=4, num_experts_per_tok=2, sliding_window=3, experts_implementation="eager"
+    ),
+    "wav2vec2": Family(
+        "Wav2Vec2Model",
+        ENCODER_SIZE | WAVE_SIZE,
+        "encoder.layers",
+        Attention("attention.v_proj", "attention.out_proj"),
+        inputs=padded_waves,
+    ),
+}
+
+SEQUENCE_TO_SEQUENCE: dict[str, Family] = {
+    "bart-encoder": encoder_of(
+        "BartModel", SEQ2SEQ_SIZE, BART_ATTENTION, layers="encoder.layers", inputs=padded_token_pairs
+    ),
+    "bart-decoder": decoder_of(
+        "BartModel", SEQ2SEQ_SIZE, BART_ATTENTION, BART_CROSS, layers="decoder.layers", inputs=padded_token_pairs
+    ),
+    "t5-encoder": encoder_of(
+        "T5Model",
+        T5_SIZE,
+        T5_ATTENTION,
+        layers="encoder.block",
+        norm="encoder.final_layer_norm",
+        inputs=padded_token_pairs,
+    ),
+    "t5-decoder": decoder_of(
+        "T5Model",
+        T5_SIZE,
+        T5_ATTENTION,
+        T5_CROSS,
+        layers="decoder.block",
+        norm="decoder.final_layer_norm",
+        inputs=padded_token_pairs,
+    ),
+    "whisper-encoder": encoder_of(
+        "WhisperModel",
+        WHISPER_SIZE,
+        BART_ATTENTION,
+        layers="encoder.layers",
+        norm="encoder.layer_norm",
+        inputs=spectrogram_and_tokens,
+        mask=None,
+    ),
+    "whisper-decoder": decoder_of(
+        "WhisperModel",
+        WHISPER_SIZE,
+        BART_ATTENTION,
+        BART_CROSS,
+        layers="decoder.layers",
+        norm="decoder.layer_norm",
+        inputs=spectrogram_and_tokens,
+        source_mask=None,
+    ),
+}
+
+FAMILIES: dict[str, Family] = FIRST_FAMILIES | FURTHER_FAMILIES | SEQUENCE_TO_SEQUENCE

@@ -1,4 +1,4 @@
-"""Value Zeroing as the paper defines it, in loops: zero one value, run the whole layer again, compare position by position.
+"""Value Zeroing as the paper defines it, in loops: zero one value, rerun the whole layer, compare position by position.
 
 Nothing here is shared with the package. Two twins: one zeroes rows of the value projection's output, which takes out
 all heads; the other computes the attention's context by hand and can leave out chosen query heads.
@@ -43,15 +43,11 @@ def record(case: Case, **kwargs: Any) -> tuple[list[Run], Any]:
     """Runs the model on its inputs; returns every call of its layers, in order, and the model's output."""
     runs: list[Run] = []
 
-    def keep(
-        layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
-    ) -> None:
+    def keep(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         runs.append(Run(layer, args, dict(kwargs), hidden_states(output)))
 
     if hasattr(case.model.config, "use_cache"):
-        kwargs["use_cache"] = (
-            False  # a layer that is run again would find its own keys in the cache
-        )
+        kwargs["use_cache"] = False  # a layer that is run again would find its own keys in the cache
     with ExitStack() as hooks:
         for layer in case.layers:
             hooks.enter_context(layer.register_forward_hook(keep, with_kwargs=True))
@@ -62,19 +58,29 @@ def record(case: Case, **kwargs: Any) -> tuple[list[Run], Any]:
 def run_of(case: Case, layer_index: int) -> int:
     """Number of the last run of a layer: the one that counts where a layer runs more than once."""
     runs, _ = record(case)
-    return max(
-        number
-        for number, run in enumerate(runs)
-        if run.layer is case.layers[layer_index]
-    )
+    return max(number for number, run in enumerate(runs) if run.layer is case.layers[layer_index])
 
 
-def real_positions(
-    case: Case, run: Run, attention: str
-) -> tuple[np.ndarray, np.ndarray]:
+@torch.no_grad()
+def values_of(run: Run, site: Attention) -> Tensor:
+    """What the projection that carries the values returned in this run, ``(batch, in, features)``."""
+    seen: list[Tensor] = []
+    with run.layer.get_submodule(site.value).register_forward_hook(lambda module, args, output: seen.append(output)):
+        run.again()
+    (values,) = seen
+    return values
+
+
+def site_of(case: Case, attention: str) -> Attention:
+    """The "self" or the "cross" attention of the case's layers."""
+    return case.family.attention if attention == "self" else case.family.cross
+
+
+def real_positions(case: Case, run: Run, attention: str) -> tuple[np.ndarray, np.ndarray]:
     """Which target and which source positions are no padding, ``(batch, out)`` and ``(batch, in)``."""
-    targets = case.target_mask(run.hidden.shape[1])
-    sources = case.source_mask if attention == "cross" else targets
+    source_mask = case.family.mask if attention == "self" else case.family.source_mask
+    targets = case.mask(case.family.mask, run.hidden.shape[1])
+    sources = case.mask(source_mask, values_of(run, site_of(case, attention)).shape[1])
     return targets.numpy(), sources.numpy()
 
 
@@ -98,12 +104,7 @@ def rerun_with_zeroed_heads(
     run: Run, site: Attention, weights: Tensor, zeroed: np.ndarray, heads: Sequence[int]
 ) -> Tensor:
     """The same with the values of ``zeroed[b, j]`` put to zero in some query heads, the context summed by hand."""
-    seen: list[Tensor] = []
-    with run.layer.get_submodule(site.value).register_forward_hook(
-        lambda module, args, output: seen.append(output)
-    ):
-        run.again()
-    (values,) = seen
+    values = values_of(run, site)
 
     def give_context(module: nn.Module, args: tuple[Any, ...]) -> tuple[Tensor]:
         return (context_by_hand(args[0], weights, values, site, zeroed, heads),)
@@ -121,17 +122,17 @@ def context_by_hand(
     heads: Sequence[int],
 ) -> Tensor:
     """Sum over sources of weight times value, head by head, without the zeroed values of the chosen heads."""
-    context = torch.zeros_like(clean)
+    context = np.zeros(clean.shape)
     batch, _, out, sources = weights.shape
     for b in range(batch):
         for head in range(site.heads):
+            head_weights = weights[b, head].double().numpy()
+            head_values = values[b, :, site.columns(site.value_head(head))].double().numpy()
             for i in range(out):
                 for j in range(sources):
-                    if zeroed[b, j] and head in heads:
-                        continue
-                    value = values[b, j, site.columns(site.value_head(head))]
-                    context[b, i, site.context(head)] += weights[b, head, i, j] * value
-    return context
+                    if not (zeroed[b, j] and head in heads):
+                        context[b, i, site.context(head)] += head_weights[i, j] * head_values[j]
+    return torch.from_numpy(context).to(clean)
 
 
 def cosine(a: np.ndarray, b: np.ndarray) -> float:
@@ -164,9 +165,7 @@ def naive_value_zeroing(case: Case, layer_index: int, **options: Any) -> Tensor:
 def naive_value_zeroing_maps(case: Case, **options: Any) -> list[Tensor]:
     """The maps of all runs of all layers, in the order in which they ran: the factors of a rollout."""
     runs, _ = record(case)
-    return [
-        value_zeroing_of_run(case, number, **options) for number in range(len(runs))
-    ]
+    return [value_zeroing_of_run(case, number, **options) for number in range(len(runs))]
 
 
 @torch.no_grad()
@@ -191,11 +190,9 @@ def value_zeroing_of_run(
         final_norm: applied to both sides before they are compared.
         attention: "self" or "cross".
     """
-    runs, output = record(
-        case, **({} if heads is None else {"output_attentions": True})
-    )
+    runs, output = record(case, **({} if heads is None else {"output_attentions": True}))
     run = runs[number]
-    site = case.family.attention if attention == "self" else case.family.cross
+    site = site_of(case, attention)
     targets, sources = real_positions(case, run, attention)
     if groups is None:
         groups = [range(sources.shape[1])]
@@ -206,9 +203,7 @@ def value_zeroing_of_run(
         if heads is None:
             hidden = rerun_with_zeroed_rows(run, site, zeroed)
         else:
-            hidden = rerun_with_zeroed_heads(
-                run, site, output[site.weights][number], zeroed, heads
-            )
+            hidden = rerun_with_zeroed_heads(run, site, output[site.weights][number], zeroed, heads)
         return view(hidden).double().numpy()
 
     clean = rerun(np.zeros_like(sources))
