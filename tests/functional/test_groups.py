@@ -1,0 +1,114 @@
+"""Pooling tokens to groups, against loops over the tokens of each group."""
+
+from typing import Literal
+
+import pytest
+import torch
+from torch import Tensor
+
+from captum_vz.functional import normalize_rows, pool_groups
+
+GROUPS = torch.tensor([[3, 3, 0, 7, 7, 7], [0, 0, 0, 3, 7, 7]])
+
+
+def naive_pool(scores: Tensor, groups: Tensor, reduce: str, shared: bool) -> Tensor:
+    names = sorted(set(groups.flatten().tolist()))
+    pooled = torch.zeros(len(scores), len(names), len(names), dtype=scores.dtype)
+    for b, example in enumerate(scores.tolist()):
+        members = [[i for i, name in enumerate(groups[b].tolist()) if name == wanted] for wanted in names]
+        for g, h in ((g, h) for g in range(len(names)) for h in range(len(names)) if members[g] and members[h]):
+            columns = members[h][:1] if shared else members[h]
+            values = [sum(example[i][j] for j in columns) for i in members[g]]
+            pooled[b, g, h] = max(values) if reduce == "max" else sum(values) / len(values)
+    return pooled
+
+
+def shared_scores(groups: Tensor = GROUPS) -> Tensor:
+    """A map in which the tokens of a group all carry one score, and rows sum to 1 over groups."""
+    batch, tokens = groups.shape
+    per_group = normalize_rows(torch.rand(batch, tokens, 3, dtype=torch.float64))
+    member = groups.unique(return_inverse=True)[1]
+    return per_group.gather(-1, member[:, None].expand(batch, tokens, tokens))
+
+
+@pytest.mark.parametrize("reduce", ["mean", "max"])
+@pytest.mark.parametrize("shared", [True, False])
+def test_pooling_equals_its_naive_twin(reduce: Literal["mean", "max"], shared: bool) -> None:
+    scores = shared_scores() if shared else torch.rand(2, 6, 6, dtype=torch.float64)
+    torch.testing.assert_close(pool_groups(scores, GROUPS, reduce, shared), naive_pool(scores, GROUPS, reduce, shared))
+
+
+def test_pooled_means_sum_to_one_over_groups() -> None:
+    ones = torch.ones(2, 3, dtype=torch.float64)
+    torch.testing.assert_close(pool_groups(shared_scores(), GROUPS).sum(-1), ones)
+    single = normalize_rows(torch.rand(2, 6, 6, dtype=torch.float64))
+    torch.testing.assert_close(pool_groups(single, GROUPS, shared=False).sum(-1), ones)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_groups_of_one_token_change_nothing(shared: bool) -> None:
+    scores = torch.rand(2, 5, 5)
+    assert torch.equal(pool_groups(scores, torch.arange(5)[None], shared=shared), scores)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_row_is_pooled_as_the_map_it_came_from(shared: bool) -> None:
+    scores = shared_scores() if shared else torch.rand(2, 6, 6, dtype=torch.float64)
+    # Token 3 of the second example is a group by itself, so its row needs no reduction.
+    torch.testing.assert_close(
+        pool_groups(scores[:, 3], GROUPS, shared=shared)[1], pool_groups(scores, GROUPS, shared=shared)[1, 1]
+    )
+
+
+def test_one_grouping_serves_the_whole_batch() -> None:
+    scores = torch.rand(3, 6, 6)
+    one = GROUPS[:1]
+    torch.testing.assert_close(
+        pool_groups(scores, one, shared=False), pool_groups(scores, one.expand(3, 6), shared=False)
+    )
+
+
+def test_a_group_that_an_example_lacks_is_zero_there() -> None:
+    groups = torch.tensor([[0, 0, 1], [0, 2, 2]])
+    pooled = pool_groups(torch.rand(2, 3, 3) + 1, groups, shared=False)
+    assert (pooled[0] > 0).tolist() == [[True, True, False], [True, True, False], [False, False, False]]
+    assert (pooled[1] > 0).tolist() == [[True, False, True], [False, False, False], [True, False, True]]
+
+
+def test_the_order_is_that_of_the_numbers_not_of_the_tokens() -> None:
+    pooled = pool_groups(torch.tensor([[0.1, 0.2, 0.7]]), torch.tensor([[9, -1, 4]]))
+    torch.testing.assert_close(pooled, torch.tensor([[0.2, 0.7, 0.1]]))
+
+
+def test_half_precision_is_summed_in_float32() -> None:
+    scores = torch.rand(1, 300, 300).bfloat16()
+    one_group = torch.zeros(1, 300, dtype=torch.long)
+    pooled = pool_groups(scores, one_group, shared=False)
+    assert pooled.dtype == torch.float32
+    torch.testing.assert_close(pooled, scores.double().sum(-1).mean().float().reshape(1, 1, 1))
+
+
+def test_scores_that_are_not_shared_are_not_taken_for_shared() -> None:
+    with pytest.raises(AssertionError, match=r"carry different scores.*shared=False"):
+        pool_groups(torch.tensor([[0.1, 0.2, 0.7]]), torch.tensor([[0, 0, 1]]))
+
+
+@pytest.mark.parametrize(
+    ("scores", "groups", "message"),
+    [
+        (torch.rand(2, 3, 3), torch.zeros(2, 4, dtype=torch.long), r"groups is \(2, 4\).*need \(1 or 2, 3\)"),
+        (torch.rand(2, 3, 3), torch.zeros(3, 3, dtype=torch.long), r"groups is \(3, 3\).*need \(1 or 2, 3\)"),
+        (torch.rand(2, 3, 3), torch.zeros(3, dtype=torch.long), r"groups is \(3,\).*need \(1 or 2, 3\)"),
+        (torch.rand(2, 3, 4), torch.zeros(2, 4, dtype=torch.long), r"Expected a map .*, got \(2, 3, 4\)"),
+        (torch.rand(3), torch.zeros(1, 3, dtype=torch.long), r"Expected a map .*, got \(3,\)"),
+        (torch.rand(2, 3, 3), torch.zeros(2, 3), r"must be integers, got torch.float32"),
+    ],
+)
+def test_what_does_not_fit_is_refused(scores: Tensor, groups: Tensor, message: str) -> None:
+    with pytest.raises(AssertionError, match=message):
+        pool_groups(scores, groups)
+
+
+def test_another_reduction_is_refused() -> None:
+    with pytest.raises(AssertionError, match="reduce is 'median': pass 'mean' or 'max'"):
+        pool_groups(torch.rand(1, 2, 2), torch.tensor([[0, 1]]), reduce="median")
