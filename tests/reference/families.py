@@ -67,17 +67,16 @@ WAVE_SIZE = {
     "num_conv_pos_embedding_groups": 2,
 }
 
-BERT_ATTENTION = Attention("attention.self.value", "attention.output.dense")
 BART_ATTENTION = Attention("self_attn.v_proj", "self_attn.out_proj")
 BART_CROSS = Attention("encoder_attn.v_proj", "encoder_attn.out_proj")
 T5_ATTENTION = Attention("layer.0.SelfAttention.v", "layer.0.SelfAttention.o", head_width=6)
 T5_CROSS = Attention("layer.1.EncDecAttention.v", "layer.1.EncDecAttention.o", head_width=6)
-VIT_ATTENTION = Attention("attention.v_proj", "attention.o_proj")
 
 
-def bert(model: str) -> Family:
+def bert(model: str, **settings: Any) -> Family:
     """An encoder whose code descends from BERT's."""
-    return Family(model, {**ENCODER_SIZE, "embedding_size": WIDTH}, "encoder.layer", BERT_ATTENTION)
+    attention = Attention("attention.self.value", "attention.output.dense")
+    return Family(model, {**ENCODER_SIZE, **settings}, "encoder.layer", attention)
 
 
 def albert(layers_in_group: int, times: int) -> Family:
@@ -95,28 +94,33 @@ def llama(model: str, head_width: int = HEAD_WIDTH, **settings: Any) -> Family:
     return Family(model, {**size, **settings}, "layers", attention, causal=True, norm="norm", inputs=inputs)
 
 
-def encoder_of(model: str, size: dict[str, Any], attention: Attention, **rest: Any) -> Family:
+def vit(model: str) -> Family:
+    """An encoder of image patches."""
+    attention = Attention("attention.v_proj", "attention.o_proj")
+    size = ENCODER_SIZE | IMAGE_SIZE
+    return Family(model, size, "layers", attention, norm="layernorm", inputs=pixels, mask=None)
+
+
+def encoder_of(model: str, size: dict[str, Any], layers: str, attention: Attention, **rest: Any) -> Family:
     """The encoder of a model that has a decoder too."""
-    return Family(model, size, attention=replace(attention, weights="encoder_attentions"), **rest)
+    attention = replace(attention, weights="encoder_attentions")
+    return Family(model, size, layers, attention, **{"inputs": padded_token_pairs, **rest})
 
 
-def decoder_of(model: str, size: dict[str, Any], attention: Attention, cross: Attention, **rest: Any) -> Family:
+def decoder_of(
+    model: str, size: dict[str, Any], layers: str, attention: Attention, cross: Attention, **rest: Any
+) -> Family:
     """The decoder, with its two attentions in each layer."""
-    return Family(
-        model,
-        size,
-        attention=replace(attention, weights="decoder_attentions"),
-        cross=replace(cross, weights="cross_attentions"),
-        causal=True,
-        mask="decoder_attention_mask",
-        **rest,
-    )
+    attention = replace(attention, weights="decoder_attentions")
+    cross = replace(cross, weights="cross_attentions")
+    rest = {"inputs": padded_token_pairs, **rest}
+    return Family(model, size, layers, attention, cross=cross, causal=True, mask="decoder_attention_mask", **rest)
 
 
 FIRST_FAMILIES: dict[str, Family] = {
     "bert": bert("BertModel"),
     "roberta": bert("RobertaModel"),
-    "electra": bert("ElectraModel"),
+    "electra": bert("ElectraModel", embedding_size=16),
     "distilbert": Family(
         "DistilBertModel",
         {"vocab_size": VOCABULARY, "dim": WIDTH, "n_layers": LAYERS, "n_heads": HEADS, "hidden_dim": 48},
@@ -169,15 +173,11 @@ FIRST_FAMILIES: dict[str, Family] = {
         causal=True,
         norm="final_layernorm",
     ),
-    "vit": Family(
-        "ViTModel", ENCODER_SIZE | IMAGE_SIZE, "layers", VIT_ATTENTION, norm="layernorm", inputs=pixels, mask=None
-    ),
+    "vit": vit("ViTModel"),
 }
 
 FURTHER_FAMILIES: dict[str, Family] = {
-    "deit": Family(
-        "DeiTModel", ENCODER_SIZE | IMAGE_SIZE, "layers", VIT_ATTENTION, norm="layernorm", inputs=pixels, mask=None
-    ),
+    "deit": vit("DeiTModel"),
     "clip-text": Family(
         "CLIPTextModel", ENCODER_SIZE, "encoder.layers", BART_ATTENTION, causal=True, norm="final_layer_norm"
     ),
@@ -205,34 +205,17 @@ FURTHER_FAMILIES: dict[str, Family] = {
 }
 
 SEQUENCE_TO_SEQUENCE: dict[str, Family] = {
-    "bart-encoder": encoder_of(
-        "BartModel", SEQ2SEQ_SIZE, BART_ATTENTION, layers="encoder.layers", inputs=padded_token_pairs
-    ),
-    "bart-decoder": decoder_of(
-        "BartModel", SEQ2SEQ_SIZE, BART_ATTENTION, BART_CROSS, layers="decoder.layers", inputs=padded_token_pairs
-    ),
-    "t5-encoder": encoder_of(
-        "T5Model",
-        T5_SIZE,
-        T5_ATTENTION,
-        layers="encoder.block",
-        norm="encoder.final_layer_norm",
-        inputs=padded_token_pairs,
-    ),
+    "bart-encoder": encoder_of("BartModel", SEQ2SEQ_SIZE, "encoder.layers", BART_ATTENTION),
+    "bart-decoder": decoder_of("BartModel", SEQ2SEQ_SIZE, "decoder.layers", BART_ATTENTION, BART_CROSS),
+    "t5-encoder": encoder_of("T5Model", T5_SIZE, "encoder.block", T5_ATTENTION, norm="encoder.final_layer_norm"),
     "t5-decoder": decoder_of(
-        "T5Model",
-        T5_SIZE,
-        T5_ATTENTION,
-        T5_CROSS,
-        layers="decoder.block",
-        norm="decoder.final_layer_norm",
-        inputs=padded_token_pairs,
+        "T5Model", T5_SIZE, "decoder.block", T5_ATTENTION, T5_CROSS, norm="decoder.final_layer_norm"
     ),
     "whisper-encoder": encoder_of(
         "WhisperModel",
         WHISPER_SIZE,
+        "encoder.layers",
         BART_ATTENTION,
-        layers="encoder.layers",
         norm="encoder.layer_norm",
         inputs=spectrogram_and_tokens,
         mask=None,
@@ -240,9 +223,9 @@ SEQUENCE_TO_SEQUENCE: dict[str, Family] = {
     "whisper-decoder": decoder_of(
         "WhisperModel",
         WHISPER_SIZE,
+        "decoder.layers",
         BART_ATTENTION,
         BART_CROSS,
-        layers="decoder.layers",
         norm="decoder.layer_norm",
         inputs=spectrogram_and_tokens,
         source_mask=None,
