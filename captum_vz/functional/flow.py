@@ -9,8 +9,8 @@ from captum_vz.functional.rollout import Residual, add_residual
 from captum_vz.functional.rows import normalize_rows
 
 # Capacities are counted in units of 2**-53, float64's own step below 1. Python's integers have no limit, so the flow is
-# exact and its search ends. With floats, what a path leaves over may be a rounding error, and networkx promises nothing:
-# its Dinitz fails on one pair of tokens in ten.
+# exact and the search for it ends. With floats, what a path leaves over may be a rounding error, and networkx promises
+# nothing: its Dinitz fails on one pair of tokens in ten.
 _UNITS = 2**53
 
 
