@@ -1,0 +1,140 @@
+"""Every code block of the README runs, in order, as a reader would run it.
+
+Blocks are python (one session for all of them), bash (`captum-vz` is run; installing is what `.ci/run` does in fresh
+environments, so here the two have only to agree), text (what the block before it prints) and bibtex.
+"""
+
+import contextlib
+import doctest
+import io
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
+CI = ROOT / ".ci" / "run"
+
+# What prepares a shell, and has nothing to run in a shell that is prepared.
+PREPARATION = re.compile(r"#|git clone |cd |python3? -m venv |source |\. ")
+
+
+class Block(NamedTuple):
+    line: int
+    language: str
+    code: str
+
+
+def blocks_of(markdown: str) -> list[Block]:
+    found = [
+        Block(markdown.count("\n", 0, match.start(2)), match[1], match[2])
+        for match in re.finditer(r"^```(.*)\n((?s:.*?))^```$", markdown, re.MULTILINE)
+    ]
+    fences = re.findall(r"^\s*(?:```|~~~)", markdown, re.MULTILINE)
+    assert len(fences) == 2 * len(found), "README.md has a code block that this test cannot read: indented, or with ~~~"
+    return found
+
+
+def commands_of(script: str) -> list[str]:
+    lines = script.replace("\\\n", " ").splitlines()
+    return [command.strip() for line in lines for command in line.split(" && ") if command.strip()]
+
+
+def installs(command: str) -> list[str]:
+    """What `pip install` is told, with the project by its name whether it is installed from a folder or a wheel."""
+    return ["captum-vz" if word == "." or word.endswith(".whl") else word for word in shlex.split(command)]
+
+
+def run_python(block: Block, session: dict[str, Any]) -> str:
+    source = "\n" * block.line + block.code  # so that a traceback names the README's own line
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(compile(source, README, "exec"), session)
+    return printed.getvalue()
+
+
+def run_bash(block: Block, folder: Path) -> str:
+    return "".join(run_command(command, folder) for command in commands_of(block.code))
+
+
+def run_command(command: str, folder: Path) -> str:
+    if PREPARATION.match(command):
+        return ""
+    if command == "pytest":  # this is it
+        return ""
+    if command.startswith("pip install "):
+        tested = [installs(line) for line in commands_of(CI.read_text("utf-8")) if line.startswith("pip install ")]
+        assert installs(command) in tested, f"README.md installs with `{command}`, which .ci/run does not try"
+        return ""
+    program, *arguments = shlex.split(command)
+    assert program == "captum-vz", f"This test does not know how to run README.md's `{command}`"
+    run = subprocess.run(
+        [sys.executable, "-m", "captum_vz", *arguments], cwd=folder, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, f"`{command}` exited with {run.returncode}:\n{run.stderr}"
+    return run.stdout
+
+
+def assert_prints(printed: str, shown: str) -> None:
+    same = doctest.OutputChecker().check_output(shown, printed, doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
+    assert same, f"README.md shows\n{shown}\nbut it is\n{printed}"
+
+
+def run_blocks(blocks: list[Block], folder: Path) -> None:
+    session: dict[str, Any] = {"__name__": "readme"}
+    printed = ""
+    for block in blocks:
+        match block.language:
+            case "python":
+                printed = run_python(block, session)
+            case "bash":
+                printed = run_bash(block, folder)
+            case "text":
+                assert_prints(printed, block.code)
+            case "bibtex":
+                whole = block.code.startswith("@") and block.code.count("{") == block.code.count("}")
+                assert whole, f"README.md, line {block.line}: a citation that does not begin with @ or close its braces"
+            case language:
+                pytest.fail(f"README.md, line {block.line}: nothing here runs a block of {language or 'no language'}")
+
+
+def test_every_code_block_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    blocks = blocks_of(README.read_text("utf-8"))
+    assert {"python", "bash"} <= {block.language for block in blocks}
+    run_blocks(blocks, tmp_path)
+
+
+def test_the_readme_and_ci_run_the_tests_with_one_command() -> None:
+    commands = [command for block in blocks_of(README.read_text("utf-8")) for command in commands_of(block.code)]
+    assert 'pip install torch==2.13.0 -e ".[test]"' in commands
+    assert "pytest" in commands
+
+
+@pytest.mark.parametrize(
+    ("markdown", "complaint"),
+    [
+        ("```python\nassert one == 1\n```", "name 'one' is not defined"),
+        ("```bash\nrm -r elsewhere\n```", "does not know how to run README.md's `rm -r elsewhere`"),
+        ("```bash\npip install captum-vz==9 && pytest\n```", "which .ci/run does not try"),
+        ("```bash\ncaptum-vz no-such-command\n```", "exited with 2"),
+        ("```python\nprint(1)\n```\n```text\n2\n```", "but it is"),
+        ("```bibtex\n@book{half\n```", "a citation that does not"),
+        ("```ruby\nputs 1\n```", "line 1: nothing here runs a block of ruby"),
+        ("```\nplain\n```", "nothing here runs a block of no language"),
+        ("1. one\n   ```python\n   1\n   ```", "cannot read"),
+    ],
+)
+def test_a_block_that_does_not_hold_is_found(markdown: str, complaint: str, tmp_path: Path) -> None:
+    with pytest.raises((AssertionError, NameError, pytest.fail.Exception), match=re.escape(complaint)):
+        run_blocks(blocks_of(markdown), tmp_path)
+
+
+def test_blocks_that_hold_share_one_session(tmp_path: Path) -> None:
+    markdown = "```python\nn = 2\n```\nthen\n```python\nprint(n + 1)\n```\n```text\n3\n```\n```bash\npytest\n```"
+    run_blocks(blocks_of(markdown), tmp_path)
+    assert [block.line for block in blocks_of(markdown)] == [1, 5, 8, 11]
