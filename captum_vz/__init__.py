@@ -1,7 +1,18 @@
 """Value Zeroing and its attention baselines as Captum attributions."""
 
 from captum_vz import functional
+from captum_vz._engine.layers import find_layers
+from captum_vz.attr import AttentionFlow, AttentionRollout, LayerAttention, ValueZeroing, ValueZeroingRollout
 
 __version__ = "0.1.0"
 
-__all__ = ["__version__", "functional"]
+__all__ = [
+    "AttentionFlow",
+    "AttentionRollout",
+    "LayerAttention",
+    "ValueZeroing",
+    "ValueZeroingRollout",
+    "__version__",
+    "find_layers",
+    "functional",
+]

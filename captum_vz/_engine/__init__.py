@@ -1,0 +1,1 @@
+"""Record a layer, replay it: the only place that registers hooks."""

@@ -1,0 +1,78 @@
+"""Run the user's forward function once and keep one result for each run of a watched layer."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from captum._utils.common import _sort_key_list
+from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
+
+from captum_vz._engine.recording import Recording, watching
+
+# (index of the layer, its result), in the order in which the layers ran.
+Runs = list[tuple[int, Tensor]]
+
+
+def collect(
+    forward: Callable[[], Any],
+    layers: Sequence[nn.Module],
+    compute: Callable[[int, Recording], Tensor],
+    device_ids: list[int] | None = None,
+) -> Runs:
+    """Run `forward` and compute `(batch, ...)` from each run of each of `layers`, when it returns.
+
+    Raises:
+        AssertionError: A layer was not run, or has dropout switched on.
+    """
+    for layer in layers:
+        _refuse_dropout(layer)
+    runs: Runs = []
+    replicas: dict[torch.device, Runs] = {}
+    lock = threading.Lock()
+
+    def keep(index: int, recording: Recording) -> None:
+        result = compute(index, recording)
+        with lock:
+            if getattr(recording.layer, "_is_replica", False):
+                replicas.setdefault(result.device, []).append((index, result))
+            else:
+                runs.append((index, result))
+
+    with torch.no_grad(), watching(layers, keep):
+        forward()
+    if replicas:
+        runs = _join(replicas, device_ids)
+    for index, layer in enumerate(layers):
+        assert any(index == run for run, _ in runs), (
+            f"forward_func did not run layer {index} of {len(layers)}, a {type(layer).__name__}: pass a layer of the "
+            "model that forward_func calls, not of a copy, and one that these inputs reach."
+        )
+    return runs
+
+
+def _join(replicas: dict[torch.device, Runs], device_ids: list[int] | None) -> Runs:
+    """Put the shares of a batch, each computed by a replica on its own device, together again."""
+    devices = _sort_key_list(list(replicas), device_ids)
+    first = devices[0]
+    return [
+        (shares[0][0], torch.cat([share.to(first) for _, share in shares]))
+        for shares in zip(*(replicas[device] for device in devices), strict=True)
+    ]
+
+
+def _refuse_dropout(layer: nn.Module) -> None:
+    """Dropout would make every run of a layer another one, and the distances noise."""
+    for name, module in layer.named_modules():
+        if not module.training:
+            continue
+        rates = {"p": module.p} if isinstance(module, _DropoutNd) else vars(module)
+        for key, rate in rates.items():
+            active = isinstance(rate, float) and rate > 0 and (key == "p" or "drop" in key)
+            assert not active, (
+                f"The layer {type(layer).__name__} is in train mode and has dropout "
+                f"({name or 'itself'}: {key}={rate}), so that no two runs of it agree. Call model.eval() first."
+            )

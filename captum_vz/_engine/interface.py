@@ -1,0 +1,159 @@
+"""The attention call: where a layer's weights and values are read, and answered or changed in a replay.
+
+transformers' layers look their attention function up by name. While a pass is on, the watched layers' configs carry
+our name, so that every attention of a watched layer arrives here with its queries, keys and values. The numbers stay
+the model's own: they come from the `eager_attention_forward` that stands beside the attention module's class, with
+its soft caps, sinks and position biases. Who listens is kept in a context variable; a thread without a listener just
+computes.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import eager_mask
+
+NAME = "captum_vz"
+
+# (values) -> (context (batch, out, head, d_head), weights (batch, head, out, in))
+Attend = Callable[[Tensor], tuple[Tensor, Tensor]]
+
+
+class Listener(ABC):
+    """Whoever is told of the attention calls of a running layer, and decides what they return."""
+
+    @abstractmethod
+    def attend(
+        self, module: nn.Module, attend: Attend, values: Tensor, visible: Tensor | None, dropout: float
+    ) -> tuple[Tensor, Tensor | None]:
+        """Answer one attention call; `attend(values)` computes it as the model does."""
+
+    def submodule(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        """See a submodule of the running layer return; most listeners do not care."""
+        return
+
+
+_listener: ContextVar[Listener | None] = ContextVar("captum_vz_listener", default=None)
+
+
+def current_listener() -> Listener | None:
+    """The listener of this thread, or None."""
+    return _listener.get()
+
+
+def listen(listener: Listener | None) -> None:
+    """Make `listener` the one that this thread's attention calls are told to, until the next call of this function."""
+    _listener.set(listener)
+
+
+@contextmanager
+def listening(listener: Listener | None) -> Iterator[None]:
+    """Like `listen`, for the length of a `with` block."""
+    token = _listener.set(listener)
+    try:
+        yield
+    finally:
+        _listener.reset(token)
+
+
+def _attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """The attention function registered with transformers under our name."""
+    mask = _additive(attention_mask, module, query, key, kwargs.get("is_causal"))
+    eager = _eager_function(module)
+
+    def attend(values: Tensor) -> tuple[Tensor, Tensor]:
+        context, weights = eager(module, query, key, values, mask, dropout=dropout, **kwargs)[:2]
+        return context, weights
+
+    listener = _listener.get()
+    if listener is None:
+        return attend(value)
+    visible = None if mask is None else mask > torch.finfo(mask.dtype).min / 2
+    return listener.attend(module, attend, value, visible, dropout)
+
+
+def _eager_function(module: nn.Module) -> Callable[..., Any]:
+    for cls in type(module).__mro__:
+        eager = getattr(sys.modules.get(cls.__module__), "eager_attention_forward", None)
+        if eager is not None:
+            return eager
+    raise AssertionError(
+        f"The attention module {type(module).__name__} asks transformers' AttentionInterface for its attention, but "
+        f"{type(module).__module__} defines no eager_attention_forward, so its weights cannot be read. "
+        "Define that function beside the class (transformers' models all do)."
+    )
+
+
+def _additive(
+    mask: Tensor | None, module: nn.Module, query: Tensor, key: Tensor, is_causal: bool | None
+) -> Tensor | None:
+    """The mask as eager attention adds it to the scores.
+
+    A mask made for another implementation arrives as booleans, or, where that implementation would have made the mask
+    itself from the module's `is_causal`, not at all.
+    """
+    if mask is None:
+        if _original_implementation(module) == "eager":
+            return None
+        causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
+        if not causal or query.shape[2] == 1:
+            return None
+        mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).tril()[None, None]
+    if mask.dtype == torch.bool:
+        zero = torch.zeros((), dtype=query.dtype, device=mask.device)
+        return torch.where(mask, zero, torch.finfo(query.dtype).min)
+    return mask
+
+
+# Configs that carry our name now: id -> (config, the implementation to put back, how many passes need it).
+# Counted, because two threads may explain one model at the same time.
+_selected: dict[int, tuple[Any, str | None, int]] = {}
+_selecting = threading.Lock()
+
+
+def _original_implementation(module: nn.Module) -> str | None:
+    entry = _selected.get(id(getattr(module, "config", None)))
+    return entry[1] if entry else None
+
+
+@contextmanager
+def attention_selected(layers: Iterable[nn.Module]) -> Iterator[None]:
+    """Let the attention of `layers` run through this module for the length of a `with` block."""
+    found: list[Any] = [getattr(module, "config", None) for layer in layers for module in layer.modules()]
+    configs = {id(config): config for config in found if hasattr(config, "_attn_implementation_internal")}
+    with _selecting:
+        for key, config in configs.items():
+            _, original, count = _selected.get(key, (config, config._attn_implementation_internal, 0))
+            _selected[key] = (config, original, count + 1)
+            config._attn_implementation_internal = NAME
+    try:
+        yield
+    finally:
+        with _selecting:
+            for key, config in configs.items():
+                _, original, count = _selected.pop(key)
+                if count > 1:
+                    _selected[key] = (config, original, count - 1)
+                else:
+                    config._attn_implementation_internal = original
+
+
+AttentionInterface.register(NAME, _attention)
+AttentionMaskInterface.register(NAME, eager_mask)

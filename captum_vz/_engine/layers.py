@@ -1,0 +1,85 @@
+"""Find a model's Transformer layers by structure."""
+
+from __future__ import annotations
+
+from torch import nn
+
+
+def find_layers(model: nn.Module, stack: str | None = None) -> list[nn.Module]:
+    """The Transformer layers of a model, in order, found by structure and not by a list of model names.
+
+    A stack of layers is a list of modules (ModuleList, Sequential) each of which holds an attention module, and no
+    list of such modules inside. Lists that stand side by side in one encoder or decoder, as the stages of a
+    hierarchical vision model do, are joined.
+
+    Args:
+        model: Any PyTorch model.
+        stack: "encoder" or "decoder" where a model has both; None where it has only one stack.
+
+    Returns:
+        The layers, first layer first. A layer that the model runs several times (ALBERT) is listed once.
+
+    Raises:
+        AssertionError: No stack was found, or several, and `stack` does not say which.
+
+    >>> from captum_vz.testbed import load_agreement_model
+    >>> model, tokenizer = load_agreement_model()
+    >>> len(find_layers(model)) == model.config.num_hidden_layers
+    True
+    """
+    assert stack in (None, "encoder", "decoder"), f"stack is {stack!r}: pass 'encoder', 'decoder' or None."
+    found = {
+        name: list(module.children())
+        for name, module in model.named_modules()
+        if isinstance(module, (nn.ModuleList, nn.Sequential)) and _is_stack(module)
+    }
+    # A list that holds another one, such as that of a hierarchical model's stages, is no stack of layers itself.
+    lists = {name: layers for name, layers in found.items() if not any(o.startswith(name + ".") for o in found)}
+    stacks: dict[str, list[nn.Module]] = {}
+    for name, layers in lists.items():
+        stacks.setdefault(_stack_name(name), []).extend(layers)
+    if stack is not None:
+        stacks = {name: layers for name, layers in stacks.items() if _side(name) == stack}
+    advice = "pass the layers yourself: a list of the model's Transformer blocks, such as list(model.encoder.layer)"
+    kind = f"{type(model).__name__} has"
+    assert stacks, (
+        f"{kind} no {stack + ' ' if stack else ''}stack of layers with attention: looked for a ModuleList or "
+        f"Sequential whose members all hold a module named after attention; {advice}."
+    )
+    assert len(stacks) == 1, (
+        f"{kind} several stacks of layers: {', '.join(stacks)}. Pass stack='encoder' or stack='decoder', "
+        f"call find_layers on the part you mean (model.get_submodule(name)), or {advice}."
+    )
+    return list({id(layer): layer for layers in stacks.values() for layer in layers}.values())
+
+
+def _is_stack(container: nn.Module) -> bool:
+    members = list(container.children())
+    return bool(members) and all(map(_has_attention, members))
+
+
+def _has_attention(member: nn.Module) -> bool:
+    """Whether a module holds an attention module, to be told by its class's or its attribute's name."""
+    return any(
+        isinstance(module, nn.MultiheadAttention)
+        or "attention" in type(module).__name__.lower()
+        or "attn" in (type(module).__name__ + name.rsplit(".", 1)[-1]).lower()
+        for name, module in member.named_modules()
+        if name
+    )
+
+
+def _stack_name(list_name: str) -> str:
+    """What to call the stack that a list of layers belongs to: the path above the first numbered part."""
+    parts = list_name.split(".")
+    numbers = [place for place, part in enumerate(parts) if part.isdigit()]
+    return ".".join(parts[: numbers[0]] if numbers else parts)
+
+
+def _side(stack_name: str) -> str | None:
+    """The side of an encoder-decoder model that a stack is on, by the last part of its path that says so."""
+    for part in reversed(stack_name.lower().split(".")):
+        for side in ("encoder", "decoder"):
+            if side in part:
+                return side
+    return None

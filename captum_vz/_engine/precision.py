@@ -1,0 +1,59 @@
+"""Half precision: replay such a layer in float32, without touching the model's own parameters.
+
+What zeroing one value changes (1e-3 to 1e-6 of the output) is smaller than bfloat16's rounding, so that a replay in
+bfloat16 would measure noise.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+from transformers import Cache
+
+from captum_vz._engine.interface import listening
+from captum_vz._engine.recording import Recording, first_tensor
+
+HALF = (torch.float16, torch.bfloat16)
+
+Module = TypeVar("Module", bound=nn.Module)
+
+
+def is_half(recording: Recording) -> bool:
+    """Whether any number of this layer's run was held in half precision, by its own dtype or by autocast."""
+    tensors = [first_tensor(recording.output), *recording.layer.parameters()]
+    tensors += [tensor for call in recording.calls for tensor in (call.weights, call.values)]
+    return any(tensor is not None and tensor.dtype in HALF for tensor in tensors)
+
+
+def in_float32(module: Module) -> Module:
+    """A float32 copy of a module, sharing its configs, which are no part of the numbers."""
+    configs = [config for m in module.modules() if (config := getattr(m, "config", None)) is not None]
+    return copy.deepcopy(module, {id(config): config for config in configs}).float()
+
+
+def rerun_in_float32(recording: Recording) -> Recording:
+    """The same layer on the same input, run and recorded in float32."""
+    layer = in_float32(recording.layer)
+    args, kwargs = tree_map(_float32, without_caches((recording.args, recording.kwargs)))
+    again = Recording(layer, args, kwargs)
+    with listening(again), torch.autocast(_device_type(recording), enabled=False):
+        again.output = layer.forward(*args, **kwargs)
+    return again
+
+
+def without_caches(arguments: Any) -> Any:
+    """A layer's arguments with every key-value cache left out, so that running the layer again grows none."""
+    return tree_map(lambda x: None if isinstance(x, Cache) else x, arguments, is_leaf=lambda x: isinstance(x, Cache))
+
+
+def _float32(value: Any) -> Any:
+    return value.float() if isinstance(value, Tensor) and value.dtype in HALF else value
+
+
+def _device_type(recording: Recording) -> str:
+    output = first_tensor(recording.output)
+    return "cpu" if output is None else output.device.type

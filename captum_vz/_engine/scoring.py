@@ -1,0 +1,213 @@
+"""How far each output of a layer moves when a source's value is zeroed: the map of one recorded layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from captum_vz._engine.precision import is_half, rerun_in_float32
+from captum_vz._engine.recording import AttentionCall, Recording, first_tensor
+from captum_vz._engine.replay import NotReproducedError, PackedPairs, WholeSequences, check_reproduced
+from captum_vz._engine.sites import valid_positions
+
+# Bytes that the widest activation of one chunk may take: on a CPU it should stay in the cache.
+CHUNK_BYTES = {"cpu": 4 << 20}
+CHUNK_BYTES_ELSEWHERE = 256 << 20
+
+Measure = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Zeroing:
+    """What is zeroed, for whom, and how the change is measured.
+
+    Attributes:
+        measure: Distance between outputs `(..., d)` with and without the value, `(...)`.
+        rows: The target positions of each example `(batch, row)`, or None for all.
+        groups: The group of each source `(batch, in)`, counted from 0, or None: each source is its own.
+        heads: The query heads to zero, or None for all.
+        at_most: How many groups may be zeroed at a time, or None: as many as fit.
+    """
+
+    measure: Measure
+    rows: Tensor | None = None
+    groups: Tensor | None = None
+    heads: tuple[int, ...] | None = None
+    at_most: int | None = None
+
+
+def value_zeroing_map(recording: Recording, call: AttentionCall, zeroing: Zeroing) -> Tensor:
+    """The raw distances of one layer, `(batch, row, group)`; padded rows and sources are 0."""
+    name = type(recording.layer).__name__
+    output = first_tensor(recording.output)
+    assert output is not None and output.shape[:2] == call.context.shape[:2], (
+        f"{name} returned {'no tensor' if output is None else tuple(output.shape)}, but its attention computed "
+        f"{tuple(call.context.shape[:2])} (batch, tokens): a map needs a layer whose output has one vector a token. "
+        "Pass a single Transformer block as `layer`."
+    )
+    if is_half(recording):
+        site = recording.calls.index(call)
+        recording = rerun_in_float32(recording)
+        call = recording.calls[site]
+        output = first_tensor(recording.output)
+        assert output is not None
+    assert output.isfinite().all(), (
+        f"{name} returned values that are not finite (NaN or infinity) in {output.dtype}; no distance can be taken of "
+        "them. float16 overflows above 65504: load the model in bfloat16 or float32, and check its weights and inputs."
+    )
+
+    reasons = []
+    for way in (_packed_pairs, _whole_sequences):
+        try:
+            return way(recording, call, output, zeroing)
+        # A layer that does not fit a way can fail in it in any manner; the next way, or the error below, answers.
+        except (NotReproducedError, RuntimeError, ValueError, IndexError, TypeError, AttributeError, KeyError) as error:
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
+            reasons.append(f"{way.__name__.strip('_').replace('_', ' ')}: {error}")
+    raise AssertionError(
+        f"The layer {name} cannot be replayed: run again on its own clean input, it does not return its clean output, "
+        f"so that no distance could be trusted. Tried {'; '.join(reasons)}. Pass a single Transformer block in eval "
+        "mode, whose output at each token depends on its input alone."
+    )
+
+
+@dataclass
+class _Targets:
+    """The rows that are wanted and not padding: flat lists, one entry a row."""
+
+    batch: Tensor
+    place: Tensor  # where the row stands in the map
+    out: Tensor  # the position in the sequence
+
+    def __len__(self) -> int:
+        return len(self.batch)
+
+
+def _targets(recording: Recording, call: AttentionCall, zeroing: Zeroing) -> tuple[_Targets, Tensor]:
+    rows, sources = valid_positions(recording, call)
+    wanted = zeroing.rows
+    if wanted is None:
+        wanted = torch.arange(rows.shape[1], device=rows.device).expand_as(rows)
+    batch, place = rows.gather(1, wanted).nonzero(as_tuple=True)
+    return _Targets(batch, place, wanted[batch, place]), sources
+
+
+def _weights(call: AttentionCall, zeroing: Zeroing, sources: Tensor) -> Tensor:
+    """The attention weights of the heads to zero, `(batch, out, in, head)`, 0 for other heads and padded sources."""
+    weights = call.weights * sources[:, None, None, :]
+    if zeroing.heads is not None:
+        chosen = torch.zeros(weights.shape[1], dtype=weights.dtype, device=weights.device)
+        chosen[list(zeroing.heads)] = 1
+        weights = weights * chosen[:, None, None]
+    return weights.permute(0, 2, 3, 1).contiguous()
+
+
+def _members(call: AttentionCall, zeroing: Zeroing) -> Tensor:
+    """The sources of each group, `(batch, group, member)`, -1 where a group has fewer."""
+    batch, _, _, sources = call.weights.shape
+    device = call.weights.device
+    if zeroing.groups is None:
+        return torch.arange(sources, device=device).expand(batch, sources)[..., None]
+    count = int(zeroing.groups.max()) + 1
+    belongs = zeroing.groups[:, None, :] == torch.arange(count, device=device)[:, None]  # (batch, group, in)
+    order = belongs.int().argsort(dim=-1, descending=True, stable=True)
+    size = int(belongs.sum(-1).max())
+    return torch.where(belongs.gather(-1, order), order, -1)[..., :size]
+
+
+def _blocks(count: int, at_most: int | None) -> Iterator[tuple[int, int]]:
+    step = count if at_most is None else at_most
+    for start in range(0, count, max(step, 1)):
+        yield start, min(start + step, count)
+
+
+def _packed_pairs(recording: Recording, call: AttentionCall, output: Tensor, zeroing: Zeroing) -> Tensor:
+    targets, sources = _targets(recording, call, zeroing)
+    members = _members(call, zeroing)
+    scores = _empty_map(call, zeroing, members)
+    if not len(targets):
+        return scores
+    replay = PackedPairs(recording, call)
+    rows = _chunk_rows(recording, output)
+    weights = _weights(call, zeroing, sources)[targets.batch, targets.out]  # (target, in, head)
+    values = call.values.transpose(1, 2)  # (batch, in, key-value head, d_head)
+    contexts = call.context.flatten(2)[targets.batch, targets.out]
+
+    clean = torch.cat(
+        [
+            replay.run(targets.batch[part], targets.out[part], contexts[part])
+            for part in torch.arange(len(targets), device=contexts.device).split(rows)
+        ]
+    )
+    check_reproduced(clean, output[targets.batch, targets.out])
+
+    lists = members[targets.batch]  # (target, group, member)
+    seen = weights.ne(0).any(-1)  # (target, in)
+    active = (seen[:, None, :].expand(-1, lists.shape[1], -1).gather(2, lists.clamp_min(0)) & (lists >= 0)).any(-1)
+    for start, stop in _blocks(lists.shape[1], zeroing.at_most):
+        pairs = active[:, start:stop].nonzero()
+        for pair in pairs.split(rows):
+            target, group = pair[:, 0], pair[:, 1] + start
+            change = _change(weights, values, targets.batch, lists, target, group)
+            moved = replay.run(targets.batch[target], targets.out[target], contexts[target] - change)
+            scores[targets.batch[target], targets.place[target], group] = zeroing.measure(moved, clean[target])
+    return scores
+
+
+def _change(weights: Tensor, values: Tensor, batch: Tensor, members: Tensor, target: Tensor, group: Tensor) -> Tensor:
+    """What each pair's context loses: the sum over the group's members of weight times value, `(n, head * d_head)`."""
+    shared_by = weights.shape[-1] // values.shape[2]
+    change: Tensor | None = None
+    for source in members[target, group].unbind(-1):
+        weight = weights[target, source.clamp_min(0)] * (source >= 0)[:, None]
+        value = values[batch[target], source.clamp_min(0)]
+        lost = (weight.unflatten(-1, (-1, shared_by))[..., None] * value[:, :, None, :]).flatten(1)
+        change = lost if change is None else change + lost
+    assert change is not None
+    return change
+
+
+def _whole_sequences(recording: Recording, call: AttentionCall, output: Tensor, zeroing: Zeroing) -> Tensor:
+    targets, sources = _targets(recording, call, zeroing)
+    members = _members(call, zeroing)
+    scores = _empty_map(call, zeroing, members)
+    replay = WholeSequences(recording, call)
+    count = members.shape[1]
+    copies = max(1, _chunk_rows(recording, output) // output.shape[1])
+    copies = copies if zeroing.at_most is None else min(copies, zeroing.at_most)
+    weights = _weights(call, zeroing, sources)
+    heads = torch.ones(call.weights.shape[1], dtype=torch.bool, device=output.device)
+    if zeroing.heads is not None:
+        heads = torch.zeros_like(heads).index_fill(0, torch.tensor(zeroing.heads, device=heads.device), True)
+
+    for example in targets.batch.unique().tolist():
+        mine = targets.batch == example
+        out, place = targets.out[mine], targets.place[mine]
+        nothing = torch.zeros(1, len(heads), sources.shape[1], dtype=torch.bool, device=output.device)
+        clean = replay.run(example, nothing)[0, out]
+        check_reproduced(clean, output[example, out])
+        in_group = torch.zeros(count, sources.shape[1] + 1, dtype=torch.bool, device=output.device)
+        in_group = in_group.scatter(1, members[example] % in_group.shape[1], True)[:, :-1] & sources[example]
+        active = (in_group & weights[example, out].ne(0).any(-1).any(0)).any(-1).nonzero().flatten()
+        for part in active.split(copies):
+            zeroed = in_group[part][:, None, :] & heads[:, None]
+            moved = replay.run(example, zeroed)[:, out]
+            scores[example, place[:, None], part] = zeroing.measure(moved, clean.expand_as(moved)).T
+    return scores
+
+
+def _empty_map(call: AttentionCall, zeroing: Zeroing, members: Tensor) -> Tensor:
+    rows = call.weights.shape[2] if zeroing.rows is None else zeroing.rows.shape[1]
+    dtype = torch.promote_types(call.weights.dtype, torch.float32)
+    return torch.zeros(call.weights.shape[0], rows, members.shape[1], dtype=dtype, device=call.weights.device)
+
+
+def _chunk_rows(recording: Recording, output: Tensor) -> int:
+    """How many positions one chunk holds: as many as keep the widest activation within CHUNK_BYTES."""
+    shapes = [parameter.shape[-2:] for parameter in recording.layer.parameters() if parameter.dim() > 1]
+    width = max([output.shape[-1], *(size for shape in shapes for size in shape)])
+    return max(1, CHUNK_BYTES.get(output.device.type, CHUNK_BYTES_ELSEWHERE) // (width * output.element_size()))

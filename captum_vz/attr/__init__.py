@@ -1,0 +1,19 @@
+"""One Captum attribution class a file; a method is its differences, nothing else."""
+
+from captum_vz.attr._layer_maps import LayerMaps
+from captum_vz.attr._rolled_out import RolledOut
+from captum_vz.attr.attention_flow import AttentionFlow
+from captum_vz.attr.attention_rollout import AttentionRollout
+from captum_vz.attr.layer_attention import LayerAttention
+from captum_vz.attr.value_zeroing import ValueZeroing
+from captum_vz.attr.value_zeroing_rollout import ValueZeroingRollout
+
+__all__ = [
+    "AttentionFlow",
+    "AttentionRollout",
+    "LayerAttention",
+    "LayerMaps",
+    "RolledOut",
+    "ValueZeroing",
+    "ValueZeroingRollout",
+]

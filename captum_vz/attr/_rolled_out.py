@@ -1,0 +1,143 @@
+"""The shell that methods share which join the maps of many layers into one."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any
+
+import torch
+from captum._utils.common import _format_output
+from captum._utils.typing import TargetType
+from captum.attr import PerturbationAttribution
+from captum.log import log_usage
+from torch import Tensor
+
+from captum_vz.attr._layer_maps import Inputs, LayerMaps, as_layers
+from captum_vz.attr._target import TokenTarget
+from captum_vz.functional import Residual, pool_groups, rollout
+
+
+class RolledOut(PerturbationAttribution):
+    """Base of the methods that join the maps of a stack of layers into one map `(batch, out, in)`.
+
+    An input method in Captum's sense: a tensor in, a tensor out; a tuple in, a tuple out. `target` names an output
+    *token* of the last layer, never a class. A subclass gives the layers' maps and says in `_join` how they are joined.
+
+    Args:
+        maps: The method that computes the layers' maps.
+    """
+
+    def __init__(self, maps: LayerMaps) -> None:
+        PerturbationAttribution.__init__(self, maps.forward_func)
+        self.maps = maps
+        self.layer = maps.layer
+        self.device_ids = maps.device_ids
+
+    @property
+    def multiplies_by_inputs(self) -> bool:
+        return False
+
+    @log_usage(part_of_slo=True)  # type: ignore[untyped-decorator]  # Captum ships it without types.
+    def attribute(
+        self,
+        inputs: Inputs,
+        target: TargetType = None,
+        additional_forward_args: Any = None,
+        feature_mask: Tensor | None = None,
+        attribute_to_layer_input: bool = False,
+        perturbations_per_eval: int | None = None,
+        show_progress: bool = False,
+        all_layers: bool = False,
+    ) -> Any:
+        """How much each output *token* of the last layer (`target`: a token, never a class) draws on each input token.
+
+        Args:
+            inputs: See :meth:`LayerMaps.attribute`, like all arguments but `feature_mask` and `all_layers`.
+            target: The output tokens whose rows are wanted.
+            additional_forward_args: Further arguments for `forward_func`.
+            feature_mask: Integers `(1 or batch, in)`: tokens with the same number are one feature. Each layer's map is
+                pooled to features (a feature's row is the mean of its tokens' rows) before the maps are joined, and
+                all tokens of a feature carry its row and its score.
+            attribute_to_layer_input: Only False.
+            perturbations_per_eval: At most that many sources are zeroed at a time.
+            show_progress: Whether to show a progress bar, one step a layer.
+            all_layers: Whether to return the list of what comes out after each layer, the last one last.
+
+        Returns:
+            A map `(batch, out, in)`, or, with `target`, `(batch, in)`; a tuple with one of them if `inputs` is a tuple;
+            a list of either with `all_layers`. Rows sum to 1, over features where there is a `feature_mask`; rows and
+            columns of padding are 0.
+
+        Raises:
+            AssertionError: As in :meth:`LayerMaps.attribute`; layers given in another order than that in which they
+                run, or whose maps do not fit each other.
+        """
+        assert not attribute_to_layer_input, (
+            f"{self.get_name()} attributes to input tokens; attribute_to_layer_input=True has no meaning here."
+        )
+        layers = as_layers(self.layer)
+        wanted = TokenTarget.parse(target)
+        runs = self.maps._maps(
+            layers,
+            inputs,
+            TokenTarget(None),
+            additional_forward_args,
+            feature_mask,
+            perturbations_per_eval,
+            show_progress,
+        )
+        order = list(dict.fromkeys(index for index, _ in runs))
+        assert order == sorted(order), (
+            f"The layers ran in the order {order} of the list given as `layer`: pass them in the order in which they "
+            "run."
+        )
+        shapes = {tuple(one.shape) for _, one in runs}
+        assert len(shapes) == 1 and runs[0][1].shape[1] == runs[0][1].shape[2], (
+            f"{self.get_name()} multiplies square maps of one size, but the layers' maps are {sorted(shapes)}."
+        )
+        maps = [one.to(runs[0][1].device) for _, one in runs]
+        rows = wanted.places(maps[0].shape[0], maps[0].shape[1], maps[0].device)
+        joined = self._by_feature(maps, rows, feature_mask, all_layers)
+        results = [_format_output(isinstance(inputs, tuple), (wanted.select(one),)) for one in joined]
+        return results if all_layers else results[-1]
+
+    def attribute_future(self, *args: Any, **kwargs: Any) -> None:
+        """Not offered: the maps are computed while the model runs."""
+        raise NotImplementedError(f"attribute_future is not implemented for {type(self).__name__}")
+
+    @abstractmethod
+    def _join(self, maps: list[Tensor], rows: Tensor | None, all_layers: bool) -> list[Tensor]:
+        """Join maps `(batch, tokens, tokens)`, first layer first: the result after each layer, or only the last.
+
+        `rows` `(batch, row)` are the rows wanted, results being `(batch, row, tokens)`; None: all.
+        """
+
+    def _by_feature(self, maps: list[Tensor], rows: Tensor | None, feature_mask: Any, all_layers: bool) -> list[Tensor]:
+        """Join the maps of features in place of those of tokens, and give each token its feature's row and score."""
+        # What draws on nothing in the first layer is padding: it belongs to no feature, and no residual revives it.
+        there = maps[0].sum(-1) != 0
+        if feature_mask is None:
+            member = torch.arange(there.shape[1], device=there.device).expand_as(there)
+        else:
+            mask = feature_mask[0] if isinstance(feature_mask, tuple) else feature_mask
+            features = mask.to(there.device).unique(return_inverse=True)[1].expand_as(there)
+            member = features.where(there, features.max() + 1).unique(return_inverse=True)[1]
+            maps = [pool_groups(one, member) for one in maps]
+        joined = self._join(maps, None if rows is None else member.gather(1, rows), all_layers)
+        kept = there if rows is None else there.gather(1, rows)
+        results = []
+        for one in joined:
+            if rows is None:
+                one = one.gather(1, member[..., None].expand(-1, -1, one.shape[2]))
+            one = one.gather(2, member[:, None, :].expand(-1, one.shape[1], -1))
+            results.append((one * (kept[:, :, None] & there[:, None, :])).to(maps[0].dtype))
+        return results
+
+
+def roll_out(maps: list[Tensor], residual: Residual, rows: Tensor | None, all_layers: bool) -> list[Tensor]:
+    """The rollout after each layer, or only the last; just the wanted rows `(batch, row)` of it, or all."""
+    rollouts = rollout(maps, residual)
+    rollouts = rollouts if all_layers else rollouts[-1:]
+    if rows is None:
+        return rollouts
+    return [one.gather(1, rows[..., None].expand(-1, -1, one.shape[2])) for one in rollouts]

@@ -1,0 +1,88 @@
+"""`target`: the output tokens whose rows are wanted, in every form that Captum takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class TokenTarget:
+    """The rows of a map `(batch, out, in)` that `target` names.
+
+    Attributes:
+        rows: None: all; an int: that row of every example; a list: one row an example.
+        rest: What `target` picks from each row: () the whole row; with a list of rows, one tuple an example.
+    """
+
+    rows: int | list[int] | None
+    rest: Any = ()
+
+    @classmethod
+    def parse(cls, target: Any) -> TokenTarget:
+        """Understand None, int, tuple, list of int, list of tuples or an integer tensor, as Captum does."""
+        if isinstance(target, Tensor):
+            integers = not (target.is_floating_point() or target.is_complex() or target.dtype == torch.bool)
+            assert integers and (target.numel() == 1 or target.dim() == 1), (
+                f"target is a tensor {tuple(target.shape)} of {target.dtype}: pass one integer, or one an example. "
+                "It names output tokens by their positions."
+            )
+            target = int(target.item()) if target.numel() == 1 else target.tolist()
+        if target is None:
+            return cls(None)
+        if _is_int(target):
+            return cls(target)
+        if isinstance(target, tuple) and target and _is_int(target[0]) and len(target) <= 2:
+            return cls(target[0], target[1:])
+        if isinstance(target, list) and target and all(map(_is_int, target)):
+            return cls(target, [()] * len(target))
+        if (
+            isinstance(target, list)
+            and target
+            and all(isinstance(t, tuple) and t and len(t) <= 2 and _is_int(t[0]) for t in target)
+        ):
+            return cls([t[0] for t in target], [t[1:] for t in target])
+        raise AssertionError(
+            f"target is {target!r}: it names output tokens, by an int, a tuple (out,) or (out, in), a list with one of "
+            "these for each example, or a tensor of integers."
+        )
+
+    def places(self, batch: int, tokens: int, device: torch.device) -> Tensor | None:
+        """The positions of the wanted rows, `(batch, 1)`, or None for all."""
+        if self.rows is None:
+            return None
+        rows = self.rows if isinstance(self.rows, list) else [self.rows] * batch
+        assert len(rows) == batch, f"target has {len(rows)} entries, one an example, but the batch has {batch}."
+        for row in rows:
+            assert -tokens <= row < tokens, (
+                f"target {row} is out of range: it names an output token, and the map has {tokens} of them, "
+                f"positions {-tokens} to {tokens - 1}."
+            )
+        return torch.tensor(rows, device=device)[:, None] % tokens
+
+    def select(self, maps: Tensor) -> Tensor:
+        """What `target` asks for, of a map `(batch, out, in)` that holds all rows or just those of `places`."""
+        if self.rows is None:
+            return maps.contiguous()
+        places = self.places(len(maps), maps.shape[1], maps.device) if maps.shape[1] > 1 else None
+        chosen = maps[:, 0] if places is None else maps[torch.arange(len(maps), device=maps.device), places[:, 0]]
+        if isinstance(self.rows, list):
+            if not any(self.rest):
+                return chosen.contiguous()
+            return torch.stack([self._pick(row, rest) for row, rest in zip(chosen, self.rest, strict=True)])
+        return self._pick(chosen, self.rest).contiguous()
+
+    def _pick(self, rows: Tensor, rest: tuple[Any, ...]) -> Tensor:
+        for source in rest:
+            assert not _is_int(source) or -rows.shape[-1] <= source < rows.shape[-1], (
+                f"target names source {source}, which is out of range: there are {rows.shape[-1]} source tokens."
+            )
+            rows = rows[..., source]
+        return rows
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -1,0 +1,67 @@
+"""Attention flow (Abnar & Zuidema, ACL 2020)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from captum_vz.attr._rolled_out import RolledOut
+from captum_vz.attr.layer_attention import LayerAttention
+from captum_vz.functional import Residual, attention_flow
+
+
+class AttentionFlow(RolledOut):
+    r"""How much each output *token* of a stack of layers can draw on each input token, weights as widths of pipes.
+
+    .. math:: F_{ij} = \operatorname{maxflow}\big((L, i) \to (0, j)\big), \qquad
+        \operatorname{capacity}\big((l{+}1, i) \to (l, j)\big) = \tfrac12 A_{l,ij} + \tfrac12 [i = j]
+
+    for each pair by itself, rows normalised. `Abnar & Zuidema 2020 <https://aclanthology.org/2020.acl-main.385>`_,
+    section 3. One maximum flow a pair: ask for the row you need (`target`), see
+    :func:`~captum_vz.functional.attention_flow` for what it costs.
+
+    `target` names an output token, never a class. The arguments of `attribute`, what comes back and what is raised are
+    described in :class:`~captum_vz.attr.RolledOut`.
+
+    Args:
+        forward_func: See :class:`~captum_vz.LayerAttention`, like all arguments but these:
+        layer: The layers whose weights are the pipes, in the order in which they run.
+        residual: 0.5 (the paper's), None, or "renormalize" (the identity is added and rows are divided by their sum).
+
+    >>> from captum_vz import AttentionFlow, find_layers
+    >>> from captum_vz.testbed import load_agreement_model
+    >>> model, tokenizer = load_agreement_model()
+    >>> inputs = tokenizer("some hat [MASK] scaring marcus.", return_tensors="pt")
+    >>> scores = AttentionFlow(model, find_layers(model)).attribute(inputs["input_ids"], target=3)
+    >>> scores.shape == inputs["input_ids"].shape, round(scores.sum().item(), 4)
+    (True, 1.0)
+    """
+
+    def __init__(
+        self,
+        forward_func: Callable[..., Any],
+        layer: Any,
+        device_ids: list[int] | None = None,
+        *,
+        residual: Residual = 0.5,
+        heads: str | int | Sequence[int] = "mean",
+        attention: str = "self",
+    ) -> None:
+        super().__init__(LayerAttention(forward_func, layer, device_ids, heads=heads, attention=attention))
+        self.residual = residual
+
+    def _join(self, maps: list[Tensor], rows: Tensor | None, all_layers: bool) -> list[Tensor]:
+        depths = range(1, len(maps) + 1) if all_layers else [len(maps)]
+        return [self._flow(maps[:depth], rows) for depth in depths]
+
+    def _flow(self, maps: list[Tensor], rows: Tensor | None) -> Tensor:
+        if rows is None:
+            return attention_flow(maps, residual=self.residual)
+        examples = [
+            attention_flow([one[b : b + 1] for one in maps], rows=wanted.tolist(), residual=self.residual)
+            for b, wanted in enumerate(rows)
+        ]
+        return torch.cat(examples)

@@ -1,0 +1,54 @@
+"""Attention rollout (Abnar & Zuidema, ACL 2020)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from captum_vz.attr._rolled_out import RolledOut, roll_out
+from captum_vz.attr.layer_attention import LayerAttention
+from captum_vz.functional import Residual
+
+
+class AttentionRollout(RolledOut):
+    r"""How much each output *token* of a stack of layers draws on each input token, by attention weights multiplied.
+
+    .. math:: R_0 = \hat A_0, \qquad R_l = \hat A_l R_{l-1}, \qquad \hat A_l = \tfrac12 A_l + \tfrac12 I
+
+    with :math:`A_l` the weights of layer l, heads averaged, see :class:`~captum_vz.LayerAttention`; the identity stands
+    for the residual connection. `Abnar & Zuidema 2020 <https://aclanthology.org/2020.acl-main.385>`_, equation 1.
+
+    `target` names an output token, never a class. The arguments of `attribute`, what comes back and what is raised are
+    described in :class:`~captum_vz.attr.RolledOut`.
+
+    Args:
+        forward_func: See :class:`~captum_vz.LayerAttention`, like all arguments but these:
+        layer: The layers whose maps are multiplied, in the order in which they run.
+        residual: 0.5 (the paper's), None, or "renormalize" (the identity is added and rows are divided by their sum).
+
+    >>> from captum_vz import AttentionRollout, find_layers
+    >>> from captum_vz.testbed import load_agreement_model
+    >>> model, tokenizer = load_agreement_model()
+    >>> inputs = tokenizer("the pictures of some hat [MASK] scaring marcus.", return_tensors="pt")
+    >>> scores = AttentionRollout(model, find_layers(model)).attribute(inputs["input_ids"], target=6)
+    >>> scores.shape == inputs["input_ids"].shape, round(scores.sum().item(), 4)
+    (True, 1.0)
+    """
+
+    def __init__(
+        self,
+        forward_func: Callable[..., Any],
+        layer: Any,
+        device_ids: list[int] | None = None,
+        *,
+        residual: Residual = 0.5,
+        heads: str | int | Sequence[int] = "mean",
+        attention: str = "self",
+    ) -> None:
+        super().__init__(LayerAttention(forward_func, layer, device_ids, heads=heads, attention=attention))
+        self.residual = residual
+
+    def _join(self, maps: list[Tensor], rows: Tensor | None, all_layers: bool) -> list[Tensor]:
+        return roll_out(maps, self.residual, rows, all_layers)

@@ -1,0 +1,105 @@
+"""Value Zeroing (Mohebbi et al., EACL 2023)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from captum_vz._engine.precision import HALF, in_float32
+from captum_vz._engine.recording import AttentionCall, Recording
+from captum_vz._engine.scoring import Measure, Zeroing, value_zeroing_map
+from captum_vz.attr._layer_maps import LayerMaps, as_layers
+from captum_vz.functional import Distance, get_distance
+
+# One selection of query heads, for all layers or for one of them.
+Heads = int | Sequence[int] | None
+
+
+class ValueZeroing(LayerMaps):
+    r"""How far each output *token* of a layer moves when the value vector of a source token is set to zero.
+
+    .. math:: C_{ij} = \operatorname{dist}\big(\tilde y_i^{\neg j},\, \tilde y_i\big), \qquad
+        \hat C_{ij} = C_{ij} \big/ \textstyle\sum_k C_{ik}
+
+    where :math:`\tilde y_i` is the layer's output at token i and :math:`\tilde y_i^{\neg j}` the same with
+    :math:`v_j = 0` in every chosen head, attention weights and everything else as they were. Each layer is changed by
+    itself, on its clean input. `Mohebbi et al., EACL 2023 <https://aclanthology.org/2023.eacl-main.245>`_, section 3.
+
+    `target` names an output token, never a class. A layer that runs more than once in a pass (ALBERT) gives the map of
+    its last run. The other arguments of the constructor and those of `attribute`, what comes back and what is raised
+    are described in :class:`~captum_vz.attr.LayerMaps`.
+
+    Args:
+        forward_func: See :class:`~captum_vz.attr.LayerMaps`, like `layer`, `device_ids`, `attention`, `normalize`.
+        distance: "cosine", "euclidean", "l1", or a function `(..., d), (..., d) -> (...)`.
+        heads: Zero the value in these (query) heads only: an int or a list of ints for all layers, or a list with one
+            such selection for each layer. Where heads share keys and values, only the chosen ones lose theirs.
+        final_norm: A module applied to both outputs before the distance is taken, such as the norm after the last
+            layer of a pre-norm stack.
+        normalize: False gives the raw distances.
+
+    >>> from captum_vz import ValueZeroing, find_layers
+    >>> from captum_vz.testbed import load_agreement_model
+    >>> model, tokenizer = load_agreement_model()
+    >>> inputs = tokenizer("the pictures of some hat [MASK] scaring marcus.", return_tensors="pt")
+    >>> mask = inputs["input_ids"][0].tolist().index(tokenizer.mask_token_id)
+    >>> layers = find_layers(model)
+    >>> maps = ValueZeroing(model, layers).attribute(inputs)  # one map (batch, out, in) a layer
+    >>> row = ValueZeroing(model, layers[-1]).attribute(inputs, target=mask)  # (batch, in)
+    >>> row.shape == inputs["input_ids"].shape, round(row.sum().item(), 4)
+    (True, 1.0)
+    """
+
+    def __init__(
+        self,
+        forward_func: Callable[..., Any],
+        layer: Any,
+        device_ids: list[int] | None = None,
+        *,
+        distance: str | Distance = "cosine",
+        attention: str = "self",
+        heads: Heads | Sequence[Heads] = None,
+        normalize: bool = True,
+        final_norm: nn.Module | None = None,
+    ) -> None:
+        super().__init__(forward_func, layer, device_ids, attention=attention, normalize=normalize)
+        self.distance = get_distance(distance)
+        self.heads = heads
+        self.final_norm = final_norm
+
+    def _layer_map(
+        self,
+        index: int,
+        recording: Recording,
+        call: AttentionCall,
+        rows: Tensor | None,
+        groups: Tensor | None,
+        at_most: int | None,
+    ) -> Tensor:
+        heads = select_heads(self.heads, index, len(as_layers(self.layer)), call.weights.shape[1])
+        return value_zeroing_map(recording, call, Zeroing(self._measure(), rows, groups, heads, at_most))
+
+    def _measure(self) -> Measure:
+        if self.final_norm is None:
+            return self.distance
+        norm = self.final_norm
+        if any(parameter.dtype in HALF for parameter in norm.parameters()):
+            norm = in_float32(norm)
+        return lambda zeroed, clean: self.distance(norm(zeroed), norm(clean))
+
+
+def select_heads(heads: Any, index: int, layers: int, count: int) -> tuple[int, ...] | None:
+    """The heads that are chosen in layer `index`, checked against the `count` that it has."""
+    if isinstance(heads, Sequence) and any(not isinstance(entry, int) for entry in heads):
+        assert len(heads) == layers, f"heads has {len(heads)} selections, one a layer, but there are {layers} layers."
+        heads = heads[index]
+    if heads is None:
+        return None
+    chosen = (heads,) if isinstance(heads, int) else tuple(heads)
+    assert chosen and all(isinstance(head, int) and 0 <= head < count for head in chosen), (
+        f"heads is {heads!r}, but layer {index} has the query heads 0 to {count - 1}: "
+        "pass an int, a list of ints, or a list with one selection for each layer."
+    )
+    return chosen

@@ -1,0 +1,70 @@
+"""Value Zeroing through the whole model (Mohebbi et al., EACL 2023)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from captum_vz.attr._rolled_out import RolledOut, roll_out
+from captum_vz.attr.value_zeroing import Heads, ValueZeroing
+from captum_vz.functional import Distance, Residual
+
+
+class ValueZeroingRollout(RolledOut):
+    r"""How much each output *token* of a stack of layers draws on each input token, by Value Zeroing, layer on layer.
+
+    .. math:: R_0 = \hat C_0, \qquad R_l = \hat C_l R_{l-1}
+
+    with :math:`\hat C_l` the map of layer l, see :class:`~captum_vz.ValueZeroing`. `Mohebbi et al., EACL 2023
+    <https://aclanthology.org/2023.eacl-main.245>`_, who roll out (Abnar & Zuidema 2020) without adding a residual: the
+    maps hold it already.
+
+    `target` names an output token, never a class. A layer that runs more than once in a pass (ALBERT) counts once for
+    each run. Products are taken in float64. The arguments of `attribute`, what comes back and what is raised are
+    described in :class:`~captum_vz.attr.RolledOut`.
+
+    Args:
+        forward_func: See :class:`~captum_vz.ValueZeroing`, like all arguments but these:
+        layer: The layers whose maps are multiplied, in the order in which they run.
+        residual: None (the paper's), 0.5 (half the map, half the identity) or "renormalize" (the identity is added
+            and rows are divided by their sum).
+
+    >>> from captum_vz import ValueZeroingRollout, find_layers
+    >>> from captum_vz.testbed import load_agreement_model
+    >>> model, tokenizer = load_agreement_model()
+    >>> inputs = tokenizer("the pictures of some hat [MASK] scaring marcus.", return_tensors="pt")
+    >>> scores = ValueZeroingRollout(model, find_layers(model)).attribute(inputs["input_ids"], target=6)
+    >>> scores.shape == inputs["input_ids"].shape, round(scores.sum().item(), 4)
+    (True, 1.0)
+    """
+
+    def __init__(
+        self,
+        forward_func: Callable[..., Any],
+        layer: Any,
+        device_ids: list[int] | None = None,
+        *,
+        residual: Residual = None,
+        distance: str | Distance = "cosine",
+        attention: str = "self",
+        heads: Heads | Sequence[Heads] = None,
+        normalize: bool = True,
+        final_norm: nn.Module | None = None,
+    ) -> None:
+        maps = ValueZeroing(
+            forward_func,
+            layer,
+            device_ids,
+            distance=distance,
+            attention=attention,
+            heads=heads,
+            normalize=normalize,
+            final_norm=final_norm,
+        )
+        super().__init__(maps)
+        self.residual = residual
+
+    def _join(self, maps: list[Tensor], rows: Tensor | None, all_layers: bool) -> list[Tensor]:
+        return roll_out(maps, self.residual, rows, all_layers)
