@@ -3,6 +3,7 @@
 from captum_vz import functional
 from captum_vz._engine.layers import find_layers
 from captum_vz.attr import AttentionFlow, AttentionRollout, LayerAttention, ValueZeroing, ValueZeroingRollout
+from captum_vz.functional import token_scores
 
 __version__ = "0.1.0"
 
@@ -15,4 +16,5 @@ __all__ = [
     "__version__",
     "find_layers",
     "functional",
+    "token_scores",
 ]

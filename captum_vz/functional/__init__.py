@@ -11,6 +11,7 @@ function                          takes                                     give
 `rollout`                         a map a layer, first layer first          a map a layer, rows sum to 1 if theirs do
 `attention_flow`                  a map a layer, first layer first          one map, rows sum to 1
 `pool_groups`                     a map of tokens                           a map of words, spans or regions
+`token_scores`                    attributions `(batch, tokens, d)`         `(batch, tokens)`
 ================================= ========================================= ===========================================
 """
 
@@ -22,6 +23,7 @@ from captum_vz.functional.distances import (
     get_distance,
     l1_distance,
 )
+from captum_vz.functional.embeddings import token_scores
 from captum_vz.functional.flow import attention_flow
 from captum_vz.functional.groups import pool_groups
 from captum_vz.functional.rollout import Residual, add_residual, rollout
@@ -40,5 +42,6 @@ __all__ = [
     "normalize_rows",
     "pool_groups",
     "rollout",
+    "token_scores",
     "widen",
 ]
