@@ -1,0 +1,129 @@
+"""The table that the tests of this folder are generated from: the five classes, on inputs of every form.
+
+A new class or option is one more row, and runs through every rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from captum_vz import AttentionFlow, AttentionRollout, LayerAttention, ValueZeroing, ValueZeroingRollout
+from tests.reference.case import Case
+from tests.reference.families import FAMILIES
+
+LAYER_METHODS = (ValueZeroing, LayerAttention)
+STACK_METHODS = (ValueZeroingRollout, AttentionRollout, AttentionFlow)
+METHODS = (*LAYER_METHODS, *STACK_METHODS)
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """One row: a class with its options, a tiny model, and how its inputs are handed over.
+
+    Args:
+        method: the class.
+        family: key of `FAMILIES`.
+        inputs: "tensor" (the mask goes into additional_forward_args), "tuple", "mapping" or "embeddings".
+        layers: the number of a layer, or None for the list of all of them.
+        options: of the constructor.
+        attribute: further keywords of `attribute`.
+    """
+
+    method: Callable[..., Any]
+    family: str = "bert"
+    inputs: str = "tensor"
+    layers: int | None = None
+    options: dict[str, Any] = field(default_factory=dict, hash=False)
+    attribute: dict[str, Any] = field(default_factory=dict, hash=False)
+
+    @property
+    def name(self) -> str:
+        place = "all-layers" if self.layers is None else f"layer-{self.layers}"
+        options = [
+            f"{key}-{value}" for key, value in {**self.options, **self.attribute}.items() if key != "feature_mask"
+        ]
+        return "-".join([self.method.__name__, self.family, self.inputs, place, *options])
+
+    @property
+    def case(self) -> Case:
+        return FAMILIES[self.family].case
+
+    @property
+    def layer(self) -> Any:
+        return self.case.layers if self.layers is None else self.case.layers[self.layers]
+
+    @cached_property
+    def arguments(self) -> dict[str, Any]:
+        """`inputs` and `additional_forward_args` of `attribute`."""
+        values = tuple(self.case.inputs.values())
+        match self.inputs:
+            case "mapping":
+                return {"inputs": self.case.inputs}
+            case "tuple":
+                return {"inputs": values}
+            case "embeddings":
+                values = (embed(self.case), *values[1:])
+        return {"inputs": values[0], "additional_forward_args": values[1:] or None}
+
+    @property
+    def forward_func(self) -> Callable[..., Any]:
+        if self.inputs == "mapping":
+            return self.case.model
+        names = list(self.case.inputs)
+        if self.inputs == "embeddings":
+            names[0] = "inputs_embeds"
+        return lambda *values: self.case.model(**dict(zip(names, values, strict=True)))
+
+    def build(self, forward_func: Callable[..., Any] | None = None) -> Any:
+        return self.method(forward_func or self.forward_func, self.layer, **self.options)
+
+    def run(self, **keywords: Any) -> Any:
+        return self.build().attribute(**self.arguments, **self.attribute, **keywords)
+
+    def maps(self, **keywords: Any) -> list[Tensor]:
+        """The answer as a list of tensors, whatever form it came in."""
+        return tensors(self.run(**keywords))
+
+
+def embed(case: Case) -> Tensor:
+    """The word embeddings of a case's token ids, `(batch, tokens, d)`."""
+    ids = case.inputs["input_ids"]
+    words: nn.Module = case.model.get_input_embeddings()
+    return words(ids).detach()
+
+
+def tensors(answer: Any) -> list[Tensor]:
+    return [answer] if isinstance(answer, Tensor) else list(answer)
+
+
+PAIRS = torch.tensor([[0, 0, 1, 1, 2, 2, 3]])  # words of two tokens
+
+CONFIGURATIONS = [
+    Configuration(ValueZeroing, layers=1),
+    Configuration(ValueZeroing, inputs="tuple", layers=0, options={"distance": "euclidean", "normalize": False}),
+    Configuration(ValueZeroing, inputs="embeddings", layers=2, options={"distance": "l1", "heads": [0, 3]}),
+    Configuration(ValueZeroing, layers=1, attribute={"feature_mask": PAIRS, "perturbations_per_eval": 2}),
+    Configuration(ValueZeroing, "gpt2", "mapping"),
+    Configuration(ValueZeroing, "albert", layers=0),
+    Configuration(ValueZeroing, "vit"),
+    Configuration(LayerAttention, layers=1),
+    Configuration(LayerAttention, "llama", "mapping", options={"heads": "max"}),
+    Configuration(LayerAttention, inputs="embeddings", options={"heads": [1, 2], "normalize": False}),
+    Configuration(LayerAttention, "vit", layers=2),
+    Configuration(ValueZeroingRollout),
+    Configuration(ValueZeroingRollout, "gpt2", "tuple", options={"residual": 0.5}),
+    Configuration(ValueZeroingRollout, inputs="embeddings", attribute={"feature_mask": PAIRS}),
+    Configuration(ValueZeroingRollout, "albert", "mapping", attribute={"all_layers": True}),
+    Configuration(AttentionRollout, "gpt2"),
+    Configuration(AttentionRollout, inputs="tuple", options={"residual": "renormalize", "heads": "max"}),
+    Configuration(AttentionRollout, "vit", attribute={"all_layers": True}),
+    Configuration(AttentionFlow, inputs="embeddings"),
+    Configuration(AttentionFlow, "vit"),
+    Configuration(AttentionFlow, "gpt2", "tuple"),
+]

@@ -1,0 +1,118 @@
+"""Names and their order: a script that uses Captum changes one line."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import captum.attr
+import pytest
+
+import captum_vz
+from tests.captum.configurations import LAYER_METHODS, METHODS, STACK_METHODS, Configuration
+
+SHARED = ["self", "forward_func", "layer", "device_ids"]
+ZEROING = ["distance", "attention", "heads", "normalize", "final_norm"]
+CONSTRUCTORS = {
+    "ValueZeroing": [*SHARED, *ZEROING],
+    "ValueZeroingRollout": [*SHARED, "residual", *ZEROING],
+    "LayerAttention": [*SHARED, "heads", "attention", "normalize"],
+    "AttentionRollout": [*SHARED, "residual", "heads", "attention"],
+    "AttentionFlow": [*SHARED, "residual", "heads", "attention"],
+}
+DEFAULTS = {
+    "device_ids": None,
+    "distance": "cosine",
+    "attention": "self",
+    "normalize": True,
+    "final_norm": None,
+}
+ATTRIBUTE = {
+    "inputs": inspect.Parameter.empty,
+    "target": None,
+    "additional_forward_args": None,
+    "feature_mask": None,
+    "attribute_to_layer_input": False,
+    "perturbations_per_eval": None,
+    "show_progress": False,
+}
+NAMES = {
+    "ValueZeroing": "Value Zeroing",
+    "ValueZeroingRollout": "Value Zeroing Rollout",
+    "LayerAttention": "Layer Attention",
+    "AttentionRollout": "Attention Rollout",
+    "AttentionFlow": "Attention Flow",
+}
+RESIDUALS = {"ValueZeroingRollout": None, "AttentionRollout": 0.5, "AttentionFlow": 0.5}
+
+each_method = pytest.mark.parametrize("method", METHODS)
+
+
+@each_method
+def test_the_constructor_takes_captums_three_by_position_and_its_own_by_keyword(method: Any) -> None:
+    parameters = inspect.signature(method.__init__).parameters
+    assert list(parameters) == CONSTRUCTORS[method.__name__]
+    for name, parameter in parameters.items():
+        by_keyword = parameter.kind is inspect.Parameter.KEYWORD_ONLY
+        assert by_keyword == (name not in SHARED)
+        if name in DEFAULTS:
+            assert parameter.default == DEFAULTS[name]
+    if method in STACK_METHODS:
+        assert parameters["residual"].default == RESIDUALS[method.__name__]
+
+
+@each_method
+def test_attribute_takes_captums_names_in_captums_order(method: Any) -> None:
+    parameters = inspect.signature(method.attribute).parameters
+    own = {"all_layers": False} if method in STACK_METHODS else {}
+    assert {name: parameter.default for name, parameter in parameters.items() if name != "self"} == ATTRIBUTE | own
+    assert list(parameters) == ["self", *ATTRIBUTE, *own]
+
+
+def test_what_captums_own_ablation_takes_by_position_stands_where_it_stands_there() -> None:
+    ablation = list(inspect.signature(captum.attr.FeatureAblation.attribute).parameters)
+    ablation.remove("baselines")  # a value that is zeroed needs none
+    shared = ablation[: ablation.index("feature_mask") + 1]
+    assert list(inspect.signature(captum_vz.ValueZeroing.attribute).parameters)[: len(shared)] == shared
+
+
+@each_method
+def test_attribute_shows_what_it_wraps(method: Any) -> None:
+    # NoiseTunnel and TCAV call it, so that their inner calls are not logged.
+    assert inspect.isfunction(method.attribute.__wrapped__)
+
+
+@each_method
+def test_captums_bases(method: Any) -> None:
+    assert issubclass(method, captum.attr.PerturbationAttribution)
+    assert issubclass(method, captum.attr.LayerAttribution) == (method in LAYER_METHODS)
+
+
+@each_method
+def test_captums_attributes_and_answers(method: Any) -> None:
+    configuration = Configuration(method)
+    attribution = method(configuration.forward_func, configuration.layer, [0])
+    assert attribution.layer is configuration.layer
+    assert attribution.device_ids == [0]
+    assert callable(attribution.forward_func)
+    assert attribution.get_name() == method.get_name() == NAMES[method.__name__]
+    assert attribution.has_convergence_delta() is False
+    assert attribution.multiplies_by_inputs is False
+
+
+@each_method
+def test_attribute_future_is_refused_as_captum_refuses_it(method: Any) -> None:
+    configuration = Configuration(method)
+    with pytest.raises(NotImplementedError, match=f"attribute_future is not implemented for {method.__name__}"):
+        configuration.build().attribute_future(**configuration.arguments)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_show_progress_counts_the_layers(method: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    configuration = Configuration(method)
+    configuration.run(target=1, show_progress=True)
+    shown = capsys.readouterr().err
+    assert f"{len(configuration.case.layers)}/{len(configuration.case.layers)}" in shown
+    assert "attribution" in shown
+    configuration.run(target=1)
+    assert capsys.readouterr().err == ""
