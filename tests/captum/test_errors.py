@@ -1,0 +1,193 @@
+"""Misuse raises AssertionError, as Captum's own does, and says what was passed, what was expected and what to do."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from captum_vz import LayerAttention, ValueZeroing, ValueZeroingRollout, find_layers
+from tests.captum.configurations import LAYER_METHODS, METHODS, STACK_METHODS, Configuration
+from tests.reference.case import Case
+from tests.reference.families import FAMILIES
+
+each_method = pytest.mark.parametrize("method", METHODS)
+
+# What is passed to attribute, beside three examples of seven tokens, and what is said of it.
+BAD_ARGUMENTS: list[tuple[dict[str, Any], str]] = [
+    ({"attribute_to_layer_input": True}, "attribute_to_layer_input=True has no meaning here"),
+    ({"target": 7}, "target 7 is out of range: it names an output token, and the map has 7 of them, positions -7 to 6"),
+    ({"target": -8}, "target -8 is out of range: it names an output token"),
+    ({"target": torch.tensor(7)}, "target 7 is out of range"),
+    ({"target": [0, 1, 7]}, "target 7 is out of range"),
+    ({"target": (7, 0)}, "target 7 is out of range"),
+    ({"target": (0, 7)}, "target names source 7, which is out of range: there are 7 source tokens"),
+    ({"target": [(0, 1), (0, -8), (0, 2)]}, "target names source -8, which is out of range"),
+    ({"target": [0, 1]}, "target has 2 entries, one an example, but the batch has 3"),
+    ({"target": torch.tensor([0, 1, 2, 3])}, "target has 4 entries, one an example, but the batch has 3"),
+    ({"target": [(0,), (1,)]}, "target has 2 entries"),
+    ({"target": "the"}, "target is 'the': it names output tokens, by an int, a tuple (out,) or (out, in), a list"),
+    ({"target": 1.0}, "target is 1.0: it names output tokens"),
+    ({"target": True}, "target is True: it names output tokens"),
+    ({"target": ()}, "target is (): it names output tokens"),
+    ({"target": []}, "target is []: it names output tokens"),
+    ({"target": (0, 1, 2)}, "target is (0, 1, 2): it names output tokens"),
+    ({"target": [0, (1,), 2]}, "target is [0, (1,), 2]: it names output tokens"),
+    ({"target": torch.tensor([0.0, 1.0, 2.0])}, "target is a tensor (3,) of torch.float32: pass one integer"),
+    ({"target": torch.zeros(3, 2, dtype=torch.long)}, "target is a tensor (3, 2) of torch.int64: pass one integer"),
+    ({"perturbations_per_eval": 0}, "perturbations_per_eval is 0: pass an integer of at least 1, or None"),
+    ({"perturbations_per_eval": 1.5}, "perturbations_per_eval is 1.5: pass an integer of at least 1, or None"),
+    ({"feature_mask": [0, 0, 1]}, "feature_mask is of type list: pass integers of shape (1 or batch, source tokens)"),
+    ({"feature_mask": torch.zeros(7, dtype=torch.long)}, "feature_mask is torch.int64 (7,): pass integers of shape"),
+    ({"feature_mask": torch.zeros(1, 7)}, "feature_mask is torch.float32 (1, 7): pass integers of shape"),
+    ({"feature_mask": torch.zeros(1, 6, dtype=torch.long)}, "pass integers of shape (1, 7) or (3, 7)"),
+    ({"feature_mask": torch.zeros(2, 7, dtype=torch.long)}, "pass integers of shape (1, 7) or (3, 7)"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), BAD_ARGUMENTS, ids=lambda value: str(value).replace("\n", " ")[:60])
+@each_method
+def test_bad_arguments_are_named(method: Any, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(AssertionError, match=re.escape(message)):
+        Configuration(method).run(**arguments)
+
+
+@each_method
+def test_inputs_in_a_list_are_refused_as_by_captum(method: Any) -> None:
+    configuration = Configuration(method)
+    with pytest.raises(AssertionError, match="`inputs` must be a torch.Tensor or a tuple"):
+        configuration.build().attribute(list(configuration.case.inputs.values()))
+
+
+@each_method
+@pytest.mark.parametrize("inputs", ["tensor", "tuple", "mapping"])
+def test_an_empty_sequence_is_named(method: Any, inputs: str) -> None:
+    nothing = {name: value[:, :0] for name, value in FAMILIES["bert"].case.inputs.items()}
+    forms: dict[str, Any] = {"tensor": nothing["input_ids"], "tuple": tuple(nothing.values()), "mapping": nothing}
+    configuration = Configuration(method, inputs=inputs)
+    message = r"inputs holds an empty tensor \(3, 0\): there is no token to explain"
+    with pytest.raises(AssertionError, match=message):
+        configuration.build().attribute(forms[inputs])
+
+
+@each_method
+def test_a_mapping_takes_further_arguments_itself(method: Any) -> None:
+    configuration = Configuration(method, inputs="mapping")
+    with pytest.raises(AssertionError, match="inputs is a mapping, .*: put further arguments into it"):
+        configuration.run(additional_forward_args=(1,))
+
+
+@each_method
+def test_a_layer_that_forward_func_does_not_run_is_named(method: Any) -> None:
+    configuration = Configuration(method)
+    others = FAMILIES["bert"].build().layers
+    with pytest.raises(AssertionError, match="forward_func did not run layer 0 of 3, a BertLayer: pass a layer of"):
+        method(configuration.forward_func, others).attribute(**configuration.arguments)
+
+
+@each_method
+def test_a_layer_without_attention_is_named(method: Any) -> None:
+    configuration = Configuration(method)
+    feed_forward = configuration.case.layers[1].intermediate
+    with pytest.raises(AssertionError, match="The layer BertIntermediate called no attention .* Pass a whole"):
+        method(configuration.forward_func, [feed_forward]).attribute(**configuration.arguments)
+
+
+@each_method
+def test_a_stack_of_layers_is_no_layer(method: Any) -> None:
+    configuration = Configuration(method)
+    encoder = configuration.case.model.encoder
+    with pytest.raises(AssertionError, match="called attention 3 times in one run: pass a single Transformer block"):
+        method(configuration.forward_func, [encoder]).attribute(**configuration.arguments)
+
+
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        ([], "layer is empty: pass a module of the model, or a list of modules; captum_vz.find_layers"),
+        ("encoder.layer.0", "layer is of type str: pass a module of the model"),
+        (0, "layer is of type int: pass a module of the model"),
+        (["encoder.layer.0"], "layer is of type str: pass a module of the model"),
+        (None, "layer is of type NoneType: pass a module of the model"),
+    ],
+)
+@each_method
+def test_what_is_no_layer_is_named(method: Any, layer: Any, message: str) -> None:
+    configuration = Configuration(method)
+    with pytest.raises(AssertionError, match=re.escape(message)):
+        method(configuration.forward_func, layer).attribute(**configuration.arguments)
+
+
+@each_method
+def test_a_layer_stands_in_the_list_once(method: Any) -> None:
+    configuration = Configuration(method)
+    first = configuration.case.layers[0]
+    with pytest.raises(AssertionError, match="layer lists the same module more than once"):
+        method(configuration.forward_func, [first, first]).attribute(**configuration.arguments)
+
+
+@pytest.mark.parametrize("method", STACK_METHODS)
+def test_a_stack_is_given_in_the_order_in_which_it_runs(method: Any) -> None:
+    configuration = Configuration(method)
+    with pytest.raises(AssertionError, match=r"ran in the order \[2, 1, 0\] .* in the order in which they run"):
+        method(configuration.forward_func, configuration.layer[::-1]).attribute(**configuration.arguments)
+
+
+@each_method
+def test_dropout_is_refused_saying_eval(method: Any) -> None:
+    case = FAMILIES["bert"].build()
+    case.model.train()
+    with pytest.raises(
+        AssertionError, match=r"BertLayer is in train mode and has dropout .* Call model.eval\(\) first"
+    ):
+        method(case.model, case.layers).attribute(case.inputs)
+
+
+@each_method
+def test_numbers_that_overflow_float16_are_named(method: Any) -> None:
+    case = overflowing_case()
+    with pytest.raises(AssertionError, match="not finite .*float16 overflows above 65504: load the model in bfloat16"):
+        method(case.model, case.layers).attribute(case.inputs)
+
+
+def overflowing_case() -> Case:
+    """A model whose first layer multiplies beyond what float16 holds."""
+    case = FAMILIES["llama"].build(torch.float16)
+    with torch.no_grad():
+        case.layers[0].self_attn.q_proj.weight.mul_(300)
+        case.layers[0].self_attn.k_proj.weight.mul_(300)
+        case.layers[0].mlp.down_proj.weight.fill_(6e4)
+    return case
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "message"),
+    [
+        (ValueZeroing, {"distance": "manhattan"}, "'manhattan'"),
+        (ValueZeroing, {"heads": 4}, "heads is 4, but layer 0 has the query heads 0 to 3: pass an int"),
+        (ValueZeroing, {"heads": []}, "heads is []"),
+        (ValueZeroing, {"heads": [[0], [1]]}, "heads has 2 selections, one a layer, but there are 3 layers"),
+        (ValueZeroing, {"attention": "both"}, "attention is 'both': pass 'self' or 'cross'"),
+        (LayerAttention, {"heads": "median"}, "heads is 'median': pass 'mean', 'max', the number of a head"),
+        (LayerAttention, {"heads": -1}, "heads is -1, but layer 0 has the query heads 0 to 3"),
+        (ValueZeroingRollout, {"residual": "half"}, "'half'"),
+        (ValueZeroingRollout, {"heads": [0, 9]}, "heads is [0, 9], but layer 0 has the query heads 0 to 3"),
+    ],
+)
+def test_bad_options_are_named(method: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(AssertionError, match=re.escape(message)):
+        Configuration(method, options=options).run()
+
+
+@pytest.mark.parametrize("method", LAYER_METHODS)
+def test_a_constructor_rejects_nothing_that_captum_may_pass(method: Any) -> None:
+    # Captum's own tests build a method for a layer that is none, and expect the error only when it is run.
+    method(nn.Identity(), nn.Identity())
+
+
+def test_find_layers_finds_what_the_methods_take() -> None:
+    case = FAMILIES["bert"].case
+    assert find_layers(case.model) == case.layers
