@@ -1,0 +1,85 @@
+"""Print how long the maps take, beside the definition, the floor and a plain forward pass.
+
+    python -m tests.benchmarks                      # bert-base and gpt2 at 16, 32, 64, 128 tokens on this CPU
+    python -m tests.benchmarks --models llama-1b --tokens 128 1024 --device cuda --dtype bfloat16
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+
+import torch
+
+from captum_vz import ValueZeroing
+from tests.benchmarks.contenders import floor, sequential
+from tests.benchmarks.measure import medians, peak_bytes
+from tests.benchmarks.models import SIZES, build, token_ids
+
+HEADS = ("tokens", "maps", "row", "forward", "sequential", "floor", "seq/maps", "maps/(floor+fwd)", "row/fwd", "peak MB")
+
+
+def main() -> None:
+    """Run what the command line asks for."""
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
+    parser.add_argument("--models", nargs="+", choices=SIZES, default=["bert-base", "gpt2"])
+    parser.add_argument("--tokens", nargs="+", type=int, default=[16, 32, 64, 128])
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--longest-sequential", type=int, default=128, help="skip the definition beyond so many tokens")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    dtype = getattr(torch, options.dtype)
+    where = torch.cuda.get_device_name() if options.device != "cpu" else platform.processor() or platform.machine()
+    print(f"torch {torch.__version__}, {where}, {options.threads} threads, {options.dtype}; median of {options.rounds} rounds")
+    for name in options.models:
+        size = SIZES[name]
+        model = build(size, dtype, options.device)
+        layers = size.layers(model)
+        explain = ValueZeroing(model, layers)
+        print(f"\n{name}: seconds for all {len(layers)} layers\n" + " ".join(f"{head:>16}" for head in HEADS))
+        for tokens in options.tokens:
+            ids = token_ids(tokens, options.device)
+            pairs = tokens * (tokens + 1) // 2 if size.causal else tokens * tokens
+            contenders = {
+                "maps": lambda ids=ids: explain.attribute(ids),
+                "row": lambda ids=ids: explain.attribute(ids, target=-1),
+                "forward": lambda ids=ids: model(ids),
+                "floor": floor(size, len(layers), pairs, dtype, options.device, 512 if options.device == "cpu" else 16384),
+            }
+            if tokens <= options.longest_sequential:
+                contenders["sequential"] = sequential(model, layers, size, ids)
+            seconds = medians(contenders, options.rounds, options.device)
+            peak = peak_bytes(contenders["maps"], options.device)
+            definition = seconds.get("sequential", float("nan"))
+            row = (
+                *(seconds[key] for key in ("maps", "row", "forward")),
+                definition,
+                seconds["floor"],
+                definition / seconds["maps"],
+                seconds["maps"] / (seconds["floor"] + seconds["forward"]),
+                seconds["row"] / seconds["forward"],
+                float("nan") if peak is None else peak / 1e6,
+            )
+            print(f"{tokens:>16} " + " ".join(f"{value:>16.3f}" for value in row), flush=True)
+        memory_by_depth(name, options.tokens[-1], dtype, options.device)
+
+
+def memory_by_depth(name: str, tokens: int, dtype: torch.dtype, device: str) -> None:
+    """Peak memory of the maps of 3, 6 and 12 layers: it should not grow but by the maps themselves."""
+    peaks = []
+    for depth in (3, 6, 12):
+        model = build(SIZES[name], dtype, device, depth)
+        explain = ValueZeroing(model, SIZES[name].layers(model))
+        ids = token_ids(tokens, device)
+        with torch.no_grad():
+            explain.attribute(ids)
+        peak = peak_bytes(lambda explain=explain, ids=ids: explain.attribute(ids), device)
+        peaks.append(f"{depth} layers " + ("unknown" if peak is None else f"{peak / 1e6:.0f} MB"))
+    print(f"peak memory at {tokens} tokens: " + ", ".join(peaks))
+
+
+if __name__ == "__main__":
+    main()

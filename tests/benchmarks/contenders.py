@@ -1,0 +1,67 @@
+"""What the maps are measured against: the definition, run one token at a time, and the machine's own matrix product."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from captum_vz.functional import cosine_distance, normalize_rows
+from tests.benchmarks.models import Size
+
+
+def sequential(model: nn.Module, layers: list[nn.Module], size: Size, ids: Tensor) -> Callable[[], list[Tensor]]:
+    """The definition as the paper's code runs it: for each layer and each token, one more call of the layer."""
+
+    def run() -> list[Tensor]:
+        calls: list[tuple[nn.Module, Any, Any, Tensor]] = []
+
+        def keep(layer: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            calls.append((layer, args, kwargs, first(output)))
+
+        handles = [layer.register_forward_hook(keep, with_kwargs=True) for layer in layers]
+        model(ids)
+        for handle in handles:
+            handle.remove()
+        return [rerun(*call) for call in calls]
+
+    def rerun(layer: nn.Module, args: Any, kwargs: Any, clean: Tensor) -> Tensor:
+        columns = []
+        for token in range(ids.shape[1]):
+
+            def zero(module: nn.Module, inputs: Any, output: Tensor, token: int = token) -> Tensor:
+                output = output.clone()
+                output[:, token, size.first_value :] = 0
+                return output
+
+            with size.values(layer).register_forward_hook(zero):
+                columns.append(cosine_distance(first(layer(*args, **kwargs)), clean))
+        return normalize_rows(torch.stack(columns, dim=-1))
+
+    return run
+
+
+def floor(size: Size, layers: int, pairs: int, dtype: torch.dtype, device: str, chunk: int) -> Callable[[], None]:
+    """The feed-forward's products for that many pairs, in chunks, into one buffer: nothing but arithmetic."""
+    chunk = min(chunk, pairs)
+    problems = []
+    for width, out in size.matrices:
+        left = torch.randn(chunk, width, device=device, dtype=dtype)
+        right = torch.randn(width, out, device=device, dtype=dtype)
+        problems.append((left, right, torch.empty(chunk, out, device=device, dtype=dtype)))
+
+    def run() -> None:
+        for _ in range(layers):
+            for start in range(0, pairs, chunk):
+                rows = min(chunk, pairs - start)
+                for left, right, result in problems:
+                    torch.mm(left[:rows], right, out=result[:rows])
+
+    return run
+
+
+def first(output: Any) -> Tensor:
+    """A layer returns its hidden states, or a tuple that begins with them."""
+    return output if isinstance(output, Tensor) else output[0]
