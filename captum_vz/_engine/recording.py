@@ -112,16 +112,18 @@ def watching(layers: Sequence[nn.Module], on_return: Callable[[int, Recording], 
     def hooks(index: int) -> tuple[Callable[..., None], Callable[..., None]]:
         running: dict[int, tuple[Recording, Listener | None]] = {}
 
-        def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        # A thread that runs the model while this pass puts its hooks on or takes them off may call them without
+        # kwargs, for torch notes apart from a hook whether it wants them: only `ours` are looked at.
+        def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
             if ours(module):
-                recording = Recording(module, args, kwargs)
+                recording = Recording(module, args, kwargs or {})
                 running[id(module)] = recording, current_listener()
                 listen(recording)
 
-        def after(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        def after(module: nn.Module, args: tuple[Any, ...], *kwargs_and_output: Any) -> None:
             if ours(module):
                 recording, outer = running.pop(id(module))
-                recording.output = output
+                recording.output = kwargs_and_output[-1]
                 listen(None)
                 on_return(index, recording)
                 listen(outer)

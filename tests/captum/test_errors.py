@@ -58,7 +58,7 @@ def test_bad_arguments_are_named(method: Any, arguments: dict[str, Any], message
 @each_method
 def test_inputs_in_a_list_are_refused_as_by_captum(method: Any) -> None:
     configuration = Configuration(method)
-    with pytest.raises(AssertionError, match="`inputs` must be a torch.Tensor or a tuple"):
+    with pytest.raises(AssertionError, match=r"`inputs` must be a torch.Tensor or a tuple"):
         configuration.build().attribute(list(configuration.case.inputs.values()))
 
 
@@ -76,7 +76,7 @@ def test_an_empty_sequence_is_named(method: Any, inputs: str) -> None:
 @each_method
 def test_a_mapping_takes_further_arguments_itself(method: Any) -> None:
     configuration = Configuration(method, inputs="mapping")
-    with pytest.raises(AssertionError, match="inputs is a mapping, .*: put further arguments into it"):
+    with pytest.raises(AssertionError, match=r"inputs is a mapping, .*: put further arguments into it"):
         configuration.run(additional_forward_args=(1,))
 
 
@@ -92,7 +92,7 @@ def test_a_layer_that_forward_func_does_not_run_is_named(method: Any) -> None:
 def test_a_layer_without_attention_is_named(method: Any) -> None:
     configuration = Configuration(method)
     feed_forward = configuration.case.layers[1].intermediate
-    with pytest.raises(AssertionError, match="The layer BertIntermediate called no attention .* Pass a whole"):
+    with pytest.raises(AssertionError, match=r"The layer BertIntermediate called no attention .* Pass a whole"):
         method(configuration.forward_func, [feed_forward]).attribute(**configuration.arguments)
 
 
@@ -149,7 +149,7 @@ def test_dropout_is_refused_saying_eval(method: Any) -> None:
 @each_method
 def test_numbers_that_overflow_float16_are_named(method: Any) -> None:
     case = overflowing_case()
-    with pytest.raises(AssertionError, match="not finite .*float16 overflows above 65504: load the model in bfloat16"):
+    with pytest.raises(AssertionError, match=r"not finite .*float16 overflows above 65504: load the model in bfloat16"):
         method(case.model, case.layers).attribute(case.inputs)
 
 

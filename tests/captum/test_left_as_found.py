@@ -1,0 +1,216 @@
+"""The model is left as it was found: after success, and after an error wherever it is raised."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from captum_vz import ValueZeroing
+from tests.captum.configurations import METHODS
+from tests.captum.footprint import HOOKS, assert_same_numbers, footprint, numbers
+from tests.reference.case import Case
+from tests.reference.families import FAMILIES
+
+each_method = pytest.mark.parametrize("method", METHODS)
+
+FAMILIES_HERE = ["bert", "gpt2", "llama", "albert"]
+IMPLEMENTATIONS = ["eager", "sdpa"]
+
+
+class InterruptionError(Exception):
+    """What the tests raise in the middle of a pass."""
+
+
+def lively(family: str = "bert", implementation: str = "eager") -> Case:
+    """A model of one's own in a state that is easy to disturb: parameters that want gradients, hooks of its user."""
+    case = FAMILIES[family].build(attn_implementation=implementation)
+    for number, parameter in enumerate(case.model.parameters()):
+        parameter.requires_grad_(number % 2 == 0)
+    case.layers[0].register_forward_hook(lambda module, args, output: None)
+    case.model.register_forward_pre_hook(lambda module, args: None)
+    return case
+
+
+def unchanged_by(case: Case, action: Callable[[], Any]) -> None:
+    before, values = footprint(case.model), numbers(case.model)
+    inputs = {name: value.clone() for name, value in case.inputs.items()}
+    action()
+    assert footprint(case.model) == before
+    assert_same_numbers(case.model, values)
+    assert all(torch.equal(case.inputs[name], value) for name, value in inputs.items())
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("family", FAMILIES_HERE)
+@each_method
+def test_after_success(method: Any, family: str, implementation: str) -> None:
+    case = lively(family, implementation)
+    clean = case.model(**case.inputs).last_hidden_state
+    unchanged_by(case, lambda: method(case.model, case.layers).attribute(case.inputs, target=1))
+    assert torch.equal(case.model(**case.inputs).last_hidden_state, clean)
+
+
+@each_method
+def test_after_an_error_in_forward_func_before_any_layer(method: Any) -> None:
+    case = lively()
+
+    def forward(**inputs: Any) -> None:
+        raise InterruptionError
+
+    check_interrupted(case, method, forward)
+
+
+@each_method
+def test_after_an_error_in_forward_func_after_all_layers(method: Any) -> None:
+    case = lively()
+
+    def forward(**inputs: Any) -> None:
+        case.model(**inputs)
+        raise InterruptionError
+
+    check_interrupted(case, method, forward)
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+@each_method
+def test_after_an_error_inside_a_layer(method: Any, place: int) -> None:
+    case = lively()
+
+    def interrupt(module: nn.Module, args: Any) -> None:
+        raise InterruptionError
+
+    with case.layers[place].output.dense.register_forward_pre_hook(interrupt):
+        check_interrupted(case, method, case.model)
+
+
+@each_method
+def test_after_an_error_inside_the_attention_of_a_layer(method: Any) -> None:
+    case = lively()
+
+    def interrupt(module: nn.Module, args: Any) -> None:
+        raise InterruptionError
+
+    with case.layers[1].attention.self.value.register_forward_pre_hook(interrupt):
+        check_interrupted(case, method, case.model)
+
+
+def check_interrupted(case: Case, method: Any, forward_func: Callable[..., Any]) -> None:
+    def interrupted() -> None:
+        with pytest.raises(InterruptionError):
+            method(forward_func, case.layers).attribute(case.inputs)
+
+    unchanged_by(case, interrupted)
+
+
+@each_method
+def test_after_a_layer_that_never_ran(method: Any) -> None:
+    case = lively()
+    stranger = FAMILIES["bert"].build().layers[0]
+
+    def misused() -> None:
+        with pytest.raises(AssertionError, match="did not run layer 1 of 2"):
+            method(case.model, [case.layers[0], stranger]).attribute(case.inputs)
+
+    unchanged_by(case, misused)
+    assert not any(getattr(module, hook) for module in stranger.modules() for hook in HOOKS)
+
+
+@each_method
+def test_after_an_error_found_while_a_layer_is_running(method: Any) -> None:
+    case = lively()
+
+    def misused() -> None:
+        with pytest.raises(AssertionError, match="feature_mask is"):
+            method(case.model, case.layers).attribute(case.inputs, feature_mask=torch.zeros(1, 3, dtype=torch.long))
+
+    unchanged_by(case, misused)
+
+
+@each_method
+def test_after_a_refusal_in_train_mode(method: Any) -> None:
+    case = lively()
+    case.model.train()
+    case.layers[2].eval()
+
+    def misused() -> None:
+        with pytest.raises(AssertionError, match="train mode"):
+            method(case.model, case.layers).attribute(case.inputs)
+
+    unchanged_by(case, misused)
+
+
+def test_after_an_interruption_inside_a_replay() -> None:
+    case = lively()
+
+    def interrupt(zeroed: torch.Tensor, clean: torch.Tensor) -> torch.Tensor:
+        raise InterruptionError
+
+    def interrupted() -> None:
+        with pytest.raises(InterruptionError):
+            ValueZeroing(case.model, case.layers, distance=interrupt).attribute(case.inputs)
+
+    unchanged_by(case, interrupted)
+
+
+@each_method
+def test_train_mode_without_dropout_is_kept(method: Any) -> None:
+    case = lively("llama").example(0)  # LLaMA has no dropout
+    case.model.train()
+    expected = method(FAMILIES["llama"].case.model, FAMILIES["llama"].case.layers).attribute(case.inputs)
+    unchanged_by(case, lambda: method(case.model, case.layers).attribute(case.inputs))
+    answer = method(case.model, case.layers).attribute(case.inputs)
+    for one, other in zip([*answer], [*expected], strict=True):
+        assert torch.equal(one, other)
+
+
+@each_method
+def test_half_precision_parameters_are_left_alone(method: Any) -> None:
+    case = FAMILIES["bert"].build(torch.bfloat16)
+    unchanged_by(case, lambda: method(case.model, case.layers).attribute(case.inputs))
+
+
+@each_method
+def test_nothing_is_kept_on_the_attribution_between_calls(method: Any) -> None:
+    case = lively()
+    attribution = method(case.model, case.layers)
+    before = dict(vars(attribution))
+    attribution.attribute(case.inputs, target=1)
+    assert vars(attribution) == before
+
+
+@each_method
+def test_inside_and_outside_of_no_grad(method: Any) -> None:
+    case = lively()
+    outside = method(case.model, case.layers).attribute(case.inputs, target=1)
+    with torch.no_grad():
+        unchanged_by(case, lambda: method(case.model, case.layers).attribute(case.inputs, target=1))
+        inside = method(case.model, case.layers).attribute(case.inputs, target=1)
+    for one, other in zip([*outside], [*inside], strict=True):
+        assert torch.equal(one, other)
+
+
+def test_the_comparison_sees_a_hook_a_mode_and_a_config() -> None:
+    def add_a_hook(case: Case) -> None:
+        case.layers[1].attention.register_forward_hook(lambda module, args, output: None)
+
+    def change_a_mode(case: Case) -> None:
+        case.layers[1].train()
+
+    def switch_the_attention(case: Case) -> None:
+        case.model.set_attn_implementation("sdpa")
+
+    def wrap_a_forward(case: Case) -> None:
+        case.layers[1].forward = case.layers[1].forward
+
+    def change_a_number(case: Case) -> None:
+        with torch.no_grad():
+            case.layers[1].output.dense.weight[0, 0] += 1
+
+    for disturb in (add_a_hook, change_a_mode, switch_the_attention, wrap_a_forward, change_a_number):
+        case = lively()
+        with pytest.raises(AssertionError):
+            unchanged_by(case, lambda disturb=disturb, case=case: disturb(case))
