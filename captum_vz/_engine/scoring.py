@@ -137,13 +137,12 @@ def _packed_pairs(recording: Recording, call: AttentionCall, output: Tensor, zer
     values = call.values.transpose(1, 2)  # (batch, in, key-value head, d_head)
     contexts = call.context.flatten(2)[targets.batch, targets.out]
 
-    clean = torch.cat(
-        [
-            replay.run(targets.batch[part], targets.out[part], contexts[part])
-            for part in torch.arange(len(targets), device=contexts.device).split(rows)
-        ]
-    )
-    check_reproduced(clean, output[targets.batch, targets.out])
+    # A layer that mixes positions reproduces its output on the sequence that it knows. So the first check is on another
+    # one: a few positions, backwards, and one of them many times.
+    outputs = output[targets.batch, targets.out]
+    few = torch.arange(len(targets), device=contexts.device).flip(0)[:8]
+    few = torch.cat([few, few[:1].expand(8)])
+    check_reproduced(replay.run(targets.batch[few], targets.out[few], contexts[few]), outputs[few])
 
     lists = members[targets.batch]  # (target, group, member)
     seen = weights.ne(0).any(-1)  # (target, in)
@@ -153,8 +152,15 @@ def _packed_pairs(recording: Recording, call: AttentionCall, output: Tensor, zer
         for pair in pairs.split(rows):
             target, group = pair[:, 0], pair[:, 1] + start
             change = _change(weights, values, targets.batch, lists, target, group)
-            moved = replay.run(targets.batch[target], targets.out[target], contexts[target] - change)
-            scores[targets.batch[target], targets.place[target], group] = zeroing.measure(moved, clean[target])
+            # Each target also runs unchanged, behind the pairs, and is checked again: where positions compete, as for
+            # experts of limited capacity, only the chunk itself shows it.
+            unchanged, which = target.unique(return_inverse=True)
+            both = torch.cat([target, unchanged])
+            context = torch.cat([contexts[target] - change, contexts[unchanged]])
+            answer = replay.run(targets.batch[both], targets.out[both], context)
+            moved, clean = answer[: len(pair)], answer[len(pair) :]
+            check_reproduced(clean, outputs[unchanged])
+            scores[targets.batch[target], targets.place[target], group] = zeroing.measure(moved, clean[which])
     return scores
 
 
@@ -192,7 +198,8 @@ def _whole_sequences(recording: Recording, call: AttentionCall, output: Tensor, 
         check_reproduced(clean, output[example, out])
         in_group = torch.zeros(count, sources.shape[1] + 1, dtype=torch.bool, device=output.device)
         in_group = in_group.scatter(1, members[example] % in_group.shape[1], True)[:, :-1] & sources[example]
-        active = (in_group & weights[example, out].ne(0).any(-1).any(0)).any(-1).nonzero().flatten()
+        # Seen by any row, not by the wanted alone: a layer that mixes positions hands on what their neighbours saw.
+        active = (in_group & weights[example].ne(0).any(-1).any(0)).any(-1).nonzero().flatten()
         for part in active.split(copies):
             zeroed = in_group[part][:, None, :] & heads[:, None]
             moved = replay.run(example, zeroed)[:, out]

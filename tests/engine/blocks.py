@@ -1,0 +1,125 @@
+"""Home-made Transformer blocks with one oddity each, and a twin that zeroes their values one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PretrainedConfig
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+WIDTH, HEADS = 16, 4
+
+
+def eager_attention_forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor]:
+    """The attention of `SelfAttention`, found beside its class as in transformers' own modules."""
+    scores = query @ key.transpose(2, 3) / query.shape[-1] ** 0.5
+    weights = (scores if attention_mask is None else scores + attention_mask).softmax(-1)
+    weights = nn.functional.dropout(weights, dropout, module.training)
+    return (weights @ value).transpose(1, 2).contiguous(), weights
+
+
+class SelfAttention(nn.Module):
+    """Attention over transformers' AttentionInterface; `finish` makes its output of the context."""
+
+    is_causal = False
+
+    def __init__(self, finish: Callable[[SelfAttention, Tensor, Tensor], Tensor] | None = None) -> None:
+        super().__init__()
+        self.config = PretrainedConfig()
+        self.config._attn_implementation = "eager"
+        self.query, self.key, self.value, self.output = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
+        self.finish = finish
+        self.rates = [0.0]  # in a list, where nobody looks for a rate of dropout
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        parts = (linear(x).unflatten(-1, (HEADS, -1)).transpose(1, 2) for linear in (self.query, self.key, self.value))
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
+        context, _ = attend(self, *parts, mask, dropout=self.rates[0] if self.training else 0.0)
+        context = context.flatten(2)
+        return self.output(context) if self.finish is None else self.finish(self, context, x)
+
+
+class Block(nn.Module):
+    """A pre-norm block; `after` is added behind the attention, before the feed-forward layer."""
+
+    def __init__(
+        self,
+        after: nn.Module | None = None,
+        finish: Callable[[SelfAttention, Tensor, Tensor], Tensor] | None = None,
+    ) -> None:
+        super().__init__()
+        self.attention = SelfAttention(finish)
+        self.after = after
+        self.attention_norm, self.norm = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.feed_forward = nn.Sequential(nn.Linear(WIDTH, 24), nn.GELU(), nn.Linear(24, WIDTH))
+        self.double().eval()
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        x = x + self.attention(self.attention_norm(x), mask)
+        if self.after is not None:
+            x = x + self.after(x)
+        return x + self.feed_forward(self.norm(x))
+
+
+class Convolution(nn.Module):
+    """Mixes neighbours: position i hears i - 1 and i + 1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Conv1d(WIDTH, WIDTH, kernel_size=3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x.mT).mT
+
+
+class Mean(nn.Module):
+    """Mixes all positions, in whatever order they stand."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean(1, keepdim=True).expand_as(x)
+
+
+class Noise(nn.Module):
+    """Is never twice the same."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + 0.01 * torch.randn_like(x)
+
+
+def sequences(batch: int, length: int = 6) -> Tensor:
+    return torch.randn(batch, length, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+
+
+def mask_of_window(length: int, window: int) -> Tensor:
+    """Causal, and no further back than `window` tokens, itself counted: `(1, 1, out, in)`, added to the scores."""
+    visible = torch.ones(length, length).tril().triu(1 - window).bool()
+    return torch.zeros(1, 1, length, length, dtype=torch.float64).masked_fill(~visible, torch.finfo(torch.float64).min)
+
+
+@torch.no_grad()
+def zeroed_one_by_one(block: nn.Module, x: Tensor, *args: Any, value: str = "attention.value") -> Tensor:
+    """The map of a block by the definition, `(batch, out, in)`: rerun it for each source with its value row zeroed."""
+    clean = block(x, *args)
+    columns = []
+    for source in range(x.shape[1]):
+
+        def zero(module: nn.Module, inputs: Any, values: Tensor, source: int = source) -> Tensor:
+            values = values.clone()
+            values[:, source] = 0
+            return values
+
+        with block.get_submodule(value).register_forward_hook(zero):
+            columns.append(1 - torch.cosine_similarity(block(x, *args), clean, dim=-1))
+    scores = torch.stack(columns, dim=-1)
+    return scores / scores.sum(-1, keepdim=True)

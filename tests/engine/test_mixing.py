@@ -1,0 +1,78 @@
+"""Layers whose positions act on each other after the attention: pairs packed side by side would disturb each other.
+
+The traps are those where the sequence that the layer knows would not give it away: one example, no padding, all rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+import transformers
+from torch import nn
+
+from captum_vz import ValueZeroing
+from tests.engine.blocks import Block, Convolution, Mean, mask_of_window, sequences, zeroed_one_by_one
+from tests.reference import FAMILIES, Attention, Case, Family, naive_value_zeroing
+from tests.reference.case import randomize
+from tests.reference.families import ENCODER_SIZE, T5_ATTENTION, T5_SIZE
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("mixture", [Convolution, Mean])
+def test_a_layer_that_mixes_positions(mixture: type[nn.Module], batch: int) -> None:
+    block, x = Block(after=mixture()), sequences(batch)
+    expected = zeroed_one_by_one(block, x)
+    torch.testing.assert_close(ValueZeroing(block, block).attribute(x), expected, rtol=0, atol=1e-10)
+    for row in range(x.shape[1]):
+        scores = ValueZeroing(block, block).attribute(x, target=row)
+        torch.testing.assert_close(scores, expected[:, row], rtol=0, atol=1e-10)
+
+
+def test_a_source_reaches_a_row_through_its_neighbour() -> None:
+    block, x, mask = Block(after=Convolution()), sequences(2), mask_of_window(6, window=2)
+    expected = zeroed_one_by_one(block, x, mask)
+    assert (expected[:, 4, 2] > 1e-4).all()  # out of row 4's own window, in that of row 3
+    for row in range(6):
+        scores = ValueZeroing(block, block).attribute((x, mask), target=row)
+        torch.testing.assert_close(scores, expected[:, row], rtol=0, atol=1e-10)
+
+
+def check_one_by_one(case: Case) -> None:
+    maps = ValueZeroing(case.model, case.layers).attribute(case.inputs)
+    for index, layer_map in enumerate(maps):
+        torch.testing.assert_close(layer_map, naive_value_zeroing(case, index), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_a_conformer(batch: int) -> None:
+    size = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+    sound = {"subsampling_factor": 2, "subsampling_conv_channels": 4, "num_mel_bins": 8, "conv_kernel_size": 3}
+    attention = Attention("self_attn.v_proj", "self_attn.o_proj")
+    family = Family("ParakeetEncoder", size | sound, "layers", attention, mask=None)
+    frames = torch.randn(batch, 12, 8, dtype=torch.float64)
+    check_one_by_one(replace(family, inputs=lambda: {"input_features": frames}).build())
+
+
+@pytest.mark.parametrize("capacity", [3, 12, 64])
+def test_experts_of_limited_capacity(capacity: int) -> None:
+    size = T5_SIZE | {"num_layers": 2, "num_decoder_layers": 2, "num_sparse_encoder_layers": 2, "num_experts": 2}
+    config = transformers.SwitchTransformersConfig(**size, expert_capacity=capacity)
+    config._attn_implementation = "eager"
+    model = transformers.SwitchTransformersModel(config).double().eval()
+    randomize(model)
+    for module in model.modules():
+        if type(module).__name__ == "SwitchTransformersTop1Router":
+            module.dtype = torch.float64
+    tokens = {"input_ids": torch.randint(4, 60, (1, 10)), "decoder_input_ids": torch.randint(4, 60, (1, 2))}
+    attention = replace(T5_ATTENTION, weights="encoder_attentions")
+    check_one_by_one(Case(Family("", {}, "encoder.block", attention, mask=None), model, tokens))
+
+
+@pytest.mark.parametrize("name", ["bart-decoder", "t5-decoder", "whisper-decoder"])
+def test_an_encoder_as_long_as_the_decoder(name: str) -> None:
+    case = FAMILIES[name].case
+    tokens = torch.randint(4, ENCODER_SIZE["vocab_size"], (1, 7))
+    source = {key: x[:1] for key, x in case.inputs.items() if key in ("input_ids", "input_features")}
+    check_one_by_one(replace(case, inputs={**source, "decoder_input_ids": tokens}))
