@@ -32,12 +32,19 @@ def collect(
         _refuse_dropout(layer)
     runs: Runs = []
     replicas: dict[torch.device, Runs] = {}
+    owners: dict[tuple[torch.device, int], nn.Module] = {}
     lock = threading.Lock()
 
     def keep(index: int, recording: Recording) -> None:
         result = compute(index, recording)
         with lock:
             if getattr(recording.layer, "_is_replica", False):
+                owner = owners.setdefault((result.device, index), recording.layer)
+                assert owner is recording.layer, (
+                    f"forward_func ran more than one replica of layer {index} on {result.device}, so that the order of "
+                    "their shares of the batch is unknown: list each device once in DataParallel's device_ids, and run "
+                    "the model once."
+                )
                 replicas.setdefault(result.device, []).append((index, result))
             else:
                 runs.append((index, result))

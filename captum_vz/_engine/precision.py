@@ -32,7 +32,11 @@ def is_half(recording: Recording) -> bool:
 def in_float32(module: Module) -> Module:
     """A float32 copy of a module, sharing its configs, which are no part of the numbers."""
     configs = [config for m in module.modules() if (config := getattr(m, "config", None)) is not None]
-    return copy.deepcopy(module, {id(config): config for config in configs}).float()
+    copied = copy.deepcopy(module, {id(config): config for config in configs}).float()
+    # A replica of DataParallel holds plain tensors where its original holds parameters.
+    for m in copied.modules():
+        vars(m).update({name: _float32(value) for name, value in vars(m).items()})
+    return copied
 
 
 def rerun_in_float32(recording: Recording) -> Recording:

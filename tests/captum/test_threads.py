@@ -70,9 +70,9 @@ def test_two_explain_and_a_third_runs_the_same_model(method: Any, family: str, i
         other_method(case.model, case.layers).attribute(other),
         case.model(**plain).last_hidden_state,
     )
+    barrier = Barrier(3)
+    forward = meeting(case, barrier)
     for _ in range(3):
-        barrier = Barrier(3)
-        forward = meeting(case, barrier)
         first, second, hidden = together(
             lambda: method(forward, case.layers).attribute(one),
             lambda: other_method(forward, case.layers).attribute(other),
