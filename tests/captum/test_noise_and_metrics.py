@@ -1,0 +1,172 @@
+"""Captum's NoiseTunnel, sensitivity_max and infidelity on our classes, against what they are defined to compute."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from captum.attr import NoiseTunnel
+from captum.metrics import infidelity, sensitivity_max
+from torch import Tensor
+
+from captum_vz import ValueZeroing, ValueZeroingRollout
+from tests.captum.configurations import LAYER_METHODS, METHODS, STACK_METHODS, Configuration, tensors
+
+each_method = pytest.mark.parametrize("method", METHODS)
+
+# Positions that hold a token in each of the three examples (7, 5 and 3 long).
+TARGETS: dict[str, Any] = {
+    "all": None,
+    "int": 2,
+    "list": [2, 0, 1],
+    "tensor": torch.tensor([1, 2, 0]),
+    "pairs": [(1, 0), (0, 2), (2, 2)],
+}
+
+
+def on_embeddings(method: Any, **options: Any) -> Configuration:
+    """Noise needs floating point, so embeddings go in; NoiseTunnel takes no list, so one layer unless it is a stack."""
+    layers = 1 if method in LAYER_METHODS else None
+    return Configuration(method, inputs="embeddings", layers=layers, options=options)
+
+
+@pytest.mark.parametrize("form", TARGETS)
+@each_method
+def test_noise_tunnel_without_noise_is_the_plain_attribution(method: Any, form: str) -> None:
+    configuration = on_embeddings(method)
+    tunnel = NoiseTunnel(configuration.build())
+    smoothed = tunnel.attribute(**configuration.arguments, nt_samples=3, stdevs=0.0, target=TARGETS[form])
+    torch.testing.assert_close(smoothed, configuration.run(target=TARGETS[form]), rtol=1e-10, atol=1e-13)
+
+
+@pytest.mark.parametrize("nt_samples_batch_size", [None, 1, 2])
+@pytest.mark.parametrize("nt_type", ["smoothgrad", "smoothgrad_sq", "vargrad"])
+@pytest.mark.parametrize("method", [ValueZeroing, ValueZeroingRollout])
+def test_noise_tunnel_averages_over_noisy_copies(method: Any, nt_type: str, nt_samples_batch_size: int | None) -> None:
+    samples, deviation, target = 5, 0.3, [2, 0, 1]
+    configuration = on_embeddings(method)
+    attribution = configuration.build()
+    embeddings, further = configuration.arguments.values()
+
+    torch.manual_seed(7)
+    smoothed = NoiseTunnel(attribution).attribute(
+        embeddings,
+        nt_type=nt_type,
+        nt_samples=samples,
+        nt_samples_batch_size=nt_samples_batch_size,
+        stdevs=deviation,
+        target=target,
+        additional_forward_args=further,
+    )
+
+    torch.manual_seed(7)
+    batch, size = len(embeddings), nt_samples_batch_size or samples
+    answers = []  # one a sample, drawn in NoiseTunnel's order: so many copies of an example at a time, side by side
+    for start in range(0, samples, size):
+        copies = min(size, samples - start)
+        noise = torch.normal(0, torch.full((batch * copies, *embeddings.shape[1:]), deviation))
+        for copy in range(copies):
+            noisy = embeddings + noise.unflatten(0, (batch, copies))[:, copy]
+            answers.append(attribution.attribute(noisy, target=target, additional_forward_args=further))
+    mean, square = sum(answers) / samples, sum(answer**2 for answer in answers) / samples
+    expected = {"smoothgrad": mean, "smoothgrad_sq": square, "vargrad": square - mean**2}[nt_type]
+    torch.testing.assert_close(smoothed, expected, rtol=1e-8, atol=1e-12)
+    assert not torch.allclose(smoothed, configuration.run(target=target))
+
+
+@pytest.mark.parametrize("method", STACK_METHODS)
+def test_noise_tunnel_gives_a_tuple_for_a_tuple(method: Any) -> None:
+    configuration = on_embeddings(method)
+    embeddings, further = configuration.arguments.values()
+    (smoothed,) = NoiseTunnel(configuration.build()).attribute(
+        (embeddings,), nt_samples=2, stdevs=0.0, target=2, additional_forward_args=further
+    )
+    torch.testing.assert_close(smoothed, configuration.run(target=2), rtol=1e-10, atol=1e-13)
+
+
+@each_method
+def test_noise_tunnel_repeats_a_feature_mask_for_its_copies(method: Any) -> None:
+    configuration = on_embeddings(method)
+    masks = torch.tensor([[0, 0, 1, 1, 2, 2, 3], [0, 1, 1, 2, 3, 4, 5], [0, 0, 0, 1, 2, 3, 4]])
+    smoothed = NoiseTunnel(configuration.build()).attribute(
+        **configuration.arguments, nt_samples=2, stdevs=0.0, target=2, feature_mask=masks
+    )
+    expected = configuration.run(target=2, feature_mask=masks)
+    torch.testing.assert_close(smoothed, expected, rtol=1e-10, atol=1e-13)
+    assert not torch.allclose(smoothed, configuration.run(target=2))
+
+
+def test_noise_tunnel_refuses_a_list_of_maps() -> None:
+    configuration = Configuration(ValueZeroing, inputs="embeddings")
+    with pytest.raises(AssertionError, match=r"`inputs` must be a torch.Tensor or a tuple"):
+        NoiseTunnel(configuration.build()).attribute(**configuration.arguments, nt_samples=2, target=2)
+
+
+def moved(embeddings: Tensor) -> Tensor:
+    """A perturbation without chance. Captum hands over one input as a tensor, without its tuple."""
+    return embeddings + 0.1 * embeddings.cos()
+
+
+@pytest.mark.parametrize("form", ["int", "list", "all"])
+@each_method
+def test_sensitivity_max_is_the_relative_change_of_the_map(method: Any, form: str) -> None:
+    configuration = on_embeddings(method)
+    attribution = configuration.build()
+    embeddings, further = configuration.arguments.values()
+    keywords = {"target": TARGETS[form], "additional_forward_args": further}
+    # sensitivity_max hands over a tuple and takes the answer for one: an input method's is, a layer method's is not.
+    explain = attribution.attribute if method in STACK_METHODS else lambda x, **k: (attribution.attribute(x, **k),)
+    found = sensitivity_max(explain, embeddings, perturb_func=moved, n_perturb_samples=2, **keywords)
+
+    before = attribution.attribute(embeddings, **keywords)
+    after = attribution.attribute(moved(embeddings), **keywords)
+    for b in range(len(embeddings)):
+        assert found[b].item() == pytest.approx(((before[b] - after[b]).norm() / before[b].norm()).item(), rel=1e-8)
+    assert (found > 0).all()
+
+
+@each_method
+def test_sensitivity_max_with_captums_own_perturbation_grows_with_its_radius(method: Any) -> None:
+    configuration = on_embeddings(method)
+    attribution = configuration.build()
+    embeddings, further = configuration.arguments.values()
+
+    def sensitivity(radius: float) -> Tensor:
+        torch.manual_seed(3)
+        return sensitivity_max(
+            lambda x, **k: tuple(tensors(attribution.attribute(x, **k))),
+            embeddings,
+            perturb_radius=radius,
+            n_perturb_samples=4,
+            max_examples_per_batch=6,
+            target=[2, 0, 1],
+            additional_forward_args=further,
+        )
+
+    near, far = sensitivity(0.001), sensitivity(0.1)
+    assert sensitivity(0.0).abs().max() < 1e-12
+    assert ((near > 0) & (far > near)).all()
+
+
+@each_method
+def test_infidelity_takes_a_row_that_is_spread_over_the_embeddings(method: Any) -> None:
+    configuration = on_embeddings(method)
+    embeddings, further = configuration.arguments.values()
+    row = configuration.run(target=2)
+    spread = (row / embeddings.shape[-1])[..., None].expand_as(embeddings)
+
+    def value(embeddings: Tensor, mask: Tensor) -> Tensor:
+        """One number an example, as infidelity wants it."""
+        return configuration.forward_func(embeddings, mask).last_hidden_state[:, 2, 0]
+
+    def perturb(inputs: Tensor) -> tuple[Tensor, Tensor]:
+        return inputs - moved(inputs), moved(inputs)
+
+    found = infidelity(value, perturb, embeddings, spread, additional_forward_args=further, n_perturb_samples=2)
+
+    change = embeddings - moved(embeddings)
+    dropped = value(embeddings, *further) - value(moved(embeddings), *further)
+    for b in range(len(embeddings)):
+        told = sum((change[b, j] * row[b, j] / embeddings.shape[-1]).sum().item() for j in range(row.shape[1]))
+        assert found[b].item() == pytest.approx((told - dropped[b].item()) ** 2, rel=1e-8)

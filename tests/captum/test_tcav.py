@@ -1,0 +1,48 @@
+"""The way in which TCAV calls a layer method: the layer is put on it, and the unlogged `attribute` gets keywords."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from captum._utils.common import _get_module_from_name
+
+from tests.captum.configurations import LAYER_METHODS, STACK_METHODS, Configuration
+
+
+@pytest.mark.parametrize("method", LAYER_METHODS)
+def test_the_layer_may_be_replaced_between_calls(method: Any) -> None:
+    configuration = Configuration(method, layers=0)
+    attribution = configuration.build()
+    for index, name in enumerate(["encoder.layer.0", "encoder.layer.1", "encoder.layer.2"]):
+        attribution.layer = _get_module_from_name(configuration.case.model, name)
+        answer = attribution.attribute.__wrapped__(
+            attribution,
+            configuration.arguments["inputs"],
+            target=2,
+            additional_forward_args=configuration.arguments["additional_forward_args"],
+            attribute_to_layer_input=False,
+        )
+        assert torch.equal(answer, Configuration(method, layers=index).run(target=2))
+
+
+@pytest.mark.parametrize("method", LAYER_METHODS)
+def test_a_list_may_take_the_place_of_a_layer(method: Any) -> None:
+    configuration = Configuration(method, layers=0)
+    attribution = configuration.build()
+    attribution.layer = configuration.case.layers
+    answers = attribution.attribute(**configuration.arguments)
+    for answer, expected in zip(answers, Configuration(method).run(), strict=True):
+        assert torch.equal(answer, expected)
+
+
+@pytest.mark.parametrize("method", STACK_METHODS)
+def test_the_stack_of_a_rollout_may_be_replaced_too(method: Any) -> None:
+    configuration = Configuration(method)
+    attribution = configuration.build()
+    for depth in (1, 2, 3):
+        attribution.layer = configuration.case.layers[:depth]
+        answer = attribution.attribute.__wrapped__(attribution, **configuration.arguments, target=2)
+        shorter = method(configuration.forward_func, configuration.case.layers[:depth])
+        assert torch.equal(answer, shorter.attribute(**configuration.arguments, target=2))
