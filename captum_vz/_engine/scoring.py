@@ -42,25 +42,30 @@ class Zeroing:
 def value_zeroing_map(recording: Recording, call: AttentionCall, zeroing: Zeroing) -> Tensor:
     """The raw distances of one layer, `(batch, row, group)`; padded rows and sources are 0."""
     name = type(recording.layer).__name__
-    output = first_tensor(recording.output)
-    assert output is not None and output.shape[:2] == call.context.shape[:2], (
+    output = _output(recording, call)
+    expected = (call.size[0], call.size[2])
+    assert output is not None and output.shape[:2] == expected, (
         f"{name} returned {'no tensor' if output is None else tuple(output.shape)}, but its attention computed "
-        f"{tuple(call.context.shape[:2])} (batch, tokens): a map needs a layer whose output has one vector a token. "
+        f"{expected} (batch, tokens): a map needs a layer whose output has one vector a token. "
         "Pass a single Transformer block as `layer`."
     )
-    if is_half(recording):
-        site = recording.calls.index(call)
-        recording = rerun_in_float32(recording)
-        call = recording.calls[site]
-        output = first_tensor(recording.output)
-        assert output is not None
     assert output.isfinite().all(), (
         f"{name} returned values that are not finite (NaN or infinity) in {output.dtype}; no distance can be taken of "
         "them. float16 overflows above 65504: load the model in bfloat16 or float32, and check its weights and inputs."
     )
+    if not is_half(recording):
+        return _replayed(recording, call, output, zeroing)
+    site = [one is call for one in recording.calls].index(True)
+    recording = rerun_in_float32(recording)
+    output = first_tensor(recording.output)
+    assert output is not None
+    with torch.autocast(output.device.type, enabled=False):
+        return _replayed(recording, recording.calls[site], output, zeroing)
 
+
+def _replayed(recording: Recording, call: AttentionCall, output: Tensor, zeroing: Zeroing) -> Tensor:
     reasons = []
-    for way in (_packed_pairs, _whole_sequences):
+    for way in (_packed_pairs, _packed_first, _whole_sequences):
         try:
             return way(recording, call, output, zeroing)
         # A layer that does not fit a way can fail in it in any manner; the next way, or the error below, answers.
@@ -69,10 +74,16 @@ def value_zeroing_map(recording: Recording, call: AttentionCall, zeroing: Zeroin
                 raise
             reasons.append(f"{way.__name__.strip('_').replace('_', ' ')}: {error}")
     raise AssertionError(
-        f"The layer {name} cannot be replayed: run again on its own clean input, it does not return its clean output, "
-        f"so that no distance could be trusted. Tried {'; '.join(reasons)}. Pass a single Transformer block in eval "
-        "mode, whose output at each token depends on its input alone."
+        f"The layer {type(recording.layer).__name__} cannot be replayed: run again on its own clean input, it does not "
+        f"return its clean output, so that no distance could be trusted. Tried {'; '.join(reasons)}. Pass a single "
+        "Transformer block in eval mode, whose output at each token depends on its input alone."
     )
+
+
+def _output(recording: Recording, call: AttentionCall) -> Tensor | None:
+    """The layer's hidden states, `(batch, out, d)`."""
+    output = first_tensor(recording.output)
+    return output if output is None else call.batch_first(output)
 
 
 @dataclass
@@ -98,6 +109,8 @@ def _targets(recording: Recording, call: AttentionCall, zeroing: Zeroing) -> tup
 
 def _weights(call: AttentionCall, zeroing: Zeroing, sources: Tensor) -> Tensor:
     """The attention weights of the heads to zero, `(batch, out, in, head)`, 0 for other heads and padded sources."""
+    if call.weights is None:  # inline: which sources have weight is not known, all may
+        return sources[:, None, :, None].expand(-1, call.size[2], -1, -1)
     weights = call.weights * sources[:, None, None, :]
     if zeroing.heads is not None:
         chosen = torch.zeros(weights.shape[1], dtype=weights.dtype, device=weights.device)
@@ -108,8 +121,8 @@ def _weights(call: AttentionCall, zeroing: Zeroing, sources: Tensor) -> Tensor:
 
 def _members(call: AttentionCall, zeroing: Zeroing) -> Tensor:
     """The sources of each group, `(batch, group, member)`, -1 where a group has fewer."""
-    batch, _, _, sources = call.weights.shape
-    device = call.weights.device
+    batch, _, _, sources = call.size
+    device = call.values.device
     if zeroing.groups is None:
         return torch.arange(sources, device=device).expand(batch, sources)[..., None]
     count = int(zeroing.groups.max()) + 1
@@ -125,13 +138,26 @@ def _blocks(count: int, at_most: int | None) -> Iterator[tuple[int, int]]:
         yield start, min(start + step, count)
 
 
-def _packed_pairs(recording: Recording, call: AttentionCall, output: Tensor, zeroing: Zeroing) -> Tensor:
+def _packed_first(recording: Recording, call: AttentionCall, output: Tensor, zeroing: Zeroing) -> Tensor:
+    """Packed pairs, with the first tensor of the layer's arguments alone taken to hold one entry a position.
+
+    Where a decoder's sequence is as long as its encoder's, the shapes of the others do not tell.
+    """
+    if len(recording.calls) == 1:
+        raise NotReproducedError("as before")
+    return _packed_pairs(recording, call, output, zeroing, only_first=True)
+
+
+def _packed_pairs(
+    recording: Recording, call: AttentionCall, output: Tensor, zeroing: Zeroing, only_first: bool = False
+) -> Tensor:
     targets, sources = _targets(recording, call, zeroing)
     members = _members(call, zeroing)
     scores = _empty_map(call, zeroing, members)
     if not len(targets):
         return scores
-    replay = PackedPairs(recording, call)
+    replay = PackedPairs(recording, call, only_first)
+    assert call.context is not None  # PackedPairs saw to it
     rows = _chunk_rows(recording, output)
     weights = _weights(call, zeroing, sources)[targets.batch, targets.out]  # (target, in, head)
     values = call.values.transpose(1, 2)  # (batch, in, key-value head, d_head)
@@ -186,7 +212,7 @@ def _whole_sequences(recording: Recording, call: AttentionCall, output: Tensor, 
     copies = max(1, _chunk_rows(recording, output) // output.shape[1])
     copies = copies if zeroing.at_most is None else min(copies, zeroing.at_most)
     weights = _weights(call, zeroing, sources)
-    heads = torch.ones(call.weights.shape[1], dtype=torch.bool, device=output.device)
+    heads = torch.ones(call.size[1], dtype=torch.bool, device=output.device)
     if zeroing.heads is not None:
         heads = torch.zeros_like(heads).index_fill(0, torch.tensor(zeroing.heads, device=heads.device), True)
 
@@ -208,9 +234,9 @@ def _whole_sequences(recording: Recording, call: AttentionCall, output: Tensor, 
 
 
 def _empty_map(call: AttentionCall, zeroing: Zeroing, members: Tensor) -> Tensor:
-    rows = call.weights.shape[2] if zeroing.rows is None else zeroing.rows.shape[1]
-    dtype = torch.promote_types(call.weights.dtype, torch.float32)
-    return torch.zeros(call.weights.shape[0], rows, members.shape[1], dtype=dtype, device=call.weights.device)
+    rows = call.size[2] if zeroing.rows is None else zeroing.rows.shape[1]
+    dtype = torch.promote_types(call.values.dtype, torch.float32)
+    return torch.zeros(call.size[0], rows, members.shape[1], dtype=dtype, device=call.values.device)
 
 
 def _chunk_rows(recording: Recording, output: Tensor) -> int:
