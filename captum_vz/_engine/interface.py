@@ -33,13 +33,20 @@ class Listener(ABC):
 
     @abstractmethod
     def attend(
-        self, module: nn.Module, attend: Attend, values: Tensor, visible: Tensor | None, dropout: float
+        self, module: nn.Module | None, attend: Attend, values: Tensor, visible: Tensor | None, dropout: float
     ) -> tuple[Tensor, Tensor | None]:
-        """Answer one attention call; `attend(values)` computes it as the model does."""
+        """Answer one attention call; `attend(values)` computes it as the model does.
 
-    def submodule(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-        """See a submodule of the running layer return; most listeners do not care."""
+        `module` is the attention module, None where the caller does not say; `visible` what the mask lets through.
+        """
+
+    def entered(self, module: nn.Module) -> None:
+        """See a submodule of the running layer begin; most listeners do not care."""
         return
+
+    def returned(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
+        """See a submodule of the running layer return; what is returned here, if anything, takes its output's place."""
+        return None
 
 
 _listener: ContextVar[Listener | None] = ContextVar("captum_vz_listener", default=None)

@@ -8,10 +8,11 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
+from captum_vz._engine.inline import family_of, is_value_projection, visible_by_argument
 from captum_vz._engine.interface import Attend, Listener, attention_selected, current_listener, listen
+from captum_vz._engine.sdpa import attention_patched
 
 
 def first_tensor(output: Any) -> Tensor | None:
@@ -23,14 +24,24 @@ def first_tensor(output: Any) -> Tensor | None:
 
 @dataclass
 class AttentionCall:
-    """What one attention of a layer computed in the clean pass."""
+    """What one attention of a layer computed in the clean pass.
+
+    Weights and context are None where the family computes attention inline, out of sight.
+    """
 
     module: nn.Module  # whose forward called the attention function
-    weights: Tensor  # (batch, head, out, in), after the softmax
-    values: Tensor  # (batch, key-value head, in, d_head)
-    context: Tensor  # (batch, out, head, d_head)
-    visible: Tensor | None  # bool, broadcastable to weights: what the mask lets through; None: everything
-    dropout: float
+    size: tuple[int, int, int, int]  # batch, heads, out, in
+    values: Tensor  # (batch, key-value head, in, d_head); inline: the value projection's output (batch, in, features)
+    visible: (
+        Tensor | None
+    )  # bool, broadcastable to (batch, head, out, in): what the mask lets through; None: everything
+    dropout: float = 0.0
+    weights: Tensor | None = None  # (batch, head, out, in), after the softmax
+    context: Tensor | None = None  # (batch, out, head, d_head)
+    sequence_first: bool = False  # the layer's tensors are (tokens, batch, d), as torch.nn's are by default
+    # Where attention is inline: the submodule that projects the values, and the features of each head's.
+    value_projection: nn.Module | None = None
+    value_columns: list[slice] = field(default_factory=list)
     # What became of the context: the answer that `module` returned, and the submodule that made it (None: no such
     # submodule, the context itself was returned).
     answer: Any = None
@@ -38,28 +49,36 @@ class AttentionCall:
     answered: bool = False  # `module` returned the context or its projection, and nothing else happened to it
     _projected: list[tuple[nn.Module, Tensor]] = field(default_factory=list, repr=False)
 
-    def submodule(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+    def batch_first(self, value: Tensor) -> Tensor:
+        """A tensor of the layer, as (batch, tokens, ...)."""
+        return value.transpose(0, 1) if self.sequence_first else value
+
+    def returned(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
         """Follow the context from the attention function to what the attention module returns."""
-        if self.answer is not None:
-            return
         result = first_tensor(output)
-        if module is self.module:
-            self.answer = output
-            if result is not None:
-                for projection, projected in [(None, self.context), *self._projected]:
-                    if _same(projected, result):
-                        self.projection, self.answered = projection, True
-                        break
-            self._projected.clear()
-        elif result is not None and inputs and _same(self.context, inputs[0]):
-            self._projected.append((module, result))
+        if self.answer is not None or self.context is None:
+            return
+        if module is not self.module:
+            if result is not None and inputs and _same(self.context, inputs[0]):
+                self._projected.append((module, result))
+            return
+        self.answer = output
+        if isinstance(module, nn.MultiheadAttention):  # projects without calling its submodule
+            self._projected.append((module.out_proj, module.out_proj(self.context.flatten(2))))
+        candidates: list[tuple[nn.Module | None, Tensor]] = [(None, self.context), *self._projected]
+        for projection, projected in candidates:
+            if result is not None and _same(projected, self.batch_first(result)):
+                self.projection, self.answered = projection, True
+                break
+        self._projected.clear()
 
 
 def _same(expected: Tensor, found: Any) -> bool:
     """Whether the two hold the same numbers, whatever their shapes (heads are merged on the way)."""
     if not isinstance(found, Tensor) or expected.numel() != found.numel() or expected.shape[:2] != found.shape[:2]:
         return False
-    return torch.equal(expected.flatten(2), found.flatten(2))
+    difference = (expected.flatten(2) - found.flatten(2)).abs().amax()
+    return bool(difference <= 1e-5 * expected.abs().amax())
 
 
 @dataclass
@@ -71,25 +90,70 @@ class Recording(Listener):
     kwargs: dict[str, Any]
     calls: list[AttentionCall] = field(default_factory=list)
     output: Any = None
+    _running: list[nn.Module] = field(default_factory=list, repr=False)  # submodules that have begun, innermost last
+    _projected_values: dict[int, Tensor] = field(default_factory=dict, repr=False)
 
     def attend(
-        self, module: nn.Module, attend: Attend, values: Tensor, visible: Tensor | None, dropout: float
+        self, module: nn.Module | None, attend: Attend, values: Tensor, visible: Tensor | None, dropout: float
     ) -> tuple[Tensor, Tensor]:
         context, weights = attend(values)
-        # Cloned: some modules gate the context in place.
-        self.calls.append(AttentionCall(module, weights, values, context.clone(), visible, dropout))
+        module = module or (self._running[-1] if self._running else self.layer)
+        self.calls.append(
+            AttentionCall(
+                module,
+                (weights.shape[0], weights.shape[1], weights.shape[2], weights.shape[3]),
+                values,
+                visible,
+                dropout,
+                weights,
+                context.clone(),  # some modules gate the context in place
+                sequence_first=isinstance(module, nn.MultiheadAttention) and not module.batch_first,
+            )
+        )
         return context, weights
 
-    def submodule(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-        if self.calls:
-            self.calls[-1].submodule(module, inputs, output)
+    def entered(self, module: nn.Module) -> None:
+        self._running.append(module)
+
+    def returned(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        if self._running and self._running[-1] is module:
+            self._running.pop()
+        if isinstance(output, Tensor) and self._running and is_value_projection(module, self._running[-1]):
+            self._projected_values[id(self._running[-1])] = output
+        if id(module) in self._projected_values and not any(call.module is module for call in self.calls):
+            self._note_inline(module, self._projected_values.pop(id(module)))
+        elif self.calls:
+            self.calls[-1].returned(module, inputs, output)
+
+    def _note_inline(self, module: nn.Module, values: Tensor) -> None:
+        row = family_of(module)
+        assert row is not None  # its value projection was seen
+        columns = row.columns(module, values.shape[-1])
+        batch, tokens = values.shape[:2]
+        visible = visible_by_argument(self.args, self.kwargs, batch, tokens)
+        projection = module.get_submodule(row.projection)
+        self.calls.append(
+            AttentionCall(
+                module,
+                (batch, len(columns), tokens, tokens),
+                values,
+                visible,
+                value_projection=projection,
+                value_columns=columns,
+            )
+        )
 
 
-def _tell_listener(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-    # A plain function without state, so that a copy of a layer can carry it.
+# Plain functions without state, so that a copy of a layer can carry them.
+def _entered(module: nn.Module, inputs: tuple[Any, ...]) -> None:
     listener = current_listener()
     if listener is not None:
-        listener.submodule(module, inputs, output)
+        listener.entered(module)
+
+
+def _returned(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
+    listener = current_listener()
+    return None if listener is None else listener.returned(module, inputs, output)
 
 
 # The pass that this thread is in: hooks are shared by all threads that use the model.
@@ -135,8 +199,10 @@ def watching(layers: Sequence[nn.Module], on_return: Callable[[int, Recording], 
     try:
         with ExitStack() as stack:
             stack.enter_context(attention_selected(layers))
+            stack.enter_context(attention_patched())
             for module in submodules.values():
-                stack.enter_context(module.register_forward_hook(_tell_listener))
+                stack.enter_context(module.register_forward_pre_hook(_entered))
+                stack.enter_context(module.register_forward_hook(_returned))
             for index, layer in enumerate(layers):
                 before, after = hooks(index)
                 stack.enter_context(layer.register_forward_pre_hook(before, with_kwargs=True))

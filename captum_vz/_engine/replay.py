@@ -30,54 +30,80 @@ class PackedPairs:
 
     Where the attention module returned the context or its projection, that module is answered as a whole. Where it
     does more (ALBERT's norm and residual), its own code runs and only the attention function inside is answered.
+    Attentions that ran before the one that is zeroed answer what they answered in the clean pass; those after it really
+    run, on the positions of one example at a time.
     """
 
-    def __init__(self, recording: Recording, call: AttentionCall) -> None:
+    def __init__(self, recording: Recording, call: AttentionCall, only_first: bool = False) -> None:
+        if call.context is None:
+            raise NotReproducedError("its attention is computed inline, out of sight")
+        site = recording.calls.index(call)
         self.call = call
-        self.recording = recording
         self.arguments = without_caches((recording.args, recording.kwargs))
-        self.shape = call.context.shape[:2]
+        self.only_first = only_first
+        self.later = site + 1 < len(recording.calls)
+        self.layer = _bare(recording.layer)
+        self.earlier: list[tuple[_ModuleAnswer, Tensor]] = []
+        for before in recording.calls[:site]:
+            clean = first_tensor(before.answer)
+            if not before.answered or clean is None:
+                raise NotReproducedError("an attention before the one that is meant cannot be answered")
+            answer = _ModuleAnswer(before, projected=True)
+            self.layer = _stand_in(self.layer, before.module, answer)
+            self.earlier.append((answer, before.batch_first(clean)))
         self.answer: _ModuleAnswer | _FunctionAnswer
         if call.answered and call.module is not recording.layer:
             self.answer = _ModuleAnswer(call)
-            self.layer = _stand_in(recording.layer, call.module, self.answer)
+            self.layer = _stand_in(self.layer, call.module, self.answer)
         else:
-            self.layer = _bare(recording.layer)
-            self.answer = _FunctionAnswer(call, _counterpart(call.module, recording.layer, self.layer))
+            self.answer = _FunctionAnswer(call)
 
     def run(self, batch: Tensor, out: Tensor, context: Tensor) -> Tensor:
         """The layer's output `(n, d)` at positions `(batch, out)` with attention contexts `(n, head * d_head)`."""
-        args, kwargs = tree_map(lambda x: _pack(x, self.shape, batch, out), self.arguments)
+        if self.later and len(batch):
+            parts = batch.unique_consecutive(return_counts=True)[1].tolist()
+            if len(parts) > 1:
+                each = zip(batch.split(parts), out.split(parts), context.split(parts), strict=True)
+                return torch.cat([self._run(*part) for part in each])
+        return self._run(batch, out, context)
+
+    def _run(self, batch: Tensor, out: Tensor, context: Tensor) -> Tensor:
+        packed = _Packing(self.call, batch, out, self.only_first, self.later)
+        args, kwargs = tree_map(packed, self.arguments)
+        for answer, clean in self.earlier:
+            answer.put(clean[batch, out][None])
         self.answer.put(context[None])
         with listening(self.answer if isinstance(self.answer, Listener) else None):
             output = first_tensor(self.layer.forward(*args, **kwargs))
-        self.answer.check_used()
-        if output is None or output.shape[:2] != (1, len(batch)):
+        for asked in (self.answer, *(answer for answer, _ in self.earlier)):
+            asked.check_used()
+        if output is None or self.call.batch_first(output).shape[:2] != (1, len(batch)):
             raise NotReproducedError(f"on {len(batch)} packed positions it returned {_describe(output)}")
-        return output[0]
+        return self.call.batch_first(output)[0]
 
 
 class WholeSequences:
     """Replays whole sequences: `run(example, zeroed)` answers the layer's output for n copies of one example."""
 
     def __init__(self, recording: Recording, call: AttentionCall) -> None:
-        self.recording = recording
         self.call = call
+        self.site = recording.calls.index(call)
         self.arguments = without_caches((recording.args, recording.kwargs))
         self.layer = _bare(recording.layer)
 
     def run(self, example: int, zeroed: Tensor) -> Tensor:
         """The layer's output `(n, out, d)`, values zeroed where `zeroed (n, head, in)` is True."""
-        batch = self.call.context.shape[0]
-        args, kwargs = tree_map(lambda x: _repeat(x, batch, example, len(zeroed)), self.arguments)
-        zeroing = _Zeroing(_counterpart(self.call.module, self.recording.layer, self.layer), zeroed)
+        batch, _, out, _ = self.call.size
+        axis = int(self.call.sequence_first)
+        args, kwargs = tree_map(lambda x: _repeat(x, batch, example, len(zeroed), axis), self.arguments)
+        zeroing = _Zeroing(self.call, self.site, zeroed)
         with listening(zeroing):
             output = first_tensor(self.layer.forward(*args, **kwargs))
         if zeroing.times != 1:
-            raise NotReproducedError(f"its attention was called {zeroing.times} times in one run")
-        if output is None or output.shape[:2] != (len(zeroed), self.call.context.shape[1]):
+            raise NotReproducedError(f"the values of its attention were asked for {zeroing.times} times in one run")
+        if output is None or self.call.batch_first(output).shape[:2] != (len(zeroed), out):
             raise NotReproducedError(f"on {len(zeroed)} copies of an example it returned {_describe(output)}")
-        return output
+        return self.call.batch_first(output)
 
 
 def check_reproduced(replayed: Tensor, clean: Tensor) -> None:
@@ -114,54 +140,80 @@ class _Answer:
 
 
 class _ModuleAnswer(nn.Module, _Answer):
-    """Stands where the attention module stood, and returns its output for the contexts it was given."""
+    """Stands where the attention module stood, and returns its output for the contexts it was given.
 
-    def __init__(self, call: AttentionCall) -> None:
+    With `projected`, what it is given is the output itself.
+    """
+
+    def __init__(self, call: AttentionCall, projected: bool = False) -> None:
         super().__init__()
+        self.call = call
         # In a tuple, lest it be registered as a submodule of ours.
-        self.projection: tuple[Callable[[Tensor], Any], ...] = (call.projection,) if call.projection else ()
+        self.projection: tuple[Callable[[Tensor], Any], ...] = ()
+        if call.projection is not None and not projected:
+            self.projection = (call.projection,)
         self.others = (None,) * (len(call.answer) - 1) if isinstance(call.answer, (tuple, list)) else None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         output: Any = self.take()
         for projection in self.projection:
             output = first_tensor(projection(output))
+        output = self.call.batch_first(output)
         return output if self.others is None else (output, *self.others)
 
 
 class _FunctionAnswer(_Answer, Listener):
-    """Answers the attention function of one module; other attentions compute."""
+    """Answers the first attention function that is called; later ones compute."""
 
-    def __init__(self, call: AttentionCall, module: nn.Module) -> None:
+    def __init__(self, call: AttentionCall) -> None:
+        assert call.context is not None
         self.heads = call.context.shape[2:]
-        self.module = module
+        self.first = True
+
+    def put(self, context: Tensor) -> None:
+        super().put(context)
+        self.first = True
 
     def attend(
-        self, module: nn.Module, attend: Attend, values: Tensor, visible: Tensor | None, dropout: float
+        self, module: nn.Module | None, attend: Attend, values: Tensor, visible: Tensor | None, dropout: float
     ) -> tuple[Tensor, Tensor | None]:
-        if module is not self.module:
+        if not self.first:
             return attend(values)
+        self.first = False
         return self.take().unflatten(-1, self.heads), None
 
 
 class _Zeroing(Listener):
-    """Computes the attention of one module with a different set of values zeroed in each copy."""
+    """Computes one attention of a layer with a different set of values zeroed in each copy."""
 
-    def __init__(self, module: nn.Module, zeroed: Tensor) -> None:
-        self.module = module
+    def __init__(self, call: AttentionCall, site: int, zeroed: Tensor) -> None:
+        self.call = call
+        self.site = site
         self.zeroed = zeroed
+        self.attentions = 0
         self.times = 0
 
     def attend(
-        self, module: nn.Module, attend: Attend, values: Tensor, visible: Tensor | None, dropout: float
+        self, module: nn.Module | None, attend: Attend, values: Tensor, visible: Tensor | None, dropout: float
     ) -> tuple[Tensor, Tensor]:
         context, weights = attend(values)
-        if module is not self.module:
+        self.attentions += 1
+        if self.call.value_projection is not None or self.attentions != self.site + 1:
             return context, weights
         self.times += 1
         shared_by = weights.shape[1] // values.shape[1]
         lost = (weights * self.zeroed[:, :, None]) @ values.repeat_interleave(shared_by, dim=1)
         return context - lost.transpose(1, 2), weights
+
+    def returned(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
+        if module is not self.call.value_projection or module is None:
+            return None
+        self.times += 1
+        output = output.clone()
+        values = self.call.batch_first(output)
+        for head, columns in enumerate(self.call.value_columns):
+            values[..., columns] = values[..., columns].masked_fill(self.zeroed[:, head, :, None], 0)
+        return output
 
 
 def _bare(module: nn.Module) -> nn.Module:
@@ -186,25 +238,46 @@ def _stand_in(layer: nn.Module, module: nn.Module, replacement: nn.Module) -> nn
     return copied
 
 
-def _counterpart(module: nn.Module, layer: nn.Module, copied: nn.Module) -> nn.Module:
-    """The module of a bare copy that corresponds to `module`: itself, being shared, unless it is the layer."""
-    return copied if module is layer else module
+class _Packing:
+    """Takes positions `(batch, out)` of every tensor that has one entry a position: `(1, n, ...)`."""
 
+    def __init__(self, call: AttentionCall, batch: Tensor, out: Tensor, only_first: bool, later: bool) -> None:
+        self.call = call
+        self.batch = batch
+        self.out = out
+        self.left = 1 if only_first else -1  # how many tensors may still be packed; -1: any number
+        self.later = later
 
-def _pack(value: Any, shape: torch.Size, batch: Tensor, out: Tensor) -> Any:
-    """Take positions `(batch, out)` of every tensor that has one entry a position: `(1, n, ...)`."""
-    if not isinstance(value, Tensor) or value.dim() < 2 or value.shape[1] != shape[1]:
+    def __call__(self, value: Any) -> Any:
+        if not isinstance(value, Tensor) or value.dim() < 2:
+            return value
+        batch, _, tokens, _ = self.call.size
+        there = self.call.batch_first(value)
+        if self.left and there.shape[1] == tokens and there.shape[0] in (1, batch):
+            self.left -= 1
+            example = self.batch if there.shape[0] == batch else torch.zeros_like(self.batch)
+            return self.call.batch_first(there[example, self.out][None])
+        if not self.later:
+            return value
+        # Attentions that really run, on positions of one example: its own sources, and its own rows of a mask.
+        if value.dim() == 4 and value.shape[2] == tokens and value.shape[0] in (1, batch):
+            own = value[int(self.batch[0]) if value.shape[0] == batch else 0]
+            return own[:, self.out][None]
+        if batch > 1 and there.shape[0] == batch:
+            return self.call.batch_first(there[self.batch[:1]])
         return value
-    if value.shape[0] == shape[0]:
-        return value[batch, out][None]
-    return value[0, out][None] if value.shape[0] == 1 else value
 
 
-def _repeat(value: Any, batch: int, example: int, copies: int) -> Any:
-    """Copy one example of every tensor that has one entry an example."""
-    if not isinstance(value, Tensor) or value.dim() == 0 or value.shape[0] != batch:
+def _repeat(value: Any, batch: int, example: int, copies: int, axis: int) -> Any:
+    """Copy one example of every tensor that has one entry an example, along `axis`."""
+    if not isinstance(value, Tensor) or value.dim() <= axis or value.shape[axis] != batch:
+        # Masks and the like have their examples first even where the layer has its tokens first.
+        axis = 0
+    if not isinstance(value, Tensor) or value.dim() == 0 or value.shape[axis] != batch:
         return value
-    return value[example : example + 1].expand(copies, *value.shape[1:])
+    shape = list(value.shape)
+    shape[axis] = copies
+    return value.narrow(axis, example, 1).expand(shape)
 
 
 def _describe(output: Tensor | None) -> str:

@@ -57,7 +57,7 @@ def value_zeroing_map(recording: Recording, call: AttentionCall, zeroing: Zeroin
         return _replayed(recording, call, output, zeroing)
     site = [one is call for one in recording.calls].index(True)
     recording = rerun_in_float32(recording)
-    output = first_tensor(recording.output)
+    output = _output(recording, recording.calls[site])
     assert output is not None
     with torch.autocast(output.device.type, enabled=False):
         return _replayed(recording, recording.calls[site], output, zeroing)

@@ -9,37 +9,52 @@ from captum_vz._engine.recording import AttentionCall, Recording
 
 
 def attention_call(recording: Recording, attention: str) -> AttentionCall:
-    """The layer's self-attention.
+    """The layer's self-attention, which comes first, or the cross-attention that follows it.
 
     Raises:
-        AssertionError: The layer called no attention that can be read, or several.
+        AssertionError: The layer called no attention that can be read, or not the one that is asked for.
     """
     assert attention in ("self", "cross"), f"attention is {attention!r}: pass 'self' or 'cross'."
-    assert attention == "self", "attention='cross' is not supported yet: only self-attention has maps so far."
     name = type(recording.layer).__name__
-    assert recording.calls, (
-        f"The layer {name} called no attention that can be read: looked for calls of transformers' AttentionInterface, "
-        "which the layers of most of its models make (BERT, GPT-2, LLaMA, Mistral, Gemma, ViT ...). Pass a whole "
-        "Transformer block; layers without attention have no map, and models that compute attention inline "
-        "(GPT-J, BLOOM, DeBERTa ...) are not supported yet."
+    calls = recording.calls
+    assert calls, (
+        f"The layer {name} called no attention that can be read: looked for calls of transformers' AttentionInterface "
+        "and of torch.nn.functional.scaled_dot_product_attention, and for attention modules of families that compute "
+        "it inline (GPT-J, BLOOM, DeBERTa ...). Pass a whole Transformer block; layers without attention have no map."
     )
-    selves = [call for call in recording.calls if call.weights.shape[2] <= call.weights.shape[3]]
-    assert len(recording.calls) <= 2 and selves, (
-        f"The layer {name} called attention {len(recording.calls)} times in one run: pass a single Transformer block, "
+    assert len(calls) <= 2, (
+        f"The layer {name} called attention {len(calls)} times in one run: pass a single Transformer block, "
         "not a stack of them."
     )
-    return recording.calls[0]
+    assert attention == "self" or len(calls) == 2, (
+        f"The layer {name} has no second attention, so there is no cross-attention to explain: pass attention='self', "
+        "or the layers of a decoder that reads an encoder."
+    )
+    call = calls[attention == "cross"]
+    assert not call.dropout, (
+        f"The attention of {name} runs with dropout {call.dropout}, so that no two runs of it agree: "
+        "call model.eval() first."
+    )
+    return call
 
 
 def valid_positions(recording: Recording, call: AttentionCall) -> tuple[Tensor, Tensor]:
-    """Which rows `(batch, out)` and sources `(batch, in)` of an attention are not padding, read from its mask.
+    """Which rows `(batch, out)` and sources `(batch, in)` of an attention are not padding, read from the masks.
 
-    A token always sees itself, unless it is padding; a source that no valid row sees is padding.
+    A token always sees itself in self-attention, unless it is padding; a source that no valid row sees is padding.
     """
-    batch, _, out, sources = call.weights.shape
+    first = recording.calls[0]
+    batch, _, out, sources = first.size
+    rows = torch.ones(batch, out, dtype=torch.bool, device=call.values.device)
+    if first.visible is not None and sources >= out:
+        rows = _sees(first).diagonal(offset=sources - out, dim1=1, dim2=2)
     if call.visible is None:
-        ones = torch.ones(batch, out + sources, dtype=torch.bool, device=call.weights.device)
-        return ones[:, :out], ones[:, out:]
-    sees = call.visible.any(1).expand(batch, out, sources)
-    rows = sees.diagonal(offset=sources - out, dim1=1, dim2=2)
-    return rows, (sees & rows[:, :, None]).any(1)
+        return rows, torch.ones(batch, call.size[3], dtype=torch.bool, device=rows.device)
+    return rows, (_sees(call) & rows[:, :, None]).any(1)
+
+
+def _sees(call: AttentionCall) -> Tensor:
+    """Whether a row sees a source with any head, `(batch, out, in)`."""
+    assert call.visible is not None
+    batch, _, out, sources = call.size
+    return call.visible.any(1).expand(batch, out, sources)

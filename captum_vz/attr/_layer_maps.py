@@ -156,9 +156,9 @@ class LayerMaps(LayerAttribution, PerturbationAttribution):
 
             def compute(index: int, recording: Recording) -> Tensor:
                 call = attention_call(recording, self.attention)
-                batch, _, out, _ = call.weights.shape
+                batch, _, out, _ = call.size
                 is_share = getattr(recording.layer, "_is_replica", False) and isinstance(target.rows, list)
-                rows = None if is_share else target.places(batch, out, call.weights.device)
+                rows = None if is_share else target.places(batch, out, call.values.device)
                 groups = masks.of(call)
                 scores = self._layer_map(index, recording, call, rows, groups, perturbations_per_eval)
                 notes.extend(_zero_rows(scores, recording, call, rows, index))
@@ -238,8 +238,8 @@ class _Groups:
         """The groups of the sources of one attention, `(batch, in)`."""
         if self.mask is None:
             return None
-        batch, _, _, sources = call.weights.shape
-        mask = self.shares.get(call.weights.device, self.mask).to(call.weights.device)
+        batch, _, _, sources = call.size
+        mask = self.shares.get(call.values.device, self.mask).to(call.values.device)
         assert mask.shape[0] in (1, batch) and mask.shape[1] == sources, (
             f"feature_mask is {tuple(mask.shape)}, but the layer's attention has {batch} examples of {sources} source "
             f"tokens: pass integers of shape (1, {sources}) or ({batch}, {sources})."

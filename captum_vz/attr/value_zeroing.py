@@ -78,7 +78,7 @@ class ValueZeroing(LayerMaps):
         groups: Tensor | None,
         at_most: int | None,
     ) -> Tensor:
-        heads = select_heads(self.heads, index, len(as_layers(self.layer)), call.weights.shape[1])
+        heads = select_heads(self.heads, index, len(as_layers(self.layer)), call.size[1])
         return value_zeroing_map(recording, call, Zeroing(self._measure(), rows, groups, heads, at_most))
 
     def _measure(self) -> Measure:

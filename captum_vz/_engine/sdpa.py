@@ -1,0 +1,106 @@
+"""Attention called as `torch.nn.functional.scaled_dot_product_attention`: by torch.nn's layers, timm, home-made models.
+
+For the time of a pass our function stands in that name's place (the call inside `multi_head_attention_forward` is not
+to be seen in another way), and torch's fused fast path for nn.TransformerEncoder is off. A thread without a listener
+falls through to torch's own functions.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from captum_vz._engine.interface import current_listener
+
+_torchs_attention = F.scaled_dot_product_attention
+_torchs_multi_head = F.multi_head_attention_forward
+
+# The weights that this thread computed last: multi_head_attention_forward returns them when asked to.
+_last_weights: ContextVar[Tensor | None] = ContextVar("captum_vz_weights", default=None)
+
+
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    listener = current_listener()
+    if listener is None or query.dim() != 4:
+        return _torchs_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    if is_causal:
+        attn_mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).tril()
+    visible = None
+    if attn_mask is not None and not is_causal:
+        allowed = attn_mask if attn_mask.dtype == torch.bool else attn_mask > torch.finfo(attn_mask.dtype).min / 2
+        visible = allowed[(None,) * (4 - allowed.dim())]
+
+    def attend(values: Tensor) -> tuple[Tensor, Tensor]:
+        weights = _weights(query, key, attn_mask, scale)
+        spread = values.repeat_interleave(query.shape[1] // values.shape[1], dim=1)
+        return (weights @ spread).transpose(1, 2), weights
+
+    context, weights = listener.attend(None, attend, value, visible, dropout_p)
+    _last_weights.set(weights)
+    return context.transpose(1, 2)
+
+
+def _weights(query: Tensor, key: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
+    """The weights as torch documents them; a row that sees nothing is zero, as in torch's own kernels."""
+    key = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
+    scores = query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)
+    if mask is None:
+        return scores.softmax(-1)
+    scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+    return scores.softmax(-1).masked_fill((scores == -torch.inf).all(-1, keepdim=True), 0)
+
+
+def _multi_head(*args: Any, **kwargs: Any) -> Any:
+    """The function of torch, made to call scaled_dot_product_attention also where it is asked for the weights."""
+    if current_listener() is None:
+        return _torchs_multi_head(*args, **kwargs)
+    output, _ = _torchs_multi_head(*args, **{**kwargs, "need_weights": False})
+    weights = _last_weights.get() if kwargs.get("need_weights", True) else None
+    _last_weights.set(None)
+    if weights is not None and kwargs.get("average_attn_weights", True):
+        weights = weights.mean(1)
+    return output, weights
+
+
+# How many passes are on, and whether the fast path was on before the first: two threads may each be in one.
+_passes = 0
+_fast_path = True
+_lock = threading.Lock()
+
+
+@contextmanager
+def attention_patched() -> Iterator[None]:
+    """Let every scaled_dot_product_attention of this thread's listener be seen, for the length of a `with` block."""
+    global _passes, _fast_path
+    with _lock:
+        if not _passes:
+            _fast_path = torch.backends.mha.get_fastpath_enabled()
+            torch.backends.mha.set_fastpath_enabled(False)
+            F.scaled_dot_product_attention = _attention
+            F.multi_head_attention_forward = _multi_head
+        _passes += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _passes -= 1
+            if not _passes:
+                F.scaled_dot_product_attention = _torchs_attention
+                F.multi_head_attention_forward = _torchs_multi_head
+                torch.backends.mha.set_fastpath_enabled(_fast_path)
