@@ -15,12 +15,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.masking_utils import eager_mask
 
 NAME = "captum_vz"
 
@@ -140,11 +139,23 @@ def _original_implementation(module: nn.Module) -> str | None:
     return entry[1] if entry else None
 
 
+@cache
+def _register() -> None:
+    """Make our name known to transformers; imported here, for it takes longer than all else."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import eager_mask
+
+    AttentionInterface.register(NAME, _attention)
+    AttentionMaskInterface.register(NAME, eager_mask)
+
+
 @contextmanager
 def attention_selected(layers: Iterable[nn.Module]) -> Iterator[None]:
     """Let the attention of `layers` run through this module for the length of a `with` block."""
     found: list[Any] = [getattr(module, "config", None) for layer in layers for module in layer.modules()]
     configs = {id(config): config for config in found if hasattr(config, "_attn_implementation_internal")}
+    if configs:
+        _register()
     with _selecting:
         for key, config in configs.items():
             _, original, count = _selected.get(key, (config, config._attn_implementation_internal, 0))
@@ -160,7 +171,3 @@ def attention_selected(layers: Iterable[nn.Module]) -> Iterator[None]:
                     _selected[key] = (config, original, count - 1)
                 else:
                     config._attn_implementation_internal = original
-
-
-AttentionInterface.register(NAME, _attention)
-AttentionMaskInterface.register(NAME, eager_mask)

@@ -7,12 +7,12 @@ bfloat16 would measure noise.
 from __future__ import annotations
 
 import copy
+import sys
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
-from transformers import Cache
 
 from captum_vz._engine.interface import listening
 from captum_vz._engine.recording import Recording, first_tensor
@@ -51,7 +51,13 @@ def rerun_in_float32(recording: Recording) -> Recording:
 
 def without_caches(arguments: Any) -> Any:
     """A layer's arguments with every key-value cache left out, so that running the layer again grows none."""
-    return tree_map(lambda x: None if isinstance(x, Cache) else x, arguments, is_leaf=lambda x: isinstance(x, Cache))
+    return tree_map(lambda x: None if _is_cache(x) else x, arguments, is_leaf=_is_cache)
+
+
+def _is_cache(value: Any) -> bool:
+    # Not imported: who passes a cache has imported its module.
+    caches = sys.modules.get("transformers.cache_utils")
+    return caches is not None and isinstance(value, caches.Cache)
 
 
 def _float32(value: Any) -> Any:
