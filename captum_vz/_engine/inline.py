@@ -10,8 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
+
+from captum_vz._engine.interface import lets_through
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,6 @@ def visible_by_argument(args: tuple[Any, ...], kwargs: dict[str, Any], batch: in
             continue
         if value.shape[0] not in (1, batch) or (value.dim() == 2 and value.is_floating_point()):
             continue
-        if value.is_floating_point():
-            return value > torch.finfo(value.dtype).min / 2
-        return value.bool() if value.dim() == 4 else value.bool()[:, None, None, :]
+        allowed = lets_through(value)
+        return allowed if value.dim() == 4 else allowed[:, None, None, :]
     return None

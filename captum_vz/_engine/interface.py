@@ -91,8 +91,14 @@ def _attention(
     listener = _listener.get()
     if listener is None:
         return attend(value)
-    visible = None if mask is None else mask > torch.finfo(mask.dtype).min / 2
-    return listener.attend(module, attend, value, visible, dropout)
+    return listener.attend(module, attend, value, None if mask is None else lets_through(mask), dropout)
+
+
+def lets_through(mask: Tensor) -> Tensor:
+    """What an attention mask lets through: of booleans or 0 and 1, itself; of added numbers, all but the smallest."""
+    if not mask.is_floating_point():
+        return mask.bool()
+    return mask > max(torch.finfo(mask.dtype).min, torch.finfo(torch.float32).min) / 2
 
 
 def _eager_function(module: nn.Module) -> Callable[..., Any]:
@@ -124,8 +130,9 @@ def _additive(
         mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).tril()[None, None]
     if mask.dtype == torch.bool:
         zero = torch.zeros((), dtype=query.dtype, device=mask.device)
-        return torch.where(mask, zero, torch.finfo(query.dtype).min)
-    return mask
+        mask = torch.where(mask, zero, torch.finfo(query.dtype).min)
+    # Many models take the softmax in float32, where float64's smallest number is -inf, and a row of nothing else NaN.
+    return mask.clamp_min(torch.finfo(torch.float32).min) if mask.dtype == torch.float64 else mask
 
 
 # Configs that carry our name now: id -> (config, the implementation to put back, how many passes need it).

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from captum_vz._engine.interface import current_listener
+from captum_vz._engine.interface import current_listener, lets_through
 
 _torchs_attention = F.scaled_dot_product_attention
 _torchs_multi_head = F.multi_head_attention_forward
@@ -43,8 +43,7 @@ def _attention(
         attn_mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).tril()
     visible = None
     if attn_mask is not None and not is_causal:
-        allowed = attn_mask if attn_mask.dtype == torch.bool else attn_mask > torch.finfo(attn_mask.dtype).min / 2
-        visible = allowed[(None,) * (4 - allowed.dim())]
+        visible = lets_through(attn_mask)[(None,) * (4 - attn_mask.dim())]
 
     def attend(values: Tensor) -> tuple[Tensor, Tensor]:
         weights = _weights(query, key, attn_mask, scale)
