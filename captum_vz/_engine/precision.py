@@ -24,7 +24,11 @@ Module = TypeVar("Module", bound=nn.Module)
 
 def is_half(recording: Recording) -> bool:
     """Whether any number of this layer's run was held in half precision, by its own dtype or by autocast."""
-    tensors = [first_tensor(recording.output), *recording.layer.parameters()]
+    output = first_tensor(recording.output)
+    # Autocast leaves no trace where a residual or a cache in float32 is added afterwards.
+    if output is not None and output.dtype == torch.float32 and torch.is_autocast_enabled(output.device.type):
+        return True
+    tensors = [output, *recording.layer.parameters()]
     tensors += [tensor for call in recording.calls for tensor in (call.weights, call.values)]
     return any(tensor is not None and tensor.dtype in HALF for tensor in tensors)
 
@@ -46,6 +50,9 @@ def rerun_in_float32(recording: Recording) -> Recording:
     again = Recording(layer, args, kwargs)
     with listening(again), torch.autocast(_device_type(recording), enabled=False):
         again.output = layer.forward(*args, **kwargs)
+    # Masks are made of their dtype's lowest number, and that of float16 means nothing in float32.
+    for call, half in zip(again.calls, recording.calls, strict=True):
+        call.visible = half.visible
     return again
 
 

@@ -1,0 +1,122 @@
+"""ValueZeroing against the naive twin that reruns a layer for each zeroed value, in float64."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from captum_vz import ValueZeroing
+from tests.engine.compare import assert_same
+from tests.reference import FAMILIES, Case, naive_value_zeroing
+
+# One post-norm, one fused, one with shared keys and values, one that is replayed inside its attention module, and two
+# decoders, one of which is replayed as whole sequences.
+VARIED = ["bert", "gpt2", "llama", "albert", "bart-decoder", "t5-decoder"]
+each_varied = pytest.mark.parametrize("name", VARIED)
+
+
+@cache
+def twins(name: str) -> list[Tensor]:
+    case = FAMILIES[name].case
+    return [naive_value_zeroing(case, index) for index in range(len(case.layers))]
+
+
+def check_all_layers(case: Case, options: dict[str, Any], twin_options: dict[str, Any] | None = None) -> None:
+    expected = [naive_value_zeroing(case, index, **(twin_options or options)) for index in range(len(case.layers))]
+    assert_same(ValueZeroing(case.model, case.layers, **options).attribute(case.inputs), expected)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_layer_of_every_family(name: str) -> None:
+    case = FAMILIES[name].case
+    assert_same(ValueZeroing(case.model, case.layers).attribute(case.inputs), twins(name))
+
+
+WITHOUT_SDPA = {"gemma2", "gpt-oss"}  # soft caps and sinks are more than scaled_dot_product_attention computes
+
+
+@pytest.mark.parametrize("name", sorted(FAMILIES.keys() - WITHOUT_SDPA))
+def test_a_model_loaded_with_sdpa(name: str) -> None:
+    case = FAMILIES[name].build(attn_implementation="sdpa")
+    assert case.model.config._attn_implementation == "sdpa"
+    assert_same(ValueZeroing(case.model, case.layers).attribute(case.inputs), twins(name))
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+@pytest.mark.parametrize("distance", ["cosine", "euclidean", "l1"])
+@each_varied
+def test_distances(name: str, distance: str, normalize: bool) -> None:
+    check_all_layers(FAMILIES[name].case, {"distance": distance, "normalize": normalize})
+
+
+@each_varied
+def test_a_distance_of_ones_own(name: str) -> None:
+    def cityblock(a: Tensor, b: Tensor) -> Tensor:
+        return (a - b).abs().sum(-1)
+
+    check_all_layers(
+        FAMILIES[name].case, {"distance": cityblock, "normalize": False}, {"distance": "l1", "normalize": False}
+    )
+
+
+@pytest.mark.parametrize("heads", [1, [0], [0, 2], [3, 1, 2], [0, 1, 2, 3]])
+@each_varied
+def test_heads(name: str, heads: int | list[int]) -> None:
+    chosen = [heads] if isinstance(heads, int) else heads
+    check_all_layers(FAMILIES[name].case, {"heads": heads}, {"heads": chosen})
+
+
+@each_varied
+def test_other_heads_in_each_layer(name: str) -> None:
+    case = FAMILIES[name].case
+    heads = [[2], None, 3, [0, 1]][: len(case.layers)]
+    maps = ValueZeroing(case.model, case.layers, heads=heads).attribute(case.inputs)
+    for index, (layer_map, chosen) in enumerate(zip(maps, heads, strict=True)):
+        chosen = [chosen] if isinstance(chosen, int) else chosen
+        assert_same(layer_map, naive_value_zeroing(case, index, heads=chosen))
+
+
+def test_query_heads_that_share_a_value_lose_it_one_by_one() -> None:
+    case = FAMILIES["llama"].case
+    assert (case.family.attention.heads, case.family.attention.value_heads) == (4, 2)
+    first, second = (ValueZeroing(case.model, case.layers[0], heads=head).attribute(case.inputs) for head in (0, 1))
+    assert not torch.allclose(first, second, atol=1e-3)
+
+
+def features(length: int) -> dict[str, Tensor]:
+    pairs = torch.arange(length) // 2
+    return {
+        "pairs": pairs[None],
+        "any numbers": torch.tensor([-3, 100, 5])[pairs % 3][None],
+        "all in one": torch.zeros(1, length, dtype=torch.long),
+        "each its own": torch.arange(length).flip(0)[None],
+        "others in each example": torch.stack([pairs, torch.arange(length) % 2, torch.arange(length)]),
+    }
+
+
+@pytest.mark.parametrize("heads", [None, [0, 2]])
+@pytest.mark.parametrize("kind", features(1))
+@each_varied
+def test_features_are_zeroed_together(name: str, kind: str, heads: list[int] | None) -> None:
+    case = FAMILIES[name].case
+    mask = features(twins(name)[0].shape[-1])[kind]
+    maps = ValueZeroing(case.model, case.layers, heads=heads).attribute(case.inputs, feature_mask=mask)
+    for index, layer_map in enumerate(maps):
+        assert_same(layer_map, naive_value_zeroing(case, index, heads=heads, groups=mask))
+
+
+@pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.norm])
+def test_the_final_norm(name: str) -> None:
+    case = FAMILIES[name].case
+    normed = ValueZeroing(case.model, case.layers[-1], final_norm=case.final_norm).attribute(case.inputs)
+    assert_same(normed, naive_value_zeroing(case, -1, final_norm=case.final_norm))
+    assert not torch.allclose(normed, twins(name)[-1], atol=1e-4)
+
+
+def test_options_together() -> None:
+    options = {"distance": "euclidean", "heads": [1, 2], "final_norm": FAMILIES["gpt2"].case.final_norm}
+    check_all_layers(FAMILIES["gpt2"].case, {**options, "normalize": False})

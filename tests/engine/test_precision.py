@@ -1,0 +1,126 @@
+"""Half precision: a layer is replayed in float32 on the half-precision input that it got, and nothing of it is kept.
+
+The twin replays in float64, so that its own rounding is out of the question.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from captum_vz import LayerAttention, ValueZeroing, ValueZeroingRollout
+from tests.reference import FAMILIES, Case
+from tests.reference.naive import Run, cosine, real_positions, record, rerun_with_zeroed_rows
+
+HALVES = [torch.bfloat16, torch.float16]
+each_half = pytest.mark.parametrize("dtype", HALVES, ids=["bfloat16", "float16"])
+each_varied = pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "albert", "gpt-neox", "vit", "bart-decoder"])
+
+
+def in_float64(run: Run) -> Run:
+    def widen(value: Any) -> Any:
+        return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
+
+    args, kwargs = tree_map(widen, (run.args, run.kwargs))
+    return Run(copy.deepcopy(run.layer).double(), args, kwargs, run.hidden)
+
+
+def twin(case: Case, run: Run) -> Tensor:
+    """The map of one run in float64: one value zeroed after the other."""
+    exact = in_float64(run)
+    targets, sources = real_positions(case, exact, "self")
+    clean = rerun_with_zeroed_rows(exact, case.family.attention, np.zeros_like(sources)).numpy()
+    scores = np.zeros((*targets.shape, sources.shape[1]))
+    for source in range(sources.shape[1]):
+        zeroed = sources & (np.arange(sources.shape[1]) == source)
+        changed = rerun_with_zeroed_rows(exact, case.family.attention, zeroed).numpy()
+        for b, i in np.argwhere(targets & zeroed.any(1)[:, None]):
+            scores[b, i, source] = cosine(changed[b, i], clean[b, i])
+    return torch.from_numpy(scores / np.where(targets, scores.sum(-1), 1)[..., None])
+
+
+def last_runs(case: Case) -> list[Run]:
+    runs, _ = record(case)
+    return [[one for one in runs if one.layer is layer][-1] for layer in case.layers]
+
+
+@each_half
+@each_varied
+def test_a_half_precision_layer_is_replayed_in_float32(name: str, dtype: torch.dtype) -> None:
+    case = FAMILIES[name].build(dtype)
+    maps = ValueZeroing(case.model, case.layers).attribute(case.inputs)
+    for layer_map, run in zip(maps, last_runs(case), strict=True):
+        assert layer_map.dtype == torch.float32
+        torch.testing.assert_close(layer_map.double(), twin(case, run), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("inside", [True, False])
+@each_varied
+def test_a_layer_under_autocast_is_replayed_in_float32(name: str, inside: bool) -> None:
+    case = FAMILIES[name].build(torch.float32)
+    autocast = torch.autocast("cpu", torch.bfloat16)
+    with autocast:
+        runs = last_runs(case)
+    if inside:
+        maps = ValueZeroing(autocast(case.model), case.layers).attribute(case.inputs)
+    else:
+        with autocast:
+            maps = ValueZeroing(case.model, case.layers).attribute(case.inputs)
+            assert torch.is_autocast_enabled("cpu")
+    for layer_map, run in zip(maps, runs, strict=True):
+        torch.testing.assert_close(layer_map.double(), twin(case, run), rtol=1e-4, atol=1e-6)
+
+
+@each_half
+@each_varied
+def test_padding_is_zero_in_half_precision_too(name: str, dtype: torch.dtype) -> None:
+    case = FAMILIES[name].build(dtype)
+    for method in (ValueZeroing, LayerAttention):
+        for layer_map in method(case.model, case.layers).attribute(case.inputs):
+            real = case.mask(case.family.mask, layer_map.shape[1])
+            torch.testing.assert_close(layer_map.sum(-1), real.float(), rtol=0, atol=5e-3)
+            assert not layer_map[~real].any()
+            assert not layer_map.mT[~real].any()
+
+
+@each_half
+def test_the_models_own_parameters_stay_what_they_are(dtype: torch.dtype) -> None:
+    case = FAMILIES["bert"].build(dtype)
+    before = [(parameter, parameter.data_ptr(), parameter.clone()) for parameter in case.model.parameters()]
+    maps = ValueZeroingRollout(case.model, case.layers).attribute(case.inputs)
+    assert maps.dtype == torch.float32
+    for parameter, (same, place, value) in zip(case.model.parameters(), before, strict=True):
+        assert parameter is same
+        assert (parameter.dtype, parameter.data_ptr()) == (dtype, place)
+        assert torch.equal(parameter, value)
+
+
+def test_a_final_norm_in_half_precision_is_taken_in_float32() -> None:
+    case = FAMILIES["gpt2"].build(torch.bfloat16)
+    norm = case.final_norm
+    assert isinstance(norm, nn.Module)
+    exact = copy.deepcopy(norm).float()
+    with_half, with_float = (
+        ValueZeroing(case.model, case.layers[-1], final_norm=one).attribute(case.inputs) for one in (norm, exact)
+    )
+    assert torch.equal(with_half, with_float)
+    assert norm.weight.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(("name", "widest"), [("bert", "output.dense"), ("gpt2", "mlp.c_proj")])
+def test_the_layer_that_overflows_float16_is_the_one_that_is_named(name: str, widest: str) -> None:
+    case = FAMILIES[name].build(torch.float16)
+    with torch.no_grad():
+        case.layers[1].get_submodule(widest).weight.mul_(60000)
+    before, *overflowed = case.layers
+    assert ValueZeroing(case.model, before).attribute(case.inputs).isfinite().all()
+    for layer in overflowed:
+        message = f"{type(layer).__name__} returned values that are not finite .* in torch.float16.*bfloat16 or float32"
+        with pytest.raises(AssertionError, match=message):
+            ValueZeroing(case.model, layer).attribute(case.inputs)
