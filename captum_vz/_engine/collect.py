@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -49,7 +51,7 @@ def collect(
             else:
                 runs.append((index, result))
 
-    with torch.no_grad(), watching(layers, keep):
+    with torch.no_grad(), _uncompiled(), watching(layers, keep):
         forward()
     if replicas:
         runs = _join(replicas, device_ids)
@@ -59,6 +61,13 @@ def collect(
             "model that forward_func calls, not of a copy, and one that these inputs reach."
         )
     return runs
+
+
+def _uncompiled() -> AbstractContextManager[Any]:
+    """Run the original modules where a model was compiled: a compiled layer would be compiled anew with our hooks."""
+    if "torch._dynamo" in sys.modules and hasattr(torch.compiler, "set_stance"):
+        return torch.compiler.set_stance("force_eager")
+    return nullcontext()
 
 
 def _join(replicas: dict[torch.device, Runs], device_ids: list[int] | None) -> Runs:

@@ -1,0 +1,170 @@
+"""Models as people run them: compiled, offloaded, quantised, with adapters, for training. All give the same maps."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate import cpu_offload, dispatch_model
+from torch import Tensor, nn
+
+from captum_vz import LayerAttention, ValueZeroing, find_layers
+from tests.reference import FAMILIES
+
+
+def llama() -> nn.Module:
+    return FAMILIES["llama"].build(torch.float32).model
+
+
+@pytest.fixture(scope="module")
+def ids() -> Tensor:
+    return FAMILIES["llama"].case.inputs["input_ids"]
+
+
+@pytest.fixture(scope="module")
+def plain(ids: Tensor) -> list[Tensor]:
+    return maps_of(llama(), ids)
+
+
+def maps_of(model: nn.Module, ids: Tensor) -> list[Tensor]:
+    return ValueZeroing(model, find_layers(model)).attribute(ids)
+
+
+def assert_same(maps: list[Tensor], expected: list[Tensor], atol: float = 1e-6) -> None:
+    assert len(maps) == len(expected) > 0
+    for one, other in zip(maps, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("run_before", [False, True])
+def test_a_compiled_model_runs_its_original_modules(ids: Tensor, plain: list[Tensor], run_before: bool) -> None:
+    model = llama()
+    compiled = torch.compile(model, backend="eager")
+    if run_before:
+        compiled(ids)
+    assert_same(ValueZeroing(compiled, find_layers(compiled)).attribute(ids), plain)
+    assert_same(ValueZeroing(compiled, find_layers(model)).attribute(ids), plain)
+
+
+def test_compiled_layers_run_their_original_code(ids: Tensor, plain: list[Tensor]) -> None:
+    model = llama()
+    for layer in find_layers(model):
+        layer.compile(backend="eager")
+    model(ids)
+    assert_same(maps_of(model, ids), plain)
+
+
+def test_weights_offloaded_to_the_cpu_or_the_disk(ids: Tensor, plain: list[Tensor], tmp_path: Path) -> None:
+    assert_same(maps_of(cpu_offload(llama(), execution_device=torch.device("cpu")), ids), plain)
+    model = llama()
+    places = {name: "cpu" for name, _ in model.named_children()} | {
+        "layers.0": "cpu",
+        "layers.1": "disk",
+        "layers.2": "disk",
+    }
+    del places["layers"]
+    dispatched = dispatch_model(model, places, main_device="cpu", offload_dir=str(tmp_path))
+    assert any(parameter.is_meta for parameter in dispatched.parameters())
+    assert_same(maps_of(dispatched, ids), plain)
+
+
+def test_offloaded_half_precision_is_replayed_in_float32(ids: Tensor) -> None:
+    expected = maps_of(llama().bfloat16(), ids)
+    offloaded = cpu_offload(llama().bfloat16(), execution_device=torch.device("cpu"))
+    assert_same(maps_of(offloaded, ids), expected)
+
+
+@pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable` is deprecated")
+def test_gradient_checkpointing_and_train_mode_without_dropout(ids: Tensor, plain: list[Tensor]) -> None:
+    model = llama()
+    model.gradient_checkpointing_enable()
+    model.train()
+    assert_same(maps_of(model, ids), plain)
+    assert model.training
+
+
+def test_embeddings_in_place_of_ids(ids: Tensor, plain: list[Tensor]) -> None:
+    model = llama()
+    embeddings = model.get_input_embeddings()(ids)
+    maps = ValueZeroing(lambda x: model(inputs_embeds=x), find_layers(model)).attribute(embeddings)
+    assert_same(maps, plain)
+
+
+class Adapter(nn.Module):
+    """A low-rank change beside a linear layer, as LoRA adds it."""
+
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.base = base
+        self.down = nn.Linear(base.in_features, 2, bias=False)
+        self.up = nn.Linear(2, base.out_features, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x) + self.up(self.down(x))
+
+
+def test_adapters_give_the_maps_of_the_merged_weights(ids: Tensor, plain: list[Tensor]) -> None:
+    adapted, merged = llama(), llama()
+    for layer, other in zip(adapted.layers, merged.layers, strict=True):
+        for name in ("q_proj", "v_proj", "o_proj"):
+            adapter = Adapter(getattr(layer.self_attn, name))
+            setattr(layer.self_attn, name, adapter)
+            getattr(other.self_attn, name).weight.data += adapter.up.weight @ adapter.down.weight
+    maps = maps_of(adapted, ids)
+    assert_same(maps, maps_of(merged, ids), atol=1e-5)
+    assert not torch.allclose(maps[0], plain[0], atol=1e-4)
+
+
+class Int8Linear(nn.Module):
+    """A linear layer whose weights are integers and a scale for each row, as quantisers store them."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.register_buffer("scale", linear.weight.abs().amax(1, keepdim=True) / 127)
+        self.weight = nn.Parameter((linear.weight / self.scale).round().to(torch.int8), requires_grad=False)
+        self.bias = linear.bias
+
+    def dequantized(self, dtype: torch.dtype) -> Tensor:
+        return self.weight.to(dtype) * self.scale.to(dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.dequantized(x.dtype), self.bias)
+
+
+def test_quantised_weights_give_the_maps_of_the_weights_that_they_stand_for(ids: Tensor) -> None:
+    quantised, rounded = llama(), llama()
+    for layer, other in zip(quantised.layers, rounded.layers, strict=True):
+        for parent, name in [(layer.self_attn, "v_proj"), (layer.self_attn, "o_proj"), (layer.mlp, "up_proj")]:
+            linear = Int8Linear(getattr(parent, name))
+            setattr(parent, name, linear)
+            place = next(n for n, module in layer.named_modules() if module is linear)
+            other.get_submodule(place).weight.data = linear.dequantized(torch.float32)
+    assert_same(maps_of(quantised, ids), maps_of(rounded, ids))
+    assert quantised.layers[0].mlp.up_proj.weight.dtype == torch.int8
+
+
+@pytest.mark.parametrize("family", ["llama", "bert"])
+def test_sentences_packed_into_one_sequence_do_not_see_each_other(family: str) -> None:
+    """Two sentences in one row, kept apart by a mask: the map is block-diagonal, each block the sentence's own map."""
+    case = FAMILIES[family].build()
+    lengths, device_ids = (4, 3), case.inputs["input_ids"][:1]
+    positions = torch.cat([torch.arange(length) for length in lengths])[None]
+    block = torch.block_diag(
+        *(torch.ones(length, length).tril() if case.causal else torch.ones(length, length) for length in lengths)
+    )
+    mask = (1 - block.double())[None, None] * torch.finfo(torch.float32).min
+    for method in (ValueZeroing, LayerAttention):
+        explain = method(case.model, case.layers)
+        packed = explain.attribute({"input_ids": device_ids, "attention_mask": mask, "position_ids": positions})
+        first = explain.attribute({"input_ids": device_ids[:, :4]})
+        second = explain.attribute({"input_ids": device_ids[:, 4:]})
+        for one, a, b in zip(packed, first, second, strict=True):
+            torch.testing.assert_close(one[0], torch.block_diag(a[0], b[0]), rtol=0, atol=1e-10)
+
+
+def test_the_model_can_be_copied_and_explained_again(ids: Tensor, plain: list[Tensor]) -> None:
+    model = llama()
+    maps_of(model, ids)
+    assert_same(maps_of(copy.deepcopy(model), ids), plain)
