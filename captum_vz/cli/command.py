@@ -107,9 +107,9 @@ def _explain(options: argparse.Namespace) -> None:
 
 
 def _print(found: Explanation, method: str, output: Path | None) -> None:
-    to = "to " if METHODS[method].prints_rollout else ""
+    where = "up to" if METHODS[method].prints_rollout else "in"
     token = found.tokens[found.target]
-    print(f"{method} {to}layer {found.layer} (of 0 to {found.depth - 1}): how much {token} draws on each token")
+    print(f"{method} {where} layer {found.layer} (of 0 to {found.depth - 1}): how much {token} draws on each token")
     print(terminal_text(found.tokens, found.scores, found.target, color=_wants_color()))
     if found.predictions:
         words = ", ".join(f"{word} {probability:.2f}" for word, probability in found.predictions)
