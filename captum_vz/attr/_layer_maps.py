@@ -78,8 +78,8 @@ class LayerMaps(LayerAttribution, PerturbationAttribution):
                 batch.
             target: The output tokens whose rows are wanted, each by its position; negative ones count from the end of
                 the sequence as given. None: all; an int or 1-element tensor: that one in every example; a list of
-                ints or a 1-D tensor: one for each example. Tuples `(out, in)` pick single scores. One row costs one
-                row, not a whole map.
+                ints or a 1-D tensor: one for each example or, of a single example, several, `(1, row, in)`. Tuples
+                `(out, in)` pick single scores, `(slice,)` a range of rows. Rows cost what they are, not a whole map.
             additional_forward_args: Further arguments for `forward_func`, after `inputs`: a tuple, or one object.
             feature_mask: Integers `(1 or batch, in)`: tokens with the same number are one feature (a word, a span, an
                 image region), treated together; all of them carry its score, and rows sum to 1 over features.
@@ -145,11 +145,12 @@ class LayerMaps(LayerAttribution, PerturbationAttribution):
     ) -> list[tuple[int, Tensor]]:
         """(index of the layer, its map `(batch, row, in)`), in the order in which the layers ran."""
         assert perturbations_per_eval is None or (
-            isinstance(perturbations_per_eval, int) and perturbations_per_eval >= 1
+            type(perturbations_per_eval) is int and perturbations_per_eval >= 1
         ), f"perturbations_per_eval is {perturbations_per_eval!r}: pass an integer of at least 1, or None."
         forward = _forward(self.forward_func, inputs, additional_forward_args)
         device_ids = self.device_ids or getattr(self.forward_func, "device_ids", None)
         masks = _Groups(feature_mask, device_ids)
+        shares = bool(device_ids) and isinstance(target.rows, list)
         notes: list[str] = []
         title = f"{self.get_name()} attribution"
         with progress(desc=title, total=len(layers)) if show_progress else NullProgress() as bar:
@@ -157,8 +158,8 @@ class LayerMaps(LayerAttribution, PerturbationAttribution):
             def compute(index: int, recording: Recording) -> Tensor:
                 call = attention_call(recording, self.attention)
                 batch, _, out, _ = call.size
-                is_share = getattr(recording.layer, "_is_replica", False) and isinstance(target.rows, list)
-                rows = None if is_share else target.places(batch, out, call.values.device)
+                # A replica does not know which examples it has: all rows then, the wanted ones picked at the end.
+                rows = None if shares else target.places(batch, out, call.values.device)
                 groups = masks.of(call)
                 scores = self._layer_map(index, recording, call, rows, groups, perturbations_per_eval)
                 notes.extend(_zero_rows(scores, recording, call, rows, index))
@@ -170,6 +171,8 @@ class LayerMaps(LayerAttribution, PerturbationAttribution):
                 return spread * valid_positions(recording, call)[1][:, None, :]
 
             runs = collect(forward, layers, compute, device_ids)
+        if shares:
+            runs = [(index, target.rows_of(one)) for index, one in runs]
         if notes:
             warnings.warn(f"{self.get_name()}: {'; '.join(dict.fromkeys(notes))}.", stacklevel=4)
         return runs

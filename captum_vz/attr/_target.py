@@ -14,11 +14,12 @@ class TokenTarget:
     """The rows of a map `(batch, out, in)` that `target` names.
 
     Attributes:
-        rows: None: all; an int: that row of every example; a list: one row an example.
+        rows: None: all; an int or a slice: that row, or those, of every example; a list: one row an example, or, of a
+            single example, several.
         rest: What `target` picks from each row: () the whole row; with a list of rows, one tuple an example.
     """
 
-    rows: int | list[int] | None
+    rows: int | slice | list[int] | None
     rest: Any = ()
 
     @classmethod
@@ -31,18 +32,16 @@ class TokenTarget:
                 "It names output tokens by their positions."
             )
             target = int(target.item()) if target.numel() == 1 else target.tolist()
-        if target is None:
-            return cls(None)
-        if _is_int(target):
+        if target is None or _is_int(target):
             return cls(target)
-        if isinstance(target, tuple) and target and _is_int(target[0]) and len(target) <= 2:
+        if isinstance(target, tuple) and len(target) in (1, 2) and (_is_int(target[0]) or isinstance(target[0], slice)):
             return cls(target[0], target[1:])
         if isinstance(target, list) and target and all(map(_is_int, target)):
             return cls(target, [()] * len(target))
         if (
             isinstance(target, list)
             and target
-            and all(isinstance(t, tuple) and t and len(t) <= 2 and _is_int(t[0]) for t in target)
+            and all(isinstance(t, tuple) and len(t) in (1, 2) and _is_int(t[0]) for t in target)
         ):
             return cls([t[0] for t in target], [t[1:] for t in target])
         raise AssertionError(
@@ -51,37 +50,44 @@ class TokenTarget:
         )
 
     def places(self, batch: int, tokens: int, device: torch.device) -> Tensor | None:
-        """The positions of the wanted rows, `(batch, 1)`, or None for all."""
+        """The positions of the wanted rows, `(batch, row)`, or None for all."""
         if self.rows is None:
             return None
+        if isinstance(self.rows, slice):
+            return torch.arange(tokens, device=device)[self.rows].expand(batch, -1)
         rows = self.rows if isinstance(self.rows, list) else [self.rows] * batch
-        assert len(rows) == batch, f"target has {len(rows)} entries, one an example, but the batch has {batch}."
+        assert len(rows) == batch or batch == 1, (
+            f"target has {len(rows)} entries, one an example, but the batch has {batch}."
+        )
         for row in rows:
             assert -tokens <= row < tokens, (
                 f"target {row} is out of range: it names an output token, and the map has {tokens} of them, "
                 f"positions {-tokens} to {tokens - 1}."
             )
-        return torch.tensor(rows, device=device)[:, None] % tokens
+        return torch.tensor(rows, device=device).reshape(batch, -1) % tokens
 
-    def select(self, maps: Tensor) -> Tensor:
-        """What `target` asks for, of a map `(batch, out, in)` that holds all rows or just those of `places`."""
-        if self.rows is None:
-            return maps.contiguous()
-        places = self.places(len(maps), maps.shape[1], maps.device) if maps.shape[1] > 1 else None
-        chosen = maps[:, 0] if places is None else maps[torch.arange(len(maps), device=maps.device), places[:, 0]]
+    def rows_of(self, maps: Tensor) -> Tensor:
+        """The wanted rows `(batch, row, in)` of a map `(batch, out, in)`."""
+        places = self.places(maps.shape[0], maps.shape[1], maps.device)
+        return maps if places is None else maps.gather(1, places[..., None].expand(-1, -1, maps.shape[2]))
+
+    def select(self, rows: Tensor) -> Tensor:
+        """What `target` asks for, of the wanted rows `(batch, row, in)`."""
         if isinstance(self.rows, list):
             if not any(self.rest):
-                return chosen.contiguous()
-            return torch.stack([self._pick(row, rest) for row, rest in zip(chosen, self.rest, strict=True)])
-        return self._pick(chosen, self.rest).contiguous()
+                return (rows[:, 0] if len(self.rows) == len(rows) else rows).contiguous()
+            flat = rows.flatten(0, 1)
+            return torch.stack([_pick(row, rest) for row, rest in zip(flat, self.rest, strict=True)])
+        return _pick(rows[:, 0] if isinstance(self.rows, int) else rows, self.rest).contiguous()
 
-    def _pick(self, rows: Tensor, rest: tuple[Any, ...]) -> Tensor:
-        for source in rest:
-            assert not _is_int(source) or -rows.shape[-1] <= source < rows.shape[-1], (
-                f"target names source {source}, which is out of range: there are {rows.shape[-1]} source tokens."
-            )
-            rows = rows[..., source]
-        return rows
+
+def _pick(rows: Tensor, rest: tuple[Any, ...]) -> Tensor:
+    for source in rest:
+        assert isinstance(source, slice) or (_is_int(source) and -rows.shape[-1] <= source < rows.shape[-1]), (
+            f"target names source {source!r}, which is out of range: there are {rows.shape[-1]} source tokens."
+        )
+        rows = rows[..., source]
+    return rows
 
 
 def _is_int(value: Any) -> bool:
