@@ -91,14 +91,16 @@ def _attention(
     listener = _listener.get()
     if listener is None:
         return attend(value)
+    dropout = dropout if module.training else 0.0  # eager functions drop nothing in eval mode, whatever the rate
     return listener.attend(module, attend, value, None if mask is None else lets_through(mask), dropout)
 
 
 def lets_through(mask: Tensor) -> Tensor:
-    """What an attention mask lets through: of booleans or 0 and 1, itself; of added numbers, all but the smallest."""
-    if not mask.is_floating_point():
-        return mask.bool()
-    return mask > max(torch.finfo(mask.dtype).min, torch.finfo(torch.float32).min) / 2
+    """What an attention mask lets through: of booleans or 0 and 1, itself; of added numbers, all but the smallest.
+
+    Models hide with anything from -10000 to the smallest number of the dtype; position biases stay far above that.
+    """
+    return mask > -9e3 if mask.is_floating_point() else mask.bool()
 
 
 def _eager_function(module: nn.Module) -> Callable[..., Any]:

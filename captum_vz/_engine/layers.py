@@ -28,11 +28,7 @@ def find_layers(model: nn.Module, stack: str | None = None) -> list[nn.Module]:
     True
     """
     assert stack in (None, "encoder", "decoder"), f"stack is {stack!r}: pass 'encoder', 'decoder' or None."
-    found = {
-        name: list(module.children())
-        for name, module in model.named_modules()
-        if isinstance(module, (nn.ModuleList, nn.Sequential)) and _is_stack(module)
-    }
+    found = {name: list(module.children()) for name, module in model.named_modules() if is_stack(module)}
     # A list that holds another one, such as that of a hierarchical model's stages, is no stack of layers itself.
     lists = {name: layers for name, layers in found.items() if not any(o.startswith(name + ".") for o in found)}
     stacks: dict[str, list[nn.Module]] = {}
@@ -53,8 +49,9 @@ def find_layers(model: nn.Module, stack: str | None = None) -> list[nn.Module]:
     return list({id(layer): layer for layers in stacks.values() for layer in layers}.values())
 
 
-def _is_stack(container: nn.Module) -> bool:
-    members = list(container.children())
+def is_stack(module: nn.Module) -> bool:
+    """Whether a module is a list of modules all of which hold attention."""
+    members = list(module.children()) if isinstance(module, (nn.ModuleList, nn.Sequential)) else []
     return bool(members) and all(map(_has_attention, members))
 
 

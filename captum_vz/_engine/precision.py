@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from captum_vz._engine.interface import listening
 from captum_vz._engine.recording import Recording, first_tensor
@@ -45,6 +45,13 @@ def in_float32(module: Module) -> Module:
 
 def rerun_in_float32(recording: Recording) -> Recording:
     """The same layer on the same input, run and recorded in float32."""
+    _, _, out, sources = recording.calls[0].size
+    cached = any(map(_is_cache, tree_leaves((recording.args, recording.kwargs), is_leaf=_is_cache)))
+    assert sources <= out or not cached, (
+        f"{type(recording.layer).__name__} is in half precision and has to be run again in float32, but "
+        f"{sources - out} of its tokens are in the key-value cache only: pass the whole sequence at once, or load the "
+        "model in float32."
+    )
     layer = in_float32(recording.layer)
     args, kwargs = tree_map(_float32, without_caches((recording.args, recording.kwargs)))
     again = Recording(layer, args, kwargs)

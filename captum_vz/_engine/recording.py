@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from contextvars import ContextVar
+from contextvars import Context, ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from captum_vz._engine.inline import family_of, is_value_projection, visible_by_argument
 from captum_vz._engine.interface import Attend, Listener, attention_selected, current_listener, listen
 from captum_vz._engine.sdpa import attention_patched
+from captum_vz._engine.weights import weights_used
 
 
 def first_tensor(output: Any) -> Tensor | None:
@@ -22,7 +24,7 @@ def first_tensor(output: Any) -> Tensor | None:
     return output if isinstance(output, Tensor) else None
 
 
-@dataclass
+@dataclass(eq=False)
 class AttentionCall:
     """What one attention of a layer computed in the clean pass.
 
@@ -38,6 +40,7 @@ class AttentionCall:
     dropout: float = 0.0
     weights: Tensor | None = None  # (batch, head, out, in), after the softmax
     context: Tensor | None = None  # (batch, out, head, d_head)
+    parts: int = 1  # how many calls of the attention function make it up; values and context are those of the first
     sequence_first: bool = False  # the layer's tensors are (tokens, batch, d), as torch.nn's are by default
     # Where attention is inline: the submodule that projects the values, and the features of each head's.
     value_projection: nn.Module | None = None
@@ -52,6 +55,16 @@ class AttentionCall:
     def batch_first(self, value: Tensor) -> Tensor:
         """A tensor of the layer, as (batch, tokens, ...)."""
         return value.transpose(0, 1) if self.sequence_first else value
+
+    def continues(self, module: nn.Module, weights: Tensor) -> bool:
+        """Whether `module`, still running, calls for another part of its values (DiffLlama); if so, take note of it."""
+        if module is not self.module or self.answer is not None or self.weights is None:
+            return False
+        if weights.shape != self.weights.shape:
+            return False
+        self.parts += 1
+        self.weights = torch.maximum(self.weights, weights)
+        return True
 
     def returned(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
         """Follow the context from the attention function to what the attention module returns."""
@@ -97,7 +110,11 @@ class Recording(Listener):
         self, module: nn.Module | None, attend: Attend, values: Tensor, visible: Tensor | None, dropout: float
     ) -> tuple[Tensor, Tensor]:
         context, weights = attend(values)
+        named = module is not None
         module = module or (self._running[-1] if self._running else self.layer)
+        weights = weights_used(module, attend, values, context, weights)
+        if named and self.calls and self.calls[-1].continues(module, weights):
+            return context, weights
         self.calls.append(
             AttentionCall(
                 module,
@@ -188,9 +205,10 @@ def watching(layers: Sequence[nn.Module], on_return: Callable[[int, Recording], 
             if ours(module):
                 recording, outer = running.pop(id(module))
                 recording.output = kwargs_and_output[-1]
-                listen(None)
-                on_return(index, recording)
                 listen(outer)
+                # In a context of its own, lest whoever else follows the user's pass hears the replays: transformers'
+                # collector of attentions and hidden states would take theirs for the model's.
+                Context().run(on_return, index, recording)
 
         return before, after
 

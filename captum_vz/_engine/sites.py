@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from captum_vz._engine.layers import is_stack
 from captum_vz._engine.recording import AttentionCall, Recording
 
 
@@ -22,7 +23,7 @@ def attention_call(recording: Recording, attention: str) -> AttentionCall:
         "and of torch.nn.functional.scaled_dot_product_attention, and for attention modules of families that compute "
         "it inline (GPT-J, BLOOM, DeBERTa ...). Pass a whole Transformer block; layers without attention have no map."
     )
-    assert len(calls) <= 2, (
+    assert len(calls) <= 2 and not (len(calls) == 2 and any(map(is_stack, recording.layer.modules()))), (
         f"The layer {name} called attention {len(calls)} times in one run: pass a single Transformer block, "
         "not a stack of them."
     )
@@ -47,7 +48,13 @@ def valid_positions(recording: Recording, call: AttentionCall) -> tuple[Tensor, 
     batch, _, out, sources = first.size
     rows = torch.ones(batch, out, dtype=torch.bool, device=call.values.device)
     if first.visible is not None and sources >= out:
-        rows = _sees(first).diagonal(offset=sources - out, dim1=1, dim2=2)
+        sees = _sees(first)
+        assert sources == out or sees[..., -1].any(), (
+            f"The attention of {type(recording.layer).__name__} has {sources} sources for {out} tokens, and no token "
+            "sees the last of them: a static cache does not tell where the tokens stand. Pass use_cache=False, or a "
+            "DynamicCache."
+        )
+        rows = sees.diagonal(offset=sources - out, dim1=1, dim2=2)
     if call.visible is None:
         return rows, torch.ones(batch, call.size[3], dtype=torch.bool, device=rows.device)
     return rows, (_sees(call) & rows[:, :, None]).any(1)

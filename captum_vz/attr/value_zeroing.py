@@ -82,12 +82,21 @@ class ValueZeroing(LayerMaps):
         return value_zeroing_map(recording, call, Zeroing(self._measure(), rows, groups, heads, at_most))
 
     def _measure(self) -> Measure:
-        if self.final_norm is None:
-            return self.distance
         norm = self.final_norm
-        if any(parameter.dtype in HALF for parameter in norm.parameters()):
+        if norm is not None and any(parameter.dtype in HALF for parameter in norm.parameters()):
             norm = in_float32(norm)
-        return lambda zeroed, clean: self.distance(norm(zeroed), norm(clean))
+
+        def measure(zeroed: Tensor, clean: Tensor) -> Tensor:
+            a, b = (zeroed, clean) if norm is None else (norm(zeroed), norm(clean))
+            distances = self.distance(a, b)
+            assert distances.shape == zeroed.shape[:-1], (
+                f"distance gave {tuple(distances.shape)} for two tensors {tuple(a.shape)}: it takes (..., d), (..., d) "
+                f"and gives one number for each pair of vectors, here {tuple(zeroed.shape[:-1])}."
+            )
+            assert distances.isfinite().all(), "distance gave values that are not finite (NaN or infinity)."
+            return distances
+
+        return measure
 
 
 def select_heads(heads: Any, index: int, layers: int, count: int) -> tuple[int, ...] | None:

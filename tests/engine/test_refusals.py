@@ -1,0 +1,160 @@
+"""Never a silent wrong number: what cannot be explained is refused, in words, and the model is left as it was."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+
+from captum_vz import LayerAttention, ValueZeroing
+from tests.captum.footprint import footprint
+from tests.engine.blocks import Block, Noise, sequences, zeroed_one_by_one
+from tests.engine.compare import assert_same
+from tests.reference import FAMILIES, Case
+from tests.reference.naive import record
+
+
+def refused(model: nn.Module, layer: Any, message: str, inputs: Any = None, method: Any = ValueZeroing) -> None:
+    before = footprint(model)
+    with pytest.raises(AssertionError, match=message):
+        method(model, layer).attribute(sequences(2) if inputs is None else inputs)
+    assert footprint(model) == before
+
+
+def test_a_layer_that_is_never_twice_the_same() -> None:
+    block = Block(after=Noise())
+    message = (
+        r"layer Block cannot be replayed: .* clean output, .* Tried packed pairs: .*; whole sequences: with nothing"
+    )
+    refused(block, block, message)
+
+
+@pytest.mark.parametrize("number", [2, 3])
+@pytest.mark.parametrize("container", [nn.Sequential, lambda *blocks: Chain(blocks)])
+@pytest.mark.parametrize("method", [ValueZeroing, LayerAttention])
+def test_a_stack_of_layers_is_no_layer(method: Any, container: Callable[..., nn.Module], number: int) -> None:
+    stack = container(*(Block() for _ in range(number)))
+    message = f"called attention {number} times in one run: pass a single Transformer block, not a stack of them"
+    refused(stack, stack, message, method=method)
+    refused(stack, stack, message, inputs=sequences(1), method=method)
+
+
+class Chain(nn.Module):
+    def __init__(self, blocks: Any) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(blocks)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+@pytest.mark.parametrize("part", ["feed_forward", "feed_forward.0", "attention.value", "norm"])
+@pytest.mark.parametrize("method", [ValueZeroing, LayerAttention])
+def test_a_part_without_attention_is_no_layer(method: Any, part: str) -> None:
+    block = Block()
+    layer = block.get_submodule(part)
+    name = type(layer).__name__
+    refused(block, layer, f"layer {name} called no attention that can be read", method=method)
+
+
+@pytest.mark.parametrize("method", [ValueZeroing, LayerAttention])
+def test_dropout_where_only_the_attention_function_is_told_of_it(method: Any) -> None:
+    block = Block()
+    block.attention.rates = [0.5]
+    expected = method(block, block).attribute(sequences(2))
+    block.train()
+    refused(block, block, r"attention of Block runs with dropout 0.5, .* call model.eval\(\) first", method=method)
+    block.attention.rates = [0.0]
+    assert_same(method(block, block).attribute(sequences(2)), expected)
+
+
+def test_dropout_that_is_passed_in_eval_mode_too() -> None:
+    block = Block()
+    block.attention.rates, block.attention.careless = [0.5], True
+    assert_same(ValueZeroing(block, block).attribute(sequences(2)), zeroed_one_by_one(block, sequences(2)))
+
+
+def with_dropout(name: str, rate: float) -> Case:
+    """A family all of whose rates of dropout, whatever they are called, are `rate`."""
+    family = FAMILIES[name]
+    settings = getattr(transformers, family.model).config_class(**family.config).to_dict()
+    rates = {key: rate for key, value in settings.items() if "drop" in key and isinstance(value, (int, float))}
+    rates = {key: rate for key in rates if "layer" not in key and "path" not in key}
+    return replace(family, config=family.config | rates).build()
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_train_mode_is_refused_if_and_only_if_a_layer_drops_something(name: str) -> None:
+    """As a module, or as a rate that the forward hands to torch's function."""
+    for rate in (0.25, 0.0):
+        case = with_dropout(name, rate)
+        expected = ValueZeroing(case.model, case.layers).attribute(case.inputs)
+        for layer in case.layers:
+            layer.train()
+        runs, _ = record(case)
+        assert any(not torch.allclose(run.again(), run.again()) for run in runs) == bool(rate)
+        if rate:
+            message = r"in train mode and has dropout \(.*=0\.25\).* Call model.eval\(\) first"
+            refused(case.model, case.layers, message, case.inputs)
+        else:
+            assert_same(ValueZeroing(case.model, case.layers).attribute(case.inputs), expected)
+
+
+@pytest.mark.parametrize(
+    ("distance", "message"),
+    [
+        (nn.MSELoss(), "distance gave () for two tensors (72, 16): it takes (..., d), (..., d) and gives one number"),
+        (lambda a, b: (a - b).abs(), "distance gave (72, 16) for two tensors (72, 16)"),
+        (lambda a, b: (a - b).norm(dim=-1, keepdim=True), "distance gave (72, 1) for"),
+        (lambda a, b: torch.full(a.shape[:-1], torch.nan), "distance gave values that are not finite"),
+        (lambda a, b: (a - b).square().sum(-1).reciprocal() + torch.inf, "distance gave values that are not finite"),
+    ],
+)
+def test_a_distance_that_is_none(distance: Any, message: str) -> None:
+    block = Block()
+    with pytest.raises(AssertionError, match=re.escape(message)):
+        ValueZeroing(block, block, distance=distance).attribute(sequences(2))
+
+
+@pytest.mark.parametrize("number", [0, -1, True, 1.5, "2"])
+def test_perturbations_per_eval_is_a_whole_number(number: Any) -> None:
+    block = Block()
+    message = f"perturbations_per_eval is {number!r}: pass an integer of at least 1, or None"
+    with pytest.raises(AssertionError, match=re.escape(message)):
+        ValueZeroing(block, block).attribute(sequences(2), perturbations_per_eval=number)
+
+
+def test_a_layer_that_returns_no_vector_a_token() -> None:
+    class Pooled(Block):
+        def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+            return super().forward(x, mask).mean(1)
+
+    block = Pooled()
+    message = r"Pooled returned \(2, 16\), but its attention computed \(2, 6\) \(batch, tokens\): a map needs a layer"
+    refused(block, block, message)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_numbers_that_are_none(bad: float) -> None:
+    block, x = Block(), sequences(2)
+    x[1, 2, 3] = bad
+    refused(block, block, "Block returned values that are not finite .* in torch.float64", x)
+    refused(block, block, "attention of Block has weights that are not finite", x, LayerAttention)
+
+
+def test_an_input_that_the_layer_overwrites() -> None:
+    class Overwriting(Block):
+        def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+            x.add_(self.attention(self.attention_norm(x), mask))
+            return x.add_(self.feed_forward(self.norm(x)))
+
+    block = Overwriting()
+    refused(block, block, "layer Overwriting cannot be replayed")
