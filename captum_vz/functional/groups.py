@@ -2,6 +2,7 @@
 
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from captum_vz.functional.rows import widen
@@ -24,9 +25,11 @@ def pool_groups(
     Args:
         scores: A map `(batch, tokens, tokens)`, or one row for each example `(batch, tokens)`.
         groups: Integers `(1 or batch, tokens)`: tokens of the same number are one group, as in Captum's `feature_mask`.
-        reduce: A group's row is the "mean" or the "max" of its tokens' rows. (A single row is not pooled.)
-        shared: True: the tokens of a group all carry the group's score, as they do where a `feature_mask` zeroed them
-            together, and it counts once. False: each has a score of its own, and they are added up.
+        reduce: A group's row is the "mean" or the "max" of its tokens' rows, rows of padding (all zero) left out. (A
+            single row is not pooled.)
+        shared: True: the tokens of a group all carry the group's score (padding carries 0), as they do where a
+            `feature_mask` zeroed them together, and it counts once. False: each has a score of its own, and they are
+            added up.
 
     Returns:
         `(batch, groups, groups)`, or `(batch, groups)` for rows, in at least float32; groups in the order of their
@@ -51,15 +54,20 @@ def pool_groups(
     columns = _collapse(widen(scores), member, len(names), shared)
     if scores.ndim == 2:
         return columns
-    return _scatter(columns.mT, member, len(names), "amax" if reduce == "max" else "mean").mT.contiguous()
+    if reduce == "max":
+        return _scatter(columns.mT, member, len(names), "amax").mT.contiguous()
+    total = _scatter(columns.mT, member, len(names), "sum").mT
+    rows = _scatter(columns.any(-1).to(columns), member, len(names), "sum")  # padding has no row to take the mean of
+    return (total / rows.clamp_min(1)[..., None]).contiguous()
 
 
 def _collapse(scores: Tensor, member: Tensor, count: int, shared: bool) -> Tensor:
     """One column for each group."""
     if not shared:
         return _scatter(scores, member, count, "sum")
-    highest, lowest = (_scatter(scores, member, count, end) for end in ("amax", "amin"))
-    assert highest.allclose(lowest), (
+    highest = _scatter(scores, member, count, "amax")
+    carried = highest.gather(-1, (member if scores.ndim == 2 else member[:, None]).expand_as(scores))
+    assert torch.all((scores == 0) | scores.isclose(carried)), (
         "The tokens of a group carry different scores. With shared=True they must all carry the group's; "
         "pass shared=False to add them up."
     )

@@ -112,3 +112,10 @@ def test_what_does_not_fit_is_refused(scores: Tensor, groups: Tensor, message: s
 def test_another_reduction_is_refused() -> None:
     with pytest.raises(AssertionError, match="reduce is 'median': pass 'mean' or 'max'"):
         pool_groups(torch.rand(1, 2, 2), torch.tensor([[0, 1]]), reduce="median")
+
+
+def test_padding_in_a_group_neither_disturbs_nor_dilutes_it() -> None:
+    """A word number given to padding: its rows and columns are zero, and count for nothing."""
+    scores = torch.tensor([[[0.7, 0.3, 0.0], [0.4, 0.6, 0.0], [0.0, 0.0, 0.0]]])
+    pooled = pool_groups(scores, torch.tensor([[0, 1, 1]]))
+    torch.testing.assert_close(pooled, scores[:, :2, :2])
