@@ -116,7 +116,9 @@ def _weights(call: AttentionCall, zeroing: Zeroing, sources: Tensor) -> Tensor:
         chosen = torch.zeros(weights.shape[1], dtype=weights.dtype, device=weights.device)
         chosen[list(zeroing.heads)] = 1
         weights = weights * chosen[:, None, None]
-    return weights.permute(0, 2, 3, 1).contiguous()
+    # A value that is zero already moves nothing, and is not to move anything by rounding either.
+    moves = call.values.ne(0).any(-1).repeat_interleave(weights.shape[1] // call.values.shape[1], dim=1)
+    return (weights * moves[:, :, None, :]).permute(0, 2, 3, 1).contiguous()
 
 
 def _members(call: AttentionCall, zeroing: Zeroing) -> Tensor:
@@ -220,15 +222,16 @@ def _whole_sequences(recording: Recording, call: AttentionCall, output: Tensor, 
         mine = targets.batch == example
         out, place = targets.out[mine], targets.place[mine]
         nothing = torch.zeros(1, len(heads), sources.shape[1], dtype=torch.bool, device=output.device)
-        clean = replay.run(example, nothing)[0, out]
-        check_reproduced(clean, output[example, out])
         in_group = torch.zeros(count, sources.shape[1] + 1, dtype=torch.bool, device=output.device)
         in_group = in_group.scatter(1, members[example] % in_group.shape[1], True)[:, :-1] & sources[example]
         # Seen by any row, not by the wanted alone: a layer that mixes positions hands on what their neighbours saw.
         active = (in_group & weights[example].ne(0).any(-1).any(0)).any(-1).nonzero().flatten()
         for part in active.split(copies):
-            zeroed = in_group[part][:, None, :] & heads[:, None]
-            moved = replay.run(example, zeroed)[:, out]
+            # The last copy is left as it is and checked: copies may compete too, for experts of limited capacity.
+            zeroed = torch.cat([in_group[part][:, None, :] & heads[:, None], nothing])
+            answer = replay.run(example, zeroed)[:, out]
+            moved, clean = answer[:-1], answer[-1]
+            check_reproduced(clean, output[example, out])
             scores[example, place[:, None], part] = zeroing.measure(moved, clean.expand_as(moved)).T
     return scores
 

@@ -91,6 +91,18 @@ class Mean(nn.Module):
         return x.mean(1, keepdim=True).expand_as(x)
 
 
+class Crowd(nn.Module):
+    """Serves the first positions of a run, wherever they come from, and has nothing left for the others."""
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__()
+        self.capacity = capacity
+
+    def forward(self, x: Tensor) -> Tensor:
+        served = torch.arange(x[..., 0].numel()).reshape(x.shape[:2]) < self.capacity
+        return torch.where(served[..., None], x.flip(-1), 0)
+
+
 class Noise(nn.Module):
     """Is never twice the same."""
 

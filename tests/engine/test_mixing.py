@@ -13,7 +13,8 @@ import transformers
 from torch import nn
 
 from captum_vz import ValueZeroing
-from tests.engine.blocks import Block, Convolution, Mean, mask_of_window, sequences, zeroed_one_by_one
+from tests.engine.blocks import Block, Convolution, Crowd, Mean, mask_of_window, sequences, zeroed_one_by_one
+from tests.engine.compare import assert_same
 from tests.reference import FAMILIES, Attention, Case, Family, naive_value_zeroing
 from tests.reference.case import randomize
 from tests.reference.families import ENCODER_SIZE, T5_ATTENTION, T5_SIZE
@@ -24,10 +25,10 @@ from tests.reference.families import ENCODER_SIZE, T5_ATTENTION, T5_SIZE
 def test_a_layer_that_mixes_positions(mixture: type[nn.Module], batch: int) -> None:
     block, x = Block(after=mixture()), sequences(batch)
     expected = zeroed_one_by_one(block, x)
-    torch.testing.assert_close(ValueZeroing(block, block).attribute(x), expected, rtol=0, atol=1e-10)
+    assert_same(ValueZeroing(block, block).attribute(x), expected)
     for row in range(x.shape[1]):
         scores = ValueZeroing(block, block).attribute(x, target=row)
-        torch.testing.assert_close(scores, expected[:, row], rtol=0, atol=1e-10)
+        assert_same(scores, expected[:, row])
 
 
 def test_a_source_reaches_a_row_through_its_neighbour() -> None:
@@ -36,13 +37,28 @@ def test_a_source_reaches_a_row_through_its_neighbour() -> None:
     assert (expected[:, 4, 2] > 1e-4).all()  # out of row 4's own window, in that of row 3
     for row in range(6):
         scores = ValueZeroing(block, block).attribute((x, mask), target=row)
-        torch.testing.assert_close(scores, expected[:, row], rtol=0, atol=1e-10)
+        assert_same(scores, expected[:, row])
+
+
+@pytest.mark.parametrize(("capacity", "per_eval"), [(12, 1), (24, 1), (24, 3), (42, None), (50, None)])
+def test_positions_that_compete_and_get_along(capacity: int, per_eval: int | None) -> None:
+    block, x = Block(after=Crowd(capacity)), sequences(1)
+    layer_map = ValueZeroing(block, block).attribute(x, perturbations_per_eval=per_eval)
+    assert_same(layer_map, zeroed_one_by_one(block, x))
+
+
+@pytest.mark.parametrize(("capacity", "per_eval"), [(6, 1), (11, 1), (17, 2), (35, None), (41, None)])
+def test_positions_that_compete_and_do_not(capacity: int, per_eval: int | None) -> None:
+    """There is room for the layer's own six positions, but not for all that are replayed together."""
+    block, x = Block(after=Crowd(capacity)), sequences(1)
+    with pytest.raises(AssertionError, match="layer Block cannot be replayed"):
+        ValueZeroing(block, block).attribute(x, perturbations_per_eval=per_eval)
 
 
 def check_one_by_one(case: Case) -> None:
     maps = ValueZeroing(case.model, case.layers).attribute(case.inputs)
     for index, layer_map in enumerate(maps):
-        torch.testing.assert_close(layer_map, naive_value_zeroing(case, index), rtol=0, atol=1e-10)
+        assert_same(layer_map, naive_value_zeroing(case, index))
 
 
 @pytest.mark.parametrize("batch", [1, 2])

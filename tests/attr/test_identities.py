@@ -1,0 +1,161 @@
+"""What must hold for any model: batches, padding, chunks, forms of input and other layers change nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from captum_vz import AttentionFlow, AttentionRollout, LayerAttention, ValueZeroing, ValueZeroingRollout
+from captum_vz._engine import scoring
+from tests.engine.compare import assert_same
+from tests.reference import FAMILIES, Case
+
+LAYER_METHODS = [ValueZeroing, LayerAttention]
+STACK_METHODS = [ValueZeroingRollout, AttentionRollout, AttentionFlow]
+each_family = pytest.mark.parametrize("name", FAMILIES)
+each_varied = pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "albert", "t5-decoder"])
+each_method = pytest.mark.parametrize("method", LAYER_METHODS + STACK_METHODS)
+
+
+def maps_of(case: Case, method: Any = ValueZeroing, **arguments: Any) -> Any:
+    return method(case.model, case.layers).attribute(case.inputs, **arguments)
+
+
+def real_tokens(case: Case) -> torch.Tensor:
+    length = maps_of(case, LayerAttention)[0].shape[1]
+    return case.mask(case.family.mask, length)
+
+
+@each_family
+def test_a_batch_is_its_examples_one_by_one_and_padding_changes_nothing(name: str) -> None:
+    case = FAMILIES[name].case
+    for method in LAYER_METHODS:
+        together = maps_of(case, method)
+        for index in range(case.batch):
+            for layer_map, alone in zip(together, maps_of(case.example(index), method), strict=True):
+                length = alone.shape[1]
+                assert_same(layer_map[index, :length, :length], alone[0])
+                assert not layer_map[index, length:].any()
+                assert not layer_map[index, :, length:].any()
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2"])
+@each_method
+def test_padding_on_the_left(method: Any, name: str) -> None:
+    case = FAMILIES[name].case
+    lengths = case.inputs["attention_mask"].sum(1).tolist()
+    moved = {
+        key: torch.stack([row.roll(len(row) - n) for row, n in zip(x, lengths, strict=True)])
+        for key, x in case.inputs.items()
+    }
+    right = as_list(maps_of(case, method))
+    # Positions are counted from the first token, be it padding, unless the model is told.
+    mask = moved["attention_mask"]
+    places = {"position_ids": (mask.cumsum(1) - 1).clamp_min(0)}
+    left = as_list(maps_of(replace(case, inputs=moved | places), method))
+    for from_right, from_left in zip(right, left, strict=True):
+        for index, n in enumerate(lengths):
+            assert_same(from_left[index, -n:, -n:], from_right[index, :n, :n])
+            assert not from_left[index, :-n].any() or n == mask.shape[1]
+            assert not from_left[index, :, :-n].any() or n == mask.shape[1]
+
+
+def as_list(maps: Any) -> list[torch.Tensor]:
+    return maps if isinstance(maps, list) else [maps]
+
+
+@pytest.mark.parametrize("per_eval", [1, 2, 3, 100])
+@each_varied
+def test_any_number_of_perturbations_per_eval(name: str, per_eval: int) -> None:
+    case = FAMILIES[name].case
+    mask = torch.arange(maps_of(case)[0].shape[1])[None] // 2
+    for options in ({}, {"target": 1}, {"feature_mask": mask}):
+        assert_same(maps_of(case, perturbations_per_eval=per_eval, **options), maps_of(case, **options))
+
+
+@pytest.mark.parametrize("positions", [1, 2, 5, 17])
+@each_varied
+def test_any_size_of_chunk(name: str, positions: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = FAMILIES[name].case
+    mask = torch.arange(maps_of(case)[0].shape[1])[None] // 2
+    for options in ({}, {"target": 1}, {"feature_mask": mask}):
+        expected = maps_of(case, **options)
+        with monkeypatch.context() as patch:
+            # A position of these models is 48 to 96 numbers wide.
+            patch.setattr(scoring, "CHUNK_BYTES", {"cpu": positions * 96 * 8})
+            assert_same(maps_of(case, **options), expected)
+
+
+@each_family
+def test_rows_of_real_tokens_sum_to_one(name: str) -> None:
+    case = FAMILIES[name].case
+    real = real_tokens(case)
+    for method in LAYER_METHODS + STACK_METHODS[:2]:
+        for one in as_list(maps_of(case, method)):
+            assert (one >= 0).all()
+            assert_same(one.sum(-1), real.double())
+
+
+@each_family
+def test_only_causal_maps_are_lower_triangular(name: str) -> None:
+    case = FAMILIES[name].case
+    for method in LAYER_METHODS + STACK_METHODS[:2]:
+        for one in as_list(maps_of(case, method)):
+            if case.causal:
+                assert not one.triu(1).any()
+                assert (one[:, 0, 0] == 1).all()
+            else:
+                assert one.triu(1).max() > 1e-3
+
+
+@each_varied
+def test_a_layer_does_not_depend_on_which_others_are_watched(name: str) -> None:
+    case = FAMILIES[name].case
+    for method in LAYER_METHODS:
+        together = maps_of(case, method)
+        for layer, expected in zip(case.layers, together, strict=True):
+            assert_same(method(case.model, layer).attribute(case.inputs), expected)
+        backwards = method(case.model, case.layers[::-1]).attribute(case.inputs)
+        assert_same(backwards[::-1], together)
+
+
+@each_method
+def test_token_ids_and_their_embeddings_give_the_same(method: Any) -> None:
+    case = FAMILIES["gpt2"].case
+    embeddings = case.model.wte(case.inputs["input_ids"])
+    embedded = {"inputs_embeds": embeddings, "attention_mask": case.inputs["attention_mask"]}
+    assert_same(maps_of(replace(case, inputs=embedded), method), maps_of(case, method))
+
+
+@each_method
+def test_further_arguments_follow_the_inputs(method: Any) -> None:
+    case = FAMILIES["bert"].case
+    ids, mask = case.inputs["input_ids"], case.inputs["attention_mask"]
+    kinds = torch.tensor([[0, 0, 0, 1, 1, 1, 1]]).expand(3, -1)
+    expected = maps_of(replace(case, inputs=case.inputs | {"token_type_ids": kinds}), method)
+    of = method(case.model, case.layers)
+    assert_same(of.attribute(ids, additional_forward_args=(mask, kinds)), expected)
+    (last,) = as_list(of.attribute((ids, mask, kinds)))[-1:]
+    assert_same(last[0] if isinstance(last, tuple) else last, as_list(expected)[-1])
+    assert not torch.allclose(as_list(maps_of(case, method))[-1], as_list(expected)[-1], atol=1e-4)
+
+
+@each_varied
+def test_zeroing_a_value_that_is_zero_changes_nothing(name: str) -> None:
+    """Not even by rounding, which would be blown up to a row of one; and a row that nothing moves stays zero."""
+    case = FAMILIES[name].build()
+    site = case.family.attention
+    projection = case.layers[0].get_submodule(site.value)
+    with torch.no_grad():
+        for head in range(site.value_heads):
+            # GPT-2's Conv1D keeps its weights transposed.
+            weight = projection.weight.T if type(projection).__name__ == "Conv1D" else projection.weight
+            weight[site.columns(head)] = 0
+            if getattr(projection, "bias", None) is not None:
+                projection.bias[site.columns(head)] = 0
+    with pytest.warns(UserWarning, match="stay zero, for no source changes them"):
+        layer_map = ValueZeroing(case.model, case.layers[0]).attribute(case.inputs)
+    assert not layer_map.any()
