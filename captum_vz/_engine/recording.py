@@ -112,8 +112,8 @@ class Recording(Listener):
         context, weights = attend(values)
         named = module is not None
         module = module or (self._running[-1] if self._running else self.layer)
-        weights = weights_used(module, attend, values, context, weights)
-        if named and self.calls and self.calls[-1].continues(module, weights):
+        used = weights_used(module, attend, values, context, weights)
+        if named and self.calls and self.calls[-1].continues(module, used):
             return context, weights
         self.calls.append(
             AttentionCall(
@@ -122,7 +122,7 @@ class Recording(Listener):
                 values,
                 visible,
                 dropout,
-                weights,
+                used,
                 context.clone(),  # some modules gate the context in place
                 sequence_first=isinstance(module, nn.MultiheadAttention) and not module.batch_first,
             )

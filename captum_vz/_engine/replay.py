@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_map
 from captum_vz._engine.interface import Attend, Listener, listening
 from captum_vz._engine.precision import without_caches
 from captum_vz._engine.recording import AttentionCall, Recording, first_tensor
+from captum_vz._engine.weights import weights_used
 
 
 class NotReproducedError(Exception):
@@ -37,6 +38,8 @@ class PackedPairs:
     def __init__(self, recording: Recording, call: AttentionCall, only_first: bool = False) -> None:
         if call.context is None:
             raise NotReproducedError("its attention is computed inline, out of sight")
+        if any(one.parts > 1 for one in recording.calls):
+            raise NotReproducedError("its attention calls the attention function several times, each for some values")
         site = recording.calls.index(call)
         self.call = call
         self.arguments = without_caches((recording.args, recording.kwargs))
@@ -87,7 +90,7 @@ class WholeSequences:
 
     def __init__(self, recording: Recording, call: AttentionCall) -> None:
         self.call = call
-        self.site = recording.calls.index(call)
+        self.site = sum(before.parts for before in recording.calls[: recording.calls.index(call)])
         self.arguments = without_caches((recording.args, recording.kwargs))
         self.layer = _bare(recording.layer)
 
@@ -99,7 +102,7 @@ class WholeSequences:
         zeroing = _Zeroing(self.call, self.site, zeroed)
         with listening(zeroing):
             output = first_tensor(self.layer.forward(*args, **kwargs))
-        if zeroing.times != 1:
+        if zeroing.times != self.call.parts:
             raise NotReproducedError(f"the values of its attention were asked for {zeroing.times} times in one run")
         if output is None or self.call.batch_first(output).shape[:2] != (len(zeroed), out):
             raise NotReproducedError(f"on {len(zeroed)} copies of an example it returned {_describe(output)}")
@@ -198,11 +201,13 @@ class _Zeroing(Listener):
     ) -> tuple[Tensor, Tensor]:
         context, weights = attend(values)
         self.attentions += 1
-        if self.call.value_projection is not None or self.attentions != self.site + 1:
+        first, last = self.site + 1, self.site + self.call.parts
+        if self.call.value_projection is not None or not first <= self.attentions <= last:
             return context, weights
         self.times += 1
-        shared_by = weights.shape[1] // values.shape[1]
-        lost = (weights * self.zeroed[:, :, None]) @ values.repeat_interleave(shared_by, dim=1)
+        used = weights_used(self.call.module, attend, values, context, weights)
+        shared_by = used.shape[1] // values.shape[1]
+        lost = (used * self.zeroed[:, :, None]) @ values.repeat_interleave(shared_by, dim=1)
         return context - lost.transpose(1, 2), weights
 
     def returned(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:

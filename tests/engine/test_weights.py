@@ -1,0 +1,56 @@
+"""The weights that count are those that a value is multiplied by, whatever an attention function calls its weights."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from captum_vz._engine.weights import weights_used
+
+BATCH, HEADS, OUT, SOURCES, WIDTH = 2, 4, 3, 7, 3
+
+
+def noise(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+WEIGHTS = noise(BATCH, HEADS, OUT, SOURCES).softmax(-1)
+SCALE = noise(BATCH, HEADS, OUT, 1).sigmoid()
+SHARED_VALUES = noise(BATCH, HEADS // 2, SOURCES, WIDTH)
+
+
+def attend(values: Tensor, scale: Tensor | float = 1.0) -> tuple[Tensor, Tensor]:
+    """Attention that scales its context afterwards and does not tell."""
+    spread = values.repeat_interleave(2, dim=1)
+    return (WEIGHTS @ spread * scale).transpose(1, 2), WEIGHTS
+
+
+def used_by(function) -> Tensor:
+    context, weights = function(SHARED_VALUES)
+    return weights_used(nn.Identity(), function, SHARED_VALUES, context, weights)
+
+
+def test_weights_that_give_the_context_are_taken_as_they_are() -> None:
+    assert used_by(attend) is WEIGHTS
+
+
+def test_a_context_that_is_scaled_shows_the_scaled_weights() -> None:
+    torch.testing.assert_close(used_by(lambda values: attend(values, SCALE)), WEIGHTS * SCALE)
+
+
+def test_heads_may_come_merged() -> None:
+    def merged(values: Tensor) -> tuple[Tensor, Tensor]:
+        context, weights = attend(values, SCALE)
+        return context.flatten(2), weights
+
+    torch.testing.assert_close(used_by(merged), WEIGHTS * SCALE)
+
+
+def test_a_function_that_is_not_linear_in_its_values_is_refused() -> None:
+    def squashed(values: Tensor) -> tuple[Tensor, Tensor]:
+        context, weights = attend(values)
+        return context.tanh(), weights
+
+    with pytest.raises(AssertionError, match="Identity does more than to sum values by weights"):
+        used_by(squashed)
