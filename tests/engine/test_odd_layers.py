@@ -1,0 +1,221 @@
+"""Layers that do more than transformers' own: inside their attention, with further arguments, with a state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from captum_vz import ValueZeroing
+from tests.engine.blocks import HEADS, WIDTH, Block, SelfAttention, mask_of_window, sequences, zeroed_one_by_one
+from tests.engine.compare import assert_same
+
+
+def gate_by_input(attention: SelfAttention, context: Tensor, x: Tensor) -> Tensor:
+    return attention.output(context * attention.query(x).sigmoid())
+
+
+def gate_by_context(attention: SelfAttention, context: Tensor, x: Tensor) -> Tensor:
+    return attention.output(context) * context.sigmoid()
+
+
+def gate_in_place(attention: SelfAttention, context: Tensor, x: Tensor) -> Tensor:
+    return attention.output(context.mul_(attention.query(x).sigmoid()))
+
+
+def norm_before_the_projection(attention: SelfAttention, context: Tensor, x: Tensor) -> Tensor:
+    return attention.output(nn.functional.layer_norm(context, (WIDTH,)))
+
+
+def residual_and_norm_inside(attention: SelfAttention, context: Tensor, x: Tensor) -> Tensor:
+    return nn.functional.layer_norm(x + attention.output(context), (WIDTH,))
+
+
+def no_projection(attention: SelfAttention, context: Tensor, x: Tensor) -> Tensor:
+    return context
+
+
+def projection_without_a_module(attention: SelfAttention, context: Tensor, x: Tensor) -> Tensor:
+    return context @ attention.output.weight.T
+
+
+def two_projections(attention: SelfAttention, context: Tensor, x: Tensor) -> Tensor:
+    return attention.output(context) + attention.key(context)
+
+
+def projection_thrown_away(attention: SelfAttention, context: Tensor, x: Tensor) -> Tensor:
+    attention.key(context)
+    return attention.output(context)
+
+
+def shift_of_the_projection(attention: SelfAttention, context: Tensor, x: Tensor) -> Tensor:
+    return attention.output(context) + 1e-3
+
+
+def heads_that_talk(attention: SelfAttention, context: Tensor, x: Tensor) -> Tensor:
+    return attention.output(context.unflatten(-1, (HEADS, -1)).flip(-2).cumsum(-2).flatten(-2))
+
+
+def neighbours_inside(attention: SelfAttention, context: Tensor, x: Tensor) -> Tensor:
+    return attention.output(context + context.roll(1, dims=1))
+
+
+FINISHES = [
+    gate_by_input,
+    gate_by_context,
+    gate_in_place,
+    norm_before_the_projection,
+    residual_and_norm_inside,
+    no_projection,
+    projection_without_a_module,
+    two_projections,
+    projection_thrown_away,
+    shift_of_the_projection,
+    heads_that_talk,
+    neighbours_inside,
+]
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("finish", FINISHES, ids=lambda finish: finish.__name__)
+def test_what_an_attention_module_does_to_its_context(
+    finish: Callable[[SelfAttention, Tensor, Tensor], Tensor], batch: int
+) -> None:
+    block, x, mask = Block(finish=finish), sequences(batch), mask_of_window(6, window=3)
+    assert_same(ValueZeroing(block, block).attribute(x), zeroed_one_by_one(block, x))
+    assert_same(ValueZeroing(block, block).attribute((x, mask)), zeroed_one_by_one(block, x, mask))
+
+
+@pytest.mark.parametrize("layer", ["attention", "attention.output"])
+def test_a_layer_may_be_the_attention_module_itself(layer: str) -> None:
+    block, x = Block(), sequences(2)
+    if layer == "attention":
+        expected = zeroed_one_by_one(block.attention, block.attention_norm(x), value="value")
+        assert_same(ValueZeroing(block, block.attention).attribute(x), expected)
+    else:
+        with pytest.raises(AssertionError, match="layer Linear called no attention"):
+            ValueZeroing(block, block.attention.output).attribute(x)
+
+
+class Conditioned(Block):
+    """Takes one more tensor, and lets `use` say what becomes of it behind the attention."""
+
+    def __init__(self, use: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.use = use
+
+    def forward(self, x: Tensor, condition: Tensor, mask: Tensor | None = None) -> Tensor:
+        x = self.use(x + self.attention(self.attention_norm(x), mask), condition)
+        return x + self.feed_forward(self.norm(x))
+
+
+def scale_each_example(x: Tensor, condition: Tensor) -> Tensor:
+    return x * condition[:, None, :]
+
+
+def scale_each_position(x: Tensor, condition: Tensor) -> Tensor:
+    return x * condition
+
+
+def scale_by_column(x: Tensor, condition: Tensor) -> Tensor:
+    return x * condition[..., None]
+
+
+def scale_by_length(x: Tensor, condition: Tensor) -> Tensor:
+    return x * (1 + (torch.arange(x.shape[1]) < condition[:, None]))[..., None]
+
+
+def scale_sequence_first(x: Tensor, condition: Tensor) -> Tensor:
+    return x * condition.transpose(0, 1)
+
+
+# The shape of the further tensor, from (batch, tokens): by its shape alone nobody can tell what its axes are.
+CONDITIONS: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], Callable[[int, int], tuple[int, ...]]]] = {
+    "each example": (scale_each_example, lambda batch, tokens: (batch, WIDTH)),
+    "all examples": (scale_each_example, lambda batch, tokens: (1, WIDTH)),
+    "each position": (scale_each_position, lambda batch, tokens: (batch, tokens, WIDTH)),
+    "position of all": (scale_each_position, lambda batch, tokens: (1, tokens, WIDTH)),
+    "table of positions": (scale_each_position, lambda batch, tokens: (tokens, WIDTH)),
+    "number a position": (scale_by_column, lambda batch, tokens: (batch, tokens)),
+    "length": (scale_by_length, lambda batch, tokens: (batch,)),
+    "sequence first": (scale_sequence_first, lambda batch, tokens: (tokens, batch, WIDTH)),
+}
+
+
+SHAPES = [(1, 6), (3, 6), (4, 4), (16, 16), (3, WIDTH), (WIDTH, 3), (1, 1), (5, 1)]
+
+
+def cannot_be_told(kind: str, batch: int, tokens: int) -> bool:
+    """Whether an axis of tokens stands where, and is as long as, one of examples usually does."""
+    first = kind in ("sequence first", "table of positions")
+    return first and (tokens == batch > 1 or (kind == "sequence first" and (batch > 1 or tokens == 1)))
+
+
+@pytest.mark.parametrize(("batch", "tokens"), SHAPES)
+@pytest.mark.parametrize("kind", CONDITIONS)
+def test_a_further_argument(kind: str, batch: int, tokens: int) -> None:
+    use, shape = CONDITIONS[kind]
+    condition = torch.rand(shape(batch, tokens), dtype=torch.float64) + 0.5
+    if kind == "length":
+        condition = torch.randint(1, tokens + 1, (batch,))
+    block, x = Conditioned(use), sequences(batch, tokens)
+    of, expected = ValueZeroing(block, block), zeroed_one_by_one(block, x, condition)
+    if cannot_be_told(kind, batch, tokens):
+        with pytest.raises(AssertionError, match="layer Conditioned cannot be replayed"):
+            of.attribute((x, condition))
+    else:
+        assert_same(of.attribute((x, condition)), expected)
+        assert_same(of.attribute((x, condition), target=0), expected[:, 0])
+
+
+@pytest.mark.parametrize("batch", [1, 3, HEADS])
+def test_a_mask_for_each_head_where_there_are_as_many_heads_as_tokens(batch: int) -> None:
+    visible = torch.rand(batch, HEADS, HEADS, HEADS) < 0.5
+    visible |= torch.eye(HEADS, dtype=torch.bool)
+    mask = torch.zeros(visible.shape, dtype=torch.float64).masked_fill(~visible, torch.finfo(torch.float64).min)
+    block, x = Block(), sequences(batch, HEADS)
+    assert_same(ValueZeroing(block, block).attribute((x, mask)), zeroed_one_by_one(block, x, mask))
+
+
+def test_positions_that_the_layer_counts_itself() -> None:
+    class Counting(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * torch.arange(1, 1 + x.shape[1])[:, None]
+
+    for batch in (1, 2):
+        block, x = Block(after=Counting()), sequences(batch)
+        assert_same(ValueZeroing(block, block).attribute(x), zeroed_one_by_one(block, x))
+
+
+def test_arguments_by_keyword_and_what_is_returned_beside_the_hidden_states() -> None:
+    class Wordy(Block):
+        def forward(self, *, hidden: Tensor, options: dict[str, Any]) -> tuple[Tensor, None, str]:  # type: ignore[override]
+            return super().forward(hidden, options["masks"][0]), None, "more"
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block = Wordy()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.block(hidden=x, options={"masks": (mask_of_window(6, window=3),), "name": "test"})[0]
+
+    model, x = Model(), sequences(2)
+    assert_same(
+        ValueZeroing(model, model.block).attribute(x), zeroed_one_by_one(model, x, value="block.attention.value")
+    )
+
+
+def test_what_a_layer_keeps_is_from_its_own_run() -> None:
+    class Keeping(Block):
+        def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+            self.kept = super().forward(x, mask)
+            return self.kept
+
+    block, x = Keeping(), sequences(2)
+    clean = block(x)
+    ValueZeroing(block, block).attribute(x)
+    assert torch.equal(block.kept, clean)
