@@ -1,0 +1,124 @@
+"""What a map costs: one row for one target, not a whole map; and nothing but the maps outlives its layer."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from captum_vz import ValueZeroing, ValueZeroingRollout
+from captum_vz._engine.recording import Recording
+from tests.reference import FAMILIES, Case
+
+BATCH, TOKENS = 4, 24
+each_family = pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "albert", "gpt-neox", "bart-decoder"])
+
+ONE_ROW: dict[str, Any] = {
+    "int": 5,
+    "negative": -3,
+    "tensor": torch.tensor(5),
+    "tuple": (5,),
+    "score": (5, 2),
+    "list": [5, 2, 7, 1],
+    "tuples": [(5,), (2,), (7,), (1,)],
+    "scores": [(5, 2), (2, 2), (7, 2), (1, 0)],
+    "tensors": torch.tensor([5, 2, 7, 1]),
+    "slice": (slice(5, 6),),
+}
+
+
+def case_of(name: str, tokens: int = TOKENS) -> tuple[Case, dict[str, Tensor]]:
+    ids = torch.randint(4, 60, (BATCH, tokens))
+    inputs = {"input_ids": ids, "decoder_input_ids": ids[:, :5]} if "decoder" in name else {"input_ids": ids}
+    return FAMILIES[name].case, inputs
+
+
+def operations(run: Callable[[], Any]) -> int:
+    """Floating-point operations of the matrix products, whoever calls them."""
+    with FlopCounterMode(display=False) as counter:
+        run()
+    return counter.get_total_flops()
+
+
+@pytest.mark.parametrize("form", ONE_ROW)
+@pytest.mark.parametrize("name", ["bert", "gpt2"])
+def test_every_form_of_target_costs_one_row(name: str, form: str) -> None:
+    case, inputs = case_of(name)
+    of = ValueZeroing(case.model, case.layers)
+    plain = operations(lambda: case.model(**inputs))
+    row, whole = (operations(lambda t=t: of.attribute(inputs, target=t)) for t in (ONE_ROW[form], None))
+    assert row < 2.5 * plain
+    assert row < whole / 3
+
+
+@each_family
+def test_the_cost_of_a_row_grows_with_the_tokens_and_that_of_a_map_with_their_square(name: str) -> None:
+    def cost(tokens: int, target: Any) -> int:
+        case, inputs = case_of(name, tokens)
+        if "decoder" in name:
+            inputs["decoder_input_ids"] = inputs["input_ids"]
+        plain = operations(lambda: case.model(**inputs))
+        return operations(lambda: ValueZeroing(case.model, case.layers).attribute(inputs, target=target)) - plain
+
+    assert cost(28, -1) < 2.5 * cost(14, -1)
+    assert 3 * cost(14, None) < cost(28, None) < 4.5 * cost(14, None)
+
+
+def test_padding_and_the_future_cost_nothing() -> None:
+    case, inputs = case_of("bert")
+    mask = torch.ones(BATCH, TOKENS, dtype=torch.long)
+    mask[:, TOKENS // 2 :] = 0
+    of = ValueZeroing(case.model, case.layers)
+    whole = operations(lambda: of.attribute(inputs))
+    padded = operations(lambda: of.attribute({**inputs, "attention_mask": mask}))
+    assert padded < whole / 2.5
+
+    causal, inputs = case_of("llama")
+    plain = operations(lambda: causal.model(**inputs))
+    last = operations(lambda: ValueZeroing(causal.model, causal.layers).attribute(inputs, target=-1)) - plain
+    first = operations(lambda: ValueZeroing(causal.model, causal.layers).attribute(inputs, target=0)) - plain
+    assert first < last / 2
+
+
+def test_a_layer_that_is_not_asked_for_costs_nothing() -> None:
+    case, inputs = case_of("bert")
+    plain = operations(lambda: case.model(**inputs))
+    one = operations(lambda: ValueZeroing(case.model, case.layers[1]).attribute(inputs)) - plain
+    three = operations(lambda: ValueZeroing(case.model, case.layers).attribute(inputs)) - plain
+    assert 3 * one == three
+
+
+@each_family
+@pytest.mark.parametrize("method", [ValueZeroing, ValueZeroingRollout])
+def test_nothing_of_a_layer_outlives_it(method: Any, name: str) -> None:
+    case, inputs = case_of(name)
+    if hasattr(case.model.config, "use_cache"):
+        inputs = {**inputs, "use_cache": False}  # the user's own cache keeps keys and values
+    kept: list[weakref.ref[Tensor]] = []
+
+    class Watched(ValueZeroing):
+        def _layer_map(self, index: int, recording: Recording, *rest: Any) -> Tensor:
+            assert not any(one() is not None for one in kept)
+            scores = super()._layer_map(index, recording, *rest)
+            for call in recording.calls:
+                kept.extend(weakref.ref(one) for one in (call.weights, call.values, call.context) if one is not None)
+            return scores
+
+    of = method(case.model, case.layers)
+    if method is ValueZeroingRollout:
+        of.maps = Watched(case.model, case.layers)
+    else:
+        of = Watched(case.model, case.layers)
+    gc.disable()  # what only the collector of cycles would free is not freed in time
+    try:
+        of.attribute(inputs)
+    finally:
+        gc.enable()
+    assert kept
+    assert not any(one() is not None for one in kept)

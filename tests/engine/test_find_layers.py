@@ -1,0 +1,119 @@
+"""find_layers: the layers of every family, found by structure, and what is said where there is not one stack."""
+
+from __future__ import annotations
+
+import pytest
+import transformers
+from torch import nn
+
+from captum_vz import ValueZeroing, find_layers
+from tests.engine.blocks import Block
+from tests.reference import FAMILIES, SEQUENCE_TO_SEQUENCE
+from tests.reference.families import ENCODER_SIZE, IMAGE_SIZE
+
+ONE_STACK = [name for name in FAMILIES if name not in SEQUENCE_TO_SEQUENCE]
+
+
+@pytest.mark.parametrize("name", ONE_STACK)
+def test_the_layers_of_every_family(name: str) -> None:
+    case = FAMILIES[name].case
+    assert find_layers(case.model) == case.layers
+
+
+@pytest.mark.parametrize("name", SEQUENCE_TO_SEQUENCE)
+def test_the_stacks_of_an_encoder_and_a_decoder(name: str) -> None:
+    case = FAMILIES[name].case
+    stack = name.split("-")[1]
+    assert find_layers(case.model, stack=stack) == case.layers
+    assert find_layers(case.model.get_submodule(stack)) == case.layers
+    message = r"has several stacks of layers: encoder\.\w+, decoder\.\w+. Pass stack='encoder' or stack='decoder'"
+    with pytest.raises(AssertionError, match=message):
+        find_layers(case.model)
+
+
+HEADED = {
+    "BertForMaskedLM": "bert.encoder.layer",
+    "BertForSequenceClassification": "bert.encoder.layer",
+    "GPT2LMHeadModel": "transformer.h",
+    "LlamaForCausalLM": "model.layers",
+    "AlbertForMaskedLM": "albert.encoder.albert_layer_groups.0.albert_layers",
+    "ViTForImageClassification": "vit.layers",
+    "OPTForCausalLM": "model.decoder.layers",
+}
+
+
+@pytest.mark.parametrize("name", HEADED)
+def test_a_head_on_the_model_changes_nothing(name: str) -> None:
+    model_class = getattr(transformers, name)
+    model = model_class(model_class.config_class(**ENCODER_SIZE | IMAGE_SIZE))
+    assert find_layers(model) == list(model.get_submodule(HEADED[name]))
+
+
+def test_stages_of_a_hierarchical_model_are_joined() -> None:
+    size = {"image_size": 16, "patch_size": 2, "embed_dim": 8, "depths": [2, 1, 2], "num_heads": [1, 2, 4]}
+    model = transformers.SwinModel(transformers.SwinConfig(**size, window_size=2))
+    layers = find_layers(model)
+    assert [type(layer).__name__ for layer in layers] == ["SwinLayer"] * 5
+    assert layers == [module for module in model.modules() if type(module).__name__ == "SwinLayer"]
+
+
+def test_torchs_own_encoder_and_decoder() -> None:
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 3)
+    assert find_layers(encoder) == list(encoder.layers)
+    both = nn.Transformer(8, 2, 2, 3, 16, batch_first=True)
+    assert find_layers(both, stack="encoder") == list(both.encoder.layers)
+    assert find_layers(both, stack="decoder") == list(both.decoder.layers)
+    with pytest.raises(AssertionError, match="several stacks"):
+        find_layers(both)
+
+
+@pytest.mark.parametrize("container", [lambda blocks: nn.Sequential(*blocks), nn.ModuleList])
+def test_a_home_made_model(container: type[nn.Module]) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+            self.blocks = container([Block() for _ in range(3)])
+            self.heads = nn.ModuleList([nn.Linear(4, 4)])
+
+    model = Model()
+    assert find_layers(model) == list(model.blocks)
+    assert find_layers(model.blocks) == list(model.blocks)
+
+
+def test_two_towers() -> None:
+    config = transformers.CLIPConfig(text_config=ENCODER_SIZE, vision_config=ENCODER_SIZE | IMAGE_SIZE)
+    model = transformers.CLIPModel(config)
+    message = r"several stacks of layers: text_model\S*, vision_model\S*\. .* on the part you mean"
+    for stack in (None, "encoder"):
+        with pytest.raises(AssertionError, match=message):
+            find_layers(model, stack=stack)
+    for tower in (model.text_model, model.vision_model):
+        assert find_layers(tower) == list(tower.encoder.layers)
+
+
+@pytest.mark.parametrize("stack", ["encoder", "decoder"])
+def test_a_stack_that_is_not_there(stack: str) -> None:
+    other = "decoder" if stack == "encoder" else "encoder"
+    whole = FAMILIES[f"bart-{stack}"].case.model
+    with pytest.raises(AssertionError, match=f"Bart(En|De)coder has no {other} stack of layers"):
+        find_layers(whole.get_submodule(stack), stack=other)
+
+
+@pytest.mark.parametrize("model", [nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2)), nn.LSTM(2, 2, 3)])
+def test_a_model_without_attention(model: nn.Module) -> None:
+    message = f"{type(model).__name__} has no stack of layers with attention: .* pass the layers yourself"
+    with pytest.raises(AssertionError, match=message):
+        find_layers(model)
+
+
+def test_another_word_for_a_stack() -> None:
+    with pytest.raises(AssertionError, match="stack is 'tower': pass 'encoder', 'decoder' or None"):
+        find_layers(FAMILIES["bert"].case.model, stack="tower")
+
+
+def test_a_layer_may_be_given_as_the_list_that_the_model_keeps() -> None:
+    case = FAMILIES["bert"].case
+    assert isinstance(case.model.encoder.layer, nn.ModuleList)
+    maps = ValueZeroing(case.model, case.model.encoder.layer).attribute(case.inputs)
+    assert len(maps) == len(case.layers)
