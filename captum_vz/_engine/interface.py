@@ -21,7 +21,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-NAME = "captum_vz"
+
+class _Name(str):
+    """Our name, to be found under it, but equal to "eager" as well.
+
+    Some models ask what their attention is called before they prepare its mask (DeepSeek's sparse attention), and are
+    to do for us what they do for the function that we call.
+    """
+
+    def __eq__(self, other: object) -> bool:
+        return other == "eager" or str.__eq__(self, other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = str.__hash__
+
+
+NAME = _Name("captum_vz")
 
 # (values) -> (context (batch, out, head, d_head), weights (batch, head, out, in))
 Attend = Callable[[Tensor], tuple[Tensor, Tensor]]

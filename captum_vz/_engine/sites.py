@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from captum_vz._engine.interface import lets_through
 from captum_vz._engine.layers import is_stack
 from captum_vz._engine.recording import AttentionCall, Recording
 
@@ -42,7 +43,8 @@ def attention_call(recording: Recording, attention: str) -> AttentionCall:
 def valid_positions(recording: Recording, call: AttentionCall) -> tuple[Tensor, Tensor]:
     """Which rows `(batch, out)` and sources `(batch, in)` of an attention are not padding, read from the masks.
 
-    A token always sees itself in self-attention, unless it is padding; a source that no valid row sees is padding.
+    A token always sees itself in self-attention, unless it is padding or the layer chooses what is seen (sparse
+    attention), and then the mask that the layer was given tells; a source that no valid row sees is padding.
     """
     first = recording.calls[0]
     batch, _, out, sources = first.size
@@ -54,7 +56,12 @@ def valid_positions(recording: Recording, call: AttentionCall) -> tuple[Tensor, 
             "sees the last of them: a static cache does not tell where the tokens stand. Pass use_cache=False, or a "
             "DynamicCache."
         )
-        rows = sees.diagonal(offset=sources - out, dim1=1, dim2=2)
+        # Behind the tokens of a cache, which a first token cannot see the last of; before an encoder's, which it can.
+        before = 0 if out > 1 and sees[:, 0, -1].any() else sources - out
+        rows = sees.diagonal(before, dim1=1, dim2=2)
+        given = recording.kwargs.get("attention_mask")
+        if isinstance(given, Tensor) and given.dim() == 4 and given.shape[2:] == (out, sources):
+            rows = rows | lets_through(given).any(1).diagonal(before, dim1=1, dim2=2)
     if call.visible is None:
         return rows, torch.ones(batch, call.size[3], dtype=torch.bool, device=rows.device)
     return rows, (_sees(call) & rows[:, :, None]).any(1)
