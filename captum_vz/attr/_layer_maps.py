@@ -25,6 +25,8 @@ from captum_vz.functional import normalize_rows
 # A tensor or a tuple of tensors, as in Captum; or a mapping, such as a tokenizer's BatchEncoding, passed as keywords.
 Inputs = Tensor | tuple[Tensor, ...] | Mapping[str, Any]
 
+PADDED_TARGET = "the target token of an example is padding, its row stays zero"
+
 
 class LayerMaps(LayerAttribution, PerturbationAttribution):
     """Base of the methods that compute one map `(batch, out, in)` for each layer.
@@ -264,7 +266,7 @@ def _zero_rows(scores: Tensor, recording: Recording, call: AttentionCall, rows: 
         padding, unmoved = zero & ~valid.gather(1, rows), zero & valid.gather(1, rows)
     notes = []
     if padding.any():
-        notes.append("the target token of an example is padding, its row stays zero")
+        notes.append(PADDED_TARGET)
     if unmoved.any():
         notes.append(
             f"{int(unmoved.sum())} row(s) of layer {index} ({type(recording.layer).__name__}) stay zero, "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import abstractmethod
 from typing import Any
 
@@ -12,7 +13,7 @@ from captum.attr import PerturbationAttribution
 from captum.log import log_usage
 from torch import Tensor
 
-from captum_vz.attr._layer_maps import Inputs, LayerMaps, as_layers
+from captum_vz.attr._layer_maps import PADDED_TARGET, Inputs, LayerMaps, as_layers
 from captum_vz.attr._target import TokenTarget
 from captum_vz.functional import Residual, pool_groups, rollout
 
@@ -125,6 +126,8 @@ class RolledOut(PerturbationAttribution):
             maps = [pool_groups(one, member) for one in maps]
         joined = self._join(maps, None if rows is None else member.gather(1, rows), all_layers)
         kept = there if rows is None else there.gather(1, rows)
+        if rows is not None and not kept.all():
+            warnings.warn(f"{self.get_name()}: {PADDED_TARGET}.", stacklevel=4)
         results = []
         for one in joined:
             if rows is None:

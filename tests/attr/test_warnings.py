@@ -1,0 +1,71 @@
+"""What is told without being an error, and that nothing else is."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+
+from captum_vz import AttentionFlow, AttentionRollout, LayerAttention, ValueZeroing, ValueZeroingRollout
+from tests.reference import FAMILIES, Case
+
+METHODS = [ValueZeroing, LayerAttention, ValueZeroingRollout, AttentionRollout, AttentionFlow]
+each_method = pytest.mark.parametrize("method", METHODS)
+
+
+def told(case: Case, method: Any, **arguments: Any) -> tuple[Any, list[str]]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        answer = method(case.model, case.layers).attribute(case.inputs, **arguments)
+    assert all(one.filename == __file__ for one in caught)  # it points at the caller's line
+    return answer, [str(one.message) for one in caught]
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "wav2vec2", "t5-encoder", "bart-decoder", "vit"])
+@each_method
+def test_a_padded_batch_is_nothing_to_tell_of(method: Any, name: str) -> None:
+    case = FAMILIES[name].case
+    for arguments in ({}, {"target": 0}, {"target": 2}):
+        _, messages = told(case, method, **arguments)
+        assert messages == []
+
+
+@pytest.mark.parametrize("target", [5, -1, [0, 6, 0], torch.tensor([0, 0, 3])])
+@each_method
+def test_a_target_that_is_padding_is_told_once(method: Any, target: Any) -> None:
+    case = FAMILIES["bert"].case  # three examples of 7, 5 and 3 tokens
+    answer, (message,) = told(case, method, target=target)
+    name = method.get_name()
+    assert message == f"{name}: the target token of an example is padding, its row stays zero."
+    targets = [target] * 3 if isinstance(target, int) else [int(one) for one in target]
+    rows = answer if isinstance(answer, list) else [answer]
+    for row in rows:
+        for b, length in enumerate((7, 5, 3)):
+            assert row[b].any() == (targets[b] % 7 < length)
+
+
+@pytest.mark.parametrize("target", [None, 1])
+def test_a_row_that_nothing_changes_is_told(target: int | None) -> None:
+    case = FAMILIES["bert"].build()
+    with torch.no_grad():
+        case.layers[1].attention.self.value.weight.zero_()
+        case.layers[1].attention.self.value.bias.zero_()
+    maps, (message,) = told(case, ValueZeroing, target=target)
+    rows = 15 if target is None else 3
+    assert message == (f"Value Zeroing: {rows} row(s) of layer 1 (BertLayer) stay zero, for no source changes them.")
+    assert not maps[1].any()
+    assert maps[0].any()
+    assert maps[2].any()
+
+
+def test_heads_that_a_row_does_not_use_leave_it_zero() -> None:
+    case = FAMILIES["bert"].build()
+    with torch.no_grad():
+        case.layers[0].attention.self.value.weight[:8] = 0
+        case.layers[0].attention.self.value.bias[:8] = 0
+    with pytest.warns(UserWarning, match="15 row"):
+        layer_map = ValueZeroing(case.model, case.layers[0], heads=0).attribute(case.inputs)
+    assert not layer_map.any()
+    assert ValueZeroing(case.model, case.layers[0], heads=1).attribute(case.inputs).any()
