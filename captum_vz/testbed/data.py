@@ -1,0 +1,154 @@
+"""BLiMP's sentence pairs: reading them, finding the target word, and splitting them for training and evaluation."""
+
+import json
+import random
+import re
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, Final
+
+Record = dict[str, Any]
+
+MASK: Final = "[MASK]"
+
+#: The paradigms of Mohebbi et al. (2023), half of whose pairs are held out from training.
+HELD_OUT_PARADIGMS: Final = (
+    "anaphor_number_agreement",
+    "determiner_noun_agreement_2",
+    "determiner_noun_agreement_with_adj_2",
+    "distractor_agreement_relational_noun",
+    "regular_plural_subject_verb_agreement_1",
+)
+AGREEMENT: Final = ("anaphor_agreement", "determiner_noun_agreement", "subject_verb_agreement")
+
+_AUXILIARIES: Final = "is are was were has have had does do did could would should"
+_CONTRACTIONS: Final = {"won't": "will not", "can't": "cannot"} | {
+    f"{auxiliary}n't": f"{auxiliary} not" for auxiliary in _AUXILIARIES.split()
+}
+_CONTRACTION: Final = re.compile(rf"\b({'|'.join(_CONTRACTIONS)})\b", re.IGNORECASE)
+_WORD: Final = re.compile(r"[^\s.,;:!?]+|[.,;:!?]")
+
+
+def expand_contractions(sentence: str) -> str:
+    """Writes out the fifteen negative contractions of BLiMP.
+
+    >>> expand_contractions("Some niece of Anna hasn't left and can't. Won't she?")
+    'Some niece of Anna has not left and cannot. Will not she?'
+    """
+
+    def expand(match: re.Match[str]) -> str:
+        long = _CONTRACTIONS[match[0].lower()]
+        return long.capitalize() if match[0][0].isupper() else long
+
+    return _CONTRACTION.sub(expand, sentence)
+
+
+def split_words(sentence: str) -> list[str]:
+    """The words of a sentence, by whose positions cue and target are given: split at white space, punctuation apart.
+
+    >>> split_words("The pictures of some hat [MASK] scaring Marcus's sister.")
+    ['The', 'pictures', 'of', 'some', 'hat', '[MASK]', 'scaring', "Marcus's", 'sister', '.']
+    """
+    return [sentence[start:end] for start, end in word_spans(sentence)]
+
+
+def word_spans(sentence: str) -> list[tuple[int, int]]:
+    """The characters `[start, end)` that each word of :func:`split_words` takes.
+
+    >>> word_spans("Jill left.")
+    [(0, 4), (5, 9), (9, 10)]
+    """
+    return [match.span() for match in _WORD.finditer(sentence)]
+
+
+def mask_target(record: Record) -> Record:
+    """Adds to a BLiMP record where its two sentences differ.
+
+    Contractions are written out first. The keys added are ``good`` and ``bad``, the two forms of the one word in
+    which the sentences differ, ``target``, its position among the words of the sentence, and ``masked``, the sentence
+    with ``[MASK]`` in its place.
+
+    Raises:
+        ValueError: The sentences don't differ in exactly one word.
+
+    >>> masked = mask_target({"sentence_good": "Jill hasn't left.", "sentence_bad": "Jill haven't left."})
+    >>> masked["masked"], masked["target"], masked["good"], masked["bad"]
+    ('Jill [MASK] not left.', 1, 'has', 'have')
+    """
+    good, bad = (expand_contractions(record[key]) for key in ("sentence_good", "sentence_bad"))
+    good_words, bad_words = split_words(good), split_words(bad)
+    differences = [i for i, (one, other) in enumerate(zip_longest(good_words, bad_words)) if one != other]
+    if len(good_words) != len(bad_words) or len(differences) != 1:
+        raise ValueError(f"expected two sentences that differ in exactly one word, got {good!r} and {bad!r}.")
+    (target,) = differences
+    start, end = word_spans(good)[target]
+    return {
+        **record,
+        "masked": good[:start] + MASK + good[end:],
+        "target": target,
+        "good": good_words[target],
+        "bad": bad_words[target],
+    }
+
+
+def read_paradigm(blimp: str | Path, paradigm: str) -> list[Record]:
+    """Reads one paradigm of BLiMP, with the target masked.
+
+    Args:
+        blimp: The folder with BLiMP's `.jsonl` files.
+        paradigm: The name of a file in it, without its ending.
+
+    Raises:
+        FileNotFoundError: The folder has no such file.
+    """
+    path = Path(blimp) / f"{paradigm}.jsonl"
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"{path} is missing: expected BLiMP's 'data' folder (https://github.com/alexwarstadt/blimp)."
+        )
+    return [mask_target(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def held_out(blimp: str | Path) -> dict[str, list[Record]]:
+    """The half of each of the paper's five paradigms that the embedded model was not trained on.
+
+    The halves are drawn once and for all: they depend on nothing but the files.
+
+    Args:
+        blimp: The folder with BLiMP's `.jsonl` files.
+
+    Returns:
+        For each of :data:`HELD_OUT_PARADIGMS` its held-out records, as :func:`mask_target` gives them.
+    """
+    return {paradigm: _halves(read_paradigm(blimp, paradigm), paradigm)[1] for paradigm in HELD_OUT_PARADIGMS}
+
+
+def training_records(blimp: str | Path) -> list[Record]:
+    """All pairs of BLiMP's agreement paradigms but the held-out halves."""
+    training: list[Record] = []
+    for path in sorted(Path(blimp).glob("*.jsonl")):
+        with path.open(encoding="utf-8") as lines:
+            term = json.loads(lines.readline() or "{}").get("linguistics_term")
+        if term in AGREEMENT:
+            records = read_paradigm(blimp, path.stem)
+            training += _halves(records, path.stem)[0] if path.stem in HELD_OUT_PARADIGMS else records
+    return training
+
+
+def drop_held_out(records: list[Record], blimp: str | Path) -> list[Record]:
+    """The records of which neither sentence occurs in the held-out halves, be it in other case or contracted."""
+    evaluation = [record for half in held_out(blimp).values() for record in half]
+    held = {sentence for record in evaluation for sentence in _sentences(record)}
+    return [record for record in records if held.isdisjoint(_sentences(record))]
+
+
+def _halves(records: list[Record], paradigm: str) -> tuple[list[Record], list[Record]]:
+    evaluation = set(random.Random(paradigm).sample(range(len(records)), len(records) // 2))
+    return (
+        [record for index, record in enumerate(records) if index not in evaluation],
+        [records[index] for index in sorted(evaluation)],
+    )
+
+
+def _sentences(record: Record) -> set[str]:
+    return {expand_contractions(record[key]).lower() for key in ("sentence_good", "sentence_bad")}

@@ -1,0 +1,94 @@
+"""How often a masked language model prefers the right form."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from captum_vz.testbed.data import Record, held_out
+from captum_vz.testbed.encoding import encode_record, form_ids
+from captum_vz.testbed.grammar import agreement_sentences
+from captum_vz.testbed.model import load_agreement_model
+
+#: How many sentences of the grammar a model is measured on.
+EVALUATION_PAIRS: Final = 1000
+
+
+@torch.no_grad()
+def prefers_good(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, records: Sequence[Record], batch_size: int = 128
+) -> Tensor:
+    """Whether a masked language model gives the good form at the mask a higher score than the bad one.
+
+    Args:
+        model: A masked language model in eval mode.
+        tokenizer: Its tokenizer.
+        records: Records with a mask, whose two forms are one token each (see :func:`form_ids`).
+        batch_size: How many sentences one pass takes.
+
+    Returns:
+        A boolean for each record, `(records,)`; its mean is the accuracy.
+
+    Raises:
+        ValueError: A form is not a single token of the tokenizer.
+
+    >>> model, tokenizer = load_agreement_model()
+    >>> prefers_good(model, tokenizer, agreement_sentences(3))
+    tensor([True, True, True])
+    """
+    right = []
+    for start in range(0, len(records), batch_size):
+        batch = records[start : start + batch_size]
+        forms = [form_ids(tokenizer, record) for record in batch]
+        if None in forms:
+            record = batch[forms.index(None)]
+            raise ValueError(
+                f"{record['good']!r} or {record['bad']!r} in {record['masked']!r} is not a single token: leave the "
+                "record out, as form_ids tells."
+            )
+        encoded = [encode_record(tokenizer, record) for record in batch]
+        sentences = [example.encoding["input_ids"][0] for example in encoded]
+        ids = pad_sequence(sentences, batch_first=True, padding_value=tokenizer.pad_token_id)
+        lengths = torch.tensor([[len(sentence)] for sentence in sentences])
+        attended = torch.arange(ids.shape[1]) < lengths
+        logits = model(input_ids=ids.to(model.device), attention_mask=attended.long().to(model.device)).logits.cpu()
+        at_mask = logits[torch.arange(len(batch)), [example.target for example in encoded]]
+        good, bad = at_mask.gather(1, torch.tensor(forms)).unbind(1)
+        right.append(good > bad)
+    return torch.cat(right) if right else torch.empty(0, dtype=torch.bool)
+
+
+def measure(folder: str | Path, blimp: str | Path, trained: Sequence[Record]) -> dict[str, Any]:
+    """The accuracy of the model in `folder`, as it loads, on the held-out halves and on fresh sentences of the grammar.
+
+    Args:
+        folder: What :func:`save_model` has written.
+        blimp: The folder with BLiMP's `.jsonl` files.
+        trained: The records of the training; the grammar's sentences among them don't count as fresh.
+
+    Returns:
+        For ``"held_out"`` and ``"grammar"``, for each paradigm and ``"overall"``, the number of pairs and the share of
+        them in which the model prefers the good form. Pairs with a form that isn't one token are ``"dropped"``.
+    """
+    model, tokenizer = load_agreement_model(folder)
+    seen = {record["sentence_good"] for record in trained}
+    evaluations = {
+        "held_out": [record for records in held_out(blimp).values() for record in records],
+        "grammar": [record for record in agreement_sentences(EVALUATION_PAIRS) if record["sentence_good"] not in seen],
+    }
+    results: dict[str, Any] = {}
+    for name, records in evaluations.items():
+        whole = [record for record in records if form_ids(tokenizer, record) is not None]
+        right = prefers_good(model, tokenizer, whole).double()
+        results[name] = {"dropped": len(records) - len(whole), "overall": _share(right)}
+        for paradigm in dict.fromkeys(record["UID"] for record in whole):
+            results[name][paradigm] = _share(right[[record["UID"] == paradigm for record in whole]])
+    return results
+
+
+def _share(right: Tensor) -> dict[str, float]:
+    return {"pairs": len(right), "accuracy": round(right.mean().item(), 4)}

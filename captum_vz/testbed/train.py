@@ -1,0 +1,225 @@
+"""Trains the embedded model: ``python -m captum_vz.testbed.train --blimp PATH``.
+
+The objective is masked language modelling (Devlin et al. 2019) on grammatical sentences alone: the target is masked in
+most of them, any other word in some. Words that aren't the target fall apart into sub-words now and then, so that the
+model learns to read number from an ending and makes something of words that it has never seen.
+"""
+
+import argparse
+import json
+import random
+import time
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
+
+from captum_vz.testbed.data import Record, drop_held_out, training_records
+from captum_vz.testbed.encoding import encode_record, form_ids
+from captum_vz.testbed.evaluation import measure
+from captum_vz.testbed.grammar import agreement_sentences
+from captum_vz.testbed.tokenizer import SPECIAL, build_tokenizer, drop_matches
+
+#: The grammar's share in the training is what agreement_sentences(GRAMMAR_PAIRS, GRAMMAR_SEED) gives.
+GRAMMAR_PAIRS: Final = 8_000
+GRAMMAR_SEED: Final = 2023
+
+MAX_LENGTH: Final = 128
+BATCH_SIZE: Final = 64
+LEARNING_RATE: Final = 1e-3
+MASK_TARGET: Final = 0.8
+MASK_OTHER: Final = 0.15
+DROP_MATCHES: Final = 0.1
+
+
+class Example(NamedTuple):
+    """A grammatical sentence as token ids, and the position of its target among them."""
+
+    ids: list[int]
+    target: int
+
+
+def training_pairs(blimp: str | Path, grammar_pairs: int = GRAMMAR_PAIRS) -> list[Record]:
+    """What the model is trained on: BLiMP's agreement pairs and some of the grammar's, but no held-out sentence."""
+    return drop_held_out(training_records(blimp) + agreement_sentences(grammar_pairs, GRAMMAR_SEED), blimp)
+
+
+def train_model(
+    tokenizer: PreTrainedTokenizerFast,
+    records: Sequence[Record],
+    epochs: int,
+    seed: int = 0,
+    layers: int = 4,
+    width: int = 128,
+    heads: int = 4,
+) -> BertForMaskedLM:
+    """Trains a BERT from scratch on the good sentences of `records`.
+
+    Args:
+        tokenizer: From :func:`build_tokenizer`.
+        records: Records with a mask; those whose good form isn't one token are left out.
+        epochs: How often each sentence is seen.
+        seed: Of everything drawn: the same seed, number of threads and machine give the same weights.
+        layers: The number of layers.
+        width: The width of the hidden states; the feed-forward layers are four times as wide.
+        heads: The number of attention heads.
+
+    Returns:
+        The model, in eval mode.
+    """
+    torch.manual_seed(seed)
+    model = BertForMaskedLM(
+        BertConfig(
+            vocab_size=len(tokenizer),
+            hidden_size=width,
+            num_hidden_layers=layers,
+            num_attention_heads=heads,
+            intermediate_size=4 * width,
+            max_position_embeddings=MAX_LENGTH,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+    )
+    examples = _examples(tokenizer, records)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer,
+        LEARNING_RATE,
+        total_steps=epochs * -(-len(examples) // BATCH_SIZE),
+        pct_start=0.1,
+        cycle_momentum=False,
+    )
+    draw = random.Random(seed)
+    for epoch in range(epochs):
+        start = time.perf_counter()
+        losses = []
+        for batch in _batches(examples, tokenizer, draw):
+            loss = _loss(model, batch, tokenizer)
+            optimizer.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            schedule.step()
+            losses.append(loss.detach())
+        mean = torch.stack(losses).mean()
+        print(f"epoch {epoch + 1}/{epochs}: loss {mean:.3f}, {time.perf_counter() - start:.0f} s", flush=True)
+    return model.eval()
+
+
+def _examples(tokenizer: PreTrainedTokenizerFast, records: Sequence[Record]) -> list[Example]:
+    examples = []
+    for record in records:
+        forms = form_ids(tokenizer, record)
+        if forms is not None:
+            encoded = encode_record(tokenizer, record)
+            ids = encoded.encoding["input_ids"][0].tolist()
+            ids[encoded.target] = forms[0]
+            examples.append(Example(ids, encoded.target))
+    return examples
+
+
+def _batches(
+    examples: list[Example], tokenizer: PreTrainedTokenizerFast, draw: random.Random
+) -> Iterator[list[Example]]:
+    """All examples once, some of their words in pieces, in batches of about one length."""
+    vocabulary = tokenizer.get_vocab()
+    words = {index: piece for piece, index in vocabulary.items() if piece.isalnum()}
+    drawn = [_in_pieces(example, words, vocabulary, draw) for example in examples]
+    drawn.sort(key=lambda example: len(example.ids) + 2 * draw.random())
+    starts = list(range(0, len(drawn), BATCH_SIZE))
+    draw.shuffle(starts)
+    for start in starts:
+        yield drawn[start : start + BATCH_SIZE]
+
+
+def _in_pieces(example: Example, words: dict[int, str], vocabulary: dict[str, int], draw: random.Random) -> Example:
+    pieces = [
+        drop_matches(words[token], vocabulary, DROP_MATCHES, draw)
+        if token in words and position != example.target
+        else [token]
+        for position, token in enumerate(example.ids)
+    ]
+    return Example(list(chain(*pieces)), sum(map(len, pieces[: example.target])))
+
+
+def _loss(model: BertForMaskedLM, batch: list[Example], tokenizer: PreTrainedTokenizerFast) -> Tensor:
+    """Cross-entropy of the masked tokens; the vocabulary's scores are computed at these alone."""
+    ids = pad_sequence(
+        [torch.tensor(example.ids) for example in batch], batch_first=True, padding_value=tokenizer.pad_token_id
+    )
+    masked = (torch.rand(ids.shape) < MASK_OTHER) & (ids >= len(SPECIAL))
+    targets = torch.tensor([example.target for example in batch])
+    masked[torch.arange(len(batch)), targets] = torch.rand(len(batch)) < MASK_TARGET
+    hidden = model.bert(
+        ids.masked_fill(masked, tokenizer.mask_token_id), attention_mask=(ids != tokenizer.pad_token_id).long()
+    ).last_hidden_state
+    return torch.nn.functional.cross_entropy(model.cls(hidden[masked]), ids[masked])
+
+
+def save_model(model: BertForMaskedLM, tokenizer: PreTrainedTokenizerFast, folder: str | Path) -> None:
+    """Writes model and tokenizer as transformers reads them, the weights in half precision to halve the file.
+
+    The configuration keeps saying float32, so that every loader computes in it.
+    """
+    # named_parameters, unlike state_dict, gives the word embeddings once, which the output layer shares.
+    model.save_pretrained(folder, state_dict={name: weight.half() for name, weight in model.named_parameters()})
+    tokenizer.save_pretrained(folder)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Trains a model as the command line says, writes it with a card of its figures, and prints them."""
+    parser = argparse.ArgumentParser(prog="python -m captum_vz.testbed.train", description=__doc__.splitlines()[0])
+    parser.add_argument("--blimp", type=Path, required=True, help="the folder with BLiMP's .jsonl files")
+    parser.add_argument("--output", type=Path, default=Path("agreement"), help="folder to write (default: agreement)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--epochs", type=int, default=30)
+    parser.add_argument("--grammar-pairs", type=int, default=GRAMMAR_PAIRS, help="sentences of the package's grammar")
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--width", type=int, default=128)
+    parser.add_argument("--heads", type=int, default=4)
+    parser.add_argument("--threads", type=int, default=1, help="part of what makes a run reproducible (default: 1)")
+    options = parser.parse_args(arguments)
+
+    settings = {name: value for name, value in vars(options).items() if name not in ("blimp", "output")}
+    start = time.perf_counter()
+    torch.set_num_threads(options.threads)
+    try:
+        records = training_pairs(options.blimp, options.grammar_pairs)
+    except (FileNotFoundError, ValueError) as error:
+        parser.error(str(error))
+    sentences = [record[key] for record in records for key in ("sentence_good", "sentence_bad")]
+    tokenizer = build_tokenizer(sentences, MAX_LENGTH)
+    model = train_model(
+        tokenizer,
+        records,
+        options.epochs,
+        seed=options.seed,
+        layers=options.layers,
+        width=options.width,
+        heads=options.heads,
+    )
+    save_model(model, tokenizer, options.output)
+
+    card = {
+        "command": " ".join(
+            ["python -m captum_vz.testbed.train --blimp PATH"]
+            + [f"--{name.replace('_', '-')} {value}" for name, value in settings.items()]
+        ),
+        "training_pairs": len(records),
+        "vocabulary": len(tokenizer),
+        "parameters": sum(weight.numel() for weight in model.parameters()),
+        "minutes": round((time.perf_counter() - start) / 60, 1),
+        "torch": torch.__version__,
+        "accuracy": measure(options.output, options.blimp, records),
+    }
+    text = json.dumps(card, indent=2)
+    (options.output / "card.json").write_text(text + "\n", encoding="utf-8")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

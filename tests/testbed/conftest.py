@@ -1,0 +1,33 @@
+"""A small folder in BLiMP's format, made of the grammar's sentences, and the shipped model."""
+
+import json
+from pathlib import Path
+
+import pytest
+from transformers import BertForMaskedLM, PreTrainedTokenizerFast
+
+from captum_vz.testbed import agreement_sentences, load_agreement_model
+from captum_vz.testbed.data import HELD_OUT_PARADIGMS, Record
+
+KINDS = ("anaphor", "determiner_noun", "determiner_adjective_noun", "relational_noun", "subject_verb")
+PAIRS = 40
+BLIMP_SEED = 7
+
+
+def write_paradigm(folder: Path, name: str, records: list[Record]) -> None:
+    added = ("masked", "target", "good", "bad", "cue")
+    lines = [json.dumps({key: r[key] for key in r if key not in added} | {"UID": name}) for r in records]
+    (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+@pytest.fixture(scope="session")
+def blimp(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("blimp")
+    for paradigm, kind in zip(HELD_OUT_PARADIGMS, KINDS, strict=True):
+        write_paradigm(folder, paradigm, agreement_sentences(PAIRS, BLIMP_SEED, paradigm=kind))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def shipped() -> tuple[BertForMaskedLM, PreTrainedTokenizerFast]:
+    return load_agreement_model()

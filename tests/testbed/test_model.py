@@ -1,0 +1,189 @@
+"""The shipped model: its size, how it loads, what it takes, and whether it is right."""
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForMaskedLM, AutoTokenizer, BertForMaskedLM, PreTrainedTokenizerFast
+
+from captum_vz.testbed import agreement_sentences, form_ids, held_out, load_agreement_model, mask_target, prefers_good
+from captum_vz.testbed.data import HELD_OUT_PARADIGMS, Record
+from captum_vz.testbed.model import AGREEMENT_FOLDER
+from captum_vz.testbed.train import GRAMMAR_PAIRS, GRAMMAR_SEED
+from tests.testbed.conftest import KINDS
+
+Shipped = tuple[BertForMaskedLM, PreTrainedTokenizerFast]
+
+ODD_TEXTS = [
+    "",
+    " ",
+    ".",
+    "The [MASK] costs $3.50 (or 2 for €6,99)!",
+    "“Curly” ‘quotes’ — and\ttabs\nand lines…",
+    "Zoë's naïve café, Łódź, Straße, Ærø.",
+    "smile 😀👩‍👩‍👧 please",
+    "她看见了 её",
+    "x" * 5000,
+    "antidisestablishmentarianism pneumonoultramicroscopicsilicovolcanoconiosis",
+    "http://example.org/a?b=c&d=e#f user@example.org C++ <b>&amp;</b> \\n \x00 \u200b",
+]
+
+
+def test_everything_that_ships_is_four_megabytes_at_most() -> None:
+    files = {path.name: path.stat().st_size for path in AGREEMENT_FOLDER.iterdir()}
+    assert {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"} <= set(files)
+    assert sum(files.values()) <= 4e6
+
+
+def test_loading_prints_nothing_and_leaves_the_random_state_alone() -> None:
+    program = """
+import torch
+torch.manual_seed(1)
+expected = torch.rand(3)
+torch.manual_seed(1)
+from captum_vz.testbed import load_agreement_model
+model, tokenizer = load_agreement_model()
+model(**tokenizer("the pictures of some hat [MASK] scaring marcus.", return_tensors="pt"))
+assert torch.equal(torch.rand(3), expected)
+"""
+    run = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
+
+
+def test_it_comes_in_float32_and_in_eval_mode(shipped: Shipped) -> None:
+    model, _ = shipped
+    assert {weight.dtype for weight in model.parameters()} == {torch.float32}
+    assert not any(module.training for module in model.modules())
+    assert all(weight.isfinite().all() for weight in model.parameters())
+    assert model.cls.predictions.decoder.weight is model.bert.embeddings.word_embeddings.weight
+
+
+def test_transformers_own_loaders_read_the_same_from_the_folder(shipped: Shipped) -> None:
+    model, tokenizer = shipped
+    text = "The pictures of some hat [MASK] scaring Marcus."
+    batch = AutoTokenizer.from_pretrained(AGREEMENT_FOLDER)(text, return_tensors="pt")
+    assert torch.equal(batch["input_ids"], tokenizer(text, return_tensors="pt")["input_ids"])
+    theirs = AutoModelForMaskedLM.from_pretrained(AGREEMENT_FOLDER)
+    assert theirs.dtype == torch.float32
+    torch.testing.assert_close(theirs(**batch).logits, model(**batch).logits, rtol=0, atol=0)
+
+
+def test_every_attention_implementation_computes_the_same(shipped: Shipped) -> None:
+    model, tokenizer = shipped
+    eager, _ = load_agreement_model(attn_implementation="eager")
+    batch = tokenizer(["The boys [MASK] Anna.", "My sister"], padding=True, return_tensors="pt")
+    output = eager(**batch, output_attentions=True)
+    assert len(output.attentions) == model.config.num_hidden_layers
+    torch.testing.assert_close(output.logits, model(**batch).logits, rtol=1e-4, atol=1e-4)
+
+
+def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"model\.safetensors is missing: expected a folder that captum_vz"):
+        load_agreement_model(tmp_path)
+
+
+@pytest.mark.parametrize("text", ODD_TEXTS)
+def test_any_text_can_be_encoded_and_run(shipped: Shipped, text: str) -> None:
+    model, tokenizer = shipped
+    batch = tokenizer(text, return_tensors="pt", truncation=True)
+    assert batch["input_ids"][0, 0] == tokenizer.cls_token_id
+    assert batch["input_ids"][0, -1] == tokenizer.sep_token_id
+    assert model(**batch).logits.isfinite().all()
+
+
+def test_english_is_never_unknown(shipped: Shipped) -> None:
+    _, tokenizer = shipped
+    texts = [
+        "Sphinx of black quartz, judge my vow; the quick brown fox jumps over a lazy dog!",
+        "It's 1234567890 o'clock & she'll re-check 'that' \"naïve\" résumé (50% off @ $9.99, £8, 7€) #now…",
+        "The wombats aren't weird — they're pneumonoultramicroscopicsilicovolcanoconiosis-prone [MASK].",
+    ]
+    for text in texts:
+        assert tokenizer.unk_token_id not in tokenizer(text)["input_ids"]
+
+
+def test_special_tokens_are_in_place(shipped: Shipped) -> None:
+    model, tokenizer = shipped
+    tokens = tokenizer("The HAT [MASK] red.").tokens()
+    assert tokens == ["[CLS]", "the", "hat", "[MASK]", "red", ".", "[SEP]"]
+    assert len(tokenizer) == model.config.vocab_size
+    assert tokenizer.pad_token_id == model.config.pad_token_id
+    assert tokenizer.model_max_length == model.config.max_position_embeddings
+    assert (
+        tokenizer.decode(tokenizer("the wugs blicket.")["input_ids"], skip_special_tokens=True) == "the wugs blicket."
+    )
+
+
+def test_padding_does_not_change_what_the_model_prefers(shipped: Shipped) -> None:
+    model, tokenizer = shipped
+    records = agreement_sentences(60, seed=11)
+    one_by_one = torch.cat([prefers_good(model, tokenizer, [record]) for record in records])
+    assert torch.equal(prefers_good(model, tokenizer, records, batch_size=25), one_by_one)
+    swapped = [record | {"good": record["bad"], "bad": record["good"]} for record in records]
+    assert torch.equal(prefers_good(model, tokenizer, swapped), ~one_by_one)
+    assert prefers_good(model, tokenizer, []).shape == (0,)
+
+
+def test_a_form_of_several_pieces_is_refused(shipped: Shipped) -> None:
+    record: Record = {"masked": "The wugs [MASK].", "target": 2, "good": "blicket", "bad": "blickets"}
+    with pytest.raises(ValueError, match=r"'blicket' or 'blickets' in 'The wugs \[MASK\]\.' is not a single token"):
+        prefers_good(*shipped, [record])
+
+
+@pytest.mark.parametrize(
+    ("good", "bad"),
+    [
+        ("The pictures of some hat are scaring Marcus.", "The pictures of some hat is scaring Marcus."),
+        ("The picture of some hats is scaring Marcus.", "The picture of some hats are scaring Marcus."),
+        ("The picture of some hats doesn't scare Marcus.", "The picture of some hats don't scare Marcus."),
+        ("The boys near the girl hurt themselves.", "The boys near the girl hurt herself."),
+        ("Anna bought these old lamps.", "Anna bought this old lamps."),
+    ],
+)
+def test_it_reads_the_cue_and_not_the_distractor(shipped: Shipped, good: str, bad: str) -> None:
+    record = mask_target({"sentence_good": good, "sentence_bad": bad})
+    assert prefers_good(*shipped, [record]).all()
+    assert prefers_good(*shipped, [record | {"masked": record["masked"].lower()}]).all()
+
+
+def test_it_is_right_about_sentences_of_the_grammar_that_it_was_not_trained_on(shipped: Shipped) -> None:
+    trained = {record["sentence_good"] for record in agreement_sentences(GRAMMAR_PAIRS, GRAMMAR_SEED)}
+    for kind in KINDS:
+        fresh = [r for r in agreement_sentences(220, seed=77, paradigm=kind) if r["sentence_good"] not in trained]
+        assert len(fresh) >= 200
+        assert prefers_good(*shipped, fresh).double().mean() >= 0.95, kind
+
+
+def test_the_card_tells_of_the_accuracy_that_was_asked_for() -> None:
+    figures = json.loads((AGREEMENT_FOLDER / "card.json").read_text(encoding="utf-8"))["accuracy"]
+    assert figures["held_out"]["overall"]["accuracy"] >= 0.97
+    assert all(figures["held_out"][paradigm]["accuracy"] >= 0.95 for paradigm in HELD_OUT_PARADIGMS)
+    assert all(figures["grammar"][kind]["accuracy"] >= 0.95 for kind in KINDS)
+
+
+@pytest.mark.skipif(
+    "CAPTUM_VZ_BLIMP" not in os.environ,
+    reason="BLiMP is not part of this repository: set CAPTUM_VZ_BLIMP to the folder with its .jsonl files",
+)
+def test_it_is_right_about_the_held_out_half_of_blimp(shipped: Shipped) -> None:
+    _, tokenizer = shipped
+    evaluation = held_out(os.environ["CAPTUM_VZ_BLIMP"])
+    records = [record for half in evaluation.values() for record in half if form_ids(tokenizer, record) is not None]
+    assert len(records) >= 0.99 * 2500
+    right = prefers_good(*shipped, records)
+    assert right.double().mean() >= 0.97
+    correct, pairs = Counter[str](), Counter(record["UID"] for record in records)
+    for record, is_right in zip(records, right.tolist(), strict=True):
+        correct[record["UID"]] += is_right
+    assert {paradigm: correct[paradigm] >= 0.95 * pairs[paradigm] for paradigm in HELD_OUT_PARADIGMS} == dict.fromkeys(
+        HELD_OUT_PARADIGMS, True
+    )
+    card = json.loads((AGREEMENT_FOLDER / "card.json").read_text(encoding="utf-8"))["accuracy"]["held_out"]
+    for paradigm in HELD_OUT_PARADIGMS:
+        # A tie between the forms may fall otherwise on another machine.
+        assert correct[paradigm] / pairs[paradigm] == pytest.approx(card[paradigm]["accuracy"], abs=0.005)
