@@ -8,11 +8,40 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from captum_vz._engine.interface import lets_through
+
+
+def _own(head: int, heads: int, features: int) -> slice:
+    """The projection holds values only, head by head."""
+    return _part(head, heads, features)
+
+
+def _last_third(head: int, heads: int, features: int) -> slice:
+    """Queries, keys and values side by side, each head by head."""
+    return _part(2 * heads + head, 3 * heads, features)
+
+
+def _interleaved(head: int, heads: int, features: int) -> slice:
+    """For each head its query, key and value."""
+    return _part(3 * head + 2, 3 * heads, features)
+
+
+def _in_four_blocks(head: int, heads: int, features: int) -> slice:
+    """Four blocks, one for each core that the model was trained on, of queries, values and keys, in this order."""
+    in_block = heads // 4
+    block, place = divmod(head, in_block)
+    return _part((3 * block + 1) * in_block + place, 3 * heads, features)
+
+
+def _part(number: int, parts: int, features: int) -> slice:
+    width = features // parts
+    return slice(number * width, (number + 1) * width)
 
 
 @dataclass(frozen=True)
@@ -23,50 +52,102 @@ class ValueProjection:
         projection: Name of the submodule whose output `(batch, in, features)` holds the values.
         heads: Name of the attention module's attribute that counts its heads.
         head_columns: (head, heads, features) -> the features that are this head's values.
+        groups: Name of the attribute that counts the groups of heads that share a value, behind the group's queries
+            and its key; `head_columns` is not asked then.
+        bias: Name of a parameter that is added to the values behind the projection.
+        hides: Whether True in a mask means what is not to be seen.
+        sequence_first: Whether the layer's tensors are (tokens, batch, d).
     """
 
     projection: str
-    heads: str
-    head_columns: Callable[[int, int, int], slice]
+    heads: str = "num_attention_heads"
+    head_columns: Callable[[int, int, int], slice] = _own
+    groups: str | None = None
+    bias: str | None = None
+    hides: bool = False
+    sequence_first: bool = False
 
     def columns(self, module: nn.Module, features: int) -> list[slice]:
         """The features of each head's values."""
-        heads = int(getattr(module, self.heads))
-        return [self.head_columns(head, heads, features) for head in range(heads)]
+        heads = int(attrgetter(self.heads)(module))
+        if self.groups is None:
+            return [self.head_columns(head, heads, features) for head in range(heads)]
+        groups = int(attrgetter(self.groups)(module))
+        size = heads // groups + 2
+        return [_part(head * groups // heads * size + size - 1, groups * size, features) for head in range(heads)]
+
+    def zero(self, module: nn.Module) -> list[Tensor] | float:
+        """What the projection returns for a value that is zero, for each head; a number where it is that for all."""
+        if self.bias is None:
+            return 0.0
+        bias = getattr(module, self.bias).detach()
+        return [-bias[columns] for columns in _heads_of(bias, int(attrgetter(self.heads)(module)))]
 
 
-def _own(head: int, heads: int, features: int) -> slice:
-    """The projection holds values only, head by head."""
-    width = features // heads
-    return slice(head * width, (head + 1) * width)
+def _heads_of(bias: Tensor, heads: int) -> list[slice]:
+    return [_own(head, heads, len(bias)) for head in range(heads)]
 
 
-def _last_third(head: int, heads: int, features: int) -> slice:
-    """Queries, keys and values side by side, each head by head."""
-    width = features // (3 * heads)
-    return slice(2 * features // 3 + head * width, 2 * features // 3 + (head + 1) * width)
-
-
-def _interleaved(head: int, heads: int, features: int) -> slice:
-    """For each head its queries, keys and values."""
-    width = features // (3 * heads)
-    return slice((3 * head + 2) * width, (3 * head + 3) * width)
-
+BERT_LIKE = ValueProjection("value")
+BART_LIKE = ValueProjection("v_proj", "num_heads")
 
 VALUE_PROJECTIONS = {
+    "BigBirdPegasusSelfAttention": BERT_LIKE,
+    "BigBirdSelfAttention": BERT_LIKE,
+    "BlipAttention": ValueProjection("qkv", "num_heads", _last_third),
+    "BlipTextSelfAttention": BERT_LIKE,
     "BloomAttention": ValueProjection("query_key_value", "num_heads", _interleaved),
-    "GPTJAttention": ValueProjection("v_proj", "num_attention_heads", _own),
-    "GPTNeoSelfAttention": ValueProjection("v_proj", "num_heads", _own),
-    "MptAttention": ValueProjection("Wqkv", "n_heads", _last_third),
-    "MPNetSelfAttention": ValueProjection("v", "num_attention_heads", _own),
-    "DisentangledSelfAttention": ValueProjection("value_proj", "num_attention_heads", _own),
+    "BrosSelfAttention": BERT_LIKE,
+    "CanineSelfAttention": BERT_LIKE,
+    "ClvpSelfAttention": BART_LIKE,
+    "CodeGenAttention": ValueProjection("qkv_proj", head_columns=_in_four_blocks),
+    "CpmAntAttention": ValueProjection("project_v", "num_heads"),
+    "Data2VecVisionSelfAttention": BERT_LIKE,
+    "FalconAttention": ValueProjection("query_key_value", "num_heads", groups="num_kv_heads"),
+    "FastSpeech2ConformerAttention": ValueProjection("linear_v", "num_heads"),
+    "FlavaSelfAttention": BERT_LIKE,
+    "FunnelRelMultiheadAttention": ValueProjection("v_head", "config.n_head"),
+    "GLPNEfficientSelfAttention": BERT_LIKE,
+    "GPTJAttention": ValueProjection("v_proj"),
+    "GPTNeoSelfAttention": BART_LIKE,
+    "GPTNeoXJapaneseAttention": ValueProjection("query_key_value", head_columns=_interleaved),
+    "GroupViTAttention": BART_LIKE,
+    "ImageGPTAttention": ValueProjection("c_attn", "num_heads", _last_third),
+    "Kosmos2_5VisionAttention": ValueProjection("value", "n_heads"),
+    "LEDDecoderAttention": BART_LIKE,
+    "LayoutLMv3SelfAttention": BERT_LIKE,
+    "LukeSelfAttention": BERT_LIKE,
+    "MPNetSelfAttention": ValueProjection("v"),
+    "MegatronBertSelfAttention": BERT_LIKE,
+    "MgpstrAttention": ValueProjection("qkv", "num_heads", _last_third),
+    "MobileViTSelfAttention": BERT_LIKE,
+    "MptAttention": ValueProjection("Wqkv", "n_heads", _last_third, hides=True),
+    "MvpAttention": BART_LIKE,
+    "PvtEfficientSelfAttention": BERT_LIKE,
+    "PvtV2SelfAttention": BERT_LIKE,
+    "RemBertSelfAttention": BERT_LIKE,
+    "RoFormerSelfAttention": BERT_LIKE,
+    "SpeechT5Attention": BART_LIKE,
+    "TapasSelfAttention": BERT_LIKE,
+    "VisualBertSelfAttention": BERT_LIKE,
+    "XGLMAttention": BART_LIKE,
+    # Names that several families share are keyed with their file.
+    "modeling_deberta.DisentangledSelfAttention": ValueProjection("in_proj", head_columns=_interleaved, bias="v_bias"),
+    "modeling_deberta_v2.DisentangledSelfAttention": ValueProjection("value_proj"),
+    "modeling_fsmt.Attention": ValueProjection("v_proj", "num_heads", hides=True, sequence_first=True),
+    "modeling_openai.Attention": ValueProjection("c_attn", "n_head", _last_third),
+    "modeling_sew_d.DisentangledSelfAttention": ValueProjection("value_proj"),
 }
 
 
 def family_of(module: nn.Module) -> ValueProjection | None:
     """The row for this module's class, or for one that it inherits from."""
-    rows = (VALUE_PROJECTIONS.get(cls.__name__) for cls in type(module).__mro__)
-    return next((row for row in rows if row is not None), None)
+    for cls in type(module).__mro__:
+        file = cls.__module__.rsplit(".", 1)[-1]
+        row = VALUE_PROJECTIONS.get(f"{file}.{cls.__name__}", VALUE_PROJECTIONS.get(cls.__name__))
+        if row is not None:
+            return row
+    return None
 
 
 def is_value_projection(module: nn.Module, attention: nn.Module) -> bool:
@@ -75,13 +156,19 @@ def is_value_projection(module: nn.Module, attention: nn.Module) -> bool:
     return row is not None and getattr(attention, row.projection, None) is module
 
 
-def visible_by_argument(args: tuple[Any, ...], kwargs: dict[str, Any], batch: int, tokens: int) -> Tensor | None:
-    """What a layer's mask lets through, `(batch, 1, out, in)`, told by the shape of the argument that holds it."""
-    for value in (*args, *kwargs.values()):
-        if not isinstance(value, Tensor) or value.dim() not in (2, 4) or value.shape[-1] != tokens:
+def visible_by_argument(arguments: Any, batch: int, out: int, sources: int, hides: bool) -> Tensor | None:
+    """What a layer's mask lets through, `(batch, 1, out, in)`, told by the shape of the argument that holds it.
+
+    The first of `arguments` that fits is taken; `hides`: True in it means what is not to be seen.
+    """
+    for value in tree_leaves(arguments):
+        if not isinstance(value, Tensor) or value.dim() not in (2, 3, 4) or value.shape[-1] != sources:
             continue
-        if value.shape[0] not in (1, batch) or (value.dim() == 2 and value.is_floating_point()):
+        if value.dim() == 4 and value.shape[0] in (1, batch) and value.shape[2] in (1, out):
+            allowed = lets_through(value)
+        elif value.shape[:-1] in ((batch,), (batch, 1)) and ((value == 0) | (value == 1)).all():
+            allowed = value.bool().view(batch, 1, 1, sources)
+        else:
             continue
-        allowed = lets_through(value)
-        return allowed if value.dim() == 4 else allowed[:, None, None, :]
+        return ~allowed if hides and not value.is_floating_point() else allowed
     return None

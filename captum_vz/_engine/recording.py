@@ -42,9 +42,11 @@ class AttentionCall:
     context: Tensor | None = None  # (batch, out, head, d_head)
     parts: int = 1  # how many calls of the attention function make it up; values and context are those of the first
     sequence_first: bool = False  # the layer's tensors are (tokens, batch, d), as torch.nn's are by default
-    # Where attention is inline: the submodule that projects the values, and the features of each head's.
+    # Where attention is inline: the submodule that projects the values, the features of each head's, and what they
+    # hold for a value that is zero (for each head, or one number).
     value_projection: nn.Module | None = None
     value_columns: list[slice] = field(default_factory=list)
+    zero: list[Tensor] | float = 0.0
     # What became of the context: the answer that `module` returned, and the submodule that made it (None: no such
     # submodule, the context itself was returned).
     answer: Any = None
@@ -138,25 +140,30 @@ class Recording(Listener):
         if isinstance(output, Tensor) and self._running and is_value_projection(module, self._running[-1]):
             self._projected_values[id(self._running[-1])] = output
         if id(module) in self._projected_values and not any(call.module is module for call in self.calls):
-            self._note_inline(module, self._projected_values.pop(id(module)))
+            self._note_inline(module, self._projected_values.pop(id(module)), output)
         elif self.calls:
             self.calls[-1].returned(module, inputs, output)
 
-    def _note_inline(self, module: nn.Module, values: Tensor) -> None:
-        row = family_of(module)
+    def _note_inline(self, module: nn.Module, values: Tensor, output: Any) -> None:
+        row, answer = family_of(module), first_tensor(output)
         assert row is not None  # its value projection was seen
+        if values.dim() != 3 or answer is None or answer.dim() != 3:
+            return  # windows and the like: which token a value belongs to is not to be seen
         columns = row.columns(module, values.shape[-1])
-        batch, tokens = values.shape[:2]
-        visible = visible_by_argument(self.args, self.kwargs, batch, tokens)
-        projection = module.get_submodule(row.projection)
+        tokens, examples = (0, 1) if row.sequence_first else (1, 0)
+        batch, sources, out = values.shape[examples], values.shape[tokens], answer.shape[tokens]
+        arguments = [*self.args, *self.kwargs.values()]
+        arguments = arguments[::-1] if self.calls else arguments  # a cross-attention's mask comes last
         self.calls.append(
             AttentionCall(
                 module,
-                (batch, len(columns), tokens, tokens),
+                (batch, len(columns), out, sources),
                 values,
-                visible,
-                value_projection=projection,
+                visible_by_argument(arguments, batch, out, sources, row.hides),
+                sequence_first=row.sequence_first,
+                value_projection=module.get_submodule(row.projection),
                 value_columns=columns,
+                zero=row.zero(module),
             )
         )
 

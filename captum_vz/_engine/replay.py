@@ -96,9 +96,9 @@ class WholeSequences:
 
     def run(self, example: int, zeroed: Tensor) -> Tensor:
         """The layer's output `(n, out, d)`, values zeroed where `zeroed (n, head, in)` is True."""
-        batch, _, out, _ = self.call.size
+        size, out = self.call.size, self.call.size[2]
         axis = int(self.call.sequence_first)
-        args, kwargs = tree_map(lambda x: _repeat(x, batch, example, len(zeroed), axis), self.arguments)
+        args, kwargs = tree_map(lambda x: _repeat(x, size, example, len(zeroed), axis), self.arguments)
         zeroing = _Zeroing(self.call, self.site, zeroed)
         with listening(zeroing):
             output = first_tensor(self.layer.forward(*args, **kwargs))
@@ -217,7 +217,12 @@ class _Zeroing(Listener):
         output = output.clone()
         values = self.call.batch_first(output)
         for head, columns in enumerate(self.call.value_columns):
-            values[..., columns] = values[..., columns].masked_fill(self.zeroed[:, head, :, None], 0)
+            zeroed = self.zeroed[:, head, :, None]
+            sharing = [self.zeroed[:, other] for other, same in enumerate(self.call.value_columns) if same == columns]
+            if any(not torch.equal(other, sharing[0]) for other in sharing):
+                raise NotReproducedError("its heads share their values, which cannot be zeroed for some of them alone")
+            zero = self.call.zero if isinstance(self.call.zero, float) else self.call.zero[head]
+            values[..., columns] = torch.where(zeroed, zero, values[..., columns])
         return output
 
 
@@ -273,8 +278,12 @@ class _Packing:
         return value
 
 
-def _repeat(value: Any, batch: int, example: int, copies: int, axis: int) -> Any:
+def _repeat(value: Any, size: tuple[int, int, int, int], example: int, copies: int, axis: int) -> Any:
     """Copy one example of every tensor that has one entry an example, along `axis`."""
+    batch, heads, _, sources = size
+    if isinstance(value, Tensor) and value.dim() == 3 and value.shape[::2] == (batch * heads, sources):
+        # Position biases with their heads laid out behind each other (BLOOM, WavLM).
+        return value.unflatten(0, (batch, heads))[example].repeat(copies, 1, 1)
     if not isinstance(value, Tensor) or value.dim() <= axis or value.shape[axis] != batch:
         # Masks and the like have their examples first even where the layer has its tokens first.
         axis = 0
@@ -282,7 +291,8 @@ def _repeat(value: Any, batch: int, example: int, copies: int, axis: int) -> Any
         return value
     shape = list(value.shape)
     shape[axis] = copies
-    return value.narrow(axis, example, 1).expand(shape)
+    copied = value.narrow(axis, example, 1).expand(shape)
+    return copied.contiguous() if value.dim() == 3 else copied  # hidden states, which some layers view
 
 
 def _describe(output: Tensor | None) -> str:

@@ -60,7 +60,8 @@ def valid_positions(recording: Recording, call: AttentionCall) -> tuple[Tensor, 
         before = 0 if out > 1 and sees[:, 0, -1].any() else sources - out
         rows = sees.diagonal(before, dim1=1, dim2=2)
         given = recording.kwargs.get("attention_mask")
-        if isinstance(given, Tensor) and given.dim() == 4 and given.shape[2:] == (out, sources):
+        inline = first.value_projection is not None
+        if isinstance(given, Tensor) and given.shape[2:] == (out, sources) and not inline:
             rows = rows | lets_through(given).any(1).diagonal(before, dim1=1, dim2=2)
     if call.visible is None:
         return rows, torch.ones(batch, call.size[3], dtype=torch.bool, device=rows.device)

@@ -36,7 +36,7 @@ def _explain(weights: Tensor, values: Tensor, context: Tensor) -> bool:
 
 
 def _on_unit_values(attend: Attend, values: Tensor, heads: int) -> Tensor:
-    """The context of values that are one in one entry of one source, as many sources at a time as a value has entries."""
+    """The context of values that are one at one source, as many sources at a time as a value has entries."""
     sources, width = values.shape[-2:]
     columns = []
     for start in range(0, sources, width):
