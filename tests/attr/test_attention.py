@@ -13,15 +13,22 @@ from tests.reference import FAMILIES, SEQUENCE_TO_SEQUENCE, naive_attention
 from tests.reference.naive import real_positions, record
 
 
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_layer_of_every_family(name: str) -> None:
+    case = FAMILIES[name].case
+    maps = LayerAttention(case.model, case.layers).attribute(case.inputs)
+    for index, layer_map in enumerate(maps):
+        assert_same(layer_map, naive_attention(case, index))
+
+
 @pytest.mark.parametrize("normalize", [True, False])
 @pytest.mark.parametrize("heads", ["mean", "max", 2, [0, 3]])
-@pytest.mark.parametrize("name", FAMILIES)
-def test_every_layer_of_every_family(name: str, heads: Any, normalize: bool) -> None:
+@pytest.mark.parametrize("name", ["bert", "llama", "gpt-oss", "t5-decoder"])
+def test_heads(name: str, heads: Any, normalize: bool) -> None:
     case = FAMILIES[name].case
     options = {"heads": heads, "normalize": normalize}
-    maps = LayerAttention(case.model, case.layers, **options).attribute(case.inputs)
-    for index, layer_map in enumerate(maps):
-        assert_same(layer_map, naive_attention(case, index, **options))
+    layer_map = LayerAttention(case.model, case.layers[1], **options).attribute(case.inputs)
+    assert_same(layer_map, naive_attention(case, 1, **options))
 
 
 @pytest.mark.parametrize("name", [name for name, family in SEQUENCE_TO_SEQUENCE.items() if family.cross])

@@ -67,7 +67,7 @@ def as_list(maps: Any) -> list[torch.Tensor]:
     return maps if isinstance(maps, list) else [maps]
 
 
-@pytest.mark.parametrize("per_eval", [1, 2, 3, 100])
+@pytest.mark.parametrize("per_eval", [1, 3, 100])
 @each_varied
 def test_any_number_of_perturbations_per_eval(name: str, per_eval: int) -> None:
     case = FAMILIES[name].case
@@ -76,7 +76,7 @@ def test_any_number_of_perturbations_per_eval(name: str, per_eval: int) -> None:
         assert_same(maps_of(case, perturbations_per_eval=per_eval, **options), maps_of(case, **options))
 
 
-@pytest.mark.parametrize("positions", [1, 2, 5, 17])
+@pytest.mark.parametrize("positions", [1, 5])
 @each_varied
 def test_any_size_of_chunk(name: str, positions: int, monkeypatch: pytest.MonkeyPatch) -> None:
     case = FAMILIES[name].case
