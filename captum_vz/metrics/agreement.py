@@ -1,0 +1,131 @@
+"""Agreement: do two rows of scores order the tokens alike?"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from captum_vz.metrics._rows import scores_and_tokens, undefined
+from captum_vz.metrics._study import stats
+
+
+def spearman(one: Tensor, other: Tensor, keep: Tensor | None = None) -> Tensor:
+    r"""Spearman's rank correlation of two rows of scores, example by example.
+
+    .. math:: \rho = \operatorname{corr}\big(\operatorname{rank}(a), \operatorname{rank}(b)\big)
+
+    where equal scores share the average of their ranks (`Spearman 1904 <https://doi.org/10.2307/1412159>`_). Ranks by
+    scipy. With what :func:`blank_out` gives it measures faithfulness.
+
+    Args:
+        one: `(batch, tokens)`.
+        other: `(batch, tokens)`.
+        keep: Booleans `(1 or batch, tokens)`: the tokens that are ranked. None: all, padding too.
+
+    Returns:
+        `(batch,)` in float64, from -1 to 1. NaN where one of the two is constant or holds a NaN, for that has no
+        order: :func:`summarize` counts these examples.
+
+    Raises:
+        AssertionError: Shapes that do not fit.
+
+    >>> one, other = torch.tensor([[0.1, 0.2, 0.7]]), torch.tensor([[1.0, 3.0, 2.0]])
+    >>> spearman(one, other)
+    tensor([0.5000], dtype=torch.float64)
+    """
+    first, second, kept = _pair(one, other, keep)
+    unknown = undefined(first, kept) | undefined(second, kept)
+    a, b = (_centred(_ranks(row, kept, "average"), kept) for row in (first, second))
+    correlation = (a * b).sum(-1) / (a.square().sum(-1) * b.square().sum(-1)).sqrt()
+    return correlation.clamp(-1, 1).masked_fill(unknown, torch.nan)
+
+
+def kendall(one: Tensor, other: Tensor, keep: Tensor | None = None) -> Tensor:
+    r"""Kendall's rank correlation of two rows of scores, example by example.
+
+    .. math:: \tau_b = (P - Q) \big/ \sqrt{(P + Q + T)\,(P + Q + U)}
+
+    with P pairs of tokens in the same order, Q in opposite order, T tied in the first row only and U in the second only
+    (`Kendall 1945 <https://doi.org/10.2307/2332303>`_). By scipy.
+
+    Args:
+        one: `(batch, tokens)`.
+        other: `(batch, tokens)`.
+        keep: Booleans `(1 or batch, tokens)`: the tokens that are compared. None: all, padding too.
+
+    Returns:
+        `(batch,)` in float64, from -1 to 1. NaN where one of the two is constant or holds a NaN.
+
+    Raises:
+        AssertionError: Shapes that do not fit.
+
+    >>> one, other = torch.tensor([[0.1, 0.2, 0.7]]), torch.tensor([[1.0, 3.0, 2.0]])
+    >>> kendall(one, other)
+    tensor([0.3333], dtype=torch.float64)
+    """
+    first, second, kept = _pair(one, other, keep)
+    unknown = undefined(first, kept) | undefined(second, kept)
+    taus = [
+        float("nan") if skip else stats.kendalltau(a[of].numpy(), b[of].numpy()).statistic
+        for a, b, of, skip in zip(first, second, kept, unknown.tolist(), strict=True)
+    ]
+    return torch.tensor(taus, dtype=torch.float64)
+
+
+def top_k_overlap(one: Tensor, other: Tensor, k: int, keep: Tensor | None = None) -> Tensor:
+    r"""The share of tokens that two rows of scores have in common among their k highest.
+
+    .. math:: \tfrac1k \big|\operatorname{top}_k(a) \cap \operatorname{top}_k(b)\big|
+
+    Where equal scores compete for the last of the k places, each gets an equal share of it: the result is what one
+    expects if ties are broken by lot, and does not depend on the order of the tokens.
+
+    Args:
+        one: `(batch, tokens)`.
+        other: `(batch, tokens)`.
+        k: How many; all of them in an example that has fewer.
+        keep: Booleans `(1 or batch, tokens)`: the tokens that are ranked. None: all, padding too.
+
+    Returns:
+        `(batch,)` in float64, from 0 to 1. NaN where one of the two holds a NaN, or no token is kept.
+
+    Raises:
+        AssertionError: Shapes that do not fit, or k below 1.
+
+    >>> one, other = torch.tensor([[0.1, 0.2, 0.7]]), torch.tensor([[1.0, 3.0, 2.0]])
+    >>> top_k_overlap(one, other, k=1), top_k_overlap(one, other, k=2)
+    (tensor([0.], dtype=torch.float64), tensor([1.], dtype=torch.float64))
+    """
+    assert k >= 1, f"k is {k!r}: pass how many of the highest scores to compare, at least 1."
+    first, second, kept = _pair(one, other, keep)
+    places = kept.sum(-1, keepdim=True).clamp_max(k)
+    a, b = (_share_of_places(row, kept, places) for row in (first, second))
+    unknown = ((first.isnan() | second.isnan()) & kept).any(-1) | ~kept.any(-1)
+    return ((a * b).sum(-1) / places[:, 0]).masked_fill(unknown, torch.nan)
+
+
+def _pair(one: Tensor, other: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    first, kept = scores_and_tokens(one, keep, "one")
+    second, _ = scores_and_tokens(other, keep, "other")
+    assert first.shape == second.shape, (
+        f"one is {tuple(one.shape)} and other {tuple(other.shape)}: pass scores of the same tokens."
+    )
+    return first, second, kept
+
+
+def _ranks(values: Tensor, keep: Tensor, ties: str) -> Tensor:
+    """The rank of each score among those of its row that count, from 1; what does not count comes after them."""
+    # Numbers in place of NaN only to be ranked: such rows are marked as undefined by the callers.
+    ranked = values.nan_to_num(nan=0.0).masked_fill(~keep, torch.inf)
+    return torch.from_numpy(stats.rankdata(ranked.numpy(), method=ties, axis=-1)).double()
+
+
+def _centred(ranks: Tensor, keep: Tensor) -> Tensor:
+    count = keep.sum(-1, keepdim=True).clamp_min(1)
+    return (ranks - ranks.where(keep, 0).sum(-1, keepdim=True) / count).where(keep, 0)
+
+
+def _share_of_places(values: Tensor, keep: Tensor, places: Tensor) -> Tensor:
+    """How much of a place among the highest each token has: 1 or 0, or a part of the last places for those tied."""
+    before, up_to = _ranks(-values, keep, "min"), _ranks(-values, keep, "max")
+    return ((places - before + 1) / (up_to - before + 1)).clamp(0, 1).where(keep, 0)

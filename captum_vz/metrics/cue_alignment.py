@@ -1,0 +1,93 @@
+"""Cue alignment: does an attribution look where a human knows that the answer is?"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from captum_vz.functional import normalize_rows
+from captum_vz.metrics._rows import flags, scores_and_tokens
+from captum_vz.metrics._study import average_precision_score
+
+
+def cue_dot_product(scores: Tensor, cues: Tensor, keep: Tensor | None = None) -> Tensor:
+    r"""How much of a row of scores lies on the cue.
+
+    .. math:: \textstyle\sum_j \xi_j s_j, \qquad \xi_j = [\,j \text{ is a cue}\,]
+
+    `Mohebbi et al. 2023 <https://aclanthology.org/2023.eacl-main.245>`_, section 5. Of scores whose rows sum to 1 it is
+    a share: 1 is perfect, and chance is the share of cues among the tokens.
+
+    Args:
+        scores: `(batch, tokens)`, the row of the target token in each example.
+        cues: Booleans `(1 or batch, tokens)`: the tokens that decide.
+        keep: Booleans `(1 or batch, tokens)`: the tokens that count. The others (special tokens, the target) are
+            dropped, and rows divided by the sum that is left. None: rows are taken as they are.
+
+    Returns:
+        `(batch,)` in float64. NaN for an example without a cue, with a NaN among its scores, or, with `keep`, without
+        anything left to divide by: :func:`summarize` counts it.
+
+    Raises:
+        AssertionError: Shapes that do not fit, a cue that is dropped, or negative scores where rows are divided by
+            their sum.
+
+    >>> scores = torch.tensor([[0.5, 0.3, 0.1, 0.1]])
+    >>> cues = torch.tensor([[False, True, False, False]])
+    >>> content = torch.tensor([[False, True, True, True]])  # the first token is [CLS]
+    >>> cue_dot_product(scores, cues), cue_dot_product(scores, cues, keep=content)
+    (tensor([0.3000], dtype=torch.float64), tensor([0.6000], dtype=torch.float64))
+    """
+    values, kept, cued = _aligned(scores, cues, keep)
+    values = values.where(kept, 0)
+    missing = ~cued.any(-1)
+    if keep is not None:
+        assert not (values < 0).any(), (
+            "scores holds negative ones, and rows of mixed sign have no sum to be a share of: take their absolute "
+            "values first, or leave keep out."
+        )
+        values = normalize_rows(values)
+        missing = missing | (values.sum(-1) == 0)
+    return values.where(cued | values.isnan(), 0).sum(-1).masked_fill(missing, torch.nan)
+
+
+def cue_average_precision(scores: Tensor, cues: Tensor, keep: Tensor | None = None) -> Tensor:
+    r"""How well a row of scores ranks the cues before all other tokens.
+
+    .. math:: \textstyle\sum_n (R_n - R_{n-1})\, P_n
+
+    with precision :math:`P_n` and recall :math:`R_n` at the n-th highest of the different scores: tokens of equal
+    score share a threshold, so that their order in the sentence does not matter. By scikit-learn; used for cue
+    alignment by `Mohebbi et al. 2023 <https://aclanthology.org/2023.eacl-main.245>`_, section 5.
+
+    Args:
+        scores: `(batch, tokens)`, of either sign and any scale: only their order counts.
+        cues: Booleans `(1 or batch, tokens)`: the tokens that decide.
+        keep: Booleans `(1 or batch, tokens)`: the tokens that are ranked. None: all, padding too.
+
+    Returns:
+        `(batch,)` in float64: 1 if all cues come first; the share of cues if all scores are equal. NaN for an example
+        without a cue or with a NaN among its scores: :func:`summarize` counts it.
+
+    Raises:
+        AssertionError: Shapes that do not fit, or a cue that is not kept.
+
+    >>> scores = torch.tensor([[0.5, 0.3, 0.1, 0.1]])
+    >>> cues = torch.tensor([[False, True, False, False]])
+    >>> cue_average_precision(scores, cues)
+    tensor([0.5000], dtype=torch.float64)
+    """
+    values, kept, cued = _aligned(scores, cues, keep)
+    missing = ~cued.any(-1) | (values.isnan() & kept).any(-1)
+    precisions = [
+        float("nan") if unknown else average_precision_score(cue[of].numpy(), row[of].numpy())
+        for row, of, cue, unknown in zip(values, kept, cued, missing.tolist(), strict=True)
+    ]
+    return torch.tensor(precisions, dtype=torch.float64)
+
+
+def _aligned(scores: Tensor, cues: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    values, kept = scores_and_tokens(scores, keep)
+    cued = flags(cues, scores.shape, "cues")
+    assert not (cued & ~kept).any(), "keep leaves out a token that is a cue: it cannot be found then."
+    return values, kept, cued

@@ -1,0 +1,258 @@
+"""Probing by minimum description length: how easily can a label be read off a representation?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from math import isnan, log, log2
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from captum_vz.metrics._rows import describe
+from captum_vz.metrics._study import stats
+from captum_vz.metrics.summary import check_confidence
+
+#: The shares of the examples after each block: each block is coded by a probe trained on those before it.
+BOUNDARIES = (0.008, 0.016, 0.032, 0.0625, 0.125, 0.25, 0.5, 1.0)
+
+_EPOCHS, _PATIENCE, _BATCH, _RATE = 15, 5, 128, 1e-3
+
+
+class DescriptionLength(NamedTuple):
+    """How many bits it takes to send the labels to someone who has the representations.
+
+    Attributes:
+        bits: What each label cost, `(examples,)` in float64, in the order in which they were given. Their sum is the
+            description length (MDL); `summarize(bits)` gives its mean with an interval.
+        classes: The number K of labels.
+        boundaries: How many examples were coded after each block.
+    """
+
+    bits: Tensor
+    classes: int
+    boundaries: tuple[int, ...]
+
+    @property
+    def total(self) -> float:
+        """The description length, in bits."""
+        return self.bits.sum().item()
+
+    @property
+    def compression(self) -> float:
+        """How much shorter it is than sending labels by themselves, n log2 K bits: 1 if nothing can be read off."""
+        return len(self.bits) * log2(self.classes) / self.total
+
+
+def description_length(
+    states: Tensor,
+    labels: Tensor,
+    classes: int | None = None,
+    *,
+    boundaries: Sequence[float] = BOUNDARIES,
+    seed: int = 0,
+) -> DescriptionLength:
+    r"""The description length of labels given representations, by online coding with a small probe.
+
+    .. math:: \mathrm{MDL} = n_1 \log_2 K - \sum_{k=1}^{S-1} \sum_{b = n_k + 1}^{n_{k+1}} \log_2 p_k(y_b \mid h_b),
+        \qquad \text{compression} = n \log_2 K \,/\, \mathrm{MDL}
+
+    where :math:`p_k` is a probe trained on the first :math:`n_k` examples (`Voita & Titov 2020
+    <https://aclanthology.org/2020.emnlp-main.14>`_). The first block is sent by a uniform code.
+
+    The probe is that of `Mohebbi et al. 2023 <https://aclanthology.org/2023.eacl-main.245>`_ (dropout 0.2, 128 units,
+    ReLU, layer norm, dropout 0.3, AdamW at 0.001, batches of 128, at most 15 epochs, patience of 5), but gives logits,
+    its code is counted in bits, the rate falls linearly over all epochs, and the epoch to use is chosen on a tenth of
+    the examples *already sent*: a receiver could not choose it on the block that is still to come.
+
+    Args:
+        states: Representations `(examples, d)`, of one layer. It runs on the CPU, in float32.
+        labels: Integers `(examples,)` from 0.
+        classes: The number K of labels. None: the highest of them and one.
+        boundaries: The shares of the examples after each block, rising to 1. The first block needs 2 examples.
+        seed: Decides in which order the examples are sent, and all that is random in training. The global random state
+            is left as it is.
+
+    Returns:
+        The bits of each label, K, and the boundaries in examples.
+
+    Raises:
+        AssertionError: Shapes that do not fit, labels out of range, values that are not finite, boundaries that do not
+            rise to 1, or too few examples for them.
+
+    >>> labels = torch.arange(600) % 2
+    >>> states = torch.randn(600, 8, generator=torch.Generator().manual_seed(0)) + 4 * labels[:, None]
+    >>> description_length(states, labels).compression > 2
+    True
+    """
+    classes = _check(states, labels, classes)
+    ends = _ends(boundaries, len(states))
+    order = torch.randperm(len(states), generator=torch.Generator().manual_seed(seed))
+    h, y = states.detach().cpu().float()[order], labels.detach().cpu().long()[order]
+    cost = torch.full((len(y),), log2(classes), dtype=torch.float64)
+    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        torch.manual_seed(seed)
+        for coded, end in pairwise(ends):
+            probe = _train(h[:coded], y[:coded], classes)
+            cost[coded:end] = _nats(probe, h[coded:end], y[coded:end]) / log(2)
+    return DescriptionLength(torch.empty_like(cost).scatter_(0, order, cost), classes, tuple(ends))
+
+
+class Correlation(NamedTuple):
+    """A rank correlation and how sure it is.
+
+    Attributes:
+        statistic: Spearman's correlation; NaN if one side is constant.
+        low: The lower end of its bootstrap confidence interval over examples.
+        high: The upper end.
+        examples: How many examples it is over.
+        undefined: How many more there were, with a NaN in some layer.
+    """
+
+    statistic: float
+    low: float
+    high: float
+    examples: int
+    undefined: int
+
+
+def probing_correlation(
+    alignment: Tensor,
+    compression: Sequence[float] | Tensor,
+    confidence: float = 0.95,
+    resamples: int = 9999,
+    seed: int = 0,
+) -> Correlation:
+    r"""Whether the layers that look at the cue are those from which the label can be read.
+
+    .. math:: \rho = \operatorname{Spearman}_l\big(\tfrac1n \textstyle\sum_b a_{bl},\; c_l\big)
+
+    over layers l, with the interval of `Efron 1979 <https://doi.org/10.1214/aos/1176344552>`_ over examples b, drawn
+    again with replacement in all layers together. After `Mohebbi et al. 2023
+    <https://aclanthology.org/2023.eacl-main.245>`_, section 6.
+
+    Args:
+        alignment: Cue alignment of each example in each layer, `(examples, layers)`, as :func:`cue_dot_product` gives
+            it.
+        compression: Of each layer's representations, `(layers,)`, as :func:`description_length` gives it.
+        confidence: The share of intervals that hold the truth.
+        resamples: How often the examples are drawn again.
+        seed: The same seed gives the same interval.
+
+    Returns:
+        The correlation, its interval (NaN for fewer than two examples, or a constant side) and both counts.
+
+    Raises:
+        AssertionError: Shapes that do not fit, fewer than two layers, or a confidence that is not between 0 and 1.
+
+    >>> alignment = torch.tensor([[0.1, 0.2, 0.5], [0.2, 0.3, 0.6]])
+    >>> probing_correlation(alignment, [1.1, 1.9, 6.0]).statistic
+    1.0
+    """
+    layers = torch.as_tensor(compression, dtype=torch.float64)
+    fits = isinstance(alignment, Tensor) and alignment.ndim == 2 and layers.shape == alignment.shape[1:]
+    assert fits and len(layers) > 1, (
+        f"alignment is {describe(alignment)} and compression {tuple(layers.shape)}: pass (examples, layers) and "
+        "(layers,), of two layers or more."
+    )
+    assert layers.isfinite().all(), f"compression is {layers.tolist()}: pass finite numbers."
+    check_confidence(confidence, resamples)
+    known = ~alignment.isnan().any(-1)
+    values = alignment[known].detach().double().cpu().numpy()
+    right = stats.rankdata(layers.numpy())
+
+    def statistic(rows: np.ndarray, axis: int = -1) -> np.ndarray:
+        """Spearman of the means of these examples, `(..., examples)` to `(...)`; NaN where one side is constant."""
+        left = stats.rankdata(values[rows].mean(axis - 1), axis=-1)
+        left, fixed = left - left.mean(-1, keepdims=True), right - right.mean()
+        spread = np.sqrt((left**2).sum(-1) * (fixed**2).sum())
+        return np.divide((left * fixed).sum(-1), spread, out=np.full_like(spread, np.nan), where=spread > 0)
+
+    count, undefined = len(values), len(alignment) - len(values)
+    whole = float(statistic(np.arange(count))) if count else float("nan")
+    if count < 2 or isnan(whole):
+        return Correlation(whole, float("nan"), float("nan"), count, undefined)
+    drawn = stats.bootstrap(
+        (np.arange(count),),
+        statistic,
+        vectorized=True,
+        batch=max(1, 2**20 // values.size),
+        confidence_level=confidence,
+        n_resamples=resamples,
+        method="percentile",
+        rng=np.random.default_rng(seed),
+    )
+    low, high = map(float, drawn.confidence_interval)
+    return Correlation(whole, low, high, count, undefined)
+
+
+def _train(h: Tensor, y: Tensor, classes: int) -> nn.Module:
+    """A probe trained on these examples, as it was in the epoch that did best on a tenth held out of them."""
+    held = max(1, len(h) // 10)
+    order = torch.randperm(len(h))
+    valid, train = order[:held], order[held:]
+    probe = nn.Sequential(
+        nn.Dropout(0.2),
+        nn.Linear(h.shape[1], 128),
+        nn.ReLU(),
+        nn.LayerNorm(128),
+        nn.Dropout(0.3),
+        nn.Linear(128, classes),
+    )
+    optimizer = torch.optim.AdamW(probe.parameters(), lr=_RATE)
+    steps = _EPOCHS * -(-len(train) // _BATCH)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=1.0, end_factor=0.0, total_iters=steps)
+    lowest, best, waited = float("inf"), probe.state_dict(), 0
+    for _ in range(_EPOCHS):
+        probe.train()
+        for batch in train[torch.randperm(len(train))].split(_BATCH):
+            optimizer.zero_grad()
+            cross_entropy(probe(h[batch]), y[batch]).backward()
+            optimizer.step()
+            schedule.step()
+        loss = _nats(probe, h[valid], y[valid]).mean().item()
+        waited = 0 if loss < lowest else waited + 1
+        if loss < lowest:
+            lowest, best = loss, {name: value.clone() for name, value in probe.state_dict().items()}
+        if waited == _PATIENCE:
+            break
+    probe.load_state_dict(best)
+    return probe
+
+
+@torch.no_grad()
+def _nats(probe: nn.Module, h: Tensor, y: Tensor) -> Tensor:
+    """The code length of each label in nats, `(examples,)` in float64."""
+    return cross_entropy(probe.eval()(h).double(), y, reduction="none")
+
+
+def _ends(boundaries: Sequence[float], examples: int) -> list[int]:
+    assert boundaries and boundaries[-1] == 1 and all(a < b for a, b in pairwise(boundaries)), (
+        f"boundaries is {boundaries!r}: pass shares of the examples that rise to 1."
+    )
+    ends = [round(share * examples) for share in boundaries]
+    assert ends[0] >= 2 and len(set(ends)) == len(ends), (
+        f"{examples} examples make blocks that end at {ends}: the first needs 2 examples, and each later one 1. Pass "
+        "more examples, or fewer boundaries."
+    )
+    return ends
+
+
+def _check(states: Tensor, labels: Tensor, classes: int | None) -> int:
+    assert isinstance(states, Tensor) and states.ndim == 2 and states.is_floating_point(), (
+        f"states is {describe(states)}: pass representations (examples, d)."
+    )
+    assert isinstance(labels, Tensor) and labels.shape == states.shape[:1] and not labels.is_floating_point(), (
+        f"labels is {describe(labels)}: pass one integer for each of the {len(states)} representations."
+    )
+    assert states.isfinite().all(), "states holds values that are not finite (NaN or infinity)."
+    highest = int(labels.max())
+    classes = highest + 1 if classes is None else classes
+    assert int(labels.min()) >= 0 and highest < classes and classes >= 2, (
+        f"labels run from {int(labels.min())} to {highest}, of {classes} classes: pass integers from 0, of two classes "
+        "at least."
+    )
+    return classes

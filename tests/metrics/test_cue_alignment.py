@@ -1,0 +1,104 @@
+"""Cue alignment against loops over plain numbers and cases that are known."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from captum_vz.metrics import cue_average_precision, cue_dot_product
+
+CUES = torch.tensor([[False, True, False, True, False]])
+
+
+def naive_average_precision(scores: list[float], cues: list[bool]) -> float:
+    """Threshold by threshold: what scores at least as high is retrieved."""
+    total, recall_before = 0.0, 0.0
+    for threshold in sorted(set(scores), reverse=True):
+        retrieved = [cue for score, cue in zip(scores, cues, strict=True) if score >= threshold]
+        recall, precision = sum(retrieved) / sum(cues), sum(retrieved) / len(retrieved)
+        total += (recall - recall_before) * precision
+        recall_before = recall
+    return total
+
+
+@pytest.mark.parametrize("signed", [False, True])
+def test_both_equal_their_naive_twins(signed: bool) -> None:
+    scores = torch.randint(-4 if signed else 0, 5, (50, 9)).double()  # many ties
+    cues = torch.rand(50, 9) < 0.3
+    cues[:, 0] = True
+    dots, precisions = cue_dot_product(scores, cues), cue_average_precision(scores, cues)
+    for row, cue, dot, precision in zip(
+        scores.tolist(), cues.tolist(), dots.tolist(), precisions.tolist(), strict=True
+    ):
+        assert dot == pytest.approx(sum(score for score, is_cue in zip(row, cue, strict=True) if is_cue))
+        assert precision == pytest.approx(naive_average_precision(row, cue), abs=1e-12)
+
+
+def test_cues_that_come_first_are_found_perfectly() -> None:
+    scores = torch.tensor([[0.1, 0.4, 0.0, 0.3, 0.2]])
+    assert cue_average_precision(scores, CUES).item() == 1
+    assert cue_dot_product(scores, CUES).item() == pytest.approx(0.7)
+
+
+def test_one_cue_in_place_k_has_a_precision_of_one_in_k() -> None:
+    for place in range(1, 6):
+        scores = torch.tensor([[5.0, 4.0, 3.0, 2.0, 1.0]])
+        cues = torch.arange(1, 6)[None] == place
+        assert cue_average_precision(scores, cues).item() == pytest.approx(1 / place)
+
+
+def test_equal_scores_share_a_threshold_wherever_they_stand() -> None:
+    assert cue_average_precision(torch.ones(1, 5), CUES).item() == pytest.approx(2 / 5)  # the share of cues
+    tied = torch.tensor([[0.4, 0.4, 0.0, 0.1, 0.1]])
+    assert cue_average_precision(tied, CUES).item() == cue_average_precision(tied.flip(1), CUES.flip(1)).item()
+
+
+def test_tokens_that_are_not_kept_do_not_count_and_rows_sum_to_one_without_them() -> None:
+    scores = torch.tensor([[0.5, 0.2, 0.1, 0.1, 0.1]])
+    keep = torch.tensor([[0, 1, 1, 1, 1]])
+    assert cue_dot_product(scores, CUES, keep).item() == pytest.approx(0.3 / 0.5)
+    assert cue_average_precision(scores, CUES, keep).item() == pytest.approx(
+        naive_average_precision([0.2, 0.1, 0.1, 0.1], [True, False, True, False])
+    )
+    # What stands in their place is of no account, be it NaN.
+    scores[0, 0] = torch.nan
+    assert cue_dot_product(scores, CUES, keep).item() == pytest.approx(0.3 / 0.5)
+    assert not cue_average_precision(scores, CUES, keep).isnan()
+
+
+def test_padding_that_is_not_kept_changes_nothing() -> None:
+    scores, cues = torch.rand(1, 5), CUES
+    padded, keep = torch.nn.functional.pad(scores, (0, 3)), torch.nn.functional.pad(torch.ones(1, 5), (0, 3))
+    cues_padded = torch.nn.functional.pad(cues, (0, 3))
+    for measure in (cue_dot_product, cue_average_precision):
+        torch.testing.assert_close(measure(padded, cues_padded, keep), measure(scores, cues, torch.ones(1, 5)))
+
+
+def test_examples_without_an_answer_are_nan() -> None:
+    scores = torch.tensor([[0.5, 0.5], [torch.nan, 1.0], [0.5, 0.5], [0.0, 0.0]])
+    cues = torch.tensor([[False, False], [True, False], [True, False], [True, False]])
+    assert cue_dot_product(scores, cues).isnan().tolist() == [True, True, False, False]
+    assert cue_average_precision(scores, cues).isnan().tolist() == [True, True, False, False]
+    assert cue_dot_product(scores, cues, torch.ones(1, 2)).isnan().tolist() == [True, True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((torch.zeros(5), CUES), r"scores is \(5,\) of torch.float32: pass a tensor \(batch, tokens\)"),
+        ((torch.zeros(1, 4), CUES), r"cues is \(1, 5\) of torch.bool: pass booleans .* of shape \(1, 4\)"),
+        ((torch.zeros(1, 5), torch.tensor([[1, 3]])), r"cues is \(1, 2\)"),
+        ((torch.zeros(1, 5), torch.full((1, 5), 2)), r"cues is \(1, 5\) of torch.int64: pass booleans \(or 0 and 1\)"),
+        ((torch.zeros(1, 5), CUES, ~CUES), "keep leaves out a token that is a cue"),
+        ((torch.zeros(1, 5), CUES, [1]), "keep is of type list"),
+    ],
+)
+@pytest.mark.parametrize("measure", [cue_dot_product, cue_average_precision])
+def test_what_does_not_fit_is_refused(measure: Any, arguments: tuple[Any, ...], message: str) -> None:
+    with pytest.raises(AssertionError, match=message):
+        measure(*arguments)
+
+
+def test_signed_scores_are_no_shares() -> None:
+    with pytest.raises(AssertionError, match=r"scores holds negative ones, .* take their absolute values first"):
+        cue_dot_product(torch.tensor([[0.5, -0.5, 1, 0, 0]]), CUES, torch.ones(1, 5))

@@ -1,0 +1,245 @@
+"""Blank-out and ERASER against sentences edited by hand and models whose answers are known."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from math import ceil
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from captum_vz.metrics import Prediction, blank_out, comprehensiveness, content_tokens, spearman, sufficiency
+from captum_vz.metrics.faithfulness import FRACTIONS
+from captum_vz.testbed import agreement_sentences, encode_record, form_ids, load_agreement_model
+from tests.metrics.toy import ATTENDED, BAD, CONTENT, GOOD, IDS, MASK, TARGET, UNK, WEIGHTS, additive, sigmoid
+
+REMOVALS = [UNK, MASK, "delete"]
+
+
+def toy(removal: Any = UNK, **options: Any) -> Prediction:
+    return Prediction(additive, IDS, TARGET, [GOOD, BAD], CONTENT, removal, attention_mask=ATTENDED, **options)
+
+
+@pytest.mark.parametrize("removal", REMOVALS)
+def test_blank_out_of_a_linear_model_is_known(removal: Any) -> None:
+    """The pair softmax is a sigmoid of the difference of logits, from which a removed token takes its weight away."""
+    effects = blank_out(toy(removal))
+    for b, (ids, content) in enumerate(zip(IDS, CONTENT, strict=True)):
+        total = WEIGHTS[ids].sum().item()
+        for j, token in enumerate(ids.tolist()):
+            expected = sigmoid(total) - sigmoid(total - WEIGHTS[token].item()) if content[j] else 0.0
+            assert effects[b, j].item() == pytest.approx(expected, abs=1e-12)
+
+
+def test_scores_that_are_the_weights_are_perfectly_faithful() -> None:
+    faithful = spearman(WEIGHTS[IDS], blank_out(toy()), CONTENT)
+    torch.testing.assert_close(faithful, torch.ones(2, dtype=torch.float64))
+    torch.testing.assert_close(spearman(-WEIGHTS[IDS], blank_out(toy()), CONTENT), -torch.ones(2, dtype=torch.float64))
+    # What matters most, whichever way, is another question: -1.0 then comes before 0.5 and 0.25.
+    assert spearman(WEIGHTS[IDS], blank_out(toy()).abs(), CONTENT)[0] < 1
+
+
+def test_over_the_vocabulary_all_words_share_the_probability() -> None:
+    effects = blank_out(toy(over="vocabulary"))
+    total = WEIGHTS[IDS[0]].sum()
+    for j in CONTENT[0].nonzero()[:, 0]:
+        before, after = total.exp(), (total - WEIGHTS[IDS[0, j]]).exp()
+        assert effects[0, j].item() == pytest.approx((before / (before + 15) - after / (after + 15)).item(), abs=1e-12)
+
+
+def test_without_forms_the_models_own_prediction_is_explained() -> None:
+    own = Prediction(additive, IDS, TARGET, None, CONTENT, UNK, attention_mask=ATTENDED)
+    assert own.best().tolist() == [GOOD, GOOD]
+    torch.testing.assert_close(blank_out(own), blank_out(toy(over="vocabulary")))
+
+
+@pytest.mark.parametrize("removal", REMOVALS)
+def test_the_target_special_tokens_and_padding_stay(removal: Any) -> None:
+    seen: list[tuple[list[int], int]] = []
+
+    def watch(input_ids: Tensor, attention_mask: Tensor) -> SimpleNamespace:
+        seen.extend(
+            (row[there.bool()].tolist(), len(row)) for row, there in zip(input_ids, attention_mask, strict=True)
+        )
+        return additive(input_ids, attention_mask)
+
+    everything = Prediction(watch, IDS, TARGET, [GOOD, BAD], CONTENT | (IDS == MASK), removal, attention_mask=ATTENDED)
+    blank_out(everything)
+    sufficiency(everything, WEIGHTS[IDS])
+    assert all(row[0] == 0 and row[-1] == 1 and MASK in row for row, _ in seen)
+    kinds = {tuple(row) for row, _ in seen}
+    gone = [] if removal == "delete" else [removal]
+    assert (0, *gone, 11, MASK, 12, 13, 1) in kinds
+    assert (0, MASK, *gone, 15, 1) in kinds
+
+
+def test_logits_are_read_where_the_target_has_moved_to() -> None:
+    def echo(input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """GOOD is likely at the mask and nowhere else."""
+        logits = torch.zeros(*input_ids.shape, 16, dtype=torch.float64)
+        logits[..., GOOD] = (input_ids == MASK).double() * 5
+        return logits
+
+    moved = Prediction(echo, IDS, TARGET, [GOOD, BAD], CONTENT, "delete", attention_mask=ATTENDED)
+    assert not blank_out(moved).any()
+    everything = moved.probability(torch.tensor([GOOD, GOOD]), removed=CONTENT)
+    torch.testing.assert_close(everything, torch.full((2,), sigmoid(5.0), dtype=torch.float64))
+
+
+@pytest.mark.parametrize("removal", REMOVALS)
+@pytest.mark.parametrize("measure", [comprehensiveness, sufficiency])
+def test_eraser_of_a_linear_model_is_known(measure: Any, removal: Any) -> None:
+    scores = torch.rand(IDS.shape)
+    found = measure(toy(removal), scores)
+    assert found.shape == (2, len(FRACTIONS))
+    for b, (ids, content) in enumerate(zip(IDS, CONTENT, strict=True)):
+        positions = content.nonzero()[:, 0].tolist()
+        ranked = sorted(positions, key=lambda j: -scores[b, j].item())
+        total = WEIGHTS[ids].sum().item()
+        for q, fall in zip(FRACTIONS, found[b], strict=True):
+            top = ranked[: ceil(q * len(positions))]
+            gone = top if measure is comprehensiveness else [j for j in positions if j not in top]
+            # The prediction is GOOD in both sentences, for their weights sum to more than 0.
+            expected = sigmoid(total) - sigmoid(total - sum(WEIGHTS[ids[j]].item() for j in gone))
+            assert fall.item() == pytest.approx(expected, abs=1e-12)
+
+
+def test_eraser_explains_the_prediction_and_not_the_right_form() -> None:
+    wrong_way = Prediction(additive, IDS, TARGET, [BAD, GOOD], CONTENT, UNK, attention_mask=ATTENDED)
+    scores = torch.rand(IDS.shape)
+    torch.testing.assert_close(comprehensiveness(wrong_way, scores), comprehensiveness(toy(), scores))
+    torch.testing.assert_close(blank_out(wrong_way), -blank_out(toy()))
+
+
+def test_the_number_of_tokens_is_rounded_up_and_never_by_a_rounding_error() -> None:
+    for n in range(1, 101):
+        ids = torch.full((1, n + 1), 10)
+        ids[0, 0] = MASK
+        lengths: list[int] = []
+
+        def count(input_ids: Tensor, attention_mask: Tensor, lengths: list[int] = lengths) -> SimpleNamespace:
+            lengths.extend((input_ids == UNK).sum(1).tolist())
+            return additive(input_ids, attention_mask)
+
+        whole = torch.ones_like(ids)
+        fractions = (0.07, 0.14, 0.29, 0.57, 1.0)
+        prediction = Prediction(count, ids, 0, [GOOD, BAD], whole, UNK)
+        comprehensiveness(prediction, torch.arange(n + 1.0)[None], fractions)
+        exact = [ceil(Fraction(str(q)) * n) for q in fractions]
+        assert [length for length in lengths if length] == exact
+
+
+def test_of_equal_scores_the_earlier_token_comes_first() -> None:
+    scores = torch.tensor([[0.0, 1, 1, 0, 1, 0, 0], [0, 0, 1, 0, 0, 0, 0]])
+    first = torch.tensor([[0.0, 9, 1, 0, 1, 0, 0], [0, 0, 1, 0, 0, 0, 0]])
+    torch.testing.assert_close(comprehensiveness(toy(), scores), comprehensiveness(toy(), first))
+
+
+def test_scores_that_rank_nothing_are_nan() -> None:
+    constant = torch.ones(IDS.shape)
+    constant[1, 2] = 2
+    for measure in (comprehensiveness, sufficiency):
+        assert measure(toy(), constant).isnan().any(1).tolist() == [True, False]
+        assert measure(toy(), constant.masked_fill(IDS == 14, torch.nan)).isnan().all()
+    single = Prediction(additive, IDS, TARGET, [GOOD, BAD], IDS == 14, UNK, attention_mask=ATTENDED)
+    assert comprehensiveness(single, constant).isnan().any(1).tolist() == [True, False]  # none, and the only one
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize("removal", REMOVALS)
+def test_any_batch_size_and_a_real_model_sentence_by_sentence(removal: Any, batch_size: int) -> None:
+    """Against tensors edited one by one, with the embedded model."""
+    model, tokenizer = load_agreement_model()
+    model.double()
+    specials = [tokenizer.cls_token_id, tokenizer.sep_token_id, tokenizer.pad_token_id]
+    by = {UNK: tokenizer.unk_token_id, MASK: tokenizer.mask_token_id, "delete": "delete"}[removal]
+    records = agreement_sentences(3)
+    encoded = [encode_record(tokenizer, record) for record in records]
+    forms = [form_ids(tokenizer, record) for record in records]
+    batch = tokenizer.pad({"input_ids": [e.encoding["input_ids"][0].tolist() for e in encoded]}, return_tensors="pt")
+    prediction = Prediction(
+        model,
+        batch["input_ids"],
+        [e.target for e in encoded],
+        torch.tensor(forms),
+        content_tokens(batch["input_ids"], specials),
+        by,
+        attention_mask=batch["attention_mask"],
+        batch_size=batch_size,
+    )
+    effects = blank_out(prediction)
+    assert not model.training
+    for b, (example, (good, bad)) in enumerate(zip(encoded, forms, strict=True)):
+        ids = example.encoding["input_ids"][0].tolist()
+
+        def share(ids: list[int], target: int, good: int = good, bad: int = bad) -> float:
+            with torch.no_grad():
+                logits = model(torch.tensor([ids])).logits[0, target]
+            return sigmoid((logits[good] - logits[bad]).item())
+
+        for j, token in enumerate(ids):
+            if token in specials or j == example.target:
+                assert effects[b, j] == 0
+                continue
+            edited = ids[:j] + ([] if by == "delete" else [by]) + ids[j + 1 :]
+            moved = example.target - (by == "delete" and j < example.target)
+            assert effects[b, j].item() == pytest.approx(share(ids, example.target) - share(edited, moved), abs=1e-9)
+        assert not effects[b, len(ids) :].any()
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"ids": torch.zeros(2, 7)}, r"ids is \(2, 7\) of torch.float32: pass token ids"),
+        ({"target": 7}, "target 7 is out of range: there are 7 tokens, positions -7 to 6"),
+        ({"target": [0, 1, 2]}, r"target is \[0, 1, 2\]: pass a position, or one for each of the 2 sentences"),
+        ({"target": 6}, "target 6 points at padding"),
+        ({"forms": torch.zeros(3, 2).long()}, r"forms is \(3, 2\) of torch.int64: pass token ids \(forms,\)"),
+        ({"forms": [0.5]}, r"forms is \(1,\) of torch.float32"),
+        ({"content": CONTENT[:, :3]}, r"content is \(2, 3\) of torch.bool"),
+        ({"removal": None}, "removal is None: .* whose unk_token_id or mask_token_id is None has no such token"),
+        ({"removal": "mask"}, "removal is 'mask'"),
+        ({"attention_mask": ATTENDED[:, :3]}, r"attention_mask is \(2, 3\)"),
+        ({"over": "pair"}, "over is 'pair': pass 'forms' or 'vocabulary'"),
+        ({"batch_size": 0}, "batch_size is 0"),
+        ({"model": torch.nn.Linear(1, 1)}, r"train mode: call model.eval\(\)"),
+    ],
+)
+def test_what_does_not_fit_is_refused(changed: dict[str, Any], message: str) -> None:
+    arguments: dict[str, Any] = {
+        "model": additive,
+        "ids": IDS,
+        "target": TARGET,
+        "forms": [GOOD, BAD],
+        "content": CONTENT,
+        "removal": UNK,
+        "attention_mask": ATTENDED,
+    }
+    with pytest.raises(AssertionError, match=message):
+        Prediction(**arguments | changed)
+
+
+def test_logits_of_another_kind_are_refused() -> None:
+    def pooled(input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        return torch.zeros(len(input_ids), 16)
+
+    def nan(input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        return torch.full((*input_ids.shape, 16), torch.nan)
+
+    for model, message in ((pooled, r"gave \(2, 16\) of torch.float32 for ids \(2, 7\)"), (nan, "NaN for a logit")):
+        with pytest.raises(AssertionError, match=message):
+            Prediction(model, IDS, TARGET, [GOOD, BAD], CONTENT, UNK, attention_mask=ATTENDED).best()
+
+
+def test_scores_and_fractions_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(AssertionError, match=r"scores is \(2, 3\), but the ids are \(2, 7\)"):
+        comprehensiveness(toy(), torch.zeros(2, 3))
+    with pytest.raises(AssertionError, match=r"fractions is \(10,\): pass shares"):
+        sufficiency(toy(), torch.rand(2, 7), (10,))
+    with pytest.raises(AssertionError, match="scores holds infinities"):
+        sufficiency(toy(), torch.full((2, 7), torch.inf))
+    with pytest.raises(AssertionError, match="the target, padding and special tokens stay"):
+        toy().probability(torch.tensor([GOOD, GOOD]), removed=torch.ones_like(CONTENT))

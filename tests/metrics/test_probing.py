@@ -1,0 +1,186 @@
+"""Description lengths: what cannot be read off costs a bit each, what can be costs less; the bookkeeping by hand."""
+
+from __future__ import annotations
+
+from math import log2
+from typing import Any
+
+import pytest
+import torch
+from scipy import stats
+
+from captum_vz.metrics import description_length, probing, probing_correlation, summarize
+
+LABELS = torch.arange(1000) % 2
+
+
+@pytest.fixture
+def noise() -> torch.Tensor:
+    return torch.randn(1000, 6)
+
+
+def test_labels_that_can_be_read_off_are_compressed_and_random_ones_are_not(noise: torch.Tensor) -> None:
+    assert description_length(noise + 4 * LABELS[:, None], LABELS).compression > 2.5
+    assert 0.9 < description_length(noise, LABELS).compression < 1.05
+
+
+def test_a_probe_that_knows_nothing_costs_the_uniform_code(
+    noise: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for classes in (2, 3, 5):
+        flat = torch.nn.Linear(6, classes)
+        torch.nn.init.zeros_(flat.weight)
+        torch.nn.init.zeros_(flat.bias)
+        monkeypatch.setattr(probing, "_train", lambda h, y, k, flat=flat: flat)
+        length = description_length(noise, torch.arange(1000) % classes)
+        torch.testing.assert_close(length.bits, torch.full((1000,), log2(classes), dtype=torch.float64))
+        assert length.compression == pytest.approx(1)
+
+
+def test_a_certain_probe_leaves_only_the_first_block_and_bits_stand_by_their_examples(
+    noise: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No floor under the code: an end-to-end softmax before the loss would hold compression below 3.14."""
+    certain = torch.nn.Linear(6, 2)
+    with torch.no_grad():
+        certain.weight.zero_()
+        certain.bias.zero_()
+        certain.weight[1, 0], certain.bias[1] = 1000.0, -500.0
+    seen: list[int] = []
+    monkeypatch.setattr(probing, "_train", lambda h, y, k: seen.append(len(h)) or certain)
+    states = noise.clone()
+    states[:, 0] = LABELS
+    states[7, 0] = 1 - LABELS[7].double()  # a label that it gets wrong, by 500 nats
+    length = description_length(states, LABELS)
+    assert length.boundaries == (8, 16, 32, 62, 125, 250, 500, 1000)
+    assert seen == list(length.boundaries[:-1])
+    assert sorted(length.bits.tolist())[-9:-1] == [1.0] * 8
+    assert length.bits.argmax() == 7
+    assert length.bits[7].item() == pytest.approx(500 / torch.tensor(2.0).log().item(), rel=1e-6)
+    assert length.total == pytest.approx(length.bits.sum().item())
+
+
+def test_the_probe_never_sees_what_it_has_to_code(noise: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other labels in the last block change the cost of that block and of nothing before it."""
+    order = torch.randperm(1000, generator=torch.Generator().manual_seed(0))
+    labels = LABELS.clone()
+    labels[order[500:]] = 1 - labels[order[500:]]
+    one, other = description_length(noise, LABELS), description_length(noise, labels)
+    torch.testing.assert_close(one.bits[order[:500]], other.bits[order[:500]], rtol=0, atol=0)
+    assert not torch.equal(one.bits[order[500:]], other.bits[order[500:]])
+    assert torch.allclose(2 ** -one.bits[order[500:]] + 2 ** -other.bits[order[500:]], torch.ones(500).double())
+
+
+def test_the_seed_decides_and_the_global_random_state_does_not(noise: torch.Tensor) -> None:
+    state = torch.get_rng_state()
+    first = description_length(noise, LABELS, boundaries=(0.5, 1))
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.rand(1)
+    with torch.no_grad():
+        again = description_length(noise, LABELS, boundaries=(0.5, 1))
+    assert torch.equal(first.bits, again.bits)
+    assert not torch.equal(first.bits, description_length(noise, LABELS, boundaries=(0.5, 1), seed=1).bits)
+
+
+def test_the_rate_falls_over_all_epochs_and_the_best_epoch_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    rates: list[float] = []
+
+    class Watched(torch.optim.AdamW):
+        def step(self, closure: Any = None) -> None:
+            rates.append(self.param_groups[0]["lr"])
+            super().step(closure)
+
+    monkeypatch.setattr(probing.torch.optim, "AdamW", Watched)
+    monkeypatch.setattr(probing, "_PATIENCE", 100)
+    probing._train(torch.randn(400, 3), torch.arange(400) % 2, 2)
+    steps = 15 * 3  # 360 examples to train on, in batches of 128
+    assert rates == pytest.approx([1e-3 * (1 - step / steps) for step in range(steps)])
+
+
+def test_training_stops_when_held_out_examples_gain_nothing_for_five_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
+    losses = iter([3.0, 2.0, 1.0, 5.0, 5.0, 5.0, 5.0, 5.0])
+    heads: list[torch.Tensor] = []
+
+    def loss(probe: torch.nn.Module, h: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        heads.append(probe[-1].weight.detach().clone())
+        return torch.tensor([next(losses)])
+
+    monkeypatch.setattr(probing, "_nats", loss)
+    probe = probing._train(torch.randn(40, 3), torch.arange(40) % 2, 2)
+    assert len(heads) == 8
+    assert torch.equal(probe[-1].weight, heads[2])
+
+
+def test_the_interval_of_the_mean_cost_is_that_of_any_value(noise: torch.Tensor) -> None:
+    length = description_length(noise, LABELS, boundaries=(0.5, 1))
+    assert 1000 / summarize(length.bits).mean / 1000 == pytest.approx(length.compression)
+
+
+@pytest.mark.parametrize(
+    ("states", "labels", "options", "message"),
+    [
+        (torch.zeros(1000, 2).long(), LABELS, {}, r"states is \(1000, 2\) of torch.int64"),
+        (
+            torch.zeros(1000, 2),
+            LABELS[:5],
+            {},
+            r"labels is \(5,\) of torch.int64: pass one integer for each of the 1000",
+        ),
+        (torch.full((1000, 2), torch.nan), LABELS, {}, "not finite"),
+        (torch.zeros(1000, 2), LABELS, {"classes": 1}, "labels run from 0 to 1, of 1 classes"),
+        (torch.zeros(1000, 2), LABELS - 1, {}, "labels run from -1 to 0"),
+        (torch.zeros(1000, 2), torch.zeros_like(LABELS), {}, "labels run from 0 to 0, of 1 classes"),
+        (torch.zeros(100, 2), LABELS[:100], {}, r"100 examples make blocks that end at \[1, 2, 3, 6, .*\]: the first"),
+        (torch.zeros(1000, 2), LABELS, {"boundaries": (0.5, 0.9)}, "shares of the examples that rise to 1"),
+        (torch.zeros(1000, 2), LABELS, {"boundaries": (0.5, 0.5, 1)}, "shares of the examples that rise to 1"),
+    ],
+)
+def test_what_does_not_fit_is_refused(states: Any, labels: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(AssertionError, match=message):
+        description_length(states, labels, **options)
+
+
+def test_the_correlation_over_layers_is_scipys_of_the_mean() -> None:
+    alignment, compression = torch.rand(30, 6) + torch.linspace(0, 0.5, 6), [1.0, 1.2, 1.2, 3.0, 2.0, 5.0]
+    found = probing_correlation(alignment, compression)
+    assert found.statistic == pytest.approx(stats.spearmanr(alignment.mean(0), compression).statistic)
+    assert -1 <= found.low <= found.statistic <= found.high <= 1
+    assert found == probing_correlation(alignment, compression)
+    holed = torch.cat([alignment, torch.full((2, 6), torch.nan)])
+    assert probing_correlation(holed, compression) == found._replace(undefined=2)
+
+
+def test_the_interval_is_that_of_examples_drawn_again() -> None:
+    alignment, compression = torch.rand(8, 5, dtype=torch.float64), torch.tensor([2.0, 1, 3, 5, 4])
+    drawn = torch.randint(8, (4000, 8), generator=torch.Generator().manual_seed(0))
+    naive = [stats.spearmanr(alignment[rows].mean(0), compression).statistic for rows in drawn[:2000]]
+    found = probing_correlation(alignment, compression)
+    low, high = torch.tensor(naive).quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+    assert found.low == pytest.approx(low, abs=0.11)  # the next value that five ranks can take
+    assert found.high == pytest.approx(high, abs=0.11)
+
+
+def test_a_correlation_without_spread_or_with_one_example() -> None:
+    single = probing_correlation(torch.tensor([[0.1, 0.2, 0.3]]), [1.0, 2.0, 3.0])
+    assert single.statistic == pytest.approx(1)
+    assert single.low != single.low
+    assert single.examples == 1
+    none = probing_correlation(torch.full((2, 3), torch.nan), [1.0, 2.0, 3.0])
+    assert none.statistic != none.statistic
+    assert (none.examples, none.undefined) == (0, 2)
+    flat = probing_correlation(torch.rand(4, 3), [2.0, 2.0, 2.0])
+    assert flat.statistic != flat.statistic
+
+
+@pytest.mark.parametrize(
+    ("alignment", "compression", "message"),
+    [
+        (torch.rand(4, 3), [1.0, 2.0], r"alignment is \(4, 3\) of torch.float32 and compression \(2,\)"),
+        (torch.rand(3), [1.0, 2.0, 3.0], r"alignment is \(3,\)"),
+        (torch.rand(4, 1), [1.0], "of two layers or more"),
+        (torch.rand(4, 2), [1.0, torch.inf], r"compression is \[1.0, inf\]"),
+    ],
+)
+def test_a_correlation_of_what_does_not_fit_is_refused(alignment: Any, compression: Any, message: str) -> None:
+    with pytest.raises(AssertionError, match=message):
+        probing_correlation(alignment, compression)

@@ -1,0 +1,60 @@
+"""Means with intervals: known cases, what theory says of their width, and the count of what is undefined."""
+
+from math import sqrt
+from typing import Any
+
+import pytest
+import torch
+
+from captum_vz.metrics import summarize
+
+
+def test_the_mean_is_of_the_numbers_and_the_others_are_counted() -> None:
+    values = torch.tensor([1.0, torch.nan, 2.0, 6.0, torch.nan])
+    summary = summarize(values)
+    assert (summary.mean, summary.examples, summary.undefined) == (3.0, 3, 2)
+    assert summary.std == pytest.approx(sqrt((4 + 1 + 9) / 2))
+    assert 1 <= summary.low < 3 < summary.high <= 6
+    assert str(summary) == f"3.000 [{summary.low:.3f}, {summary.high:.3f}] (3 examples, 2 more undefined)"
+
+
+def test_the_interval_is_as_wide_as_the_central_limit_theorem_says() -> None:
+    values = torch.randn(400)
+    for confidence, quantile in ((0.95, 1.960), (0.8, 1.282)):
+        summary = summarize(values, confidence)
+        half = quantile * values.double().std().item() / sqrt(400)
+        assert summary.high - summary.mean == pytest.approx(half, rel=0.1)
+        assert summary.mean - summary.low == pytest.approx(half, rel=0.1)
+
+
+def test_the_seed_decides() -> None:
+    values = torch.randn(30)
+    assert summarize(values, seed=1) == summarize(values, seed=1)
+    assert summarize(values, seed=1) != summarize(values, seed=2)
+
+
+def test_values_that_are_all_the_same_have_an_interval_of_no_width() -> None:
+    assert summarize(torch.full((5,), 0.5))[:4] == (0.5, 0.0, 0.5, 0.5)
+
+
+@pytest.mark.parametrize(("values", "examples", "undefined"), [([], 0, 0), ([torch.nan], 0, 1), ([2.0], 1, 0)])
+def test_too_few_examples_have_no_interval(values: list[float], examples: int, undefined: int) -> None:
+    summary = summarize(torch.tensor(values))
+    assert (summary.examples, summary.undefined) == (examples, undefined)
+    assert torch.tensor([summary.std, summary.low, summary.high]).isnan().all()
+    assert summary.mean == 2.0 if examples else summary.mean != summary.mean
+
+
+@pytest.mark.parametrize(
+    ("values", "options", "message"),
+    [
+        (torch.zeros(2, 2), {}, r"values is \(2, 2\) of torch.float32: pass a tensor \(examples,\)"),
+        ([1.0], {}, "values is of type list"),
+        (torch.tensor([torch.inf]), {}, "values holds infinities"),
+        (torch.zeros(2), {"confidence": 95}, "confidence is 95: pass a share between 0 and 1"),
+        (torch.zeros(2), {"resamples": 0}, "resamples is 0"),
+    ],
+)
+def test_what_does_not_fit_is_refused(values: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(AssertionError, match=message):
+        summarize(values, **options)
