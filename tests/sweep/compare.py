@@ -1,0 +1,102 @@
+"""One layer's maps against the twin's."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from captum_vz import ValueZeroing
+from captum_vz._engine import scoring
+from tests.sweep.rows import Row
+from tests.sweep.twin import Run, twin_scores
+
+TOLERANCE = 1e-4
+# Sources that the twin zeroes in one layer: all of a sentence, evenly chosen ones of an image or a sound.
+SOURCES = 16
+
+
+def compare(
+    model_type: str, stack: str, forward: Callable[..., Any], inputs: dict[str, Any], run: Run
+) -> Iterator[Row]:
+    """A row for each attention of a layer: self, and cross where there is one."""
+    for attention, products in zip(("self", "cross"), run.attentions() or [[]], strict=False):
+        name = stack if attention == "self" else f"{stack}, cross"
+        tried: list[Any] = []
+        try:
+            with replays_noted(tried), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # rows that stay zero are told of; the twin tells too
+                method = ValueZeroing(forward, run.layer, attention=attention, normalize=False)
+                scores = method.attribute(inputs)
+        except AssertionError as error:
+            yield Row(model_type, name, "refused" if products else "no attention", note=describe(error))
+            continue
+        row = Row(model_type, name, "no twin", way_of(tried))
+        if not run.reproduced:
+            row.note = "the layer, run again on what it was given, returns something else"
+        elif not products or scores.shape[1:] != products[0].weights.shape[1:]:
+            shapes = [tuple(product.weights.shape) for product in products]
+            row.note = f"products of softmaxed weights {shapes} for a map {tuple(scores.shape)}"
+        else:
+            count = scores.shape[2]
+            sources = sorted({round(place) for place in torch.linspace(0, count - 1, min(SOURCES, count)).tolist()})
+            side = "decoder_attention_mask" if "decoder" in stack else "attention_mask"
+            mask = inputs.get(side, inputs.get("attention_mask"))
+            valid = valid_rows(mask, run, scores.shape[0], scores.shape[1])
+            expected = twin_scores(run, products, sources)
+            expected = expected if expected.shape[:2] == scores.shape[:2] else expected.transpose(0, 1)
+            expected = expected * valid[..., None]
+            row.difference = ((scores[:, :, sources] - expected).abs().max() / expected.abs().max()).item()
+            row.outcome = "agrees" if row.difference <= TOLERANCE else "disagrees"
+        yield row
+
+
+def valid_rows(mask: Tensor | None, run: Run, batch: int, out: int) -> Tensor:
+    """Which targets are no padding, `(batch, out)`: by the model's mask, or by the weights where frames are pooled."""
+    if mask is not None and mask.shape == (batch, out):
+        return mask.bool()
+    weights = run.attentions()[0][0].weights
+    if weights.shape[1:] != (out, out) or out == 1 or len(weights) % batch:
+        return torch.ones(batch, out, dtype=torch.bool)
+    weights = weights.unflatten(0, (batch, -1))
+    sees_itself = weights.amax(1).diagonal(dim1=1, dim2=2) > 0
+    # A row of padding that sees nothing has the same weight everywhere.
+    sees_nothing = (weights.amax(-1) - weights.amin(-1) < 1e-6).all(1)
+    return sees_itself & ~sees_nothing
+
+
+@contextmanager
+def replays_noted(tried: list[Any]) -> Iterator[None]:
+    """Note which ways of replaying are tried: the last one is the one that served."""
+    with ExitStack() as patches:
+        for way in (scoring.PackedPairs, scoring.WholeSequences):
+            made = patch.object(way, "__init__", _noting(way.__init__, tried))
+            patches.enter_context(made)
+        yield
+
+
+def _noting(construct: Callable[..., None], tried: list[Any]) -> Callable[..., None]:
+    def noting(self: Any, *args: Any, **kwargs: Any) -> None:
+        tried.append(self)
+        construct(self, *args, **kwargs)
+
+    return noting
+
+
+def way_of(tried: list[Any]) -> str:
+    if not tried:
+        return ""
+    if isinstance(tried[-1], scoring.WholeSequences):
+        return "whole sequences"
+    answered = isinstance(tried[-1].answer, torch.nn.Module)
+    return "packed pairs" if answered else "packed, function answered"
+
+
+def describe(error: Exception) -> str:
+    """An error as one line of the table."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]

@@ -1,0 +1,90 @@
+"""One model type of the sweep: build it, find its stacks, compare the layers of each with the twin."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from captum_vz import find_layers
+from tests.sweep.compare import compare, describe
+from tests.sweep.models import small_models, working_inputs
+from tests.sweep.rows import Row
+from tests.sweep.twin import record
+
+
+def sweep_type(model_type: str) -> list[Row]:
+    """All the rows of one model type."""
+    rows: list[Row] = []
+    try:
+        for model in small_models(model_type):
+            found = sweep_model(model_type, model)
+            rows = rows or found
+            if any(row.outcome != "not run" for row in found):
+                return found
+    except Exception as error:  # whatever a constructor may raise on sizes it was not meant for
+        return rows or [Row(model_type, "", "not built", note=describe(error))]
+    return rows
+
+
+def sweep_model(model_type: str, model: nn.Module) -> list[Row]:
+    """A row for every stack: run by the model itself where its inputs reach it, else by the part that holds it."""
+    rows: list[Row] = []
+    done: set[nn.Module] = set()
+    missed: dict[Row, list[nn.Module]] = {}
+    for name, part in model.named_modules():
+        if not isinstance(part, PreTrainedModel):
+            continue
+        try:
+            stacks = stacks_of(part)
+        except AssertionError as error:
+            if not name:
+                missed[Row(model_type, "", "no layers", note=describe(error))] = []
+            continue
+        stacks = {stack: layers for stack, layers in stacks.items() if not done.intersection(layers)}
+        inputs, problem = working_inputs(part) if stacks else ({}, None)
+
+        def forward(part: nn.Module = part, **inputs: object) -> object:
+            torch.manual_seed(0)  # some models choose at random what they mask
+            return part(**inputs)
+
+        for stack, layers in stacks.items():
+            label = ", ".join(filter(None, [name, stack]))
+            runs = record(lambda inputs=inputs: forward(**inputs), layers) if inputs else []
+            if runs:
+                done.update(layers)
+                found = [row for run in runs for row in compare(model_type, label, forward, inputs, run)]
+                rows += worst_of_each_outcome(found)
+            else:
+                note = describe(problem) if problem else "its inputs do not reach it"
+                missed[Row(model_type, label, "not run", note=note)] = layers
+    missed = {row: layers for row, layers in missed.items() if not done.intersection(layers)}
+    if rows:
+        return rows + [row for row, layers in missed.items() if layers]
+    return sorted(missed, key=lambda row: row.outcome == "no layers")[:1]
+
+
+def stacks_of(model: nn.Module) -> dict[str, list[nn.Module]]:
+    """The layers of each stack of a model, by its name."""
+    try:
+        return {"": find_layers(model)}
+    except AssertionError:
+        sides = {}
+        for side in ("encoder", "decoder"):
+            try:
+                sides[side] = find_layers(model, stack=side)
+            except AssertionError:
+                continue
+        if not sides:
+            raise
+        return sides
+
+
+def worst_of_each_outcome(rows: list[Row]) -> list[Row]:
+    """Of the layers of a stack, one row for each outcome: that with the largest difference."""
+    worst: dict[tuple[str, str], Row] = {}
+    for row in rows:
+        key = row.stack, row.outcome
+        if key not in worst or (row.difference or 0) > (worst[key].difference or 0):
+            worst[key] = row
+    return list(worst.values())

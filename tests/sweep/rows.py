@@ -1,0 +1,75 @@
+"""What the sweep found, a row for each stack of each model type, and the table that it is written to."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+RESULTS = Path(__file__).with_name("RESULTS.md")
+
+OUTCOMES = {
+    "agrees": "the map equals the twin's to 1e-4 of its largest score",
+    "disagrees": "it does not: a bug",
+    "refused": "captum_vz raises the error that is given, and returns no number",
+    "no attention": "no layer of the stack multiplies softmaxed weights with values; captum_vz raises an error",
+    "no twin": "captum_vz answers, but the twin cannot rerun the layer or cannot see one attention in it",
+    "no layers": "find_layers finds no stack of layers with attention, and says so",
+    "not run": "the sweep has no inputs that reach the stack",
+    "not built": "the sweep has no config for which the model can be built small here",
+}
+
+
+@dataclass(eq=False)
+class Row:
+    """One line of the table: a stack of a model type."""
+
+    model_type: str
+    stack: str
+    outcome: str
+    way: str = ""
+    difference: float | None = None
+    note: str = ""
+
+    def __str__(self) -> str:
+        difference = "" if self.difference is None else f"{self.difference:.1e}"
+        return f"{self.model_type:28} {self.stack:28} {self.outcome:12} {self.way:25} {difference:8} {self.note}"
+
+
+def outcomes_of_types(rows: Iterable[Row]) -> dict[str, str]:
+    """One outcome for each model type: its worst where a map disagrees, else its best."""
+    ranks = ["disagrees", *(outcome for outcome in OUTCOMES if outcome != "disagrees")]
+    by_type: dict[str, str] = {}
+    for row in rows:
+        before = by_type.get(row.model_type, row.outcome)
+        by_type[row.model_type] = min(before, row.outcome, key=ranks.index)
+    return by_type
+
+
+def write_table(rows: list[Row], versions: str) -> None:
+    """Write all rows to RESULTS.md, those that agree first."""
+    counts = Counter(outcomes_of_types(rows).values())
+    lines = [
+        "# Value Zeroing on every model type of transformers",
+        "",
+        f"Written by `python -m tests.sweep` with {versions}: a small random float32 model of each type in "
+        "`MODEL_MAPPING`, batches with padding where the model takes a mask. Each layer's map is compared with a twin "
+        "that reruns the layer with one value row zeroed; the difference is the largest one over the largest score.",
+        "",
+        "| model types | outcome | meaning |",
+        "|---|---|---|",
+        *(f"| {counts[outcome]} | {outcome} | {meaning} |" for outcome, meaning in OUTCOMES.items()),
+        f"| {sum(counts.values())} | | all |",
+        "",
+        "A type with several stacks counts once: as disagreeing if any stack does, else by the best of them.",
+        "",
+        "| model type | stack | outcome | replay | difference | why |",
+        "|---|---|---|---|---|---|",
+    ]
+    order = list(OUTCOMES)
+    for row in sorted(rows, key=lambda row: (order.index(row.outcome), row.model_type, row.stack)):
+        difference = "" if row.difference is None else f"{row.difference:.0e}"
+        note = row.note.replace("|", "\\|")
+        lines.append(f"| {row.model_type} | {row.stack} | {row.outcome} | {row.way} | {difference} | {note} |")
+    RESULTS.write_text("\n".join(lines) + "\n")

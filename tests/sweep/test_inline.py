@@ -1,0 +1,105 @@
+"""The table of families that compute attention inline names the values of each head, and nothing else.
+
+Zeroing head h's value of source j must leave the weights as they are and take from the context what that head
+adds, its weight times its value. Both factors are read where the module multiplies them.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from captum_vz._engine.inline import family_of
+from tests.sweep.models import small_models, working_inputs
+from tests.sweep.twin import Product, Products, Run, record
+
+# model type -> the field of its output that holds the weights of its first attention, if it returns them as they are
+FAMILIES = {
+    "big_bird": "attentions",
+    "bloom": "attentions",
+    "codegen": "attentions",
+    "cpmant": None,
+    "data2vec-vision": "attentions",
+    "deberta": "attentions",
+    "deberta-v2": "attentions",
+    "falcon": "attentions",
+    "fsmt": "encoder_attentions",
+    "funnel": "attentions",
+    "glpn": "attentions",
+    "gpt_neo": "attentions",
+    "gpt_neox_japanese": "attentions",
+    "gptj": "attentions",
+    "imagegpt": "attentions",
+    "layoutlmv3": "attentions",
+    "luke": "attentions",
+    "megatron-bert": "attentions",
+    "mgp-str": "attentions",
+    "mpnet": "attentions",
+    "mpt": "attentions",
+    "mvp": "encoder_attentions",
+    "openai-gpt": "attentions",
+    "pvt": "attentions",
+    "rembert": "attentions",
+    "roformer": "attentions",
+    "sew-d": "attentions",
+    "tapas": "attentions",
+    "visual_bert": "attentions",
+    "xglm": "attentions",
+    "mobilevit": None,
+    "pvt_v2": None,
+}
+
+
+def with_zeroed_value(run: Run, head: int, source: int) -> Product:
+    """The product of the attention module's run with one head's value zeroed by the table's row."""
+    row = family_of(run.layer)
+    assert row is not None
+
+    def zero(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        output = output.clone()
+        values = output.transpose(0, 1) if row.sequence_first else output
+        nothing = row.zero(run.layer)
+        values[:, source, row.columns(run.layer, output.shape[-1])[head]] = (
+            nothing if isinstance(nothing, float) else nothing[head]
+        )
+        return output
+
+    products = Products()
+    with run.layer.get_submodule(row.projection).register_forward_hook(zero):
+        run.again(products)
+    return products.found[0]
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_a_row_names_the_values_of_each_head(model_type: str) -> None:
+    model = next(small_models(model_type))
+    inputs, problem = working_inputs(model)
+    assert inputs, problem
+    attentions = [module for module in model.modules() if family_of(module)]
+    run = record(lambda: model(**inputs), attentions)[0]
+    clean = run.clean[1][0]
+    row = family_of(run.layer)
+    assert row is not None
+    batch = run.hidden.shape[1 if row.sequence_first else 0]
+    weights, values = (factor.unflatten(0, (batch, -1)) for factor in (clean.weights, clean.values))
+
+    if FAMILIES[model_type] is not None:
+        with torch.no_grad():
+            returned = model(**inputs, output_attentions=True)[FAMILIES[model_type]][0]
+        torch.testing.assert_close(weights, returned, rtol=1e-4, atol=1e-5)
+
+    heads = values.shape[1]
+    columns = row.columns(run.layer, heads * values.shape[-1])
+    for head, source in ((0, 1), (heads - 1, 2)):
+        zeroed = with_zeroed_value(run, head, source)
+        expected = values.clone()
+        for other in range(heads):
+            if columns[other] == columns[head]:  # heads that share their values
+                expected[:, other, source] = 0
+        torch.testing.assert_close(zeroed.values.unflatten(0, (batch, -1)), expected, rtol=0, atol=1e-6)
+        torch.testing.assert_close(zeroed.weights, clean.weights, rtol=0, atol=1e-6)
+        lost = weights[:, head, :, source, None] * values[:, head, source, None]
+        context, was = zeroed.weights @ zeroed.values, clean.weights @ clean.values
+        change = (was - context).unflatten(0, (batch, -1))[:, head]
+        torch.testing.assert_close(change, lost, rtol=1e-4, atol=1e-5)

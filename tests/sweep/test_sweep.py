@@ -1,0 +1,79 @@
+"""A representative part of the sweep: each way of replaying, each kind of attention, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.sweep.model_type import sweep_type
+
+PACKED = {"packed pairs"}
+FUNCTION = {"packed, function answered"}
+WHOLE = {"whole sequences"}
+
+# model type -> how its layers are replayed
+AGREE = {
+    "afmoe": FUNCTION,  # a gate inside the attention module
+    "albert": FUNCTION,  # norm and residual inside it
+    "bart": PACKED,
+    "bert": PACKED,
+    "big_bird": WHOLE,
+    "bitnet": FUNCTION,
+    "blip": WHOLE,
+    "bloom": WHOLE,
+    "clip": PACKED,  # two towers
+    "codegen": WHOLE,
+    "cpmant": WHOLE,
+    "deberta": WHOLE,
+    "deberta-v2": WHOLE,
+    "deepseek_v3": PACKED,  # latent attention, experts
+    "deepseek_v32": PACKED,  # sparse attention: tokens that do not see themselves
+    "diffllama": WHOLE,  # values in two halves
+    "falcon": WHOLE,
+    "fsmt": WHOLE,  # tokens before examples
+    "funnel": WHOLE,  # fewer targets than sources
+    "gpt2": PACKED,
+    "gpt_neo": WHOLE,
+    "gpt_oss": PACKED,  # sinks
+    "gptj": WHOLE,
+    "granite_swa": PACKED,  # weights that are scaled afterwards
+    "imagegpt": WHOLE,
+    "jetmoe": FUNCTION,
+    "led": WHOLE,
+    "llama": PACKED,
+    "luke": WHOLE,
+    "markuplm": PACKED,
+    "mpt": WHOLE,
+    "openai-gpt": WHOLE,
+    "opt": PACKED,
+    "parakeet_encoder": WHOLE,  # convolutions
+    "pvt": WHOLE,
+    "qwen3_moe": PACKED,
+    "t5": PACKED,
+    "t5gemma2": PACKED,  # self and cross in one attention
+    "vit": PACKED,
+    "wavlm": WHOLE,
+    "whisper": PACKED,
+    "xglm": WHOLE,
+}
+
+# model type -> what it says
+REFUSED = {
+    "ibert": "called no attention that can be read",
+    "longformer": "called no attention that can be read",
+    "mamba": "has no stack of layers with attention",
+    "xlnet": "called no attention that can be read",
+}
+
+
+@pytest.mark.parametrize("model_type", AGREE)
+def test_maps_equal_the_twins(model_type: str) -> None:
+    rows = [row for row in sweep_type(model_type) if row.outcome not in ("not run", "no attention")]
+    assert {row.outcome for row in rows} == {"agrees"}, [str(row) for row in rows]
+    assert AGREE[model_type] <= {row.way for row in rows}
+
+
+@pytest.mark.parametrize("model_type", REFUSED)
+def test_what_cannot_be_explained_says_why(model_type: str) -> None:
+    rows = sweep_type(model_type)
+    assert {row.outcome for row in rows} <= {"refused", "no attention", "no layers"}
+    assert all(REFUSED[model_type] in row.note for row in rows)

@@ -1,0 +1,169 @@
+"""The naive twin: rerun a recorded layer with one value row zeroed, once for each source token.
+
+It knows no model and no name: whatever comes out of a softmax and is multiplied with something by a matrix product is
+taken for attention weights, and what it is multiplied with for the values. It is torch's own operators that are
+watched, below all modules and functions, and nothing is shared with the package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
+from transformers import Cache
+
+aten = torch.ops.aten
+SOFTMAX = {aten._softmax.default, aten._safe_softmax.default}
+# What leaves weights weights: copies, casts, scalings and masks of the same size, and parts of them.
+KEEPS = {
+    aten.clone.default,
+    aten._to_copy.default,
+    aten.native_dropout.default,
+    aten.mul.Tensor,
+    aten.mul.Scalar,
+    aten.div.Tensor,
+    aten.masked_fill.Scalar,
+    aten.masked_fill.Tensor,
+    aten.where.self,
+    aten.nan_to_num.default,
+    aten.constant_pad_nd.default,
+    aten._unsafe_view.default,
+}
+PRODUCTS = {aten.bmm.default, aten.mm.default}
+
+
+@dataclass
+class Product:
+    """A product of weights `(batch * heads, out, in)` with values `(batch * heads, in, d_head)`."""
+
+    number: int  # how many came before it in the run
+    weights: Tensor
+    values: Tensor
+
+
+class Products(TorchDispatchMode):
+    """Notes the products of softmaxed weights with values, and zeroes one source in those numbered `sites`."""
+
+    def __init__(self, sites: Sequence[int] = (), zeroed: int = 0) -> None:
+        super().__init__()
+        self.sites = sites
+        self.zeroed = zeroed
+        self.found: list[Product] = []
+        self._softmaxed: dict[int, Tensor] = {}  # by storage, kept alive so that no other takes its place
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in PRODUCTS and any(map(self._is_weights, args)):
+            args = self._multiplied(*args)
+        output = func(*args, **(kwargs or {}))
+        if func in SOFTMAX or (func in KEEPS and any(self._is_weights(x) for x in args if _same_size(x, output))):
+            first = output[0] if isinstance(output, tuple) else output
+            self._softmaxed[first.untyped_storage()._cdata] = first
+        return output
+
+    def _is_weights(self, value: Any) -> bool:
+        return isinstance(value, Tensor) and value.untyped_storage()._cdata in self._softmaxed
+
+    def _multiplied(self, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+        number = len(self.found)
+        weights_first = self._is_weights(left)
+        weights = left if weights_first else right.transpose(-1, -2)
+        values = (right if weights_first else left.transpose(-1, -2)).clone()
+        self.found.append(Product(number, weights.clone(), values.clone()))
+        if number in self.sites:
+            values[..., self.zeroed, :] = 0
+        return (left, values) if weights_first else (values.transpose(-1, -2), right)
+
+
+def _same_size(value: Any, output: Any) -> bool:
+    first = output[0] if isinstance(output, tuple) else output
+    return isinstance(value, Tensor) and value.numel() == first.numel()
+
+
+@dataclass
+class Run:
+    """One call of a layer: what it was given and what it returned."""
+
+    layer: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    hidden: Tensor
+
+    def again(self, products: Products) -> Tensor:
+        """The layer's hidden states once more, its products watched."""
+        with watched(products):
+            return hidden_states(self.layer(*self.args, **self.kwargs))
+
+    @cached_property
+    def clean(self) -> tuple[Tensor, list[Product]]:
+        """What the layer returns when it is run again, and the products on the way."""
+        products = Products()
+        return self.again(products), products.found
+
+    @property
+    def reproduced(self) -> bool:
+        return torch.allclose(self.clean[0], self.hidden, rtol=1e-4, atol=1e-4, equal_nan=True)
+
+    def attentions(self) -> list[list[Product]]:
+        """The products of each attention: those over the same sources belong together."""
+        attentions: dict[torch.Size, list[Product]] = {}
+        for product in self.clean[1]:
+            attentions.setdefault(product.weights.shape[1:], []).append(product)
+        return list(attentions.values())
+
+
+@contextmanager
+def watched(products: Products) -> Iterator[None]:
+    """Let `products` see every matrix product: torch's fused attention is taken apart."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), products:
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+
+
+def hidden_states(output: Any) -> Tensor:
+    """A layer returns its hidden states, or a tuple that begins with them."""
+    return output if isinstance(output, Tensor) else output[0]
+
+
+def _without_caches(arguments: Any) -> Any:
+    return tree_map(lambda x: None if isinstance(x, Cache) else x, arguments, is_leaf=lambda x: isinstance(x, Cache))
+
+
+@torch.no_grad()
+def record(forward: Callable[[], Any], layers: list[nn.Module]) -> list[Run]:
+    """The last run of each layer that ran."""
+    runs: dict[int, Run] = {}
+
+    def keep(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        runs[id(layer)] = Run(layer, _without_caches(args), _without_caches(kwargs), hidden_states(output))
+
+    with ExitStack() as hooks:
+        for layer in layers:
+            hooks.enter_context(layer.register_forward_hook(keep, with_kwargs=True))
+        forward()
+    return [runs[id(layer)] for layer in layers if id(layer) in runs]
+
+
+def cosine_distance(a: Tensor, b: Tensor) -> Tensor:
+    """Half the squared distance of the unit vectors, `(..., d), (..., d) -> (...)`, in float64."""
+    a, b = a.double(), b.double()
+    return 0.5 * (a / a.norm(dim=-1, keepdim=True) - b / b.norm(dim=-1, keepdim=True)).square().sum(-1)
+
+
+def twin_scores(run: Run, products: list[Product], sources: list[int]) -> Tensor:
+    """How far each output moves when the value of each of `sources` is zeroed, `(batch, out, source)`."""
+    clean, _ = run.clean
+    sites = [product.number for product in products]
+    moved = [run.again(Products(sites, source)) for source in sources]
+    return torch.stack([cosine_distance(one, clean) for one in moved], dim=-1)
