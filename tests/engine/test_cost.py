@@ -83,7 +83,7 @@ def test_padding_and_the_future_cost_nothing() -> None:
     of = ValueZeroing(case.model, case.layers)
     whole = operations(lambda: of.attribute(inputs))
     padded = operations(lambda: of.attribute({**inputs, "attention_mask": mask}))
-    assert padded < whole / 2.5
+    assert padded < whole / 2.2
 
     causal, inputs = case_of("llama")
     plain = operations(lambda: causal.model(**inputs))

@@ -1,0 +1,145 @@
+"""Pairs in the order of the fast lane: by the group of sources that is zeroed, in chunks that run together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from captum_vz._engine.replay import NotReproducedError
+
+# How many (source, head) vectors are folded at a time: so many that the product is worth its call.
+VECTORS = 1024
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """The pairs of a target and a group of sources that is zeroed for it.
+
+    Attributes:
+        batch: Each target's example, `(target)`.
+        out: Each target's position, `(target)`.
+        weights: Attention weights of the heads that are zeroed, `(target, in, head)`.
+        heads: These heads, `(head)`.
+        members: The sources of each group, `(batch, group, member)`, the empty places -1 and last.
+        active: Which groups may change which targets, `(target, group)`.
+    """
+
+    batch: Tensor
+    out: Tensor
+    weights: Tensor
+    heads: Tensor
+    members: Tensor
+    active: Tensor
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Some pairs, ordered by group, and behind them two more of the first group, known from the general way.
+
+    The first of these two zeroes nothing, the second takes the group's whole values away, whatever their weights.
+    """
+
+    target: Tensor  # (n + 2)
+    group: Tensor  # (n + 2)
+    spans: tuple[tuple[slice, slice], ...]  # the rows of a group, and its (source, head) vectors in the block
+
+    def combine(self, weights: Tensor, vectors: Tensor, result: Tensor) -> None:
+        """Add to each row of `result (n + 2, features)` its weights' combination of its group's vectors."""
+        for rows, mine in self.spans:
+            part = result[rows]
+            torch.addmm(part, weights[rows, : mine.stop - mine.start], vectors[mine], out=part)
+
+
+@dataclass(frozen=True)
+class Block:
+    """Some sources, the members of group after group, and the chunks that need them."""
+
+    batch: Tensor  # (member)
+    source: Tensor  # (member)
+    chunks: tuple[Chunk, ...]
+    folded: bool  # whether first matrices act on these sources; or else on their pairs, being fewer
+
+
+def blocks(pairs: Pairs, width: int, rows: int, at_most: int | None) -> list[Block]:
+    """All active pairs, at most `rows` of them and `at_most` groups to a chunk.
+
+    Raises:
+        NotReproducedError: There are too few pairs to a group to pay for its vectors of `width` features.
+    """
+    target, group = pairs.active.nonzero(as_tuple=True)
+    number = pairs.batch[target] * pairs.members.shape[1] + group
+    number, which, counts = number.unique(return_inverse=True, return_counts=True)
+    batch = number // pairs.members.shape[1]
+    members = pairs.members[batch, number % pairs.members.shape[1]]  # (number, member)
+    vectors = (members >= 0).sum(-1) * len(pairs.heads)
+    # In rows of a first matrix: one a pair; or one a vector, and of each pair a sum over vectors.
+    gains = counts - vectors * (1 + counts / width)
+    # Before anything is gained, all targets run once through all matrices: about two first ones.
+    if gains.clamp_min(0).sum() <= 2 * len(pairs.batch):
+        raise NotReproducedError("there are too few pairs to fold for")
+    found: list[Block] = []
+    for folded in (True, False):
+        numbers = ((gains > 0) == folded).nonzero().flatten()
+        mine = ((gains > 0) == folded)[which].nonzero().flatten()
+        mine = mine[which[mine].argsort(stable=True)]
+        if len(mine):
+            sources = _Sources(batch[numbers], members[numbers], len(pairs.heads), folded)
+            found += sources.blocks(target[mine], group[mine], counts[numbers].tolist(), rows, at_most)
+    return found
+
+
+class _Sources:
+    """The members of some groups, `(group, member)`, of the examples `batch (group)`."""
+
+    def __init__(self, batch: Tensor, members: Tensor, heads: int, folded: bool) -> None:
+        there = members >= 0
+        self.batch = batch[:, None].expand_as(members)[there]
+        self.source = members[there]
+        self.ends = [0, *there.sum(-1).cumsum(0).tolist()]
+        self.heads = heads
+        self.folded = folded
+
+    def blocks(
+        self, target: Tensor, group: Tensor, counts: list[int], rows: int, at_most: int | None
+    ) -> Iterator[Block]:
+        """The pairs `(target, group)`, of which each group has so many as `counts` says."""
+        begin, end, start, chunks = 0, 0, 0, list[Chunk]()
+        for parts in _partition(counts, rows, at_most):
+            first, last = parts[0][0], parts[-1][0]
+            if chunks and (self.ends[last + 1] - begin) * self.heads > max(rows, VECTORS):
+                yield self._block(begin, end, chunks)
+                begin, chunks = self.ends[first], []
+            end = self.ends[last + 1]
+            spans, row = [], 0
+            for number, count in parts:
+                vectors = ((self.ends[number + after] - begin) * self.heads for after in (0, 1))
+                spans.append((slice(row, row + count), slice(*vectors)))
+                row += count
+            spans.append((slice(row, row + 2), spans[0][1]))
+            known = start + spans[0][0].stop - 1
+            taken = torch.tensor([*range(start, start + row), known, known], device=target.device)
+            chunks.append(Chunk(target[taken], group[taken], tuple(spans)))
+            start += row
+        yield self._block(begin, end, chunks)
+
+    def _block(self, begin: int, end: int, chunks: list[Chunk]) -> Block:
+        return Block(self.batch[begin:end], self.source[begin:end], tuple(chunks), self.folded)
+
+
+def _partition(counts: list[int], rows: int, at_most: int | None) -> Iterator[list[tuple[int, int]]]:
+    """Groups, by their number, and how many of their pairs to take: at most `rows` pairs and `at_most` groups."""
+    parts: list[tuple[int, int]] = []
+    room = rows
+    for number, count in enumerate(counts):
+        if parts and (count > room or len(parts) == at_most):
+            yield parts
+            parts, room = [], rows
+        while count > rows:
+            yield [(number, rows)]
+            count -= rows
+        parts.append((number, count))
+        room -= count
+    yield parts

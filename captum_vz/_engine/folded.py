@@ -1,0 +1,198 @@
+"""The fast lane: the first matrices behind the attention are applied to sources, not to pairs.
+
+Zeroing source j takes u_ij = sum_h a_hij f_h(j) from the residual stream p_i, with f_h(j) = W_O^h v_j^h. What the
+feed-forward's first matrix W makes of the norm n(p - u) is affine in u, up to the norm's scale s(p - u):
+
+    W n(p_i - u_ij) = s(p_i - u_ij) (W g(p_i) - sum_h a_hij W g(f_h(j))) + W beta
+
+with g the linear part of the norm. W_O and W act on the (source, head) vectors f_h(j), few as they are; a pair pays a
+sum over heads, the activation and the last matrix. Everything else is the layer's own code, as in `PackedPairs`, with
+the projection and the first matrices answered. An optimisation only: where the layer is of another shape, the general
+way does not confirm it, or there are too few pairs to gain by it, NotReproducedError says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from captum_vz._engine.blocks import Block, Chunk, Pairs, blocks
+from captum_vz._engine.recording import AttentionCall, Recording
+from captum_vz._engine.replay import NotReproducedError, PackedPairs, _ModuleAnswer, check_reproduced
+from captum_vz._engine.shapes import Norm, Shape, Trace, matrix, replace_forward
+
+
+@dataclass(frozen=True)
+class _First:
+    """A first matrix: `W n(p - u) = s(p - u) (base - sum_h a_h W g(f_h)) + constant`."""
+
+    module: nn.Module
+    matrix: Tensor  # (d, features)
+    base: Tensor  # W g(p) of each target, (target, features)
+    constant: Tensor  # W beta, and W's own bias, (1, features)
+    result: Tensor  # filled anew by each chunk
+
+
+class _Answers:
+    """What the norm and the first matrices give for the chunk that runs now."""
+
+    chunk: Chunk
+    weights: Tensor  # (n + 2, member * head)
+    folded: list[Tensor]  # W g(f_h(j)) of each first matrix, (member * head, features); empty: it acts on the pairs
+    scale: Tensor  # of the norm, (n + 2, 1)
+
+    def __init__(self, norm: Norm, firsts: list[_First]) -> None:
+        self.norm = norm
+        self.firsts = firsts
+
+    def normed(self, x: Tensor) -> Tensor:
+        """The norm of `x (..., d)`, whose scale the first matrices will need."""
+        self.scale = self.norm.scale(x.reshape(-1, x.shape[-1]))
+        return self.norm.module(x)
+
+    def first(self, number: int, x: Tensor) -> Tensor:
+        """What a first matrix makes of the norm's output `x (..., d)`."""
+        first = self.firsts[number]
+        if not self.folded:
+            return first.module(x)
+        if len(self.scale) != len(self.weights):
+            raise NotReproducedError("the norm behind the attention saw other positions than it was given")
+        result = torch.index_select(first.base, 0, self.chunk.target, out=first.result[: len(self.weights)])
+        result.mul_(self.scale).add_(first.constant)
+        self.chunk.combine(-self.scale * self.weights, self.folded[number], result)
+        return result.view(*x.shape[:-1], -1)
+
+
+class FoldedPairs:
+    """Runs pairs: `run()` gives `(target, group, moved (n, d))`, so many pairs at a time as fit into `rows`.
+
+    What it gives is to be used before the next is asked for, which takes its place.
+    """
+
+    def __init__(
+        self, recording: Recording, call: AttentionCall, output: Tensor, pairs: Pairs, rows: int, at_most: int | None
+    ) -> None:
+        general = PackedPairs(recording, call)
+        assert call.context is not None  # PackedPairs saw to it
+        if not isinstance(general.answer, _ModuleAnswer) or general.later:
+            raise NotReproducedError("its attention module is not answered as a whole, or another one follows")
+        self.pairs = pairs
+        self.values = call.values.transpose(1, 2)  # (batch, in, key-value head, d_head)
+        self.shared_by = call.size[1] // self.values.shape[2]
+        self.outputs = output[pairs.batch, pairs.out]
+        self.blocks = blocks(pairs, output.shape[-1], rows, at_most)
+        self.longest = max(len(chunk.target) for block in self.blocks for chunk in block.chunks)
+        contexts = call.context.flatten(2)[pairs.batch, pairs.out]
+        shape = self._trace(Trace(general), call, contexts, rows)
+
+        weight = matrix(shape.projection)
+        assert weight is not None
+        self.projection = weight.unflatten(0, (call.size[1], -1))[pairs.heads]  # (head, d_head, d)
+        self.changed = self.outputs.new_empty(self.longest, weight.shape[1])
+        if self.answers is None:
+            self.base = self.outputs
+        else:
+            self.base = shape.projection(contexts)
+            self.replay = self._folded(PackedPairs(recording, call), shape, self.answers)
+
+    def run(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Raises NotReproducedError where a chunk is not confirmed by the general way."""
+        probes = iter(self.probes)
+        for block in self.blocks:
+            values = self._head_values(block.batch, block.source)[:, self.pairs.heads]
+            vectors = (values.transpose(0, 1) @ self.projection).transpose(0, 1).flatten(0, 1)  # (member * head, d)
+            if self.answers is not None:
+                direction = self.answers.norm.direction(vectors)
+                self.answers.folded = [direction @ first.matrix for first in self.answers.firsts if block.folded]
+            for chunk in block.chunks:
+                moved = self._moved(chunk, vectors)
+                clean = self.outputs[chunk.target[-2:]]
+                check_reproduced(moved[-2:-1], clean[:1])
+                _check_change(moved[-1:], next(probes)[None], clean[1:])
+                yield chunk.target[:-2], chunk.group[:-2], moved[:-2]
+
+    def _trace(self, trace: Trace, call: AttentionCall, contexts: Tensor, rows: int) -> Shape:
+        """Run all targets and each chunk's last row the general way; keep what the fast way starts from."""
+        pairs, count = self.pairs, len(contexts)
+        last = torch.stack([chunk.target[-1] for block in self.blocks for chunk in block.chunks])
+        taken = torch.stack([self._taken(block, chunk) for block in self.blocks for chunk in block.chunks])
+        target = torch.cat([torch.arange(count, device=last.device), last])
+        contexts = torch.cat([contexts, contexts[last] - taken])
+        shape: Shape | None = None
+        answers, scales, results = [], [], []
+        for part in torch.arange(len(target), device=target.device).split(rows):
+            part = torch.cat([part, part[-1:]])
+            context = contexts[part]
+            context[-1] = torch.nan
+            answers.append(trace.run(pairs.batch[target[part]], pairs.out[target[part]], context)[:-1])
+            shape = shape or trace.shape(call, context)
+            if shape.norm is not None:
+                scales.append(shape.norm.scale(trace.of(shape.norm.module)[0][:-1]))
+                results.append([trace.of(module)[1][:-1] for module in shape.linears])
+        assert shape is not None
+        answer = torch.cat(answers)
+        check_reproduced(answer[:count], self.outputs)
+        self.probes = answer[count:]
+        self.answers: _Answers | None = None
+        if shape.norm is not None:
+            firsts = []
+            scale = torch.cat(scales)[:count]
+            for module, result in zip(shape.linears, zip(*results, strict=True), strict=True):
+                weight, constant = matrix(module), module(shape.norm.beta[None])
+                assert weight is not None
+                base = (torch.cat(result)[:count] - constant) / scale
+                firsts.append(_First(module, weight, base, constant, base.new_empty(self.longest, base.shape[1])))
+            self.answers = _Answers(shape.norm, firsts)
+        return shape
+
+    def _folded(self, replay: PackedPairs, shape: Shape, answers: _Answers) -> PackedPairs:
+        """A replay whose attention is given after its projection, and whose first matrices are answered."""
+        assert isinstance(replay.answer, _ModuleAnswer)
+        if replay.answer.projection:
+            replay.answer.projection = ()
+        else:
+            replace_forward(replay, shape.projection, lambda projected: projected)
+        replace_forward(replay, answers.norm.module, answers.normed)
+        for number, first in enumerate(answers.firsts):
+            replace_forward(replay, first.module, partial(answers.first, number))
+        for gelu in shape.gelus:
+            replace_forward(replay, gelu, partial(functional.gelu, approximate="tanh"))
+        return replay
+
+    def _moved(self, chunk: Chunk, vectors: Tensor) -> Tensor:
+        """The layer's output `(n + 2, d)`."""
+        pairs = self.pairs
+        members = pairs.members[pairs.batch[chunk.target], chunk.group].clamp_min(0)
+        weights = pairs.weights[chunk.target[:, None], members].flatten(1)
+        weights[-2], weights[-1] = 0, 1
+        changed = torch.index_select(self.base, 0, chunk.target, out=self.changed[: len(chunk.target)])
+        chunk.combine(-weights, vectors, changed)
+        if self.answers is None:
+            return changed
+        self.answers.chunk, self.answers.weights = chunk, weights
+        return self.replay.run(pairs.batch[chunk.target], pairs.out[chunk.target], changed)
+
+    def _head_values(self, batch: Tensor, source: Tensor) -> Tensor:
+        """The values of all query heads, `(member, head, d_head)`."""
+        return self.values[batch, source].repeat_interleave(self.shared_by, dim=1)
+
+    def _taken(self, block: Block, chunk: Chunk) -> Tensor:
+        """What the context of a chunk's last row loses, `(head * d_head)`."""
+        heads, mine = self.pairs.heads, chunk.spans[0][1]
+        members = slice(mine.start // len(heads), mine.stop // len(heads))
+        values = self._head_values(block.batch[members], block.source[members]).sum(0)
+        return torch.zeros_like(values).index_copy(0, heads, values[heads]).flatten()
+
+
+def _check_change(moved: Tensor, expected: Tensor, clean: Tensor) -> None:
+    """Raise NotReproducedError unless `moved` equals `expected`, seen from `clean` `(n, d)`, but for rounding."""
+    eps = torch.finfo(clean.dtype).eps
+    bound = eps**0.6 * (expected - clean).abs().amax(-1) + 64 * eps * expected.abs().amax(-1)
+    error = (moved - expected).abs().amax(-1)
+    if not (error <= bound).all():
+        raise NotReproducedError(f"zeroing a value the fast way differs by {error.max():.1e} from the general way")

@@ -1,0 +1,165 @@
+"""The shape of what follows a layer's attention, told from one traced run: what the fast lane needs to know of it.
+
+No layer is known by name. A run of packed positions is traced, with one position whose context is NaN: whatever that
+position turns into NaN depends on the context, and nothing else does. The first module that depends on it must be a
+norm of the residual stream, and some linear modules must take that norm's output; or no module at all depends on it, as
+in layers whose feed-forward runs in parallel to the attention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from captum_vz._engine.recording import AttentionCall
+from captum_vz._engine.replay import NotReproducedError, PackedPairs, _bare, _stand_in, check_reproduced
+
+
+@dataclass(frozen=True)
+class Norm:
+    """A norm, read as `scale * direction(x) + beta`: LayerNorm, or without centring RMSNorm."""
+
+    module: nn.Module
+    gamma: Tensor
+    beta: Tensor
+    centred: bool
+    eps: float
+
+    def direction(self, x: Tensor) -> Tensor:
+        """The part that is linear in `x (..., d)`."""
+        return self.gamma * self._centre(x)
+
+    def scale(self, x: Tensor) -> Tensor:
+        """One over the size of `x (..., d)`, `(..., 1)`."""
+        square = torch.linalg.vector_norm(self._centre(x), dim=-1, keepdim=True).square() / x.shape[-1]
+        return (square + self.eps).rsqrt()
+
+    def _centre(self, x: Tensor) -> Tensor:
+        return x - x.mean(-1, keepdim=True) if self.centred else x
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What follows the attention: its output projection, and the norm and linear modules that see its result first."""
+
+    projection: nn.Module
+    norm: Norm | None = None  # None: no module sees it, the output is a sum that it is part of
+    linears: tuple[nn.Module, ...] = ()
+    gelus: tuple[nn.Module, ...] = ()  # behind these; they spell GELU's approximation out, which torch knows as one
+
+
+class Trace:
+    """Runs packed positions and keeps what went into each innermost module, and what came out: `(n, d)`."""
+
+    def __init__(self, replay: PackedPairs) -> None:
+        self.replay = replay
+        self.seen: list[tuple[nn.Module, Tensor, Tensor]] = []
+        modules = [m for m in replay.layer.modules() if m is not replay.answer]
+        self.expected = [m for m in modules if any(True for _ in m.parameters(recurse=False))]
+        if any(any(True for _ in m.children()) for m in self.expected):
+            raise NotReproducedError("parameters lie beside modules")
+        for module in modules:
+            if not any(True for _ in module.children()):
+                replace_forward(replay, module, _keeping(module, self.seen))
+
+    def run(self, batch: Tensor, out: Tensor, context: Tensor) -> Tensor:
+        self.seen.clear()
+        return self.replay.run(batch, out, context)
+
+    def of(self, module: nn.Module) -> tuple[Tensor, Tensor]:
+        """Input and output of a module in the last run."""
+        return next((x, y) for seen, x, y in self.seen if seen is module)
+
+    def shape(self, call: AttentionCall, context: Tensor) -> Shape:
+        """The shape that the last run shows, the context of its last position having been NaN.
+
+        Raises:
+            NotReproducedError: It is none that can be folded.
+        """
+        # Each module once, on every position: so none of them picks positions, as a mixture's experts do.
+        expected = {*map(id, self.expected)}
+        ran = [m for m, x, _ in self.seen if id(m) in expected and len(x) == len(context)]
+        if len(ran) != len(self.expected) or {*map(id, ran)} != expected:
+            raise NotReproducedError("not every module with parameters ran once, on every position")
+        projection = call.projection
+        if projection is None:
+            takes_context = [module for module, x, _ in self.seen if _equal(x, context)]
+            projection = takes_context[0] if takes_context else None
+        if projection is None or matrix(projection) is None:
+            raise NotReproducedError("the context goes through no plain linear projection")
+        seen = [run for run in self.seen if id(run[0]) in expected]
+        dependent = [(m, x, y) for m, x, y in seen if m is not projection and x[-1].isnan().any()]
+        if not dependent:
+            return Shape(projection)
+        module, x, normed = dependent[0]
+        norm = read_norm(module, x[:-1], normed[:-1])
+        linears = tuple(m for m, x, _ in dependent if matrix(m) is not None and _equal(x, normed))
+        if not linears:
+            raise NotReproducedError("no plain linear module takes the output of the norm behind the attention")
+        pres = [y for m, _, y in dependent if m in linears]
+        behind = [(m, x, y) for m, x, y in self.seen if any(_equal(x, pre) for pre in pres)]
+        gelus = tuple(m for m, x, y in behind if _close(functional.gelu(x, approximate="tanh"), y))
+        return Shape(projection, norm, linears, gelus)
+
+
+def _keeping(module: nn.Module, seen: list[tuple[nn.Module, Tensor, Tensor]]) -> Callable[..., Any]:
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        output = module(*args, **kwargs)
+        if args and isinstance(args[0], Tensor) and isinstance(output, Tensor):
+            seen.append((module, args[0].reshape(-1, args[0].shape[-1]), output.reshape(-1, output.shape[-1])))
+        return output
+
+    return forward
+
+
+def _equal(found: Tensor, expected: Tensor) -> bool:
+    return found.shape == expected.shape and torch.equal(found[:-1], expected[:-1])
+
+
+def _close(found: Tensor, expected: Tensor) -> bool:
+    error = (found[:-1] - expected[:-1]).abs().max()
+    return bool(error <= 16 * torch.finfo(expected.dtype).eps * expected[:-1].abs().max())
+
+
+def matrix(module: nn.Module) -> Tensor | None:
+    """The `(in, out)` matrix of a module that multiplies by it and adds a bias; None for any other module."""
+    # Exact kinds: subclasses hold their weights in other forms (quantised, adapted).
+    kind, weight = type(module), getattr(module, "weight", None)
+    if isinstance(weight, Tensor) and kind in (nn.Linear, nn.modules.linear.NonDynamicallyQuantizableLinear):
+        return weight.T
+    if isinstance(weight, Tensor) and (kind.__module__, kind.__name__) == ("transformers.pytorch_utils", "Conv1D"):
+        return weight
+    return None
+
+
+def read_norm(module: nn.Module, x: Tensor, normed: Tensor) -> Norm:
+    """The reading of a norm that explains what it made of `x (n, d)`, found by probing and not by its name.
+
+    Raises:
+        NotReproducedError: There is none.
+    """
+    eps = [value for name, value in vars(module).items() if "eps" in name and isinstance(value, (float, type(None)))]
+    if len(eps) != 1:
+        raise NotReproducedError("the first module behind the attention is no norm")
+    epsilon = torch.finfo(x.dtype).eps if eps[0] is None else eps[0]
+    signs = torch.ones_like(x[0])
+    signs[1::2] = -1
+    beta, probed, shifted = module(torch.stack([torch.zeros_like(signs), signs, signs + 1])).unbind()
+    centred = bool((shifted - probed).abs().max() < 1e-3 * (probed - beta).abs().max())
+    unit = Norm(module, torch.ones_like(signs), beta, centred, epsilon)
+    gamma = (probed - beta) / (unit.direction(signs) * unit.scale(signs))
+    norm = Norm(module, gamma, beta, centred, epsilon)
+    check_reproduced(norm.scale(x) * norm.direction(x) + beta, normed)
+    return norm
+
+
+def replace_forward(replay: PackedPairs, module: nn.Module, forward: Callable[..., Any]) -> None:
+    """Let `forward` answer for one module of a replay. The module itself is not touched."""
+    answering = _bare(module)
+    answering.__dict__["forward"] = forward
+    replay.layer = _stand_in(replay.layer, module, answering)

@@ -1,0 +1,258 @@
+"""The fast lane gives the numbers of the general way, and stands back where it cannot."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from captum_vz._engine import blocks, scoring
+from tests.engine.blocks import WIDTH, Block, Convolution, Mean, sequences
+from tests.engine_folded.lanes import LENGTHS, Lanes, long_case
+from tests.reference import naive_value_zeroing
+from tests.reference.case import WIDTH as MODEL_WIDTH
+
+FOLDED = [
+    "bert roberta electra distilbert modernbert gpt2 llama mistral qwen3 gpt-neox opt phi vit",
+    "deit clip-text clip-vision starcoder2 cohere stablelm qwen2 nemotron wav2vec2 bart-encoder t5-encoder",
+]
+# Norms, scales or experts stand between the attention and the feed-forward, or inside the attention module.
+UNFOLDED = ["albert", "gemma2", "gemma3", "olmo2", "granite", "gpt-oss"]
+# After the norm, before it, grouped queries and gates, beside the attention.
+SHAPES = ["bert", "gpt2", "llama", "phi"]
+
+each_shape = pytest.mark.parametrize("name", SHAPES)
+
+
+@pytest.fixture
+def lanes(monkeypatch: pytest.MonkeyPatch) -> Lanes:
+    return Lanes(monkeypatch)
+
+
+@pytest.mark.parametrize("name", " ".join(FOLDED).split())
+def test_families_that_fold(name: str, lanes: Lanes) -> None:
+    case = long_case(name)
+    lanes.agree(case.model, case.layers, case.inputs)
+
+
+@pytest.mark.parametrize("name", ["bart-decoder", "t5-decoder"])
+def test_the_second_attention_of_a_layer(name: str, lanes: Lanes) -> None:
+    case = long_case(name)
+    lanes.agree(case.model, case.layers, case.inputs, attention="cross")
+
+
+@each_shape
+def test_the_definition(name: str, lanes: Lanes) -> None:
+    case = long_case(name)
+    fast = lanes.fast(case.model, case.layers[-1:], case.inputs)
+    assert lanes.used == 1
+    torch.testing.assert_close(fast[0], naive_value_zeroing(case, -1, normalize=False), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", UNFOLDED)
+def test_families_that_do_not(name: str, lanes: Lanes) -> None:
+    case = long_case(name)
+    fast = lanes.fast(case.model, case.layers, case.inputs)
+    assert lanes.used == 0
+    assert lanes.reasons
+    assert "too few" not in str(lanes.reasons)
+    for one, other in zip(fast, lanes.general(case.model, case.layers, case.inputs), strict=True):
+        assert torch.equal(one, other)
+
+
+@each_shape
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"heads": [2]},
+        {"heads": [0, 3]},
+        {"distance": "euclidean"},
+        {"feature_mask": torch.arange(LENGTHS[0])[None] // 2, "heads": [0, 3]},
+        {"feature_mask": torch.tensor([[5] + [2] * 3 + list(range(6, 26))]), "heads": [1]},
+        {"perturbations_per_eval": 1},
+        {"perturbations_per_eval": 5},
+    ],
+    ids=str,
+)
+def test_options(name: str, options: dict[str, Any], lanes: Lanes) -> None:
+    case = long_case(name)
+    lanes.agree(case.model, case.layers, case.inputs, **options)
+
+
+def test_groups_of_all_heads(lanes: Lanes) -> None:
+    case = long_case("bert")
+    lanes.agree(case.model, case.layers, case.inputs, feature_mask=torch.arange(LENGTHS[0])[None] // 2)
+
+
+@each_shape
+@pytest.mark.parametrize("rows", [3, 7, 40])
+def test_chunks_of_any_size(name: str, rows: int, lanes: Lanes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks, "VECTORS", 9)
+    monkeypatch.setattr(scoring, "_chunk_rows", lambda recording, output: rows)
+    case = long_case(name)
+    lanes.agree(case.model, case.layers[:1], case.inputs)
+
+
+def test_sources_with_few_targets_fold_no_first_matrix(lanes: Lanes) -> None:
+    case = long_case("gpt2")
+    kinds = set()
+    blocks_of_a_layer = blocks.blocks
+
+    def spy(*args: Any) -> Any:
+        found = blocks_of_a_layer(*args)
+        kinds.update(block.folded for block in found)
+        return found
+
+    lanes.monkeypatch.setattr("captum_vz._engine.folded.blocks", spy)
+    lanes.agree(case.model, case.layers, case.inputs)
+    assert kinds == {True, False}
+
+
+@each_shape
+def test_few_rows_go_the_general_way(name: str, lanes: Lanes) -> None:
+    case = long_case(name)
+    lanes.fast(case.model, case.layers, case.inputs, target=3)
+    assert lanes.used == 0
+    assert lanes.reasons == {"there are too few rows to fold for"}
+
+
+@each_shape
+def test_half_precision(name: str, lanes: Lanes) -> None:
+    case = long_case(name)
+    model = case.model.to(torch.bfloat16)
+    fast = lanes.fast(model, case.layers, case.inputs)
+    assert lanes.used == len(case.layers), lanes.reasons
+    for one, other in zip(fast, lanes.general(model, case.layers, case.inputs), strict=True):
+        assert one.dtype == torch.float32
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize("norm_first", [True, False])
+def test_layers_of_torch(batch_first: bool, norm_first: bool, lanes: Lanes) -> None:
+    layer = nn.TransformerEncoderLayer(MODEL_WIDTH, 4, 48, batch_first=batch_first, norm_first=norm_first)
+    layer = layer.double().eval()
+    x = torch.randn((2, 20, MODEL_WIDTH) if batch_first else (20, 2, MODEL_WIDTH), dtype=torch.float64)
+    lanes.agree(layer, [layer], x)
+
+
+def test_the_model_is_left_as_it_was(lanes: Lanes) -> None:
+    case = long_case("bert")
+    before = {name: dict(vars(module)) for name, module in case.model.named_modules()}
+    lanes.fast(case.model, case.layers, case.inputs)
+    assert lanes.used == len(case.layers)
+    after = {name: dict(vars(module)) for name, module in case.model.named_modules()}
+    assert {name: set(entries) for name, entries in before.items()} == {
+        name: set(entries) for name, entries in after.items()
+    }
+
+
+# Blocks that look like one that folds, but for one thing.
+
+
+class Halved(nn.Module):
+    """Behind the attention: half of what it is given, so that the residual stream takes in another share of it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return -x / 2
+
+
+class Scaled(nn.LayerNorm):
+    """A norm whose output depends on the size of its input."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * x.abs().amax(-1, keepdim=True)
+
+
+class Bent(nn.Linear):
+    """No linear module, though it is called one."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).relu()
+
+
+class Sharing(nn.Module):
+    """A feed-forward that shares out something between the positions that it is given together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(WIDTH, 24), nn.Linear(24, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = self.first(x).relu()
+        return self.second(inner / inner.sum(1, keepdim=True))
+
+
+class Routed(nn.Module):
+    """Two feed-forwards, of which each position takes one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        output = torch.zeros_like(x)
+        for expert, chosen in zip(self.experts, (x[..., 0] > 0, x[..., 0] <= 0), strict=True):
+            output[chosen] = expert(x[chosen])
+        return output
+
+
+def altered(attribute: str, module: nn.Module) -> Block:
+    block = Block()
+    setattr(block, attribute, module)
+    return block.double().eval()
+
+
+def hooked() -> Block:
+    """A hook of the user's bends what the first linear module returns."""
+    block = Block()
+    block.feed_forward[0].register_forward_hook(lambda module, args, output: output.tanh())
+    return block
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        Block(after=Convolution()),
+        Block(after=Mean()),
+        Block(after=Halved()),
+        altered("norm", Scaled(WIDTH)),
+        altered("norm", nn.Identity()),
+        altered("feed_forward", nn.Sequential(Bent(WIDTH, 24), nn.Linear(24, WIDTH))),
+        altered("feed_forward", Sharing()),
+        altered("feed_forward", Routed()),
+        hooked(),
+        Block(finish=lambda attention, context, x: attention.output(context).tanh()),
+    ],
+    ids=["convolution", "mean", "halved", "norm", "no-norm", "bent", "sharing", "experts", "hook", "tanh"],
+)
+def test_traps(block: Block, lanes: Lanes) -> None:
+    x = sequences(2, length=20)
+    fast = lanes.fast(block, [block], x)
+    assert lanes.used == 0
+    assert lanes.reasons
+    assert "too few" not in str(lanes.reasons)
+    assert torch.equal(fast[0], lanes.general(block, [block], x)[0])
+
+
+class Offset(nn.Module):
+    """Gemma's norm: it keeps its gain as the difference from one, and its epsilon under another name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(0.1 * torch.randn(WIDTH))
+        self.variance_epsilon = 0.05
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * (x.square().mean(-1, keepdim=True) + self.variance_epsilon).rsqrt() * (1 + self.gain)
+
+
+@pytest.mark.parametrize(
+    "block",
+    [Block(), altered("norm", Offset()), altered("norm", nn.LayerNorm(WIDTH, elementwise_affine=True, bias=False))],
+    ids=["plain", "offset", "no-bias"],
+)
+def test_home_made_blocks(block: Block, lanes: Lanes) -> None:
+    lanes.agree(block, [block], sequences(2, length=20))

@@ -1,0 +1,116 @@
+"""Counted floating-point operations of a map: the formulas, for each way. They do not depend on the clock.
+
+T tokens, d features, D of them inside the feed-forward, H heads; one layer, one sentence, one chunk. A product of
+(n, a) with (a, b) counts 2 n a b.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import BertConfig, BertModel, GPT2Config, GPT2Model, LlamaConfig, LlamaModel
+
+from captum_vz import ValueZeroing
+from captum_vz._engine import scoring
+
+Build = Callable[[], tuple[torch.nn.Module, torch.nn.Module]]
+
+T, d, D, H = 40, 48, 160, 4
+SIZE = {"vocab_size": 50, "hidden_size": d, "num_attention_heads": H, "num_hidden_layers": 1}
+# Projections, weights, context, and the check that these weights make this context; the feed-forward comes on top.
+FORWARD = 2 * T * 4 * d * d + 3 * (2 * T * T * d)
+
+
+def bert() -> tuple[torch.nn.Module, torch.nn.Module]:
+    model = BertModel(BertConfig(**SIZE, intermediate_size=D), add_pooling_layer=False).eval()
+    return model, model.encoder.layer[0]
+
+
+def gpt2() -> tuple[torch.nn.Module, torch.nn.Module]:
+    model = GPT2Model(GPT2Config(**SIZE, n_inner=D, use_cache=False)).eval()
+    return model, model.h[0]
+
+
+def llama() -> tuple[torch.nn.Module, torch.nn.Module]:
+    model = LlamaModel(LlamaConfig(**SIZE, intermediate_size=D, use_cache=False)).eval()
+    return model, model.layers[0]
+
+
+# How many matrices the feed-forward begins with, and which targets see a source.
+MODELS = [(bert, 1, False), (gpt2, 1, True), (llama, 2, True)]
+each_model = pytest.mark.parametrize(("build", "firsts", "causal"), MODELS)
+
+
+@pytest.fixture(autouse=True)
+def one_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scoring, "_chunk_rows", lambda recording, output: 10**6)
+
+
+def operations(build: Build, ways: int, monkeypatch: pytest.MonkeyPatch, **options: int) -> int:
+    """What a map costs if the first `ways` are left out, the model's own pass through the layer included."""
+    model, layer = build()
+    with monkeypatch.context() as patch, FlopCounterMode(display=False) as counter:
+        patch.setattr(scoring, "WAYS", scoring.WAYS[ways:])
+        ValueZeroing(model, layer).attribute(torch.arange(T)[None], **options)
+    return counter.get_total_flops()
+
+
+def feed_forward(rows: int, firsts: int) -> int:
+    return 2 * rows * (firsts + 1) * d * D
+
+
+def general(pairs: int, targets: int, firsts: int) -> int:
+    rows = pairs + targets + 16  # each target runs unchanged behind its pairs, and 16 rows run first
+    return 2 * rows * d * d + feed_forward(rows, firsts)
+
+
+@each_model
+def test_the_general_way(build: Build, firsts: int, causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    pairs = T * (T + 1) // 2 if causal else T * T
+    expected = FORWARD + feed_forward(T, firsts) + general(pairs, T, firsts)
+    assert operations(build, 1, monkeypatch) == expected
+
+
+@each_model
+@pytest.mark.parametrize("ways", [0, 1])
+def test_one_row(build: Build, firsts: int, causal: bool, ways: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    few = 8 + 1  # the only target, again and again
+    expected = FORWARD + feed_forward(T, firsts) + general(T, 1, firsts)
+    expected -= (16 - few) * (2 * d * d + 2 * (firsts + 1) * d * D)
+    assert operations(build, ways, monkeypatch, target=T - 1) == expected
+
+
+@each_model
+def test_whole_sequences(build: Build, firsts: int, causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    copies = 1 + T  # of the sentence: unchanged, and with each source zeroed
+    zeroed = 2 * T * T * d  # what the context of one copy loses
+    expected = FORWARD + feed_forward(T, firsts) + copies * (FORWARD + feed_forward(T, firsts) + zeroed)
+    assert operations(build, 3, monkeypatch) == expected
+
+
+@each_model
+def test_the_fast_lane(build: Build, firsts: int, causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = [T - source for source in range(T)] if causal else [T] * T
+    folded = [count for count in counts if count > H * (1 + count / d)]
+    rest = [count for count in counts if count not in folded]
+    chunks = bool(folded) + bool(rest)
+    traced = T + chunks + 1  # every target, one known row a chunk, and one that is NaN
+    pairs, of_folded, of_rest = sum(counts) + 2 * chunks, sum(folded) + 2, sum(rest) + 2 * bool(rest)
+    expected = FORWARD + feed_forward(T, firsts)
+    expected += 2 * traced * d * d + feed_forward(traced, firsts)
+    expected += 2 * T * d * d  # the attention's output of every target
+    expected += 2 * T * d * d  # W_O, on each source's heads
+    expected += 2 * H * pairs * d  # their sums
+    expected += firsts * (2 * H * len(folded) * d * D + 2 * d * D)  # W, on each (source, head) vector, and on beta
+    expected += firsts * 2 * H * of_folded * D  # their sums
+    expected += firsts * 2 * of_rest * d * D  # W, on the pairs of sources with few of them
+    expected += 2 * pairs * D * d  # the last matrix
+    assert operations(build, 0, monkeypatch) == expected
+
+
+def test_the_fast_lane_needs_fewer_than_two_thirds(monkeypatch: pytest.MonkeyPatch) -> None:
+    fast, slow = (operations(bert, ways, monkeypatch) for ways in (0, 1))
+    assert fast < 2 / 3 * slow
