@@ -2,7 +2,14 @@
 
 from captum_vz import functional
 from captum_vz._engine.layers import find_layers
-from captum_vz.attr import AttentionFlow, AttentionRollout, LayerAttention, ValueZeroing, ValueZeroingRollout
+from captum_vz.attr import (
+    AttentionFlow,
+    AttentionRollout,
+    LayerAttention,
+    LayerAttentionNorm,
+    ValueZeroing,
+    ValueZeroingRollout,
+)
 from captum_vz.functional import token_scores
 
 __version__ = "0.1.0"
@@ -11,6 +18,7 @@ __all__ = [
     "AttentionFlow",
     "AttentionRollout",
     "LayerAttention",
+    "LayerAttentionNorm",
     "ValueZeroing",
     "ValueZeroingRollout",
     "__version__",

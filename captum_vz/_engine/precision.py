@@ -45,12 +45,10 @@ def in_float32(module: Module) -> Module:
 
 def rerun_in_float32(recording: Recording) -> Recording:
     """The same layer on the same input, run and recorded in float32."""
-    _, _, out, sources = recording.calls[0].size
-    cached = any(map(_is_cache, tree_leaves((recording.args, recording.kwargs), is_leaf=_is_cache)))
-    assert sources <= out or not cached, (
-        f"{type(recording.layer).__name__} is in half precision and has to be run again in float32, but "
-        f"{sources - out} of its tokens are in the key-value cache only: pass the whole sequence at once, or load the "
-        "model in float32."
+    missing = cached_only(recording)
+    assert not missing, (
+        f"{type(recording.layer).__name__} is in half precision and has to be run again in float32, but {missing} of "
+        "its tokens are in the key-value cache only: pass the whole sequence at once, or load the model in float32."
     )
     layer = in_float32(recording.layer)
     args, kwargs = tree_map(_float32, without_caches((recording.args, recording.kwargs)))
@@ -61,6 +59,13 @@ def rerun_in_float32(recording: Recording) -> Recording:
     for call, half in zip(again.calls, recording.calls, strict=True):
         call.visible = half.visible
     return again
+
+
+def cached_only(recording: Recording) -> int:
+    """How many of the tokens that a layer attends to were not in its input, but in its key-value cache."""
+    _, _, out, sources = recording.calls[0].size
+    cached = any(map(_is_cache, tree_leaves((recording.args, recording.kwargs), is_leaf=_is_cache)))
+    return max(sources - out, 0) if cached else 0
 
 
 def without_caches(arguments: Any) -> Any:

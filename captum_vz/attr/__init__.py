@@ -5,6 +5,7 @@ from captum_vz.attr._rolled_out import RolledOut
 from captum_vz.attr.attention_flow import AttentionFlow
 from captum_vz.attr.attention_rollout import AttentionRollout
 from captum_vz.attr.layer_attention import LayerAttention
+from captum_vz.attr.layer_attention_norm import LayerAttentionNorm
 from captum_vz.attr.value_zeroing import ValueZeroing
 from captum_vz.attr.value_zeroing_rollout import ValueZeroingRollout
 
@@ -12,6 +13,7 @@ __all__ = [
     "AttentionFlow",
     "AttentionRollout",
     "LayerAttention",
+    "LayerAttentionNorm",
     "LayerMaps",
     "RolledOut",
     "ValueZeroing",

@@ -11,6 +11,11 @@ function                          takes                                     give
 `rollout`                         a map a layer, first layer first          a map a layer, rows sum to 1 if theirs do
 `attention_flow`                  a map a layer, first layer first          one map, rows sum to 1
 `pool_groups`                     a map of tokens                           a map of words, spans or regions
+`head_vectors`                    values, output projection                 each head's vectors `(batch, in, head, d)`
+`frozen_norm`                     vectors, a norm's scale                   the norm's linear part of them
+`contributions`                   weights, vectors of the parts of a source one vector an output and source
+`contribution_norms`              the same                                  their lengths: a map
+`mixing_norms`                    the same                                  `(batch, out, 2)`: from others, from itself
 `token_scores`                    attributions `(batch, tokens, d)`         `(batch, tokens)`
 ================================= ========================================= ===========================================
 """
@@ -26,6 +31,13 @@ from captum_vz.functional.distances import (
 from captum_vz.functional.embeddings import token_scores
 from captum_vz.functional.flow import attention_flow
 from captum_vz.functional.groups import pool_groups
+from captum_vz.functional.norms import (
+    contribution_norms,
+    contributions,
+    frozen_norm,
+    head_vectors,
+    mixing_norms,
+)
 from captum_vz.functional.rollout import Residual, add_residual, rollout
 from captum_vz.functional.rows import normalize_rows, widen
 
@@ -35,10 +47,15 @@ __all__ = [
     "Residual",
     "add_residual",
     "attention_flow",
+    "contribution_norms",
+    "contributions",
     "cosine_distance",
     "euclidean_distance",
+    "frozen_norm",
     "get_distance",
+    "head_vectors",
     "l1_distance",
+    "mixing_norms",
     "normalize_rows",
     "pool_groups",
     "rollout",

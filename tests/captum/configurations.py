@@ -1,4 +1,4 @@
-"""The table that the tests of this folder are generated from: the five classes, on inputs of every form.
+"""The table that the tests of this folder are generated from: the classes, on inputs of every form.
 
 A new class or option is one more row, and runs through every rule.
 """
@@ -13,11 +13,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from captum_vz import AttentionFlow, AttentionRollout, LayerAttention, ValueZeroing, ValueZeroingRollout
+from captum_vz import (
+    AttentionFlow,
+    AttentionRollout,
+    LayerAttention,
+    LayerAttentionNorm,
+    ValueZeroing,
+    ValueZeroingRollout,
+)
 from tests.reference.case import Case
 from tests.reference.families import FAMILIES
 
-LAYER_METHODS = (ValueZeroing, LayerAttention)
+LAYER_METHODS = (ValueZeroing, LayerAttention, LayerAttentionNorm)
 STACK_METHODS = (ValueZeroingRollout, AttentionRollout, AttentionFlow)
 METHODS = (*LAYER_METHODS, *STACK_METHODS)
 
@@ -116,6 +123,9 @@ CONFIGURATIONS = [
     Configuration(LayerAttention, "llama", "mapping", options={"heads": "max"}),
     Configuration(LayerAttention, inputs="embeddings", options={"heads": [1, 2], "normalize": False}),
     Configuration(LayerAttention, "vit", layers=2),
+    Configuration(LayerAttentionNorm, options={"include": "encoder"}),
+    Configuration(LayerAttentionNorm, "gpt2", "mapping", layers=0, options={"include": "residual"}),
+    Configuration(LayerAttentionNorm, inputs="embeddings", layers=1, attribute={"feature_mask": PAIRS}),
     Configuration(ValueZeroingRollout),
     Configuration(ValueZeroingRollout, "gpt2", "tuple", options={"residual": 0.5}),
     Configuration(ValueZeroingRollout, inputs="embeddings", attribute={"feature_mask": PAIRS}),

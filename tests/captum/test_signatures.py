@@ -17,6 +17,7 @@ CONSTRUCTORS = {
     "ValueZeroing": [*SHARED, *ZEROING],
     "ValueZeroingRollout": [*SHARED, "residual", *ZEROING],
     "LayerAttention": [*SHARED, "heads", "attention", "normalize"],
+    "LayerAttentionNorm": [*SHARED, "include", "attention", "normalize"],
     "AttentionRollout": [*SHARED, "residual", "heads", "attention"],
     "AttentionFlow": [*SHARED, "residual", "heads", "attention"],
 }
@@ -40,6 +41,7 @@ NAMES = {
     "ValueZeroing": "Value Zeroing",
     "ValueZeroingRollout": "Value Zeroing Rollout",
     "LayerAttention": "Layer Attention",
+    "LayerAttentionNorm": "Layer Attention Norm",
     "AttentionRollout": "Attention Rollout",
     "AttentionFlow": "Attention Flow",
 }

@@ -1,0 +1,122 @@
+"""A layer's output at each token as a sum of vectors, one from each source token: what norm-based methods measure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from captum_vz._engine.parts import LayerParts, Norm
+from captum_vz._engine.recording import AttentionCall, Recording
+from captum_vz._engine.scoring import CHUNK_BYTES, CHUNK_BYTES_ELSEWHERE
+from captum_vz.functional import contributions, frozen_norm, head_vectors
+
+# How far a layer is followed: its attention, plus its residual connection, plus the norm after that, plus the last one.
+INCLUDES = ("attention", "residual", "layer_norm", "encoder")
+
+
+@dataclass(frozen=True)
+class Decomposition:
+    """A few examples of a layer: V_ij = sum over k of weights_ijk * vectors_jk, nothing from or to padding.
+
+    The residual connection is one more head, which sees each token itself with weight one.
+
+    Attributes:
+        weights: `(batch, row, in, part)`.
+        vectors: `(batch, in, part, d)`.
+        whole: What the vectors of a row and all biases add up to, `(batch, row, d)`.
+        rows: The positions of the rows, `(batch, row)`.
+        groups: The groups of the sources, `(batch, in)`; None: each is its own.
+        group_count: How many groups there are in the whole batch.
+    """
+
+    weights: Tensor
+    vectors: Tensor
+    whole: Tensor
+    rows: Tensor
+    groups: Tensor | None
+    group_count: int
+
+    def written_out(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """The vectors `(batch, row, group, d)`, added up over each group, and their whole; a few rows at a time."""
+        batch, _, sources, _ = self.weights.shape
+        step = _fitting(self.vectors, batch * sources * self.vectors.shape[-1])
+        for weights, whole in zip(self.weights.split(step, 1), self.whole.split(step, 1), strict=True):
+            vectors = contributions(weights, self.vectors)
+            if self.groups is not None:
+                pooled = vectors.new_zeros(*vectors.shape[:2], self.group_count, vectors.shape[3])
+                vectors = pooled.scatter_add(2, self.groups[:, None, :, None].expand_as(vectors), vectors)
+            yield vectors, whole
+
+
+def decompositions(
+    recording: Recording, call: AttentionCall, include: str | None, rows: Tensor | None, groups: Tensor | None
+) -> Iterator[Decomposition]:
+    """The decompositions of a layer followed as far as `include` says, a few consecutive examples at a time.
+
+    With include None it is followed to where the residual is added, and through the norm after that if there is one.
+    `rows` `(batch, row)` are the positions wanted, None: all; `groups` `(batch, in)` are counted from 0.
+    """
+    parts = LayerParts(recording, call)
+    residual, norms, whole = _follow(parts, include)
+    weights = _weights(parts, residual is not None, norms)
+    if rows is None:
+        rows = torch.arange(weights.shape[1], device=weights.device).expand(weights.shape[:2])
+    weights = weights.gather(1, rows[..., None, None].expand(-1, -1, *weights.shape[2:]))
+    whole = whole.masked_fill(~parts.rows[..., None], 0).gather(1, rows[..., None].expand(-1, -1, whole.shape[2]))
+    count = weights.shape[2] if groups is None else int(groups.max()) + 1
+    values = parts.call.values
+    width = weights.shape[3] * parts.matrix.shape[1]
+    for few in torch.arange(len(weights)).split(_fitting(values, values.shape[2] * width)):
+        of = slice(int(few[0]), int(few[-1]) + 1)
+        vectors = head_vectors(values[of], parts.matrix)
+        if residual is not None:
+            vectors = torch.cat([vectors, residual[of, :, None]], dim=2)
+        for norm in norms:
+            vectors = frozen_norm(vectors, norm.scale, norm.centred)
+        vectors = vectors.masked_fill(~parts.sources[of, :, None, None], 0)
+        yield Decomposition(weights[of], vectors, whole[of], rows[of], None if groups is None else groups[of], count)
+
+
+def _follow(parts: LayerParts, include: str | None) -> tuple[Tensor | None, list[Norm], Tensor]:
+    """The residual that is added, the norms that are applied, and what comes out, biases and all."""
+    if include == "attention":
+        return None, [], parts.projected
+    tokens, sources = parts.call.size[2:]
+    assert tokens == sources, (
+        f"The attention of {parts.name} has {sources} sources for {tokens} tokens, so that the residual connection "
+        "belongs to none of them: include='attention' needs none."
+    )
+    residual = parts.residual()
+    total = residual + parts.projected
+    after = None if include == "residual" else parts.norm_after()
+    if after is None:
+        assert include in (None, "residual"), (
+            f"The layer {parts.name} norms what its attention is given and not what comes of it (pre-norm), so that "
+            f"include={include!r} is not defined for it: pass 'residual' or 'attention'."
+        )
+        return residual, [], total
+    norm, normed = after
+    if include != "encoder":
+        return residual, [norm], normed
+    return residual, [norm, parts.norm_at_end(normed)], parts.output
+
+
+def _weights(parts: LayerParts, residual: bool, norms: list[Norm]) -> Tensor:
+    """`(batch, out, in, part)`: those of the heads and of the residual connection, over the norms' deviations."""
+    assert parts.call.weights is not None  # the parts saw to it
+    weights = parts.call.weights.to(parts.call.values.dtype).permute(0, 2, 3, 1)
+    if residual:
+        itself = torch.eye(weights.shape[1], dtype=weights.dtype, device=weights.device)
+        weights = torch.cat([weights, itself.expand(len(weights), -1, -1)[..., None]], dim=3)
+    for norm in norms:
+        weights = weights * norm.inverse[:, :, None, None]
+    there = parts.rows[:, :, None] & parts.sources[:, None, :]
+    return weights.masked_fill(~there[..., None], 0)
+
+
+def _fitting(like: Tensor, numbers: int) -> int:
+    """How many times so many numbers fit in a chunk; at least once."""
+    return max(1, CHUNK_BYTES.get(like.device.type, CHUNK_BYTES_ELSEWHERE) // (numbers * like.element_size()))

@@ -1,0 +1,272 @@
+"""LayerAttentionNorm against the naive twin that writes every vector out, in float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from captum_vz import LayerAttentionNorm, find_layers
+from captum_vz._engine.collect import collect
+from captum_vz._engine.decomposition import Decomposition, decompositions
+from captum_vz._engine.recording import Recording
+from captum_vz._engine.sites import attention_call
+from tests.engine.compare import assert_same
+from tests.reference import FAMILIES, Case
+from tests.reference.norms import (
+    POST_NORMS,
+    PRE_NORM,
+    naive_attention_norm,
+    naive_mixing_ratio,
+    naive_vectors,
+)
+
+# What each family has: a decoder's block with two attentions does not end in the norm of the first.
+INCLUDED = {
+    **{name: ["attention", "residual", "layer_norm", "encoder"] for name in POST_NORMS},
+    **{name: ["attention", "residual"] for name in PRE_NORM},
+    "bart-decoder": ["attention", "residual", "layer_norm"],
+    "gemma2": ["attention"],  # it norms its attention's output before the residual is added
+}
+EACH = [(name, include) for name, includes in INCLUDED.items() for include in includes]
+each = pytest.mark.parametrize(("name", "include"), EACH)
+VARIED = [("bert", "attention"), ("bert", "encoder"), ("gpt2", "residual"), ("llama", "attention")]
+each_varied = pytest.mark.parametrize(("name", "include"), VARIED)
+
+
+@each
+def test_every_layer_of_every_family(name: str, include: Any) -> None:
+    case = FAMILIES[name].case
+    for normalize in (False, True):
+        maps = LayerAttentionNorm(case.model, case.layers, include=include, normalize=normalize).attribute(case.inputs)
+        for index, layer_map in enumerate(maps):
+            assert_same(layer_map, naive_attention_norm(case, index, include, normalize=normalize))
+
+
+@pytest.mark.parametrize("name", ["bart-decoder", "t5-decoder", "whisper-decoder"])
+def test_cross_attention(name: str) -> None:
+    case = FAMILIES[name].case
+    for index, layer in enumerate(case.layers):
+        cross = LayerAttentionNorm(case.model, layer, attention="cross").attribute(case.inputs)
+        assert_same(cross, naive_attention_norm(case, index, "attention", attention="cross"))
+
+
+@each
+def test_the_mixing_ratio(name: str, include: Any) -> None:
+    case = FAMILIES[name].case
+    method = LayerAttentionNorm(case.model, case.layers, include=include)
+    ratios = method.mixing_ratio(case.inputs)
+    for index, ratio in enumerate(ratios):
+        assert_same(ratio, naive_mixing_ratio(case, index, include))
+    assert_same(method.mixing_ratio(case.inputs, target=1), [ratio[:, 1] for ratio in ratios])
+
+
+def decomposition_of(case: Case, include: str, layer_index: int = 0) -> Decomposition:
+    """All examples and rows of a layer at once: these are so small that they fit one chunk."""
+    found: list[Decomposition] = []
+
+    def keep(index: int, recording: Recording) -> Tensor:
+        found.extend(decompositions(recording, attention_call(recording, "self"), include, None, None))
+        return torch.zeros(1)
+
+    collect(lambda: case.model(**case.inputs), [case.layers[layer_index]], keep)
+    return found[-1]  # of a layer that runs several times, the last run counts
+
+
+@each
+def test_vectors_and_what_belongs_to_no_source_add_up_to_the_models_own(name: str, include: str) -> None:
+    """Sum of R + b_O = p1; sum of Z + g(b_O) + beta = h; sum of g2(Z) + g2(g1(b_O) + beta1 + FFN) + beta2 = y."""
+    case = FAMILIES[name].case
+    ours, naive = decomposition_of(case, include), naive_vectors(case, 0, include)
+    sums = torch.einsum("bijk,bjkd->bid", ours.weights, ours.vectors)
+    real = torch.from_numpy(naive.real)
+    assert_same(ours.whole[real], torch.from_numpy(naive.whole)[real])
+    assert_same((sums + torch.from_numpy(naive.rest))[real], ours.whole[real])
+    assert not sums[~real].any()
+
+
+@each_varied
+def test_the_rows_of_targets(name: str, include: Any) -> None:
+    case = FAMILIES[name].case
+    method = LayerAttentionNorm(case.model, case.layers[1], include=include)
+    whole = method.attribute(case.inputs)
+    assert_same(method.attribute(case.inputs, target=1), whole[:, 1])
+    assert_same(method.attribute(case.inputs, target=[0, 2, 1]), whole[[0, 1, 2], [0, 2, 1]])
+    assert_same(method.attribute(case.inputs, target=(2, 1)), whole[:, 2, 1])
+    assert_same(method.attribute(case.inputs, target=(slice(0, 3),)), whole[:, :3])
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+@each_varied
+def test_the_vectors_of_a_group_are_added_up(name: str, include: Any, normalize: bool) -> None:
+    case = FAMILIES[name].case
+    tokens = case.inputs["input_ids"].shape[1]
+    pairs = torch.arange(tokens) // 2
+    for mask in (
+        pairs[None],
+        torch.zeros(1, tokens, dtype=torch.long),
+        torch.arange(tokens).flip(0)[None],
+        torch.stack([pairs, torch.arange(tokens) % 2, torch.zeros(tokens, dtype=torch.long)]),
+    ):
+        method = LayerAttentionNorm(case.model, case.layers[1], include=include, normalize=normalize)
+        whole = method.attribute(case.inputs, feature_mask=mask)
+        assert_same(whole, naive_attention_norm(case, 1, include, groups=mask, normalize=normalize))
+        assert_same(method.attribute(case.inputs, feature_mask=mask, target=2), whole[:, 2])
+
+
+@each
+def test_a_batch_is_its_examples_one_by_one_and_padding_changes_nothing(name: str, include: Any) -> None:
+    case = FAMILIES[name].case
+    method = LayerAttentionNorm(case.model, case.layers, include=include, normalize=False)
+    together = method.attribute(case.inputs)
+    for index in range(case.batch):
+        for layer_map, alone in zip(together, method.attribute(case.example(index).inputs), strict=True):
+            length = alone.shape[1]
+            assert_same(layer_map[index, :length, :length], alone[0])
+            assert not layer_map[index, length:].any()
+            assert not layer_map[index, :, length:].any()
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5])
+@each_varied
+def test_any_size_of_chunk(name: str, include: Any, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = FAMILIES[name].case
+    method = LayerAttentionNorm(case.model, case.layers[0], include=include)
+    mask = torch.arange(case.inputs["input_ids"].shape[1])[None] // 2
+    for options in ({}, {"feature_mask": mask}):
+        expected = method.attribute(case.inputs, **options)
+        with monkeypatch.context() as patch:
+            patch.setattr("captum_vz._engine.decomposition.CHUNK_BYTES", {"cpu": rows * 7 * 32 * 8})
+            assert_same(method.attribute(case.inputs, **options), expected)
+
+
+@pytest.mark.parametrize("name", [name for name in INCLUDED if name != "gemma2"])
+def test_a_model_loaded_with_sdpa(name: str) -> None:
+    include = INCLUDED[name][-1]
+    expected, same = (
+        LayerAttentionNorm(case.model, case.layers, include=include).attribute(case.inputs)
+        for case in (FAMILIES[name].case, FAMILIES[name].build(attn_implementation="sdpa"))
+    )
+    assert_same(same, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama"])
+def test_lower_precision(name: str, dtype: torch.dtype) -> None:
+    """Against the same rounded parameters in float64, on the first layer, whose input is rounded once."""
+    include = INCLUDED[name][-1]
+    case = FAMILIES[name].build(dtype)
+    layer_map = LayerAttentionNorm(case.model, case.layers[0], include=include).attribute(case.inputs)
+    assert layer_map.dtype == torch.float32
+    exact = case.model.double()
+    expected = LayerAttentionNorm(exact, case.layers[0], include=include).attribute(case.inputs)
+    tolerance = 1e-6 if dtype == torch.float32 else 5e-3
+    assert_same(layer_map.double(), expected, tolerance)
+
+
+@pytest.mark.parametrize("sequence_first", [False, True])
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_torchs_own_layers(norm_first: bool, sequence_first: bool) -> None:
+    layer = nn.TransformerEncoderLayer(
+        16, 4, 24, batch_first=not sequence_first, norm_first=norm_first, dtype=torch.float64
+    ).eval()
+    attention, norm = layer.self_attn, layer.norm1
+    nn.init.normal_(attention.in_proj_bias)
+    nn.init.normal_(norm.weight)
+    x = torch.randn(2, 5, 16, dtype=torch.float64)
+    include = "residual" if norm_first else "layer_norm"
+    method = LayerAttentionNorm(layer, layer, include=include, normalize=False)
+    found = method.attribute(x.transpose(0, 1) if sequence_first else x)
+
+    given = (norm(x) if norm_first else x).detach()
+    inputs = given.transpose(0, 1) if sequence_first else given
+    weights = attention(inputs, inputs, inputs, average_attn_weights=False)[1].detach().numpy()
+    value = (given @ attention.in_proj_weight[32:].T + attention.in_proj_bias[32:]).detach().numpy()
+    matrix = attention.out_proj.weight.detach().numpy()
+    for b, i, j in np.ndindex(2, 5, 5):
+        vector = np.zeros(16)
+        for head in range(4):
+            columns = slice(4 * head, 4 * head + 4)
+            vector += weights[b, head, i, j] * matrix[:, columns] @ value[b, j, columns]
+        vector += x[b, i].numpy() * (i == j)
+        if not norm_first:
+            total = x[b, i] + attention(inputs, inputs, inputs)[0].transpose(0, int(sequence_first))[b, i]
+            deviation = (total.var(unbiased=False) + norm.eps).sqrt().item()
+            vector = norm.weight.detach().numpy() * (vector - vector.mean()) / deviation
+        assert abs(found[b, i, j].item() - np.sqrt((vector**2).sum())) < 1e-10
+
+
+@pytest.mark.parametrize(("name", "include"), [("gpt2", "layer_norm"), ("llama", "encoder"), ("gpt-neox", "encoder")])
+def test_pre_norm_layers_have_no_norm_after(name: str, include: Any) -> None:
+    case = FAMILIES[name].case
+    with pytest.raises(AssertionError, match=r"\(pre-norm\), so that include='\w+' is not defined"):
+        LayerAttentionNorm(case.model, case.layers[0], include=include).attribute(case.inputs)
+
+
+@pytest.mark.parametrize(
+    ("name", "include", "complaint"),
+    [
+        ("gemma2", "residual", "Gemma2DecoderLayer has no residual connection that can be recognised"),
+        ("olmo2", "residual", "Olmo2DecoderLayer has no residual connection that can be recognised"),
+        ("granite", "layer_norm", "GraniteDecoderLayer has no residual connection that can be recognised"),
+        ("bart-decoder", "encoder", "BartDecoderLayer does not end in a norm that can be recognised"),
+    ],
+)
+def test_structures_that_are_not_recognised(name: str, include: Any, complaint: str) -> None:
+    case = FAMILIES[name].case
+    with pytest.raises(AssertionError, match=complaint):
+        LayerAttentionNorm(case.model, case.layers[0], include=include).attribute(case.inputs)
+
+
+class Gate(nn.Module):
+    """Stands for a projection and is none: what it makes is not linear in what it is given."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * x.sigmoid()
+
+
+def test_a_projection_that_is_none() -> None:
+    case = FAMILIES["bert"].build()
+    case.layers[0].attention.output.dense = Gate()
+    with pytest.raises(AssertionError, match="context to a Gate, looked for was a linear projection"):
+        LayerAttentionNorm(case.model, case.layers[0]).attribute(case.inputs)
+
+
+def test_a_norm_that_is_none() -> None:
+    case = FAMILIES["bert"].build()
+    case.layers[0].attention.output.LayerNorm = nn.Tanh()
+    method = LayerAttentionNorm(case.model, case.layers[0], include="layer_norm")
+    with pytest.raises(AssertionError, match="sum of its residual and its attention's output that is not recognised"):
+        method.attribute(case.inputs)
+
+
+def test_attention_that_is_not_to_be_seen() -> None:
+    from transformers import GPTJConfig, GPTJModel
+
+    model = GPTJModel(GPTJConfig(vocab_size=9, n_embd=16, n_layer=1, n_head=2, rotary_dim=4, n_inner=16)).eval()
+    with pytest.raises(AssertionError, match="weights of GPTJAttention cannot be read"):
+        LayerAttentionNorm(model, find_layers(model)).attribute(torch.tensor([[1, 2]]))
+
+
+def test_tokens_that_are_in_the_cache_only() -> None:
+    case = FAMILIES["gpt2"].build()
+    first = case.model(case.inputs["input_ids"][:1, :3], use_cache=True)
+
+    def forward(ids: Tensor) -> Any:
+        return case.model(ids, past_key_values=first.past_key_values)
+
+    with pytest.raises(AssertionError, match="pass the whole sequence at once"):
+        LayerAttentionNorm(forward, case.layers[0]).attribute(case.inputs["input_ids"][:1, 3:])
+
+
+def test_options_that_there_are_not() -> None:
+    model = nn.Identity()
+    with pytest.raises(AssertionError, match=r"include is 'all': pass one of 'attention', 'residual'"):
+        LayerAttentionNorm(model, model, include="all")  # type: ignore[arg-type]
+    with pytest.raises(AssertionError, match="the residual beside a cross-attention is no source token"):
+        LayerAttentionNorm(model, model, include="residual", attention="cross")
+    with pytest.raises(AssertionError, match="a token is no source of its own"):
+        LayerAttentionNorm(model, model, attention="cross").mixing_ratio(torch.ones(1, 2))
