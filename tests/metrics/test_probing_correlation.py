@@ -1,0 +1,57 @@
+"""The correlation of cue alignment with probing, against scipy's on examples drawn by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from scipy import stats
+
+from captum_vz.metrics import probing_correlation
+
+
+def test_the_correlation_over_layers_is_scipys_of_the_mean() -> None:
+    alignment, compression = torch.rand(30, 6) + torch.linspace(0, 0.5, 6), [1.0, 1.2, 1.2, 3.0, 2.0, 5.0]
+    found = probing_correlation(alignment, compression)
+    assert found.statistic == pytest.approx(stats.spearmanr(alignment.mean(0), compression).statistic)
+    assert -1 <= found.low <= found.statistic <= found.high <= 1
+    assert found == probing_correlation(alignment, compression)
+    holed = torch.cat([alignment, torch.full((2, 6), torch.nan)])
+    assert probing_correlation(holed, compression) == found._replace(undefined=2)
+
+
+def test_the_interval_is_that_of_examples_drawn_again() -> None:
+    alignment, compression = torch.rand(8, 5, dtype=torch.float64), torch.tensor([2.0, 1, 3, 5, 4])
+    drawn = torch.randint(8, (4000, 8), generator=torch.Generator().manual_seed(0))
+    naive = [stats.spearmanr(alignment[rows].mean(0), compression).statistic for rows in drawn[:2000]]
+    found = probing_correlation(alignment, compression)
+    low, high = torch.tensor(naive).quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+    assert found.low == pytest.approx(low, abs=0.11)  # the next value that five ranks can take
+    assert found.high == pytest.approx(high, abs=0.11)
+
+
+def test_a_correlation_without_spread_or_with_one_example() -> None:
+    single = probing_correlation(torch.tensor([[0.1, 0.2, 0.3]]), [1.0, 2.0, 3.0])
+    assert single.statistic == pytest.approx(1)
+    assert single.low != single.low
+    assert single.examples == 1
+    none = probing_correlation(torch.full((2, 3), torch.nan), [1.0, 2.0, 3.0])
+    assert none.statistic != none.statistic
+    assert (none.examples, none.undefined) == (0, 2)
+    flat = probing_correlation(torch.rand(4, 3), [2.0, 2.0, 2.0])
+    assert flat.statistic != flat.statistic
+
+
+@pytest.mark.parametrize(
+    ("alignment", "compression", "message"),
+    [
+        (torch.rand(4, 3), [1.0, 2.0], r"alignment is \(4, 3\) of torch.float32 and compression \(2,\)"),
+        (torch.rand(3), [1.0, 2.0, 3.0], r"alignment is \(3,\)"),
+        (torch.rand(4, 1), [1.0], "of two layers or more"),
+        (torch.rand(4, 2), [1.0, torch.inf], r"compression is \[1.0, inf\]"),
+    ],
+)
+def test_a_correlation_of_what_does_not_fit_is_refused(alignment: Any, compression: Any, message: str) -> None:
+    with pytest.raises(AssertionError, match=message):
+        probing_correlation(alignment, compression)
