@@ -1,0 +1,38 @@
+"""The tutorials as they stand in the repository; `.ci/run` executes them.
+
+Their outputs are kept, because many read a notebook without running it: so they have to be whole, and nobody's own.
+"""
+
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+
+TUTORIALS = sorted((Path(__file__).parents[1] / "tutorials").glob("*.ipynb"))
+LARGEST = 1_000_000  # bytes
+MACHINE = re.compile(r"/(?:home|root|Users|tmp|work)/|[A-Z]:\\\\|site-packages")
+
+
+def test_there_are_tutorials() -> None:
+    assert TUTORIALS
+
+
+@pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
+def test_a_tutorial_was_run_from_top_to_bottom(path: Path) -> None:
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
+    outputs = [output for cell in code for output in cell.outputs]
+    assert {output.output_type for output in outputs} <= {"stream", "display_data", "execute_result"}  # no error
+    assert any("image/png" in output.get("data", {}) for output in outputs)
+
+
+@pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
+def test_a_tutorial_is_small_and_holds_nothing_of_the_machine_that_ran_it(path: Path) -> None:
+    assert path.stat().st_size < LARGEST
+    assert not MACHINE.search(path.read_text("utf-8"))
+    notebook = nbformat.read(path, as_version=4)
+    assert set(notebook.metadata) <= {"kernelspec", "language_info"}
+    assert not any(cell.metadata for cell in notebook.cells)
