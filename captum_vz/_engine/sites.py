@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from captum_vz._engine.interface import lets_through
 from captum_vz._engine.layers import is_stack
@@ -27,6 +27,11 @@ def attention_call(recording: Recording, attention: str) -> AttentionCall:
     assert len(calls) <= 2 and not (len(calls) == 2 and any(map(is_stack, recording.layer.modules()))), (
         f"The layer {name} called attention {len(calls)} times in one run: pass a single Transformer block, "
         "not a stack of them."
+    )
+    lists = [module for module in recording.layer.modules() if isinstance(module, nn.ModuleList)]
+    assert len(calls) == 1 or not any({call.module for call in calls} <= set(one.children()) for one in lists), (
+        f"The layer {name} has a list of {len(calls)} attentions of the same kind, none of which is a cross-attention: "
+        "pass the part of it that holds one of them."
     )
     assert attention == "self" or len(calls) == 2, (
         f"The layer {name} has no second attention, so there is no cross-attention to explain: pass attention='self', "

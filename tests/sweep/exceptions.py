@@ -4,13 +4,32 @@ from __future__ import annotations
 
 from typing import Any
 
-TINY_MLP = {"intermediate_size": 96, "moe_intermediate_size": 32}
+# Rotary embeddings in three sections for heads of 16.
+SECTIONS = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]}}
+HALF_SECTIONS = {
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 10000.0,
+        "partial_rotary_factor": 0.5,
+        "mrope_section": [2, 1, 1],
+    }
+}
+EXPERTS = {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1}
+FORECAST = {"prediction_length": 6, "context_length": 8}
 
 EXCEPTIONS: dict[str, dict[str, Any]] = {
-    "lilt": {"hidden_size": 96},
-    "dots1": {"moe_intermediate_size": 32, "n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
+    "autoformer": FORECAST,
+    "deepseek_v2": EXPERTS,
+    "dots1": {**EXPERTS, "moe_intermediate_size": 32},
     "esm": {"vocab_size": 128, "mask_token_id": 3, "pad_token_id": 1},
-    "autoformer": {"prediction_length": 6, "context_length": 8},
-    "informer": {"prediction_length": 6, "context_length": 8},
-    "time_series_transformer": {"prediction_length": 6, "context_length": 8},
+    "gemma3n_text": {"intermediate_size": [96, 96], "activation_sparsity_pattern": [0.0, 0.0]},
+    "glm4v_moe_text": HALF_SECTIONS,
+    "glm4v_text": SECTIONS,
+    "glm_image_text": SECTIONS,
+    "glm_ocr_text": SECTIONS,
+    "informer": FORECAST,
+    "lilt": {"hidden_size": 96},
+    "nemotron": {"num_key_value_heads": 2, "head_dim": 16},
+    "qwen2_5_vl_text": SECTIONS,
+    "time_series_transformer": FORECAST,
 }

@@ -59,6 +59,7 @@ AGREE = {
 # model type -> what it says
 REFUSED = {
     "ibert": "called no attention that can be read",
+    "longcat_flash": "has a list of 2 attentions",
     "longformer": "called no attention that can be read",
     "mamba": "has no stack of layers with attention",
     "xlnet": "called no attention that can be read",
