@@ -10,6 +10,7 @@ from captum_vz.attr import (
     ValueZeroing,
     ValueZeroingRollout,
 )
+    TokenAttribution,
 from captum_vz.functional import token_scores
 
 __version__ = "0.1.0"
@@ -25,4 +26,5 @@ __all__ = [
     "find_layers",
     "functional",
     "token_scores",
+    "TokenAttribution",
 ]

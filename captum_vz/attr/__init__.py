@@ -9,6 +9,7 @@ from captum_vz.attr.layer_attention_norm import LayerAttentionNorm
 from captum_vz.attr.value_zeroing import ValueZeroing
 from captum_vz.attr.value_zeroing_rollout import ValueZeroingRollout
 
+from captum_vz.attr.token_attribution import TokenAttribution
 __all__ = [
     "AttentionFlow",
     "AttentionRollout",
@@ -19,3 +20,4 @@ __all__ = [
     "ValueZeroing",
     "ValueZeroingRollout",
 ]
+    "TokenAttribution",

@@ -1,0 +1,220 @@
+"""Captum's own methods on tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from inspect import signature
+from typing import Any, Literal
+
+import torch
+from captum._utils.typing import TargetType
+from captum.attr import Attribution, DeepLiftShap, GradientShap, LayerDeepLiftShap, LayerGradientShap
+from captum.log import log_usage
+from torch import Tensor, nn
+
+from captum_vz.attr._explained import Explained
+from captum_vz.functional import token_scores
+
+# Their baselines are a distribution that all examples share, not one baseline an example.
+_ONE_EXAMPLE_AT_A_TIME = (GradientShap, LayerGradientShap, DeepLiftShap, LayerDeepLiftShap)
+
+
+class TokenAttribution(Attribution):
+    r"""How much each token matters for the model's output at a class (`target`: a *class*, as in Captum itself).
+
+    .. math:: s_j = \textstyle\sum_k a_{jk}, \qquad
+        a = \text{method}\big(x \mapsto o_{\text{target}}(x) - o_{\text{foil}}(x)\big), \qquad x_j = E[\text{id}_j]
+
+    Any attribution class of Captum's that explains inputs or a layer, applied to the word embeddings :math:`x` of token
+    ids: integrated gradients, saliency, input times gradient, DeepLift, GradientShap, feature ablation, or their layer
+    forms. The embeddings enter as `inputs_embeds`, so that the model adds positions and token types as ever; that it
+    then gives the same output as for the ids is checked.
+
+    Unlike the methods of this package that draw maps, these explain an *output*, so `target` names a class (for a
+    language model: a vocabulary entry) and `position` the token at which it is read. DeepLift has rules for the
+    activation *modules* of torch.nn only; elsewhere (transformers' GELU, attention) it is input times gradient.
+
+    Args:
+        forward_func: A model, or a function that takes the same keywords: `inputs_embeds` and, for the check,
+            `input_ids`, beside all else in `inputs`. It returns logits, or an object that has them as `logits`.
+        method: A Captum attribution class, or a function that builds one, such as
+            `functools.partial(IntegratedGradients, multiply_by_inputs=False)`.
+        tokenizer: Has the ids of the special tokens.
+        layer: For the layer forms, the module whose output `(batch, tokens, d)` they explain.
+        embeddings: The module that embeds token ids; None: `forward_func.get_input_embeddings()`.
+        objective: What to explain instead of logits: a function of the model's output that returns `(batch,)` or, to be
+            read at `target`, `(batch, classes)`. A method may run many copies of the batch at once.
+        reduce: "sum" (signed), "l1" or "l2", see :func:`~captum_vz.token_scores`.
+
+    >>> from captum.attr import IntegratedGradients
+    >>> from captum_vz import TokenAttribution
+    >>> from captum_vz.testbed import load_agreement_model
+    >>> model, tokenizer = load_agreement_model()
+    >>> inputs = tokenizer("the pictures of some hat [MASK] scaring marcus.", return_tensors="pt")
+    >>> right, wrong = tokenizer.convert_tokens_to_ids(["are", "is"])
+    >>> method = TokenAttribution(model, IntegratedGradients, tokenizer)
+    >>> scores = method.attribute(inputs, target=right, foil=wrong, position=6, baselines="mask")
+    >>> scores.shape == inputs["input_ids"].shape, inputs.tokens()[scores.argmax()]
+    (True, 'pictures')
+    """
+
+    def __init__(
+        self,
+        forward_func: Callable[..., Any],
+        method: Callable[..., Attribution],
+        tokenizer: Any,
+        layer: nn.Module | None = None,
+        *,
+        embeddings: nn.Module | None = None,
+        objective: Callable[[Any], Tensor] | None = None,
+        reduce: Literal["sum", "l1", "l2"] = "sum",
+    ) -> None:
+        super().__init__(forward_func)
+        self.method = method
+        self.tokenizer = tokenizer
+        self.layer = layer
+        self.embeddings = embeddings
+        self.objective = objective
+        self.reduce = reduce
+
+    @log_usage(part_of_slo=True)  # type: ignore[untyped-decorator]  # Captum ships it without types.
+    def attribute(
+        self,
+        inputs: Tensor | Mapping[str, Any],
+        target: TargetType = None,
+        *,
+        position: int | Sequence[int] | Tensor | None = None,
+        foil: int | Sequence[int] | Tensor | None = None,
+        baselines: Literal["pad", "mask", "zero"] | Tensor = "pad",
+        **options: Any,
+    ) -> Tensor:
+        """How much each token matters for the output at `target` (a *class*, as in Captum itself).
+
+        Gradients are computed also where the caller has switched them off. The model is left as it was.
+
+        Args:
+            inputs: Token ids `(batch, tokens)`, or a mapping that holds them as `input_ids`, such as a tokenizer's
+                output.
+            target: The class whose logit is explained, in any of Captum's forms: one for all examples, or a list or
+                tensor with one for each.
+            position: The token at which the logits `(batch, tokens, classes)` are read: one for all examples, or one
+                for each. None: the logits are `(batch, classes)`.
+            foil: The class whose logit is subtracted ("why target rather than foil?"): one, or one for each example.
+            baselines: What stands for a token that is not there, where the method has baselines: "pad", "mask" (the
+                embeddings of these tokens), "zero" (no embedding), or token ids `(1 or batch, tokens)`. By name, the
+                special tokens (CLS, SEP, BOS, EOS, padding) keep their own embeddings, and get scores of 0 from
+                methods that compare with the baseline.
+            options: Passed on to the method's own `attribute`, such as `n_steps`.
+
+        Returns:
+            `(batch, tokens)`, the shape of the ids, in at least float32; 0 at padding. Rows are not normalised: those
+            of integrated gradients and DeepLift sum, with `reduce="sum"`, to the output minus that for the baseline.
+
+        Raises:
+            AssertionError: Arguments that do not fit; inference mode; a model in train mode, or one whose output for
+                embeddings is not that for ids; an output that is not as described.
+        """
+        assert not torch.is_inference_mode_enabled(), (
+            f"{self.get_name()} needs gradients, which torch.inference_mode() rules out: use torch.no_grad() instead."
+        )
+        assert not getattr(self.forward_func, "training", False), "The model is in train mode: call model.eval() first."
+        named = dict(inputs) if isinstance(inputs, Mapping) else {"input_ids": inputs}
+        ids = named.pop("input_ids", None)
+        assert isinstance(ids, Tensor) and ids.ndim == 2 and not ids.is_floating_point() and ids.numel(), (
+            "inputs holds no token ids: pass a tensor of integers (batch, tokens), or a mapping with one as input_ids."
+        )
+        assert self.objective is None or (position is None and foil is None), (
+            "The objective says what is explained: position and foil have no meaning beside it."
+        )
+        run = Explained(self.forward_func, self.objective, named, len(ids))
+        words = self._words()
+        place, other = _one_each("position", position, ids), _one_each("foil", foil, ids)
+        with torch.enable_grad():
+            embedded = words(ids).detach()
+            run.check(ids, embedded, place, other)
+            reference = self._baselines(baselines, ids, embedded, words).detach()
+            scores = self._scores(run, embedded, reference, target, (place, other), options)
+        attended = named.get("attention_mask")
+        if isinstance(attended, Tensor) and attended.shape == ids.shape:
+            scores = scores.masked_fill(attended.to(scores.device) == 0, 0)
+        return scores
+
+    def _scores(
+        self,
+        run: Explained,
+        embedded: Tensor,
+        reference: Tensor,
+        target: Any,
+        read: tuple[Tensor | None, ...],
+        options: dict[str, Any],
+    ) -> Tensor:
+        method = self.method(run) if self.layer is None else self.method(run, self.layer)
+        if isinstance(method, _ONE_EXAMPLE_AT_A_TIME) and len(embedded) > 1:
+            rows = []
+            for b in range(len(embedded)):
+                one = Explained(run.model, run.objective, run.example(b), 1)
+                alone = tuple(None if value is None else value[b : b + 1] for value in read)
+                chosen = target[b] if isinstance(target, list) or _has_entries(target) else target
+                rows.append(self._scores(one, embedded[b : b + 1], reference[b : b + 1], chosen, alone, options))
+            return torch.cat(rows)
+        takes = signature(method.attribute).parameters
+        tokens = torch.arange(embedded.shape[1], device=embedded.device)[None, :, None]
+        masks = {name: tokens for name in ("feature_mask", "layer_mask") if name in takes}
+        given = {"baselines": reference} if "baselines" in takes else {}
+        found = method.attribute(
+            embedded.clone().requires_grad_(),
+            target=target,
+            additional_forward_args=(*run.batched.values(), *read),
+            **given | masks | options,
+        )
+        shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        assert isinstance(found, Tensor) and found.ndim == 3 and found.shape[:2] == embedded.shape[:2], (
+            f"{type(method).__name__} gave {shape}: expected ({len(embedded)}, {embedded.shape[1]}, d), one vector a "
+            "token."
+        )
+        # Where a token is one feature, each entry of its vector carries the score of the whole token.
+        return token_scores((found[..., :1] if masks else found).detach(), self.reduce)
+
+    def _words(self) -> nn.Module:
+        words = self.embeddings
+        if words is None and hasattr(self.forward_func, "get_input_embeddings"):
+            words = self.forward_func.get_input_embeddings()
+        assert isinstance(words, nn.Module), (
+            f"forward_func is a {type(self.forward_func).__name__} without get_input_embeddings(): pass the module "
+            "that embeds token ids as `embeddings`."
+        )
+        return words
+
+    def _baselines(self, baselines: Any, ids: Tensor, embedded: Tensor, words: nn.Module) -> Tensor:
+        if isinstance(baselines, Tensor):
+            assert not baselines.is_floating_point() and baselines.shape in (ids.shape, (1, ids.shape[1])), (
+                f"baselines is {tuple(baselines.shape)} of {baselines.dtype}: pass token ids {tuple(ids.shape)}."
+            )
+            return words(baselines.to(ids.device).expand_as(ids))
+        assert baselines in ("pad", "mask", "zero"), (
+            f"baselines is {baselines!r}: pass 'pad', 'mask', 'zero' or token ids."
+        )
+        special = [getattr(self.tokenizer, f"{name}_token_id", None) for name in ("cls", "sep", "bos", "eos", "pad")]
+        kept = torch.isin(ids, ids.new_tensor([number for number in special if number is not None]))
+        if baselines == "zero":
+            return embedded.masked_fill(~kept[..., None], 0)
+        number = getattr(self.tokenizer, f"{baselines}_token_id", None)
+        assert number is not None, (
+            f"The tokenizer has no {baselines} token: pass baselines='zero', or token ids of your choice."
+        )
+        return words(ids.where(kept, number))
+
+
+def _one_each(name: str, value: int | Sequence[int] | Tensor | None, ids: Tensor) -> Tensor | None:
+    """One integer for each example, `(batch,)`."""
+    if value is None:
+        return None
+    each = torch.as_tensor(value, device=ids.device).reshape(-1)
+    assert len(each) in (1, len(ids)) and not each.is_floating_point(), (
+        f"{name} is {value!r}: pass an integer, or one for each of the {len(ids)} examples."
+    )
+    return each.expand(len(ids)).contiguous()
+
+
+def _has_entries(target: Any) -> bool:
+    return isinstance(target, Tensor) and target.numel() > 1

@@ -1,0 +1,306 @@
+"""Captum's methods on tokens: the same numbers as by hand, in batches, without gradients, and nothing left behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from captum.attr import (
+    DeepLift,
+    FeatureAblation,
+    GradientShap,
+    InputXGradient,
+    IntegratedGradients,
+    LayerDeepLift,
+    LayerFeatureAblation,
+    LayerGradientShap,
+    LayerGradientXActivation,
+    LayerIntegratedGradients,
+    Saliency,
+)
+from torch import Tensor, nn
+
+from captum_vz import TokenAttribution, find_layers
+from captum_vz.testbed import load_agreement_model
+from tests.captum.footprint import assert_same_numbers, footprint, numbers
+
+MODEL, TOKENIZER = load_agreement_model()
+MODEL.double()
+SENTENCES = ["the pictures of some hat [MASK] scaring marcus.", "the hats [MASK] here."]
+BATCH = TOKENIZER(SENTENCES, padding=True, return_tensors="pt")
+IDS = BATCH["input_ids"]
+PLACES = [row.tolist().index(TOKENIZER.mask_token_id) for row in IDS]
+ARE, IS = TOKENIZER.convert_tokens_to_ids(["are", "is"])
+ONE = TOKENIZER(SENTENCES[0], return_tensors="pt")
+
+PLAIN = [IntegratedGradients, Saliency, InputXGradient, DeepLift, FeatureAblation]
+LAYERED = [LayerIntegratedGradients, LayerGradientXActivation, LayerDeepLift, LayerFeatureAblation]
+SAMPLED = [GradientShap, LayerGradientShap]
+each_method = pytest.mark.parametrize("method", PLAIN + LAYERED + SAMPLED, ids=lambda method: method.__name__)
+
+
+def explain(method: Any, inputs: Any = None, target: Any = ARE, position: Any = None, **options: Any) -> Tensor:
+    layer = find_layers(MODEL)[1] if method in LAYERED or method is LayerGradientShap else None
+    keywords = {key: options.pop(key) for key in ("reduce", "objective", "embeddings") if key in options}
+    if "IntegratedGradients" in getattr(method, "__name__", ""):
+        options.setdefault("n_steps", 8)
+    return TokenAttribution(MODEL, method, TOKENIZER, layer, **keywords).attribute(
+        BATCH if inputs is None else inputs,
+        target=target,
+        position=PLACES if position is None and "objective" not in keywords else position,
+        **options,
+    )
+
+
+def word_embeddings(ids: Tensor) -> Tensor:
+    return MODEL.get_input_embeddings()(ids).detach()
+
+
+def logit_by_hand(embeddings: Tensor) -> Tensor:
+    return MODEL(inputs_embeds=embeddings).logits[:, PLACES[0]]
+
+
+def pad_baseline(ids: Tensor) -> Tensor:
+    by_hand = torch.full_like(ids, TOKENIZER.pad_token_id)
+    by_hand[:, 0], by_hand[:, -1] = TOKENIZER.cls_token_id, TOKENIZER.sep_token_id
+    return word_embeddings(by_hand)
+
+
+BY_HAND: dict[Any, Callable[[Tensor, Tensor], Tensor]] = {
+    IntegratedGradients: lambda x, base: IntegratedGradients(logit_by_hand).attribute(x, base, target=ARE, n_steps=8),
+    Saliency: lambda x, base: Saliency(logit_by_hand).attribute(x, target=ARE),
+    InputXGradient: lambda x, base: InputXGradient(logit_by_hand).attribute(x, target=ARE),
+    LayerIntegratedGradients: lambda x, base: LayerIntegratedGradients(logit_by_hand, find_layers(MODEL)[1]).attribute(
+        x, base, target=ARE, n_steps=8
+    ),
+    LayerGradientXActivation: lambda x, base: LayerGradientXActivation(logit_by_hand, find_layers(MODEL)[1]).attribute(
+        x, target=ARE
+    ),
+}
+
+
+@pytest.mark.parametrize("reduce", ["sum", "l1", "l2"])
+@pytest.mark.parametrize("method", BY_HAND, ids=lambda method: method.__name__)
+def test_captum_by_hand_gives_the_same(method: Any, reduce: Any) -> None:
+    ids = ONE["input_ids"]
+    attributions = BY_HAND[method](word_embeddings(ids).requires_grad_(), pad_baseline(ids)).detach()
+    expected = {
+        "sum": attributions.sum(-1),
+        "l1": attributions.abs().sum(-1),
+        "l2": attributions.square().sum(-1).sqrt(),
+    }[reduce]
+    scores = explain(method, ONE, position=PLACES[0], reduce=reduce)
+    assert scores.shape == ids.shape
+    assert not scores.requires_grad
+    torch.testing.assert_close(scores, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_ablation_is_the_fall_of_the_logit_by_each_token() -> None:
+    ids = ONE["input_ids"]
+    x, base = word_embeddings(ids), pad_baseline(ids)
+    with torch.no_grad():
+        whole = logit_by_hand(x)[0, ARE]
+        falls = []
+        for j in range(ids.shape[1]):
+            ablated = x.clone()
+            ablated[0, j] = base[0, j]
+            falls.append(whole - logit_by_hand(ablated)[0, ARE])
+    scores = explain(FeatureAblation, ONE, position=PLACES[0])
+    torch.testing.assert_close(scores[0], torch.stack(falls), rtol=1e-9, atol=1e-12)
+    assert scores[0, 0] == scores[0, -1] == 0  # special tokens are their own baselines
+    torch.testing.assert_close(explain(FeatureAblation, ONE, position=PLACES[0], reduce="l2"), scores.abs())
+
+
+@pytest.mark.parametrize("baselines", ["pad", "mask", "zero"])
+def test_integrated_gradients_are_complete(baselines: Any) -> None:
+    """They sum to what the logit difference gains over the baseline, whose special tokens are those of the sentence."""
+    scores = explain(IntegratedGradients, foil=IS, baselines=baselines, n_steps=64)
+    kept = [TOKENIZER.cls_token_id, TOKENIZER.sep_token_id, TOKENIZER.pad_token_id]
+    special = torch.isin(IDS, torch.tensor(kept))
+    if baselines == "zero":
+        base = word_embeddings(IDS) * special[..., None]
+    else:
+        blank = {"pad": TOKENIZER.pad_token_id, "mask": TOKENIZER.mask_token_id}[baselines]
+        base = word_embeddings(torch.where(special, IDS, blank))
+    with torch.no_grad():
+        logits = [
+            MODEL(inputs_embeds=x, attention_mask=BATCH["attention_mask"]).logits[[0, 1], PLACES]
+            for x in (word_embeddings(IDS), base)
+        ]
+    gain = [one[:, ARE] - one[:, IS] for one in logits]
+    torch.testing.assert_close(scores.sum(1), gain[0] - gain[1], rtol=1e-3, atol=1e-3)
+    assert not scores[special].any()
+
+
+def test_token_ids_are_baselines_too() -> None:
+    ids = ONE["input_ids"]
+    same = explain(IntegratedGradients, ONE, position=PLACES[0], baselines=ids)
+    assert not same.any()
+    blank = torch.full_like(ids, TOKENIZER.pad_token_id)
+    blank[:, 0], blank[:, -1] = TOKENIZER.cls_token_id, TOKENIZER.sep_token_id
+    by_ids = explain(IntegratedGradients, ONE, position=PLACES[0], baselines=blank)
+    torch.testing.assert_close(by_ids, explain(IntegratedGradients, ONE, position=PLACES[0]))
+
+
+@each_method
+def test_a_padded_batch_is_its_examples_one_by_one(method: Any) -> None:
+    options = {"n_samples": 3} if method in SAMPLED else {}
+    targets = torch.tensor([ARE, IS])
+    seed(0)
+    together = explain(method, target=targets, foil=torch.tensor([IS, ARE]), **options)
+    seed(0)
+    for b, (sentence, target, foil) in enumerate(zip(SENTENCES, (ARE, IS), (IS, ARE), strict=True)):
+        alone = TOKENIZER(sentence, return_tensors="pt")
+        length = alone["input_ids"].shape[1]
+        scores = explain(method, alone, target=target, position=PLACES[b], foil=foil, **options)
+        torch.testing.assert_close(together[b, :length], scores[0], rtol=1e-7, atol=1e-9)
+        assert not together[b, length:].any()
+        assert scores.any()
+
+
+def seed(number: int) -> None:
+    """GradientShap draws with numpy, and Captum's noise with torch."""
+    import numpy as np
+
+    np.random.seed(number)
+    torch.manual_seed(number)
+
+
+@each_method
+def test_it_works_inside_no_grad_and_leaves_the_model_as_it_was(method: Any) -> None:
+    before, weights = footprint(MODEL), numbers(MODEL)
+    seed(0)
+    with_grad = explain(method)
+    seed(0)
+    with torch.no_grad():
+        without = explain(method)
+        assert not torch.is_grad_enabled()
+    torch.testing.assert_close(without, with_grad, rtol=0, atol=0)
+    assert footprint(MODEL) == before
+    assert_same_numbers(MODEL, weights)
+    assert all(parameter.grad is None for parameter in MODEL.parameters())
+
+
+def test_an_objective_reads_the_output_itself() -> None:
+    def difference(output: Any) -> Tensor:
+        at_mask = output.logits[:, PLACES[0]]
+        return at_mask[:, ARE] - at_mask[:, IS]
+
+    scores = explain(IntegratedGradients, ONE, target=None, objective=difference)
+    torch.testing.assert_close(scores, explain(IntegratedGradients, ONE, position=PLACES[0], foil=IS))
+    at_target = explain(Saliency, ONE, target=ARE, objective=lambda output: output.logits[:, PLACES[0]])
+    torch.testing.assert_close(at_target, explain(Saliency, ONE, position=PLACES[0]))
+
+
+def test_a_method_may_be_built_with_options_of_its_own() -> None:
+    local = explain(partial(IntegratedGradients, multiply_by_inputs=False), ONE, position=PLACES[0], baselines="zero")
+    x = word_embeddings(ONE["input_ids"]).requires_grad_()
+    base = torch.zeros_like(x)
+    base[:, 0], base[:, -1] = x[:, 0].detach(), x[:, -1].detach()
+    by_hand = IntegratedGradients(logit_by_hand, multiply_by_inputs=False).attribute(x, base, target=ARE)
+    torch.testing.assert_close(local, by_hand.detach().sum(-1))
+
+
+class Bag(nn.Module):
+    """Classes from a sum over tokens: its scores can be worked out by hand."""
+
+    def __init__(self, activation: nn.Module) -> None:
+        super().__init__()
+        self.words = nn.Embedding(10, 4)
+        self.inner, self.activation, self.outer = nn.Linear(4, 5), activation, nn.Linear(5, 3)
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.words
+
+    def forward(self, input_ids: Tensor | None = None, inputs_embeds: Tensor | None = None) -> Tensor:
+        x = self.words(input_ids) if inputs_embeds is None else inputs_embeds
+        return self.outer(self.activation(self.inner(x)).sum(1))
+
+
+TINY = SimpleNamespace(cls_token_id=0, sep_token_id=1, pad_token_id=2, mask_token_id=None)
+TINY_IDS = torch.tensor([[0, 5, 6, 7, 1], [0, 8, 8, 9, 1]])
+
+
+@pytest.mark.parametrize("method", [IntegratedGradients, DeepLift, FeatureAblation, InputXGradient])
+def test_of_a_linear_model_all_methods_with_a_baseline_say_the_same(method: Any) -> None:
+    model = Bag(nn.Identity()).double().eval()
+    weights = model.outer.weight @ model.inner.weight  # (classes, d)
+    expected = torch.zeros(2, 5, dtype=torch.float64)
+    for b in range(2):
+        for j in range(5):
+            special = TINY_IDS[b, j] in (0, 1)
+            if method is InputXGradient:
+                base = torch.zeros(4, dtype=torch.float64)
+            else:
+                base = model.words.weight[TINY_IDS[b, j] if special else 2]
+            expected[b, j] = weights[b + 1] @ (model.words.weight[TINY_IDS[b, j]] - base)
+    scores = TokenAttribution(model, method, TINY).attribute(TINY_IDS, target=[1, 2])
+    torch.testing.assert_close(scores, expected.detach())
+
+
+def test_deep_lift_is_complete_where_it_knows_the_activations() -> None:
+    model = Bag(nn.ReLU()).double().eval()
+    scores = TokenAttribution(model, DeepLift, TINY).attribute(TINY_IDS, target=1)
+    baseline = torch.tensor([[0, 2, 2, 2, 1]]).expand(2, -1)
+    torch.testing.assert_close(scores.sum(1), (model(TINY_IDS) - model(baseline))[:, 1].detach())
+
+
+def test_a_function_takes_the_place_of_a_model() -> None:
+    model = Bag(nn.ReLU()).double().eval()
+    scores = TokenAttribution(lambda **named: model(**named), Saliency, TINY, embeddings=model.words).attribute(
+        {"input_ids": TINY_IDS}, target=0
+    )
+    torch.testing.assert_close(scores, TokenAttribution(model, Saliency, TINY).attribute(TINY_IDS, target=0))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"inputs": torch.zeros(1, 3)}, "inputs holds no token ids"),
+        ({"inputs": {"attention_mask": IDS}}, "inputs holds no token ids"),
+        ({"position": [1, 2, 3]}, r"position is \[1, 2, 3\]: pass an integer, or one for each of the 2 examples"),
+        ({"position": 11}, r"position \[11, 11\] is out of range: there are 11 tokens"),
+        ({"foil": 0.5}, "foil is 0.5: pass an integer"),
+        ({"baselines": "blank"}, "baselines is 'blank': pass 'pad', 'mask', 'zero' or token ids"),
+        ({"baselines": IDS[:, :2]}, r"baselines is \(2, 2\) of torch.int64: pass token ids \(2, 11\)"),
+        ({"objective": lambda output: output.logits, "foil": 1}, "position and foil have no meaning beside it"),
+        ({"return_convergence_delta": True}, "IntegratedGradients gave tuple: expected"),
+    ],
+)
+def test_what_does_not_fit_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(AssertionError, match=message):
+        explain(IntegratedGradients, **options)
+
+
+def test_outputs_that_are_not_as_described_are_refused() -> None:
+    with pytest.raises(AssertionError, match=r"gave \(2, 11, \d+\): expected logits \(batch, classes\)"):
+        TokenAttribution(MODEL, Saliency, TOKENIZER).attribute(BATCH, target=ARE)
+    bag = Bag(nn.ReLU()).eval()
+    with pytest.raises(AssertionError, match=r"gave \(2, 3\): expected logits \(batch, tokens, classes\)"):
+        TokenAttribution(bag, Saliency, TINY).attribute(TINY_IDS, target=0, position=1)
+    with pytest.raises(AssertionError, match="has no mask token: pass baselines='zero'"):
+        TokenAttribution(bag, IntegratedGradients, TINY).attribute(TINY_IDS, target=0, baselines="mask")
+    with pytest.raises(AssertionError, match=r"function without get_input_embeddings\(\): pass the module"):
+        TokenAttribution(lambda **named: bag(**named), Saliency, TINY).attribute(TINY_IDS, target=0)
+
+
+def test_a_model_that_computes_something_else_from_embeddings_is_refused() -> None:
+    class Positions(Bag):
+        """Counts padding from the ids, which it does not see beside embeddings."""
+
+        def forward(self, input_ids: Tensor | None = None, inputs_embeds: Tensor | None = None) -> Tensor:
+            return super().forward(input_ids, inputs_embeds) + (0 if input_ids is None else input_ids.sum())
+
+    with pytest.raises(AssertionError, match="gives another output for inputs_embeds than for input_ids"):
+        TokenAttribution(Positions(nn.ReLU()).eval(), Saliency, TINY).attribute(TINY_IDS, target=0)
+
+
+def test_modes_without_gradients_or_with_dropout_are_refused() -> None:
+    with torch.inference_mode(), pytest.raises(AssertionError, match=r"use torch.no_grad\(\) instead"):
+        explain(Saliency)
+    with pytest.raises(AssertionError, match=r"train mode: call model.eval\(\) first"):
+        TokenAttribution(Bag(nn.ReLU()), Saliency, TINY).attribute(TINY_IDS, target=0)
