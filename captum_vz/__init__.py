@@ -10,6 +10,9 @@ from captum_vz.attr import (
     ValueZeroing,
     ValueZeroingRollout,
 )
+    PositionAttribution,
+    RandomAttribution,
+    TokenAttribution,
     TokenAttribution,
 from captum_vz.functional import token_scores
 
@@ -25,6 +28,9 @@ __all__ = [
     "__version__",
     "find_layers",
     "functional",
+    "PositionAttribution",
+    "RandomAttribution",
+    "TokenAttribution",
     "token_scores",
     "TokenAttribution",
 ]

@@ -1,0 +1,58 @@
+"""Scores by position."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from captum_vz.attr._without_model import WithoutModel
+
+# How far source j is from where it would score highest, for output token i of n.
+_DISTANCES: Final[dict[str, Callable[[Tensor, Tensor, int], Tensor]]] = {
+    "nearest": lambda i, j, n: (i - j).abs(),
+    "first": lambda i, j, n: j,
+    "last": lambda i, j, n: n - 1 - j,
+    "uniform": lambda i, j, n: 0 * j,
+}
+
+
+class PositionAttribution(WithoutModel):
+    r"""Scores that know nothing of a sentence but the positions of its tokens, for each output *token*.
+
+    .. math:: C_{ij} = \frac{1}{1 + \delta_{ij}} \Big/ \textstyle\sum_k \frac{1}{1 + \delta_{ik}}, \qquad
+        \delta_{ij} = \begin{cases} |i - j| & \text{nearest} \\ j & \text{first} \\ n - 1 - j & \text{last} \\
+        0 & \text{uniform} \end{cases}
+
+    with positions counted from 0 among the n tokens that are no padding. Cues often stand near what depends on them,
+    and much attention goes to the ends of a sentence: a method should find more than that.
+
+    `target` names an output token, never a class. The arguments of `attribute`, what comes back and what is raised are
+    described in :class:`~captum_vz.attr.WithoutModel`.
+
+    Args:
+        forward_func: See :class:`~captum_vz.attr.WithoutModel`, like `causal`.
+        highest: Which tokens score highest: the "nearest" to the output token, the "first", the "last", or all alike
+            ("uniform").
+
+    Raises:
+        AssertionError: Another `highest`.
+
+    >>> from captum_vz import PositionAttribution
+    >>> PositionAttribution(highest="first").attribute(torch.tensor([[101, 7592, 102]]), target=1)
+    tensor([[0.5455, 0.2727, 0.1818]])
+    """
+
+    def __init__(
+        self, forward_func: Callable[..., Any] | None = None, *, causal: bool = False, highest: str = "nearest"
+    ) -> None:
+        super().__init__(forward_func, causal=causal)
+        assert highest in _DISTANCES, f"highest is {highest!r}: pass one of {', '.join(map(repr, _DISTANCES))}."
+        self.highest = highest
+
+    def _scores(self, tokens: Tensor) -> Tensor:
+        places = torch.arange(len(tokens))
+        out, source = torch.meshgrid(places, places, indexing="ij")
+        return 1 / (1 + _DISTANCES[self.highest](out, source, len(tokens)))

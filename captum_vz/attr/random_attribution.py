@@ -1,0 +1,45 @@
+"""Scores by lot."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from captum_vz.attr._without_model import WithoutModel
+
+
+class RandomAttribution(WithoutModel):
+    r"""Scores by lot, for each output *token* and each source token: what a method that knows nothing comes to.
+
+    .. math:: C_{ij} = U_{ij} \big/ \textstyle\sum_k U_{ik}, \qquad U_{ij} \sim \operatorname{Uniform}(0, 1)
+
+    The lot is drawn from the seed *and the sentence*: the same sentence gets the same scores in whatever batch, and
+    other sentences get others. (From the seed alone, sentences that are explained one by one would all get the same
+    scores, and the average over them would not be that of chance.)
+
+    `target` names an output token, never a class. The arguments of `attribute`, what comes back and what is raised are
+    described in :class:`~captum_vz.attr.WithoutModel`.
+
+    Args:
+        forward_func: See :class:`~captum_vz.attr.WithoutModel`, like `causal`.
+        seed: Other seeds, other scores.
+
+    >>> from captum_vz import RandomAttribution
+    >>> ids = torch.tensor([[101, 7592, 2088, 102]])
+    >>> row = RandomAttribution(seed=0).attribute(ids, target=1)  # (batch, in)
+    >>> row.shape == ids.shape, round(row.sum().item(), 4)
+    (True, 1.0)
+    """
+
+    def __init__(self, forward_func: Callable[..., Any] | None = None, *, causal: bool = False, seed: int = 0) -> None:
+        super().__init__(forward_func, causal=causal)
+        self.seed = seed
+
+    def _scores(self, tokens: Tensor) -> Tensor:
+        content = f"{self.seed} {tokens.tolist()}".encode()
+        drawn = torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(content).digest()[:8], "big") >> 1)
+        return 1 - torch.rand(len(tokens), len(tokens), generator=drawn)  # of (0, 1]: no row is all zero

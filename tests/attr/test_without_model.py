@@ -1,0 +1,112 @@
+"""Attributions that ask no model: random and position-only baselines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from scipy import stats
+
+from captum_vz import PositionAttribution, RandomAttribution
+
+IDS = torch.tensor([[7, 3, 5, 3, 9], [7, 4, 9, 0, 0]])
+MASK = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
+POSITIONS = ["nearest", "first", "last", "uniform"]
+BASELINES: list[Callable[..., Any]] = [
+    RandomAttribution,
+    *[lambda highest=highest, **options: PositionAttribution(highest=highest, **options) for highest in POSITIONS],
+]
+each_baseline = pytest.mark.parametrize("build", BASELINES, ids=["random", *POSITIONS])
+
+
+@each_baseline
+@pytest.mark.parametrize("causal", [False, True])
+def test_rows_sum_to_one_padding_is_zero_and_the_future_unseen(build: Any, causal: bool) -> None:
+    maps = build(causal=causal).attribute({"input_ids": IDS, "attention_mask": MASK})
+    assert maps.shape == (2, 5, 5)
+    torch.testing.assert_close(maps.sum(-1), MASK.float())
+    there = (MASK[:, :, None] * MASK[:, None, :]).bool()
+    seen = there & torch.ones(5, 5).tril().bool() if causal else there
+    assert torch.equal(maps > 0, seen)
+
+
+@each_baseline
+def test_target_picks_rows_in_every_form(build: Any) -> None:
+    whole = build().attribute(IDS, attention_mask=MASK)
+    assert torch.equal(build().attribute(IDS, 1, MASK), whole[:, 1])
+    assert torch.equal(build().attribute(IDS, -1, MASK), whole[:, -1])
+    assert torch.equal(build().attribute(IDS, [4, 2], MASK), whole[[0, 1], [4, 2]])
+    assert torch.equal(build().attribute(IDS, (1, 2), MASK), whole[:, 1, 2])
+
+
+@each_baseline
+def test_a_padded_batch_is_its_examples_one_by_one_on_either_side(build: Any) -> None:
+    whole = build().attribute(IDS, attention_mask=MASK)
+    torch.testing.assert_close(whole[:1], build().attribute(IDS[:1]), rtol=0, atol=0)
+    torch.testing.assert_close(whole[1:, :3, :3], build().attribute(IDS[1:, :3]), rtol=0, atol=0)
+    left = build().attribute(IDS[1:].roll(2, 1), attention_mask=MASK[1:].roll(2, 1))
+    torch.testing.assert_close(left[:, 2:, 2:], whole[1:, :3, :3], rtol=0, atol=0)
+
+
+@each_baseline
+def test_embeddings_are_tokens_too(build: Any) -> None:
+    maps = build().attribute({"inputs_embeds": torch.randn(2, 5, 3), "attention_mask": MASK})
+    torch.testing.assert_close(maps.sum(-1), MASK.float())
+
+
+def test_positions_in_loops() -> None:
+    distance: dict[str, Callable[[int, int], int]] = {
+        "nearest": lambda i, j: abs(i - j),
+        "first": lambda i, j: j,
+        "last": lambda i, j: 4 - j,
+        "uniform": lambda i, j: 0,
+    }
+    for highest, far in distance.items():
+        found = PositionAttribution(highest=highest).attribute(IDS[:1])[0]
+        for i in range(5):
+            total = sum(1 / (1 + far(i, k)) for k in range(5))
+            for j in range(5):
+                assert found[i, j].item() == pytest.approx(1 / (1 + far(i, j)) / total, rel=1e-6)
+
+
+def test_the_lot_is_the_sentences_own() -> None:
+    of = RandomAttribution(seed=1)
+    assert torch.equal(of.attribute(IDS), of.attribute(IDS))
+    assert torch.equal(of.attribute(IDS.flip(0)), of.attribute(IDS).flip(0))
+    assert not torch.equal(of.attribute(IDS), RandomAttribution(seed=2).attribute(IDS))
+    one_by_one = [of.attribute(torch.tensor([[7, word, 9]]), target=1)[0] for word in range(200)]
+    assert len({tuple(row.tolist()) for row in one_by_one}) == 200
+    state = torch.get_rng_state()
+    of.attribute(IDS)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_every_source_has_the_same_chance() -> None:
+    highest = [
+        RandomAttribution().attribute(torch.tensor([[7, n, 5, 9]]), target=0).argmax().item() for n in range(800)
+    ]
+    counts = torch.bincount(torch.tensor(highest), minlength=4)
+    assert stats.chisquare(counts).pvalue > 0.001
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"inputs": torch.zeros(5)}, r"inputs is \(5,\): pass token ids"),
+        ({"inputs": {}}, "inputs is NoneType: pass token ids"),
+        ({"inputs": IDS[:, :0]}, r"inputs is \(2, 0\)"),
+        ({"inputs": IDS, "attention_mask": MASK[:, :2]}, r"attention_mask is \(2, 2\): pass 1 for tokens"),
+        ({"inputs": IDS, "target": 5}, "target 5 is out of range"),
+    ],
+)
+@each_baseline
+def test_what_does_not_fit_is_refused(build: Any, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(AssertionError, match=message):
+        build().attribute(**arguments)
+
+
+def test_another_position_is_refused() -> None:
+    with pytest.raises(AssertionError, match="highest is 'middle': pass one of 'nearest', 'first', 'last', 'uniform'"):
+        PositionAttribution(highest="middle")
