@@ -7,13 +7,12 @@ from captum_vz.attr import (
     AttentionRollout,
     LayerAttention,
     LayerAttentionNorm,
-    ValueZeroing,
-    ValueZeroingRollout,
-)
     PositionAttribution,
     RandomAttribution,
     TokenAttribution,
-    TokenAttribution,
+    ValueZeroing,
+    ValueZeroingRollout,
+)
 from captum_vz.functional import token_scores
 
 __version__ = "0.1.0"
@@ -23,14 +22,13 @@ __all__ = [
     "AttentionRollout",
     "LayerAttention",
     "LayerAttentionNorm",
+    "PositionAttribution",
+    "RandomAttribution",
+    "TokenAttribution",
     "ValueZeroing",
     "ValueZeroingRollout",
     "__version__",
     "find_layers",
     "functional",
-    "PositionAttribution",
-    "RandomAttribution",
-    "TokenAttribution",
     "token_scores",
-    "TokenAttribution",
 ]

@@ -3,29 +3,27 @@
 from captum_vz.attr._layer_maps import LayerMaps
 from captum_vz.attr._rolled_out import RolledOut
 from captum_vz.attr._without_model import WithoutModel
-from captum_vz.attr.alti import ALTI
 from captum_vz.attr.attention_flow import AttentionFlow
 from captum_vz.attr.attention_rollout import AttentionRollout
 from captum_vz.attr.layer_attention import LayerAttention
 from captum_vz.attr.layer_attention_norm import LayerAttentionNorm
-from captum_vz.attr.value_zeroing import ValueZeroing
-from captum_vz.attr.value_zeroing_rollout import ValueZeroingRollout
 from captum_vz.attr.position_attribution import PositionAttribution
 from captum_vz.attr.random_attribution import RandomAttribution
 from captum_vz.attr.token_attribution import TokenAttribution
+from captum_vz.attr.value_zeroing import ValueZeroing
+from captum_vz.attr.value_zeroing_rollout import ValueZeroingRollout
 
-from captum_vz.attr.token_attribution import TokenAttribution
 __all__ = [
     "AttentionFlow",
     "AttentionRollout",
     "LayerAttention",
     "LayerAttentionNorm",
     "LayerMaps",
-    "RolledOut",
-    "ValueZeroing",
-    "ValueZeroingRollout",
-]
     "PositionAttribution",
     "RandomAttribution",
+    "RolledOut",
     "TokenAttribution",
+    "ValueZeroing",
+    "ValueZeroingRollout",
     "WithoutModel",
+]
