@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -98,5 +99,6 @@ def way_of(tried: list[Any]) -> str:
 
 
 def describe(error: Exception) -> str:
-    """An error as one line of the table."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
+    """An error as one line of the table, without the paths of the machine that it was raised on."""
+    text = re.sub(r"/(?:[\w.@-]+/)+", "", " ".join(str(error).split()))
+    return f"{type(error).__name__}: {text}"[:300]

@@ -45,6 +45,11 @@ RULES: list[tuple[str, Any]] = [
     (r"(size|dim|dims|width|channels|rank|n_embd|d_model|units|hidden|d_ff)$", lambda v: min(v, WIDTH)),
 ]
 SPECIAL = re.compile(r"(token_id|token_index|_idx|_index|eos|bos|pad)$")
+# What a shallow model keeps.
+WIDTHS = (
+    r"^(?!.*(vocab|image_size))"
+    r".*(size|dim|width|channels|rank|n_embd|d_model|units|hidden|d_ff|heads|n_head|ffn|d_kv|^d_|rope)"
+)
 KEPT = {"transformers_version", "id2label", "label2id", "torch_dtype", "dtype", "vision_feature_layer"}
 
 
@@ -88,10 +93,6 @@ def _shrunk(config: PreTrainedConfig, shallow: bool) -> dict[str, Any]:
         if layers and name in default:
             fields[name] = len(layers)
     return fields
-
-
-WIDTHS = r"size|dim|width|channels|rank|n_embd|d_model|units|hidden|d_ff|heads|n_head|ffn|d_kv|^d_|mrope|rope"
-WIDTHS = rf"^(?!.*(vocab|image_size)).*({WIDTHS})"
 
 
 def _keep_relations(default: dict[str, Any], fields: dict[str, Any]) -> None:

@@ -22,7 +22,6 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     "deepseek_v2": EXPERTS,
     "dots1": {**EXPERTS, "moe_intermediate_size": 32},
     "esm": {"vocab_size": 128, "mask_token_id": 3, "pad_token_id": 1},
-    "gemma3n_text": {"intermediate_size": [96, 96], "activation_sparsity_pattern": [0.0, 0.0]},
     "glm4v_moe_text": HALF_SECTIONS,
     "glm4v_text": SECTIONS,
     "glm_image_text": SECTIONS,
