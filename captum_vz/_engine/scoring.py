@@ -16,7 +16,7 @@ from captum_vz._engine.replay import NotReproducedError, PackedPairs, WholeSeque
 from captum_vz._engine.sites import valid_positions
 
 # Bytes that the widest activation of one chunk may take: on a CPU it should stay in the cache.
-CHUNK_BYTES = {"cpu": 4 << 20}
+CHUNK_BYTES = {"cpu": 8 << 20}
 CHUNK_BYTES_ELSEWHERE = 256 << 20
 
 Measure = Callable[[Tensor, Tensor], Tensor]
