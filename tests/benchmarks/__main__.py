@@ -1,7 +1,7 @@
 """Print how long the maps take, beside the definition, the floor and a plain forward pass.
 
-    python -m tests.benchmarks                      # bert-base and gpt2 at 16, 32, 64, 128 tokens on this CPU
-    python -m tests.benchmarks --models llama-1b --tokens 128 1024 --device cuda --dtype bfloat16
+python -m tests.benchmarks                      # bert-base and gpt2 at 16, 32, 64, 128 tokens on this CPU
+python -m tests.benchmarks --models llama-1b --tokens 128 1024 --device cuda --dtype bfloat16
 """
 
 from __future__ import annotations
@@ -16,7 +16,18 @@ from tests.benchmarks.contenders import floor, sequential
 from tests.benchmarks.measure import medians, peak_bytes
 from tests.benchmarks.models import SIZES, build, token_ids
 
-HEADS = ("tokens", "maps", "row", "forward", "sequential", "floor", "seq/maps", "maps/(floor+fwd)", "row/fwd", "peak MB")
+HEADS = (
+    "tokens",
+    "maps",
+    "row",
+    "forward",
+    "sequential",
+    "floor",
+    "seq/maps",
+    "maps/(floor+fwd)",
+    "row/fwd",
+    "peak MB",
+)
 
 
 def main() -> None:
@@ -33,38 +44,52 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     dtype = getattr(torch, options.dtype)
     where = torch.cuda.get_device_name() if options.device != "cpu" else platform.processor() or platform.machine()
-    print(f"torch {torch.__version__}, {where}, {options.threads} threads, {options.dtype}; median of {options.rounds} rounds")
+    print(
+        f"torch {torch.__version__}, {where}, {options.threads} threads, {options.dtype}; "
+        f"median of {options.rounds} rounds"
+    )
     for name in options.models:
-        size = SIZES[name]
-        model = build(size, dtype, options.device)
-        layers = size.layers(model)
-        explain = ValueZeroing(model, layers)
-        print(f"\n{name}: seconds for all {len(layers)} layers\n" + " ".join(f"{head:>16}" for head in HEADS))
+        depth = len(SIZES[name].layers(build(SIZES[name], dtype, options.device)))
+        print(f"\n{name}: seconds for all {depth} layers\n" + " ".join(f"{head:>16}" for head in HEADS))
         for tokens in options.tokens:
-            ids = token_ids(tokens, options.device)
-            pairs = tokens * (tokens + 1) // 2 if size.causal else tokens * tokens
-            contenders = {
-                "maps": lambda ids=ids: explain.attribute(ids),
-                "row": lambda ids=ids: explain.attribute(ids, target=-1),
-                "forward": lambda ids=ids: model(ids),
-                "floor": floor(size, len(layers), pairs, dtype, options.device, 512 if options.device == "cpu" else 16384),
-            }
-            if tokens <= options.longest_sequential:
-                contenders["sequential"] = sequential(model, layers, size, ids)
-            seconds = medians(contenders, options.rounds, options.device)
-            peak = peak_bytes(contenders["maps"], options.device)
-            definition = seconds.get("sequential", float("nan"))
-            row = (
-                *(seconds[key] for key in ("maps", "row", "forward")),
-                definition,
-                seconds["floor"],
-                definition / seconds["maps"],
-                seconds["maps"] / (seconds["floor"] + seconds["forward"]),
-                seconds["row"] / seconds["forward"],
-                float("nan") if peak is None else peak / 1e6,
-            )
+            with_definition = tokens <= options.longest_sequential
+            row = one_length(name, tokens, dtype, options.device, options.rounds, with_definition)
             print(f"{tokens:>16} " + " ".join(f"{value:>16.3f}" for value in row), flush=True)
         memory_by_depth(name, options.tokens[-1], dtype, options.device)
+
+
+def one_length(
+    name: str, tokens: int, dtype: torch.dtype, device: str, rounds: int, with_definition: bool
+) -> tuple[float, ...]:
+    """A row of the table, but for its first entry."""
+    size = SIZES[name]
+    model = build(size, dtype, device)
+    layers = size.layers(model)
+    explain = ValueZeroing(model, layers)
+    ids = token_ids(tokens, device)
+    pairs = tokens * (tokens + 1) // 2 if size.causal else tokens * tokens
+    contenders = {
+        "maps": lambda: explain.attribute(ids),
+        "row": lambda: explain.attribute(ids, target=-1),
+        "forward": lambda: model(ids),
+        "floor": floor(size, len(layers), pairs, dtype, device, 512 if device == "cpu" else 16384),
+    }
+    if with_definition:
+        contenders["sequential"] = sequential(model, layers, size, ids)
+    seconds = medians(contenders, rounds, device)
+    peak = peak_bytes(contenders["maps"], device)
+    definition = seconds.get("sequential", float("nan"))
+    return (
+        seconds["maps"],
+        seconds["row"],
+        seconds["forward"],
+        definition,
+        seconds["floor"],
+        definition / seconds["maps"],
+        seconds["maps"] / (seconds["floor"] + seconds["forward"]),
+        seconds["row"] / seconds["forward"],
+        float("nan") if peak is None else peak / 1e6,
+    )
 
 
 def memory_by_depth(name: str, tokens: int, dtype: torch.dtype, device: str) -> None:
