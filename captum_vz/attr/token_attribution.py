@@ -104,7 +104,8 @@ class TokenAttribution(Attribution):
                 embeddings of these tokens), "zero" (no embedding), or token ids `(1 or batch, tokens)`. By name, the
                 special tokens (CLS, SEP, BOS, EOS, padding) keep their own embeddings, and get scores of 0 from
                 methods that compare with the baseline.
-            options: Passed on to the method's own `attribute`, such as `n_steps`.
+            options: Passed on to the method's own `attribute`, such as `n_steps`, or `internal_batch_size` for
+                integrated gradients of large batches, which otherwise run all steps of all examples at once.
 
         Returns:
             `(batch, tokens)`, the shape of the ids, in at least float32; 0 at padding. Rows are not normalised: those

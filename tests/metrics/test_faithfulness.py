@@ -129,7 +129,22 @@ def test_the_number_of_tokens_is_rounded_up_and_never_by_a_rounding_error() -> N
         prediction = Prediction(count, ids, 0, [GOOD, BAD], whole, UNK)
         comprehensiveness(prediction, torch.arange(n + 1.0)[None], fractions)
         exact = [ceil(Fraction(str(q)) * n) for q in fractions]
-        assert [length for length in lengths if length] == exact
+        assert sorted(length for length in lengths if length) == sorted(set(exact))
+
+
+def test_what_is_asked_twice_is_run_once() -> None:
+    ran: list[Tensor] = []
+
+    def watch(input_ids: Tensor, attention_mask: Tensor) -> SimpleNamespace:
+        ran.extend(input_ids)
+        return additive(input_ids, attention_mask)
+
+    prediction = Prediction(watch, IDS, TARGET, [GOOD, BAD], CONTENT, UNK, attention_mask=ATTENDED)
+    examples = torch.tensor([1, 0, 1, 0])
+    removed = torch.stack([CONTENT[1], CONTENT[0], CONTENT[1], torch.zeros(7).bool()])
+    found = prediction.probability(torch.tensor([GOOD, GOOD]), examples, removed)
+    assert len(ran) == 3
+    assert found.tolist() == pytest.approx([0.5, 0.5, 0.5, sigmoid(WEIGHTS[IDS[0]].sum().item())])
 
 
 def test_of_equal_scores_the_earlier_token_comes_first() -> None:
@@ -243,3 +258,9 @@ def test_scores_and_fractions_that_do_not_fit_are_refused() -> None:
         sufficiency(toy(), torch.full((2, 7), torch.inf))
     with pytest.raises(AssertionError, match="the target, padding and special tokens stay"):
         toy().probability(torch.tensor([GOOD, GOOD]), removed=torch.ones_like(CONTENT))
+
+
+def test_sentences_without_content_have_no_effects() -> None:
+    bare = Prediction(additive, IDS, TARGET, [GOOD, BAD], CONTENT & False, UNK, attention_mask=ATTENDED)
+    assert not blank_out(bare).any()
+    assert comprehensiveness(bare, torch.rand(IDS.shape)).isnan().all()
