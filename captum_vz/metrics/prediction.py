@@ -112,10 +112,12 @@ class Prediction:
         assert not (removed & ~self.content[examples]).any(), (
             "removed names tokens that are not content: the target, padding and special tokens stay."
         )
+        if len(examples) == 0:
+            return torch.empty(0, dtype=torch.float64)
         answer = answer.to(self.ids.device)
         # Small shares of few tokens are often the same tokens: what is asked twice is run once.
         asked, again = torch.cat([examples[:, None], removed.long()], dim=1).unique(dim=0, return_inverse=True)
-        found = [torch.empty(0, dtype=torch.float64)]
+        found = []
         for chunk, at_target in self._logits(asked[:, 0], asked[:, 1:].bool()):
             candidates = at_target
             if self.over == "forms" and self.forms is not None:
