@@ -117,14 +117,15 @@ class FoldedPairs:
                 yield chunk.target[:-2], chunk.group[:-2], moved[:-2]
 
     def _trace(self, trace: Trace, call: AttentionCall, contexts: Tensor, rows: int) -> Shape:
-        """Run all targets and each chunk's last row the general way; keep what the fast way starts from."""
+        """Run all targets, clean and changed, and each chunk's last row the general way; keep what the fast needs."""
         pairs, count = self.pairs, len(contexts)
         last = torch.stack([chunk.target[-1] for block in self.blocks for chunk in block.chunks])
         taken = torch.stack([self._taken(block, chunk) for block in self.blocks for chunk in block.chunks])
-        target = torch.cat([torch.arange(count, device=last.device), last])
-        contexts = torch.cat([contexts, contexts[last] - taken])
+        each = torch.arange(count, device=last.device)
+        target = torch.cat([each, each, last])
+        contexts = torch.cat([contexts, contexts - taken[:1], contexts[last] - taken])
         shape: Shape | None = None
-        answers, scales, results = [], [], []
+        answers, streams, results = [], [], []
         for part in torch.arange(len(target), device=target.device).split(rows):
             part = torch.cat([part, part[-1:]])
             context = contexts[part]
@@ -132,16 +133,21 @@ class FoldedPairs:
             answers.append(trace.run(pairs.batch[target[part]], pairs.out[target[part]], context)[:-1])
             shape = shape or trace.shape(call, context)
             if shape.norm is not None:
-                scales.append(shape.norm.scale(trace.of(shape.norm.module)[0][:-1]))
+                streams.append(trace.of(shape.norm.module)[0][:-1])
                 results.append([trace.of(module)[1][:-1] for module in shape.linears])
         assert shape is not None
         answer = torch.cat(answers)
         check_reproduced(answer[:count], self.outputs)
-        self.probes = answer[count:]
+        # What a context loses is to reach the residual stream as it is, at each target: a layer may switch some off.
+        weight = matrix(shape.projection)
+        assert weight is not None
+        clean, changed = (answer if shape.norm is None else torch.cat(streams))[: 2 * count].chunk(2)
+        _check_change(changed, clean - taken[:1] @ weight, clean)
+        self.probes = answer[2 * count :]
         self.answers: _Answers | None = None
         if shape.norm is not None:
             firsts = []
-            scale = torch.cat(scales)[:count]
+            scale = shape.norm.scale(clean)
             for module, result in zip(shape.linears, zip(*results, strict=True), strict=True):
                 weight, constant = matrix(module), module(shape.norm.beta[None])
                 assert weight is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor
 from captum_vz import ValueZeroing
 from tests.engine.compare import assert_same
 from tests.reference import FAMILIES, Case, naive_value_zeroing
+from tests.reference.inputs import barely_padded_tokens, padded_tokens
 
 # One post-norm, one fused, one with shared keys and values, one that is replayed inside its attention module, and two
 # decoders, one of which is replayed as whole sequences.
@@ -44,6 +46,19 @@ def test_a_model_loaded_with_sdpa(name: str) -> None:
     case = FAMILIES[name].build(attn_implementation="sdpa")
     assert case.model.config._attn_implementation == "sdpa"
     assert_same(ValueZeroing(case.model, case.layers).attribute(case.inputs), twins(name))
+
+
+# Long enough for the fast lane to pay.
+TOKENS = (padded_tokens, barely_padded_tokens)
+LONGER = {name: family.inputs for name, family in FAMILIES.items() if family.inputs in TOKENS}
+
+
+@pytest.mark.parametrize("name", LONGER)
+def test_longer_sequences(name: str) -> None:
+    lengths = (20, 19, 18) if LONGER[name] is barely_padded_tokens else (20, 13, 2)
+    case = replace(FAMILIES[name].case, inputs=padded_tokens(lengths))
+    layer_map = ValueZeroing(case.model, case.layers[1 % len(case.layers)]).attribute(case.inputs)
+    assert_same(layer_map, naive_value_zeroing(case, 1 % len(case.layers)))
 
 
 @pytest.mark.parametrize("distance", ["cosine", "euclidean", "l1"])

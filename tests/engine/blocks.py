@@ -91,6 +91,20 @@ class Mean(nn.Module):
         return x.mean(1, keepdim=True).expand_as(x)
 
 
+class Shift(nn.Module):
+    """Position i hears i - 1 and nothing that comes later, so that what is appended to a sequence leaves it alone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.pad(x, (0, 0, 1, -1))
+
+
+class CausalMean(nn.Module):
+    """Position i hears all before it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.cumsum(1) / torch.arange(1, 1 + x.shape[1])[:, None]
+
+
 class Crowd(nn.Module):
     """Serves the first positions of a run, wherever they come from, and has nothing left for the others."""
 

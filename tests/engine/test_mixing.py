@@ -13,22 +13,46 @@ import transformers
 from torch import nn
 
 from captum_vz import ValueZeroing
-from tests.engine.blocks import Block, Convolution, Crowd, Mean, mask_of_window, sequences, zeroed_one_by_one
+from tests.engine.blocks import (
+    Block,
+    CausalMean,
+    Convolution,
+    Crowd,
+    Mean,
+    Shift,
+    mask_of_window,
+    sequences,
+    zeroed_one_by_one,
+)
 from tests.engine.compare import assert_same
 from tests.reference import FAMILIES, Attention, Case, Family, naive_value_zeroing
 from tests.reference.case import randomize
 from tests.reference.families import ENCODER_SIZE, T5_ATTENTION, T5_SIZE
 
 
-@pytest.mark.parametrize("batch", [1, 2])
-@pytest.mark.parametrize("mixture", [Convolution, Mean])
-def test_a_layer_that_mixes_positions(mixture: type[nn.Module], batch: int) -> None:
-    block, x = Block(after=mixture()), sequences(batch)
+@pytest.mark.parametrize(("batch", "tokens"), [(1, 6), (2, 6), (1, 20), (2, 20)])
+@pytest.mark.parametrize("mixture", [Convolution, Mean, Shift, CausalMean])
+def test_a_layer_that_mixes_positions(mixture: type[nn.Module], batch: int, tokens: int) -> None:
+    block, x = Block(after=mixture()), sequences(batch, tokens)
     expected = zeroed_one_by_one(block, x)
     assert_same(ValueZeroing(block, block).attribute(x), expected)
-    for row in range(x.shape[1]):
+    for row in range(0, tokens, 5):
         scores = ValueZeroing(block, block).attribute(x, target=row)
         assert_same(scores, expected[:, row])
+
+
+def test_a_mean_that_hardly_moves() -> None:
+    """Values so small that float32 tells the mean of the changed positions from that of the clean ones by its check.
+
+    No better than by what a replay of them in one sequence would get wrong.
+    """
+    block, x = Block(after=Mean()), sequences(1)
+    with torch.no_grad():
+        block.attention.value.weight.mul_(1e-4)
+        block.attention.value.bias.mul_(1e-4)
+    expected = zeroed_one_by_one(block, x)
+    layer_map = ValueZeroing(block.float(), block).attribute(x.float())
+    assert_same(layer_map.double(), expected, tolerance=0.02)
 
 
 def test_a_source_reaches_a_row_through_its_neighbour() -> None:

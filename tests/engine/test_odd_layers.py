@@ -79,14 +79,44 @@ FINISHES = [
 ]
 
 
-@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize(("batch", "tokens"), [(1, 6), (2, 6), (1, 20)])
 @pytest.mark.parametrize("finish", FINISHES, ids=lambda finish: finish.__name__)
 def test_what_an_attention_module_does_to_its_context(
-    finish: Callable[[SelfAttention, Tensor, Tensor], Tensor], batch: int
+    finish: Callable[[SelfAttention, Tensor, Tensor], Tensor], batch: int, tokens: int
 ) -> None:
-    block, x, mask = Block(finish=finish), sequences(batch), mask_of_window(6, window=3)
+    block, x, mask = Block(finish=finish), sequences(batch, tokens), mask_of_window(tokens, window=3)
     assert_same(ValueZeroing(block, block).attribute(x), zeroed_one_by_one(block, x))
     assert_same(ValueZeroing(block, block).attribute((x, mask)), zeroed_one_by_one(block, x, mask))
+
+
+class Skipping(Block):
+    """Some positions pass by the attention, by a switch that is off or on and hears nothing of the context."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        on = x[..., :1] > 0
+        y = x + on * self.attention(self.attention_norm(x), mask)
+        return y + self.feed_forward(self.norm(y))
+
+
+class ParallelSkipping(Block):
+    """The same, the feed-forward beside the attention."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        on = x[..., :1] > 0
+        return x + on * self.attention(self.attention_norm(x), mask) + self.feed_forward(self.norm(x))
+
+
+@pytest.mark.filterwarnings("ignore:.*stay zero, for no source changes them")
+@pytest.mark.parametrize("last", [1.0, -1.0])
+@pytest.mark.parametrize(("batch", "tokens"), [(2, 6), (1, 20), (2, 20)])
+@pytest.mark.parametrize("kind", [Skipping, ParallelSkipping])
+def test_positions_that_pass_by_the_attention(kind: type[Block], batch: int, tokens: int, last: float) -> None:
+    block, x = kind(), sequences(batch, tokens)
+    x[:, 0, 0], x[:, -1, 0] = 1, last
+    on = x[..., 0] > 0
+    layer_map = ValueZeroing(block, block).attribute(x)
+    assert not layer_map[~on].any()
+    assert_same(layer_map[on], zeroed_one_by_one(block, x)[on])
 
 
 @pytest.mark.parametrize("layer", ["attention", "attention.output"])

@@ -97,11 +97,12 @@ def test_the_fast_lane(build: Build, firsts: int, causal: bool, monkeypatch: pyt
     folded = [count for count in counts if count > H * (1 + count / d)]
     rest = [count for count in counts if count not in folded]
     chunks = bool(folded) + bool(rest)
-    traced = T + chunks + 1  # every target, one known row a chunk, and one that is NaN
+    traced = 2 * T + chunks + 1  # every target, clean and changed, one known row a chunk, and one that is NaN
     pairs, of_folded, of_rest = sum(counts) + 2 * chunks, sum(folded) + 2, sum(rest) + 2 * bool(rest)
     expected = FORWARD + feed_forward(T, firsts)
     expected += 2 * traced * d * d + feed_forward(traced, firsts)
     expected += 2 * T * d * d  # the attention's output of every target
+    expected += 2 * d * d  # and of what the changed ones lose
     expected += 2 * T * d * d  # W_O, on each source's heads
     expected += 2 * H * pairs * d  # their sums
     expected += firsts * (2 * H * len(folded) * d * D + 2 * d * D)  # W, on each (source, head) vector, and on beta
