@@ -3,8 +3,11 @@
 from captum_vz import functional
 from captum_vz._engine.layers import find_layers
 from captum_vz.attr import (
+    ALTI,
     AttentionFlow,
     AttentionRollout,
+    GlobEnc,
+    LayerALTI,
     LayerAttention,
     LayerAttentionNorm,
     PositionAttribution,
@@ -18,8 +21,11 @@ from captum_vz.functional import token_scores
 __version__ = "0.1.0"
 
 __all__ = [
+    "ALTI",
     "AttentionFlow",
     "AttentionRollout",
+    "GlobEnc",
+    "LayerALTI",
     "LayerAttention",
     "LayerAttentionNorm",
     "PositionAttribution",

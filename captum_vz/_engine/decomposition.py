@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from captum_vz._engine.parts import LayerParts, Norm
+from captum_vz._engine.parts import FrozenNorm, LayerParts
 from captum_vz._engine.recording import AttentionCall, Recording
 from captum_vz._engine.scoring import CHUNK_BYTES, CHUNK_BYTES_ELSEWHERE
 from captum_vz.functional import contributions, frozen_norm, head_vectors
@@ -75,12 +75,12 @@ def decompositions(
         if residual is not None:
             vectors = torch.cat([vectors, residual[of, :, None]], dim=2)
         for norm in norms:
-            vectors = frozen_norm(vectors, norm.scale, norm.centred)
+            vectors = frozen_norm(vectors, norm.norm.gamma, norm.norm.centred)
         vectors = vectors.masked_fill(~parts.sources[of, :, None, None], 0)
         yield Decomposition(weights[of], vectors, whole[of], rows[of], None if groups is None else groups[of], count)
 
 
-def _follow(parts: LayerParts, include: str | None) -> tuple[Tensor | None, list[Norm], Tensor]:
+def _follow(parts: LayerParts, include: str | None) -> tuple[Tensor | None, list[FrozenNorm], Tensor]:
     """The residual that is added, the norms that are applied, and what comes out, biases and all."""
     if include == "attention":
         return None, [], parts.projected
@@ -104,7 +104,7 @@ def _follow(parts: LayerParts, include: str | None) -> tuple[Tensor | None, list
     return residual, [norm, parts.norm_at_end(normed)], parts.output
 
 
-def _weights(parts: LayerParts, residual: bool, norms: list[Norm]) -> Tensor:
+def _weights(parts: LayerParts, residual: bool, norms: list[FrozenNorm]) -> Tensor:
     """`(batch, out, in, part)`: those of the heads and of the residual connection, over the norms' deviations."""
     assert parts.call.weights is not None  # the parts saw to it
     weights = parts.call.weights.to(parts.call.values.dtype).permute(0, 2, 3, 1)
@@ -112,7 +112,7 @@ def _weights(parts: LayerParts, residual: bool, norms: list[Norm]) -> Tensor:
         itself = torch.eye(weights.shape[1], dtype=weights.dtype, device=weights.device)
         weights = torch.cat([weights, itself.expand(len(weights), -1, -1)[..., None]], dim=3)
     for norm in norms:
-        weights = weights * norm.inverse[:, :, None, None]
+        weights = weights * norm.scale[..., None]
     there = parts.rows[:, :, None] & parts.sources[:, None, :]
     return weights.masked_fill(~there[..., None], 0)
 

@@ -17,20 +17,20 @@ from torch.utils._pytree import tree_leaves
 from captum_vz._engine.interface import listening
 from captum_vz._engine.precision import cached_only, is_half, rerun_in_float32, without_caches
 from captum_vz._engine.recording import AttentionCall, Recording, first_tensor
+from captum_vz._engine.replay import NotReproducedError
+from captum_vz._engine.shapes import Norm, matrix, read_norm
 from captum_vz._engine.sites import valid_positions
-from captum_vz.functional import frozen_norm
 
 # How many positions the structure is looked for at: it is the same at all.
 SAMPLE = 16
 
 
 @dataclass(frozen=True)
-class Norm:
-    """A norm with its statistics frozen: `frozen_norm` with this scale, times `inverse`; its bias is left out."""
+class FrozenNorm:
+    """A norm with the statistics that it found in the clean pass: `scale * norm.direction(u)`; its bias is left out."""
 
-    scale: Tensor  # (d,)
-    centred: bool
-    inverse: Tensor  # (batch, out): one over the deviation of what the norm was given
+    norm: Norm
+    scale: Tensor  # (batch, out, 1): one over the deviation of what the norm was given
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class LayerParts:
             "(scaled, gated or normed outputs are neither). include='attention' needs none."
         )
 
-    def norm_after(self) -> tuple[Norm, Tensor] | None:
+    def norm_after(self) -> tuple[FrozenNorm, Tensor] | None:
         """The norm of the sum of residual and attention, and what it made of it; None where nothing norms that sum.
 
         A pre-norm layer has a norm there too, but carries the sum itself on to its output.
@@ -152,7 +152,7 @@ class LayerParts:
             "own output (pre-norm). include='residual' needs neither."
         )
 
-    def norm_at_end(self, normed: Tensor) -> Norm:
+    def norm_at_end(self, normed: Tensor) -> FrozenNorm:
         """The norm whose output is the layer's, of `normed` and the feed-forward's output."""
         for step in reversed(self.steps):
             if self._is(step.made, self.output) and any(self._adds(step.given, normed, s.made) for s in self.steps):
@@ -187,22 +187,15 @@ class LayerParts:
         value, other = value[self._sample], other[self._sample]
         return _equal(total[self._sample], value + other, value.abs() + other.abs())
 
-    def _as_norm(self, step: _Step) -> Norm | None:
+    def _as_norm(self, step: _Step) -> FrozenNorm | None:
         """The norm that a submodule applied, or None if it did something else."""
         if step.given is None or step.made is None or list(step.module.children()):
             return None
-        if self._is(step.given, step.made):  # dropout
+        try:
+            norm = read_norm(step.module, step.given[self._sample], step.made[self._sample])
+        except NotReproducedError:
             return None
-        bias = step.module(torch.zeros_like(step.given[:1, :1]))  # all that a norm makes of nothing
-        change = step.made - bias
-        for scale in _scales(step.module, step.given):
-            for centred in (True, False):
-                unscaled = frozen_norm(step.given, scale, centred)
-                length = unscaled.square().sum(-1)
-                inverse = (unscaled * change).sum(-1) / length.where(length != 0, 1)
-                if _close((inverse[..., None] * unscaled)[self._sample], change[self._sample]):
-                    return Norm(scale, centred, inverse)
-        return None
+        return FrozenNorm(norm, norm.scale(step.given))
 
 
 def _trace(recording: Recording, call: AttentionCall) -> _Trace:
@@ -238,21 +231,12 @@ def _affine(module: nn.Module, width: int, like: Tensor) -> tuple[Tensor, Tensor
     project: Callable[[Tensor], Any] = module
     bias = first_tensor(project(like.new_zeros(1, width)))
     assert bias is not None  # it projected before
-    if type(module) is nn.Linear:
-        return module.weight.mT, bias
+    weight = matrix(module)
+    if weight is not None:
+        return weight, bias
     units = first_tensor(project(torch.eye(width, dtype=like.dtype, device=like.device)))
     assert units is not None
     return units - bias, bias
-
-
-def _scales(module: nn.Module, given: Tensor) -> Iterator[Tensor]:
-    """What a norm may multiply by: one of its vectors, or one plus it (Gemma), or nothing."""
-    # A replica of DataParallel holds plain tensors where its original holds parameters.
-    for value in [*module.parameters(recurse=False), *vars(module).values()]:
-        if isinstance(value, Tensor) and value.shape == given.shape[-1:]:
-            yield value
-            yield 1 + value
-    yield given.new_ones(given.shape[-1])
 
 
 def _holds(value: Tensor, context: Tensor) -> bool:
@@ -265,7 +249,7 @@ def _holds(value: Tensor, context: Tensor) -> bool:
 
 
 def _close(value: Tensor, expected: Tensor) -> bool:
-    """Whether two computations of `(..., d)` agree, be one of them in a lower precision (as norms' and TF32's are)."""
+    """Whether two computations of `(..., d)` agree, be one of them in a lower precision (as TF32 is)."""
     return bool(((value - expected).abs().amax(-1) <= 1e-3 * expected.abs().amax(-1)).all())
 
 

@@ -3,8 +3,11 @@
 from captum_vz.attr._layer_maps import LayerMaps
 from captum_vz.attr._rolled_out import RolledOut
 from captum_vz.attr._without_model import WithoutModel
+from captum_vz.attr.alti import ALTI
 from captum_vz.attr.attention_flow import AttentionFlow
 from captum_vz.attr.attention_rollout import AttentionRollout
+from captum_vz.attr.globenc import GlobEnc
+from captum_vz.attr.layer_alti import LayerALTI
 from captum_vz.attr.layer_attention import LayerAttention
 from captum_vz.attr.layer_attention_norm import LayerAttentionNorm
 from captum_vz.attr.position_attribution import PositionAttribution
@@ -14,8 +17,11 @@ from captum_vz.attr.value_zeroing import ValueZeroing
 from captum_vz.attr.value_zeroing_rollout import ValueZeroingRollout
 
 __all__ = [
+    "ALTI",
     "AttentionFlow",
     "AttentionRollout",
+    "GlobEnc",
+    "LayerALTI",
     "LayerAttention",
     "LayerAttentionNorm",
     "LayerMaps",

@@ -15,11 +15,13 @@ function                          takes                                     give
 `frozen_norm`                     vectors, a norm's scale                   the norm's linear part of them
 `contributions`                   weights, vectors of the parts of a source one vector an output and source
 `contribution_norms`              the same                                  their lengths: a map
+`alti_contributions`              vectors of sources, their whole           how near each comes to it: a map
 `mixing_norms`                    the same                                  `(batch, out, 2)`: from others, from itself
 `token_scores`                    attributions `(batch, tokens, d)`         `(batch, tokens)`
 ================================= ========================================= ===========================================
 """
 
+from captum_vz.functional.alti import alti_contributions
 from captum_vz.functional.distances import (
     DISTANCES,
     Distance,
@@ -46,6 +48,7 @@ __all__ = [
     "Distance",
     "Residual",
     "add_residual",
+    "alti_contributions",
     "attention_flow",
     "contribution_norms",
     "contributions",

@@ -14,8 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from captum_vz import (
+    ALTI,
     AttentionFlow,
     AttentionRollout,
+    GlobEnc,
+    LayerALTI,
     LayerAttention,
     LayerAttentionNorm,
     ValueZeroing,
@@ -24,8 +27,9 @@ from captum_vz import (
 from tests.reference.case import Case
 from tests.reference.families import FAMILIES
 
-LAYER_METHODS = (ValueZeroing, LayerAttention, LayerAttentionNorm)
-STACK_METHODS = (ValueZeroingRollout, AttentionRollout, AttentionFlow)
+LAYER_METHODS = (ValueZeroing, LayerAttention, LayerAttentionNorm, LayerALTI)
+STACK_METHODS = (ValueZeroingRollout, AttentionRollout, AttentionFlow, ALTI)
+POST_NORM_METHODS = (GlobEnc,)  # of the stack, for families that norm what comes of their attention
 METHODS = (*LAYER_METHODS, *STACK_METHODS)
 
 
@@ -126,6 +130,8 @@ CONFIGURATIONS = [
     Configuration(LayerAttentionNorm, options={"include": "encoder"}),
     Configuration(LayerAttentionNorm, "gpt2", "mapping", layers=0, options={"include": "residual"}),
     Configuration(LayerAttentionNorm, inputs="embeddings", layers=1, attribute={"feature_mask": PAIRS}),
+    Configuration(LayerALTI, layers=1),
+    Configuration(LayerALTI, "vit", options={"norm": "l2", "normalize": False}),
     Configuration(ValueZeroingRollout),
     Configuration(ValueZeroingRollout, "gpt2", "tuple", options={"residual": 0.5}),
     Configuration(ValueZeroingRollout, inputs="embeddings", attribute={"feature_mask": PAIRS}),
@@ -133,6 +139,10 @@ CONFIGURATIONS = [
     Configuration(AttentionRollout, "gpt2"),
     Configuration(AttentionRollout, inputs="tuple", options={"residual": "renormalize", "heads": "max"}),
     Configuration(AttentionRollout, "vit", attribute={"all_layers": True}),
+    Configuration(GlobEnc, inputs="tuple", options={"normalize": False}),
+    Configuration(GlobEnc, attribute={"feature_mask": PAIRS}),
+    Configuration(ALTI, "gpt2", "mapping", options={"norm": "l2"}),
+    Configuration(ALTI, "vit", attribute={"all_layers": True}),
     Configuration(AttentionFlow, inputs="embeddings"),
     Configuration(AttentionFlow, "vit"),
     Configuration(AttentionFlow, "gpt2", "tuple"),

@@ -9,7 +9,8 @@ import captum.attr
 import pytest
 
 import captum_vz
-from tests.captum.configurations import LAYER_METHODS, METHODS, STACK_METHODS, Configuration
+from tests.captum import configurations
+from tests.captum.configurations import LAYER_METHODS, POST_NORM_METHODS, Configuration
 
 SHARED = ["self", "forward_func", "layer", "device_ids"]
 ZEROING = ["distance", "attention", "heads", "normalize", "final_norm"]
@@ -19,6 +20,9 @@ CONSTRUCTORS = {
     "LayerAttention": [*SHARED, "heads", "attention", "normalize"],
     "LayerAttentionNorm": [*SHARED, "include", "attention", "normalize"],
     "AttentionRollout": [*SHARED, "residual", "heads", "attention"],
+    "GlobEnc": [*SHARED, "residual", "normalize"],
+    "LayerALTI": [*SHARED, "norm", "normalize"],
+    "ALTI": [*SHARED, "residual", "norm"],
     "AttentionFlow": [*SHARED, "residual", "heads", "attention"],
 }
 DEFAULTS = {
@@ -43,10 +47,15 @@ NAMES = {
     "LayerAttention": "Layer Attention",
     "LayerAttentionNorm": "Layer Attention Norm",
     "AttentionRollout": "Attention Rollout",
+    "GlobEnc": "Glob Enc",
+    "LayerALTI": "Layer A L T I",  # Captum puts a space before each capital
+    "ALTI": "A L T I",
     "AttentionFlow": "Attention Flow",
 }
-RESIDUALS = {"ValueZeroingRollout": None, "AttentionRollout": 0.5, "AttentionFlow": 0.5}
+RESIDUALS = {"ValueZeroingRollout": None, "AttentionRollout": 0.5, "AttentionFlow": 0.5, "GlobEnc": None, "ALTI": None}
 
+STACK_METHODS = (*configurations.STACK_METHODS, *POST_NORM_METHODS)
+METHODS = (*LAYER_METHODS, *STACK_METHODS)
 each_method = pytest.mark.parametrize("method", METHODS)
 
 

@@ -1,0 +1,55 @@
+"""ALTI: Aggregation of Layer-wise Token-to-token Interactions (Ferrando et al., EMNLP 2022)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+from torch import Tensor
+
+from captum_vz.attr._rolled_out import RolledOut, roll_out
+from captum_vz.attr.layer_alti import LayerALTI
+from captum_vz.functional import Residual
+
+
+class ALTI(RolledOut):
+    r"""How much each output *token* of a stack of layers draws on each input token, by ALTI, layer on layer.
+
+    .. math:: R_0 = \hat c_0, \qquad R_l = \hat c_l R_{l-1}
+
+    with :math:`\hat c_l` the map of layer l, see :class:`~captum_vz.LayerALTI`. `Ferrando et al. 2022
+    <https://aclanthology.org/2022.emnlp-main.595>`_, section 3, who roll out (Abnar & Zuidema 2020) without adding a
+    residual: the maps hold it already.
+
+    `target` names an output token, never a class. Products are taken in float64. The arguments of `attribute`, what
+    comes back and what is raised are described in :class:`~captum_vz.attr.RolledOut`.
+
+    Args:
+        forward_func: See :class:`~captum_vz.LayerALTI`, like all arguments but these:
+        layer: The layers whose maps are multiplied, in the order in which they run: of an encoder, or of a model that
+            is a decoder only.
+        residual: None (the paper's), 0.5 or "renormalize", see :func:`~captum_vz.functional.add_residual`.
+
+    >>> from captum_vz import ALTI, find_layers
+    >>> from captum_vz.testbed import load_agreement_model
+    >>> model, tokenizer = load_agreement_model()
+    >>> inputs = tokenizer("the pictures of some hat [MASK] scaring marcus.", return_tensors="pt")
+    >>> scores = ALTI(model, find_layers(model)).attribute(inputs["input_ids"], target=6)
+    >>> scores.shape == inputs["input_ids"].shape, round(scores.sum().item(), 4)
+    (True, 1.0)
+    """
+
+    def __init__(
+        self,
+        forward_func: Callable[..., Any],
+        layer: Any,
+        device_ids: list[int] | None = None,
+        *,
+        residual: Residual = None,
+        norm: Literal["l1", "l2"] = "l1",
+    ) -> None:
+        super().__init__(LayerALTI(forward_func, layer, device_ids, norm=norm))
+        self.residual = residual
+
+    def _join(self, maps: list[Tensor], rows: Tensor | None, all_layers: bool) -> list[Tensor]:
+        return roll_out(maps, self.residual, rows, all_layers)

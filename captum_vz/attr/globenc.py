@@ -1,0 +1,66 @@
+"""GlobEnc (Modarressi et al., NAACL 2022)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from captum_vz.attr._rolled_out import RolledOut, roll_out
+from captum_vz.attr.layer_attention_norm import LayerAttentionNorm
+from captum_vz.functional import Residual
+
+
+class GlobEnc(RolledOut):
+    r"""How much each output *token* of a stack of layers draws on each input token, by norms through whole layers.
+
+    .. math:: R_0 = \hat E_0, \qquad R_l = \hat E_l R_{l-1}, \qquad \hat E_{ij} = \lVert E_{ij} \rVert_2 \big/
+        \textstyle\sum_k \lVert E_{ik} \rVert_2
+
+    with :math:`E_{ij}` the vector that token j gives to token i through a layer's attention, residual connections and
+    both of its norms, see :class:`~captum_vz.LayerAttentionNorm` with "encoder". `Modarressi et al. 2022
+    <https://aclanthology.org/2022.naacl-main.19>`_, who roll out (Abnar & Zuidema 2020) without adding a residual: the
+    vectors hold it already.
+
+    They roll the norms out as they are, so that tokens with long vectors count for more; later tools divide rows by
+    their sums first (`Mohebbi et al. 2023 <https://aclanthology.org/2023.eacl-main.245>`_). The rankings differ.
+
+    `target` names an output token, never a class. Layers have to norm what comes of their attention (post-norm: BERT,
+    RoBERTa); :class:`~captum_vz.LayerAttentionNorm` says how they are read. Products are taken in float64. The
+    arguments of `attribute`, what comes back and what is raised are described in :class:`~captum_vz.attr.RolledOut`.
+
+    Args:
+        forward_func: See :class:`~captum_vz.LayerAttentionNorm`, like all arguments but these:
+        layer: The layers whose maps are multiplied, in the order in which they run.
+        residual: None (the paper's), 0.5 or "renormalize", see :func:`~captum_vz.functional.add_residual`.
+        normalize: True: each layer's rows are divided by their sums, and the rows of the rollout sum to 1. False: as in
+            the paper; each example's norms in a layer are divided by their largest, lest they overflow, which leaves
+            the rollout's scale without meaning: its rows sum to anything, and compare within one example only.
+
+    >>> from captum_vz import GlobEnc, find_layers
+    >>> from captum_vz.testbed import load_agreement_model
+    >>> model, tokenizer = load_agreement_model()
+    >>> inputs = tokenizer("the pictures of some hat [MASK] scaring marcus.", return_tensors="pt")
+    >>> scores = GlobEnc(model, find_layers(model)).attribute(inputs["input_ids"], target=6)
+    >>> scores.shape == inputs["input_ids"].shape, round(scores.sum().item(), 4)
+    (True, 1.0)
+    """
+
+    def __init__(
+        self,
+        forward_func: Callable[..., Any],
+        layer: Any,
+        device_ids: list[int] | None = None,
+        *,
+        residual: Residual = None,
+        normalize: bool = True,
+    ) -> None:
+        super().__init__(LayerAttentionNorm(forward_func, layer, device_ids, include="encoder", normalize=normalize))
+        self.residual = residual
+
+    def _join(self, maps: list[Tensor], rows: Tensor | None, all_layers: bool) -> list[Tensor]:
+        if not self.maps.normalize:
+            largest = [one.amax((1, 2), keepdim=True) for one in maps]
+            maps = [one / top.where(top != 0, 1) for one, top in zip(maps, largest, strict=True)]
+        return roll_out(maps, self.residual, rows, all_layers)

@@ -1,0 +1,74 @@
+"""ALTI's map of one layer (Ferrando et al., EMNLP 2022)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from captum_vz._engine.decomposition import decompositions
+from captum_vz._engine.recording import AttentionCall, Recording
+from captum_vz.attr._layer_maps import LayerMaps
+from captum_vz.functional import alti_contributions
+
+
+class LayerALTI(LayerMaps):
+    r"""How near the vector that a source token gives to an output *token* of a layer comes to all that it is given.
+
+    .. math:: c_{ij} = \max\big(0,\; \lVert r_i \rVert - \lVert r_i - V_{ij} \rVert\big), \qquad
+        \hat c_{ij} = c_{ij} \big/ \textstyle\sum_k c_{ik}
+
+    where :math:`V_{ij}` is what source j gives to output i through attention, residual connection and the norm after
+    it, and :math:`r_i` their sum with all biases: the layer as it goes into its feed-forward. `Ferrando et al. 2022
+    <https://aclanthology.org/2022.emnlp-main.595>`_, section 3. In layers that norm their attention's input (pre-norm:
+    GPT-2, LLaMA, ViT) the vectors end at the residual connection, as no norm follows it. They are those of
+    :class:`~captum_vz.LayerAttentionNorm` with "layer_norm" or "residual", which says how a layer is read.
+
+    `target` names an output token, never a class. With `feature_mask`, the vectors of a group's sources are added up
+    before they are compared. A row all of whose sources lead away from the sum is zero. The arguments of `attribute`,
+    what comes back and what is raised are described in :class:`~captum_vz.attr.LayerMaps`.
+
+    Args:
+        forward_func: See :class:`~captum_vz.attr.LayerMaps`, like `layer`, `device_ids`. Only self-attention: beside a
+            cross-attention, the residual is no source token.
+        norm: "l1" (the paper's) or "l2".
+        normalize: False gives the differences of the lengths themselves.
+
+    >>> from captum_vz import LayerALTI, find_layers
+    >>> from captum_vz.testbed import load_agreement_model
+    >>> model, tokenizer = load_agreement_model()
+    >>> inputs = tokenizer("the pictures of some hat [MASK] scaring marcus.", return_tensors="pt")
+    >>> row = LayerALTI(model, find_layers(model)[-1]).attribute(inputs, target=6)  # (batch, in)
+    >>> row.shape == inputs["input_ids"].shape, round(row.sum().item(), 4)
+    (True, 1.0)
+    """
+
+    def __init__(
+        self,
+        forward_func: Callable[..., Any],
+        layer: Any,
+        device_ids: list[int] | None = None,
+        *,
+        norm: Literal["l1", "l2"] = "l1",
+        normalize: bool = True,
+    ) -> None:
+        super().__init__(forward_func, layer, device_ids, normalize=normalize)
+        assert norm in ("l1", "l2"), f"norm is {norm!r}: pass 'l1' or 'l2'."
+        self.norm = norm
+
+    def _layer_map(
+        self,
+        index: int,
+        recording: Recording,
+        call: AttentionCall,
+        rows: Tensor | None,
+        groups: Tensor | None,
+        at_most: int | None,
+    ) -> Tensor:
+        examples = []
+        for some in decompositions(recording, call, None, rows, groups):
+            parts = [alti_contributions(vectors, whole, self.norm) for vectors, whole in some.written_out()]
+            examples.append(torch.cat(parts, dim=1))
+        return torch.cat(examples)

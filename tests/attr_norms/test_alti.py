@@ -1,0 +1,132 @@
+"""LayerALTI and ALTI against the naive twin that writes every vector out, in float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from captum_vz import ALTI, LayerALTI
+from captum_vz.functional import alti_contributions
+from tests.engine.compare import assert_same
+from tests.reference import FAMILIES, naive_rollout
+from tests.reference.norms import POST_NORMS, PRE_NORM, naive_alti, naive_vectors
+
+each_family = pytest.mark.parametrize("name", [*POST_NORMS, *PRE_NORM])
+each_varied = pytest.mark.parametrize("name", ["bert", "gpt2", "llama"])
+each_norm = pytest.mark.parametrize("norm", ["l1", "l2"])
+
+
+@each_norm
+@each_family
+def test_every_layer_of_every_family(name: str, norm: Any) -> None:
+    case = FAMILIES[name].case
+    for normalize in (False, True):
+        maps = LayerALTI(case.model, case.layers, norm=norm, normalize=normalize).attribute(case.inputs)
+        for index, layer_map in enumerate(maps):
+            assert_same(layer_map, naive_alti(case, index, norm=norm, normalize=normalize))
+
+
+@each_norm
+@pytest.mark.parametrize("name", ["bert", "roberta", "electra", "distilbert", "gpt2", "llama", "opt", "vit"])
+def test_the_rollout_of_every_layer(name: str, norm: Any) -> None:
+    case = FAMILIES[name].case
+    maps = [naive_alti(case, index, norm=norm) for index in range(len(case.layers))]
+    for residual in (None, 0.5):
+        rollouts = ALTI(case.model, case.layers, norm=norm, residual=residual).attribute(case.inputs, all_layers=True)
+        assert_same(rollouts, naive_rollout(maps, residual))
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "opt", "bart-decoder"])
+def test_a_decoders_tokens_draw_on_nothing_to_come(name: str) -> None:
+    case = FAMILIES[name].case
+    for layer_map in LayerALTI(case.model, case.layers, normalize=False).attribute(case.inputs):
+        assert not layer_map.triu(1).any()
+        assert layer_map.tril().any()
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+@each_varied
+def test_the_vectors_of_a_group_are_added_up(name: str, normalize: bool) -> None:
+    case = FAMILIES[name].case
+    tokens = case.inputs["input_ids"].shape[1]
+    pairs = torch.arange(tokens) // 2
+    method = LayerALTI(case.model, case.layers[1], normalize=normalize)
+    for mask in (pairs[None], torch.stack([pairs, torch.arange(tokens) % 2, torch.zeros(tokens, dtype=torch.long)])):
+        whole = method.attribute(case.inputs, feature_mask=mask)
+        assert_same(whole, naive_alti(case, 1, groups=mask, normalize=normalize))
+        assert_same(method.attribute(case.inputs, feature_mask=mask, target=2), whole[:, 2])
+
+
+@each_varied
+def test_the_rows_of_targets(name: str) -> None:
+    case = FAMILIES[name].case
+    for method in (LayerALTI(case.model, case.layers[1]), ALTI(case.model, case.layers)):
+        whole = method.attribute(case.inputs)
+        assert_same(method.attribute(case.inputs, target=1), whole[:, 1])
+        assert_same(method.attribute(case.inputs, target=[0, 2, 1]), whole[[0, 1, 2], [0, 2, 1]])
+        assert_same(method.attribute(case.inputs, target=(2, 1)), whole[:, 2, 1])
+
+
+@each_family
+def test_a_batch_is_its_examples_one_by_one_and_padding_changes_nothing(name: str) -> None:
+    case = FAMILIES[name].case
+    for method in (LayerALTI(case.model, case.layers[-1]), ALTI(case.model, case.layers)):
+        together = method.attribute(case.inputs)
+        for index in range(case.batch):
+            alone = method.attribute(case.example(index).inputs)[0]
+            length = len(alone)
+            assert_same(together[index, :length, :length], alone)
+            assert not together[index, length:].any()
+            assert not together[index, :, length:].any()
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5])
+@each_varied
+def test_any_size_of_chunk(name: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = FAMILIES[name].case
+    method = LayerALTI(case.model, case.layers[0])
+    expected = method.attribute(case.inputs)
+    # So many rows of seven sources, 32 numbers each.
+    monkeypatch.setattr("captum_vz._engine.decomposition.CHUNK_BYTES", {"cpu": rows * 7 * 32 * 8})
+    assert_same(method.attribute(case.inputs), expected)
+
+
+def test_a_row_whose_vectors_all_lead_away_stays_zero() -> None:
+    """A bias so large that it is the whole: no vector brings the sum nearer to it, but for what points its way."""
+    case = FAMILIES["gpt2"].build()
+    block = case.layers[0]
+    with torch.no_grad():
+        case.model.wte.weight.zero_()
+        case.model.wpe.weight.zero_()  # the residual is nothing
+        block.attn.c_proj.bias[:] = 100.0
+        width = block.attn.c_attn.bias.shape[0] // 3
+        block.attn.c_attn.bias[2 * width :] = 0.1
+        block.attn.c_attn.weight[:, 2 * width :] = 0.0
+        block.attn.c_proj.weight[:] = -1.0
+    with pytest.warns(UserWarning, match=r"stay zero"):
+        layer_map = LayerALTI(case.model, block).attribute(case.inputs)
+    assert not layer_map.any()
+    assert naive_vectors(case, 0, "residual").vectors.any()
+
+
+def test_known_contributions() -> None:
+    vectors = torch.tensor([[[3.0, 0.0], [0.0, 4.0], [0.0, 0.0]]])
+    whole = torch.tensor([[3.0, 4.0]])
+    assert alti_contributions(vectors, whole).tolist() == [[3.0, 4.0, 0.0]]
+    assert alti_contributions(vectors, whole, "l2").tolist() == [[1.0, 2.0, 0.0]]
+    assert alti_contributions(-vectors, whole).tolist() == [[0.0, 0.0, 0.0]]
+
+
+def test_bad_arguments() -> None:
+    with pytest.raises(AssertionError, match="norm is 'cosine': pass 'l1' or 'l2'"):
+        LayerALTI(nn.Identity(), nn.Identity(), norm="cosine")  # type: ignore[arg-type]
+    with pytest.raises(AssertionError, match="norm is 'max': pass 'l1' or 'l2'"):
+        alti_contributions(torch.ones(1, 1, 2), torch.ones(1, 2), "max")  # type: ignore[arg-type]
+    with pytest.raises(AssertionError, match=r"vectors are \(1, 3, 2\) and whole is \(3, 2\)"):
+        alti_contributions(torch.ones(1, 3, 2), torch.ones(3, 2))
+    case = FAMILIES["gemma2"].case
+    with pytest.raises(AssertionError, match="no residual connection that can be recognised"):
+        LayerALTI(case.model, case.layers[0]).attribute(case.inputs)
