@@ -34,9 +34,7 @@ class AttentionCall:
     module: nn.Module  # whose forward called the attention function
     size: tuple[int, int, int, int]  # batch, heads, out, in
     values: Tensor  # (batch, key-value head, in, d_head); inline: the value projection's output (batch, in, features)
-    visible: (
-        Tensor | None
-    )  # bool, broadcastable to (batch, head, out, in): what the mask lets through; None: everything
+    visible: Tensor | None  # bool, broadcastable to (batch, head, out, in): what the mask lets through; None: all of it
     dropout: float = 0.0
     weights: Tensor | None = None  # (batch, head, out, in), after the softmax
     context: Tensor | None = None  # (batch, out, head, d_head)
