@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import Context, ContextVar
@@ -10,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from captum_vz._engine.inline import family_of, is_value_projection, visible_by_argument
 from captum_vz._engine.interface import Attend, Listener, attention_selected, current_listener, listen
@@ -178,6 +180,32 @@ def _returned(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
     return None if listener is None else listener.returned(module, inputs, output)
 
 
+# Submodules that carry our hooks now: id -> (the handles of the two, how many passes need them). Counted, because two
+# threads may explain one model at the same time, and each listener is to be told once.
+_heard: dict[int, tuple[tuple[RemovableHandle, ...], int]] = {}
+_hearing = threading.Lock()
+
+
+@contextmanager
+def _telling(module: nn.Module) -> Iterator[None]:
+    """Let a submodule tell the listener when it begins and when it returns, for the length of a `with` block."""
+    with _hearing:
+        handles, count = _heard.get(id(module), ((), 0))
+        if not count:
+            handles = (module.register_forward_pre_hook(_entered), module.register_forward_hook(_returned))
+        _heard[id(module)] = handles, count + 1
+    try:
+        yield
+    finally:
+        with _hearing:
+            handles, count = _heard.pop(id(module))
+            if count > 1:
+                _heard[id(module)] = handles, count - 1
+            else:
+                for handle in handles:
+                    handle.remove()
+
+
 # The pass that this thread is in: hooks are shared by all threads that use the model.
 _pass: ContextVar[object] = ContextVar("captum_vz_pass", default=None)
 
@@ -224,8 +252,7 @@ def watching(layers: Sequence[nn.Module], on_return: Callable[[int, Recording], 
             stack.enter_context(attention_selected(layers))
             stack.enter_context(attention_patched())
             for module in submodules.values():
-                stack.enter_context(module.register_forward_pre_hook(_entered))
-                stack.enter_context(module.register_forward_hook(_returned))
+                stack.enter_context(_telling(module))
             for index, layer in enumerate(layers):
                 before, after = hooks(index)
                 stack.enter_context(layer.register_forward_pre_hook(before, with_kwargs=True))

@@ -108,6 +108,23 @@ def test_an_error_in_one_thread_does_not_disturb_the_other(method: Any) -> None:
     assert footprint(case.model) == before
 
 
+@each_method
+def test_submodules_are_listened_to_once_however_many_explain(method: Any) -> None:
+    case = FAMILIES["bert"].build()
+    barrier = Barrier(3)
+
+    def count(**inputs: Tensor) -> Any:
+        barrier.wait(SECONDS)
+        submodules = [m for layer in case.layers for m in layer.modules() if m is not layer]
+        hooks.append({(len(m._forward_pre_hooks), len(m._forward_hooks)) for m in submodules})
+        barrier.wait(SECONDS)
+        return case.model(**inputs)
+
+    hooks: list[set[tuple[int, int]]] = []
+    together(*[lambda: method(count, case.layers).attribute(case.inputs, target=1)] * 3)
+    assert hooks == [{(1, 1)}] * 3
+
+
 @pytest.mark.parametrize("kind", ["register_forward_pre_hook", "register_forward_hook"])
 @each_method
 def test_a_pass_may_end_while_another_thread_is_inside_a_layer(method: Any, kind: str) -> None:
