@@ -48,8 +48,8 @@ def attention_call(recording: Recording, attention: str) -> AttentionCall:
 def valid_positions(recording: Recording, call: AttentionCall) -> tuple[Tensor, Tensor]:
     """Which rows `(batch, out)` and sources `(batch, in)` of an attention are not padding, read from the masks.
 
-    A token always sees itself in self-attention, unless it is padding or the layer chooses what is seen (sparse
-    attention), and then the mask that the layer was given tells; a source that no valid row sees is padding.
+    Padding is what no token sees in self-attention, not even it itself; where the layer chooses what is seen (sparse
+    attention), the mask that it was given tells. A source that no valid row sees is padding.
     """
     first = recording.calls[0]
     batch, _, out, sources = first.size
@@ -63,11 +63,11 @@ def valid_positions(recording: Recording, call: AttentionCall) -> tuple[Tensor, 
         )
         # Behind the tokens of a cache, which a first token cannot see the last of; before an encoder's, which it can.
         before = 0 if out > 1 and sees[:, 0, -1].any() else sources - out
-        rows = sees.diagonal(before, dim1=1, dim2=2)
+        rows = sees.any(1)[:, before : before + out]
         given = recording.kwargs.get("attention_mask")
         inline = first.value_projection is not None
         if isinstance(given, Tensor) and given.shape[2:] == (out, sources) and not inline:
-            rows = rows | lets_through(given).any(1).diagonal(before, dim1=1, dim2=2)
+            rows = rows | lets_through(given).any(1).any(1)[:, before : before + out]
     if call.visible is None:
         return rows, torch.ones(batch, call.size[3], dtype=torch.bool, device=rows.device)
     return rows, (_sees(call) & rows[:, :, None]).any(1)

@@ -191,6 +191,11 @@ def as_layers(layer: Any) -> list[nn.Module]:
     assert len({id(entry) for entry in layers}) == len(layers), (
         "layer lists the same module more than once. A layer that runs several times in a pass is listed once."
     )
+    parts = {id(module) for entry in layers for module in entry.modules() if module is not entry}
+    inside = [type(entry).__name__ for entry in layers if id(entry) in parts]
+    assert not inside, (
+        f"layer lists modules that are part of others in it: {', '.join(inside)}. Pass either, in calls of their own."
+    )
     return layers
 
 

@@ -210,6 +210,19 @@ def test_a_mask_for_each_head_where_there_are_as_many_heads_as_tokens(batch: int
     assert_same(ValueZeroing(block, block).attribute((x, mask)), zeroed_one_by_one(block, x, mask))
 
 
+@pytest.mark.parametrize("tokens", [6, 20])
+def test_tokens_that_do_not_see_themselves_are_no_padding(tokens: int) -> None:
+    visible = ~torch.eye(tokens, dtype=torch.bool).expand(2, 1, -1, -1).clone()
+    visible[1, ..., -2:] = False  # and these are
+    mask = torch.zeros(visible.shape, dtype=torch.float64).masked_fill(~visible, torch.finfo(torch.float64).min)
+    block, x = Block(), sequences(2, tokens)
+    expected = zeroed_one_by_one(block, x, mask)
+    expected[1, -2:] = 0
+    layer_map = ValueZeroing(block, block).attribute((x, mask))
+    assert_same(layer_map, expected)
+    assert not layer_map.diagonal(dim1=1, dim2=2).any()
+
+
 def test_positions_that_the_layer_counts_itself() -> None:
     class Counting(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from captum_vz import LayerAttention, ValueZeroing, ValueZeroingRollout
-from tests.reference import FAMILIES, Case
+from tests.reference import FAMILIES, Case, naive_value_zeroing
 from tests.reference.naive import Run, cosine, real_positions, record, rerun_with_zeroed_rows
 
 HALVES = [torch.bfloat16, torch.float16]
@@ -75,6 +75,17 @@ def test_a_layer_under_autocast_is_replayed_in_float32(name: str, inside: bool) 
             assert torch.is_autocast_enabled("cpu")
     for layer_map, run in zip(maps, runs, strict=True):
         torch.testing.assert_close(layer_map.double(), twin(case, run), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_float32_keeps_its_digits(name: str) -> None:
+    """Raw distances, down to a millionth of what a row holds."""
+    exact, single = FAMILIES[name].case, FAMILIES[name].build(torch.float32)
+    maps = ValueZeroing(single.model, single.layers, normalize=False).attribute(single.inputs)
+    for index, layer_map in enumerate(maps):
+        expected = naive_value_zeroing(exact, index, normalize=False)
+        assert layer_map.dtype == torch.float32
+        torch.testing.assert_close(layer_map.double(), expected, rtol=1e-3, atol=1e-9)
 
 
 @each_half

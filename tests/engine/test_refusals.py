@@ -56,6 +56,13 @@ class Chain(nn.Module):
         return x
 
 
+@pytest.mark.parametrize("method", [ValueZeroing, LayerAttention])
+def test_a_layer_and_its_part_are_not_watched_at_once(method: Any) -> None:
+    block = Block()
+    for layers in ([block, block.attention], [block.attention, block]):
+        refused(block, layers, "modules that are part of others in it: SelfAttention. Pass either", method=method)
+
+
 @pytest.mark.parametrize("part", ["feed_forward", "feed_forward.0", "attention.value", "norm"])
 @pytest.mark.parametrize("method", [ValueZeroing, LayerAttention])
 def test_a_part_without_attention_is_no_layer(method: Any, part: str) -> None:
