@@ -19,6 +19,7 @@ from torch import Tensor
 
 from captum_vz._engine.interface import current_listener, lets_through
 
+# What our functions stand for while a pass is on: torch's own, or what a user has put in their place.
 _torchs_attention = F.scaled_dot_product_attention
 _torchs_multi_head = F.multi_head_attention_forward
 
@@ -86,13 +87,13 @@ _lock = threading.Lock()
 @contextmanager
 def attention_patched() -> Iterator[None]:
     """Let every scaled_dot_product_attention of this thread's listener be seen, for the length of a `with` block."""
-    global _passes, _fast_path
+    global _passes, _fast_path, _torchs_attention, _torchs_multi_head
     with _lock:
         if not _passes:
             _fast_path = torch.backends.mha.get_fastpath_enabled()
             torch.backends.mha.set_fastpath_enabled(False)
-            F.scaled_dot_product_attention = _attention
-            F.multi_head_attention_forward = _multi_head
+            _torchs_attention, F.scaled_dot_product_attention = F.scaled_dot_product_attention, _attention
+            _torchs_multi_head, F.multi_head_attention_forward = F.multi_head_attention_forward, _multi_head
         _passes += 1
     try:
         yield

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from captum_vz import ValueZeroing
 from tests.captum.configurations import METHODS
@@ -146,7 +147,7 @@ def test_after_a_refusal_in_train_mode(method: Any) -> None:
 def test_after_an_interruption_inside_a_replay() -> None:
     case = lively()
 
-    def interrupt(zeroed: torch.Tensor, clean: torch.Tensor) -> torch.Tensor:
+    def interrupt(zeroed: Tensor, clean: Tensor) -> Tensor:
         raise InterruptionError
 
     def interrupted() -> None:
@@ -191,6 +192,28 @@ def test_inside_and_outside_of_no_grad(method: Any) -> None:
         inside = method(case.model, case.layers).attribute(case.inputs, target=1)
     for one, other in zip([*outside], [*inside], strict=True):
         assert torch.equal(one, other)
+
+
+@each_method
+def test_what_a_user_put_in_the_place_of_torchs_attention_is_used_and_kept(
+    method: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torchs, calls = F.scaled_dot_product_attention, []
+
+    def users(*args: Any, **kwargs: Any) -> Tensor:
+        calls.append(args)
+        return torchs(*args, **kwargs)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", users)
+    case = lively()
+
+    def forward(**inputs: Tensor) -> Any:
+        F.scaled_dot_product_attention(*[torch.ones(1, 1, 2, 4)] * 3)  # outside of the layers that are explained
+        return case.model(**inputs)
+
+    method(forward, case.layers).attribute(case.inputs, target=1)
+    assert len(calls) == 1
+    assert F.scaled_dot_product_attention is users
 
 
 def test_the_comparison_sees_a_hook_a_mode_and_a_config() -> None:
