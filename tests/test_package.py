@@ -19,7 +19,8 @@ ROOMS = [
     {"attr"},
     {"visualization", "generation", "metrics"},
     {""},
-    {"study", "testbed"},
+    {"testbed"},
+    {"study"},
     {"cli", "app"},
     {"__main__"},
 ]

@@ -22,14 +22,16 @@ def encode_record(tokenizer: PreTrainedTokenizerBase, record: Record) -> Encoded
 
     Args:
         tokenizer: Any fast tokenizer with a mask token, which takes the place of ``[MASK]``.
-        record: ``masked``, a sentence; ``target``, the word position of its ``[MASK]``; and ``cue``, a list of word
-            positions (left out: none). :func:`agreement_sentences` gives all three, :func:`mask_target` the first two.
+        record: ``masked``, a sentence; ``target``, the word position of its ``[MASK]``, or of another word, which stays
+            as it is; and ``cue``, a list of word positions (left out: none). :func:`agreement_sentences` gives all
+            three, :func:`mask_target` the first two. Positions are those of :func:`split_words`, or of ``words``, if
+            the record has them: the words in their order, as they stand in the sentence.
 
     Returns:
         The encoding, whose tensors are `(1, tokens)`, the target's token position, and those of the cue words.
 
     Raises:
-        ValueError: The tokenizer has no mask token, or no token for one of the words.
+        ValueError: The tokenizer has no mask token, or no token for one of the words; or these are not in the sentence.
 
     >>> from captum_vz.testbed import load_agreement_model
     >>> _, tokenizer = load_agreement_model()
@@ -38,12 +40,14 @@ def encode_record(tokenizer: PreTrainedTokenizerBase, record: Record) -> Encoded
     >>> tokens[encoded.target], [tokens[position] for position in encoded.cue]
     ('[MASK]', ['pictures'])
     """
-    mask = tokenizer.mask_token
-    if mask is None:
+    form = _target_word(record)
+    if form == MASK:
+        form = tokenizer.mask_token
+    if form is None:
         raise ValueError(
             f"{type(tokenizer).__name__} has no mask token: pass the tokenizer of a masked language model."
         )
-    sentence, starts = _fill(record, mask)
+    sentence, starts = _fill(record, form)
     encoding = tokenizer(sentence, return_tensors="pt")
 
     def token(word: int) -> int:
@@ -78,8 +82,29 @@ def form_ids(tokenizer: PreTrainedTokenizerBase, record: Record) -> tuple[int, i
 
 
 def _fill(record: Record, form: str) -> tuple[str, list[int]]:
-    """The sentence with `form` for its mask, and the character at which each of its words starts."""
-    spans = word_spans(record["masked"])
+    """The sentence with `form` for its target word, and the character at which each of its words starts."""
+    spans = _spans(record)
     start, end = spans[record["target"]]
-    starts = [first if first <= start else first + len(form) - len(MASK) for first, _ in spans]
+    starts = [first if first <= start else first + len(form) - (end - start) for first, _ in spans]
     return record["masked"][:start] + form + record["masked"][end:], starts
+
+
+def _target_word(record: Record) -> str:
+    start, end = _spans(record)[record["target"]]
+    word: str = record["masked"][start:end]
+    return word
+
+
+def _spans(record: Record) -> list[tuple[int, int]]:
+    """The characters `[start, end)` of each word."""
+    sentence: str = record["masked"]
+    if record.get("words") is None:
+        return word_spans(sentence)
+    spans, end = [], 0
+    for position, word in enumerate(record["words"]):
+        start = sentence.find(word, end)
+        if start < 0 or sentence[end:start].strip():
+            raise ValueError(f"word {position}, {word!r}, is not what follows in {sentence[end:]!r}, of {sentence!r}.")
+        end = start + len(word)
+        spans.append((start, end))
+    return spans

@@ -70,3 +70,22 @@ def test_a_tokenizer_without_a_mask_is_refused() -> None:
     tokenizer.mask_token = None
     with pytest.raises(ValueError, match="has no mask token: pass the tokenizer of a masked language model"):
         encode_record(tokenizer, RECORDS[0])
+
+
+def test_words_of_ones_own_and_a_target_that_is_not_masked(shipped: Shipped) -> None:
+    tokenizer = shipped[1]
+    record: Record = {"masked": "The wugs, are nice.", "target": 1, "cue": [0]}
+    own = record | {"words": ["The wugs,", "are", "nice."]}
+    encoded = encode_record(tokenizer, own)
+    tokens = encoded.encoding.tokens()
+    assert (tokens[encoded.target], tokens[encoded.cue[0]]) == ("are", "the")
+    assert tokens[encode_record(tokenizer, record).target].startswith("w")
+    assert form_ids(tokenizer, own | {"good": "are", "bad": "is"}) == tuple(
+        tokenizer.convert_tokens_to_ids(["are", "is"])
+    )
+
+
+@pytest.mark.parametrize("words", [["The", "nice"], ["The", "wugs", "wugs"]])
+def test_words_that_are_not_those_of_the_sentence_are_refused(words: list[str], shipped: Shipped) -> None:
+    with pytest.raises(ValueError, match="is not what follows in"):
+        encode_record(shipped[1], {"masked": "The wugs are nice.", "words": words, "target": 1})

@@ -1,0 +1,87 @@
+"""Examples: what they hold, the files they come from, and that they are the testbed's records under another name."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from captum_vz.study import Example, read_jsonl, write_jsonl
+from captum_vz.testbed import agreement_sentences, encode_record, form_ids, load_agreement_model, split_words
+
+RECORDS = agreement_sentences(10, seed=2)
+WUGS = {"tokens": ["the", "wugs", "[MASK]", "nice."], "target": 2, "cue": [1]}
+
+
+def test_a_record_of_the_testbed_is_the_same_as_an_example() -> None:
+    _, tokenizer = load_agreement_model()
+    for record in RECORDS:
+        example = Example.from_record(record)
+        assert example.words == tuple(split_words(record["masked"]))
+        assert example.group == record["UID"]
+        once, again = encode_record(tokenizer, record), encode_record(tokenizer, example.to_record())
+        assert (again.target, again.cue) == (once.target, once.cue)
+        assert again.encoding["input_ids"].equal(once.encoding["input_ids"])
+        assert form_ids(tokenizer, example.to_record()) == form_ids(tokenizer, record)
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    examples = [Example.from_record(record) for record in RECORDS]
+    examples.append(Example("ünï", ("a", "b"), 0, (), label="x", group="other"))
+    write_jsonl(tmp_path / "examples.jsonl", examples)
+    assert read_jsonl(tmp_path / "examples.jsonl") == examples
+
+
+def test_any_jsonl_with_tokens_target_and_cue_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "wugs.jsonl"
+    lines = [WUGS, {"text": "It [MASK].", "target": 1, "id": 7, "cue": 0}, RECORDS[0]]
+    path.write_text("\n\n".join(map(json.dumps, lines)), encoding="utf-8")
+    first, second, third = read_jsonl(path)
+    assert first == Example("wugs 1", ("the", "wugs", "[MASK]", "nice."), 2, (1,), group="wugs")
+    assert second == Example("7", ("It", "[MASK]", "."), 1, (0,), group="wugs", text="It [MASK].")
+    assert third == Example.from_record(RECORDS[0], id=f"{RECORDS[0]['UID']} 5")
+    assert read_jsonl(path, group="g")[0].id == "g 1"
+
+
+def test_what_numpy_and_tables_make_of_an_example_is_understood() -> None:
+    fields = Example.from_record(RECORDS[0]).to_dict()
+    as_arrays = fields | {
+        "words": np.array(fields["words"], dtype=object),
+        "target": np.int64(fields["target"]),
+        "cue": np.array(fields["cue"]),
+        "label": None,
+    }
+    assert Example.from_dict(as_arrays) == Example.from_record(RECORDS[0])
+
+
+@pytest.mark.parametrize(
+    ("changed", "complaint"),
+    [
+        ({"tokens": None}, "neither words"),
+        ({"tokens": "the wugs"}, "expected a list of strings"),
+        ({"tokens": ["the", 3]}, "expected a list of strings"),
+        ({"target": None}, "target is None: expected the position of a word"),
+        ({"target": 1.5}, r"target is 1\.5"),
+        ({"target": True}, "target is True"),
+        ({"cue": ["wugs"]}, "cue is 'wugs'"),
+        ({"good": ["are"]}, r"good is \['are'\]: expected a string"),
+    ],
+)
+def test_a_line_that_is_no_example_is_named(changed: dict[str, Any], complaint: str, tmp_path: Path) -> None:
+    path = tmp_path / "wugs.jsonl"
+    path.write_text(f"{json.dumps(WUGS)}\n{json.dumps(WUGS | changed)}\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=rf"wugs\.jsonl, line 2: .*{complaint}"):
+        read_jsonl(path)
+
+
+@pytest.mark.parametrize(("line", "complaint"), [("[1]", "expected a JSON object"), ("{", "Expecting property name")])
+def test_a_line_that_is_no_json_object_is_named(line: str, complaint: str, tmp_path: Path) -> None:
+    (tmp_path / "odd.jsonl").write_text(line, encoding="utf-8")
+    with pytest.raises(ValueError, match=rf"odd\.jsonl, line 1: .*{complaint}"):
+        read_jsonl(tmp_path / "odd.jsonl")
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"nowhere\.jsonl is missing"):
+        read_jsonl(tmp_path / "nowhere.jsonl")
