@@ -30,6 +30,8 @@ class Decomposition:
         rows: The positions of the rows, `(batch, row)`.
         groups: The groups of the sources, `(batch, in)`; None: each is its own.
         group_count: How many groups there are in the whole batch.
+        beside: What each row gets from no source token but from the residual connection beside a cross-attention,
+            `(batch, row, d)`; None: nothing.
     """
 
     weights: Tensor
@@ -38,16 +40,24 @@ class Decomposition:
     rows: Tensor
     groups: Tensor | None
     group_count: int
+    beside: Tensor | None = None
 
     def written_out(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """The vectors `(batch, row, group, d)`, added up over each group, and their whole; a few rows at a time."""
-        batch, _, sources, _ = self.weights.shape
+        """The vectors `(batch, row, group, d)`, added up over each group, and their whole; a few rows at a time.
+
+        What is `beside` the sources stands behind them, as if it were one more.
+        """
+        batch, rows, sources, _ = self.weights.shape
         step = _fitting(self.vectors, batch * sources * self.vectors.shape[-1])
-        for weights, whole in zip(self.weights.split(step, 1), self.whole.split(step, 1), strict=True):
+        for start in range(0, rows, step):
+            few = slice(start, start + step)
+            weights, whole = self.weights[:, few], self.whole[:, few]
             vectors = contributions(weights, self.vectors)
             if self.groups is not None:
                 pooled = vectors.new_zeros(*vectors.shape[:2], self.group_count, vectors.shape[3])
                 vectors = pooled.scatter_add(2, self.groups[:, None, :, None].expand_as(vectors), vectors)
+            if self.beside is not None:
+                vectors = torch.cat([vectors, self.beside[:, few, None]], dim=2)
             yield vectors, whole
 
 
@@ -57,15 +67,21 @@ def decompositions(
     """The decompositions of a layer followed as far as `include` says, a few consecutive examples at a time.
 
     With include None it is followed to where the residual is added, and through the norm after that if there is one.
+    Beside a cross-attention, the residual connection is no source token.
     `rows` `(batch, row)` are the positions wanted, None: all; `groups` `(batch, in)` are counted from 0.
     """
     parts = LayerParts(recording, call)
     residual, norms, whole = _follow(parts, include)
+    beside = None
+    if residual is not None and parts.second:
+        beside, residual = _normed(residual, norms).masked_fill(~parts.rows[..., None], 0), None
     weights = _weights(parts, residual is not None, norms)
     if rows is None:
         rows = torch.arange(weights.shape[1], device=weights.device).expand(weights.shape[:2])
     weights = weights.gather(1, rows[..., None, None].expand(-1, -1, *weights.shape[2:]))
-    whole = whole.masked_fill(~parts.rows[..., None], 0).gather(1, rows[..., None].expand(-1, -1, whole.shape[2]))
+    wide = rows[..., None].expand(-1, -1, whole.shape[2])
+    whole = whole.masked_fill(~parts.rows[..., None], 0).gather(1, wide)
+    beside = None if beside is None else beside.gather(1, wide)
     count = weights.shape[2] if groups is None else int(groups.max()) + 1
     values = parts.call.values
     width = weights.shape[3] * parts.matrix.shape[1]
@@ -77,7 +93,8 @@ def decompositions(
         for norm in norms:
             vectors = frozen_norm(vectors, norm.norm.gamma, norm.norm.centred)
         vectors = vectors.masked_fill(~parts.sources[of, :, None, None], 0)
-        yield Decomposition(weights[of], vectors, whole[of], rows[of], None if groups is None else groups[of], count)
+        group, own = (None if one is None else one[of] for one in (groups, beside))
+        yield Decomposition(weights[of], vectors, whole[of], rows[of], group, count, own)
 
 
 def _follow(parts: LayerParts, include: str | None) -> tuple[Tensor | None, list[FrozenNorm], Tensor]:
@@ -85,7 +102,7 @@ def _follow(parts: LayerParts, include: str | None) -> tuple[Tensor | None, list
     if include == "attention":
         return None, [], parts.projected
     tokens, sources = parts.call.size[2:]
-    assert tokens == sources, (
+    assert tokens == sources or parts.second, (
         f"The attention of {parts.name} has {sources} sources for {tokens} tokens, so that the residual connection "
         "belongs to none of them: include='attention' needs none."
     )
@@ -102,6 +119,13 @@ def _follow(parts: LayerParts, include: str | None) -> tuple[Tensor | None, list
     if include != "encoder":
         return residual, [norm], normed
     return residual, [norm, parts.norm_at_end(normed)], parts.output
+
+
+def _normed(vectors: Tensor, norms: list[FrozenNorm]) -> Tensor:
+    """What the norms make of vectors `(batch, out, d)`, one a row."""
+    for norm in norms:
+        vectors = frozen_norm(vectors, norm.norm.gamma, norm.norm.centred) * norm.scale
+    return vectors
 
 
 def _weights(parts: LayerParts, residual: bool, norms: list[FrozenNorm]) -> Tensor:

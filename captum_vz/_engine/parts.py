@@ -96,6 +96,10 @@ class LayerParts:
             for value in tree_leaves((trace.args, trace.kwargs))
             if isinstance(value, Tensor) and value.shape == trace.shape
         ]
+        # A second attention reads what the first one made of the layer's input.
+        self.second = trace.site > 0
+        if self.second:
+            self.inputs = [step.given for step in self.steps if step.given is not None]
         self._sample = self.rows.nonzero()[:: max(1, int(self.rows.sum()) // SAMPLE)][:SAMPLE].unbind(1)
         self._projection, self._projected = trace.projection, self._batch_first(trace.projected)
         if self.call.projection is not None:
@@ -123,7 +127,7 @@ class LayerParts:
         return matrix, self._projected
 
     def residual(self) -> Tensor:
-        """What the layer adds to its attention's output: its own input."""
+        """What the layer adds to its attention's output: its own input, or what its first attention made of that."""
         for value in self.inputs:
             total = value + self.projected
             if self._is_carried_on(total) or self._is(self.output, total) or any(self._is_given(total)):
@@ -137,14 +141,14 @@ class LayerParts:
     def norm_after(self) -> tuple[FrozenNorm, Tensor] | None:
         """The norm of the sum of residual and attention, and what it made of it; None where nothing norms that sum.
 
-        A pre-norm layer has a norm there too, but carries the sum itself on to its output.
+        A pre-norm layer has a norm there too, but carries the sum itself on: to its output, or to its next attention.
         """
         total = self.residual() + self.projected
         for step in self._is_given(total):
             norm = self._as_norm(step)
             if norm is not None and step.made is not None and self._leads_on(step.made):
                 return norm, step.made
-        if self._is_carried_on(total) or self._is(self.output, total):
+        if self._is_carried_on(total) or self._leads_on(total):
             return None
         raise AssertionError(
             f"The layer {self.name} does something to the sum of its residual and its attention's output that is not "

@@ -4,6 +4,7 @@ from captum_vz.attr._layer_maps import LayerMaps
 from captum_vz.attr._rolled_out import RolledOut
 from captum_vz.attr._without_model import WithoutModel
 from captum_vz.attr.alti import ALTI
+from captum_vz.attr.alti_plus import ALTIPlus
 from captum_vz.attr.attention_flow import AttentionFlow
 from captum_vz.attr.attention_rollout import AttentionRollout
 from captum_vz.attr.globenc import GlobEnc
@@ -18,6 +19,7 @@ from captum_vz.attr.value_zeroing_rollout import ValueZeroingRollout
 
 __all__ = [
     "ALTI",
+    "ALTIPlus",
     "AttentionFlow",
     "AttentionRollout",
     "GlobEnc",

@@ -92,12 +92,9 @@ class RolledOut(PerturbationAttribution):
             f"The layers ran in the order {order} of the list given as `layer`: pass them in the order in which they "
             "run."
         )
-        shapes = {tuple(one.shape) for _, one in runs}
-        assert len(shapes) == 1 and runs[0][1].shape[1] == runs[0][1].shape[2], (
-            f"{self.get_name()} multiplies square maps of one size, but the layers' maps are {sorted(shapes)}."
-        )
         maps = [one.to(runs[0][1].device) for _, one in runs]
-        rows = wanted.places(maps[0].shape[0], maps[0].shape[1], maps[0].device)
+        self._check(maps)
+        rows = wanted.places(maps[-1].shape[0], maps[-1].shape[1], maps[-1].device)
         joined = self._by_feature(maps, rows, feature_mask, all_layers)
         results = [_format_output(isinstance(inputs, tuple), (wanted.select(one),)) for one in joined]
         return results if all_layers else results[-1]
@@ -112,6 +109,13 @@ class RolledOut(PerturbationAttribution):
 
         `rows` `(batch, row)` are the rows wanted, results being `(batch, row, tokens)`; None: all.
         """
+
+    def _check(self, maps: list[Tensor]) -> None:
+        """Refuse maps that cannot be joined."""
+        shapes = {tuple(one.shape) for one in maps}
+        assert len(shapes) == 1 and maps[0].shape[1] == maps[0].shape[2], (
+            f"{self.get_name()} multiplies square maps of one size, but the layers' maps are {sorted(shapes)}."
+        )
 
     def _by_feature(self, maps: list[Tensor], rows: Tensor | None, feature_mask: Any, all_layers: bool) -> list[Tensor]:
         """Join the maps of features in place of those of tokens, and give each token its feature's row and score."""

@@ -67,8 +67,19 @@ class LayerALTI(LayerMaps):
         groups: Tensor | None,
         at_most: int | None,
     ) -> Tensor:
-        examples = []
-        for some in decompositions(recording, call, None, rows, groups):
-            parts = [alti_contributions(vectors, whole, self.norm) for vectors, whole in some.written_out()]
-            examples.append(torch.cat(parts, dim=1))
-        return torch.cat(examples)
+        return alti_of_attention(recording, call, rows, groups, self.norm)
+
+
+def alti_of_attention(
+    recording: Recording,
+    call: AttentionCall,
+    rows: Tensor | None,
+    groups: Tensor | None,
+    norm: Literal["l1", "l2"],
+) -> Tensor:
+    """ALTI's contributions `(batch, row, group)`; of a cross-attention, the residual connection's in a last column."""
+    examples = []
+    for some in decompositions(recording, call, None, rows, groups):
+        parts = [alti_contributions(vectors, whole, norm) for vectors, whole in some.written_out()]
+        examples.append(torch.cat(parts, dim=1))
+    return torch.cat(examples)

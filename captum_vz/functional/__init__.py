@@ -9,6 +9,7 @@ function                          takes                                     give
 `normalize_rows`                  scores `(..., in)`                        the same shape, rows sum to 1
 `add_residual`                    one map                                   one map, some weight on its diagonal
 `rollout`                         a map a layer, first layer first          a map a layer, rows sum to 1 if theirs do
+`encoder_decoder_rollout`         a map a layer of a decoder, an encoder's  a map a layer, rows sum to 1 if theirs do
 `attention_flow`                  a map a layer, first layer first          one map, rows sum to 1
 `pool_groups`                     a map of tokens                           a map of words, spans or regions
 `head_vectors`                    values, output projection                 each head's vectors `(batch, in, head, d)`
@@ -40,7 +41,7 @@ from captum_vz.functional.norms import (
     head_vectors,
     mixing_norms,
 )
-from captum_vz.functional.rollout import Residual, add_residual, rollout
+from captum_vz.functional.rollout import Residual, add_residual, encoder_decoder_rollout, rollout
 from captum_vz.functional.rows import normalize_rows, widen
 
 __all__ = [
@@ -53,6 +54,7 @@ __all__ = [
     "contribution_norms",
     "contributions",
     "cosine_distance",
+    "encoder_decoder_rollout",
     "euclidean_distance",
     "frozen_norm",
     "get_distance",

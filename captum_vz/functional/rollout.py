@@ -87,3 +87,51 @@ def rollout(maps: Iterable[Tensor], residual: Residual = None) -> list[Tensor]:
         rollouts.append(step @ rollouts[-1] if rollouts else step)
     assert rollouts, "rollout needs the map of at least one layer, got none."
     return rollouts
+
+
+def encoder_decoder_rollout(encoder: Tensor | None, decoder: Iterable[Tensor]) -> list[Tensor]:
+    r"""What each token of a decoder has drawn from each token of its encoder and from each of its own inputs.
+
+    .. math:: R_l = \big[\, S_l^{\text{src}} E + S_l^{\text{tgt}} R_{l-1}^{\text{src}} \;\big|\;
+        S_l^{\text{tgt}} R_{l-1}^{\text{tgt}} \,\big], \qquad R_{-1} = [\, 0 \mid I \,]
+
+    with :math:`E` the rollout of the encoder and :math:`S_l = [S_l^{\text{src}} \mid S_l^{\text{tgt}}]` the map of
+    layer l of the decoder (`Ferrando et al. 2022, ALTI+ <https://aclanthology.org/2022.emnlp-main.599>`_).
+
+    Args:
+        encoder: `(batch, source, source)`; None: the encoder's outputs are the sources themselves.
+        decoder: One map `(batch, out, source + out)` for each layer, in the order in which the layers run: first what
+            is drawn from the encoder's outputs, then from the layer's inputs.
+
+    Returns:
+        The rollout after each layer, `(batch, out, source + out)` in float64. Rows sum to 1 if those of all maps do.
+
+    Raises:
+        AssertionError: No map, or maps that do not fit each other.
+
+    >>> encoder = torch.tensor([[[0.5, 0.5], [0.0, 1.0]]])
+    >>> layer = torch.tensor([[[0.5, 0.0, 0.5]]])  # two source tokens, one of the decoder's own
+    >>> encoder_decoder_rollout(encoder, [layer, layer])[-1]
+    tensor([[[0.3750, 0.3750, 0.2500]]], dtype=torch.float64)
+    """
+    rollouts: list[Tensor] = []
+    for scores in decoder:
+        out = scores.shape[1]
+        source = scores.shape[2] - out
+        side = source if encoder is None else encoder.shape[1]
+        first = (len(scores), out, side + out)
+        before = tuple(rollouts[-1].shape) if rollouts else first
+        assert source >= 0 and source == side and before == first, (
+            f"Map {len(rollouts)} is {tuple(scores.shape)}, (batch, out, source + out), but the encoder has {side} "
+            f"tokens and the rollout before it is {before}."
+        )
+        drawn, own = scores.double().split([source, out], dim=2)
+        if encoder is not None:
+            drawn = drawn @ encoder.double()
+        if rollouts:
+            own = own @ rollouts[-1]
+            rollouts.append(torch.cat([drawn + own[..., :side], own[..., side:]], dim=2))
+        else:
+            rollouts.append(torch.cat([drawn, own], dim=2))
+    assert rollouts, "encoder_decoder_rollout needs the map of at least one layer of a decoder, got none."
+    return rollouts

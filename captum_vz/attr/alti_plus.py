@@ -1,0 +1,137 @@
+"""ALTI+: ALTI for encoder-decoder models (Ferrando et al., EMNLP 2022)."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from captum_vz._engine.recording import AttentionCall, Recording
+from captum_vz._engine.sites import attention_call
+from captum_vz.attr._layer_maps import PADDED_TARGET, Inputs
+from captum_vz.attr._rolled_out import RolledOut
+from captum_vz.attr._target import TokenTarget
+from captum_vz.attr.layer_alti import LayerALTI, alti_of_attention
+from captum_vz.functional import encoder_decoder_rollout, normalize_rows, rollout
+
+
+class ALTIPlus(RolledOut):
+    r"""How much each output *token* of a decoder draws on each token of its encoder and on each of its own inputs.
+
+    .. math:: D_l = \big[\, \hat x^{\text{src}}_l \;\big|\; \operatorname{diag}(\hat x^{\text{res}}_l)\, \hat c_l
+        \,\big], \qquad R_l = \big[\, D_l^{\text{src}} E + D_l^{\text{tgt}} R_{l-1}^{\text{src}} \;\big|\;
+        D_l^{\text{tgt}} R_{l-1}^{\text{tgt}} \,\big]
+
+    where :math:`\hat x_l` is ALTI's map of the cross-attention of decoder layer l, with the residual connection beside
+    it, :math:`\hat x^{\text{res}}_l`, as one more source; :math:`\hat c_l` that of its self-attention; and E the
+    rollout of ALTI's maps of the encoder, see :class:`~captum_vz.LayerALTI`. `Ferrando et al. 2022
+    <https://aclanthology.org/2022.emnlp-main.599>`_, section 3.
+
+    A map is `(batch, out, source + out)`: its first columns are the encoder's tokens, the last `out` the decoder's
+    inputs, the *target prefix*, of which row i sees those up to i (the token that the decoder chooses there comes
+    after it). Rows sum to 1 over both, so that the sum of the first columns is the share of the source.
+
+    `target` names an output token of the decoder, never a class; all of its forms work, with sources counted through
+    both parts. With `all_layers`, what comes out after each layer of the decoder. Products are taken in float64. The
+    other arguments of `attribute` and what is raised are described in :class:`~captum_vz.attr.RolledOut`;
+    `feature_mask` is not offered: add up the columns of a feature.
+
+    Args:
+        forward_func: See :class:`~captum_vz.LayerALTI`, like `device_ids`, `norm`.
+        layer: The layers of the encoder and, after them, those of the decoder. Those of the decoder alone attribute to
+            the encoder's outputs.
+
+    >>> import torch
+    >>> from transformers import BartConfig, BartModel
+    >>> from captum_vz import ALTIPlus, find_layers
+    >>> size = dict(d_model=16, encoder_layers=2, decoder_layers=2, encoder_ffn_dim=32, decoder_ffn_dim=32)
+    >>> heads = dict(encoder_attention_heads=2, decoder_attention_heads=2)
+    >>> model = BartModel(BartConfig(vocab_size=30, **size, **heads)).eval()
+    >>> inputs = {"input_ids": torch.tensor([[5, 6, 7, 8]]), "decoder_input_ids": torch.tensor([[2, 9, 10]])}
+    >>> layers = [*find_layers(model, "encoder"), *find_layers(model, "decoder")]
+    >>> scores = ALTIPlus(model, layers).attribute(inputs)  # (batch, out, source + out)
+    >>> source, prefix = scores.split([4, 3], dim=-1)
+    >>> scores.shape, source.shape, prefix.shape
+    (torch.Size([1, 3, 7]), torch.Size([1, 3, 4]), torch.Size([1, 3, 3]))
+    >>> torch.allclose(source.sum(-1) + prefix.sum(-1), torch.ones(1, 3))
+    True
+    """
+
+    def __init__(
+        self,
+        forward_func: Callable[..., Any],
+        layer: Any,
+        device_ids: list[int] | None = None,
+        *,
+        norm: Literal["l1", "l2"] = "l1",
+    ) -> None:
+        super().__init__(_BlockALTI(forward_func, layer, device_ids, norm=norm))
+
+    def _check(self, maps: list[Tensor]) -> None:
+        # A layer of the decoder has more columns than rows, for the encoder's tokens come first.
+        sides = [one.shape[2] > one.shape[1] for one in maps]
+        shapes = [tuple(one.shape[1:]) for one in maps]
+        sources = {one.shape[2] - side * one.shape[1] for side, one in zip(sides, maps, strict=True)}
+        assert sides[-1] and sides == sorted(sides) and len(sources) == 1, (
+            f"{self.get_name()} takes the layers of an encoder and, after them, the layers of the decoder that reads "
+            f"its outputs by cross-attention, but the layers' maps (out, in) are {shapes}: pass layer="
+            "[*find_layers(model, 'encoder'), *find_layers(model, 'decoder')]. For a single stack there is ALTI."
+        )
+
+    def _by_feature(self, maps: list[Tensor], rows: Tensor | None, feature_mask: Any, all_layers: bool) -> list[Tensor]:
+        there = maps[-1].sum(-1) != 0
+        if rows is not None and not there.gather(1, rows).all():
+            warnings.warn(f"{self.get_name()}: {PADDED_TARGET}.", stacklevel=4)
+        return [one.to(maps[0].dtype) for one in self._join(maps, rows, all_layers)]
+
+    def _join(self, maps: list[Tensor], rows: Tensor | None, all_layers: bool) -> list[Tensor]:
+        encoder = [one for one in maps if one.shape[1] == one.shape[2]]
+        decoder = maps[len(encoder) :]
+        rollouts = encoder_decoder_rollout(rollout(encoder)[-1] if encoder else None, decoder)
+        rollouts = rollouts if all_layers else rollouts[-1:]
+        if rows is None:
+            return rollouts
+        return [one.gather(1, rows[..., None].expand(-1, -1, one.shape[2])) for one in rollouts]
+
+
+class _BlockALTI(LayerALTI):
+    """ALTI's map of a block: of an encoder's `(batch, out, in)`, of a decoder's `(batch, out, source + in)`."""
+
+    def _maps(
+        self,
+        layers: Sequence[nn.Module],
+        inputs: Inputs,
+        target: TokenTarget,
+        additional_forward_args: Any = None,
+        feature_mask: Tensor | None = None,
+        perturbations_per_eval: int | None = None,
+        show_progress: bool = False,
+    ) -> list[tuple[int, Tensor]]:
+        assert feature_mask is None, (
+            "feature_mask is not offered by ALTIPlus, whose sources are tokens of two sequences: leave it None, and "
+            "add up the columns of each feature in what comes back."
+        )
+        return super()._maps(
+            layers, inputs, target, additional_forward_args, None, perturbations_per_eval, show_progress
+        )
+
+    def _layer_map(
+        self,
+        index: int,
+        recording: Recording,
+        call: AttentionCall,
+        rows: Tensor | None,
+        groups: Tensor | None,
+        at_most: int | None,
+    ) -> Tensor:
+        own = super()._layer_map(index, recording, call, rows, groups, at_most)
+        if len(recording.calls) == 1:
+            return own
+        cross = alti_of_attention(recording, attention_call(recording, "cross"), rows, None, self.norm)
+        own = normalize_rows(own)
+        # A row whose own vectors all lead away is incomplete: it becomes zero, which is reported.
+        cross = normalize_rows(cross) * (own != 0).any(-1, keepdim=True)
+        return torch.cat([cross[..., :-1], cross[..., -1:] * own], dim=2)

@@ -1,0 +1,218 @@
+"""ALTIPlus against the naive twin that writes every vector of both stacks out, in float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import DynamicCache, EncoderDecoderCache
+
+from captum_vz import ALTI, ALTIPlus, LayerALTI
+from captum_vz.functional import encoder_decoder_rollout
+from tests.captum.footprint import assert_same_numbers, footprint, numbers
+from tests.engine.compare import assert_same
+from tests.reference import FAMILIES
+from tests.reference.alti_plus import ENCODER_DECODERS, POST_NORM, naive_alti_plus, stacks
+
+each_model = pytest.mark.parametrize("name", ENCODER_DECODERS)
+SOURCES, TOKENS = 7, 5
+
+
+def method_of(name: str, **options: Any) -> ALTIPlus:
+    encoder, decoder = stacks(name)
+    return ALTIPlus(decoder.model, [*encoder.layers, *decoder.layers], **options)
+
+
+def inputs_of(name: str) -> dict[str, Tensor]:
+    return stacks(name)[1].inputs
+
+
+@pytest.mark.parametrize("norm", ["l1", "l2"])
+@each_model
+def test_every_layer_of_every_model(name: str, norm: Any) -> None:
+    found = method_of(name, norm=norm).attribute(inputs_of(name), all_layers=True)
+    assert_same(found, naive_alti_plus(*stacks(name), name in POST_NORM, norm))
+
+
+@each_model
+def test_rows_sum_to_one_over_source_and_prefix_and_padding_is_zero(name: str) -> None:
+    case = stacks(name)[1]
+    scores = method_of(name).attribute(case.inputs)
+    assert scores.shape == (case.batch, TOKENS, SOURCES + TOKENS)
+    real = case.inputs["decoder_attention_mask"].bool()
+    heard = case.mask(case.family.source_mask, SOURCES)
+    assert_same(scores.sum(-1), real.double())
+    source, prefix = scores.split([SOURCES, TOKENS], dim=-1)
+    assert not source.mT[~heard].any()
+    assert not prefix.mT[~real].any()
+    assert not prefix.triu(1).any()
+    assert (source.sum(-1)[real] > 0.01).all()
+    assert (prefix.sum(-1)[real] > 0.01).all()
+
+
+@each_model
+def test_a_batch_is_its_examples_one_by_one(name: str) -> None:
+    case, method = stacks(name)[1], method_of(name)
+    together = method.attribute(case.inputs)
+    for index in range(case.batch):
+        alone = method.attribute(case.example(index).inputs)[0]
+        tokens = len(alone)
+        source = alone.shape[1] - tokens
+        assert_same(together[index, :tokens, :source], alone[:, :source])
+        assert_same(together[index, :tokens, SOURCES : SOURCES + tokens], alone[:, source:])
+
+
+def test_padding_may_stand_on_the_left() -> None:
+    """T5 knows positions by their distances only."""
+    case, method = stacks("t5")[1], method_of("t5")
+    one = case.example(1).inputs
+    padded = {
+        key: torch.cat([torch.zeros(1, 2 if key.startswith("decoder") else 3, dtype=torch.long), value], dim=1)
+        for key, value in one.items()
+    }
+    alone, padded_scores = method.attribute(one), method.attribute(padded)
+    source, prefix = padded_scores[:, 2:].split([8, 7], dim=-1)
+    assert not padded_scores[:, :2].any()
+    assert_same(torch.cat([source[..., 3:], prefix[..., 2:]], dim=-1), alone)
+    assert not source[..., :3].any()
+    assert not prefix[..., :2].any()
+
+
+@pytest.mark.parametrize("name", ["bart", "t5"])
+def test_the_rows_of_targets(name: str) -> None:
+    method, inputs = method_of(name), inputs_of(name)
+    whole = method.attribute(inputs)
+    assert_same(method.attribute(inputs, target=1), whole[:, 1])
+    assert_same(method.attribute(inputs, target=[0, 2, 1]), whole[[0, 1, 2], [0, 2, 1]])
+    assert_same(method.attribute(inputs, target=(2, SOURCES)), whole[:, 2, SOURCES])
+    with pytest.warns(UserWarning, match="A L T I Plus: the target token of an example is padding"):
+        assert not method.attribute(inputs, target=4)[0].any()
+    (one,) = ALTIPlus(lambda *ids: method.forward_func(**dict(zip(inputs, ids, strict=True))), method.layer).attribute(
+        tuple(inputs.values()), target=1
+    )
+    assert_same(one, whole[:, 1])
+
+
+@pytest.mark.parametrize("name", ["bart", "whisper"])
+def test_the_decoder_alone_attributes_to_the_encoders_outputs(name: str) -> None:
+    encoder, decoder = stacks(name)
+    scores = ALTIPlus(decoder.model, decoder.layers).attribute(decoder.inputs)
+    rolled = ALTI(decoder.model, encoder.layers).attribute(decoder.inputs)
+    whole = method_of(name).attribute(decoder.inputs)
+    assert_same(scores[..., :SOURCES] @ rolled, whole[..., :SOURCES])
+    assert_same(scores[..., SOURCES:], whole[..., SOURCES:])
+
+
+@each_model
+def test_the_self_attention_of_every_decoder_has_a_map(name: str) -> None:
+    """Also where no norm follows it but the one before the next attention."""
+    decoder = stacks(name)[1]
+    maps = LayerALTI(decoder.model, decoder.layers).attribute(decoder.inputs)
+    for one in maps:
+        assert_same(one.sum(-1), decoder.inputs["decoder_attention_mask"].double())
+        assert not one.triu(1).any()
+
+
+class Blocks(nn.Module):
+    """torch.nn's own encoder and decoder layers."""
+
+    def __init__(self, norm_first: bool) -> None:
+        super().__init__()
+        options = {"dim_feedforward": 24, "dropout": 0.0, "norm_first": norm_first, "batch_first": True}
+        self.encoder = nn.ModuleList([nn.TransformerEncoderLayer(16, 2, **options) for _ in range(2)])
+        self.decoder = nn.ModuleList([nn.TransformerDecoderLayer(16, 2, **options) for _ in range(2)])
+
+    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        for layer in self.encoder:
+            source = layer(source)
+        for layer in self.decoder:
+            target = layer(target, source, tgt_mask=nn.Transformer.generate_square_subsequent_mask(target.shape[1]))
+        return target
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_the_layers_of_torch(norm_first: bool) -> None:
+    model = Blocks(norm_first).eval()
+    layers = [*model.encoder, *model.decoder]
+    scores = ALTIPlus(model, layers).attribute((torch.randn(2, 6, 16), torch.randn(2, 4, 16)))[0]
+    assert scores.shape == (2, 4, 10)
+    assert_same(scores.sum(-1), torch.ones(2, 4), 1e-6)
+    assert not scores[..., 6:].triu(1).any()
+
+
+def test_the_users_cache_grows_by_one_pass() -> None:
+    method, inputs = method_of("bart"), inputs_of("bart")
+    cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
+    scores = method.attribute({**inputs, "past_key_values": cache, "use_cache": True})
+    assert (cache.get_seq_length(), cache.cross_attention_cache.get_seq_length()) == (TOKENS, SOURCES)
+    assert_same(scores, method.attribute({**inputs, "use_cache": False}))
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_the_model_is_left_as_it_was_found(implementation: str) -> None:
+    model = ENCODER_DECODERS["bart"][1].build(attn_implementation=implementation).model
+    before, values = footprint(model), numbers(model)
+    scores = ALTIPlus(model, [*model.encoder.layers, *model.decoder.layers]).attribute(inputs_of("bart"))
+    assert footprint(model) == before
+    assert_same_numbers(model, values)
+    assert_same(scores, method_of("bart").attribute(inputs_of("bart")))
+
+
+def test_half_precision_is_followed_in_float32() -> None:
+    model = ENCODER_DECODERS["bart"][1].build(torch.bfloat16).model
+    scores = ALTIPlus(model, [*model.encoder.layers, *model.decoder.layers]).attribute(inputs_of("bart"))
+    assert scores.dtype == torch.float32
+    assert_same(scores.double(), method_of("bart").attribute(inputs_of("bart")), 0.05)
+
+
+def test_known_rollouts() -> None:
+    encoder = torch.tensor([[[0.5, 0.5], [0.0, 1.0]]])
+    first = torch.tensor([[[0.2, 0.4, 0.4, 0.0], [0.0, 0.5, 0.25, 0.25]]])
+    rolled = [[0.1, 0.5, 0.4, 0.0], [0.0, 0.5, 0.25, 0.25]]
+    (one,) = encoder_decoder_rollout(encoder, [first])
+    assert_same(one, torch.tensor([rolled]).double(), 1e-7)
+    (alone,) = encoder_decoder_rollout(None, [first])
+    assert_same(alone, first.double())
+    second = torch.tensor([[[0.0, 0.0, 1.0, 0.0], [1.0, 0.0, 0.0, 0.0]]])
+    last = encoder_decoder_rollout(encoder, [first, second])[-1]
+    assert_same(last, torch.tensor([[rolled[0], [0.5, 0.5, 0.0, 0.0]]]).double(), 1e-7)
+
+
+def test_bad_arguments() -> None:
+    encoder, decoder = stacks("bart")
+    inputs = decoder.inputs
+    with pytest.raises(AssertionError, match=r"layers of an encoder and, after them, .* single stack there is ALTI"):
+        ALTIPlus(decoder.model, encoder.layers).attribute(inputs)
+    gpt2 = FAMILIES["gpt2"].case
+    with pytest.raises(AssertionError, match=r"layers of an encoder and, after them"):
+        ALTIPlus(gpt2.model, gpt2.layers).attribute(gpt2.inputs)
+    with pytest.raises(AssertionError, match=r"ran in the order \[3, 4, 5, 0, 1, 2\]"):
+        ALTIPlus(decoder.model, [*decoder.layers, *encoder.layers]).attribute(inputs)
+    with pytest.raises(AssertionError, match=r"feature_mask is not offered by ALTIPlus"):
+        method_of("bart").attribute(inputs, feature_mask=torch.zeros(1, 12, dtype=torch.long))
+    with pytest.raises(AssertionError, match=r"target 5 is out of range: .* has 5 of them"):
+        method_of("bart").attribute(inputs, target=5)
+    with pytest.raises(AssertionError, match="norm is 'max': pass 'l1' or 'l2'"):
+        method_of("bart", norm="max")
+    with pytest.raises(AssertionError, match=r"needs the map of at least one layer of a decoder"):
+        encoder_decoder_rollout(None, [])
+    with pytest.raises(AssertionError, match=r"Map 0 is \(1, 2, 5\), .* the encoder has 2 tokens"):
+        encoder_decoder_rollout(torch.eye(2)[None], [torch.ones(1, 2, 5)])
+
+
+def test_a_layer_that_cannot_be_followed_is_named() -> None:
+    model = ENCODER_DECODERS["bart"][1].build().model
+
+    class Gated(nn.Module):
+        def __init__(self, inner: nn.Module) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, hidden: Tensor) -> Tensor:
+            return self.inner(hidden) * hidden.sigmoid()
+
+    model.decoder.layers[1].encoder_attn.out_proj = Gated(model.decoder.layers[1].encoder_attn.out_proj)
+    with pytest.raises(AssertionError, match=r"The layer BartDecoderLayer hands its attention's context to a Gated"):
+        ALTIPlus(model, [*model.encoder.layers, *model.decoder.layers]).attribute(inputs_of("bart"))
