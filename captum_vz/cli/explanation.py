@@ -13,7 +13,8 @@ from captum_vz import AttentionRollout, LayerAttention, ValueZeroing, ValueZeroi
 from captum_vz.cli.errors import CommandError
 from captum_vz.cli.models import Loaded
 from captum_vz.cli.targets import find_target
-from captum_vz.visualization.terminal import printable
+from captum_vz.study.targets import longest_text
+from captum_vz.visualization import readable_tokens
 
 
 class Method(NamedTuple):
@@ -69,8 +70,8 @@ def explain(text: str, loaded: Loaded, method: Method, target: str | None, layer
     special = [index in tokenizer.all_special_ids for index in ids]
     if all(special) and not any(masks):
         raise CommandError("the text is empty: there is no token to explain.")
-    _refuse_long(len(ids), tokenizer, model.config)
-    tokens = [_readable(tokenizer, index) for index in ids]
+    _refuse_long(len(ids), model, tokenizer)
+    tokens = readable_tokens(tokenizer, ids)
     place = find_target(target, tokens, masks, special)
     predictions = _predictions(model, tokenizer, inputs, place, masks[place])
     maps = method.maps(model, layers).attribute(inputs)
@@ -93,18 +94,10 @@ def explain(text: str, loaded: Loaded, method: Method, target: str | None, layer
     )
 
 
-def _refuse_long(count: int, tokenizer: Any, config: Any) -> None:
-    positions = getattr(config, "max_position_embeddings", None) or 0
-    limit = min(tokenizer.model_max_length, positions if positions > 0 else count)
-    if count > limit:
+def _refuse_long(count: int, model: Any, tokenizer: Any) -> None:
+    limit = longest_text(model, tokenizer)
+    if limit is not None and count > limit:
         raise CommandError(f"the text is {count} tokens long, but the model takes at most {limit}.")
-
-
-def _readable(tokenizer: Any, index: int) -> str:
-    """A token as it is read: "the" for GPT-2's "Ġthe"; the vocabulary's own name for what is no whole character."""
-    text = tokenizer.decode([index]).strip()
-    whole = text and "\N{REPLACEMENT CHARACTER}" not in text
-    return printable(text if whole else tokenizer.convert_ids_to_tokens(index))
 
 
 @torch.no_grad()
@@ -114,7 +107,5 @@ def _predictions(model: Any, tokenizer: Any, inputs: Any, place: int, is_mask: b
     if not (is_mask if name.endswith("ForMaskedLM") else name.endswith(("ForCausalLM", "LMHeadModel"))):
         return []
     likeliest = model(**inputs).logits[0, place].float().softmax(-1).topk(3)
-    return [
-        (_readable(tokenizer, index), probability)
-        for index, probability in zip(likeliest.indices.tolist(), likeliest.values.tolist(), strict=True)
-    ]
+    words = readable_tokens(tokenizer, likeliest.indices.tolist())
+    return list(zip(words, likeliest.values.tolist(), strict=True))

@@ -83,19 +83,19 @@ def form_ids(tokenizer: PreTrainedTokenizerBase, record: Record) -> tuple[int, i
 
 def _fill(record: Record, form: str) -> tuple[str, list[int]]:
     """The sentence with `form` for its target word, and the character at which each of its words starts."""
-    spans = _spans(record)
+    spans = record_spans(record)
     start, end = spans[record["target"]]
     starts = [first if first <= start else first + len(form) - (end - start) for first, _ in spans]
     return record["masked"][:start] + form + record["masked"][end:], starts
 
 
 def _target_word(record: Record) -> str:
-    start, end = _spans(record)[record["target"]]
+    start, end = record_spans(record)[record["target"]]
     word: str = record["masked"][start:end]
     return word
 
 
-def _spans(record: Record) -> list[tuple[int, int]]:
+def record_spans(record: Record) -> list[tuple[int, int]]:
     """The characters `[start, end)` of each word."""
     sentence: str = record["masked"]
     if record.get("words") is None:

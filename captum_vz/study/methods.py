@@ -1,0 +1,219 @@
+"""The methods by their names, and what each of them says of one batch, with what they share computed once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import torch
+from captum.attr import InputXGradient, IntegratedGradients, Saliency
+from torch import Tensor, nn
+
+from captum_vz import (
+    ALTI,
+    AttentionFlow,
+    AttentionRollout,
+    GlobEnc,
+    LayerALTI,
+    LayerAttention,
+    LayerAttentionNorm,
+    PositionAttribution,
+    RandomAttribution,
+    TokenAttribution,
+    ValueZeroing,
+    ValueZeroingRollout,
+)
+from captum_vz.attr import LayerMaps, RolledOut
+from captum_vz.attr._target import TokenTarget
+from captum_vz.functional import normalize_rows
+
+# What a method gives: for each layer, or once, the row of each example's target, `(batch, tokens)`.
+Rows = list[Tensor]
+
+
+@dataclass(frozen=True)
+class Method:
+    """One row of the registry.
+
+    Attributes:
+        title: What it is called in a figure.
+        rows: Its rows for a batch.
+        layered: Whether it has rows for each layer (of a rollout: up to each layer). The others have one for all.
+        joins: Whether it joins whole maps of layers, which are then there for the methods that need rows of them.
+        slow: Whether it is left out unless it is asked for: by gradients, or by a flow for each pair of tokens.
+    """
+
+    title: str
+    rows: Callable[[Batch], Rows]
+    layered: bool = False
+    joins: bool = False
+    slow: bool = False
+
+
+class Batch:
+    """A model and some of its inputs, with the token that is explained in each.
+
+    Args:
+        model: A model of transformers in eval mode, or any that is called with the inputs by keyword.
+        tokenizer: Its tokenizer.
+        layers: The layers that are explained, in the order in which they run.
+        inputs: What the model takes, by keyword; `input_ids` among them.
+        target: The position of one token in each example, not negative.
+        answers: The token id (or class) that gradients explain, one an example. None: the model's own answer.
+        foils: The one whose logit is subtracted from it, one an example. None: none.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        layers: Sequence[nn.Module],
+        inputs: Mapping[str, Tensor],
+        target: Sequence[int],
+        answers: Sequence[int] | None = None,
+        foils: Sequence[int] | None = None,
+    ) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self.layers = list(layers)
+        self.inputs = dict(inputs)
+        self.target = list(target)
+        self.answers = answers
+        self.foils = foils
+        self._whole: dict[str, Rows] = {}
+
+    def rows(self, methods: Sequence[str]) -> dict[str, Rows]:
+        """For each method its rows `(batch, tokens)`, one for each layer or one for all; not negative, summing to 1."""
+        first = sorted(methods, key=lambda name: not METHODS[name].joins)
+        found = {name: METHODS[name].rows(self) for name in first}
+        return {name: found[name] for name in methods}
+
+    def layer_rows(self, maps: str) -> Rows:
+        """The targets' rows of the layers' maps, in the order in which the layers ran."""
+        wanted = TokenTarget.parse(self.target)
+        if maps in self._whole:
+            return [wanted.rows_of(one)[:, 0] for one in self._whole[maps]]
+        return [one[:, 0] for one in self._run(maps, wanted)]
+
+    def joined_rows(self, method: RolledOut, maps: str, all_layers: bool) -> Rows:
+        """The targets' rows of the layers' maps joined as `method` joins them, up to each layer or through all."""
+        if maps not in self._whole:
+            self._whole[maps] = self._run(maps, TokenTarget(None))
+        found = self._whole[maps]
+        rows = torch.tensor(self.target, device=found[0].device)[:, None]
+        return [one[:, 0] for one in method._by_feature(found, rows, None, all_layers)]
+
+    def _run(self, maps: str, wanted: TokenTarget) -> Rows:
+        """Maps `(batch, out, in)`, one for each run of a layer: ALBERT's one layer runs many times, and all count."""
+        method = MAPS[maps](self.model, self.layers)
+        return [one for _, one in method._maps(self.layers, self.inputs, wanted)]
+
+
+def _layer_rows(maps: str, batch: Batch) -> Rows:
+    return batch.layer_rows(maps)
+
+
+def _joined_rows(kind: Callable[..., RolledOut], maps: str, all_layers: bool, batch: Batch) -> Rows:
+    return batch.joined_rows(kind(batch.model, batch.layers), maps, all_layers)
+
+
+def _without_model(kind: Any, batch: Batch) -> Rows:
+    causal = any(getattr(module, "is_causal", False) for module in batch.layers[0].modules())  # in transformers
+    rows: Tensor = kind(causal=causal).attribute(batch.inputs, target=batch.target)
+    return [rows]
+
+
+def _gradients(kind: Any, options: Mapping[str, Any], batch: Batch) -> Rows:
+    """A Captum method on the word embeddings: the Euclidean norm of each token's vector, as shares of their sum."""
+    method = TokenAttribution(batch.model, kind, batch.tokenizer, reduce="l2")
+    logits = _logits(batch)
+    position = None if logits.ndim == 2 else batch.target
+    answers = batch.answers
+    if answers is None:
+        examples = torch.arange(len(logits), device=logits.device)
+        answers = (logits if position is None else logits[examples, position]).argmax(-1).tolist()
+    foils = None if batch.foils is None else list(batch.foils)
+    scores = method.attribute(batch.inputs, target=list(answers), foil=foils, position=position, **options)
+    return [normalize_rows(scores)]
+
+
+def _logits(batch: Batch) -> Tensor:
+    with torch.no_grad():
+        logits = getattr(batch.model(**batch.inputs), "logits", None)
+    assert isinstance(logits, Tensor) and logits.ndim in (2, 3), (
+        f"{type(batch.model).__name__} gives no logits: gradients explain an output, so they need a model with a head."
+    )
+    return logits
+
+
+#: The layer methods that others are made of.
+MAPS: Final[dict[str, Callable[..., LayerMaps]]] = {
+    "value-zeroing": ValueZeroing,
+    "attention": LayerAttention,
+    "attention-norm": LayerAttentionNorm,
+    "encoder-norm": partial(LayerAttentionNorm, include="encoder"),
+    "alti": LayerALTI,
+}
+
+
+def _layers(title: str, maps: str) -> Method:
+    return Method(title, partial(_layer_rows, maps), layered=True)
+
+
+def _rollout(title: str, kind: Callable[..., RolledOut], maps: str) -> Method:
+    return Method(title, partial(_joined_rows, kind, maps, True), layered=True, joins=True)
+
+
+def _captum(title: str, kind: Any, **options: Any) -> Method:
+    return Method(title, partial(_gradients, kind, options), slow=True)
+
+
+#: All methods by their names. A new one is a new row.
+METHODS: Final[dict[str, Method]] = {
+    "value-zeroing": _layers("Value Zeroing", "value-zeroing"),
+    "value-zeroing-rollout": _rollout("Value Zeroing, rollout", ValueZeroingRollout, "value-zeroing"),
+    "attention": _layers("attention", "attention"),
+    "attention-rollout": _rollout("attention rollout", AttentionRollout, "attention"),
+    "attention-norm": _layers("attention norm", "attention-norm"),
+    "globenc": _rollout("GlobEnc", GlobEnc, "encoder-norm"),
+    "alti": _rollout("ALTI", ALTI, "alti"),
+    "attention-flow": Method(
+        "attention flow",
+        partial(_joined_rows, AttentionFlow, "attention", False),
+        joins=True,
+        slow=True,
+    ),
+    "saliency": _captum("saliency", Saliency, abs=False),
+    "input-x-gradient": _captum("input × gradient", InputXGradient),
+    "integrated-gradients": _captum(
+        "integrated gradients", IntegratedGradients, baselines="pad", n_steps=50, internal_batch_size=256
+    ),
+    "random": Method("random", partial(_without_model, RandomAttribution)),
+    "position": Method("position", partial(_without_model, PositionAttribution)),
+}
+
+#: What is compared if nothing else is said: all but gradients and flow.
+DEFAULT_METHODS: Final = tuple(name for name, method in METHODS.items() if not method.slow)
+
+
+def check_methods(methods: Iterable[str] | None) -> tuple[str, ...]:
+    """The names, in the order given; None: all but gradients and flow.
+
+    Raises:
+        ValueError: A name that is none of :data:`METHODS`, or none at all.
+    """
+    if methods is None:
+        return DEFAULT_METHODS
+    names = (methods,) if isinstance(methods, str) else tuple(dict.fromkeys(methods))
+    unknown = [name for name in names if name not in METHODS]
+    if unknown or not names:
+        raise ValueError(f"methods is {list(names)}: pass some of {', '.join(METHODS)}.")
+    return names
+
+
+def part_of(model: Any) -> Any:
+    """The model; of one with encoder and decoder, the encoder."""
+    both = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
+    return model.get_encoder() if both else model

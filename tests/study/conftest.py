@@ -1,0 +1,31 @@
+"""The embedded model, and the grammar's sentences as examples."""
+
+import pytest
+from transformers import BertForMaskedLM, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+
+from captum_vz.study import Example
+from captum_vz.testbed import agreement_sentences, load_agreement_model
+
+Shipped = tuple[BertForMaskedLM, PreTrainedTokenizerFast]
+Decoder = tuple[GPT2LMHeadModel, PreTrainedTokenizerFast]
+
+
+@pytest.fixture(scope="session")
+def shipped() -> Shipped:
+    return load_agreement_model()
+
+
+@pytest.fixture(scope="session")
+def decoder() -> Decoder:
+    """A small GPT-2 with random weights and the embedded model's sub-words, without mask and special tokens."""
+    _, tokenizer = load_agreement_model()
+    tokenizer.mask_token = None
+    tokenizer.backend_tokenizer.post_processor = None
+    config = GPT2Config(vocab_size=len(tokenizer), n_layer=2, n_head=2, n_embd=16, n_positions=32)
+    config.bos_token_id = config.eos_token_id = None
+    return GPT2LMHeadModel(config).double().eval(), tokenizer
+
+
+@pytest.fixture(scope="session")
+def examples() -> list[Example]:
+    return [Example.from_record(record) for record in agreement_sentences(10, seed=3)]

@@ -1,0 +1,202 @@
+"""One text, many methods, one table: the numbers are those of the classes, and the table can be taken anywhere."""
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from captum.attr import InputXGradient
+from transformers import AlbertConfig, AlbertModel, BertConfig, BertModel, T5Config, T5ForConditionalGeneration
+
+from captum_vz import (
+    ALTI,
+    AttentionFlow,
+    AttentionRollout,
+    GlobEnc,
+    LayerAttention,
+    LayerAttentionNorm,
+    PositionAttribution,
+    RandomAttribution,
+    TokenAttribution,
+    ValueZeroing,
+    ValueZeroingRollout,
+    find_layers,
+)
+from captum_vz.functional import normalize_rows
+from captum_vz.study import DEFAULT_METHODS, METHODS, Table, compare
+from tests.study.conftest import Decoder, Shipped
+
+SENTENCE = "the pictures of some hat [MASK] scaring marcus."
+MASK = 6
+LAYER_METHODS = {
+    "value-zeroing": ValueZeroing,
+    "attention": LayerAttention,
+    "attention-norm": LayerAttentionNorm,
+}
+ROLLED_OUT = {
+    "value-zeroing-rollout": ValueZeroingRollout,
+    "attention-rollout": AttentionRollout,
+    "globenc": GlobEnc,
+    "alti": ALTI,
+}
+
+
+@pytest.mark.parametrize("layer", [-1, 1])
+def test_each_column_is_what_the_class_gives(layer: int, shipped: Shipped) -> None:
+    model, tokenizer = shipped
+    layers = find_layers(model)
+    inputs = tokenizer(SENTENCE, return_tensors="pt")
+    table = compare(model, tokenizer, SENTENCE, methods=METHODS, layer=layer, answer="are", foil="is")
+    expected = {name: kind(model, layers[layer]).attribute(inputs, target=MASK) for name, kind in LAYER_METHODS.items()}
+    upto = layers if layer == -1 else layers[: layer + 1]
+    expected |= {name: kind(model, upto).attribute(inputs, target=MASK) for name, kind in ROLLED_OUT.items()}
+    expected["attention-flow"] = AttentionFlow(model, layers).attribute(inputs, target=MASK)
+    expected["random"] = RandomAttribution().attribute(inputs, target=MASK)
+    expected["position"] = PositionAttribution().attribute(inputs, target=MASK)
+    right, wrong = tokenizer.convert_tokens_to_ids(["are", "is"])
+    gradients = TokenAttribution(model, InputXGradient, tokenizer, reduce="l2")
+    expected["input-x-gradient"] = normalize_rows(gradients.attribute(inputs, target=right, foil=wrong, position=MASK))
+    assert table.tokens == tuple(inputs.tokens())
+    assert (table.target, table.layer, table.refused) == (MASK, layer % 4, {})
+    for name, row in expected.items():
+        torch.testing.assert_close(table.scores[name], row[0].double(), msg=name)
+    assert set(METHODS) - set(expected) == {"saliency", "integrated-gradients"}
+    for column in table.scores.values():
+        assert column.min() >= 0
+        assert column.sum() == pytest.approx(1)
+
+
+def test_gradients_explain_the_models_own_answer_if_none_is_named(shipped: Shipped) -> None:
+    model, tokenizer = shipped
+    own = compare(model, tokenizer, SENTENCE, "saliency")
+    named = compare(model, tokenizer, SENTENCE, "saliency", answer="are")
+    other = compare(model, tokenizer, SENTENCE, "saliency", answer=tokenizer.convert_tokens_to_ids("is"))
+    torch.testing.assert_close(own.scores["saliency"], named.scores["saliency"])
+    assert not torch.allclose(own.scores["saliency"], other.scores["saliency"])
+
+
+def test_a_decoder_is_explained_at_its_last_token_without_what_it_does_not_have(decoder: Decoder) -> None:
+    model, tokenizer = decoder
+    table = compare(model, tokenizer, "some hat is small.")
+    assert table.target == len(table.tokens) - 1
+    assert list(table.refused) == ["globenc"]
+    assert "pre-norm" in table.refused["globenc"]
+    assert list(table.scores) == [name for name in DEFAULT_METHODS if name != "globenc"]
+    first = compare(model, tokenizer, "some hat is small.", target=0)
+    for name, column in first.scores.items():
+        assert column.tolist() == [1, 0, 0, 0, 0], name  # tokens that come later are not seen
+    with pytest.raises(AssertionError, match="pre-norm"):
+        compare(model, tokenizer, "some hat is small.", "globenc")
+
+
+def test_an_encoding_may_be_passed_and_an_encoder_that_predicts_nothing(shipped: Shipped) -> None:
+    _, tokenizer = shipped
+    config = BertConfig(
+        vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16
+    )
+    model = BertModel(config).eval()
+    table = compare(model, tokenizer, tokenizer(SENTENCE, return_tensors="pt"), ["alti", "value-zeroing"])
+    assert list(table.scores) == ["alti", "value-zeroing"]
+    torch.testing.assert_close(table.scores["alti"], compare(model, tokenizer, SENTENCE, "alti").scores["alti"])
+    with pytest.raises(AssertionError, match="BertModel gives no logits: gradients explain an output"):
+        compare(model, tokenizer, SENTENCE, "saliency")
+
+
+def test_all_runs_of_a_layer_that_runs_many_times_are_layers(shipped: Shipped) -> None:
+    _, tokenizer = shipped
+    config = AlbertConfig(
+        vocab_size=len(tokenizer),
+        embedding_size=8,
+        hidden_size=16,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        intermediate_size=16,
+    )
+    model = AlbertModel(config).eval()
+    table = compare(model, tokenizer, SENTENCE, ["attention", "attention-rollout"])
+    assert table.layer == 2
+    expected = AttentionRollout(model, find_layers(model)).attribute(tokenizer(SENTENCE, return_tensors="pt"), target=6)
+    torch.testing.assert_close(table.scores["attention-rollout"], expected[0].double())
+    with pytest.raises(ValueError, match="layer 3 is out of range: the model has 3 layers, -3 to 2"):
+        compare(model, tokenizer, SENTENCE, "attention", layer=3)
+
+
+def test_of_an_encoder_and_decoder_the_encoder_is_explained(shipped: Shipped) -> None:
+    _, tokenizer = shipped
+    config = T5Config(vocab_size=len(tokenizer), d_model=16, d_kv=8, d_ff=16, num_layers=2, num_heads=2)
+    config.decoder_start_token_id = 0
+    table = compare(T5ForConditionalGeneration(config).eval(), tokenizer, SENTENCE, "value-zeroing", target="hat")
+    assert table.scores["value-zeroing"].shape == (11,)
+
+
+@pytest.mark.parametrize(
+    ("passed", "complaint"),
+    [
+        ({"methods": ["value-zeroing", "magic"]}, r"methods is \['value-zeroing', 'magic'\]: pass some of"),
+        ({"methods": []}, r"methods is \[\]: pass some of"),
+        ({"target": "cat"}, "target 'cat' is none of the tokens"),
+        ({"target": 11}, "target 11 is out of range: there are 11 tokens"),
+        ({"answer": "exasperate"}, "'exasperate' is not a single token"),
+        ({"inputs": ""}, "it is empty"),
+        ({"inputs": ["one", "two"]}, "inputs is of type list: pass one text"),
+        ({"inputs": {"input_ids": torch.ones(2, 3, dtype=torch.long)}}, r"inputs is input_ids \(2, 3\): pass one text"),
+        ({"inputs": "hat " * 600}, "tokens long, but the model takes at most"),
+    ],
+)
+def test_what_cannot_be_compared_is_told(passed: dict[str, Any], complaint: str, shipped: Shipped) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        compare(*shipped, **{"inputs": SENTENCE, "methods": ["value-zeroing"], **passed})
+
+
+@pytest.fixture
+def table() -> Table:
+    scores = {"value-zeroing": torch.tensor([0.0004, 1.0, 0.0]), "alti": torch.tensor([0.5, 0.25, 0.25])}
+    return Table(("$a|b$", "it", "[MASK]"), 2, scores, 3, {"globenc": "it is pre-norm"})
+
+
+def test_it_prints_aligned(table: Table) -> None:
+    assert str(table).splitlines() == [
+        "             value",
+        "             zeroing  alti",
+        "  0  $a|b$   0.000    0.500*",
+        "  1  it      1.000*   0.250",
+        "> 2  [MASK]  0.000    0.250",
+        "without globenc: it is pre-norm",
+    ]
+
+
+def test_it_is_exported_whole(table: Table, tmp_path: Path) -> None:
+    found = json.loads(table.to_json(tmp_path / "t.json"))
+    assert (found["tokens"], found["target"], found["layer"]) == (["$a|b$", "it", "[MASK]"], 2, 3)
+    assert found["scores"]["alti"] == [0.5, 0.25, 0.25]
+    assert found == json.loads((tmp_path / "t.json").read_text("utf-8"))
+    head, *rows = csv.reader(io.StringIO(table.to_csv(tmp_path / "t.csv")))
+    assert head == ["token", "target", "value-zeroing", "alti"]
+    assert rows[2] == ["[MASK]", "True", "0.0", "0.25"]
+    assert table.to_csv() == (tmp_path / "t.csv").read_text("utf-8")
+    assert table.to_markdown().splitlines()[2:] == [
+        "| $a\\|b$ | 0.000 | 0.500 |",
+        "| it | 1.000 | 0.250 |",
+        "| **[MASK]** | 0.000 | 0.250 |",
+    ]
+    frame = table.to_pandas()
+    assert frame["alti"].tolist() == [0.5, 0.25, 0.25]
+    assert frame["token"][frame["target"]].tolist() == ["[MASK]"]
+    page = table._repr_html_()
+    assert page.count("<tr>") == 4
+    assert "it is pre-norm" in page
+
+
+def test_it_draws_each_score_where_it_belongs(table: Table, tmp_path: Path) -> None:
+    figure = table.plot()
+    panel = figure.axes[0]
+    image = panel.images[0].get_array()
+    assert image is not None
+    torch.testing.assert_close(torch.tensor(image.tolist()), torch.stack(list(table.scores.values())))
+    assert [label.get_text() for label in panel.get_yticklabels()] == ["value-zeroing", "alti"]
+    written = {text.get_position(): text.get_text() for text in panel.texts}
+    assert written == {(1, 0): "1.00", (0, 1): ".50", (1, 1): ".25", (2, 1): ".25"}
+    figure.savefig(tmp_path / "table.png")  # with a token that would be a formula

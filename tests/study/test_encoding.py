@@ -1,0 +1,82 @@
+"""From words to tokens, for models with a mask and without one, and what is wrong with a bad example."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from captum_vz.study import BadExample, Example, encode
+from captum_vz.study.encoding import pad
+from captum_vz.testbed import encode_record, form_ids
+from tests.study.conftest import Decoder, Shipped
+
+WUGS = Example("wugs", ("the", "hats", "[MASK]", "nice", "."), 2, (1,), "are", "is")
+
+
+def test_an_example_is_encoded_as_its_record_is(shipped: Shipped, examples: list[Example]) -> None:
+    _, tokenizer = shipped
+    for example in examples:
+        encoded, record = encode(tokenizer, example), encode_record(tokenizer, example.to_record())
+        assert list(encoded.ids) == record.encoding["input_ids"][0].tolist()
+        assert (encoded.target, list(encoded.cue)) == (record.target, record.cue)
+        assert encoded.forms == form_ids(tokenizer, example.to_record())
+
+
+def test_for_a_model_without_a_mask_the_text_ends_before_the_target(decoder: Decoder) -> None:
+    _, tokenizer = decoder
+    for text in (None, "the hats [MASK] nice."):
+        encoded = encode(tokenizer, replace(WUGS, text=text))
+        assert tokenizer.convert_ids_to_tokens(encoded.ids) == ["the", "hats"]
+        assert (encoded.target, encoded.cue) == (1, (1,))
+        assert encoded.forms == tuple(tokenizer.convert_tokens_to_ids(["are", "is"]))
+    assert encode(tokenizer, replace(WUGS, good="exasperate")).forms is None
+
+
+def test_a_target_that_is_a_word_stays_and_has_no_forms(shipped: Shipped, decoder: Decoder) -> None:
+    plain = replace(WUGS, words=("the", "hats", "are", "nice", "."))
+    for tokenizer in (shipped[1], decoder[1]):
+        encoded = encode(tokenizer, plain)
+        assert tokenizer.convert_ids_to_tokens(encoded.ids[encoded.target]) == "are"
+        assert encoded.forms is None
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"target": 5}, "the target is word 5, but there are 5 words, 0 to 4"),
+        ({"target": -1}, "the target is word -1"),
+        ({"words": ()}, "there are 0 words"),
+        ({"cue": ()}, "there is no cue"),
+        ({"cue": (9,)}, "the cue is word 9, of 5 words"),
+        ({"cue": (2,)}, "the cue is word 2, of 5 words, of which 2 is the target"),
+        ({"good": "exasperate"}, "the forms 'exasperate' and 'is' of the target are not one token each"),
+        ({"bad": None}, "the forms 'are' and None of the target"),
+        ({"words": ("the", "hats", "[MASK]", *["nice"] * 50)}, "it is 55 tokens long, but the model takes at most 32"),
+        ({"text": "the wugs are nice."}, "'hats', is not what follows in"),
+    ],
+)
+def test_what_is_wrong_with_an_example_is_told(changed: dict[str, Any], reason: str, shipped: Shipped) -> None:
+    with pytest.raises(BadExample, match=reason):
+        encode(shipped[1], replace(WUGS, **changed), longest=32, needs_cue=True, needs_forms=True)
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"cue": (3,)}, "the cue is word 3, after the target"),
+        ({"target": 0, "words": ("[MASK]", "hats"), "cue": ()}, "first word"),
+    ],
+)
+def test_what_a_model_without_a_mask_cannot_see(changed: dict[str, Any], reason: str, decoder: Decoder) -> None:
+    with pytest.raises(BadExample, match=reason):
+        encode(decoder[1], replace(WUGS, **changed))
+
+
+def test_padding_is_masked(shipped: Shipped) -> None:
+    _, tokenizer = shipped
+    two = [encode(tokenizer, WUGS), encode(tokenizer, replace(WUGS, words=("hats", "[MASK]"), target=1, cue=(0,)))]
+    batch = pad(tokenizer, two)
+    torch.testing.assert_close(batch["input_ids"][1, :4], torch.tensor(two[1].ids))
+    assert batch["attention_mask"].tolist() == [[1] * 7, [1] * 4 + [0] * 3]
+    assert batch["input_ids"][1, 4:].tolist() == [tokenizer.pad_token_id] * 3
