@@ -13,6 +13,7 @@ from captum_vz.attr.layer_attention import LayerAttention
 from captum_vz.attr.layer_attention_norm import LayerAttentionNorm
 from captum_vz.attr.position_attribution import PositionAttribution
 from captum_vz.attr.random_attribution import RandomAttribution
+from captum_vz.attr.rollout import Rollout
 from captum_vz.attr.token_attribution import TokenAttribution
 from captum_vz.attr.value_zeroing import ValueZeroing
 from captum_vz.attr.value_zeroing_rollout import ValueZeroingRollout
@@ -30,6 +31,7 @@ __all__ = [
     "PositionAttribution",
     "RandomAttribution",
     "RolledOut",
+    "Rollout",
     "TokenAttribution",
     "ValueZeroing",
     "ValueZeroingRollout",

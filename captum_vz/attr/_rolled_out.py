@@ -15,7 +15,8 @@ from torch import Tensor
 
 from captum_vz.attr._layer_maps import PADDED_TARGET, Inputs, LayerMaps, as_layers
 from captum_vz.attr._target import TokenTarget
-from captum_vz.functional import Residual, pool_groups, rollout
+from captum_vz.attr._without_model import WithoutModel
+from captum_vz.functional import Residual, normalize_rows, pool_groups, receptive_fields
 
 
 class RolledOut(PerturbationAttribution):
@@ -26,13 +27,23 @@ class RolledOut(PerturbationAttribution):
 
     Args:
         maps: The method that computes the layers' maps.
+        residual: What is added to each map for the residual connection, see
+            :func:`~captum_vz.functional.add_residual`.
+        per_receptive_field: Whether each input token's scores are divided by the number of output tokens that it
+            reaches (:func:`~captum_vz.functional.receptive_fields`), and rows by their sums after that. In a causal
+            model the first token reaches all others and the last but itself, so that scores favour early tokens: Abnar
+            & Zuidema advise this for them. Where every token reaches every other it changes nothing.
     """
 
-    def __init__(self, maps: LayerMaps) -> None:
+    def __init__(
+        self, maps: LayerMaps | WithoutModel, *, residual: Residual = None, per_receptive_field: bool = False
+    ) -> None:
         PerturbationAttribution.__init__(self, maps.forward_func)
         self.maps = maps
         self.layer = maps.layer
         self.device_ids = maps.device_ids
+        self.residual = residual
+        self.per_receptive_field = per_receptive_field
 
     @property
     def multiplies_by_inputs(self) -> bool:
@@ -129,6 +140,9 @@ class RolledOut(PerturbationAttribution):
             member = features.where(there, features.max() + 1).unique(return_inverse=True)[1]
             maps = [pool_groups(one, member) for one in maps]
         joined = self._join(maps, None if rows is None else member.gather(1, rows), all_layers)
+        if self.per_receptive_field:
+            fields = [field.clamp_min(1)[:, None] for field in receptive_fields(maps, self.residual)[-len(joined) :]]
+            joined = [normalize_rows(one / field) for one, field in zip(joined, fields, strict=True)]
         kept = there if rows is None else there.gather(1, rows)
         if rows is not None and not kept.all():
             warnings.warn(f"{self.get_name()}: {PADDED_TARGET}.", stacklevel=4)
@@ -139,12 +153,3 @@ class RolledOut(PerturbationAttribution):
             one = one.gather(2, member[:, None, :].expand(-1, one.shape[1], -1))
             results.append((one * (kept[:, :, None] & there[:, None, :])).to(maps[0].dtype))
         return results
-
-
-def roll_out(maps: list[Tensor], residual: Residual, rows: Tensor | None, all_layers: bool) -> list[Tensor]:
-    """The rollout after each layer, or only the last; just the wanted rows `(batch, row)` of it, or all."""
-    rollouts = rollout(maps, residual)
-    rollouts = rollouts if all_layers else rollouts[-1:]
-    if rows is None:
-        return rollouts
-    return [one.gather(1, rows[..., None].expand(-1, -1, one.shape[2])) for one in rollouts]

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from captum._utils.typing import TargetType
 from captum.attr import Attribution
 from captum.log import log_usage
-from torch import Tensor
+from torch import Tensor, nn
 
+from captum_vz.attr._layer_maps import Inputs, as_layers
 from captum_vz.attr._target import TokenTarget
 from captum_vz.functional import normalize_rows
 
@@ -24,38 +25,80 @@ class WithoutModel(Attribution):
 
     Args:
         forward_func: Not called; it may be left out. It is there so that these classes are built as all others are.
+        layer: Not run. A list of layers gives a list of as many maps, so that :class:`~captum_vz.Rollout` can join
+            them; one layer, or None, gives one.
         causal: Whether tokens see only themselves and those before them, as in a causal model.
     """
 
-    def __init__(self, forward_func: Callable[..., Any] | None = None, *, causal: bool = False) -> None:
+    device_ids: list[int] | None = None
+
+    def __init__(
+        self, forward_func: Callable[..., Any] | None = None, layer: Any = None, *, causal: bool = False
+    ) -> None:
         super().__init__(forward_func)
+        self.layer = layer
         self.causal = causal
 
     @log_usage(part_of_slo=True)  # type: ignore[untyped-decorator]  # Captum ships it without types.
     def attribute(
         self,
-        inputs: Tensor | Mapping[str, Any],
+        inputs: Inputs,
         target: TargetType = None,
         attention_mask: Tensor | None = None,
-    ) -> Tensor:
+        feature_mask: Tensor | None = None,
+    ) -> Tensor | list[Tensor]:
         """A score of each source token for each output *token* (`target`: a token, never a class), without a model.
 
         Args:
-            inputs: Token ids `(batch, tokens)` or embeddings `(batch, tokens, d)`; or a mapping that holds either as
-                `input_ids` or `inputs_embeds`, and the attention mask.
+            inputs: Token ids `(batch, tokens)` or embeddings `(batch, tokens, d)`; a tuple that begins with either; or
+                a mapping that holds either as `input_ids` or `inputs_embeds`, and the attention mask.
             target: The output tokens whose rows are wanted, as in :meth:`LayerMaps.attribute`.
             attention_mask: 1 for tokens, 0 for padding, `(batch, tokens)`. None: there is no padding.
+            feature_mask: Integers `(1 or batch, tokens)`: tokens with the same number are one feature. Its score is
+                that of its first token, which all of them carry, and rows sum to 1 over features.
 
         Returns:
-            A map `(batch, out, in)`, or, with `target`, `(batch, in)`, in float32. Rows sum to 1; rows and columns of
-            padding are 0.
+            A map `(batch, out, in)`, or, with `target`, `(batch, in)`, in float32; a list of them if `layer` is a
+            list. Rows sum to 1; rows and columns of padding are 0.
 
         Raises:
             AssertionError: Inputs or a mask of another shape, or a target that is no token.
         """
+        wanted = TokenTarget.parse(target)
+        several = isinstance(self.layer, (list, tuple, nn.ModuleList))
+        count = len(as_layers(self.layer)) if several else 1
+        maps = self._all_maps(count, inputs, attention_mask, feature_mask)
+        results = [wanted.select(wanted.rows_of(one)) for one in maps]
+        return results if several else results[0]
+
+    @abstractmethod
+    def _scores(self, tokens: Tensor, index: int) -> Tensor:
+        """The scores of one example without its padding in layer `index`, `(out, in)`: positive, not yet normalised."""
+
+    def _maps(
+        self,
+        layers: Sequence[nn.Module],
+        inputs: Inputs,
+        target: TokenTarget,
+        additional_forward_args: Any = None,
+        feature_mask: Tensor | None = None,
+        perturbations_per_eval: int | None = None,
+        show_progress: bool = False,
+    ) -> list[tuple[int, Tensor]]:
+        """What :class:`Rollout` asks for, as of a :class:`LayerMaps`: (index of the layer, its map)."""
+        assert additional_forward_args is None, (
+            f"{type(self).__name__} calls no forward_func, so it takes no additional_forward_args. Pass a mapping as "
+            "inputs if there is an attention mask."
+        )
+        maps = self._all_maps(len(layers), inputs, None, feature_mask)
+        return [(index, target.rows_of(one)) for index, one in enumerate(maps)]
+
+    def _all_maps(self, count: int, inputs: Inputs, attention_mask: Any, feature_mask: Any) -> list[Tensor]:
+        """The maps `(batch, out, in)` of as many layers."""
         if isinstance(inputs, Mapping):
             attention_mask = inputs.get("attention_mask", attention_mask)
             inputs = inputs.get("input_ids", inputs.get("inputs_embeds"))
+        inputs = inputs[0] if isinstance(inputs, tuple) and inputs else inputs
         assert isinstance(inputs, Tensor) and inputs.ndim in (2, 3) and inputs.numel(), (
             f"inputs is {tuple(inputs.shape) if isinstance(inputs, Tensor) else type(inputs).__name__}: pass token ids "
             "(batch, tokens) or embeddings (batch, tokens, d), or a mapping with input_ids or inputs_embeds."
@@ -66,14 +109,28 @@ class WithoutModel(Attribution):
             f"attention_mask is {tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__}: pass 1 for "
             f"tokens and 0 for padding, ({batch}, {tokens})."
         )
-        wanted = TokenTarget.parse(target)
-        maps = torch.zeros(batch, tokens, tokens)
-        for example, row, there in zip(maps, inputs.detach().cpu(), mask.detach().cpu().bool(), strict=True):
-            scores = self._scores(row[there])
-            places = there.nonzero()[:, 0]
-            example[places[:, None], places] = normalize_rows(scores.tril() if self.causal else scores)
-        return wanted.select(wanted.rows_of(maps.to(inputs.device)))
+        features: Any = torch.arange(tokens)[None] if feature_mask is None else feature_mask
+        features = features[0] if isinstance(features, tuple) and len(features) == 1 else features
+        fits = isinstance(features, Tensor) and features.shape in ((1, tokens), (batch, tokens))
+        assert fits and not features.is_floating_point(), (
+            f"feature_mask is {tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__}: "
+            f"pass integers (1, {tokens}) or ({batch}, {tokens}), the same number for tokens that belong together."
+        )
+        rows, there = inputs.detach().cpu(), mask.detach().cpu().bool()
+        features = features.detach().cpu().expand(batch, tokens)
+        maps = torch.zeros(count, batch, tokens, tokens)
+        for index in range(count):
+            for example in range(batch):
+                places = there[example].nonzero()[:, 0]
+                scores = self._scores(rows[example, places], index)
+                scores = _by_feature(scores.tril() if self.causal else scores, features[example, places])
+                maps[index, example, places[:, None], places] = scores
+        return list(maps.to(inputs.device))
 
-    @abstractmethod
-    def _scores(self, tokens: Tensor) -> Tensor:
-        """The scores of one example without its padding, `(out, in)`: positive, and not yet normalised."""
+
+def _by_feature(scores: Tensor, features: Tensor) -> Tensor:
+    """Scores `(out, in)` of features in place of tokens, normalised over features and carried by all their tokens."""
+    names, member = features.unique(return_inverse=True)
+    places = torch.arange(len(member))
+    first = places.new_full((len(names),), len(member)).scatter_reduce(0, member, places, "amin")
+    return normalize_rows(scores[:, first])[:, member]

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal
 
-from torch import Tensor
-
-from captum_vz.attr._rolled_out import RolledOut, roll_out
 from captum_vz.attr.layer_alti import LayerALTI
+from captum_vz.attr.rollout import Rollout
 from captum_vz.functional import Residual
 
 
-class ALTI(RolledOut):
+class ALTI(Rollout):
     r"""How much each output *token* of a stack of layers draws on each input token, by ALTI, layer on layer.
 
     .. math:: R_0 = \hat c_0, \qquad R_l = \hat c_l R_{l-1}
@@ -29,6 +27,7 @@ class ALTI(RolledOut):
         layer: The layers whose maps are multiplied, in the order in which they run: of an encoder, or of a model that
             is a decoder only.
         residual: None (the paper's), 0.5 or "renormalize", see :func:`~captum_vz.functional.add_residual`.
+        per_receptive_field: See :class:`~captum_vz.attr.RolledOut`.
 
     >>> from captum_vz import ALTI, find_layers
     >>> from captum_vz.testbed import load_agreement_model
@@ -47,9 +46,10 @@ class ALTI(RolledOut):
         *,
         residual: Residual = None,
         norm: Literal["l1", "l2"] = "l1",
+        per_receptive_field: bool = False,
     ) -> None:
-        super().__init__(LayerALTI(forward_func, layer, device_ids, norm=norm))
-        self.residual = residual
-
-    def _join(self, maps: list[Tensor], rows: Tensor | None, all_layers: bool) -> list[Tensor]:
-        return roll_out(maps, self.residual, rows, all_layers)
+        super().__init__(
+            LayerALTI(forward_func, layer, device_ids, norm=norm),
+            residual=residual,
+            per_receptive_field=per_receptive_field,
+        )

@@ -30,6 +30,7 @@ class AttentionFlow(RolledOut):
         forward_func: See :class:`~captum_vz.LayerAttention`, like all arguments but these:
         layer: The layers whose weights are the pipes, in the order in which they run.
         residual: 0.5 (the paper's), None, or "renormalize" (the identity is added and rows are divided by their sum).
+        per_receptive_field: See :class:`~captum_vz.attr.RolledOut`.
 
     >>> from captum_vz import AttentionFlow, find_layers
     >>> from captum_vz.testbed import load_agreement_model
@@ -49,9 +50,13 @@ class AttentionFlow(RolledOut):
         residual: Residual = 0.5,
         heads: str | int | Sequence[int] = "mean",
         attention: str = "self",
+        per_receptive_field: bool = False,
     ) -> None:
-        super().__init__(LayerAttention(forward_func, layer, device_ids, heads=heads, attention=attention))
-        self.residual = residual
+        super().__init__(
+            LayerAttention(forward_func, layer, device_ids, heads=heads, attention=attention),
+            residual=residual,
+            per_receptive_field=per_receptive_field,
+        )
 
     def _join(self, maps: list[Tensor], rows: Tensor | None, all_layers: bool) -> list[Tensor]:
         depths = range(1, len(maps) + 1) if all_layers else [len(maps)]

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch import Tensor
-
-from captum_vz.attr._rolled_out import RolledOut, roll_out
 from captum_vz.attr.layer_attention import LayerAttention
+from captum_vz.attr.rollout import Rollout
 from captum_vz.functional import Residual
 
 
-class AttentionRollout(RolledOut):
+class AttentionRollout(Rollout):
     r"""How much each output *token* of a stack of layers draws on each input token, by attention weights multiplied.
 
     .. math:: R_0 = \hat A_0, \qquad R_l = \hat A_l R_{l-1}, \qquad \hat A_l = \tfrac12 A_l + \tfrac12 I
@@ -27,6 +25,7 @@ class AttentionRollout(RolledOut):
         forward_func: See :class:`~captum_vz.LayerAttention`, like all arguments but these:
         layer: The layers whose maps are multiplied, in the order in which they run.
         residual: 0.5 (the paper's), None, or "renormalize" (the identity is added and rows are divided by their sum).
+        per_receptive_field: See :class:`~captum_vz.attr.RolledOut`.
 
     >>> from captum_vz import AttentionRollout, find_layers
     >>> from captum_vz.testbed import load_agreement_model
@@ -46,9 +45,10 @@ class AttentionRollout(RolledOut):
         residual: Residual = 0.5,
         heads: str | int | Sequence[int] = "mean",
         attention: str = "self",
+        per_receptive_field: bool = False,
     ) -> None:
-        super().__init__(LayerAttention(forward_func, layer, device_ids, heads=heads, attention=attention))
-        self.residual = residual
-
-    def _join(self, maps: list[Tensor], rows: Tensor | None, all_layers: bool) -> list[Tensor]:
-        return roll_out(maps, self.residual, rows, all_layers)
+        super().__init__(
+            LayerAttention(forward_func, layer, device_ids, heads=heads, attention=attention),
+            residual=residual,
+            per_receptive_field=per_receptive_field,
+        )

@@ -7,12 +7,12 @@ from typing import Any
 
 from torch import Tensor
 
-from captum_vz.attr._rolled_out import RolledOut, roll_out
 from captum_vz.attr.layer_attention_norm import LayerAttentionNorm
+from captum_vz.attr.rollout import Rollout
 from captum_vz.functional import Residual
 
 
-class GlobEnc(RolledOut):
+class GlobEnc(Rollout):
     r"""How much each output *token* of a stack of layers draws on each input token, by norms through whole layers.
 
     .. math:: R_0 = \hat E_0, \qquad R_l = \hat E_l R_{l-1}, \qquad \hat E_{ij} = \lVert E_{ij} \rVert_2 \big/
@@ -37,6 +37,7 @@ class GlobEnc(RolledOut):
         normalize: True: each layer's rows are divided by their sums, and the rows of the rollout sum to 1. False: as in
             the paper; each example's norms in a layer are divided by their largest, lest they overflow, which leaves
             the rollout's scale without meaning: its rows sum to anything, and compare within one example only.
+        per_receptive_field: See :class:`~captum_vz.attr.RolledOut`.
 
     >>> from captum_vz import GlobEnc, find_layers
     >>> from captum_vz.testbed import load_agreement_model
@@ -55,12 +56,17 @@ class GlobEnc(RolledOut):
         *,
         residual: Residual = None,
         normalize: bool = True,
+        per_receptive_field: bool = False,
     ) -> None:
-        super().__init__(LayerAttentionNorm(forward_func, layer, device_ids, include="encoder", normalize=normalize))
-        self.residual = residual
+        super().__init__(
+            LayerAttentionNorm(forward_func, layer, device_ids, include="encoder", normalize=normalize),
+            residual=residual,
+            per_receptive_field=per_receptive_field,
+        )
+        self.normalize = normalize
 
     def _join(self, maps: list[Tensor], rows: Tensor | None, all_layers: bool) -> list[Tensor]:
-        if not self.maps.normalize:
+        if not self.normalize:
             largest = [one.amax((1, 2), keepdim=True) for one in maps]
             maps = [one / top.where(top != 0, 1) for one, top in zip(maps, largest, strict=True)]
-        return roll_out(maps, self.residual, rows, all_layers)
+        return super()._join(maps, rows, all_layers)

@@ -33,7 +33,7 @@ class PositionAttribution(WithoutModel):
     described in :class:`~captum_vz.attr.WithoutModel`.
 
     Args:
-        forward_func: See :class:`~captum_vz.attr.WithoutModel`, like `causal`.
+        forward_func: See :class:`~captum_vz.attr.WithoutModel`, like `layer` and `causal`.
         highest: Which tokens score highest: the "nearest" to the output token, the "first", the "last", or all alike
             ("uniform").
 
@@ -46,13 +46,18 @@ class PositionAttribution(WithoutModel):
     """
 
     def __init__(
-        self, forward_func: Callable[..., Any] | None = None, *, causal: bool = False, highest: str = "nearest"
+        self,
+        forward_func: Callable[..., Any] | None = None,
+        layer: Any = None,
+        *,
+        causal: bool = False,
+        highest: str = "nearest",
     ) -> None:
-        super().__init__(forward_func, causal=causal)
+        super().__init__(forward_func, layer, causal=causal)
         assert highest in _DISTANCES, f"highest is {highest!r}: pass one of {', '.join(map(repr, _DISTANCES))}."
         self.highest = highest
 
-    def _scores(self, tokens: Tensor) -> Tensor:
+    def _scores(self, tokens: Tensor, index: int) -> Tensor:
         places = torch.arange(len(tokens))
         out, source = torch.meshgrid(places, places, indexing="ij")
         return 1 / (1 + _DISTANCES[self.highest](out, source, len(tokens)))

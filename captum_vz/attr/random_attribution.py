@@ -17,15 +17,15 @@ class RandomAttribution(WithoutModel):
 
     .. math:: C_{ij} = U_{ij} \big/ \textstyle\sum_k U_{ik}, \qquad U_{ij} \sim \operatorname{Uniform}(0, 1)
 
-    The lot is drawn from the seed *and the sentence*: the same sentence gets the same scores in whatever batch, and
-    other sentences get others. (From the seed alone, sentences that are explained one by one would all get the same
-    scores, and the average over them would not be that of chance.)
+    The lot is drawn from the seed, the number of the layer *and the sentence*: the same sentence gets the same scores
+    in whatever batch, and other sentences get others. (From the seed alone, sentences that are explained one by one
+    would all get the same scores, and the average over them would not be that of chance.)
 
     `target` names an output token, never a class. The arguments of `attribute`, what comes back and what is raised are
     described in :class:`~captum_vz.attr.WithoutModel`.
 
     Args:
-        forward_func: See :class:`~captum_vz.attr.WithoutModel`, like `causal`.
+        forward_func: See :class:`~captum_vz.attr.WithoutModel`, like `layer` and `causal`.
         seed: Other seeds, other scores.
 
     >>> from captum_vz import RandomAttribution
@@ -35,11 +35,13 @@ class RandomAttribution(WithoutModel):
     (True, 1.0)
     """
 
-    def __init__(self, forward_func: Callable[..., Any] | None = None, *, causal: bool = False, seed: int = 0) -> None:
-        super().__init__(forward_func, causal=causal)
+    def __init__(
+        self, forward_func: Callable[..., Any] | None = None, layer: Any = None, *, causal: bool = False, seed: int = 0
+    ) -> None:
+        super().__init__(forward_func, layer, causal=causal)
         self.seed = seed
 
-    def _scores(self, tokens: Tensor) -> Tensor:
-        content = f"{self.seed} {tokens.tolist()}".encode()
+    def _scores(self, tokens: Tensor, index: int) -> Tensor:
+        content = f"{self.seed} {index} {tokens.tolist()}".encode()
         drawn = torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(content).digest()[:8], "big") >> 1)
         return 1 - torch.rand(len(tokens), len(tokens), generator=drawn)  # of (0, 1]: no row is all zero

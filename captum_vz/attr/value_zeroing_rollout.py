@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
-from captum_vz.attr._rolled_out import RolledOut, roll_out
+from captum_vz.attr.rollout import Rollout
 from captum_vz.attr.value_zeroing import Heads, ValueZeroing
 from captum_vz.functional import Distance, Residual
 
 
-class ValueZeroingRollout(RolledOut):
+class ValueZeroingRollout(Rollout):
     r"""How much each output *token* of a stack of layers draws on each input token, by Value Zeroing, layer on layer.
 
     .. math:: R_0 = \hat C_0, \qquad R_l = \hat C_l R_{l-1}
@@ -30,6 +30,7 @@ class ValueZeroingRollout(RolledOut):
         layer: The layers whose maps are multiplied, in the order in which they run.
         residual: None (the paper's), 0.5 (half the map, half the identity) or "renormalize" (the identity is added
             and rows are divided by their sum).
+        per_receptive_field: See :class:`~captum_vz.attr.RolledOut`.
 
     >>> from captum_vz import ValueZeroingRollout, find_layers
     >>> from captum_vz.testbed import load_agreement_model
@@ -52,6 +53,7 @@ class ValueZeroingRollout(RolledOut):
         heads: Heads | Sequence[Heads] = None,
         normalize: bool = True,
         final_norm: nn.Module | None = None,
+        per_receptive_field: bool = False,
     ) -> None:
         maps = ValueZeroing(
             forward_func,
@@ -63,8 +65,4 @@ class ValueZeroingRollout(RolledOut):
             normalize=normalize,
             final_norm=final_norm,
         )
-        super().__init__(maps)
-        self.residual = residual
-
-    def _join(self, maps: list[Tensor], rows: Tensor | None, all_layers: bool) -> list[Tensor]:
-        return roll_out(maps, self.residual, rows, all_layers)
+        super().__init__(maps, residual=residual, per_receptive_field=per_receptive_field)

@@ -11,6 +11,7 @@ function                          takes                                     give
 `rollout`                         a map a layer, first layer first          a map a layer, rows sum to 1 if theirs do
 `encoder_decoder_rollout`         a map a layer of a decoder, an encoder's  a map a layer, rows sum to 1 if theirs do
 `attention_flow`                  a map a layer, first layer first          one map, rows sum to 1
+`receptive_fields`                a map a layer, first layer first          counts a layer, `(batch, tokens)`
 `pool_groups`                     a map of tokens                           a map of words, spans or regions
 `head_vectors`                    values, output projection                 each head's vectors `(batch, in, head, d)`
 `frozen_norm`                     vectors, a norm's scale                   the norm's linear part of them
@@ -41,6 +42,7 @@ from captum_vz.functional.norms import (
     head_vectors,
     mixing_norms,
 )
+from captum_vz.functional.receptive_fields import receptive_fields
 from captum_vz.functional.rollout import Residual, add_residual, encoder_decoder_rollout, rollout
 from captum_vz.functional.rows import normalize_rows, widen
 
@@ -63,6 +65,7 @@ __all__ = [
     "mixing_norms",
     "normalize_rows",
     "pool_groups",
+    "receptive_fields",
     "rollout",
     "token_scores",
     "widen",

@@ -91,6 +91,34 @@ def test_every_source_has_the_same_chance() -> None:
     assert stats.chisquare(counts).pvalue > 0.001
 
 
+@each_baseline
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_feature_scores_what_its_first_token_does(build: Any, causal: bool) -> None:
+    of = build(causal=causal)
+    mask = torch.tensor([[4, 1, 4, 1, 2], [0, 0, 7, 7, 7]])
+    found = of.attribute(IDS, attention_mask=MASK, feature_mask=mask)
+    whole = of.attribute(IDS, attention_mask=MASK)
+    for b in range(2):
+        there = [j for j in range(5) if MASK[b, j]]
+        features = [int(mask[b, j]) for j in there]
+        for i in there:
+            total = sum(whole[b, i, features.index(feature)] for feature in set(features))
+            for j in there:
+                expected = whole[b, i, features.index(features[there.index(j)])] / total
+                torch.testing.assert_close(found[b, i, j], expected)
+    assert torch.equal(of.attribute(IDS, feature_mask=torch.arange(5)[None]), of.attribute(IDS))
+
+
+def test_a_list_of_layers_gives_a_list_of_maps() -> None:
+    layers = [torch.nn.Identity() for _ in range(3)]
+    lots = RandomAttribution(None, layers).attribute(IDS, 1, MASK)
+    assert [lot.shape for lot in lots] == [(2, 5)] * 3
+    assert not torch.equal(lots[0], lots[1])
+    assert torch.equal(lots[0], RandomAttribution(None, layers[0]).attribute(IDS, 1, MASK))
+    places = PositionAttribution(None, layers).attribute(IDS)
+    assert all(torch.equal(one, PositionAttribution().attribute(IDS)) for one in places)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -99,6 +127,8 @@ def test_every_source_has_the_same_chance() -> None:
         ({"inputs": IDS[:, :0]}, r"inputs is \(2, 0\)"),
         ({"inputs": IDS, "attention_mask": MASK[:, :2]}, r"attention_mask is \(2, 2\): pass 1 for tokens"),
         ({"inputs": IDS, "target": 5}, "target 5 is out of range"),
+        ({"inputs": IDS, "feature_mask": MASK[:, :3]}, r"feature_mask is \(2, 3\): pass integers \(1, 5\) or \(2, 5\)"),
+        ({"inputs": IDS, "feature_mask": MASK.float()}, r"feature_mask is \(2, 5\): pass integers"),
     ],
 )
 @each_baseline

@@ -146,4 +146,6 @@ CONFIGURATIONS = [
     Configuration(AttentionFlow, inputs="embeddings"),
     Configuration(AttentionFlow, "vit"),
     Configuration(AttentionFlow, "gpt2", "tuple"),
+    Configuration(AttentionFlow, "gpt2", "mapping", options={"per_receptive_field": True}),
+    Configuration(ValueZeroingRollout, "gpt2", options={"per_receptive_field": True}),
 ]

@@ -16,14 +16,14 @@ SHARED = ["self", "forward_func", "layer", "device_ids"]
 ZEROING = ["distance", "attention", "heads", "normalize", "final_norm"]
 CONSTRUCTORS = {
     "ValueZeroing": [*SHARED, *ZEROING],
-    "ValueZeroingRollout": [*SHARED, "residual", *ZEROING],
+    "ValueZeroingRollout": [*SHARED, "residual", *ZEROING, "per_receptive_field"],
     "LayerAttention": [*SHARED, "heads", "attention", "normalize"],
     "LayerAttentionNorm": [*SHARED, "include", "attention", "normalize"],
-    "AttentionRollout": [*SHARED, "residual", "heads", "attention"],
-    "GlobEnc": [*SHARED, "residual", "normalize"],
+    "AttentionRollout": [*SHARED, "residual", "heads", "attention", "per_receptive_field"],
+    "GlobEnc": [*SHARED, "residual", "normalize", "per_receptive_field"],
     "LayerALTI": [*SHARED, "norm", "normalize"],
-    "ALTI": [*SHARED, "residual", "norm"],
-    "AttentionFlow": [*SHARED, "residual", "heads", "attention"],
+    "ALTI": [*SHARED, "residual", "norm", "per_receptive_field"],
+    "AttentionFlow": [*SHARED, "residual", "heads", "attention", "per_receptive_field"],
 }
 DEFAULTS = {
     "device_ids": None,
@@ -31,6 +31,7 @@ DEFAULTS = {
     "attention": "self",
     "normalize": True,
     "final_norm": None,
+    "per_receptive_field": False,
 }
 ATTRIBUTE = {
     "inputs": inspect.Parameter.empty,

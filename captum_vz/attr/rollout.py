@@ -1,0 +1,60 @@
+"""Rollout (Abnar & Zuidema, ACL 2020) of any method's maps."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from captum_vz.attr._layer_maps import LayerMaps
+from captum_vz.attr._rolled_out import RolledOut
+from captum_vz.attr._without_model import WithoutModel
+from captum_vz.functional import Residual, rollout
+
+
+class Rollout(RolledOut):
+    r"""How much each output *token* of a stack of layers draws on each input token: the maps of any method, multiplied.
+
+    .. math:: R_0 = S_0, \qquad R_l = S_l R_{l-1}
+
+    with :math:`S_l` the map that the method gives for layer l, its residual added. `Abnar & Zuidema 2020
+    <https://aclanthology.org/2020.acl-main.385>`_, equation 1, who do it with attention weights; any map whose rows sum
+    to 1 can take their place. :class:`~captum_vz.ValueZeroingRollout`, :class:`~captum_vz.AttentionRollout`,
+    :class:`~captum_vz.GlobEnc` and :class:`~captum_vz.ALTI` are this with the maps of one method and the residual of
+    its paper.
+
+    `target` names an output token, never a class. A layer that runs more than once in a pass (ALBERT) counts once for
+    each run. Products are taken in float64. The arguments of `attribute`, what comes back and what is raised are
+    described in :class:`~captum_vz.attr.RolledOut`.
+
+    Args:
+        maps: The method that computes the layers' maps, built with a list of layers in the order in which they run: any
+            :class:`~captum_vz.attr.LayerMaps`, or a baseline that asks no model.
+        residual: What stands for the residual connection, see :func:`~captum_vz.functional.add_residual`: None, for
+            maps that hold it already (Value Zeroing, ALTI, norms with the residual); 0.5 or "renormalize", for those
+            that are of the attention alone (weights, norms of what it sums).
+        per_receptive_field: See :class:`~captum_vz.attr.RolledOut`.
+
+    >>> from captum_vz import LayerAttentionNorm, Rollout, find_layers
+    >>> from captum_vz.testbed import load_agreement_model
+    >>> model, tokenizer = load_agreement_model()
+    >>> inputs = tokenizer("the pictures of some hat [MASK] scaring marcus.", return_tensors="pt")
+    >>> maps = LayerAttentionNorm(model, find_layers(model), include="residual")
+    >>> scores = Rollout(maps).attribute(inputs["input_ids"], target=6)
+    >>> scores.shape == inputs["input_ids"].shape, round(scores.sum().item(), 4)
+    (True, 1.0)
+    """
+
+    def __init__(
+        self, maps: LayerMaps | WithoutModel, *, residual: Residual = None, per_receptive_field: bool = False
+    ) -> None:
+        assert isinstance(maps, (LayerMaps, WithoutModel)), (
+            f"maps is of type {type(maps).__name__}: pass a method that gives one map a layer, such as "
+            "LayerAttention(model, find_layers(model)), and not the maps, for which there is functional.rollout."
+        )
+        super().__init__(maps, residual=residual, per_receptive_field=per_receptive_field)
+
+    def _join(self, maps: list[Tensor], rows: Tensor | None, all_layers: bool) -> list[Tensor]:
+        rollouts = rollout(maps, self.residual)
+        rollouts = rollouts if all_layers else rollouts[-1:]
+        if rows is None:
+            return rollouts
+        return [one.gather(1, rows[..., None].expand(-1, -1, one.shape[2])) for one in rollouts]
