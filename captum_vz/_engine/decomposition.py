@@ -48,7 +48,7 @@ class Decomposition:
         What is `beside` the sources stands behind them, as if it were one more.
         """
         batch, rows, sources, _ = self.weights.shape
-        step = _fitting(self.vectors, batch * sources * self.vectors.shape[-1])
+        step = fitting(self.vectors, batch * sources * self.vectors.shape[-1])
         for start in range(0, rows, step):
             few = slice(start, start + step)
             weights, whole = self.weights[:, few], self.whole[:, few]
@@ -85,7 +85,7 @@ def decompositions(
     count = weights.shape[2] if groups is None else int(groups.max()) + 1
     values = parts.call.values
     width = weights.shape[3] * parts.matrix.shape[1]
-    for few in torch.arange(len(weights)).split(_fitting(values, values.shape[2] * width)):
+    for few in torch.arange(len(weights)).split(fitting(values, values.shape[2] * width)):
         of = slice(int(few[0]), int(few[-1]) + 1)
         vectors = head_vectors(values[of], parts.matrix)
         if residual is not None:
@@ -141,6 +141,6 @@ def _weights(parts: LayerParts, residual: bool, norms: list[FrozenNorm]) -> Tens
     return weights.masked_fill(~there[..., None], 0)
 
 
-def _fitting(like: Tensor, numbers: int) -> int:
+def fitting(like: Tensor, numbers: int) -> int:
     """How many times so many numbers fit in a chunk; at least once."""
     return max(1, CHUNK_BYTES.get(like.device.type, CHUNK_BYTES_ELSEWHERE) // (numbers * like.element_size()))

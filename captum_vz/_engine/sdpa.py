@@ -63,7 +63,9 @@ def _weights(query: Tensor, key: Tensor, mask: Tensor | None, scale: float | Non
     if mask is None:
         return scores.softmax(-1)
     scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
-    return scores.softmax(-1).masked_fill((scores == -torch.inf).all(-1, keepdim=True), 0)
+    nothing = (scores == -torch.inf).all(-1, keepdim=True)
+    # Masked before as well as after: the gradient of a softmax of nothing but -inf is NaN.
+    return scores.masked_fill(nothing, 0).softmax(-1).masked_fill(nothing, 0)
 
 
 def _multi_head(*args: Any, **kwargs: Any) -> Any:

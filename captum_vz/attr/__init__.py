@@ -8,6 +8,7 @@ from captum_vz.attr.alti_plus import ALTIPlus
 from captum_vz.attr.attention_flow import AttentionFlow
 from captum_vz.attr.attention_rollout import AttentionRollout
 from captum_vz.attr.globenc import GlobEnc
+from captum_vz.attr.hidden_token_attribution import HiddenTokenAttribution
 from captum_vz.attr.layer_alti import LayerALTI
 from captum_vz.attr.layer_attention import LayerAttention
 from captum_vz.attr.layer_attention_norm import LayerAttentionNorm
@@ -24,6 +25,7 @@ __all__ = [
     "AttentionFlow",
     "AttentionRollout",
     "GlobEnc",
+    "HiddenTokenAttribution",
     "LayerALTI",
     "LayerAttention",
     "LayerAttentionNorm",

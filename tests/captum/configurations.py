@@ -18,6 +18,7 @@ from captum_vz import (
     AttentionFlow,
     AttentionRollout,
     GlobEnc,
+    HiddenTokenAttribution,
     LayerALTI,
     LayerAttention,
     LayerAttentionNorm,
@@ -27,10 +28,11 @@ from captum_vz import (
 from tests.reference.case import Case
 from tests.reference.families import FAMILIES
 
-LAYER_METHODS = (ValueZeroing, LayerAttention, LayerAttentionNorm, LayerALTI)
+LAYER_METHODS = (ValueZeroing, LayerAttention, LayerAttentionNorm, LayerALTI, HiddenTokenAttribution)
 STACK_METHODS = (ValueZeroingRollout, AttentionRollout, AttentionFlow, ALTI)
 POST_NORM_METHODS = (GlobEnc,)  # of the stack, for families that norm what comes of their attention
 METHODS = (*LAYER_METHODS, *STACK_METHODS)
+ONE_THREAD_METHODS = (HiddenTokenAttribution,)  # they need the one graph of one pass
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,10 @@ class Configuration:
         return lambda *values: self.case.model(**dict(zip(names, values, strict=True)))
 
     def build(self, forward_func: Callable[..., Any] | None = None) -> Any:
-        return self.method(forward_func or self.forward_func, self.layer, **self.options)
+        options = self.options
+        if self.method is HiddenTokenAttribution and "pixel_values" in self.case.inputs:
+            options = {"embeddings": self.case.model.embeddings, **options}  # patches have no ids
+        return self.method(forward_func or self.forward_func, self.layer, **options)
 
     def run(self, **keywords: Any) -> Any:
         return self.build().attribute(**self.arguments, **self.attribute, **keywords)
@@ -132,6 +137,10 @@ CONFIGURATIONS = [
     Configuration(LayerAttentionNorm, inputs="embeddings", layers=1, attribute={"feature_mask": PAIRS}),
     Configuration(LayerALTI, layers=1),
     Configuration(LayerALTI, "vit", options={"norm": "l2", "normalize": False}),
+    Configuration(HiddenTokenAttribution, layers=1),
+    Configuration(HiddenTokenAttribution, "gpt2", "mapping", options={"probes": 3}),
+    Configuration(HiddenTokenAttribution, inputs="embeddings", layers=2, options={"normalize": False}),
+    Configuration(HiddenTokenAttribution, "llama", "tuple", layers=0, attribute={"feature_mask": PAIRS}),
     Configuration(ValueZeroingRollout),
     Configuration(ValueZeroingRollout, "gpt2", "tuple", options={"residual": 0.5}),
     Configuration(ValueZeroingRollout, inputs="embeddings", attribute={"feature_mask": PAIRS}),

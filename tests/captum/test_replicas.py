@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from captum_vz._engine.collect import _join
-from tests.captum.configurations import METHODS, tensors
+from tests.captum.configurations import METHODS, ONE_THREAD_METHODS, tensors
 from tests.captum.footprint import footprint
 from tests.reference.families import FAMILIES
 
-each_method = pytest.mark.parametrize("method", METHODS)
+each_method = pytest.mark.parametrize("method", [one for one in METHODS if one not in ONE_THREAD_METHODS])
 
 
 def replica_of(network: nn.Module) -> nn.Module:
@@ -92,6 +92,15 @@ def test_an_error_in_a_replica_reaches_the_caller_and_leaves_nothing(method: Any
     before = footprint(case.model)
     with pytest.raises(AssertionError, match="target 99 is out of range"):
         method(in_replicas(case.model, 1), case.layers).attribute(case.inputs, target=99)
+    assert footprint(case.model) == before
+
+
+@pytest.mark.parametrize("method", ONE_THREAD_METHODS)
+def test_methods_of_one_thread_refuse_replicas(method: Any) -> None:
+    case = FAMILIES["bert"].build()
+    before = footprint(case.model)
+    with pytest.raises(AssertionError, match=r"in this thread \(DataParallel runs others: pass the module"):
+        method(in_replicas(case.model, 1), case.layers).attribute(case.inputs)
     assert footprint(case.model) == before
 
 

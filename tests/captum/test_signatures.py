@@ -24,6 +24,7 @@ CONSTRUCTORS = {
     "LayerALTI": [*SHARED, "norm", "normalize"],
     "ALTI": [*SHARED, "residual", "norm", "per_receptive_field"],
     "AttentionFlow": [*SHARED, "residual", "heads", "attention", "per_receptive_field"],
+    "HiddenTokenAttribution": [*SHARED, "embeddings", "probes", "seed", "normalize"],
 }
 DEFAULTS = {
     "device_ids": None,
@@ -52,6 +53,7 @@ NAMES = {
     "LayerALTI": "Layer A L T I",  # Captum puts a space before each capital
     "ALTI": "A L T I",
     "AttentionFlow": "Attention Flow",
+    "HiddenTokenAttribution": "Hidden Token Attribution",
 }
 RESIDUALS = {"ValueZeroingRollout": None, "AttentionRollout": 0.5, "AttentionFlow": 0.5, "GlobEnc": None, "ALTI": None}
 

@@ -1,0 +1,171 @@
+"""Hidden Token Attribution (Brunner et al., ICLR 2020)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from copy import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from captum_vz._engine.decomposition import fitting
+from captum_vz._engine.embedded import Embedded
+from captum_vz._engine.recording import AttentionCall, Recording, first_tensor
+from captum_vz._engine.sites import valid_positions
+from captum_vz.attr._layer_maps import Inputs, LayerMaps
+from captum_vz.attr._target import TokenTarget
+from captum_vz.functional import widen
+
+
+class HiddenTokenAttribution(LayerMaps):
+    r"""How strongly each output *token* of a layer answers to small changes of each token's embedding.
+
+    .. math:: C^l_{ij} = \Big\lVert \frac{\partial h^l_i}{\partial x_j} \Big\rVert_F, \qquad
+        \hat C^l_{ij} = C^l_{ij} \big/ \textstyle\sum_k C^l_{ik}
+
+    where :math:`h^l_i` is the output of layer l at token i and :math:`x_j` the vector that is looked up for token j.
+    Positions that are added to it make no difference to the derivative, but a norm of their sum does (BERT): pass
+    `embeddings` for an x behind it. `Brunner et al. 2020 <https://openreview.net/forum?id=BJg1f6EFDB>`_, section 5.
+    Unlike the other maps of a layer this one goes through all layers below, as a rollout does.
+
+    The exact map costs d backward passes a row, as many as the layer is wide, of which several are run at once; all
+    examples of a batch share them. With `probes`, they are that many: for g of independent standard normal numbers,
+    :math:`\lVert J^\top g \rVert^2` is an unbiased estimate of :math:`\lVert J \rVert_F^2`. Its relative standard
+    deviation is at most :math:`\sqrt{2 / n}` for n probes (that of C half of it), and smaller the more directions the
+    Jacobian has that matter.
+
+    `target` names an output token, never a class, and costs one row in place of all. With `feature_mask`, x is all
+    vectors of a group together. Gradients are computed also where the caller has switched them off, none of them for
+    parameters, and in the precision of the model. The arguments of `attribute`, what comes back and what is raised are
+    described in :class:`~captum_vz.attr.LayerMaps`, but for two: without `embeddings`, `inputs` begins with token ids
+    `(batch, tokens)` or vectors `(batch, tokens, d)` (in a mapping: `input_ids` or `inputs_embeds`); and at most
+    `perturbations_per_eval` backward passes are run at once. For the layers of a decoder that reads an encoder, the
+    sources are the encoder's tokens, if its ids come first.
+
+    Args:
+        forward_func: See :class:`~captum_vz.attr.LayerMaps`, like `layer`; it runs in one thread, on one device.
+        device_ids: Of no use here.
+        embeddings: The module whose output `(batch, tokens, d)` x is, such as `model.bert.embeddings` for the sum of
+            words, positions and token types as it goes into the first layer. None: what is looked up for the ids, or
+            what `inputs` holds in place of ids.
+        probes: None: exact; a number: estimated with so many probes a row, the same for all rows and examples.
+        seed: Of the probes; estimates with the same one are the same.
+        normalize: False gives the norms themselves, of x as it is looked up: some models multiply it by a constant.
+
+    >>> from captum_vz import HiddenTokenAttribution, find_layers
+    >>> from captum_vz.testbed import load_agreement_model
+    >>> model, tokenizer = load_agreement_model()
+    >>> inputs = tokenizer("the pictures of some hat [MASK] scaring marcus.", return_tensors="pt")
+    >>> method = HiddenTokenAttribution(model, find_layers(model)[-1])
+    >>> row = method.attribute(inputs["input_ids"], target=6)  # (batch, in)
+    >>> row.shape == inputs["input_ids"].shape, round(row.sum().item(), 4)
+    (True, 1.0)
+    """
+
+    _embedded: Embedded  # of one call, on a copy of the attribution that lives as long
+
+    def __init__(
+        self,
+        forward_func: Callable[..., Any],
+        layer: Any,
+        device_ids: list[int] | None = None,
+        *,
+        embeddings: nn.Module | None = None,
+        probes: int | None = None,
+        seed: int = 0,
+        normalize: bool = True,
+    ) -> None:
+        super().__init__(forward_func, layer, device_ids, normalize=normalize)
+        assert probes is None or (type(probes) is int and probes >= 1), (
+            f"probes is {probes!r}: pass an integer of at least 1, or None for the exact map."
+        )
+        self.embeddings = embeddings
+        self.probes = probes
+        self.seed = seed
+
+    def _maps(
+        self,
+        layers: Sequence[nn.Module],
+        inputs: Inputs,
+        target: TokenTarget,
+        additional_forward_args: Any = None,
+        feature_mask: Tensor | None = None,
+        perturbations_per_eval: int | None = None,
+        show_progress: bool = False,
+    ) -> list[tuple[int, Tensor]]:
+        assert not torch.is_inference_mode_enabled(), (
+            f"{self.get_name()} needs gradients, which torch.inference_mode() rules out: use torch.no_grad() instead."
+        )
+        call = copy(self)
+        call._embedded = call.forward_func = Embedded(self.forward_func, inputs, self.embeddings)
+        return super(HiddenTokenAttribution, call)._maps(
+            layers,
+            call._embedded.inputs,
+            target,
+            additional_forward_args,
+            feature_mask,
+            perturbations_per_eval,
+            show_progress,
+        )
+
+    def _layer_map(
+        self,
+        index: int,
+        recording: Recording,
+        call: AttentionCall,
+        rows: Tensor | None,
+        groups: Tensor | None,
+        at_most: int | None,
+    ) -> Tensor:
+        name = type(recording.layer).__name__
+        output, vectors = first_tensor(recording.output), self._embedded.vectors
+        valid, sources = valid_positions(recording, call)
+        assert output is not None and call.batch_first(output).shape[:2] == valid.shape, (
+            f"{name} returned {'no tensor' if output is None else tuple(output.shape)}, but its attention "
+            f"computed {tuple(valid.shape)} (batch, tokens): pass a single Transformer block as `layer`."
+        )
+        assert output.isfinite().all(), (
+            f"{name} returned values that are not finite (NaN or infinity) in {output.dtype}. float16 overflows "
+            "above 65504: load the model in bfloat16 or float32, and check its weights and inputs."
+        )
+        assert output.requires_grad, (
+            f"The output of {name} does not depend on the embeddings by any gradient: forward_func must not switch "
+            "gradients off (torch.no_grad, detach)."
+        )
+        if rows is None:
+            rows = torch.arange(valid.shape[1], device=valid.device).expand_as(valid)
+        squares = self._squares(call.batch_first(output), vectors, rows, at_most)
+        squares = squares * valid.gather(1, rows)[:, :, None]
+        if sources.shape == vectors.shape[:2]:
+            squares = squares * sources[:, None]
+        if groups is not None:
+            pooled = squares.new_zeros(*squares.shape[:2], int(groups.max()) + 1)
+            squares = pooled.scatter_add(2, groups[:, None].expand_as(squares), squares)
+        return squares.sqrt()
+
+    def _squares(self, hidden: Tensor, vectors: Tensor, rows: Tensor, at_most: int | None) -> Tensor:
+        """The squared Frobenius norms of the Jacobians `(batch, row, in)`: a backward pass a row and direction."""
+        batch, _, width = hidden.shape
+        directions = torch.eye(width) if self.probes is None else self._probes(width)
+        directions = directions.to(hidden)
+        squares = widen(vectors.new_zeros(batch, rows.shape[1], vectors.shape[1]))
+        example = torch.arange(batch, device=rows.device)
+        at_once = at_most or fitting(hidden, hidden.numel() + vectors.numel())
+        for passes in torch.arange(rows.shape[1] * len(directions), device=rows.device).split(at_once):
+            row, direction = passes // len(directions), passes % len(directions)
+            seeds = hidden.new_zeros(len(passes), *hidden.shape)
+            seeds[torch.arange(len(passes), device=rows.device)[:, None], example, rows.T[row]] = directions[direction][
+                :, None
+            ]
+            (found,) = torch.autograd.grad(
+                hidden, vectors, seeds, retain_graph=True, is_grads_batched=True, materialize_grads=True
+            )
+            squares.index_add_(1, row, widen(found).square().sum(-1).transpose(0, 1))
+        return squares / (1 if self.probes is None else self.probes)
+
+    def _probes(self, width: int) -> Tensor:
+        """Normal numbers `(probe, d)`, drawn on the CPU in float64, that they are the same everywhere."""
+        assert self.probes is not None
+        generator = torch.Generator().manual_seed(self.seed)
+        return torch.randn(self.probes, width, generator=generator, dtype=torch.float64)

@@ -1,0 +1,291 @@
+"""HiddenTokenAttribution against one backward pass for each number, against small steps, and where it is known."""
+
+from __future__ import annotations
+
+from math import sqrt
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from captum_vz import HiddenTokenAttribution
+from tests.captum.configurations import embed
+from tests.captum.footprint import assert_same_numbers, footprint, numbers
+from tests.engine.compare import assert_same
+from tests.reference import FAMILIES, Case
+from tests.reference.jacobian import naive_jacobian_norms, stepped_jacobian_norm
+
+each_family = pytest.mark.parametrize("name", ["bert", "albert", "gpt2", "llama", "t5-encoder"])
+
+
+@each_family
+def test_every_layer_of_every_family(name: str) -> None:
+    case = FAMILIES[name].case
+    expected = naive_jacobian_norms(case)[-len(case.layers) :]  # of a layer that runs several times, the last run
+    assert_same(HiddenTokenAttribution(case.model, case.layers, normalize=False).attribute(case.inputs), expected)
+    shares = [one / one.sum(-1, keepdim=True).where(one.any(-1, keepdim=True), torch.tensor(1.0)) for one in expected]
+    assert_same(HiddenTokenAttribution(case.model, case.layers).attribute(case.inputs), shares)
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2"])
+def test_small_steps_find_the_same(name: str) -> None:
+    case = FAMILIES[name].case
+    maps = HiddenTokenAttribution(case.model, case.layers, normalize=False).attribute(case.inputs)
+    for layer, b, i, j in [(0, 0, 3, 2), (2, 1, 4, 0), (1, 2, 2, 2)]:
+        assert maps[layer][b, i, j].item() == pytest.approx(stepped_jacobian_norm(case, layer, b, i, j), rel=1e-6)
+
+
+def test_a_decoder_that_reads_an_encoder_answers_to_the_encoders_tokens() -> None:
+    case = FAMILIES["bart-decoder"].case
+    maps = HiddenTokenAttribution(case.model, case.layers).attribute(case.inputs)
+    assert maps[0].shape == (3, 5, 7)
+    for one, expected in zip(maps, naive_jacobian_norms(case), strict=True):
+        assert_same(one.sum(-1), case.inputs["decoder_attention_mask"].double())
+        assert_same(one * expected.sum(-1, keepdim=True), expected)
+    assert not maps[0].mT[case.inputs["attention_mask"] == 0].any()
+
+
+@pytest.mark.parametrize(("name", "of"), [("bert", "embeddings"), ("vit", "embeddings"), ("gpt2", "drop")])
+def test_vectors_that_a_module_returns(name: str, of: str) -> None:
+    case = FAMILIES[name].case
+    module = case.model.get_submodule(of)
+    method = HiddenTokenAttribution(case.model, case.layers[:2], embeddings=module, normalize=False)
+    assert_same(method.attribute(case.inputs), naive_jacobian_norms(case, module)[:2])
+
+
+@pytest.mark.parametrize(("name", "of"), [("bert", "embeddings"), ("gpt2", "drop")])
+def test_a_norm_behind_the_words_makes_a_difference_and_added_positions_make_none(name: str, of: str) -> None:
+    case = FAMILIES[name].case
+    words, behind = (
+        HiddenTokenAttribution(case.model, case.layers[0], embeddings=module).attribute(case.inputs)
+        for module in (None, case.model.get_submodule(of))
+    )
+    assert torch.allclose(words, behind, atol=1e-10) == (name == "gpt2")
+
+
+@each_family
+def test_a_batch_is_its_examples_one_by_one_and_padding_changes_nothing(name: str) -> None:
+    case = FAMILIES[name].case
+    for probes in (None, 2):
+        method = HiddenTokenAttribution(case.model, case.layers[-1], probes=probes)
+        together = method.attribute(case.inputs)
+        for index in range(case.batch):
+            alone = method.attribute(case.example(index).inputs)[0]
+            length = len(alone)
+            assert_same(together[index, :length, :length], alone)
+            assert not together[index, length:].any()
+            assert not together[index, :, length:].any()
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_nothing_to_come_matters(name: str) -> None:
+    case = FAMILIES[name].case
+    for one in HiddenTokenAttribution(case.model, case.layers).attribute(case.inputs):
+        assert not one.triu(1).any()
+
+
+def passing_on(case: Case) -> Case:
+    """GPT-2 with blocks that add nothing to what they are given."""
+    with torch.no_grad():
+        for block in case.layers:
+            for projection in (block.attn.c_proj, block.mlp.c_proj):
+                projection.weight.zero_()
+                projection.bias.zero_()
+    return case
+
+
+@pytest.mark.parametrize("probes", [None, 5])
+def test_layers_that_pass_on_what_they_are_given(probes: int | None) -> None:
+    case = passing_on(FAMILIES["gpt2"].build())
+    real = case.inputs["attention_mask"].double()
+    method = HiddenTokenAttribution(case.model, case.layers, probes=probes, normalize=False)
+    for one in method.attribute(case.inputs):
+        size = one[0, 0, 0]  # of the identity, or of what the probes take it for
+        assert_same(one, torch.diag_embed(real) * size)
+        if probes is None:
+            assert size.item() == pytest.approx(sqrt(32))
+        else:
+            assert abs(size.item() ** 2 / 32 - 1) < 3 * sqrt(2 / (32 * probes))
+
+
+@pytest.mark.parametrize("probes", [4, 64, 256])
+@pytest.mark.parametrize("name", ["bert", "llama"])
+def test_probes_are_as_near_as_is_said(name: str, probes: int) -> None:
+    case = FAMILIES[name].case
+    exact = HiddenTokenAttribution(case.model, case.layers, normalize=False).attribute(case.inputs)
+    method = HiddenTokenAttribution(case.model, case.layers, probes=probes, normalize=False)
+    for one, expected in zip(method.attribute(case.inputs), exact, strict=True):
+        there = expected > 0
+        relative = (one[there] / expected[there]).square() - 1
+        assert relative.square().mean().sqrt() <= sqrt(2 / probes)
+        assert relative.abs().max() <= 5 * sqrt(2 / probes)
+        assert relative.abs().max() > 0
+        assert not one[~there].any()
+
+
+def test_probes_are_unbiased() -> None:
+    """The mean over seeds comes nearer to the exact squares than one of them, by the root of their number."""
+    case = FAMILIES["bert"].case
+    layer, seeds = case.layers[1], 60
+    exact = HiddenTokenAttribution(case.model, layer, normalize=False).attribute(case.inputs, target=1)
+    estimates = torch.stack(
+        [
+            HiddenTokenAttribution(case.model, layer, probes=1, seed=seed, normalize=False).attribute(
+                case.inputs, target=1
+            )
+            for seed in range(seeds)
+        ]
+    )
+    there = exact > 0
+    relative = estimates.square().mean(0)[there] / exact[there].square() - 1
+    assert relative.abs().max() < 4 * sqrt(2 / seeds)
+
+
+def test_a_seed_is_an_estimate() -> None:
+    case = FAMILIES["bert"].case
+    one, same, other = (
+        HiddenTokenAttribution(case.model, case.layers[1], probes=2, seed=seed).attribute(case.inputs)
+        for seed in (1, 1, 2)
+    )
+    state = torch.random.get_rng_state()
+    assert torch.equal(one, same)
+    assert not torch.allclose(one, other)
+    assert torch.equal(state, torch.random.get_rng_state())
+
+
+@pytest.mark.parametrize(("probes", "a_row"), [(None, 32), (3, 3)])
+def test_a_row_costs_a_row(probes: int | None, a_row: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    case, passes = FAMILIES["bert"].case, []
+    gradients = torch.autograd.grad
+
+    def count(outputs: Tensor, inputs: Tensor, seeds: Tensor, **options: Any) -> Any:
+        passes.append(len(seeds))
+        return gradients(outputs, inputs, seeds, **options)
+
+    monkeypatch.setattr(torch.autograd, "grad", count)
+    inputs = {"inputs_embeds": embed(case), "attention_mask": case.inputs["attention_mask"]}
+    method = HiddenTokenAttribution(case.model, case.layers[1], probes=probes)
+    whole = method.attribute(inputs)
+    assert sum(passes) == 7 * a_row
+    passes.clear()
+    assert_same(method.attribute(inputs, target=[4, 0, 2]), whole[[0, 1, 2], [4, 0, 2]])
+    assert sum(passes) == a_row
+    passes.clear()
+    method.attribute(inputs, target=1, perturbations_per_eval=2)
+    assert max(passes) <= 2
+    assert sum(passes) == a_row
+
+
+def test_a_group_is_one_variable() -> None:
+    case = FAMILIES["bert"].case
+    mask = torch.tensor([[0, 0, 1, 1, 1, 2, 3]])
+    method = HiddenTokenAttribution(case.model, case.layers[1], normalize=False)
+    alone, together = method.attribute(case.inputs), method.attribute(case.inputs, feature_mask=mask)
+    for tokens in ([0, 1], [2, 3, 4], [5], [6]):
+        expected = alone[..., tokens].square().sum(-1).sqrt()
+        for token in tokens:
+            there = case.inputs["attention_mask"][:, token, None] > 0
+            assert_same(together[..., token], expected * there)
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2"])
+def test_embeddings_in_place_of_ids(name: str) -> None:
+    case = FAMILIES[name].case
+    expected = HiddenTokenAttribution(case.model, case.layers).attribute(case.inputs)
+    vectors, mask = embed(case), case.inputs["attention_mask"]
+    clean = vectors.clone()
+    named = {"inputs_embeds": vectors, "attention_mask": mask}
+    assert_same(HiddenTokenAttribution(case.model, case.layers).attribute(named), expected)
+
+    def forward(vectors: Tensor, mask: Tensor) -> Any:
+        return case.model(inputs_embeds=vectors.mul_(1.0), attention_mask=mask)  # writes into what it is given
+
+    method = HiddenTokenAttribution(forward, case.layers)
+    assert_same(method.attribute(vectors, additional_forward_args=mask), expected)
+    assert_same(method.attribute((vectors, mask)), expected)
+    assert torch.equal(vectors, clean)
+    assert not vectors.requires_grad
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_no_parameter_gets_a_gradient_and_no_grad_is_no_hindrance(implementation: str) -> None:
+    case = FAMILIES["bert"].build(attn_implementation=implementation)
+    case.model.requires_grad_(True)
+    case.layers[0].output.dense.weight.grad = torch.ones_like(case.layers[0].output.dense.weight)
+    before, values = footprint(case.model), numbers(case.model)
+    method = HiddenTokenAttribution(case.model, case.layers, embeddings=case.model.embeddings)
+    with torch.no_grad():
+        inside = method.attribute(case.inputs, target=1)
+        assert not torch.is_grad_enabled()
+    for one, other in zip(inside, method.attribute(case.inputs, target=1), strict=True):
+        assert torch.equal(one, other)
+        assert not one.requires_grad
+    assert footprint(case.model) == before
+    assert_same_numbers(case.model, values)
+    assert (case.layers[0].output.dense.weight.grad == 1).all()
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_the_layers_of_torch_with_padding_that_sees_nothing(norm_first: bool) -> None:
+    class Blocks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words = nn.Embedding(20, 16)
+            self.layers = nn.ModuleList(
+                nn.TransformerEncoderLayer(16, 2, 24, 0.0, norm_first=norm_first, batch_first=True) for _ in range(2)
+            )
+
+        def forward(self, ids: Tensor) -> Tensor:
+            hidden = self.words(ids)
+            seen = (ids > 0).repeat_interleave(2, 0)[:, None] & (ids > 0).repeat_interleave(2, 0)[:, :, None]
+            for layer in self.layers:
+                hidden = layer(hidden, src_mask=~seen)
+            return hidden
+
+    model = Blocks().double().eval()
+    ids = torch.tensor([[3, 4, 5, 6], [7, 8, 0, 0]])
+    method = HiddenTokenAttribution(model, model.layers)
+    for index, alone in enumerate(method.attribute(ids[1:, :2])):
+        together = method.attribute(ids)[index]
+        assert_same(together[1, :2, :2], alone[0])
+        assert_same(together.sum(-1), (ids > 0).double())
+
+
+def test_half_precision_is_what_the_model_has() -> None:
+    half, whole = FAMILIES["llama"].build(torch.bfloat16), FAMILIES["llama"].case
+    found = HiddenTokenAttribution(half.model, half.layers[1]).attribute(half.inputs)
+    assert found.dtype == torch.float32
+    assert_same(found.double(), HiddenTokenAttribution(whole.model, whole.layers[1]).attribute(whole.inputs), 0.05)
+
+
+def test_bad_arguments() -> None:
+    case = FAMILIES["bert"].case
+    ids = case.inputs["input_ids"]
+    for probes in (0, -1, 2.0, True):
+        with pytest.raises(AssertionError, match=f"probes is {probes!r}: pass an integer of at least 1, or None"):
+            HiddenTokenAttribution(case.model, case.layers, probes=probes)  # type: ignore[arg-type]
+    method = HiddenTokenAttribution(case.model, case.layers)
+    with (
+        torch.inference_mode(),
+        pytest.raises(AssertionError, match=r"inference_mode\(\) rules out: use torch"),
+    ):
+        method.attribute(case.inputs)
+    with pytest.raises(AssertionError, match=r"inputs begins with torch.int64 \(7,\): pass token ids"):
+        method.attribute(ids[0])
+    with pytest.raises(AssertionError, match=r"inputs begins with torch.float32 \(1, 3, 8, 8\): .* as `embeddings`"):
+        method.attribute(torch.ones(1, 3, 8, 8))
+    with pytest.raises(AssertionError, match=r"inputs holds 'pixel_values', but neither input_ids nor inputs_embeds"):
+        method.attribute({"pixel_values": torch.ones(1, 3, 8, 8)})
+    with pytest.raises(AssertionError, match=r"looked up no vectors for the token ids"):
+        HiddenTokenAttribution(lambda ids: case.model(ids.flip(1)), case.layers).attribute(ids)
+    with pytest.raises(AssertionError, match=r"as `embeddings`, and see that it runs"):
+        HiddenTokenAttribution(case.model, case.layers, embeddings=nn.Identity()).attribute(ids)
+    words = nn.Sequential(case.model.embeddings.word_embeddings, nn.Unflatten(2, (-1, 1)))
+    method = HiddenTokenAttribution(
+        lambda ids: case.model(inputs_embeds=words(ids)[..., 0]), case.layers, embeddings=words
+    )
+    with pytest.raises(AssertionError, match=r"embeddings returned \(3, 7, 32, 1\): .* vectors \(batch, tokens, d\)"):
+        method.attribute(ids)
+    with pytest.raises(AssertionError, match=r"output of BertLayer does not depend .* must not switch gradients off"):
+        HiddenTokenAttribution(torch.no_grad()(case.model.forward), case.layers).attribute(case.inputs)

@@ -1,0 +1,77 @@
+"""Hidden Token Attribution in loops: one backward pass for each entry of each output, or one step of each input."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from math import sqrt
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tests.reference.case import Case
+from tests.reference.naive import hidden_states
+
+
+def layer_outputs(case: Case, vectors: Tensor, module: nn.Module | None = None) -> list[Tensor]:
+    """What each layer returns when the tokens' vectors are these: in place of the ids, or of what a module returned."""
+    outputs: list[Tensor] = []
+
+    def keep(layer: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        outputs.append(hidden_states(output))
+
+    inputs = dict(case.inputs)
+    with ExitStack() as hooks:
+        for layer in case.layers:
+            hooks.enter_context(layer.register_forward_hook(keep))
+        if module is None:
+            del inputs["input_ids"]
+            case.model(inputs_embeds=vectors, **inputs)
+        else:
+            hooks.enter_context(module.register_forward_hook(lambda *_: vectors))
+            case.model(**inputs)
+    return outputs
+
+
+def vectors_of(case: Case, module: nn.Module | None = None) -> Tensor:
+    """The tokens' vectors in the clean pass."""
+    if module is None:
+        return case.model.get_input_embeddings()(case.inputs["input_ids"]).detach()
+    seen: list[Tensor] = []
+    with torch.no_grad(), module.register_forward_hook(lambda module, args, output: seen.append(output)):
+        case.model(**case.inputs)
+    return seen[0]
+
+
+def naive_jacobian_norms(case: Case, module: nn.Module | None = None) -> list[Tensor]:
+    """The map of each layer, ``(batch, out, in)``, rows of padding zero: a backward pass for each number."""
+    vectors = vectors_of(case, module).requires_grad_()
+    maps = []
+    for hidden in layer_outputs(case, vectors, module):
+        batch, out, width = hidden.shape
+        result = torch.zeros(batch, out, vectors.shape[1], dtype=torch.float64)
+        real = case.mask(case.family.mask, out)
+        for i in range(out):
+            for k in range(width):
+                # Examples do not touch each other, so that one pass serves them all.
+                (gradient,) = torch.autograd.grad(hidden[:, i, k].sum(), vectors, retain_graph=True)
+                for b in range(batch):
+                    if real[b, i]:
+                        result[b, i] += gradient[b].square().sum(-1)
+        maps.append(result.sqrt())
+    return maps
+
+
+@torch.no_grad()
+def stepped_jacobian_norm(case: Case, layer_index: int, b: int, i: int, j: int, step: float = 1e-5) -> float:
+    """One number of the map, without any gradient: the output's change over that of each entry of the vector."""
+    vectors = vectors_of(case)
+    total = 0.0
+    for k in range(vectors.shape[2]):
+        moved = []
+        for sign in (1, -1):
+            changed = vectors.clone()
+            changed[b, j, k] += sign * step
+            moved.append(layer_outputs(case, changed)[layer_index][b, i])
+        total += ((moved[0] - moved[1]) / (2 * step)).square().sum().item()
+    return sqrt(total)
