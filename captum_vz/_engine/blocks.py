@@ -36,6 +36,15 @@ class Pairs:
 
 
 @dataclass(frozen=True)
+class Span:
+    """The pairs of one group in a chunk."""
+
+    rows: slice  # of the chunk
+    vectors: slice  # the group's (source, head) vectors in the block
+    targets: slice | Tensor  # of these pairs; a slice where they follow each other, for it copies nothing
+
+
+@dataclass(frozen=True)
 class Chunk:
     """Some pairs, ordered by group, and behind them two more of the first group, known from the general way.
 
@@ -44,13 +53,7 @@ class Chunk:
 
     target: Tensor  # (n + 2)
     group: Tensor  # (n + 2)
-    spans: tuple[tuple[slice, slice], ...]  # the rows of a group, and its (source, head) vectors in the block
-
-    def combine(self, weights: Tensor, vectors: Tensor, result: Tensor) -> None:
-        """Add to each row of `result (n + 2, features)` its weights' combination of its group's vectors."""
-        for rows, mine in self.spans:
-            part = result[rows]
-            torch.addmm(part, weights[rows, : mine.stop - mine.start], vectors[mine], out=part)
+    spans: tuple[Span, ...]
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,7 @@ def blocks(pairs: Pairs, width: int, rows: int, at_most: int | None) -> list[Blo
         mine = mine[which[mine].argsort(stable=True)]
         if len(mine):
             sources = _Sources(batch[numbers], members[numbers], len(pairs.heads), folded)
-            found += sources.blocks(target[mine], group[mine], counts[numbers].tolist(), rows, at_most)
+            found += sources.blocks(target[mine], group[mine], counts[numbers], rows, at_most)
     return found
 
 
@@ -102,12 +105,14 @@ class _Sources:
         self.heads = heads
         self.folded = folded
 
-    def blocks(
-        self, target: Tensor, group: Tensor, counts: list[int], rows: int, at_most: int | None
-    ) -> Iterator[Block]:
+    def blocks(self, target: Tensor, group: Tensor, counts: Tensor, rows: int, at_most: int | None) -> Iterator[Block]:
         """The pairs `(target, group)`, of which each group has so many as `counts` says."""
+        ends = counts.cumsum(0)
+        follow_each_other = (target[ends - 1] - target[ends - counts] == counts - 1).tolist()
+        firsts = target[ends - counts].tolist()
+        offsets = (ends - counts).tolist()
         begin, end, start, chunks = 0, 0, 0, list[Chunk]()
-        for parts in _partition(counts, rows, at_most):
+        for parts in _partition(counts.tolist(), rows, at_most):
             first, last = parts[0][0], parts[-1][0]
             if chunks and (self.ends[last + 1] - begin) * self.heads > max(rows, VECTORS):
                 yield self._block(begin, end, chunks)
@@ -115,12 +120,17 @@ class _Sources:
             end = self.ends[last + 1]
             spans, row = [], 0
             for number, count in parts:
-                vectors = ((self.ends[number + after] - begin) * self.heads for after in (0, 1))
-                spans.append((slice(row, row + count), slice(*vectors)))
+                vectors = slice(*((self.ends[number + after] - begin) * self.heads for after in (0, 1)))
+                targets: slice | Tensor = target[start + row : start + row + count]
+                if follow_each_other[number]:
+                    from_ = firsts[number] + start + row - offsets[number]
+                    targets = slice(from_, from_ + count)
+                spans.append(Span(slice(row, row + count), vectors, targets))
                 row += count
-            spans.append((slice(row, row + 2), spans[0][1]))
-            known = start + spans[0][0].stop - 1
-            taken = torch.tensor([*range(start, start + row), known, known], device=target.device)
+            known = start + spans[0].rows.stop - 1
+            taken = torch.arange(start, start + row + 2, device=target.device)
+            taken[-2:] = known
+            spans.append(Span(slice(row, row + 2), spans[0].vectors, target[taken[-2:]]))
             chunks.append(Chunk(target[taken], group[taken], tuple(spans)))
             start += row
         yield self._block(begin, end, chunks)

@@ -23,7 +23,7 @@ from torch.nn import functional
 
 from captum_vz._engine.blocks import Block, Chunk, Pairs, blocks
 from captum_vz._engine.recording import AttentionCall, Recording
-from captum_vz._engine.replay import NotReproducedError, PackedPairs, _ModuleAnswer, check_reproduced
+from captum_vz._engine.replay import ModuleAnswer, NotReproducedError, PackedPairs, check_reproduced
 from captum_vz._engine.shapes import Norm, Shape, Trace, matrix, replace_forward
 
 
@@ -52,8 +52,9 @@ class _Answers:
 
     def normed(self, x: Tensor) -> Tensor:
         """The norm of `x (..., d)`, whose scale the first matrices will need."""
-        self.scale = self.norm.scale(x.reshape(-1, x.shape[-1]))
-        return self.norm.module(x)
+        normed, scale = self.norm.normed_and_scale(x)
+        self.scale = scale.reshape(-1, 1)
+        return normed
 
     def first(self, number: int, x: Tensor) -> Tensor:
         """What a first matrix makes of the norm's output `x (..., d)`."""
@@ -62,9 +63,13 @@ class _Answers:
             return first.module(x)
         if len(self.scale) != len(self.weights):
             raise NotReproducedError("the norm behind the attention saw other positions than it was given")
-        result = torch.index_select(first.base, 0, self.chunk.target, out=first.result[: len(self.weights)])
-        result.mul_(self.scale).add_(first.constant)
-        self.chunk.combine(-self.scale * self.weights, self.folded[number], result)
+        result = first.result[: len(self.weights)]
+        weights = -self.scale * self.weights
+        for span in self.chunk.spans:
+            rows = result[span.rows]
+            torch.addcmul(first.constant, first.base[span.targets], self.scale[span.rows], out=rows)
+            vectors = self.folded[number][span.vectors]
+            torch.addmm(rows, weights[span.rows, : len(vectors)], vectors, out=rows)
         return result.view(*x.shape[:-1], -1)
 
 
@@ -79,7 +84,7 @@ class FoldedPairs:
     ) -> None:
         general = PackedPairs(recording, call)
         assert call.context is not None  # PackedPairs saw to it
-        if not isinstance(general.answer, _ModuleAnswer) or general.later:
+        if not isinstance(general.answer, ModuleAnswer) or general.later:
             raise NotReproducedError("its attention module is not answered as a whole, or another one follows")
         self.pairs = pairs
         self.values = call.values.transpose(1, 2)  # (batch, in, key-value head, d_head)
@@ -121,14 +126,13 @@ class FoldedPairs:
         pairs, count = self.pairs, len(contexts)
         last = torch.stack([chunk.target[-1] for block in self.blocks for chunk in block.chunks])
         taken = torch.stack([self._taken(block, chunk) for block in self.blocks for chunk in block.chunks])
-        each = torch.arange(count, device=last.device)
-        target = torch.cat([each, each, last])
-        contexts = torch.cat([contexts, contexts - taken[:1], contexts[last] - taken])
+        target = torch.cat([torch.arange(count, device=last.device), last])
+        clean_and_known = torch.cat([contexts, contexts[last] - taken])
         shape: Shape | None = None
         answers, streams, results = [], [], []
         for part in torch.arange(len(target), device=target.device).split(rows):
             part = torch.cat([part, part[-1:]])
-            context = contexts[part]
+            context = clean_and_known[part]
             context[-1] = torch.nan
             answers.append(trace.run(pairs.batch[target[part]], pairs.out[target[part]], context)[:-1])
             shape = shape or trace.shape(call, context)
@@ -139,11 +143,17 @@ class FoldedPairs:
         answer = torch.cat(answers)
         check_reproduced(answer[:count], self.outputs)
         # What a context loses is to reach the residual stream as it is, at each target: a layer may switch some off.
+        if shape.norm is None:
+            clean, run = self.outputs, trace.run
+        else:
+            clean, run = torch.cat(streams)[:count], partial(trace.run_until, shape.norm.module)
+        less = contexts - taken[:1]
+        parts = torch.arange(count, device=target.device).split(rows)
+        changed = torch.cat([run(pairs.batch[part], pairs.out[part], less[part]) for part in parts])
         weight = matrix(shape.projection)
         assert weight is not None
-        clean, changed = (answer if shape.norm is None else torch.cat(streams))[: 2 * count].chunk(2)
         _check_change(changed, clean - taken[:1] @ weight, clean)
-        self.probes = answer[2 * count :]
+        self.probes = answer[count:]
         self.answers: _Answers | None = None
         if shape.norm is not None:
             firsts = []
@@ -158,7 +168,7 @@ class FoldedPairs:
 
     def _folded(self, replay: PackedPairs, shape: Shape, answers: _Answers) -> PackedPairs:
         """A replay whose attention is given after its projection, and whose first matrices are answered."""
-        assert isinstance(replay.answer, _ModuleAnswer)
+        assert isinstance(replay.answer, ModuleAnswer)
         if replay.answer.projection:
             replay.answer.projection = ()
         else:
@@ -176,8 +186,11 @@ class FoldedPairs:
         members = pairs.members[pairs.batch[chunk.target], chunk.group].clamp_min(0)
         weights = pairs.weights[chunk.target[:, None], members].flatten(1)
         weights[-2], weights[-1] = 0, 1
-        changed = torch.index_select(self.base, 0, chunk.target, out=self.changed[: len(chunk.target)])
-        chunk.combine(-weights, vectors, changed)
+        changed = self.changed[: len(chunk.target)]
+        for span in chunk.spans:
+            mine = vectors[span.vectors]
+            taken = weights[span.rows, : len(mine)]
+            torch.addmm(self.base[span.targets], taken, mine, alpha=-1, out=changed[span.rows])
         if self.answers is None:
             return changed
         self.answers.chunk, self.answers.weights = chunk, weights
@@ -189,7 +202,7 @@ class FoldedPairs:
 
     def _taken(self, block: Block, chunk: Chunk) -> Tensor:
         """What the context of a chunk's last row loses, `(head * d_head)`."""
-        heads, mine = self.pairs.heads, chunk.spans[0][1]
+        heads, mine = self.pairs.heads, chunk.spans[0].vectors
         members = slice(mine.start // len(heads), mine.stop // len(heads))
         values = self._head_values(block.batch[members], block.source[members]).sum(0)
         return torch.zeros_like(values).index_copy(0, heads, values[heads]).flatten()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from operator import attrgetter
 from typing import Any
 
@@ -142,7 +143,12 @@ VALUE_PROJECTIONS = {
 
 def family_of(module: nn.Module) -> ValueProjection | None:
     """The row for this module's class, or for one that it inherits from."""
-    for cls in type(module).__mro__:
+    return _row_among(type(module).__mro__)
+
+
+@cache
+def _row_among(classes: tuple[type, ...]) -> ValueProjection | None:
+    for cls in classes:
         file = cls.__module__.rsplit(".", 1)[-1]
         row = VALUE_PROJECTIONS.get(f"{file}.{cls.__name__}", VALUE_PROJECTIONS.get(cls.__name__))
         if row is not None:

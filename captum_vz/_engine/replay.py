@@ -45,19 +45,19 @@ class PackedPairs:
         self.arguments = without_caches((recording.args, recording.kwargs))
         self.only_first = only_first
         self.later = site + 1 < len(recording.calls)
-        self.layer = _bare(recording.layer)
-        self.earlier: list[tuple[_ModuleAnswer, Tensor]] = []
+        self.layer = bare(recording.layer)
+        self.earlier: list[tuple[ModuleAnswer, Tensor]] = []
         for before in recording.calls[:site]:
             clean = first_tensor(before.answer)
             if not before.answered or clean is None:
                 raise NotReproducedError("an attention before the one that is meant cannot be answered")
-            answer = _ModuleAnswer(before, projected=True)
-            self.layer = _stand_in(self.layer, before.module, answer)
+            answer = ModuleAnswer(before, projected=True)
+            self.layer = stand_in(self.layer, before.module, answer)
             self.earlier.append((answer, before.batch_first(clean)))
-        self.answer: _ModuleAnswer | _FunctionAnswer
+        self.answer: ModuleAnswer | _FunctionAnswer
         if call.answered and call.module is not recording.layer:
-            self.answer = _ModuleAnswer(call)
-            self.layer = _stand_in(self.layer, call.module, self.answer)
+            self.answer = ModuleAnswer(call)
+            self.layer = stand_in(self.layer, call.module, self.answer)
         else:
             self.answer = _FunctionAnswer(call)
 
@@ -92,7 +92,7 @@ class WholeSequences:
         self.call = call
         self.site = sum(before.parts for before in recording.calls[: recording.calls.index(call)])
         self.arguments = without_caches((recording.args, recording.kwargs))
-        self.layer = _bare(recording.layer)
+        self.layer = bare(recording.layer)
 
     def run(self, example: int, zeroed: Tensor) -> Tensor:
         """The layer's output `(n, out, d)`, values zeroed where `zeroed (n, head, in)` is True."""
@@ -142,7 +142,7 @@ class _Answer:
             raise NotReproducedError("it never asked for its attention's output")
 
 
-class _ModuleAnswer(nn.Module, _Answer):
+class ModuleAnswer(nn.Module, _Answer):
     """Stands where the attention module stood, and returns its output for the contexts it was given.
 
     With `projected`, what it is given is the output itself.
@@ -226,7 +226,7 @@ class _Zeroing(Listener):
         return output
 
 
-def _bare(module: nn.Module) -> nn.Module:
+def bare(module: nn.Module) -> nn.Module:
     """A copy of one module that shares everything below it, without hooks and without wrappers of its forward."""
     copied = type(module).__new__(type(module))
     copied.__dict__.update(module.__dict__)
@@ -237,12 +237,12 @@ def _bare(module: nn.Module) -> nn.Module:
     return copied
 
 
-def _stand_in(layer: nn.Module, module: nn.Module, replacement: nn.Module) -> nn.Module:
+def stand_in(layer: nn.Module, module: nn.Module, replacement: nn.Module) -> nn.Module:
     """A copy of `layer` in which `replacement` stands for `module`. The layer itself is not touched."""
     path = next(name for name, submodule in layer.named_modules() if submodule is module).split(".")
-    copied = parent = _bare(layer)
+    copied = parent = bare(layer)
     for name in path[:-1]:
-        parent._modules[name] = _bare(parent.get_submodule(name))
+        parent._modules[name] = bare(parent.get_submodule(name))
         parent = parent.get_submodule(name)
     parent._modules[path[-1]] = replacement
     return copied
@@ -265,8 +265,8 @@ class _Packing:
         there = self.call.batch_first(value)
         if self.left and there.shape[1] == tokens and there.shape[0] in (1, batch):
             self.left -= 1
-            example = self.batch if there.shape[0] == batch else torch.zeros_like(self.batch)
-            return self.call.batch_first(there[example, self.out][None])
+            position = self.out if there.shape[0] == 1 else self.batch * tokens + self.out
+            return self.call.batch_first(there.flatten(0, 1).index_select(0, position)[None])
         if not self.later:
             return value
         # Attentions that really run, on positions of one example: its own sources, and its own rows of a mask.

@@ -12,14 +12,25 @@ from captum_vz._engine.blocks import Pairs
 from captum_vz._engine.folded import FoldedPairs
 from captum_vz._engine.precision import is_half, rerun_in_float32
 from captum_vz._engine.recording import AttentionCall, Recording, first_tensor
-from captum_vz._engine.replay import NotReproducedError, PackedPairs, WholeSequences, check_reproduced
+from captum_vz._engine.replay import ModuleAnswer, NotReproducedError, PackedPairs, WholeSequences, check_reproduced
 from captum_vz._engine.sites import valid_positions
 
 # Bytes that the widest activation of one chunk may take: on a CPU it should stay in the cache.
 CHUNK_BYTES = {"cpu": 8 << 20}
 CHUNK_BYTES_ELSEWHERE = 256 << 20
 
-Measure = Callable[[Tensor, Tensor], Tensor]
+
+@dataclass(frozen=True)
+class Measure:
+    """A distance in two steps, so that what one output needs by itself is done once.
+
+    Attributes:
+        prepare: What is done to outputs `(..., d)` first.
+        between: The distance between two that are prepared, `(..., d), (..., d) -> (...)`.
+    """
+
+    prepare: Callable[[Tensor], Tensor]
+    between: Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -27,7 +38,7 @@ class Zeroing:
     """What is zeroed, for whom, and how the change is measured.
 
     Attributes:
-        measure: Distance between outputs `(..., d)` with and without the value, `(...)`.
+        measure: The distance between a target's outputs with and without the value.
         rows: The target positions of each example `(batch, row)`, or None for all.
         groups: The group of each source `(batch, in)`, counted from 0, or None: each source is its own.
         heads: The query heads to zero, or None for all.
@@ -110,18 +121,18 @@ def _targets(recording: Recording, call: AttentionCall, zeroing: Zeroing) -> tup
     return _Targets(batch, place, wanted[batch, place]), sources
 
 
-def _weights(call: AttentionCall, zeroing: Zeroing, sources: Tensor) -> Tensor:
-    """The attention weights of the heads to zero, `(batch, out, in, head)`, 0 for other heads and padded sources."""
+def _weights(call: AttentionCall, zeroing: Zeroing, sources: Tensor, batch: Tensor, out: Tensor) -> Tensor:
+    """The weights of the heads to zero at `(batch, out)`, as `(n, in, head)`: 0 for others and for padded sources."""
     if call.weights is None:  # inline: which sources have weight is not known, all may
-        return sources[:, None, :, None].expand(-1, call.size[2], -1, -1)
-    weights = call.weights * sources[:, None, None, :]
+        return sources[batch, :, None]
+    weights = call.weights[batch, :, out] * sources[batch, None]
     if zeroing.heads is not None:
         chosen = torch.zeros(weights.shape[1], dtype=weights.dtype, device=weights.device)
         chosen[list(zeroing.heads)] = 1
-        weights = weights * chosen[:, None, None]
+        weights = weights * chosen[:, None]
     # A value that is zero already moves nothing, and is not to move anything by rounding either.
     moves = call.values.ne(0).any(-1).repeat_interleave(weights.shape[1] // call.values.shape[1], dim=1)
-    return (weights * moves[:, :, None, :]).permute(0, 2, 3, 1).contiguous()
+    return (weights * moves[batch]).transpose(1, 2).contiguous()
 
 
 def _members(call: AttentionCall, zeroing: Zeroing) -> Tensor:
@@ -155,18 +166,22 @@ def _packed_first(recording: Recording, call: AttentionCall, output: Tensor, zer
 
 def _folded_pairs(recording: Recording, call: AttentionCall, output: Tensor, zeroing: Zeroing) -> Tensor:
     """The same numbers as `_packed_pairs`, faster: for layers of a known shape, and rows enough to gain by it."""
-    targets, sources = _targets(recording, call, zeroing)
     heads = torch.tensor(range(call.size[1]) if zeroing.heads is None else zeroing.heads, device=output.device)
-    if call.weights is None or not len(targets) or targets.batch.bincount().max() <= len(heads):
+    few = zeroing.rows is not None and zeroing.rows.shape[1] <= len(heads)
+    if call.weights is None or few:
+        raise NotReproducedError("there are too few rows to fold for")
+    targets, sources = _targets(recording, call, zeroing)
+    if not len(targets) or targets.batch.bincount().max() <= len(heads):
         raise NotReproducedError("there are too few rows to fold for")
     members = _members(call, zeroing)
     scores = _empty_map(call, zeroing, members)
-    weights = _weights(call, zeroing, sources)[targets.batch, targets.out]
+    weights = _weights(call, zeroing, sources, targets.batch, targets.out)
     active = _active(weights, members[targets.batch])
     pairs = Pairs(targets.batch, targets.out, weights[..., heads], heads, members, active)
     folded = FoldedPairs(recording, call, output, pairs, _chunk_rows(recording, output), zeroing.at_most)
+    clean = zeroing.measure.prepare(folded.outputs)
     for target, group, moved in folded.run():
-        distance = zeroing.measure(moved, folded.outputs[target])
+        distance = zeroing.measure.between(zeroing.measure.prepare(moved), clean.index_select(0, target))
         scores[targets.batch[target], targets.place[target], group] = distance
     return scores
 
@@ -182,16 +197,18 @@ def _packed_pairs(
     replay = PackedPairs(recording, call, only_first)
     assert call.context is not None  # PackedPairs saw to it
     rows = _chunk_rows(recording, output)
-    weights = _weights(call, zeroing, sources)[targets.batch, targets.out]  # (target, in, head)
+    weights = _weights(call, zeroing, sources, targets.batch, targets.out)  # (target, in, head)
     values = call.values.transpose(1, 2)  # (batch, in, key-value head, d_head)
     contexts = call.context.flatten(2)[targets.batch, targets.out]
 
-    # A layer that mixes positions reproduces its output on the sequence that it knows. So the first check is on another
-    # one: a few positions, backwards, and one of them many times.
     outputs = output[targets.batch, targets.out]
-    few = torch.arange(len(targets), device=contexts.device).flip(0)[:8]
-    few = torch.cat([few, few[:1].expand(8)])
-    check_reproduced(replay.run(targets.batch[few], targets.out[few], contexts[few]), outputs[few])
+    # A single target is checked in its chunk, among pairs that no sequence knows.
+    if len(targets) > 1 or not isinstance(replay.answer, ModuleAnswer):
+        # A layer that mixes positions reproduces its output on the sequence that it knows. So the first check is on
+        # another one: a few positions, backwards, and one of them many times.
+        few = torch.arange(len(targets), device=contexts.device).flip(0)[:8]
+        few = torch.cat([few, few[:1].expand(8)])
+        check_reproduced(replay.run(targets.batch[few], targets.out[few], contexts[few]), outputs[few])
 
     lists = members[targets.batch]  # (target, group, member)
     active = _active(weights, lists)
@@ -206,9 +223,9 @@ def _packed_pairs(
             both = torch.cat([target, unchanged])
             context = torch.cat([contexts[target] - change, contexts[unchanged]])
             answer = replay.run(targets.batch[both], targets.out[both], context)
-            moved, clean = answer[: len(pair)], answer[len(pair) :]
-            check_reproduced(clean, outputs[unchanged])
-            scores[targets.batch[target], targets.place[target], group] = zeroing.measure(moved, clean[which])
+            check_reproduced(answer[len(pair) :], outputs[unchanged])
+            moved, clean = zeroing.measure.prepare(answer).tensor_split((len(pair),))
+            scores[targets.batch[target], targets.place[target], group] = zeroing.measure.between(moved, clean[which])
     return scores
 
 
@@ -239,7 +256,6 @@ def _whole_sequences(recording: Recording, call: AttentionCall, output: Tensor, 
     count = members.shape[1]
     copies = max(1, _chunk_rows(recording, output) // output.shape[1])
     copies = copies if zeroing.at_most is None else min(copies, zeroing.at_most)
-    weights = _weights(call, zeroing, sources)
     heads = torch.ones(call.size[1], dtype=torch.bool, device=output.device)
     if zeroing.heads is not None:
         heads = torch.zeros_like(heads).index_fill(0, torch.tensor(zeroing.heads, device=heads.device), True)
@@ -251,14 +267,17 @@ def _whole_sequences(recording: Recording, call: AttentionCall, output: Tensor, 
         in_group = torch.zeros(count, sources.shape[1] + 1, dtype=torch.bool, device=output.device)
         in_group = in_group.scatter(1, members[example] % in_group.shape[1], True)[:, :-1] & sources[example]
         # Seen by any row, not by the wanted alone: a layer that mixes positions hands on what their neighbours saw.
-        active = (in_group & weights[example].ne(0).any(-1).any(0)).any(-1).nonzero().flatten()
+        rows = torch.arange(call.size[2], device=output.device)
+        weights = _weights(call, zeroing, sources, torch.full_like(rows, example), rows)
+        active = (in_group & weights.ne(0).any(-1).any(0)).any(-1).nonzero().flatten()
         for part in active.split(copies):
             # The last copy is left as it is and checked: copies may compete too, for experts of limited capacity.
             zeroed = torch.cat([in_group[part][:, None, :] & heads[:, None], nothing])
             answer = replay.run(example, zeroed)[:, out]
-            moved, clean = answer[:-1], answer[-1]
-            check_reproduced(clean, output[example, out])
-            scores[example, place[:, None], part] = zeroing.measure(moved, clean.expand_as(moved)).T
+            check_reproduced(answer[-1], output[example, out])
+            prepared = zeroing.measure.prepare(answer)
+            distance = zeroing.measure.between(prepared[:-1], prepared[-1].expand_as(prepared[:-1]))
+            scores[example, place[:, None], part] = distance.T
     return scores
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from captum_vz._engine.recording import AttentionCall
-from captum_vz._engine.replay import NotReproducedError, PackedPairs, _bare, _stand_in, check_reproduced
+from captum_vz._engine.replay import NotReproducedError, PackedPairs, bare, check_reproduced, stand_in
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,13 @@ class Norm:
         square = torch.linalg.vector_norm(self._centre(x), dim=-1, keepdim=True).square() / x.shape[-1]
         return (square + self.eps).rsqrt()
 
+    def normed_and_scale(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """What the module makes of `x (..., d)`, and the scale of it `(..., 1)`."""
+        if not self.centred:
+            return self.module(x), self.scale(x)
+        normed, _, scale = torch.native_layer_norm(x, x.shape[-1:], self.gamma, self.beta, self.eps)
+        return normed, scale
+
     def _centre(self, x: Tensor) -> Tensor:
         return x - x.mean(-1, keepdim=True) if self.centred else x
 
@@ -53,23 +60,43 @@ class Shape:
     gelus: tuple[nn.Module, ...] = ()  # behind these; they spell GELU's approximation out, which torch knows as one
 
 
+# A module, its input and its output, `(n, features)`.
+Run = tuple[nn.Module, Tensor, Tensor]
+
+
+class _ReachedError(Exception):
+    """A run has come to the module before which it was to end; the argument is that module's input."""
+
+
 class Trace:
     """Runs packed positions and keeps what went into each innermost module, and what came out: `(n, d)`."""
 
     def __init__(self, replay: PackedPairs) -> None:
         self.replay = replay
-        self.seen: list[tuple[nn.Module, Tensor, Tensor]] = []
+        self.end: list[nn.Module] = []
+        self.seen: list[Run] = []
         modules = [m for m in replay.layer.modules() if m is not replay.answer]
         self.expected = [m for m in modules if any(True for _ in m.parameters(recurse=False))]
         if any(any(True for _ in m.children()) for m in self.expected):
             raise NotReproducedError("parameters lie beside modules")
         for module in modules:
             if not any(True for _ in module.children()):
-                replace_forward(replay, module, _keeping(module, self.seen))
+                replace_forward(replay, module, _keeping(module, self.seen, self.end))
 
     def run(self, batch: Tensor, out: Tensor, context: Tensor) -> Tensor:
         self.seen.clear()
         return self.replay.run(batch, out, context)
+
+    def run_until(self, module: nn.Module, batch: Tensor, out: Tensor, context: Tensor) -> Tensor:
+        """The input of a module, behind which nothing is run."""
+        self.end.append(module)
+        try:
+            self.run(batch, out, context)
+        except _ReachedError as reached:
+            return reached.args[0]
+        finally:
+            self.end.clear()
+        raise NotReproducedError("a module that ran once did not run again")
 
     def of(self, module: nn.Module) -> tuple[Tensor, Tensor]:
         """Input and output of a module in the last run."""
@@ -107,14 +134,21 @@ class Trace:
         return Shape(projection, norm, linears, gelus)
 
 
-def _keeping(module: nn.Module, seen: list[tuple[nn.Module, Tensor, Tensor]]) -> Callable[..., Any]:
+def _keeping(module: nn.Module, seen: list[Run], end: list[nn.Module]) -> Callable[..., Any]:
+    # Of a trace just the lists: it holds the replay that holds this function, and would outlive the pass with it.
     def forward(*args: Any, **kwargs: Any) -> Any:
+        if any(module is one for one in end):
+            raise _ReachedError(_by_position(args[0]))
         output = module(*args, **kwargs)
         if args and isinstance(args[0], Tensor) and isinstance(output, Tensor):
-            seen.append((module, args[0].reshape(-1, args[0].shape[-1]), output.reshape(-1, output.shape[-1])))
+            seen.append((module, _by_position(args[0]), _by_position(output)))
         return output
 
     return forward
+
+
+def _by_position(value: Tensor) -> Tensor:
+    return value.reshape(-1, value.shape[-1])
 
 
 def _equal(found: Tensor, expected: Tensor) -> bool:
@@ -160,6 +194,6 @@ def read_norm(module: nn.Module, x: Tensor, normed: Tensor) -> Norm:
 
 def replace_forward(replay: PackedPairs, module: nn.Module, forward: Callable[..., Any]) -> None:
     """Let `forward` answer for one module of a replay. The module itself is not touched."""
-    answering = _bare(module)
+    answering = bare(module)
     answering.__dict__["forward"] = forward
-    replay.layer = _stand_in(replay.layer, module, answering)
+    replay.layer = stand_in(replay.layer, module, answering)

@@ -11,7 +11,7 @@ from captum_vz._engine.precision import HALF, in_float32
 from captum_vz._engine.recording import AttentionCall, Recording
 from captum_vz._engine.scoring import Measure, Zeroing, value_zeroing_map
 from captum_vz.attr._layer_maps import LayerMaps, as_layers
-from captum_vz.functional import Distance, get_distance
+from captum_vz.functional import Distance, cosine_distance, get_distance, half_squared_distance, unit_vectors
 
 # One selection of query heads, for all layers or for one of them.
 Heads = int | Sequence[int] | None
@@ -78,25 +78,32 @@ class ValueZeroing(LayerMaps):
         groups: Tensor | None,
         at_most: int | None,
     ) -> Tensor:
-        heads = select_heads(self.heads, index, len(as_layers(self.layer)), call.size[1])
+        chosen = self.heads is not None
+        heads = select_heads(self.heads, index, len(as_layers(self.layer)), call.size[1]) if chosen else None
         return value_zeroing_map(recording, call, Zeroing(self._measure(), rows, groups, heads, at_most))
 
     def _measure(self) -> Measure:
         norm = self.final_norm
         if norm is not None and any(parameter.dtype in HALF for parameter in norm.parameters()):
             norm = in_float32(norm)
+        # The cosine's unit vectors are computed once for a clean output, and not once a pair.
+        by_angle = self.distance is cosine_distance
+        distance = half_squared_distance if by_angle else self.distance
 
-        def measure(zeroed: Tensor, clean: Tensor) -> Tensor:
-            a, b = (zeroed, clean) if norm is None else (norm(zeroed), norm(clean))
-            distances = self.distance(a, b)
+        def prepare(outputs: Tensor) -> Tensor:
+            outputs = outputs if norm is None else norm(outputs)
+            return unit_vectors(outputs) if by_angle else outputs
+
+        def between(zeroed: Tensor, clean: Tensor) -> Tensor:
+            distances = distance(zeroed, clean)
             assert distances.shape == zeroed.shape[:-1], (
-                f"distance gave {tuple(distances.shape)} for two tensors {tuple(a.shape)}: it takes (..., d), (..., d) "
-                f"and gives one number for each pair of vectors, here {tuple(zeroed.shape[:-1])}."
+                f"distance gave {tuple(distances.shape)} for two tensors {tuple(zeroed.shape)}: it takes (..., d), "
+                f"(..., d) and gives one number for each pair of vectors, here {tuple(zeroed.shape[:-1])}."
             )
             assert distances.isfinite().all(), "distance gave values that are not finite (NaN or infinity)."
             return distances
 
-        return measure
+        return Measure(prepare, between)
 
 
 def select_heads(heads: Any, index: int, layers: int, count: int) -> tuple[int, ...] | None:

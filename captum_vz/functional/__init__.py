@@ -30,7 +30,9 @@ from captum_vz.functional.distances import (
     cosine_distance,
     euclidean_distance,
     get_distance,
+    half_squared_distance,
     l1_distance,
+    unit_vectors,
 )
 from captum_vz.functional.embeddings import token_scores
 from captum_vz.functional.flow import attention_flow
@@ -60,6 +62,7 @@ __all__ = [
     "euclidean_distance",
     "frozen_norm",
     "get_distance",
+    "half_squared_distance",
     "head_vectors",
     "l1_distance",
     "mixing_norms",
@@ -68,5 +71,6 @@ __all__ = [
     "receptive_fields",
     "rollout",
     "token_scores",
+    "unit_vectors",
     "widen",
 ]

@@ -37,7 +37,29 @@ def cosine_distance(a: Tensor, b: Tensor) -> Tensor:
     tensor([0., 1., 2.])
     """
     a, b = _same_width(a, b)
-    return (_unit(a) - _unit(b)).square().sum(-1) / 2
+    return half_squared_distance(unit_vectors(a), unit_vectors(b))
+
+
+def half_squared_distance(a: Tensor, b: Tensor) -> Tensor:
+    r"""Half the squared length of the difference of two vectors: of unit vectors, one minus their cosine.
+
+    .. math:: \tfrac12 \lVert a - b \rVert_2^2
+
+    Args:
+        a: `(..., d)`.
+        b: `(..., d)`, broadcast against `a`.
+
+    Returns:
+        `(...)` in at least float32, not negative.
+
+    Raises:
+        AssertionError: The vectors differ in width.
+
+    >>> half_squared_distance(torch.tensor([3.0, 4.0]), torch.tensor([0.0, 0.0]))
+    tensor(12.5000)
+    """
+    a, b = _same_width(a, b)
+    return torch.linalg.vector_norm(a - b, dim=-1).square() / 2
 
 
 def euclidean_distance(a: Tensor, b: Tensor) -> Tensor:
@@ -119,9 +141,26 @@ def _same_width(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     return widen(a), widen(b)
 
 
-def _unit(vector: Tensor) -> Tensor:
-    """The vector scaled to length 1; zero stays zero."""
-    # Scaled to a largest entry of 1 first, so that no square overflows or underflows.
-    smallest = torch.finfo(vector.dtype).tiny
-    vector = vector / vector.abs().amax(-1, keepdim=True).clamp_min(smallest)
-    return vector / torch.linalg.vector_norm(vector, dim=-1, keepdim=True).clamp_min(smallest)
+def unit_vectors(vectors: Tensor) -> Tensor:
+    r"""Each vector scaled to length 1.
+
+    .. math:: \hat a = a / \lVert a \rVert_2
+
+    Args:
+        vectors: `(..., d)`, of any size: no square overflows or underflows on the way.
+
+    Returns:
+        `(..., d)` in at least float32; zero stays zero.
+
+    >>> unit_vectors(torch.tensor([[3e30, 4e30], [0.0, 0.0]]))
+    tensor([[0.6000, 0.8000],
+            [0.0000, 0.0000]])
+    """
+    vectors = widen(vectors)
+    length = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
+    number = torch.finfo(vectors.dtype)
+    if bool(((length > number.tiny**0.25) & (length < number.max**0.25)).all()):
+        return vectors / length
+    # Scaled to a largest entry of 1 first.
+    vectors = vectors / vectors.abs().amax(-1, keepdim=True).clamp_min(number.tiny)
+    return vectors / torch.linalg.vector_norm(vectors, dim=-1, keepdim=True).clamp_min(number.tiny)

@@ -54,7 +54,7 @@ def sweep_model(model_type: str, model: nn.Module) -> list[Row]:
             if runs:
                 done.update(layers)
                 found = [row for run in runs for row in compare(model_type, label, forward, inputs, run)]
-                rows += worst_of_each_outcome(found)
+                rows += worst_of_each_kind(found)
             else:
                 note = describe(problem) if problem else "its inputs do not reach it"
                 missed[Row(model_type, label, "not run", note=note)] = layers
@@ -80,11 +80,11 @@ def stacks_of(model: nn.Module) -> dict[str, list[nn.Module]]:
         return sides
 
 
-def worst_of_each_outcome(rows: list[Row]) -> list[Row]:
-    """Of the layers of a stack, one row for each outcome: that with the largest difference."""
-    worst: dict[tuple[str, str], Row] = {}
+def worst_of_each_kind(rows: list[Row]) -> list[Row]:
+    """Of the layers of a stack, one row for each outcome and way of replay: that with the largest difference."""
+    worst: dict[tuple[str, str, str], Row] = {}
     for row in rows:
-        key = row.stack, row.outcome
+        key = row.stack, row.outcome, row.way
         if key not in worst or (row.difference or 0) > (worst[key].difference or 0):
             worst[key] = row
     return list(worst.values())
