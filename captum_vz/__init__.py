@@ -17,6 +17,7 @@ from captum_vz.attr import (
     Rollout,
     TokenAttribution,
     ValueZeroing,
+    ValueZeroingEffect,
     ValueZeroingRollout,
 )
 from captum_vz.functional import token_scores
@@ -38,6 +39,7 @@ __all__ = [
     "Rollout",
     "TokenAttribution",
     "ValueZeroing",
+    "ValueZeroingEffect",
     "ValueZeroingRollout",
     "__version__",
     "find_layers",

@@ -31,13 +31,17 @@ def collect(
         AssertionError: A layer was not run, or has dropout switched on.
     """
     for layer in layers:
-        _refuse_dropout(layer)
+        refuse_dropout(layer)
     runs: Runs = []
     replicas: dict[torch.device, Runs] = {}
     owners: dict[tuple[torch.device, int], nn.Module] = {}
     lock = threading.Lock()
 
-    def keep(index: int, recording: Recording) -> None:
+    def begin(index: int, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Recording:
+        return Recording(layer, args, kwargs)
+
+    def keep(index: int, recording: Recording, output: Any) -> None:
+        recording.output = output
         result = compute(index, recording)
         with lock:
             if getattr(recording.layer, "_is_replica", False):
@@ -51,7 +55,7 @@ def collect(
             else:
                 runs.append((index, result))
 
-    with torch.no_grad(), _uncompiled(), watching(layers, keep):
+    with torch.no_grad(), uncompiled(), watching(layers, begin, keep):
         forward()
     if replicas:
         runs = _join(replicas, device_ids)
@@ -63,7 +67,7 @@ def collect(
     return runs
 
 
-def _uncompiled() -> AbstractContextManager[Any]:
+def uncompiled() -> AbstractContextManager[Any]:
     """Run the original modules where a model was compiled: a compiled layer would be compiled anew with our hooks."""
     if "torch._dynamo" in sys.modules and hasattr(torch.compiler, "set_stance"):
         return torch.compiler.set_stance("force_eager")
@@ -80,7 +84,7 @@ def _join(replicas: dict[torch.device, Runs], device_ids: list[int] | None) -> R
     ]
 
 
-def _refuse_dropout(layer: nn.Module) -> None:
+def refuse_dropout(layer: nn.Module) -> None:
     """Dropout would make every run of a layer another one, and the distances noise."""
     for name, module in layer.named_modules():
         if not module.training:

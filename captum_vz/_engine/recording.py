@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import Context, ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -94,6 +94,9 @@ def _same(expected: Tensor, found: Any) -> bool:
         return False
     difference = (expected.flatten(2) - found.flatten(2)).abs().amax()
     return bool(difference <= 1e-5 * expected.abs().amax())
+
+
+L = TypeVar("L", bound=Listener)
 
 
 @dataclass
@@ -211,10 +214,16 @@ _pass: ContextVar[object] = ContextVar("captum_vz_pass", default=None)
 
 
 @contextmanager
-def watching(layers: Sequence[nn.Module], on_return: Callable[[int, Recording], None]) -> Iterator[None]:
-    """Call `on_return(index of the layer, its recording)` whenever one of `layers` returns inside the `with` block.
+def watching(
+    layers: Sequence[nn.Module],
+    on_begin: Callable[[int, nn.Module, tuple[Any, ...], dict[str, Any]], L],
+    on_return: Callable[[int, L, Any], None],
+) -> Iterator[None]:
+    """Listen to each of `layers` whenever it runs inside the `with` block.
 
-    All hooks of the package are registered here, and are gone when the block is left, by whatever way.
+    `on_begin(index of the layer, layer, args, kwargs)` gives the listener, `on_return(index, listener, output)` is
+    called when the layer returns. The layers' hooks are registered here, and are gone when the block is left, by
+    whatever way.
     """
     this_pass = object()
     token = _pass.set(this_pass)
@@ -224,24 +233,23 @@ def watching(layers: Sequence[nn.Module], on_return: Callable[[int, Recording], 
         return _pass.get() is this_pass or getattr(module, "_is_replica", False)
 
     def hooks(index: int) -> tuple[Callable[..., None], Callable[..., None]]:
-        running: dict[int, tuple[Recording, Listener | None]] = {}
+        running: dict[int, tuple[L, Listener | None]] = {}
 
         # A thread that runs the model while this pass puts its hooks on or takes them off may call them without
         # kwargs, for torch notes apart from a hook whether it wants them: only `ours` are looked at.
         def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
             if ours(module):
-                recording = Recording(module, args, kwargs or {})
-                running[id(module)] = recording, current_listener()
-                listen(recording)
+                listener = on_begin(index, module, args, kwargs or {})
+                running[id(module)] = listener, current_listener()
+                listen(listener)
 
         def after(module: nn.Module, args: tuple[Any, ...], *kwargs_and_output: Any) -> None:
             if ours(module):
-                recording, outer = running.pop(id(module))
-                recording.output = kwargs_and_output[-1]
+                listener, outer = running.pop(id(module))
                 listen(outer)
                 # In a context of its own, lest whoever else follows the user's pass hears the replays: transformers'
                 # collector of attentions and hidden states would take theirs for the model's.
-                Context().run(on_return, index, recording)
+                Context().run(on_return, index, listener, kwargs_and_output[-1])
 
         return before, after
 

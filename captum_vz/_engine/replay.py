@@ -99,11 +99,10 @@ class WholeSequences:
         size, out = self.call.size, self.call.size[2]
         axis = int(self.call.sequence_first)
         args, kwargs = tree_map(lambda x: _repeat(x, size, example, len(zeroed), axis), self.arguments)
-        zeroing = _Zeroing(self.call, self.site, zeroed)
+        zeroing = Zeroing(self.call, self.site, zeroed)
         with listening(zeroing):
             output = first_tensor(self.layer.forward(*args, **kwargs))
-        if zeroing.times != self.call.parts:
-            raise NotReproducedError(f"the values of its attention were asked for {zeroing.times} times in one run")
+        zeroing.check_asked()
         if output is None or self.call.batch_first(output).shape[:2] != (len(zeroed), out):
             raise NotReproducedError(f"on {len(zeroed)} copies of an example it returned {_describe(output)}")
         return self.call.batch_first(output)
@@ -186,7 +185,7 @@ class _FunctionAnswer(_Answer, Listener):
         return self.take().unflatten(-1, self.heads), None
 
 
-class _Zeroing(Listener):
+class Zeroing(Listener):
     """Computes one attention of a layer with a different set of values zeroed in each copy."""
 
     def __init__(self, call: AttentionCall, site: int, zeroed: Tensor) -> None:
@@ -195,6 +194,10 @@ class _Zeroing(Listener):
         self.zeroed = zeroed
         self.attentions = 0
         self.times = 0
+
+    def check_asked(self) -> None:
+        if self.times != self.call.parts:
+            raise NotReproducedError(f"the values of its attention were asked for {self.times} times in one run")
 
     def attend(
         self, module: nn.Module | None, attend: Attend, values: Tensor, visible: Tensor | None, dropout: float

@@ -17,6 +17,7 @@ from captum_vz.attr.random_attribution import RandomAttribution
 from captum_vz.attr.rollout import Rollout
 from captum_vz.attr.token_attribution import TokenAttribution
 from captum_vz.attr.value_zeroing import ValueZeroing
+from captum_vz.attr.value_zeroing_effect import ValueZeroingEffect
 from captum_vz.attr.value_zeroing_rollout import ValueZeroingRollout
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "Rollout",
     "TokenAttribution",
     "ValueZeroing",
+    "ValueZeroingEffect",
     "ValueZeroingRollout",
     "WithoutModel",
 ]

@@ -146,9 +146,7 @@ class LayerMaps(LayerAttribution, PerturbationAttribution):
         show_progress: bool = False,
     ) -> list[tuple[int, Tensor]]:
         """(index of the layer, its map `(batch, row, in)`), in the order in which the layers ran."""
-        assert perturbations_per_eval is None or (
-            type(perturbations_per_eval) is int and perturbations_per_eval >= 1
-        ), f"perturbations_per_eval is {perturbations_per_eval!r}: pass an integer of at least 1, or None."
+        check_per_eval(perturbations_per_eval)
         forward = _forward(self.forward_func, inputs, additional_forward_args)
         device_ids = self.device_ids or getattr(self.forward_func, "device_ids", None)
         masks = _Groups(feature_mask, device_ids)
@@ -178,6 +176,13 @@ class LayerMaps(LayerAttribution, PerturbationAttribution):
         if notes:
             warnings.warn(f"{self.get_name()}: {'; '.join(dict.fromkeys(notes))}.", stacklevel=4)
         return runs
+
+
+def check_per_eval(perturbations_per_eval: Any) -> None:
+    """Refuse what is no number of sources."""
+    assert perturbations_per_eval is None or (type(perturbations_per_eval) is int and perturbations_per_eval >= 1), (
+        f"perturbations_per_eval is {perturbations_per_eval!r}: pass an integer of at least 1, or None."
+    )
 
 
 def as_layers(layer: Any) -> list[nn.Module]:
