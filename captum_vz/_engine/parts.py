@@ -77,6 +77,7 @@ class LayerParts:
         self.name = type(recording.layer).__name__
         self.rows, self.sources = valid_positions(recording, call)
         output = first_tensor(recording.output)
+        assert call.windows is None, call.why_no_weights
         assert output is not None and call.batch_first(output).shape[:2] == self.rows.shape, (
             f"{self.name} returned {'no tensor' if output is None else tuple(output.shape)}, but its attention "
             f"computed {tuple(self.rows.shape)} (batch, tokens): pass a single Transformer block as `layer`."
@@ -205,10 +206,7 @@ class LayerParts:
 def _trace(recording: Recording, call: AttentionCall) -> _Trace:
     """Run the layer again on its own input and note each step."""
     name = type(recording.layer).__name__
-    assert call.weights is not None and call.context is not None, (
-        f"The attention weights of {type(call.module).__name__} cannot be read: its family computes attention inline. "
-        "ValueZeroing can explain it, for it needs no weights."
-    )
+    assert call.weights is not None and call.context is not None, call.why_no_weights
     assert call.parts == 1, (
         f"The attention of {name} takes its values in {call.parts} parts, which no norm-based method knows. "
         "ValueZeroing can explain it."

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import Context, ContextVar
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,9 @@ from captum_vz._engine.inline import family_of, is_value_projection, visible_by_
 from captum_vz._engine.interface import Attend, Listener, attention_selected, current_listener, listen
 from captum_vz._engine.sdpa import attention_patched
 from captum_vz._engine.weights import weights_used
+
+if TYPE_CHECKING:
+    from captum_vz._engine.windows import Windows
 
 
 def first_tensor(output: Any) -> Tensor | None:
@@ -30,7 +33,7 @@ def first_tensor(output: Any) -> Tensor | None:
 class AttentionCall:
     """What one attention of a layer computed in the clean pass.
 
-    Weights and context are None where the family computes attention inline, out of sight.
+    Weights and context are None where the family computes attention inline, out of sight, or in windows.
     """
 
     module: nn.Module  # whose forward called the attention function
@@ -41,6 +44,7 @@ class AttentionCall:
     weights: Tensor | None = None  # (batch, head, out, in), after the softmax
     context: Tensor | None = None  # (batch, out, head, d_head)
     parts: int = 1  # how many calls of the attention function make it up; values and context are those of the first
+    windows: Windows | None = None  # where the layer's positions are in it, if it sees them in another arrangement
     sequence_first: bool = False  # the layer's tensors are (tokens, batch, d), as torch.nn's are by default
     # Where attention is inline: the submodule that projects the values, the features of each head's, and what they
     # hold for a value that is zero (for each head, or one number).
@@ -58,14 +62,26 @@ class AttentionCall:
         """A tensor of the layer, as (batch, tokens, ...)."""
         return value.transpose(0, 1) if self.sequence_first else value
 
+    @property
+    def why_no_weights(self) -> str:
+        """What to say where weights are needed and there are none."""
+        inline = "its family computes attention inline"
+        reason = inline if self.windows is None else "it sees the layer's tokens in windows"
+        return (
+            f"The attention weights of {type(self.module).__name__} cannot be read: {reason}. "
+            "ValueZeroing can explain it, for it needs no weights."
+        )
+
     def continues(self, module: nn.Module, weights: Tensor) -> bool:
-        """Whether `module`, still running, calls for another part of its values (DiffLlama); if so, take note of it."""
-        if module is not self.module or self.answer is not None or self.weights is None:
-            return False
-        if weights.shape != self.weights.shape:
+        """Whether `module`, still running, calls for another part of its values; if so, take note of it.
+
+        For the same rows (DiffLlama), or for others (images of different sizes in one sequence).
+        """
+        if module is not self.module or self.answer is not None or self.value_projection is not None:
             return False
         self.parts += 1
-        self.weights = torch.maximum(self.weights, weights)
+        same = self.weights is not None and weights.shape == self.weights.shape
+        self.weights = torch.maximum(self.weights, weights) if same and self.weights is not None else None
         return True
 
     def returned(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
@@ -150,8 +166,10 @@ class Recording(Listener):
     def _note_inline(self, module: nn.Module, values: Tensor, output: Any) -> None:
         row, answer = family_of(module), first_tensor(output)
         assert row is not None  # its value projection was seen
-        if values.dim() != 3 or answer is None or answer.dim() != 3:
-            return  # windows and the like: which token a value belongs to is not to be seen
+        if values.dim() not in (2, 3, 4) or answer is None or answer.dim() not in (2, 3, 4):
+            return
+        # Without an axis of examples, or with grids in place of sequences.
+        values, answer = (x[None] if x.dim() == 2 else x.flatten(1, -2) for x in (values, answer))
         columns = row.columns(module, values.shape[-1])
         tokens, examples = (0, 1) if row.sequence_first else (1, 0)
         batch, sources, out = values.shape[examples], values.shape[tokens], answer.shape[tokens]

@@ -14,6 +14,7 @@ from captum_vz._engine.precision import is_half, rerun_in_float32
 from captum_vz._engine.recording import AttentionCall, Recording, first_tensor
 from captum_vz._engine.replay import ModuleAnswer, NotReproducedError, PackedPairs, WholeSequences, check_reproduced
 from captum_vz._engine.sites import valid_positions
+from captum_vz._engine.windows import over_positions
 
 # Bytes that the widest activation of one chunk may take: on a CPU it should stay in the cache.
 CHUNK_BYTES = {"cpu": 8 << 20}
@@ -68,17 +69,19 @@ def value_zeroing_map(recording: Recording, call: AttentionCall, zeroing: Zeroin
     )
     if not is_half(recording):
         return _replayed(recording, call, output, zeroing)
-    site = [one is call for one in recording.calls].index(True)
+    site = 0 if call.windows is not None else [one is call for one in recording.calls].index(True)
     recording = rerun_in_float32(recording)
-    output = _output(recording, recording.calls[site])
-    assert output is not None
     with torch.autocast(output.device.type, enabled=False):
-        return _replayed(recording, recording.calls[site], output, zeroing)
+        again = recording.calls[site]
+        again = again if call.windows is None else over_positions(recording, again)
+        output = _output(recording, again)
+        assert output is not None
+        return _replayed(recording, again, output, zeroing)
 
 
 def _replayed(recording: Recording, call: AttentionCall, output: Tensor, zeroing: Zeroing) -> Tensor:
     reasons = []
-    for way in WAYS:
+    for way in WAYS if call.windows is None else (_in_windows,):
         try:
             return way(recording, call, output, zeroing)
         # A layer that does not fit a way can fail in it in any manner; the next way, or the error below, answers.
@@ -97,6 +100,8 @@ def _replayed(recording: Recording, call: AttentionCall, output: Tensor, zeroing
 def _output(recording: Recording, call: AttentionCall) -> Tensor | None:
     """The layer's hidden states, `(batch, out, d)`."""
     output = first_tensor(recording.output)
+    if output is not None and call.windows is not None:
+        return call.windows.by_position(output)
     return output if output is None else call.batch_first(output)
 
 
@@ -278,6 +283,25 @@ def _whole_sequences(recording: Recording, call: AttentionCall, output: Tensor, 
             prepared = zeroing.measure.prepare(answer)
             distance = zeroing.measure.between(prepared[:-1], prepared[-1].expand_as(prepared[:-1]))
             scores[example, place[:, None], part] = distance.T
+    return scores
+
+
+def _in_windows(recording: Recording, call: AttentionCall, output: Tensor, zeroing: Zeroing) -> Tensor:
+    assert call.windows is not None
+    scores = _empty_map(call, zeroing, _members(call, zeroing))
+    heads = torch.ones(call.size[1], dtype=torch.bool, device=output.device)
+    if zeroing.heads is not None:
+        heads = torch.zeros_like(heads).index_fill(0, torch.tensor(zeroing.heads, device=heads.device), True)
+    nothing = torch.zeros_like(call.windows.position, dtype=torch.bool)
+    clean = call.windows.run(nothing, heads)
+    check_reproduced(clean.flatten(0, 1), output.flatten(0, 1))
+    clean = zeroing.measure.prepare(clean)
+    for zeroed, column in call.windows.steps(zeroing.groups, one_by_one=zeroing.at_most is not None):
+        distance = zeroing.measure.between(zeroing.measure.prepare(call.windows.run(zeroed, heads)), clean)
+        if zeroing.rows is not None:
+            distance, column = distance.gather(1, zeroing.rows), column.gather(1, zeroing.rows)
+        example, row = (column >= 0).nonzero(as_tuple=True)
+        scores[example, row, column[example, row]] = distance[example, row]
     return scores
 
 

@@ -7,7 +7,9 @@ from torch import Tensor, nn
 
 from captum_vz._engine.interface import lets_through
 from captum_vz._engine.layers import is_stack
-from captum_vz._engine.recording import AttentionCall, Recording
+from captum_vz._engine.recording import AttentionCall, Recording, first_tensor
+from captum_vz._engine.replay import NotReproducedError
+from captum_vz._engine.windows import is_rearranged, over_positions
 
 
 def attention_call(recording: Recording, attention: str) -> AttentionCall:
@@ -42,7 +44,20 @@ def attention_call(recording: Recording, attention: str) -> AttentionCall:
         f"The attention of {name} runs with dropout {call.dropout}, so that no two runs of it agree: "
         "call model.eval() first."
     )
-    return call
+    if not is_rearranged(recording, call):
+        return call
+    reason = "it has two attentions"
+    try:
+        if len(calls) == 1:
+            return over_positions(recording, call)
+    except NotReproducedError as error:
+        reason = str(error)
+    output = first_tensor(recording.output)
+    raise AssertionError(
+        f"{name} returned {None if output is None else tuple(output.shape)}, but its attention computed "
+        f"{call.size[::2]} (batch, tokens): a map needs a layer whose output has one vector a token. What is seen in "
+        f"windows is looked for, but here {reason}. Pass a single Transformer block as `layer`."
+    )
 
 
 def valid_positions(recording: Recording, call: AttentionCall) -> tuple[Tensor, Tensor]:
@@ -51,7 +66,7 @@ def valid_positions(recording: Recording, call: AttentionCall) -> tuple[Tensor, 
     Padding is what no token sees in self-attention, not even it itself; where the layer chooses what is seen (sparse
     attention), the mask that it was given tells. A source that no valid row sees is padding.
     """
-    first = recording.calls[0]
+    first = call if call.windows is not None else recording.calls[0]
     batch, _, out, sources = first.size
     rows = torch.ones(batch, out, dtype=torch.bool, device=call.values.device)
     if first.visible is not None and sources >= out:

@@ -125,7 +125,8 @@ class RolledOut(PerturbationAttribution):
         """Refuse maps that cannot be joined."""
         shapes = {tuple(one.shape) for one in maps}
         assert len(shapes) == 1 and maps[0].shape[1] == maps[0].shape[2], (
-            f"{self.get_name()} multiplies square maps of one size, but the layers' maps are {sorted(shapes)}."
+            f"{self.get_name()} multiplies square maps of one size, but the layers' maps are {sorted(shapes)}. Where a "
+            "model merges its tokens on the way, pass the layers of one stage."
         )
 
     def _by_feature(self, maps: list[Tensor], rows: Tensor | None, feature_mask: Any, all_layers: bool) -> list[Tensor]:

@@ -64,10 +64,7 @@ class LayerAttention(LayerMaps):
         groups: Tensor | None,
         at_most: int | None,
     ) -> Tensor:
-        assert call.weights is not None, (
-            f"The attention weights of {type(call.module).__name__} cannot be read: its family computes attention "
-            "inline. ValueZeroing can explain it, for it needs no weights."
-        )
+        assert call.weights is not None, call.why_no_weights
         weights = self._fuse(widen(call.weights), index)
         assert weights.isfinite().all(), (
             f"The attention of {type(recording.layer).__name__} has weights that are not finite (NaN or infinity) in "

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from captum_vz import ValueZeroing
 from captum_vz._engine import scoring
+from captum_vz._engine.windows import Windows
 from tests.sweep.rows import Row
-from tests.sweep.twin import Run, twin_scores
+from tests.sweep.twin import Run, twin_scores, twin_scores_by_position
 
 TOLERANCE = 1e-4
 # Sources that the twin zeroes in one layer: all of a sentence, evenly chosen ones of an image or a sound.
@@ -38,22 +39,22 @@ def compare(
             yield Row(model_type, name, "refused" if products else "no attention", note=describe(error))
             continue
         row = Row(model_type, name, "no twin", way_of(tried))
+        count = scores.shape[2]
+        sources = sorted({round(place) for place in torch.linspace(0, count - 1, min(SOURCES, count)).tolist()})
         if not run.reproduced:
             row.note = "the layer, run again on what it was given, returns something else"
-        elif not products or scores.shape[1:] != products[0].weights.shape[1:]:
-            shapes = [tuple(product.weights.shape) for product in products]
-            row.note = f"products of softmaxed weights {shapes} for a map {tuple(scores.shape)}"
-        else:
-            count = scores.shape[2]
-            sources = sorted({round(place) for place in torch.linspace(0, count - 1, min(SOURCES, count)).tolist()})
+        elif products and run.hidden.dim() == 3 and scores.shape[1:] == products[0].weights.shape[1:]:
             side = "decoder_attention_mask" if "decoder" in stack else "attention_mask"
             mask = inputs.get(side, inputs.get("attention_mask"))
             valid = valid_rows(mask, run, scores.shape[0], scores.shape[1])
             expected = twin_scores(run, products, sources)
             expected = expected if expected.shape[:2] == scores.shape[:2] else expected.transpose(0, 1)
-            expected = expected * valid[..., None]
-            row.difference = ((scores[:, :, sources] - expected).abs().max() / expected.abs().max()).item()
-            row.outcome = "agrees" if row.difference <= TOLERANCE else "disagrees"
+            row.judge(scores[:, :, sources], expected * valid[..., None], TOLERANCE)
+        elif (by_position := twin_scores_by_position(run, scores.shape, sources)) is not None:
+            row.judge(scores[:, :, sources], by_position, TOLERANCE)
+        else:
+            shapes = [tuple(product.weights.shape) for product in products]
+            row.note = f"products of softmaxed weights {shapes} for a map {tuple(scores.shape)}"
         yield row
 
 
@@ -75,7 +76,7 @@ def valid_rows(mask: Tensor | None, run: Run, batch: int, out: int) -> Tensor:
 def replays_noted(tried: list[Any]) -> Iterator[None]:
     """Note which ways of replaying are tried: the last one is the one that served."""
     with ExitStack() as patches:
-        for way in (scoring.PackedPairs, scoring.WholeSequences):
+        for way in (scoring.PackedPairs, scoring.WholeSequences, Windows):
             made = patch.object(way, "__init__", _noting(way.__init__, tried))
             patches.enter_context(made)
         yield
@@ -92,6 +93,8 @@ def _noting(construct: Callable[..., None], tried: list[Any]) -> Callable[..., N
 def way_of(tried: list[Any]) -> str:
     if not tried:
         return ""
+    if isinstance(tried[-1], Windows):
+        return "windows"
     if isinstance(tried[-1], scoring.WholeSequences):
         return "whole sequences"
     answered = isinstance(tried[-1].answer, torch.nn.Module)

@@ -19,6 +19,7 @@ FORECAST = {"prediction_length": 6, "context_length": 8}
 
 EXCEPTIONS: dict[str, dict[str, Any]] = {
     "autoformer": FORECAST,
+    "donut-swin": {"image_size": 128},
     "deepseek_v2": EXPERTS,
     "dots1": {**EXPERTS, "moe_intermediate_size": 32},
     "esm": {"vocab_size": 128, "mask_token_id": 3, "pad_token_id": 1},
@@ -30,5 +31,7 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     "lilt": {"hidden_size": 96},
     "nemotron": {"num_key_value_heads": 2, "head_dim": 16},
     "qwen2_5_vl_text": SECTIONS,
+    "swin": {"image_size": 128},
+    "swinv2": {"image_size": 128},
     "time_series_transformer": FORECAST,
 }

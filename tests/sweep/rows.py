@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from torch import Tensor
+
 RESULTS = Path(__file__).with_name("RESULTS.md")
 
 OUTCOMES = {
@@ -31,6 +33,11 @@ class Row:
     way: str = ""
     difference: float | None = None
     note: str = ""
+
+    def judge(self, scores: Tensor, expected: Tensor, tolerance: float) -> None:
+        """Whether scores are the twin's."""
+        self.difference = ((scores - expected).abs().max() / expected.abs().max()).item()
+        self.outcome = "agrees" if self.difference <= tolerance else "disagrees"
 
     def __str__(self) -> str:
         difference = "" if self.difference is None else f"{self.difference:.1e}"

@@ -7,7 +7,7 @@ watched, below all modules and functions, and nothing is shared with the package
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 from transformers import Cache
 
 aten = torch.ops.aten
@@ -50,12 +50,14 @@ class Product:
 
 
 class Products(TorchDispatchMode):
-    """Notes the products of softmaxed weights with values, and zeroes one source in those numbered `sites`."""
+    """Notes the products of softmaxed weights with values, and zeroes some values.
 
-    def __init__(self, sites: Sequence[int] = (), zeroed: int = 0) -> None:
+    `zeroed`: number of the product -> the source that is zeroed in all examples and heads, or a mask of its values.
+    """
+
+    def __init__(self, zeroed: dict[int, int | Tensor] | None = None) -> None:
         super().__init__()
-        self.sites = sites
-        self.zeroed = zeroed
+        self.zeroed = zeroed or {}
         self.found: list[Product] = []
         self._softmaxed: dict[int, Tensor] = {}  # by storage, kept alive so that no other takes its place
 
@@ -77,8 +79,11 @@ class Products(TorchDispatchMode):
         weights = left if weights_first else right.transpose(-1, -2)
         values = (right if weights_first else left.transpose(-1, -2)).clone()
         self.found.append(Product(number, weights.clone(), values.clone()))
-        if number in self.sites:
-            values[..., self.zeroed, :] = 0
+        zeroed = self.zeroed.get(number)
+        if isinstance(zeroed, Tensor):
+            values[zeroed] = 0
+        elif zeroed is not None:
+            values[..., zeroed, :] = 0
         return (left, values) if weights_first else (values.transpose(-1, -2), right)
 
 
@@ -146,7 +151,7 @@ def record(forward: Callable[[], Any], layers: list[nn.Module]) -> list[Run]:
     runs: dict[int, Run] = {}
 
     def keep(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        runs[id(layer)] = Run(layer, _without_caches(args), _without_caches(kwargs), hidden_states(output))
+        runs[id(layer)] = Run(layer, _without_caches(args), _without_caches(kwargs), hidden_states(output).clone())
 
     with ExitStack() as hooks:
         for layer in layers:
@@ -165,5 +170,38 @@ def twin_scores(run: Run, products: list[Product], sources: list[int]) -> Tensor
     """How far each output moves when the value of each of `sources` is zeroed, `(batch, out, source)`."""
     clean, _ = run.clean
     sites = [product.number for product in products]
-    moved = [run.again(Products(sites, source)) for source in sources]
+    moved = [run.again(Products(dict.fromkeys(sites, source))) for source in sources]
     return torch.stack([cosine_distance(one, clean) for one in moved], dim=-1)
+
+
+def twin_scores_by_position(run: Run, shape: torch.Size, sources: list[int]) -> Tensor | None:
+    """The same where the layer's positions are somewhere in windows: the values that move with them are zeroed.
+
+    `shape (batch, out, in)` is what the layer's positions should come to; None: they do not.
+    """
+    clean, products = run.clean
+    tensors = (x for x in tree_leaves((run.args, run.kwargs)) if isinstance(x, Tensor))
+    hidden = next(x for x in tensors if x.is_floating_point() and x.dim() > 1)
+    for axis in (-1, 1):  # where the features are
+        inputs, outputs = (_by_position(x.movedim(axis, -1)) for x in (hidden, clean))
+        if (*outputs.shape[:2], inputs.shape[1]) == tuple(shape):
+            break
+    else:
+        return None
+    columns = []
+    for source in sources:
+        moved = inputs.clone()
+        moved[:, source] += torch.randn(moved.shape[-1], generator=torch.Generator().manual_seed(source))
+        moved = moved.view(hidden.movedim(axis, -1).shape).movedim(-1, axis).contiguous()
+        args, kwargs = tree_map(lambda x, moved=moved: moved if x is hidden else x, (run.args, run.kwargs))
+        found = Products()
+        Run(run.layer, args, kwargs, run.hidden).again(found)
+        masks = {a.number: (a.values != b.values).any(-1) for a, b in zip(products, found.found, strict=True)}
+        zeroed = _by_position(run.again(Products(masks)).movedim(axis, -1))
+        columns.append(cosine_distance(zeroed, outputs))
+    return torch.stack(columns, dim=-1)
+
+
+def _by_position(hidden: Tensor) -> Tensor:
+    """`(batch, positions, features)`, grids row by row."""
+    return hidden[None] if hidden.dim() == 2 else hidden.reshape(len(hidden), -1, hidden.shape[-1])

@@ -1,0 +1,233 @@
+"""Layers whose attention sees the layer's positions in another arrangement: windows of an image, images of a batch.
+
+Swin and SAM cut a grid into windows, after shifting and padding it; other layers put all images into one sequence and
+attend to each by itself. No code that does so is read. Where a position went is seen: NaN at a position of the layer's
+input turns into NaN those values that come from it, and no others. Positions are numbered, and NaN is put where a
+binary digit of the number is 1, then where it is 0, so that two runs for each digit tell the position of every value.
+Which outputs depend on which window is seen in the same way, with NaN among the values.
+
+The replay is a run of the layer as it ran, on the whole batch, with some values zeroed: one in each window where no
+output depends on two windows, else those of one position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from captum_vz._engine.interface import Attend, Listener, listening
+from captum_vz._engine.precision import without_caches
+from captum_vz._engine.recording import AttentionCall, Recording, first_tensor
+from captum_vz._engine.replay import NotReproducedError, bare
+
+NONE, SEVERAL = -1, -2
+
+
+def is_rearranged(recording: Recording, call: AttentionCall) -> bool:
+    """Whether the layer's output is not `(batch, out, d)` with one vector for each row of its attention."""
+    output = first_tensor(recording.output)
+    return output is not None and (output.dim() != 3 or call.batch_first(output).shape[:2] != call.size[::2])
+
+
+def over_positions(recording: Recording, call: AttentionCall) -> AttentionCall:
+    """A rearranged attention as one over the layer's own positions; grids are read row by row.
+
+    Raises:
+        NotReproducedError: Which position a value belongs to cannot be told.
+    """
+    reasons = []
+    for axis in (-1, 1):  # features last, or as convolutions have them: (batch, d, height, width)
+        try:
+            windows = Windows(recording, call, axis)
+        # A layer that cannot run with NaN in it can fail in any manner.
+        except (NotReproducedError, RuntimeError, ValueError, IndexError, TypeError, AttributeError, KeyError) as error:
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
+            reasons.append(str(error))
+            continue
+        batch, out, sources = windows.shape
+        size = (batch, call.size[1], out, sources)
+        return replace(call, size=size, visible=None, weights=None, context=None, windows=windows)
+    raise NotReproducedError(reasons[0])
+
+
+class Windows:
+    """Where the values of an attention come from, and runs of its layer with some of them zeroed.
+
+    A position is a place in the layer's input, counted through the batch. A slot is a place in a window, counted
+    through the windows.
+
+    Attributes:
+        shape: (examples, positions of the layer's output, positions of its input).
+        window: The window of each slot, `(slots,)`.
+        place: The place of each slot in its window, `(slots,)`.
+        position: The position whose value each slot holds, `(slots,)`; NONE: padding.
+        home: The window that each output depends on, `(batch, out)`, or NONE; no tensor if any depends on several.
+    """
+
+    def __init__(self, recording: Recording, call: AttentionCall, axis: int) -> None:
+        self.call = call
+        self.axis = axis
+        self.layer = bare(recording.layer)
+        self.arguments = without_caches((recording.args, recording.kwargs))
+        leaves = (x for x in tree_leaves(self.arguments) if isinstance(x, Tensor))
+        hidden = next((x for x in leaves if x.is_floating_point() and x.dim() > 1), None)
+        output = first_tensor(recording.output)
+        if hidden is None or output is None or hidden.dim() != output.dim() or (axis == 1 and hidden.dim() != 4):
+            raise NotReproducedError("its input and its output do not hold their positions alike")
+        self.hidden = hidden
+        inputs, outputs = self.by_position(hidden), self.by_position(output)
+        if len(inputs) != len(outputs):
+            raise NotReproducedError("its input and its output are not of the same batch")
+        self.shape = (len(inputs), outputs.shape[1], inputs.shape[1])
+
+        clean = _Values(call)
+        self._run(hidden, clean)
+        sizes = [part.shape[:2] for part in clean.parts]
+        place = [torch.arange(places).repeat(windows) for windows, places in sizes]
+        windows = [torch.arange(windows).repeat_interleave(places) for windows, places in sizes]
+        before = [sum(one[0] for one in sizes[:number]) for number in range(len(sizes))]
+        self.place = torch.cat(place).to(hidden.device)
+        self.window = torch.cat([n + w for n, w in zip(before, windows, strict=True)]).to(hidden.device)
+        self.position = self._positions()
+        self.home = self._homes()
+
+    def by_position(self, tensor: Tensor) -> Tensor:
+        """A tensor of the layer, as `(batch, positions, features)`."""
+        tensor = tensor.movedim(self.axis, -1)
+        return tensor[None] if tensor.dim() == 2 else tensor.flatten(1, -2)
+
+    def run(self, zeroed: Tensor, heads: Tensor) -> Tensor:
+        """The layer's output `(batch, out, d)` with the values of `zeroed (slots,)` zeroed in `heads (head,)`."""
+        values = _Values(self.call, zeroed, 0.0, heads)
+        output = self._run(self.hidden, values)
+        if sum(part[..., 0].numel() for part in values.parts) != len(zeroed):
+            raise NotReproducedError("run again, its attention asked for other values")
+        return self.by_position(output)
+
+    def steps(self, groups: Tensor | None, one_by_one: bool) -> Iterator[tuple[Tensor, Tensor]]:
+        """What to zero at a time, and the column of the map that this is for each output: `(slots,)`, `(batch, out)`.
+
+        Groups `(batch, in)` of positions are zeroed together; None: each position is its own.
+        """
+        batch, out, sources = self.shape
+        if self.home is not None and groups is None and not one_by_one:
+            for place in self.place.unique():
+                zeroed = (self.place == place) & (self.position != NONE)
+                held = torch.full((int(self.window.max()) + 1,), NONE, device=self.window.device)
+                held[self.window[zeroed]] = self.position[zeroed] % sources
+                yield zeroed, held[self.home].where(self.home != NONE, NONE)
+            return
+        if groups is None:
+            groups = torch.arange(sources, device=self.position.device).expand(batch, sources)
+        group = groups.flatten()[self.position].where(self.position != NONE, NONE)
+        for number in range(int(groups.max()) + 1):
+            yield group == number, torch.full((batch, out), number, device=group.device)
+
+    def _run(self, hidden: Tensor, values: _Values) -> Tensor:
+        args, kwargs = tree_map(lambda x: hidden if x is self.hidden else x, self.arguments)
+        with listening(values):
+            output = first_tensor(self.layer.forward(*args, **kwargs))
+        if output is None:
+            raise NotReproducedError("run again, it returned no tensor")
+        return output
+
+    def _positions(self) -> Tensor:
+        batch, _, sources = self.shape
+        moved = self.hidden.movedim(self.axis, -1)
+
+        def values_that_come_from(chosen: Tensor) -> Tensor:
+            marked = moved.masked_fill(chosen.view(moved.shape[:-1])[..., None], torch.nan)
+            values = _Values(self.call)
+            self._run(marked.movedim(-1, self.axis).contiguous(), values)
+            return torch.cat([part.isnan().any(-1).flatten() for part in values.parts])
+
+        positions = _which_one(batch * sources, values_that_come_from, self.hidden.device)
+        if (positions == SEVERAL).any():
+            raise NotReproducedError("its values come from several positions each")
+        return positions
+
+    def _homes(self) -> Tensor | None:
+        batch, out, sources = self.shape
+        held = self.position != NONE
+        example = torch.full((int(self.window.max()) + 1,), NONE, device=self.window.device)
+        example[self.window[held]] = self.position[held] // sources
+        if (example[self.window[held]] != self.position[held] // sources).any():
+            raise NotReproducedError("its attention reaches from one example to another")
+
+        def outputs_that_see(values: Tensor) -> Tensor:
+            output = self.by_position(self._run(self.hidden, _Values(self.call, values, torch.nan)))
+            return output.isnan().any(-1).flatten()
+
+        own = torch.arange(batch, device=held.device).repeat_interleave(out)
+        seen = _which_one(batch, lambda chosen: outputs_that_see(chosen[example[self.window]] & held), held.device)
+        if ((seen != own) & (seen != NONE)).any():
+            raise NotReproducedError("its attention reaches from one example to another")
+        home = _which_one(len(example), lambda chosen: outputs_that_see(chosen[self.window]), held.device)
+        twice = len(torch.stack([self.window, self.position])[:, held].unique(dim=1).T) < held.sum()
+        return None if twice or (home == SEVERAL).any() else home.view(batch, out)
+
+
+def _which_one(count: int, dependent: Callable[[Tensor], Tensor], device: torch.device) -> Tensor:
+    """Which of `count` things each of others depends on, told by `dependent(chosen (count,)) -> (others,)`."""
+    number = torch.arange(count, device=device)
+    digits = range(max(1, (count - 1).bit_length()))
+    ones = torch.stack([dependent((number >> digit) % 2 == 1) for digit in digits])
+    zeros = torch.stack([dependent((number >> digit) % 2 == 0) for digit in digits])
+    found = (ones.long() << torch.arange(len(digits), device=device)[:, None]).sum(0)
+    found = found.where((ones ^ zeros).all(0), SEVERAL)
+    return found.where((ones | zeros).any(0), NONE)
+
+
+class _Values(Listener):
+    """Hears the values of one attention, part by part `(windows, places, features)`, and replaces some by `filling`."""
+
+    def __init__(
+        self, call: AttentionCall, slots: Tensor | None = None, filling: float = 0.0, heads: Tensor | None = None
+    ) -> None:
+        self.call = call
+        self.slots = slots
+        self.filling = filling
+        self.heads = heads
+        self.parts: list[Tensor] = []
+
+    def attend(
+        self, module: nn.Module | None, attend: Attend, values: Tensor, visible: Tensor | None, dropout: float
+    ) -> tuple[Tensor, Tensor]:
+        slots = None if self.call.value_projection else self._slots_of(values.transpose(1, 2).flatten(2))
+        if slots is None:
+            return attend(values)
+        filled, weights = attend(values.masked_fill(slots[:, None, :, None], self.filling))
+        if self.heads is None or self.heads.all():
+            return filled, weights
+        return torch.where(self.heads[:, None], filled, attend(values)[0]), weights
+
+    def returned(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
+        if self.call.value_projection is None or module is not self.call.value_projection:
+            return None
+        rows = output.reshape(1 if output.dim() == 2 else len(output), -1, output.shape[-1])
+        columns = self.call.value_columns
+        slots = self._slots_of(torch.cat([rows[..., own] for own in columns], dim=-1))
+        if slots is None:
+            return None
+        rows = rows.clone()
+        chosen = range(len(columns)) if self.heads is None else self.heads.nonzero().flatten().tolist()
+        if any(own == columns[head] for other, own in enumerate(columns) if other not in chosen for head in chosen):
+            raise NotReproducedError("its heads share their values, which cannot be zeroed for some of them alone")
+        for head in chosen:
+            zero = self.call.zero if isinstance(self.call.zero, float) else self.call.zero[head]
+            rows[..., columns[head]] = torch.where(slots[..., None], zero + self.filling, rows[..., columns[head]])
+        return rows.view_as(output)
+
+    def _slots_of(self, values: Tensor) -> Tensor | None:
+        """Takes note of the next part, and says which of its slots to fill, `(windows, places)`; None: none at all."""
+        before = sum(part[..., 0].numel() for part in self.parts)
+        self.parts.append(values)
+        if self.slots is None:
+            return None
+        return self.slots[before : before + values[..., 0].numel()].view(values.shape[:2])

@@ -1,0 +1,359 @@
+"""Layers that attend in windows: maps over the layer's own positions, zero outside a position's window.
+
+The twin knows where each family projects its values. It finds the places that a position goes to by moving that
+position a little, zeroes them, and runs the layer again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+import transformers
+from torch import Tensor, nn
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from captum_vz import LayerAttention, LayerAttentionNorm, ValueZeroing, ValueZeroingRollout, find_layers
+from tests.engine.blocks import HEADS, WIDTH, Block, SelfAttention, eager_attention_forward
+from tests.engine.compare import assert_same
+from tests.reference.case import randomize
+
+
+@dataclass(eq=False)
+class Run:
+    """A layer, what it was given, and which features of which submodule's output are its values."""
+
+    layer: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    projection: str
+    columns: slice
+    channels_first: bool
+
+    @property
+    def hidden(self) -> Tensor:
+        return self.args[0]
+
+    def rows(self, hidden: Tensor) -> Tensor:
+        """Hidden states as `(batch, positions, d)`, grids row by row."""
+        hidden = hidden.permute(0, 2, 3, 1) if self.channels_first else hidden
+        return hidden.reshape(1 if hidden.dim() == 2 else len(hidden), -1, hidden.shape[-1])
+
+    def __call__(self, hidden: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
+        """The layer's output where `change` is applied to what the projection returns, `(places, features)`."""
+
+        def hook(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+            return change(output.flatten(0, -2)).view_as(output)
+
+        with torch.no_grad(), self.layer.get_submodule(self.projection).register_forward_hook(hook):
+            output = self.layer(hidden, *self.args[1:], **self.kwargs)
+        return self.rows(output if isinstance(output, Tensor) else output[0])
+
+    def values(self, hidden: Tensor) -> Tensor:
+        seen: list[Tensor] = []
+        self(hidden, lambda output: seen.append(output.clone()) or output)
+        return seen[0][:, self.columns]
+
+    @cached_property
+    def clean(self) -> Tensor:
+        return self(self.hidden, lambda output: output)
+
+    def where(self, positions: list[int]) -> Tensor:
+        """The places whose values move with some positions of each example, `(places,)`."""
+        moved = self.rows(self.hidden).clone()
+        moved[:, positions] += torch.randn(moved.shape[-1], dtype=moved.dtype)
+        if self.channels_first:
+            moved = moved.transpose(1, 2)
+        return (self.values(moved.reshape(self.hidden.shape)) != self.values(self.hidden)).any(-1)
+
+    def zeroed(self, positions: list[int], columns: slice | None = None) -> Tensor:
+        """How far each output moves when the values of some positions are zeroed, `(batch, out)`."""
+        places = self.where(positions)
+
+        def zero(output: Tensor) -> Tensor:
+            output = output.clone()
+            output[places, columns or self.columns] = 0
+            return output
+
+        return 1 - F.cosine_similarity(self(self.hidden, zero), self.clean, dim=-1)
+
+    @cached_property
+    def expected(self) -> Tensor:
+        """The map before its rows are divided by their sums, `(batch, out, in)`."""
+        return torch.stack([self.zeroed([position]) for position in range(self.rows(self.hidden).shape[1])], dim=-1)
+
+
+def runs(model: nn.Module, inputs: Tensor, projection: str, columns: Any, channels_first: bool = False) -> list[Run]:
+    """What each layer of a model was given; `columns(layer's projection's width)` are the features of its values."""
+    found: list[Run] = []
+
+    def keep(layer: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        width = layer.get_submodule(projection).weight.shape[0]
+        args = args or (kwargs.pop("hidden_states"),)
+        found.append(Run(layer, args, kwargs, projection, columns(width), channels_first))
+
+    layers = find_layers(model)
+    handles = [layer.register_forward_hook(keep, with_kwargs=True) for layer in layers]
+    with torch.no_grad():
+        model(inputs)
+    for handle in handles:
+        handle.remove()
+    return found
+
+
+def all_of(width: int) -> slice:
+    return slice(0, width)
+
+
+def last_third(width: int) -> slice:
+    return slice(width // 3 * 2, width)
+
+
+SWIN = {"image_size": 12, "patch_size": 2, "embed_dim": 8, "depths": [2, 1], "num_heads": [2, 4], "window_size": 4}
+SAM = {
+    "hidden_size": 16,
+    "num_attention_heads": 2,
+    "num_hidden_layers": 2,
+    "image_size": 24,
+    "patch_size": 4,
+    "window_size": 4,
+    "global_attn_indexes": [1],
+    "mlp_dim": 24,
+    "output_channels": 8,
+}
+VIT_DET = {
+    "hidden_size": 10,
+    "num_attention_heads": 2,
+    "num_hidden_layers": 3,
+    "image_size": 20,
+    "pretrain_image_size": 20,
+    "patch_size": 4,
+    "window_size": 3,
+    "window_block_indices": [0, 1],
+    "residual_block_indices": [1],
+    "use_relative_position_embeddings": True,
+}
+HIERA = {
+    "embed_dim": 8,
+    "image_size": [32, 32],
+    "depths": [1, 2],
+    "num_heads": [1, 2],
+    "masked_unit_size": [4, 4],
+    "masked_unit_attention": [True, False],
+    "query_stride": [2, 2],
+    "num_query_pool": 1,
+    "decoder_depth": 1,
+}
+
+
+def build(name: str, **fields: Any) -> nn.Module:
+    torch.manual_seed(0)
+    model_class = getattr(transformers, name)
+    attention = fields.pop("attention", "eager")
+    model = model_class._from_config(model_class.config_class(**fields), attn_implementation=attention)
+    randomize(model)
+    return model.double().eval()
+
+
+ONE_STAGE = {"depths": [2], "num_heads": [2]}
+
+# name -> the runs of its layers
+CASES: dict[str, Callable[[], list[Run]]] = {
+    # 6 x 6 patches in windows of 4, so that windows are padded; the second layer shifts them.
+    "Swin": lambda: runs(build("SwinModel", **SWIN | ONE_STAGE), image(12), "attention.v_proj", all_of),
+    "Swinv2": lambda: runs(build("Swinv2Model", **SWIN), image(12), "attention.self.value", all_of),
+    "Swin2SR": lambda: runs(
+        build("Swin2SRModel", **SWIN | ONE_STAGE | {"image_size": 8, "patch_size": 1}),
+        image(8),
+        "attention.self.value",
+        all_of,
+    ),
+    "MaskFormer-Swin": lambda: runs(build("MaskFormerSwinModel", **SWIN), image(12), "attention.self.value", all_of),
+    "SAM": lambda: runs(build("SamVisionModel", **SAM), image(24), "attn.qkv", last_third),
+    "SAM-sdpa": lambda: runs(build("SamVisionModel", **SAM, attention="sdpa"), image(24), "attn.qkv", last_third),
+    # The second layer has convolutions behind its windows.
+    "VitDet": lambda: runs(build("VitDetModel", **VIT_DET), image(20), "attention.qkv", last_third, True),
+    # The second layer has fewer tokens than the first.
+    "Hiera": lambda: runs(build("HieraModel", **HIERA), image(32), "attn.qkv", last_third),
+}
+
+
+def image(size: int) -> Tensor:
+    return torch.randn(2, 3, size, size, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+
+def scores_of(run: Run, **options: Any) -> Tensor:
+    return method_of(run).attribute(run.hidden, additional_forward_args=run.args[1:] or None, **options)
+
+
+def method_of(run: Run, **options: Any) -> ValueZeroing:
+    return ValueZeroing(lambda *args: run.layer(*args, **run.kwargs), run.layer, normalize=False, **options)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_maps_are_over_the_layers_own_positions(name: str) -> None:
+    for run in CASES[name]():
+        scores = scores_of(run)
+        assert_same(scores, run.expected)
+        # What is outside of a window is not small, but zero.
+        assert ((scores == 0) == (run.expected < 1e-15)).all()
+
+
+@pytest.fixture(scope="module")
+def shifted() -> Run:
+    """Swin's second layer: windows that are shifted and padded."""
+    return CASES["Swin"]()[1]
+
+
+@pytest.fixture(scope="module")
+def mixing() -> Run:
+    """VitDet's second layer: convolutions behind padded windows."""
+    return CASES["VitDet"]()[1]
+
+
+@pytest.mark.parametrize("name", ["shifted", "mixing"])
+def test_targets_features_and_chunks(name: str, request: pytest.FixtureRequest) -> None:
+    run = request.getfixturevalue(name)
+    count = run.expected.shape[2]
+    assert_same(scores_of(run, target=[3, count - 1]), run.expected[[0, 1], [3, count - 1]])
+    assert_same(scores_of(run, perturbations_per_eval=1), run.expected)
+    features = torch.arange(count) % 7  # features across windows
+    together = torch.stack([run.zeroed([p for p in range(count) if p % 7 == f]) for f in range(7)], dim=-1)
+    assert_same(scores_of(run, feature_mask=features[None]), together[..., features])
+    assert_same(scores_of(run, feature_mask=features[None], target=4), together[:, 4][..., features])
+
+
+@pytest.mark.parametrize("name", ["shifted", "mixing"])
+def test_single_heads(name: str, request: pytest.FixtureRequest) -> None:
+    run = request.getfixturevalue(name)
+    half = (run.columns.stop - run.columns.start) // 2
+    second = slice(run.columns.start + half, run.columns.stop)
+    scores = method_of(run, heads=1).attribute(run.hidden, additional_forward_args=run.args[1:])
+    for position in (0, 7):
+        assert_same(scores[..., position], run.zeroed([position], second))
+
+
+def test_half_precision_is_replayed_in_float32() -> None:
+    model = build("SwinModel", **SWIN | ONE_STAGE).to(torch.bfloat16)
+    run = runs(model, image(12).bfloat16(), "attention.v_proj", all_of)[1]
+    scores = scores_of(run)
+    assert scores.dtype == torch.float32
+    run.layer.float()
+    exact = ValueZeroing(run.layer, run.layer, normalize=False).attribute(run.hidden.float(), None, run.args[1:])
+    assert_same(scores, exact, tolerance=1e-6)
+
+
+def test_one_example_is_as_in_a_batch(shifted: Run) -> None:
+    for example in range(2):
+        alone = method_of(shifted).attribute(shifted.hidden[example : example + 1], None, shifted.args[1:])
+        assert_same(alone[0], shifted.expected[example])
+
+
+class Images(nn.Module):
+    """A layer for images of several sizes in one sequence without an axis of examples, each attended to by itself."""
+
+    def __init__(self, sizes: list[int]) -> None:
+        super().__init__()
+        self.attention = SelfAttention()
+        self.norm, self.feed_forward = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.sizes = sizes
+        self.attention.forward = self.attend
+        self.double().eval()
+
+    def attend(self, x: Tensor) -> Tensor:
+        own = self.attention
+        images = x.split(self.sizes)
+        parts = [
+            [linear(one)[None].unflatten(-1, (HEADS, -1)).transpose(1, 2) for linear in (own.query, own.key, own.value)]
+            for one in images
+        ]
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(own.config._attn_implementation, eager_attention_forward)
+        contexts = [attend(own, *part, None)[0][0].flatten(1) for part in parts]
+        return own.output(torch.cat(contexts))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(x)
+        return x + self.feed_forward(self.norm(x)).relu()
+
+
+@pytest.mark.parametrize("sizes", [[4, 4, 4], [5, 2, 3], [6]])
+def test_images_in_one_sequence_without_examples(sizes: list[int]) -> None:
+    layer = Images(sizes)
+    x = torch.randn(sum(sizes), WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    run = Run(layer, (x,), {}, "attention.value", all_of(WIDTH), False)
+    expected = torch.stack([zero_one(layer, x, position) for position in range(len(x))], dim=-1)
+    assert_same(scores_of(run), expected[None])
+    assert_same(scores_of(run, target=2), expected[None, 2])
+    image_of = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
+    assert ((expected > 1e-15) == (image_of[:, None] == image_of)).all()
+
+
+def zero_one(layer: Images, x: Tensor, position: int) -> Tensor:
+    """How far each output moves when the value of one position is zeroed, `(out,)`."""
+
+    def zero(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+        start = sum(layer.sizes[: calls[0]])
+        calls[0] += 1
+        output = output.clone()
+        if start <= position < start + len(output):
+            output[position - start] = 0
+        return output
+
+    calls = [0]
+    with torch.no_grad():
+        clean = layer(x)
+        with layer.attention.value.register_forward_hook(zero):
+            return 1 - F.cosine_similarity(layer(x), clean, dim=-1)
+
+
+class Halves(Block):
+    """A block that attends in two halves of the sequence, `prepare` acting on it before."""
+
+    def __init__(self, prepare: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.prepare = prepare
+
+    def forward(self, x: Tensor) -> Tensor:
+        halves = self.prepare(self.attention_norm(x)).reshape(-1, x.shape[1] // 2, x.shape[2])
+        x = x + self.attention(halves).reshape(x.shape)
+        return x + self.feed_forward(self.norm(x))
+
+
+REFUSED = {
+    "values come from several positions": lambda x: x + x.roll(1, dims=1),
+    "reaches from one example to another": lambda x: x.transpose(0, 1).contiguous().view_as(x),
+}
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_what_cannot_be_told_is_refused(reason: str) -> None:
+    block, x = Halves(REFUSED[reason]), torch.randn(2, 6, WIDTH, dtype=torch.float64)
+    with pytest.raises(AssertionError, match=rf"one vector a token.*{reason}"):
+        ValueZeroing(block, block).attribute(x)
+
+
+def test_methods_that_need_weights_say_so(shifted: Run) -> None:
+    for method in (LayerAttention, LayerAttentionNorm):
+        with pytest.raises(AssertionError, match="sees the layer's tokens in windows"):
+            method(shifted.layer, shifted.layer).attribute(shifted.hidden, None, shifted.args[1:])
+
+
+def test_a_rollout_stays_within_a_stage() -> None:
+    model = build("Swinv2Model", **SWIN)
+    layers = find_layers(model)
+    with pytest.raises(AssertionError, match=r"the layers' maps are .*36, 36.* one stage"):
+        ValueZeroingRollout(model, layers).attribute(image(12))
+    first, second = ValueZeroing(model, layers[:2]).attribute(image(12))
+    assert_same(ValueZeroingRollout(model, layers[:2]).attribute(image(12)), second @ first)
+
+
+def test_the_model_is_left_as_it_was(shifted: Run) -> None:
+    before = [len(module._forward_hooks) for module in shifted.layer.modules()]
+    scores_of(shifted)
+    assert [len(module._forward_hooks) for module in shifted.layer.modules()] == before
+    assert all(parameter.isfinite().all() for parameter in shifted.layer.parameters())
