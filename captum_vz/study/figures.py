@@ -1,0 +1,87 @@
+"""A summary as a figure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from matplotlib import colormaps
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from captum_vz.study.judging import METRICS
+from captum_vz.study.methods import METHODS
+from captum_vz.visualization.maps import FONT_SIZE
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from pandas import DataFrame
+
+
+def draw_summary(summary: DataFrame, metric: str) -> Figure:
+    """Draws one metric: for each model a row, on the left each method by layer, on the right what it comes to.
+
+    A method has one colour on both sides, where its name is written on the right. Bars and bands are the intervals of
+    the summary. What joins layers is dashed, what has no layers is a dotted line.
+
+    Args:
+        summary: As :attr:`Study.summary` has it; the group "all" is drawn.
+        metric: One of its metrics.
+
+    Returns:
+        A matplotlib figure.
+
+    Raises:
+        ValueError: The summary has no such metric.
+    """
+    if metric not in set(summary["metric"]):
+        raise ValueError(f"metric is {metric!r}: pass one of {', '.join(map(repr, summary['metric'].unique()))}.")
+    drawn = summary[(summary["metric"] == metric) & (summary["group"] == "all")]
+    models = drawn["model"].unique().tolist()
+    methods = drawn["method"].unique().tolist()
+    height = 0.9 + 0.2 * len(methods)
+    figure = Figure(figsize=(9, max(2.6, height) * len(models)), dpi=150, layout="constrained")
+    panels = figure.subplots(len(models), 2, squeeze=False, sharey=False)
+    for (left, right), model in zip(panels, models, strict=True):
+        of_model = drawn[drawn["model"] == model]
+        _by_layer(left, of_model)
+        _at_the_end(right, of_model)
+        left.set_ylabel(METRICS[metric].title, fontsize=FONT_SIZE)
+        right.set_xlabel(METRICS[metric].title, fontsize=FONT_SIZE)
+        left.set_title(f"{model}, by layer", fontsize=FONT_SIZE + 2).set_parse_math(False)
+        right.set_title(f"{model}, last layer", fontsize=FONT_SIZE + 2).set_parse_math(False)
+    return figure
+
+
+def _by_layer(panel: Axes, rows: DataFrame) -> None:
+    for method, of_method in rows.groupby("method", sort=False):
+        look: dict[str, Any] = {"color": _color(method), "linewidth": 1.4}
+        if of_method["layer"].isna().any():
+            panel.axhline(of_method["mean"].iloc[0], linestyle=":", **look)
+            continue
+        layers = of_method["layer"].astype(int)
+        style = "--" if METHODS[method].joins else "-"
+        panel.plot(layers, of_method["mean"], linestyle=style, marker=".", **look)
+        panel.fill_between(layers, of_method["low"], of_method["high"], color=look["color"], alpha=0.15, linewidth=0)
+    panel.set_xlabel("layer", fontsize=FONT_SIZE)
+    panel.xaxis.set_major_locator(MaxNLocator(integer=True))
+    panel.tick_params(labelsize=FONT_SIZE)
+
+
+def _at_the_end(panel: Axes, rows: DataFrame) -> None:
+    last = rows.groupby("method", sort=False).tail(1).sort_values("mean", na_position="first")
+    for place, row in enumerate(last.itertuples()):
+        known = row.low == row.low  # of a single example there is no interval
+        whisker = [[row.mean - row.low], [row.high - row.mean]] if known else None
+        panel.errorbar(row.mean, place, xerr=whisker, fmt="o", markersize=4, capsize=2, color=_color(row.method))
+    panel.set_yticks(range(len(last)), last["method"], fontsize=FONT_SIZE)
+    for label, method in zip(panel.get_yticklabels(), last["method"], strict=True):
+        label.set_color(_color(method))
+    panel.tick_params(labelsize=FONT_SIZE)
+    panel.grid(axis="x", alpha=0.3)
+
+
+def _color(method: Any) -> Any:
+    """Of each method its own, in every figure; those that know nothing of the model are grey."""
+    greys = {"random": "0.6", "position": "0.4"}
+    place = 2 * [name for name in METHODS if name not in greys].index(method) if method not in greys else 0
+    return greys.get(method) or colormaps["tab20"](place % 20 + place // 20)

@@ -1,0 +1,128 @@
+"""What a study has found: read, summarised, drawn."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from matplotlib.figure import Figure
+
+from captum_vz.metrics import summarize
+from captum_vz.study._extra import parquet, pd
+from captum_vz.study.figures import draw_summary
+from captum_vz.study.files import write_whole
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+MANIFEST: Final = "study.json"
+SHARDS: Final = "shards"
+SUMMARY: Final = "summary.csv"
+SKIPPED: Final = "skipped.csv"
+FIGURES: Final = "figures"
+
+#: The group of all examples together, in a summary.
+ALL: Final = "all"
+
+
+class Study:
+    """What a study has found, read from its folder.
+
+    Args:
+        folder: That which :func:`run_study` has written, or is writing.
+
+    Raises:
+        FileNotFoundError: It holds no study.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        manifest = self.folder / MANIFEST
+        if not manifest.is_file():
+            raise FileNotFoundError(f"{manifest} is missing: expected the folder of a study.")
+        #: How it was run.
+        self.settings: dict[str, Any] = json.loads(manifest.read_text(encoding="utf-8"))
+
+    def rows(self, columns: Sequence[str] | None = None) -> DataFrame:
+        """All rows that are finished, one for each model, example, method and layer.
+
+        Args:
+            columns: The columns that are wanted, see :meth:`Scorer.score`, and ``model``. None: all.
+
+        Returns:
+            The rows in the order of models and examples, without what was skipped. ``layer`` is NA for methods without
+            layers.
+        """
+        wanted = None if columns is None else [*dict.fromkeys([*columns, "skipped"])]
+        rows = self._read(wanted)
+        rows = rows[rows["skipped"].isna()].reset_index(drop=True)
+        return rows.drop(columns="skipped") if columns is None or "skipped" not in columns else rows
+
+    @property
+    def skipped(self) -> DataFrame:
+        """The examples that could not be used, with the ``skipped`` reason; those of one method alone name it."""
+        rows = self._read(["model", "example", "group", "method", "skipped"])
+        return rows[rows["skipped"].notna()].reset_index(drop=True)
+
+    @property
+    def summary(self) -> DataFrame:
+        """For each model, method, layer, group and metric the mean with its interval, and what went into it.
+
+        The columns are ``model``, ``method``, ``layer``, ``group`` ("all": all examples), ``metric``, ``mean``,
+        ``std``, ``low``, ``high``, ``examples`` (how many have a value), ``undefined`` (how many have none: constant
+        scores order nothing) and ``skipped`` (how many could not be used).
+
+        Raises:
+            FileNotFoundError: The study is not finished.
+        """
+        path = self.folder / SUMMARY
+        if not path.is_file():
+            raise FileNotFoundError(f"{path} is missing: the study is not finished. Start it again to go on.")
+        return pd.read_csv(path, dtype={"layer": "Int64", "group": str, "model": str})
+
+    def plot(self, metric: str) -> Figure:
+        """The summary of one metric over all examples as a figure: by layer, and what comes out of the last one."""
+        return draw_summary(self.summary, metric)
+
+    def _read(self, columns: list[str] | None) -> DataFrame:
+        paths = sorted((self.folder / SHARDS).glob("*.parquet"))
+        tables = [parquet.read_table(path, columns=columns, partitioning=None).to_pandas() for path in paths]
+        rows = pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=columns)
+        return rows.astype({name: "Int64" for name in ("layer", "target") if name in rows})
+
+
+def write_results(folder: Path, confidence: float, resamples: int) -> None:
+    """Write the summary, what was skipped and the figures of a finished study."""
+    study = Study(folder)
+    skipped = study.skipped
+    summary = summarise(study, skipped, confidence, resamples)
+    write_whole(folder / SKIPPED, skipped.to_csv(index=False).encode())
+    for metric in study.settings["metrics"]:
+        picture = io.BytesIO()
+        draw_summary(summary, metric).savefig(picture, format="png")
+        write_whole(folder / FIGURES / f"{metric}.png", picture.getvalue())
+    write_whole(folder / SUMMARY, summary.to_csv(index=False).encode())
+
+
+def summarise(study: Study, skipped: DataFrame, confidence: float, resamples: int) -> DataFrame:
+    """The tidy summary of a study, see :attr:`Study.summary`."""
+    metrics: list[str] = study.settings["metrics"]
+    rows = study.rows(["model", "method", "layer", "group", *metrics])
+    groups = [ALL, *(sorted(rows["group"].unique()) if rows["group"].nunique() > 1 else [])]
+    found = []
+    for (model, method, layer), of_layer in rows.groupby(["model", "method", "layer"], dropna=False, sort=False):
+        out = skipped[(skipped["model"] == model) & (skipped["method"].isna() | (skipped["method"] == method))]
+        for group in groups:
+            some = of_layer if group == ALL else of_layer[of_layer["group"] == group]
+            left_out = len(out if group == ALL else out[out["group"] == group])
+            where = {"model": model, "method": method, "layer": layer, "group": group}
+            for metric in metrics:
+                values = torch.tensor(some[metric].to_numpy(dtype="float64"))
+                summary = summarize(values, confidence, resamples)
+                found.append(where | {"metric": metric} | summary._asdict() | {"skipped": left_out})
+    names = ["model", "method", "layer", "group", "metric", "mean", "std", "low", "high", "examples", "undefined"]
+    return pd.DataFrame(found, columns=[*names, "skipped"]).astype({"layer": "Int64"})

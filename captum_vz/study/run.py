@@ -1,0 +1,255 @@
+"""Models x methods x examples: shard after shard, and what comes out of it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import torch
+from tqdm import tqdm
+
+from captum_vz import __version__
+from captum_vz.study._extra import PartialState, broadcast_object_list, pa, parquet
+from captum_vz.study.example import Example
+from captum_vz.study.files import TEMPORARY, remove_temporary, write_whole
+from captum_vz.study.judging import check_metrics
+from captum_vz.study.methods import check_methods
+from captum_vz.study.results import MANIFEST, SHARDS, Study, write_results
+from captum_vz.study.scorer import Row, Scorer
+
+# A model and its tokenizer, or a function that loads them: it is called only if there is work left for that model.
+Loaded = tuple[Any, Any]
+Source = Loaded | Callable[[], Loaded]
+
+_WEIGHTS: Final = b"captum_vz.weights"
+_TEXT, _PLACE = pa.string(), pa.int32()
+_SCHEMA: Final = [
+    ("model", _TEXT),
+    ("example", _TEXT),
+    ("group", _TEXT),
+    ("label", _TEXT),
+    ("method", _TEXT),
+    ("layer", _PLACE),
+    ("skipped", _TEXT),
+    ("tokens", pa.list_(_TEXT)),
+    ("target", _PLACE),
+    ("cue", pa.list_(_PLACE)),
+    ("scores", pa.list_(pa.float64())),
+]
+
+
+def run_study(
+    models: Mapping[str, Source],
+    examples: Sequence[Example],
+    output: str | Path,
+    methods: Iterable[str] | None = None,
+    metrics: Iterable[str] | None = None,
+    *,
+    batch_size: int = 32,
+    shard_size: int = 64,
+    content_only: bool = False,
+    removal: str = "unk",
+    confidence: float = 0.95,
+    resamples: int = 1999,
+    quiet: bool = False,
+) -> Study:
+    """Runs methods on examples with models and judges them, in a folder, where a killed study goes on where it was.
+
+    The examples are cut into shards, and each model's rows of each shard are a Parquet file, which is there when it is
+    finished and not before. Whatever kills a study, the next start with the same arguments computes what is missing,
+    and the result is that of an uninterrupted one. Under `accelerate launch`, each process of any number, on any number
+    of machines that share the folder, takes its share of the shards to its own device.
+
+    The folder holds ``study.json`` (the settings), ``shards``, ``summary.csv``, ``skipped.csv`` and ``figures``.
+
+    Args:
+        models: For each name a model in eval mode and its tokenizer, or a function that loads them. The model is moved
+            to the process's device, and back.
+        examples: The examples; their ids are all different.
+        output: The folder. It may hold a part of this study, but not another one.
+        methods: Names of :data:`~captum_vz.study.METHODS`. None: all but gradients and flow.
+        metrics: Names of :data:`~captum_vz.study.METRICS`. None: cue alignment and blank-out.
+        batch_size: How many sentences a model is given at once.
+        shard_size: How many examples a shard has: what is lost, at most, if a process is killed.
+        content_only: See :class:`~captum_vz.study.Scorer`, like `removal`.
+        removal: "unk", "mask" or "delete".
+        confidence: Of the intervals in the summary, see :func:`~captum_vz.metrics.summarize`.
+        resamples: How often examples are drawn again for them.
+        quiet: Whether there is no progress bar.
+
+    Returns:
+        What was found: its `summary`, its `rows`, what was `skipped` and why.
+
+    Raises:
+        ValueError: Unknown names, no examples or models, ids that are not different, or a folder with a study of other
+            settings, or of a model with other weights.
+        OSError: The folder cannot be written, or the disk is full. What is finished stays.
+
+    >>> import tempfile
+    >>> from captum_vz.study import Example, run_study
+    >>> from captum_vz.testbed import agreement_sentences, load_agreement_model
+    >>> examples = [Example.from_record(record) for record in agreement_sentences(4)]
+    >>> models, methods = {"agreement": load_agreement_model}, ["value-zeroing", "random"]
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     summary = run_study(models, examples, folder, methods, "cue_dot", quiet=True).summary
+    >>> summary.query("layer == 3 and group == 'all'")[["method", "metric", "examples"]].values.tolist()
+    [['value-zeroing', 'cue_dot', 4]]
+    """
+    names, judged_by = check_methods(methods), check_metrics(metrics)
+    settings = {
+        "captum_vz": __version__,
+        "models": list(models),
+        "methods": list(names),
+        "metrics": list(judged_by),
+        "content_only": content_only,
+        "removal": removal,
+        "batch_size": batch_size,
+        "shard_size": shard_size,
+        "examples": _check_examples(examples),
+    }
+    if not models or shard_size < 1:
+        raise ValueError(f"models is {list(models)} and shard_size {shard_size}: pass at least 1 of each.")
+    state = PartialState(timeout=timedelta(days=30))  # at the end, some processes wait long for others
+    folder = Path(output)
+    _claim(folder, settings, state.is_main_process)
+    shards = [
+        Shard(name, start, folder / SHARDS / f"{number:02d}-{_file_name(name)}-{start // shard_size:06d}.parquet")
+        for number, name in enumerate(models)
+        for start in range(0, len(examples), shard_size)
+    ]
+    # All look before any writes, so that all agree on what is left, and share it.
+    left = [shard for shard in shards if not shard.path.exists()]
+    state.wait_for_everyone()
+    own = left[state.process_index :: state.num_processes]
+    count = sum(len(examples[shard.start : shard.start + shard_size]) for shard in own)
+    hidden = quiet or not own or not state.is_main_process
+    with tqdm(total=count, unit="example", desc="study", disable=hidden) as bar:
+        for name, source in models.items():
+            mine = [shard for shard in own if shard.model == name]
+            if not mine:
+                continue
+            with _on_device(source, state.device) as (model, tokenizer):
+                scorer = Scorer(
+                    model,
+                    tokenizer,
+                    names,
+                    judged_by,
+                    batch_size=batch_size,
+                    content_only=content_only,
+                    removal=removal,
+                )
+                weights = _fingerprint(model, tokenizer)
+                _check_weights(name, weights, [shard.path for shard in shards if shard.model == name])
+                for shard in mine:
+                    rows = scorer.score(examples[shard.start : shard.start + shard_size], bar.update)
+                    write_whole(shard.path, _parquet(name, rows, judged_by, weights))
+    state.wait_for_everyone()
+    if state.is_main_process:
+        remove_temporary(folder)
+        write_results(folder, confidence, resamples)
+    state.wait_for_everyone()
+    return Study(folder)
+
+
+class Shard(NamedTuple):
+    """The rows of one model for some of the examples: from which one on, and where they are written."""
+
+    model: str
+    start: int
+    path: Path
+
+
+def _claim(folder: Path, settings: dict[str, Any], is_main: bool) -> None:
+    """Make the folder that of this study, or see that it is: the main process, and all raise what it raises."""
+    wrong: list[Exception | None] = [None]
+    if is_main:
+        try:
+            _claim_alone(folder, settings)
+        except (ValueError, OSError) as error:
+            wrong = [error]
+    broadcast_object_list(wrong)
+    if wrong[0] is not None:
+        raise wrong[0]
+
+
+def _claim_alone(folder: Path, settings: dict[str, Any]) -> None:
+    manifest = folder / MANIFEST
+    if not manifest.is_file():
+        if folder.is_dir() and any(path.suffix != TEMPORARY for path in folder.iterdir()):
+            raise ValueError(f"{folder} is not empty, and holds no {MANIFEST}: pass a new folder, or that of a study.")
+        write_whole(manifest, json.dumps(settings, indent=2, ensure_ascii=False).encode())
+        return
+    before = json.loads(manifest.read_text(encoding="utf-8"))
+    changed = [name for name in {**before, **settings} if before.get(name) != settings.get(name)]
+    if changed:
+        told = "; ".join(f"{name} was {before.get(name)!r} and is {settings.get(name)!r}" for name in changed)
+        raise ValueError(f"{folder} holds a study with other settings: {told}. Pass those, or another folder.")
+
+
+def _check_examples(examples: Sequence[Example]) -> dict[str, Any]:
+    """What the manifest says of the examples: how many there are, and a digest of all they hold."""
+    if not examples:
+        raise ValueError("examples is empty: pass at least one.")
+    repeated = [id for id, count in Counter(example.id for example in examples).items() if count > 1]
+    if repeated:
+        raise ValueError(
+            f"{len(repeated)} ids stand for several examples, such as {repeated[0]!r}: each needs its own."
+        )
+    lines = "\n".join(json.dumps(example.to_dict(), sort_keys=True) for example in examples)
+    return {"count": len(examples), "sha256": hashlib.sha256(lines.encode()).hexdigest()}
+
+
+@contextmanager
+def _on_device(source: Source, device: torch.device) -> Iterator[Loaded]:
+    """A model on the device of this process, for the time of its work."""
+    model, tokenizer = source() if callable(source) else source
+    before = model.device
+    # Rollouts are products in float64, which Apple's GPUs do not have.
+    model.to("cpu" if device.type == "mps" else device)
+    try:
+        yield model, tokenizer
+    finally:
+        model.to(before)
+
+
+def _fingerprint(model: Any, tokenizer: Any) -> str:
+    """A digest of 64 numbers from each of a model's parameters, and of the vocabulary's size."""
+    digest = hashlib.sha256(f"{type(model).__name__} {len(tokenizer)}".encode())
+    for name, values in model.state_dict().items():
+        flat = values.detach().flatten()
+        some = flat[:: max(1, len(flat) // 64)].double().cpu()
+        digest.update(f"{name} {tuple(values.shape)} {values.dtype} {some.tolist()}".encode())
+    return digest.hexdigest()
+
+
+def _check_weights(name: str, weights: str, paths: Sequence[Path]) -> None:
+    """See that what is finished was made by the model that goes on."""
+    finished = next((path for path in paths if path.exists()), None)
+    if finished is None:
+        return
+    before = (parquet.read_schema(finished).metadata or {}).get(_WEIGHTS, b"").decode()
+    if before != weights:
+        raise ValueError(
+            f"{finished} was made with other weights than those of the model {name!r} now: pass that model, or another "
+            "folder."
+        )
+
+
+def _parquet(model: str, rows: Sequence[Row], metrics: Sequence[str], weights: str) -> bytes:
+    schema = pa.schema([*_SCHEMA, *((name, pa.float64()) for name in metrics)], metadata={_WEIGHTS: weights.encode()})
+    table = pa.Table.from_pylist([{"model": model} | row for row in rows], schema=schema)
+    buffer = pa.BufferOutputStream()
+    parquet.write_table(table, buffer, compression="zstd")
+    data: bytes = buffer.getvalue().to_pybytes()
+    return data
+
+
+def _file_name(model: str) -> str:
+    return re.sub(r"[^\w.-]+", "-", model)[-60:]

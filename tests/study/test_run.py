@@ -1,0 +1,350 @@
+"""A study as a whole: its folder, its summary, and that nothing and nobody makes it lose or double a row."""
+
+import errno
+import json
+import multiprocessing
+import os
+import random
+import resource
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+
+from captum_vz.metrics import summarize
+from captum_vz.study import Example, Scorer, Study, run_study
+from captum_vz.study import files as files_module
+from captum_vz.testbed import load_agreement_model
+from tests.study.conftest import Shipped
+
+METHODS = ["value-zeroing", "value-zeroing-rollout", "random"]
+SHARDS = 5
+
+
+def study(folder: Path, examples: list[Example], models: Any = None, **changed: Any) -> Study:
+    """A small study of five shards."""
+    options: dict[str, Any] = {"methods": METHODS, "metrics": ["cue_dot"], "shard_size": 2, "resamples": 50}
+    models = {"agreement": load_agreement_model} if models is None else models
+    return run_study(models, examples, folder, **options | {"quiet": True} | changed)
+
+
+def shards(folder: Path) -> dict[str, tuple[int, bytes]]:
+    """Of each finished shard when it was written, and what it holds."""
+    return {path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in folder.glob("shards/*.parquet")}
+
+
+def assert_same_study(one: Study, other: Study) -> None:
+    pd.testing.assert_frame_equal(one.rows(), other.rows())
+    pd.testing.assert_frame_equal(one.skipped, other.skipped)
+    for name in ("study.json", "summary.csv", "skipped.csv"):
+        assert (one.folder / name).read_bytes() == (other.folder / name).read_bytes()
+    names = [sorted(str(path.relative_to(each.folder)) for path in each.folder.rglob("*")) for each in (one, other)]
+    assert names[0] == names[1]
+
+
+@pytest.fixture(scope="module")
+def bad(examples: list[Example]) -> list[Example]:
+    """Ten examples, two of them of no use."""
+    return [*examples[:3], replace(examples[3], cue=()), *examples[4:9], replace(examples[9], target=99)]
+
+
+@pytest.fixture(scope="module")
+def reference(bad: list[Example], tmp_path_factory: pytest.TempPathFactory) -> Study:
+    return study(tmp_path_factory.mktemp("reference") / "study", bad)
+
+
+def test_the_rows_are_those_of_the_scorer(reference: Study, bad: list[Example], shipped: Shipped) -> None:
+    rows = reference.rows()
+    assert rows["example"].nunique() == 8
+    assert len(rows) == 8 * (4 + 4 + 1)
+    expected = [row for row in Scorer(*shipped, METHODS, "cue_dot").score(bad) if row["skipped"] is None]
+    assert rows["example"].tolist() == [row["example"] for row in expected]
+    assert rows["layer"].fillna(-1).tolist() == [-1 if row["layer"] is None else row["layer"] for row in expected]
+    for found, row in zip(rows.itertuples(), expected, strict=True):
+        assert list(found.tokens) == row["tokens"]
+        assert found.scores == pytest.approx(row["scores"], rel=1e-4, abs=1e-6)  # float32, in batches of other sizes
+    assert set(rows["model"]) == {"agreement"}
+
+
+def test_what_was_skipped_is_told_and_counted(reference: Study, bad: list[Example]) -> None:
+    skipped = reference.skipped
+    assert skipped["example"].tolist() == [bad[3].id, bad[9].id]
+    assert skipped["skipped"].tolist()[0] == "there is no cue"
+    assert skipped["skipped"].tolist()[1].startswith("the target is word 99, but there are")
+    assert pd.read_csv(reference.folder / "skipped.csv")["example"].tolist() == skipped["example"].tolist()
+    whole = reference.summary.query("group == 'all'")
+    assert set(whole["skipped"]) == {2}
+    assert set(whole["examples"]) == {8}
+
+
+def test_the_summary_is_that_of_the_rows(reference: Study, bad: list[Example]) -> None:
+    rows, summary = reference.rows(["method", "layer", "group", "cue_dot"]), reference.summary
+    groups = {"all", *(example.group for example in bad)}
+    assert len(summary) == len(groups) * (4 + 4 + 1)
+    for line in summary.itertuples():
+        some = rows[
+            (rows["method"] == line.method) & (rows["layer"].fillna(-1) == (-1 if line.layer is pd.NA else line.layer))
+        ]
+        some = some if line.group == "all" else some[some["group"] == line.group]
+        expected = summarize(torch.tensor(some["cue_dot"].to_numpy()), resamples=50)
+        assert (line.mean, line.low, line.high) == pytest.approx(expected[:1] + expected[2:4], nan_ok=True)
+        assert (line.examples, line.undefined) == expected[4:]
+        assert line.metric == "cue_dot"
+
+
+def test_the_figure_shows_each_methods_last_layer(reference: Study) -> None:
+    by_layer, last = reference.plot("cue_dot").axes
+    summary = reference.summary.query("group == 'all'").groupby("method").tail(1).sort_values("mean")
+    assert [label.get_text() for label in last.get_yticklabels()] == summary["method"].tolist()
+    drawn = [line.get_xdata()[0] for line in last.lines if line.get_marker() == "o"]
+    assert drawn == pytest.approx(summary["mean"].tolist())
+    assert len([line for line in by_layer.lines if line.get_linestyle() == ":"]) == 1  # random has no layers
+    assert (reference.folder / "figures" / "cue_dot.png").stat().st_size > 10_000
+    with pytest.raises(ValueError, match="metric is 'magic': pass one of 'cue_dot'"):
+        reference.plot("magic")
+
+
+def test_several_models_stand_beside_each_other(bad: list[Example], shipped: Shipped, tmp_path: Path) -> None:
+    model, tokenizer = shipped
+    other = type(model)(model.config).eval()
+    both = study(
+        tmp_path / "s", bad, {"agreement": shipped, "org/other one": (other, tokenizer)}, methods=["attention"]
+    )
+    assert both.rows()["model"].unique().tolist() == ["agreement", "org/other one"]
+    counts = both.summary.query("group == 'all'").groupby("model")["skipped"].unique()
+    assert [one.tolist() for one in counts] == [[2], [2]]
+    assert len(both.plot("cue_dot").axes) == 4
+
+
+def in_a_process(work: Callable[[], object]) -> multiprocessing.Process:
+    """The work begun in a process of its own, forked: it need not import anything."""
+    process = multiprocessing.get_context("fork").Process(target=work)
+    process.start()
+    return process
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_killed_at_random_it_goes_on(seed: int, bad: list[Example], reference: Study, tmp_path: Path) -> None:
+    draw, folder = random.Random(seed), tmp_path / "study"
+    seen: dict[str, tuple[int, bytes]] = {}
+    kills = 0
+    for _ in range(8):
+        process = in_a_process(lambda: study(folder, bad))
+        process.join(draw.uniform(0.02, 0.5))
+        process.kill()
+        process.join()
+        kills += process.exitcode == -signal.SIGKILL
+        now = shards(folder)
+        assert seen.items() <= now.items()  # what was finished is there, untouched
+        seen = now
+    assert kills
+    assert_same_study(study(folder, bad), reference)
+    assert seen.items() <= shards(folder).items()
+
+
+def test_killed_before_any_file_has_its_name_it_goes_on(bad: list[Example], reference: Study, tmp_path: Path) -> None:
+    folder = tmp_path / "study"
+
+    def killed_at(count: int) -> None:
+        """Ends the process by SIGKILL when so many files are written, and the last is not yet renamed."""
+        rename, written = os.replace, []
+
+        def replace_or_die(source: Any, goal: Any) -> None:
+            written.append(goal)
+            if len(written) == count:
+                os.kill(os.getpid(), signal.SIGKILL)
+            rename(source, goal)
+
+        files_module.os.replace = replace_or_die  # type: ignore[assignment]  # in this process only
+        study(folder, bad)
+
+    in_a_process(lambda: killed_at(1)).join()
+    assert not (folder / "study.json").exists()
+    while len(before := shards(folder)) < SHARDS:
+        process = in_a_process(lambda: killed_at(2))
+        process.join()
+        assert process.exitcode == -signal.SIGKILL
+        assert before.items() <= shards(folder).items()
+        assert list(folder.rglob(".*.tmp"))
+    assert_same_study(study(folder, bad), reference)
+    assert shards(folder) == before
+
+
+def test_a_finished_study_computes_nothing_again(bad: list[Example], reference: Study) -> None:
+    def never() -> Any:
+        raise AssertionError("loaded")
+
+    before = shards(reference.folder)
+    study(reference.folder, bad, {"agreement": never})
+    assert shards(reference.folder) == before
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"methods": ["random"]}, r"methods was \['value-zeroing', .*'random'\] and is \['random'\]"),
+        ({"removal": "mask"}, "removal was 'unk' and is 'mask'"),
+        ({"shard_size": 3}, "shard_size was 2 and is 3"),
+        ({"models": {"other": load_agreement_model}}, r"models was \['agreement'\] and is \['other'\]"),
+    ],
+)
+def test_other_settings_in_the_same_folder_are_refused(
+    changed: dict[str, Any], told: str, bad: list[Example], reference: Study
+) -> None:
+    with pytest.raises(ValueError, match=f"holds a study with other settings: {told}.*Pass those, or another folder"):
+        study(reference.folder, bad, **changed)
+
+
+def test_other_examples_or_weights_in_the_same_folder_are_refused(
+    bad: list[Example], reference: Study, shipped: Shipped, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match="examples was"):
+        study(reference.folder, [*bad[:-1], replace(bad[-1], cue=(0,))])
+    folder = tmp_path / "study"
+    study(folder, bad)
+    next((folder / "shards").iterdir()).unlink()
+    model, tokenizer = shipped
+    other = type(model)(model.config).eval()
+    with pytest.raises(ValueError, match="was made with other weights than those of the model 'agreement' now"):
+        study(folder, bad, {"agreement": (other, tokenizer)})
+
+
+@pytest.mark.parametrize(
+    ("passed", "complaint"),
+    [
+        ({"examples": []}, "examples is empty"),
+        ({"models": {}}, r"models is \[\] and shard_size 2: pass at least 1 of each"),
+        ({"shard_size": 0}, "shard_size 0: pass at least 1"),
+        ({"methods": ["magic"]}, "pass some of"),
+    ],
+)
+def test_what_cannot_be_run_is_told(passed: dict[str, Any], complaint: str, bad: list[Example], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        study(tmp_path / "study", passed.pop("examples", bad), **passed)
+    assert not (tmp_path / "study").exists()
+
+
+def test_ids_that_are_not_their_own_are_told(bad: list[Example], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"1 ids stand for several examples, such as 'anaphor 0'"):
+        study(tmp_path, [*bad, bad[0]])
+
+
+def test_a_folder_of_something_else_is_left_alone(bad: list[Example], tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("precious")
+    with pytest.raises(ValueError, match=r"is not empty, and holds no study\.json"):
+        study(tmp_path, bad)
+    with pytest.raises(FileNotFoundError, match="expected the folder of a study"):
+        Study(tmp_path)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES])
+def test_a_disk_that_is_full_or_closed_is_told_and_what_is_finished_stays(
+    number: int, bad: list[Example], reference: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, synced = tmp_path / "study", os.fsync
+    left = [1 + 3]  # the manifest and three shards
+
+    def full(file: int) -> None:
+        if not left[0]:
+            raise OSError(number, os.strerror(number))
+        left[0] -= 1
+        synced(file)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(files_module.os, "fsync", full)
+        with pytest.raises(OSError, match=f"cannot write .*{os.strerror(number)}.*start again") as caught:
+            study(folder, bad)
+        assert caught.value.errno == number
+        with pytest.raises(FileNotFoundError, match="the study is not finished"):
+            Study(folder).summary  # noqa: B018  # reading it is what is tested
+    before = shards(folder)
+    assert len(before) == 3
+    assert not list(folder.rglob("*.tmp"))
+    assert_same_study(study(folder, bad), reference)
+    assert before.items() <= shards(folder).items()
+
+
+def test_a_file_that_may_not_grow_is_told(bad: list[Example], tmp_path: Path) -> None:
+    """The same with a limit that the operating system keeps: any shard is longer, the manifest is not."""
+    folder, message = tmp_path / "study", tmp_path / "message"
+
+    def limited() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1500, 1500))
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        try:
+            study(folder, bad)
+        except OSError as error:
+            message.write_text(str(error))
+
+    in_a_process(limited).join()
+    assert "cannot write" in message.read_text()
+    assert os.strerror(errno.EFBIG) in message.read_text()
+    assert json.loads((folder / "study.json").read_text())["models"] == ["agreement"]
+    assert not shards(folder)
+
+
+def test_a_folder_that_cannot_be_made_is_told(bad: list[Example], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match=r"cannot write .*study\.json.*Not a directory"):
+        study(tmp_path / "file" / "study", bad)
+
+
+def test_the_bar_shows_a_rate_and_the_time_left(
+    bad: list[Example], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study(tmp_path / "quiet", bad, methods=["random"])
+    assert capsys.readouterr().err == ""
+    study(tmp_path / "study", bad, methods=["random"], quiet=False)
+    bar = capsys.readouterr().err
+    assert "10/10" in bar
+    assert "example/s" in bar
+    study(tmp_path / "study", bad, methods=["random"], quiet=False)
+    assert capsys.readouterr().err == ""  # there is nothing left to do
+
+
+def free_port() -> int:
+    import socket
+
+    with socket.socket() as opened:
+        opened.bind(("localhost", 0))
+        port: int = opened.getsockname()[1]
+        return port
+
+
+def test_four_processes_share_the_shards(bad: list[Example], reference: Study, tmp_path: Path) -> None:
+    from accelerate import PartialState
+
+    folder, port = tmp_path / "study", free_port()
+
+    def share(rank: int) -> None:
+        PartialState._reset_state()
+        place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 4, "LOCAL_WORLD_SIZE": 4, "MASTER_PORT": port}
+        os.environ.update({name: str(value) for name, value in place.items()})
+        os.environ.update({"MASTER_ADDR": "localhost", "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"})
+        rename, written = os.replace, []
+
+        def noted(source: Any, goal: Path) -> None:
+            written.append(goal.name)
+            rename(source, goal)
+
+        files_module.os.replace = noted  # type: ignore[assignment]  # in this process only
+        found = study(folder, bad)
+        (tmp_path / f"{rank}.json").write_text(json.dumps([len(found.summary), written]))
+
+    begun = time.time()
+    processes = [in_a_process(lambda rank=rank: share(rank)) for rank in range(4)]
+    for process in processes:
+        process.join(60 - (time.time() - begun))
+    assert [process.exitcode for process in processes] == [0] * 4
+    assert_same_study(Study(folder), reference)
+    told = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(4)]
+    assert [lines for lines, _ in told] == [len(reference.summary)] * 4
+    written = [[name for name in names if name.endswith(".parquet")] for _, names in told]
+    assert [len(names) for names in written] == [2, 1, 1, 1]
+    assert sorted(name for names in written for name in names) == sorted(shards(folder))

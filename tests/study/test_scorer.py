@@ -1,0 +1,175 @@
+"""Methods and metrics on batches: the numbers are those of one sentence by itself, computed in loops."""
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor
+
+from captum_vz.study import DEFAULT_METHODS, METHODS, METRICS, Example, Method, Scorer, compare
+from captum_vz.study.methods import Batch
+from captum_vz.study.scorer import COLUMNS
+from captum_vz.testbed import encode_record
+from tests.study.conftest import Decoder, Shipped
+
+SHORT = Example("short", ("hats", "[MASK]", "nice"), 1, (0,), "are", "is", group="short")
+
+
+@pytest.fixture(scope="module")
+def precise(shipped: Shipped) -> Shipped:
+    model, tokenizer = shipped
+    return type(model)(model.config).double().eval(), tokenizer
+
+
+def test_a_batch_gives_what_its_sentences_give_by_themselves(precise: Shipped, examples: list[Example]) -> None:
+    mixed = [*examples[:2], SHORT, replace(SHORT, id="without forms", good=None)]
+    metrics = ["cue_dot", "cue_ap"]
+    methods = [*DEFAULT_METHODS, "saliency"]
+    together = Scorer(*precise, methods, metrics, batch_size=3).score(mixed)
+    alone = [row for example in mixed for row in Scorer(*precise, methods, metrics).score([example])]
+    assert len(together) == len(alone) > len(mixed) * len(methods)
+    for one, other in zip(together, alone, strict=True):
+        assert {name: one[name] for name in COLUMNS[:-1]} == {name: other[name] for name in COLUMNS[:-1]}
+        for name in ("scores", *metrics):
+            np.testing.assert_allclose(one[name], other[name], rtol=1e-5, atol=1e-7, err_msg=one["method"])
+
+
+def test_the_scores_are_those_of_compare(shipped: Shipped, examples: list[Example]) -> None:
+    rows = Scorer(*shipped, metrics="cue_dot").score(examples[:1])
+    table = compare(*shipped, encode_record(shipped[1], examples[0].to_record()).encoding)
+    for method in DEFAULT_METHODS:
+        last = [row for row in rows if row["method"] == method][-1]
+        assert last["tokens"] == list(table.tokens)
+        np.testing.assert_allclose(last["scores"], table.scores[method], rtol=1e-5)
+
+
+@cache
+def probability(precise: Shipped, example: Example, removed: frozenset[int]) -> float:
+    """Of the right form against the wrong one, with some tokens replaced by [UNK]."""
+    model, tokenizer = precise
+    encoded = encode_record(tokenizer, example.to_record())
+    ids = encoded.encoding["input_ids"].clone()
+    for token in removed:
+        ids[0, token] = tokenizer.unk_token_id
+    with torch.no_grad():
+        logits = model(input_ids=ids).logits[0, encoded.target]
+    good, bad = (logits[tokenizer.convert_tokens_to_ids(form)].item() for form in (example.good, example.bad))
+    return 1 / (1 + np.exp(bad - good))
+
+
+def test_the_metrics_are_those_of_loops(precise: Shipped, examples: list[Example]) -> None:
+    rows = Scorer(*precise, ["attention", "random"], list(METRICS)).score(examples[:3])
+    for row in rows:
+        example = next(example for example in examples if example.id == row["example"])
+        scores, count = row["scores"], len(row["tokens"])
+        content = [i for i in range(1, count - 1) if i != row["target"]]
+        whole = probability(precise, example, frozenset())
+        effects = [whole - probability(precise, example, frozenset({i})) for i in content]
+        ranked = sorted(content, key=lambda i: -scores[i])
+        sign = 1 if whole > 0.5 else -1  # ERASER asks for what the model itself prefers
+        falls: dict[str, list[float]] = {"comprehensiveness": [], "sufficiency": []}
+        for share in (0.01, 0.05, 0.1, 0.2, 0.5):
+            high = ranked[: int(np.ceil(round(share * len(content), 9)))]
+            falls["comprehensiveness"].append(sign * (whole - probability(precise, example, frozenset(high))))
+            falls["sufficiency"].append(
+                sign * (whole - probability(precise, example, frozenset(content) - frozenset(high)))
+            )
+        (cue,) = row["cue"]
+        assert row["cue_dot"] == pytest.approx(scores[cue])
+        assert row["cue_ap"] == pytest.approx(1 / sum(score >= scores[cue] for score in scores))
+        assert row["blank_out"] == pytest.approx(stats.spearmanr([scores[i] for i in content], effects).statistic)
+        assert row["comprehensiveness"] == pytest.approx(np.mean(falls["comprehensiveness"]))
+        assert row["sufficiency"] == pytest.approx(np.mean(falls["sufficiency"]))
+
+
+def test_cue_alignment_over_content_only(shipped: Shipped, examples: list[Example]) -> None:
+    scorer = Scorer(*shipped, ["attention"], ["cue_dot", "cue_ap"], content_only=True)
+    for row in scorer.score(examples[:3]):
+        content = [score for i, score in enumerate(row["scores"][1:-1], start=1) if i != row["target"]]
+        (cue,) = row["cue"]
+        assert row["cue_dot"] == pytest.approx(row["scores"][cue] / sum(content))
+        assert row["cue_ap"] == pytest.approx(1 / sum(score >= row["scores"][cue] for score in content))
+
+
+def test_bad_examples_are_skipped_with_their_reason_where_they_stood(shipped: Shipped, examples: list[Example]) -> None:
+    bad = replace(examples[1], id="no cue", cue=())
+    done: list[int] = []
+    rows = Scorer(*shipped, ["position"], batch_size=2).score([examples[0], bad, *examples[2:5]], done.append)
+    assert [row["example"] for row in rows] == [examples[0].id, "no cue", *(example.id for example in examples[2:5])]
+    assert [row["skipped"] for row in rows] == [None, "there is no cue", None, None, None]
+    assert (rows[1]["method"], rows[1]["group"], rows[1]["scores"]) == (None, bad.group, [])
+    assert all(set(row) == {*COLUMNS, "cue_dot", "cue_ap", "blank_out"} for row in rows)
+    assert sum(done) == 5
+
+
+def test_a_decoder_is_judged_before_the_target(decoder: Decoder, examples: list[Example]) -> None:
+    before = [example for example in examples if example.cue[0] < example.target - 1]
+    rows = Scorer(*decoder, removal="delete", content_only=True).score(before)
+    of_globenc = [row for row in rows if row["method"] == "globenc"]
+    assert len(of_globenc) == len(before)
+    assert all("pre-norm" in row["skipped"] for row in of_globenc)
+    for row in rows:
+        if row["skipped"] is None:
+            assert row["target"] == len(row["tokens"]) - 1
+            assert 0 <= row["cue_dot"] <= 1
+            assert -1 <= row["blank_out"] <= 1
+    (row,) = Scorer(*decoder, ["random"], ["cue_dot"], content_only=True).score([replace(SHORT, target=1)])
+    assert row["skipped"] == "the cue is the token that is explained, which content_only leaves out"
+
+
+def test_one_example_that_a_method_refuses_does_not_take_the_others_with_it(
+    shipped: Shipped, examples: list[Example], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def picky(batch: Batch) -> list[Tensor]:
+        if batch.inputs["input_ids"].shape[1] == length or len(batch.target) > 1:
+            raise AssertionError("it has an odd length")
+        return batch.rows(["position"])["position"]
+
+    length = 5
+    assert len(encode_record(shipped[1], SHORT.to_record()).encoding["input_ids"][0]) == length
+    monkeypatch.setitem(METHODS, "picky", Method("picky", picky))
+    rows = Scorer(*shipped, ["picky", "random"], "cue_dot").score([examples[0], SHORT, examples[1]])
+    assert [(row["method"], row["skipped"]) for row in rows] == [
+        ("picky", None),
+        ("random", None),
+        ("picky", "it has an odd length"),
+        ("random", None),
+        ("picky", None),
+        ("random", None),
+    ]
+
+
+def test_it_takes_and_gives_columns(shipped: Shipped, examples: list[Example]) -> None:
+    scorer = Scorer(*shipped, ["value-zeroing"], "cue_dot")
+    fields = [example.to_dict() for example in examples[:3]]
+    columns: dict[str, Any] = {name: [one[name] for one in fields] for name in fields[0]}
+    columns["words"][1] = None
+    columns["text"][1] = None
+    as_arrays = columns | {"target": np.array(columns["target"]), "id": np.array(columns["id"])}
+    for passed in (columns, as_arrays):
+        found = scorer(passed)
+        assert {len(column) for column in found.values()} == {9}
+        assert found["layer"] == [0, 1, 2, 3, None, 0, 1, 2, 3]
+        assert found["skipped"][4].startswith("there are neither words (or tokens) nor a text")
+    rows = scorer.score([examples[0], examples[2]])
+    assert found["cue_dot"][:4] + found["cue_dot"][5:] == [row["cue_dot"] for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("passed", "complaint"),
+    [
+        ({"methods": ["magic"]}, r"methods is \['magic'\]: pass some of value-zeroing"),
+        ({"metrics": "magic"}, r"metrics is \['magic'\]: pass some of cue_dot"),
+        ({"metrics": []}, r"metrics is \[\]"),
+        ({"removal": "mask"}, "removal is 'mask', but the tokenizer has no such token: pass 'delete'"),
+        ({"removal": "swap"}, "removal is 'swap': pass one of 'unk', 'mask', 'delete'"),
+        ({"batch_size": 0}, "batch_size is 0: pass at least 1"),
+    ],
+)
+def test_what_is_not_there_is_told(passed: dict[str, Any], complaint: str, decoder: Decoder) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        Scorer(*decoder, **passed)
