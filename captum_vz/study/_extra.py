@@ -4,7 +4,7 @@ try:
     import pandas as pd
     import pyarrow as pa
     from accelerate import PartialState
-    from accelerate.utils import broadcast_object_list
+    from accelerate.utils import broadcast_object_list, parse_flag_from_env
     from pyarrow import parquet
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
@@ -12,4 +12,4 @@ except ModuleNotFoundError as error:
         name=error.name,
     ) from error
 
-__all__ = ["PartialState", "broadcast_object_list", "pa", "parquet", "pd"]
+__all__ = ["PartialState", "broadcast_object_list", "pa", "parquet", "parse_flag_from_env", "pd"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,7 +17,7 @@ import torch
 from tqdm import tqdm
 
 from captum_vz import __version__
-from captum_vz.study._extra import PartialState, broadcast_object_list, pa, parquet
+from captum_vz.study._extra import PartialState, broadcast_object_list, pa, parquet, parse_flag_from_env
 from captum_vz.study.example import Example
 from captum_vz.study.files import TEMPORARY, remove_temporary, write_whole
 from captum_vz.study.judging import check_metrics
@@ -116,7 +117,7 @@ def run_study(
     }
     if not models or shard_size < 1:
         raise ValueError(f"models is {list(models)} and shard_size {shard_size}: pass at least 1 of each.")
-    state = PartialState(timeout=timedelta(days=30))  # at the end, some processes wait long for others
+    state = _processes()
     folder = Path(output)
     _claim(folder, settings, state.is_main_process)
     shards = [
@@ -166,6 +167,21 @@ class Shard(NamedTuple):
     path: Path
 
 
+def _processes() -> Any:
+    """Who shares the work, and on which devices, as accelerate knows it."""
+    # Rollouts are products in float64, which Apple's GPUs do not have; and on CPUs, accelerate has to be told.
+    has_gpu = torch.cuda.is_available() or torch.xpu.is_available()
+    cpu = not has_gpu or parse_flag_from_env("ACCELERATE_USE_CPU")
+    state = PartialState(cpu=cpu, timeout=timedelta(days=30))  # at the end, some processes wait long for others
+    launched = int(os.environ.get("WORLD_SIZE", "1"))
+    if launched != state.num_processes:
+        raise RuntimeError(
+            f"{launched} processes were launched, but accelerate shares work among {state.num_processes}: let "
+            "run_study be the first to ask it, or create PartialState(cpu=True) for processes on CPUs."
+        )
+    return state
+
+
 def _claim(folder: Path, settings: dict[str, Any], is_main: bool) -> None:
     """Make the folder that of this study, or see that it is: the main process, and all raise what it raises."""
     wrong: list[Exception | None] = [None]
@@ -211,8 +227,7 @@ def _on_device(source: Source, device: torch.device) -> Iterator[Loaded]:
     """A model on the device of this process, for the time of its work."""
     model, tokenizer = source() if callable(source) else source
     before = model.device
-    # Rollouts are products in float64, which Apple's GPUs do not have.
-    model.to("cpu" if device.type == "mps" else device)
+    model.to(device)
     try:
         yield model, tokenizer
     finally:
