@@ -1,0 +1,182 @@
+"""BLiMP's five paradigms: cues and numbers by rule, on sentences written by hand and, where it is there, on BLiMP."""
+
+import json
+import os
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from captum_vz.study import encode
+from captum_vz.study.blimp import UNBALANCED, blimp_examples, find_cue, number
+from captum_vz.study.encoding import BadExample
+from captum_vz.testbed import held_out, mask_target, read_paradigm, split_words
+from captum_vz.testbed.data import HELD_OUT_PARADIGMS, Record
+from tests.study.conftest import Shipped
+
+ANAPHOR, NOUN, ADJECTIVE, RELATIONAL, PLURAL = HELD_OUT_PARADIGMS
+
+# The target between brackets as good|bad, the cues between asterisks.
+SENTENCES = {
+    ANAPHOR: [
+        "*Rosa* did not warn [herself|themselves].",
+        "*Guests* warned [themselves|himself].",
+        "*Every* *committee* has warned [itself|themselves].",
+        "*A* *lot* *of* *guests* smiled at [themselves|herself].",
+        "*Oxford* *University* praised [itself|themselves].",
+    ],
+    NOUN: [
+        "Rosa painted [this|these] *boat*.",
+        "Rosa painted [those|that] rowing *boats*.",
+        "This boat passed [this|these] *boat*.",
+    ],
+    ADJECTIVE: [
+        "Rosa painted [that|those] old *boat*.",
+        "Rosa painted [these|this] old rowing *boats*.",
+        "Rosa painted [these|this] out in the open *boats*.",
+    ],
+    RELATIONAL: [
+        "The *niece* of some guests [isn't|aren't] smiling.",
+        "Two rowing *boats* of Rosa [worry|worries] us.",
+        "A *song* about the nieces of Rosa [tosses|toss] us.",
+    ],
+    PLURAL: [
+        "*Rosa* [worries|worry] us.",
+        "The rowing *boats* [toss|tosses] Rosa.",
+        "A *lot* of guests [weren't|wasn't] smiling.",
+        "*Rosa* [hasn't|haven't] smiled.",
+        "That *boat* [goes|go] down.",
+        "This *boat* [was|were] old.",
+    ],
+}
+
+
+def record(paradigm: str, sentence: str) -> tuple[Record, list[int]]:
+    """What BLiMP would say of a sentence, and the positions of its cues."""
+    start, forms, end = sentence.partition("[")[0], sentence.split("[")[1].split("]")[0], sentence.split("]")[1]
+    good, bad = (f"{start}{form}{end}" for form in forms.split("|"))
+    masked = mask_target(
+        {"sentence_good": good.replace("*", ""), "sentence_bad": bad.replace("*", ""), "UID": paradigm}
+    )
+    if paradigm in (NOUN, ADJECTIVE):
+        words = end.rstrip(".").replace("*", "").split()
+        masked["two_prefix_word"] = " ".join(words[-2:] if "rowing" in words else words[-1:])
+    marked = split_words(start + "[MASK]" + end)
+    return masked, [place for place, word in enumerate(marked) if word.startswith("*")]
+
+
+ALL = [(paradigm, sentence) for paradigm, some in SENTENCES.items() for sentence in some]
+PLURALS = ("themselves", "those", "these", "weren't", "worry", "toss")
+
+
+@pytest.mark.parametrize(("paradigm", "sentence"), ALL)
+def test_cue_and_number_are_found(paradigm: str, sentence: str) -> None:
+    found, cue = record(paradigm, sentence)
+    assert find_cue(found) == cue
+    form = sentence.split("[")[1].split("|")[0]
+    singular = form not in PLURALS
+    assert number(found) == ("singular" if singular else "plural")
+    swapped = found | {"good": found["bad"], "bad": found["good"]}
+    assert number(swapped) == ("plural" if singular else "singular")
+
+
+@pytest.mark.parametrize(
+    ("paradigm", "changed"),
+    [
+        (NOUN, {"two_prefix_word": "ship"}),  # another word than the sentence has
+        (NOUN, {"two_prefix_word": ""}),
+        (NOUN, {"masked": "Rosa painted [MASK] boat by the boat."}),  # which of the two?
+        (ANAPHOR, {"masked": "A lot [MASK].", "target": 2}),
+        (ANAPHOR, {"masked": "[MASK] is here.", "target": 0}),
+        (RELATIONAL, {"masked": "[MASK] is here.", "target": 0}),
+        (RELATIONAL, {"masked": "Of the boats [MASK] here.", "target": 3}),
+        (PLURAL, {"masked": "The [MASK] here.", "target": 1}),
+    ],
+)
+def test_a_cue_is_not_guessed(paradigm: str, changed: Record) -> None:
+    found, _ = record(paradigm, SENTENCES[paradigm][0])
+    assert find_cue(found | changed) == []
+
+
+def test_a_number_is_not_guessed() -> None:
+    assert number({"good": "mice", "bad": "cheese"}) is None
+    assert number({"good": "is", "bad": "was"}) is None
+
+
+def test_a_paradigm_without_a_rule_is_named() -> None:
+    with pytest.raises(ValueError, match="no rule for the cues of 'wh_island', only for anaphor_number_agreement"):
+        find_cue({"UID": "wh_island", "masked": "Who [MASK]?", "target": 1})
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The sentences above in BLiMP's format, each six times, of which about three are held out."""
+    for paradigm, sentences in SENTENCES.items():
+        records = [record(paradigm, sentence)[0] | {"pairID": str(n)} for n, sentence in enumerate(sentences * 6)]
+        (tmp_path / f"{paradigm}.jsonl").write_text("\n".join(map(json.dumps, records)), encoding="utf-8")
+    return tmp_path
+
+
+def test_what_is_held_out_becomes_examples(folder: Path) -> None:
+    examples = {example.id: example for example in blimp_examples(folder)}
+    records = [record for half in held_out(folder).values() for record in half]
+    assert set(examples) <= {f"{record['UID']} {record['pairID']}" for record in records}
+    for record in records:
+        if record["UID"] != UNBALANCED:
+            example = examples[f"{record['UID']} {record['pairID']}"]
+            assert (example.text, example.group) == (record["masked"], record["UID"])
+            assert (list(example.cue), example.label) == (find_cue(record), number(record))
+            assert (example.good, example.bad) == (record["good"], record["bad"])
+    assert blimp_examples(str(folder)) == list(examples.values())
+
+
+def test_singular_verbs_are_drawn_down_to_the_plural_ones(folder: Path) -> None:
+    halves = held_out(folder)[PLURAL]
+    before = Counter(number(record) for record in halves)
+    after = Counter(example.label for example in blimp_examples(folder) if example.group == PLURAL)
+    assert before["singular"] > before["plural"] == after["plural"] == after["singular"] > 0
+
+
+def test_pairs_with_forms_of_several_tokens_are_dropped(folder: Path, shipped: Shipped) -> None:
+    _, tokenizer = shipped
+    vocabulary = tokenizer.get_vocab()
+    kept = blimp_examples(folder, [tokenizer])
+    assert kept
+    assert len(kept) < len(blimp_examples(folder))
+    assert all(example.good in vocabulary and example.bad in vocabulary for example in kept)
+
+
+def test_a_sentence_without_a_cue_is_recorded_with_its_reason(folder: Path, shipped: Shipped) -> None:
+    path = folder / f"{NOUN}.jsonl"
+    lines = [json.loads(line) | {"two_prefix_word": "ship"} for line in path.read_text("utf-8").splitlines()]
+    path.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    examples = [example for example in blimp_examples(folder) if example.group == NOUN]
+    assert [example.cue for example in examples] == [()] * 9
+    with pytest.raises(BadExample, match="there is no cue"):
+        encode(shipped[1], examples[0], needs_cue=True)
+
+
+@pytest.mark.skipif(
+    "CAPTUM_VZ_BLIMP" not in os.environ,
+    reason="BLiMP is not part of this repository: set CAPTUM_VZ_BLIMP to the folder with its .jsonl files",
+)
+def test_the_rules_know_all_of_blimp(shipped: Shipped) -> None:
+    blimp = os.environ["CAPTUM_VZ_BLIMP"]
+    numbers, cues = {}, Counter[int]()
+    for paradigm in HELD_OUT_PARADIGMS:
+        records = read_paradigm(blimp, paradigm)  # which finds exactly one word that differs
+        counts = Counter(number(record) for record in records)
+        numbers[paradigm] = (counts["singular"], counts["plural"])
+        cues.update(len(find_cue(record)) for record in records)
+        assert len(records) == 1000
+    assert numbers == {
+        ANAPHOR: (521, 479),
+        NOUN: (490, 510),
+        ADJECTIVE: (473, 527),
+        # Counted by the last letter of the wrong form, they would be (486, 514) and (688, 312): "toss" ends in an s.
+        RELATIONAL: (491, 509),
+        PLURAL: (704, 296),
+    }
+    assert cues == {1: 4517, 2: 441, 4: 42}
+    sizes = Counter(example.group for example in blimp_examples(blimp, [shipped[1]]))
+    assert [sizes[paradigm] for paradigm in HELD_OUT_PARADIGMS] == [500, 500, 500, 499, 280]
