@@ -16,6 +16,7 @@ from captum_vz import (
     AttentionFlow,
     AttentionRollout,
     GlobEnc,
+    HiddenTokenAttribution,
     LayerALTI,
     LayerAttention,
     LayerAttentionNorm,
@@ -23,6 +24,7 @@ from captum_vz import (
     RandomAttribution,
     TokenAttribution,
     ValueZeroing,
+    ValueZeroingEffect,
     ValueZeroingRollout,
 )
 from captum_vz.attr import LayerMaps, RolledOut
@@ -127,25 +129,44 @@ def _without_model(kind: Any, batch: Batch) -> Rows:
 
 def _gradients(kind: Any, options: Mapping[str, Any], batch: Batch) -> Rows:
     """A Captum method on the word embeddings: the Euclidean norm of each token's vector, as shares of their sum."""
+    answers, foils, position = _question(batch)
     method = TokenAttribution(batch.model, kind, batch.tokenizer, reduce="l2")
-    logits = _logits(batch)
-    position = None if logits.ndim == 2 else batch.target
-    answers = batch.answers
-    if answers is None:
-        examples = torch.arange(len(logits), device=logits.device)
-        answers = (logits if position is None else logits[examples, position]).argmax(-1).tolist()
-    foils = None if batch.foils is None else list(batch.foils)
-    scores = method.attribute(batch.inputs, target=list(answers), foil=foils, position=position, **options)
+    scores = method.attribute(batch.inputs, target=answers, foil=foils, position=position, **options)
     return [normalize_rows(scores)]
 
 
-def _logits(batch: Batch) -> Tensor:
+def _effects(together: bool, batch: Batch) -> Rows:
+    """What the answer loses with each token's value, in all layers at once or in each: its size, as shares of all."""
+    answers, foils, position = _question(batch)
+
+    def answer(output: Any) -> Tensor:
+        """The answer's logit, without the foil's, in copies of the batch, one behind the other."""
+        logits = output.logits
+        copies, device = len(logits) // len(answers), logits.device
+        if position is not None:
+            logits = logits[torch.arange(len(logits), device=device), position.repeat(copies)]
+        found = logits.gather(1, answers.repeat(copies)[:, None])
+        return (found if foils is None else found - logits.gather(1, foils.repeat(copies)[:, None]))[:, 0]
+
+    chosen: list[Any] = [batch.layers] if together else list(batch.layers)
+    effects = [ValueZeroingEffect(batch.model, layer).attribute(batch.inputs, target=answer) for layer in chosen]
+    return [normalize_rows(one.abs()) for one in effects]
+
+
+def _question(batch: Batch) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """The classes to explain, those they are compared with, and the tokens at which they are read, `(batch,)` each."""
     with torch.no_grad():
         logits = getattr(batch.model(**batch.inputs), "logits", None)
     assert isinstance(logits, Tensor) and logits.ndim in (2, 3), (
-        f"{type(batch.model).__name__} gives no logits: gradients explain an output, so they need a model with a head."
+        f"{type(batch.model).__name__} gives no logits, and an output is explained: pass a model with a head."
     )
-    return logits
+    device = logits.device
+    answers, foils = (None if ids is None else torch.tensor(ids, device=device) for ids in (batch.answers, batch.foils))
+    position = None if logits.ndim == 2 else torch.tensor(batch.target, device=device)
+    if answers is None:
+        read = logits if position is None else logits[torch.arange(len(logits), device=device), position]
+        answers = read.argmax(-1)
+    return answers, foils, position
 
 
 #: The layer methods that others are made of.
@@ -155,11 +176,12 @@ MAPS: Final[dict[str, Callable[..., LayerMaps]]] = {
     "attention-norm": LayerAttentionNorm,
     "encoder-norm": partial(LayerAttentionNorm, include="encoder"),
     "alti": LayerALTI,
+    "hidden-token-attribution": partial(HiddenTokenAttribution, probes=64),  # an eighth off, at most, a score
 }
 
 
-def _layers(title: str, maps: str) -> Method:
-    return Method(title, partial(_layer_rows, maps), layered=True)
+def _layers(title: str, maps: str, slow: bool = False) -> Method:
+    return Method(title, partial(_layer_rows, maps), layered=True, slow=slow)
 
 
 def _rollout(title: str, kind: Callable[..., RolledOut], maps: str) -> Method:
@@ -179,6 +201,8 @@ METHODS: Final[dict[str, Method]] = {
     "attention-norm": _layers("attention norm", "attention-norm"),
     "globenc": _rollout("GlobEnc", GlobEnc, "encoder-norm"),
     "alti": _rollout("ALTI", ALTI, "alti"),
+    "value-zeroing-effect": Method("Value Zeroing's effect", partial(_effects, True)),
+    "value-zeroing-effect-layer": Method("Value Zeroing's effect, a layer", partial(_effects, False), layered=True),
     "attention-flow": Method(
         "attention flow",
         partial(_joined_rows, AttentionFlow, "attention", False),
@@ -190,6 +214,7 @@ METHODS: Final[dict[str, Method]] = {
     "integrated-gradients": _captum(
         "integrated gradients", IntegratedGradients, baselines="pad", n_steps=50, internal_batch_size=256
     ),
+    "hidden-token-attribution": _layers("hidden token attribution", "hidden-token-attribution", slow=True),
     "random": Method("random", partial(_without_model, RandomAttribution)),
     "position": Method("position", partial(_without_model, PositionAttribution)),
 }

@@ -16,12 +16,14 @@ from captum_vz import (
     AttentionFlow,
     AttentionRollout,
     GlobEnc,
+    HiddenTokenAttribution,
     LayerAttention,
     LayerAttentionNorm,
     PositionAttribution,
     RandomAttribution,
     TokenAttribution,
     ValueZeroing,
+    ValueZeroingEffect,
     ValueZeroingRollout,
     find_layers,
 )
@@ -59,6 +61,15 @@ def test_each_column_is_what_the_class_gives(layer: int, shipped: Shipped) -> No
     right, wrong = tokenizer.convert_tokens_to_ids(["are", "is"])
     gradients = TokenAttribution(model, InputXGradient, tokenizer, reduce="l2")
     expected["input-x-gradient"] = normalize_rows(gradients.attribute(inputs, target=right, foil=wrong, position=MASK))
+    hidden = HiddenTokenAttribution(model, layers[layer], probes=64)
+    expected["hidden-token-attribution"] = hidden.attribute(inputs, target=MASK)
+
+    def choice(output: Any) -> torch.Tensor:
+        difference: torch.Tensor = output.logits[:, MASK, right] - output.logits[:, MASK, wrong]
+        return difference
+
+    for name, zeroed in {"value-zeroing-effect": layers, "value-zeroing-effect-layer": layers[layer]}.items():
+        expected[name] = normalize_rows(ValueZeroingEffect(model, zeroed).attribute(inputs, target=choice).abs())
     assert table.tokens == tuple(inputs.tokens())
     assert (table.target, table.layer, table.refused) == (MASK, layer % 4, {})
     for name, row in expected.items():
@@ -101,7 +112,7 @@ def test_an_encoding_may_be_passed_and_an_encoder_that_predicts_nothing(shipped:
     table = compare(model, tokenizer, tokenizer(SENTENCE, return_tensors="pt"), ["alti", "value-zeroing"])
     assert list(table.scores) == ["alti", "value-zeroing"]
     torch.testing.assert_close(table.scores["alti"], compare(model, tokenizer, SENTENCE, "alti").scores["alti"])
-    with pytest.raises(AssertionError, match="BertModel gives no logits: gradients explain an output"):
+    with pytest.raises(AssertionError, match="BertModel gives no logits, and an output is explained"):
         compare(model, tokenizer, SENTENCE, "saliency")
 
 
