@@ -11,7 +11,9 @@ Two things stay as they were when values are zeroed in some layers:
 
 from __future__ import annotations
 
+import sys
 import threading
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -57,7 +59,9 @@ class Memory:
         """Note what this thread's modules return, for the length of a `with` block."""
         token = _filling.set(self)
         try:
-            with _all_modules_telling():
+            with warnings.catch_warnings(), _all_modules_telling():
+                if "torch._dynamo" in sys.modules:  # which warns that such hooks see a compiled module twice: no matter
+                    warnings.filterwarnings("ignore", "Using `torch.compile.* when there are global hooks")
                 yield
         finally:
             _filling.reset(token)

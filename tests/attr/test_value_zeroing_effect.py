@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from accelerate import cpu_offload
 from captum.attr import FeatureAblation, NoiseTunnel
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_modules
@@ -433,6 +434,89 @@ def test_a_causal_model_computes_anew_only_what_can_change(name: str, monkeypatc
     # Attention is computed whole, which weighs much in a model of this size; of all else, half the positions.
     assert cost < 0.7 * whole
     assert cost_of_last < 0.4 * cost
+
+
+# Models as people run them, and forward functions of their own kind.
+
+
+def compiled(case: Case) -> Any:
+    return torch.compile(case.model, backend="eager")
+
+
+def with_compiled_layers(case: Case) -> Any:
+    for layer in case.layers:
+        layer.compile(backend="eager")
+    return case.model
+
+
+def offloaded(case: Case) -> Any:
+    return cpu_offload(case.model, execution_device=torch.device("cpu"))
+
+
+def in_training(case: Case) -> Any:
+    return case.model.train()  # LLaMA has no dropout
+
+
+@pytest.mark.parametrize("prepare", [compiled, with_compiled_layers, offloaded, in_training])
+def test_models_as_people_run_them(prepare: Callable[[Case], Any]) -> None:
+    case = FAMILIES["llama"].build()
+    model = prepare(case)
+    before = footprint(case.model)
+    for chosen in (slice(1, 2), slice(None)):
+        found = ValueZeroingEffect(model, case.layers[chosen]).attribute(case.inputs, read)
+        assert_same(found, naive_effect(case_of("llama"), chosen))
+    assert footprint(case.model) == before
+
+
+class Careless(nn.Module):
+    """Writes into what its modules returned, and takes a scripted one before its layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter = nn.Linear(BLOCK_WIDTH, BLOCK_WIDTH, dtype=torch.float64)
+        self.scripted = torch.jit.script(nn.Linear(BLOCK_WIDTH, BLOCK_WIDTH, dtype=torch.float64))
+        self.lower, self.upper = Block(), Block()
+        self.leave = nn.Linear(BLOCK_WIDTH, BLOCK_WIDTH, dtype=torch.float64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.enter(x)
+        x += 1
+        x = self.scripted(x).mul_(2)
+        x = self.upper(self.lower(x).add_(0.5)).add_(0.25)
+        return self.leave(x).mul_(3)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is")
+@pytest.mark.parametrize("chosen", [("upper",), ("lower", "upper")])
+def test_a_model_may_write_into_what_its_modules_returned(chosen: tuple[str, ...]) -> None:
+    model = Careless()
+    x = torch.randn(2, 4, BLOCK_WIDTH, dtype=torch.float64)
+    layers = [getattr(model, name) for name in chosen]
+    site = Attention("attention.value", "attention.output", value_heads=1, head_width=BLOCK_WIDTH)
+    expected = []
+    for j in range(4):
+        with torch.no_grad(), zeroed_everywhere(layers, site, (torch.arange(4) == j).expand(2, -1)):
+            expected.append(model(x)[:, 2, 3])
+    expected = model(x)[:, 2, 3][:, None].detach() - torch.stack(expected, 1)
+    assert_same(ValueZeroingEffect(model, layers).attribute(x, target=(2, 3)), expected)
+
+
+def test_a_function_may_run_the_model_more_than_once() -> None:
+    case = case_of("bert")
+
+    def twice(**inputs: Tensor) -> Tensor:
+        """What one sentence gives, less what its words do in another order."""
+        other = {**inputs, "input_ids": inputs["input_ids"].roll(1, 1)}
+        return read(case.model(**inputs)) - 2 * read(case.model(**other))
+
+    expected = torch.zeros(3, 7, dtype=torch.float64)
+    real = case.inputs["attention_mask"].bool()
+    for j in range(7):
+        zeroed = (torch.arange(7) == j) & real
+        with torch.no_grad(), zeroed_everywhere(case.layers[1:], case.family.attention, zeroed):
+            lost = twice(**case.inputs)
+        expected[:, j] = (twice(**case.inputs) - lost) * real[:, j]
+    assert_same(ValueZeroingEffect(twice, case.layers[1:]).attribute(case.inputs), expected)
 
 
 # Refusals, and the model left as it was found.

@@ -22,6 +22,7 @@ from captum_vz import (
     LayerALTI,
     LayerAttention,
     LayerAttentionNorm,
+    Rollout,
     ValueZeroing,
     ValueZeroingRollout,
 )
@@ -118,6 +119,11 @@ def tensors(answer: Any) -> list[Tensor]:
     return [answer] if isinstance(answer, Tensor) else list(answer)
 
 
+def rollout_of_norms(forward_func: Any, layer: Any, device_ids: Any = None, **options: Any) -> Rollout:
+    """`Rollout` built as the others are."""
+    return Rollout(LayerAttentionNorm(forward_func, layer, device_ids, include="residual"), **options)
+
+
 PAIRS = torch.tensor([[0, 0, 1, 1, 2, 2, 3]])  # words of two tokens
 
 CONFIGURATIONS = [
@@ -148,6 +154,8 @@ CONFIGURATIONS = [
     Configuration(AttentionRollout, "gpt2"),
     Configuration(AttentionRollout, inputs="tuple", options={"residual": "renormalize", "heads": "max"}),
     Configuration(AttentionRollout, "vit", attribute={"all_layers": True}),
+    Configuration(rollout_of_norms, inputs="tuple"),
+    Configuration(rollout_of_norms, "gpt2", "mapping", options={"residual": 0.5}, attribute={"all_layers": True}),
     Configuration(GlobEnc, inputs="tuple", options={"normalize": False}),
     Configuration(GlobEnc, attribute={"feature_mask": PAIRS}),
     Configuration(ALTI, "gpt2", "mapping", options={"norm": "l2"}),
