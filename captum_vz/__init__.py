@@ -4,6 +4,7 @@ from captum_vz import functional
 from captum_vz._engine.layers import find_layers
 from captum_vz.attr import (
     ALTI,
+    ALTILogit,
     ALTIPlus,
     AttentionFlow,
     AttentionRollout,
@@ -26,6 +27,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "ALTI",
+    "ALTILogit",
     "ALTIPlus",
     "AttentionFlow",
     "AttentionRollout",

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from captum_vz._engine.parts import FrozenNorm, LayerParts
-from captum_vz._engine.recording import AttentionCall, Recording
 from captum_vz._engine.scoring import CHUNK_BYTES, CHUNK_BYTES_ELSEWHERE
 from captum_vz.functional import contributions, frozen_norm, head_vectors
 
@@ -62,7 +61,7 @@ class Decomposition:
 
 
 def decompositions(
-    recording: Recording, call: AttentionCall, include: str | None, rows: Tensor | None, groups: Tensor | None
+    parts: LayerParts, include: str | None, rows: Tensor | None, groups: Tensor | None
 ) -> Iterator[Decomposition]:
     """The decompositions of a layer followed as far as `include` says, a few consecutive examples at a time.
 
@@ -70,7 +69,6 @@ def decompositions(
     Beside a cross-attention, the residual connection is no source token.
     `rows` `(batch, row)` are the positions wanted, None: all; `groups` `(batch, in)` are counted from 0.
     """
-    parts = LayerParts(recording, call)
     residual, norms, whole = _follow(parts, include)
     beside = None
     if residual is not None and parts.second:

@@ -4,6 +4,7 @@ from captum_vz.attr._layer_maps import LayerMaps
 from captum_vz.attr._rolled_out import RolledOut
 from captum_vz.attr._without_model import WithoutModel
 from captum_vz.attr.alti import ALTI
+from captum_vz.attr.alti_logit import ALTILogit, LogitTerms
 from captum_vz.attr.alti_plus import ALTIPlus
 from captum_vz.attr.attention_flow import AttentionFlow
 from captum_vz.attr.attention_rollout import AttentionRollout
@@ -22,6 +23,7 @@ from captum_vz.attr.value_zeroing_rollout import ValueZeroingRollout
 
 __all__ = [
     "ALTI",
+    "ALTILogit",
     "ALTIPlus",
     "AttentionFlow",
     "AttentionRollout",
@@ -31,6 +33,7 @@ __all__ = [
     "LayerAttention",
     "LayerAttentionNorm",
     "LayerMaps",
+    "LogitTerms",
     "PositionAttribution",
     "RandomAttribution",
     "RolledOut",

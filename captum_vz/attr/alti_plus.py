@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from captum_vz._engine.parts import LayerParts
 from captum_vz._engine.recording import AttentionCall, Recording
 from captum_vz._engine.sites import attention_call
 from captum_vz.attr._layer_maps import PADDED_TARGET, Inputs
@@ -130,7 +131,8 @@ class _BlockALTI(LayerALTI):
         own = super()._layer_map(index, recording, call, rows, groups, at_most)
         if len(recording.calls) == 1:
             return own
-        cross = alti_of_attention(recording, attention_call(recording, "cross"), rows, None, self.norm)
+        parts = LayerParts(recording, attention_call(recording, "cross"))
+        cross = alti_of_attention(parts, rows, None, self.norm)
         own = normalize_rows(own)
         # A row whose own vectors all lead away is incomplete: it becomes zero, which is reported.
         cross = normalize_rows(cross) * (own != 0).any(-1, keepdim=True)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from captum_vz._engine.decomposition import decompositions
+from captum_vz._engine.parts import LayerParts
 from captum_vz._engine.recording import AttentionCall, Recording
 from captum_vz.attr._layer_maps import LayerMaps
 from captum_vz.functional import alti_contributions
@@ -67,19 +68,15 @@ class LayerALTI(LayerMaps):
         groups: Tensor | None,
         at_most: int | None,
     ) -> Tensor:
-        return alti_of_attention(recording, call, rows, groups, self.norm)
+        return alti_of_attention(LayerParts(recording, call), rows, groups, self.norm)
 
 
 def alti_of_attention(
-    recording: Recording,
-    call: AttentionCall,
-    rows: Tensor | None,
-    groups: Tensor | None,
-    norm: Literal["l1", "l2"],
+    parts: LayerParts, rows: Tensor | None, groups: Tensor | None, norm: Literal["l1", "l2"]
 ) -> Tensor:
     """ALTI's contributions `(batch, row, group)`; of a cross-attention, the residual connection's in a last column."""
     examples = []
-    for some in decompositions(recording, call, None, rows, groups):
-        parts = [alti_contributions(vectors, whole, norm) for vectors, whole in some.written_out()]
-        examples.append(torch.cat(parts, dim=1))
+    for some in decompositions(parts, None, rows, groups):
+        few = [alti_contributions(vectors, whole, norm) for vectors, whole in some.written_out()]
+        examples.append(torch.cat(few, dim=1))
     return torch.cat(examples)

@@ -10,6 +10,7 @@ from captum._utils.typing import TargetType
 from torch import Tensor
 
 from captum_vz._engine.decomposition import INCLUDES, Decomposition, decompositions
+from captum_vz._engine.parts import LayerParts
 from captum_vz._engine.recording import AttentionCall, Recording
 from captum_vz.attr._layer_maps import Inputs, LayerMaps
 from captum_vz.functional import contribution_norms, mixing_norms
@@ -121,7 +122,8 @@ class LayerAttentionNorm(LayerMaps):
         groups: Tensor | None,
         at_most: int | None,
     ) -> Tensor:
-        return torch.cat([self._scores(some) for some in decompositions(recording, call, self.include, rows, groups)])
+        parts = LayerParts(recording, call)
+        return torch.cat([self._scores(some) for some in decompositions(parts, self.include, rows, groups)])
 
     def _scores(self, some: Decomposition) -> Tensor:
         if some.groups is None:

@@ -7,6 +7,7 @@ from torch import Tensor
 from captum_vz.attr._layer_maps import LayerMaps
 from captum_vz.attr._rolled_out import RolledOut
 from captum_vz.attr._without_model import WithoutModel
+from captum_vz.attr.hidden_token_attribution import HiddenTokenAttribution
 from captum_vz.functional import Residual, rollout
 
 
@@ -49,6 +50,10 @@ class Rollout(RolledOut):
         assert isinstance(maps, (LayerMaps, WithoutModel)), (
             f"maps is of type {type(maps).__name__}: pass a method that gives one map a layer, such as "
             "LayerAttention(model, find_layers(model)), and not the maps, for which there is functional.rollout."
+        )
+        assert not isinstance(maps, HiddenTokenAttribution), (
+            "maps is a HiddenTokenAttribution, whose map of a layer goes down to the embeddings already: that of the "
+            "last layer is what a rollout would be."
         )
         super().__init__(maps, residual=residual, per_receptive_field=per_receptive_field)
 

@@ -19,11 +19,12 @@ function                          takes                                     give
 `contribution_norms`              the same                                  their lengths: a map
 `alti_contributions`              vectors of sources, their whole           how near each comes to it: a map
 `mixing_norms`                    the same                                  `(batch, out, 2)`: from others, from itself
+`logit_contributions`             updates `(batch, row, in)`, a map, a layer their sum, each through the maps below it
 `token_scores`                    attributions `(batch, tokens, d)`         `(batch, tokens)`
 ================================= ========================================= ===========================================
 """
 
-from captum_vz.functional.alti import alti_contributions
+from captum_vz.functional.alti import alti_contributions, logit_contributions
 from captum_vz.functional.distances import (
     DISTANCES,
     Distance,
@@ -65,6 +66,7 @@ __all__ = [
     "half_squared_distance",
     "head_vectors",
     "l1_distance",
+    "logit_contributions",
     "mixing_norms",
     "normalize_rows",
     "pool_groups",

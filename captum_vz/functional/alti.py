@@ -1,5 +1,6 @@
 """How near a vector comes to the whole that it is a part of."""
 
+from collections.abc import Iterable
 from typing import Literal
 
 import torch
@@ -39,3 +40,39 @@ def alti_contributions(vectors: Tensor, whole: Tensor, norm: Literal["l1", "l2"]
     length = torch.linalg.vector_norm(whole, ORDERS[norm], dim=-1)[..., None]
     left = torch.linalg.vector_norm(whole[..., None, :] - vectors, ORDERS[norm], dim=-1)
     return (length - left).clamp_min(0)
+
+
+def logit_contributions(updates: Iterable[Tensor], maps: Iterable[Tensor]) -> Tensor:
+    r"""How much of a logit comes from each input token through the attention of all layers.
+
+    .. math:: r_{tj} = \textstyle\sum_l \sum_k \Delta^l_{tk}\, R_{l-1,kj}, \qquad R_l = S_l R_{l-1}, \qquad R_{-1} = I
+
+    with :math:`\Delta^l_{tk}` what token k's vector gives to the logit at t through the attention of layer l, and
+    :math:`R_{l-1}` what token k has drawn from the input tokens by then (`Ferrando et al. 2023, ALTI-Logit
+    <https://aclanthology.org/2023.acl-long.301>`_).
+
+    Args:
+        updates: One `(batch, row, tokens)` for each layer, in the order in which the layers run; signed.
+        maps: One map `(batch, tokens, tokens)` for each layer, rows summing to 1; that of the last layer is not used.
+
+    Returns:
+        `(batch, row, tokens)` in float64, signed. Rows sum to what the updates sum to.
+
+    Raises:
+        AssertionError: No layer.
+        ValueError: Another number of maps than of updates.
+
+    >>> updates = [torch.tensor([[[0.0, 2.0]]]), torch.tensor([[[1.0, -4.0]]])]
+    >>> maps = [torch.tensor([[[1.0, 0.0], [0.5, 0.5]]])] * 2
+    >>> logit_contributions(updates, maps)
+    tensor([[[-1., 0.]]], dtype=torch.float64)
+    """
+    result: Tensor | None = None
+    drawn: Tensor | None = None
+    for update, layer_map in zip(updates, maps, strict=True):
+        step, factor = update.double(), layer_map.double()
+        share = step if drawn is None else step @ drawn
+        result = share if result is None else result + share
+        drawn = factor if drawn is None else factor @ drawn
+    assert result is not None, "logit_contributions needs the update of at least one layer, got none."
+    return result

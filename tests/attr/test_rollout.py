@@ -14,6 +14,7 @@ from captum_vz import (
     AttentionFlow,
     AttentionRollout,
     GlobEnc,
+    HiddenTokenAttribution,
     LayerALTI,
     LayerAttention,
     LayerAttentionNorm,
@@ -89,6 +90,8 @@ def test_what_gives_no_maps_is_refused() -> None:
         Rollout(AttentionRollout(BERT.model, BERT.layers))  # type: ignore[arg-type]
     with pytest.raises(AssertionError, match=r"maps is of type list: .* for which there is functional.rollout"):
         Rollout([torch.ones(1, 2, 2)])  # type: ignore[arg-type]
+    with pytest.raises(AssertionError, match="HiddenTokenAttribution, whose map of a layer goes down"):
+        Rollout(HiddenTokenAttribution(BERT.model, BERT.layers))
     with pytest.raises(AssertionError, match="layer is of type NoneType: pass a module"):
         Rollout(RandomAttribution()).attribute(BERT.inputs)
     with pytest.raises(AssertionError, match="RandomAttribution calls no forward_func, so it takes no additional"):

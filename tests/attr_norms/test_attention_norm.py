@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from captum_vz import LayerAttentionNorm, find_layers
 from captum_vz._engine.collect import collect
 from captum_vz._engine.decomposition import Decomposition, decompositions
+from captum_vz._engine.parts import LayerParts
 from captum_vz._engine.recording import Recording
 from captum_vz._engine.sites import attention_call
 from tests.engine.compare import assert_same
@@ -69,7 +70,7 @@ def decomposition_of(case: Case, include: str, layer_index: int = 0) -> Decompos
     found: list[Decomposition] = []
 
     def keep(index: int, recording: Recording) -> Tensor:
-        found.extend(decompositions(recording, attention_call(recording, "self"), include, None, None))
+        found.extend(decompositions(LayerParts(recording, attention_call(recording, "self")), include, None, None))
         return torch.zeros(1)
 
     collect(lambda: case.model(**case.inputs), [case.layers[layer_index]], keep)

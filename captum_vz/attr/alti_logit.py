@@ -1,0 +1,227 @@
+"""ALTI-Logit (Ferrando et al., ACL 2023)."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import torch
+from captum._utils.common import _format_output
+from captum._utils.typing import TargetType
+from captum.attr import PerturbationAttribution
+from captum.log import log_usage
+from torch import Tensor, nn
+
+from captum_vz._engine.readout import Readout
+from captum_vz.attr._layer_maps import PADDED_TARGET, Inputs, as_layers
+from captum_vz.attr._logit_updates import Entries, Step, Updates
+from captum_vz.attr._target import TokenTarget
+from captum_vz.functional import logit_contributions
+
+
+class LogitTerms(NamedTuple):
+    """All that a logit is the sum of; each `(batch, out)` or, with a `target`, `(batch,)`.
+
+    Attributes:
+        embedding: What the first layer is given: the token's embedding, with its position if that is added.
+        attention: For each layer, what each source token's vector adds through its attention, `(batch, out, in)` or
+            `(batch, in)`.
+        projection_bias: What the biases of the attentions' output projections add.
+        feed_forward: What the feed-forwards add.
+        constant: The biases of the last norm and of the unembedding.
+    """
+
+    embedding: Tensor
+    attention: list[Tensor]
+    projection_bias: Tensor
+    feed_forward: Tensor
+    constant: Tensor
+
+    def total(self) -> Tensor:
+        """The logit, or the difference of two."""
+        attention = torch.stack([one.sum(-1) for one in self.attention]).sum(0)
+        return self.embedding + attention + self.projection_bias + self.feed_forward + self.constant
+
+
+class ALTILogit(PerturbationAttribution):
+    r"""How much of the logit of a vocabulary entry at each output *token* comes from each input token by attention.
+
+    .. math:: \Delta^l_{tk} = U_w \cdot g\big(N^l_{tk}\big), \qquad
+        r_{tj} = \textstyle\sum_l \sum_k \Delta^l_{tk}\, R_{l-1,kj}
+
+    where :math:`N^l_{tk}` is the vector that the attention of layer l adds to the residual stream at token t for source
+    k (:class:`~captum_vz.LayerAttentionNorm`), g the last norm with the deviation that it found in the clean pass, and
+    :math:`U_w` the entry's row of the unembedding; :math:`R` is the rollout of ALTI's maps (:class:`~captum_vz.ALTI`),
+    :math:`R_{-1} = I`. `Ferrando et al. 2023 <https://aclanthology.org/2023.acl-long.301>`_, section 3. For models that
+    are a decoder only and norm what their layers are given (pre-norm: GPT-2, LLaMA); others are refused by name.
+
+    `target` names an output token by its position, never a class: the one at which the logits are read, which is the
+    token *before* the one that they predict. `entry` names the vocabulary entry; with `foil`, the difference of the two
+    logits is explained ("why this rather than that?"). Before it is used, norm and unembedding must reproduce the
+    model's own logits. Scores are signed, and rows sum to what attention adds to the logit: :meth:`terms` gives all
+    that it is made of.
+
+    Args:
+        forward_func: A model, or any function that runs the layers and returns logits `(batch, tokens, entries)`, or an
+            object that has them as `logits`.
+        layer: All layers of the model, in the order in which they run.
+        device_ids: Of no use here: it runs in one thread, on one device.
+        norm: Of ALTI's maps, "l1" (the paper's) or "l2".
+        final_norm: The norm behind the last layer. None: the last norm of `forward_func` outside of the layers.
+        unembedding: The linear module that makes logits. None: `forward_func.get_output_embeddings()`.
+
+    >>> import torch
+    >>> from transformers import GPT2Config, GPT2LMHeadModel
+    >>> from captum_vz import ALTILogit, find_layers
+    >>> model = GPT2LMHeadModel(GPT2Config(vocab_size=50, n_embd=16, n_layer=2, n_head=2, n_positions=8)).eval()
+    >>> ids = torch.tensor([[5, 6, 7, 8]])
+    >>> method = ALTILogit(model, find_layers(model))
+    >>> scores = method.attribute(ids, target=-1, entry=9, foil=10)  # (batch, in)
+    >>> scores.shape == ids.shape
+    True
+    >>> logits = model(ids).logits[:, -1]
+    >>> terms = method.terms(ids, target=-1, entry=9, foil=10)
+    >>> torch.allclose(terms.total(), logits[:, 9] - logits[:, 10], atol=1e-5)
+    True
+    """
+
+    def __init__(
+        self,
+        forward_func: Callable[..., Any],
+        layer: Any,
+        device_ids: list[int] | None = None,
+        *,
+        norm: Literal["l1", "l2"] = "l1",
+        final_norm: nn.Module | None = None,
+        unembedding: nn.Module | None = None,
+    ) -> None:
+        PerturbationAttribution.__init__(self, forward_func)
+        assert norm in ("l1", "l2"), f"norm is {norm!r}: pass 'l1' or 'l2'."
+        self.layer = layer
+        self.device_ids = device_ids
+        self.norm: Literal["l1", "l2"] = norm
+        self.final_norm = final_norm
+        self.unembedding = unembedding
+
+    @property
+    def multiplies_by_inputs(self) -> bool:
+        """False: the scores are no products with the inputs."""
+        return False
+
+    @log_usage(part_of_slo=True)  # type: ignore[untyped-decorator]  # Captum ships it without types.
+    def attribute(
+        self,
+        inputs: Inputs,
+        target: TargetType = None,
+        additional_forward_args: Any = None,
+        feature_mask: Tensor | None = None,
+        attribute_to_layer_input: bool = False,
+        perturbations_per_eval: int | None = None,
+        show_progress: bool = False,
+        *,
+        entry: Entries,
+        foil: Entries | None = None,
+    ) -> Any:
+        """How much of the entry's logit at an output *token* (`target`: a token, never a class) each token gives.
+
+        Args:
+            inputs: See :meth:`LayerMaps.attribute`, like all arguments but those below.
+            target: The output tokens at which the logit is read.
+            additional_forward_args: Further arguments for `forward_func`.
+            feature_mask: Not offered: scores add up, so sum those of a feature.
+            attribute_to_layer_input: Only False.
+            perturbations_per_eval: Of no use here.
+            show_progress: Whether to show a progress bar, one step a layer.
+            entry: The vocabulary entry whose logit is explained: an int for all; a list or 1-D tensor, one for each
+                example; or a tensor `(batch, out)`, one for each position, such as the tokens that follow.
+            foil: The entry whose logit is subtracted, in the same forms.
+
+        Returns:
+            Signed scores `(batch, out, in)`, or, with `target`, `(batch, in)`, in at least float32; a tuple with one of
+            them if `inputs` is a tuple. Rows and columns of padding are 0.
+
+        Raises:
+            AssertionError: As in :meth:`LayerMaps.attribute`; entries that the vocabulary lacks; layers that are not
+                pre-norm, or not all of the model's; logits that norm and unembedding do not reproduce.
+        """
+        assert not attribute_to_layer_input, (
+            f"{self.get_name()} attributes to input tokens; attribute_to_layer_input=True has no meaning here."
+        )
+        assert feature_mask is None, (
+            f"feature_mask is not offered by {type(self).__name__}, whose scores add up: leave it None, and sum the "
+            "columns of each feature in what comes back."
+        )
+        wanted = TokenTarget.parse(target)
+        maps, steps, scale = self._explain(
+            inputs, wanted, additional_forward_args, perturbations_per_eval, show_progress, entry, foil
+        )
+        scores = logit_contributions([step.sources for step in steps], maps) * scale[..., None]
+        return _format_output(isinstance(inputs, tuple), (wanted.select(scores.to(maps[0].dtype)),))
+
+    def terms(
+        self,
+        inputs: Inputs,
+        target: TargetType = None,
+        additional_forward_args: Any = None,
+        *,
+        entry: Entries,
+        foil: Entries | None = None,
+    ) -> LogitTerms:
+        """All that the entry's logit at an output *token* is the sum of.
+
+        Args:
+            inputs: See :meth:`attribute`, like all arguments.
+            target: The output tokens at which the logit is read; None: all.
+            additional_forward_args: Further arguments for `forward_func`.
+            entry: The vocabulary entry whose logit is explained.
+            foil: The entry whose logit is subtracted.
+
+        Returns:
+            The terms, exact, which sum to the model's own logit; those of padding are 0.
+
+        Raises:
+            AssertionError: As in :meth:`attribute`.
+        """
+        wanted = TokenTarget.parse(target)
+        _, steps, scale = self._explain(inputs, wanted, additional_forward_args, None, False, entry, foil)
+
+        def select(value: Tensor) -> Tensor:
+            return wanted.select(value[..., None])[..., 0]
+
+        bias = torch.stack([step.projected - step.sources.sum(-1) for step in steps]).sum(0)
+        rest = torch.stack([step.output - step.given - step.projected for step in steps]).sum(0)
+        return LogitTerms(
+            select(steps[0].given * scale),
+            [wanted.select(step.sources * scale[..., None]) for step in steps],
+            select(bias * scale),
+            select(rest * scale),
+            select(steps[-1].constant),
+        )
+
+    def attribute_future(self, *args: Any, **kwargs: Any) -> None:
+        """Not offered: the scores are computed while the model runs."""
+        raise NotImplementedError(f"attribute_future is not implemented for {type(self).__name__}")
+
+    def _explain(
+        self,
+        inputs: Inputs,
+        wanted: TokenTarget,
+        additional_forward_args: Any,
+        perturbations_per_eval: int | None,
+        show_progress: bool,
+        entry: Entries,
+        foil: Entries | None,
+    ) -> tuple[list[Tensor], list[Step], Tensor]:
+        """ALTI's maps, what the layers add, and one over the last norm's deviation `(batch, row)`."""
+        layers = as_layers(self.layer)
+        readout = Readout.of(self.forward_func, layers, self.final_norm, self.unembedding)
+        entries = {"entry": entry} if foil is None else {"entry": entry, "foil": foil}
+        call = Updates(self.forward_func, self.layer, self.norm, readout, wanted, entries)
+        runs = call._maps(
+            layers, inputs, TokenTarget(None), additional_forward_args, None, perturbations_per_eval, show_progress
+        )
+        call.check()
+        if wanted.rows is not None and not call.steps[-1].there.all():
+            warnings.warn(f"{self.get_name()}: {PADDED_TARGET}.", stacklevel=4)
+        return [one for _, one in runs], call.steps, call.steps[-1].scale

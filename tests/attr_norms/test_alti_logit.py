@@ -1,0 +1,267 @@
+"""ALTILogit against the naive twin in float64, and against the model's own logits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import DynamicCache
+
+from captum_vz import ALTI, ALTILogit
+from captum_vz.attr import LogitTerms
+from captum_vz.functional import logit_contributions
+from tests.captum.footprint import assert_same_numbers, footprint, numbers
+from tests.engine.compare import assert_same
+from tests.reference import FAMILIES
+from tests.reference.alti_logit import LANGUAGE_MODELS, language_model, naive_alti_logit, naive_logit
+from tests.reference.alti_plus import stacks
+
+each_model = pytest.mark.parametrize("name", LANGUAGE_MODELS)
+each_varied = pytest.mark.parametrize("name", ["gpt2", "llama"])
+TOKENS = 7
+
+
+def method_of(name: str, **options: Any) -> ALTILogit:
+    case = language_model(name)
+    return ALTILogit(case.model, case.layers, **options)
+
+
+def following(ids: Tensor) -> Tensor:
+    """The tokens that follow, as entries."""
+    return ids.roll(-1, 1)
+
+
+@pytest.mark.parametrize("norm", ["l1", "l2"])
+@each_model
+def test_every_row_of_every_model(name: str, norm: Any) -> None:
+    inputs = language_model(name).inputs
+    entries = following(inputs["input_ids"])
+    found = method_of(name, norm=norm).attribute(inputs, entry=entries)
+    assert_same(found, naive_alti_logit(name, entries, norm))
+    assert not found.triu(1).any()
+
+
+@each_model
+def test_every_term_and_their_sum_is_the_logit(name: str) -> None:
+    inputs, naive, entry = language_model(name).inputs, naive_logit(name), 11
+    real = inputs["attention_mask"].double()
+    terms = method_of(name).terms(inputs, entry=entry)
+    assert_same(terms.embedding, torch.from_numpy(naive.embedding[..., entry]))
+    for one, expected in zip(terms.attention, naive.sources, strict=True):
+        assert_same(one, torch.from_numpy(expected[..., entry]))
+    assert_same(terms.projection_bias, torch.from_numpy(naive.bias[..., entry]))
+    assert_same(terms.feed_forward, torch.from_numpy(naive.feed_forward[..., entry]))
+    assert_same(terms.constant, naive.constant[entry] * real)
+    assert_same(terms.total(), torch.from_numpy(naive.logits[..., entry]) * real)
+
+
+@each_model
+def test_rows_sum_to_what_attention_adds(name: str) -> None:
+    inputs = language_model(name).inputs
+    method = method_of(name)
+    scores, terms = (ask(inputs, entry=5, foil=6) for ask in (method.attribute, method.terms))
+    assert_same(scores.sum(-1), torch.stack(terms.attention).sum((0, -1)))
+    logits = torch.from_numpy(naive_logit(name).logits)
+    assert_same(terms.total(), (logits[..., 5] - logits[..., 6]) * inputs["attention_mask"])
+
+
+@each_varied
+def test_a_foil_is_subtracted(name: str) -> None:
+    inputs, method = language_model(name).inputs, method_of(name)
+    right, wrong, both = (
+        method.attribute(inputs, target=2, **entries)
+        for entries in ({"entry": 5}, {"entry": 6}, {"entry": 5, "foil": 6})
+    )
+    assert_same(both, right - wrong)
+    assert_same(method.attribute(inputs, target=2, entry=5, foil=5), torch.zeros_like(both))
+
+
+@each_varied
+def test_the_forms_of_entries_and_targets(name: str) -> None:
+    inputs, method = language_model(name).inputs, method_of(name)
+    whole = {entry: method.attribute(inputs, entry=entry) for entry in (4, 9, 30)}
+    assert_same(method.attribute(inputs, target=1, entry=9), whole[9][:, 1])
+    assert_same(method.attribute(inputs, target=-6, entry=torch.tensor(9)), whole[9][:, 1])
+    assert_same(method.attribute(inputs, target=[0, 2, 1], entry=9), whole[9][[0, 1, 2], [0, 2, 1]])
+    each = torch.stack([whole[entry][b] for b, entry in enumerate((4, 9, 30))])
+    assert_same(method.attribute(inputs, entry=[4, 9, 30]), each)
+    assert_same(method.attribute(inputs, target=[0, 2, 1], entry=torch.tensor([4, 9, 30])), each[range(3), [0, 2, 1]])
+    assert_same(method.attribute(inputs, target=(2, 1), entry=9), whole[9][:, 2, 1])
+    places = torch.full((3, TOKENS), 4)
+    places[:, 2] = 30
+    assert_same(method.attribute(inputs, target=2, entry=places), whole[30][:, 2])
+    assert_same(method.terms(inputs, target=2, entry=places).total(), method.terms(inputs, entry=30).total()[:, 2])
+    with pytest.warns(UserWarning, match="the target token of an example is padding"):
+        assert not method.attribute(inputs, target=6, entry=4)[2].any()
+
+
+@each_model
+def test_a_batch_is_its_examples_one_by_one_and_padding_changes_nothing(name: str) -> None:
+    case, method = language_model(name), method_of(name)
+    together = method.attribute(case.inputs, entry=8)
+    for index in range(case.batch):
+        alone = method.attribute(case.example(index).inputs, entry=8)[0]
+        length = len(alone)
+        assert_same(together[index, :length, :length], alone)
+        assert not together[index, length:].any()
+        assert not together[index, :, length:].any()
+
+
+def test_padding_may_stand_on_the_left() -> None:
+    case, method = language_model("llama"), method_of("llama")
+    one = case.example(1).inputs
+    one["position_ids"] = torch.arange(one["input_ids"].shape[1])[None]
+    padded = {key: nn.functional.pad(value, (3, 0)) for key, value in one.items()}
+    alone, found = method.attribute(one, entry=8), method.attribute(padded, entry=8)
+    assert_same(found[:, 3:, 3:], alone)
+    assert not found[:, :3].any()
+    assert not found[..., :3].any()
+
+
+def test_one_layer_needs_no_rollout() -> None:
+    """What the only layer's attention adds comes from the input tokens themselves."""
+    case = LANGUAGE_MODELS["gpt2"].build()
+    case.model.transformer.h = case.model.transformer.h[:1]
+    method = ALTILogit(case.model, case.model.transformer.h)
+    (attention,) = method.terms(case.inputs, entry=8).attention
+    assert_same(method.attribute(case.inputs, entry=8), attention)
+
+
+def test_the_form_of_inputs_is_that_of_the_answer() -> None:
+    case = language_model("gpt2")
+    expected = method_of("gpt2").attribute(case.inputs, target=2, entry=8)
+
+    def forward(ids: Tensor, mask: Tensor) -> Tensor:
+        return case.model(ids, attention_mask=mask).logits
+
+    method = ALTILogit(
+        forward, case.layers, final_norm=case.model.transformer.ln_f, unembedding=case.model.get_output_embeddings()
+    )
+    ids, mask = case.inputs.values()
+    assert_same(method.attribute(ids, 2, mask, entry=8), expected)
+    (one,) = method.attribute((ids, mask), target=2, entry=8)
+    assert_same(one, expected)
+    assert one.is_contiguous()
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+@each_varied
+def test_the_model_is_left_as_it_was_found_and_a_cache_grows_by_one_pass(name: str, implementation: str) -> None:
+    case = LANGUAGE_MODELS[name].build(attn_implementation=implementation)
+    before, values = footprint(case.model), numbers(case.model)
+    method = ALTILogit(case.model, case.layers)
+    kept = dict(vars(method))
+    cache = DynamicCache(config=case.model.config)
+    found = method.attribute({**case.inputs, "past_key_values": cache, "use_cache": True}, entry=8)
+    assert cache.get_seq_length() == TOKENS
+    assert_same(found, method_of(name).attribute(case.inputs, entry=8))
+    assert vars(method) == kept
+    assert footprint(case.model) == before
+    assert_same_numbers(case.model, values)
+
+
+@each_varied
+def test_half_precision_is_followed_in_float32(name: str) -> None:
+    case = LANGUAGE_MODELS[name].build(torch.bfloat16)
+    found = ALTILogit(case.model, case.layers).attribute(case.inputs, entry=8)
+    expected = method_of(name).attribute(case.inputs, entry=8)
+    assert found.dtype == torch.float32
+    assert (found.double() - expected).abs().max() < 0.05 * expected.abs().max()
+
+
+def test_the_rollout_is_altis() -> None:
+    case = language_model("gpt2")
+    rollouts = ALTI(case.model, case.layers).attribute(case.inputs, all_layers=True)
+    terms = method_of("gpt2").terms(case.inputs, entry=8)
+    expected = terms.attention[0] + terms.attention[1] @ rollouts[0] + terms.attention[2] @ rollouts[1]
+    assert_same(method_of("gpt2").attribute(case.inputs, entry=8), expected)
+
+
+def test_known_contributions() -> None:
+    halves = torch.tensor([[[1.0, 0.0], [0.5, 0.5]]])
+    updates = [torch.tensor([[[0.0, 2.0]]]), torch.tensor([[[1.0, -4.0]]]), torch.tensor([[[0.0, 8.0]]])]
+    # 0 + (1 - 2) + 8 * 0.75 and 2 - 2 + 8 * 0.25
+    assert_same(logit_contributions(updates, [halves] * 3), torch.tensor([[[5.0, 2.0]]]).double())
+    with pytest.raises(AssertionError, match="needs the update of at least one layer"):
+        logit_contributions([], [])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"entry": 60}, r"entry 60 is out of range: it names one of 60 vocabulary entries, 0 to 59"),
+        ({"entry": -1}, r"entry -1 is out of range"),
+        ({"entry": [1, 2]}, r"entry is \[1, 2\]: pass a vocabulary entry, one for each of the 3 examples, or integers"),
+        ({"entry": 1.5}, r"entry is 1.5: pass a vocabulary entry"),
+        (
+            {"entry": 5, "foil": torch.zeros(3, 6, dtype=torch.long)},
+            r"foil is a tensor \(3, 6\) of torch.int64: pass .* \(3, 7\)",
+        ),
+        ({"entry": 5, "target": 7}, r"target 7 is out of range: it names an output token"),
+        ({"entry": 5, "feature_mask": torch.zeros(1, 7)}, r"feature_mask is not offered by ALTILogit"),
+        ({"entry": 5, "attribute_to_layer_input": True}, r"attribute_to_layer_input=True has no meaning here"),
+    ],
+)
+def test_bad_arguments_are_named(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(AssertionError, match=message):
+        method_of("gpt2").attribute(language_model("gpt2").inputs, **arguments)
+
+
+def test_what_is_no_readout_is_named() -> None:
+    case = language_model("gpt2")
+    norm, head = case.model.transformer.ln_f, case.model.get_output_embeddings()
+
+    def refused(forward_func: Any, layers: Any, match: str, **options: Any) -> None:
+        with pytest.raises(AssertionError, match=match):
+            ALTILogit(forward_func, layers, **options).attribute(case.inputs, entry=8)
+
+    def capped(**inputs: Tensor) -> Tensor:
+        return case.model(**inputs).logits.tanh()
+
+    def call(**inputs: Tensor) -> Any:
+        return case.model(**inputs)
+
+    refused(call, case.layers, r"function without get_output_embeddings\(\): pass the linear .* `unembedding`")
+    refused(call, case.layers, r"no norm outside of the layers .* as `final_norm`", unembedding=head)
+    refused(case.model, case.layers, r"unembedding is a LayerNorm: looked for a linear module", unembedding=norm)
+    refused(case.model, case.layers, r"final_norm is a Linear, which could not be read as a", final_norm=head)
+    refused(case.model, case.layers, r"does not give the model's own logits", final_norm=case.layers[1].ln_1)
+    refused(case.model, case.layers[:2], r"does not give the model's own logits .*: pass all layers")
+    refused(capped, case.layers, r"own logits .* scale or cap", final_norm=norm, unembedding=head)
+    refused(case.model, [case.layers[0], case.layers[2]], r"Run 1 of the layers is not given what run 0 returned")
+    refused(
+        lambda **inputs: case.model(**inputs).logits[:, -1:],
+        case.layers,
+        r"gave \(3, 1, 60\): expected logits \(batch, 7, entries\)",
+        final_norm=norm,
+        unembedding=head,
+    )
+
+
+def test_layers_that_are_no_pre_norm_decoders_are_named() -> None:
+    with pytest.raises(AssertionError, match="norm is 'max': pass 'l1' or 'l2'"):
+        method_of("gpt2", norm="max")
+    bert, head = FAMILIES["bert"].case, nn.Linear(32, 60).double()
+    method = ALTILogit(
+        lambda **inputs: head(bert.model(**inputs)[0]),
+        bert.layers,
+        final_norm=bert.model.embeddings.LayerNorm,
+        unembedding=head,
+    )
+    with pytest.raises(AssertionError, match=r"BertLayer norms the sum .* \(post-norm\).* explains pre-norm decoders"):
+        method.attribute(bert.inputs, entry=8)
+    whisper = stacks("whisper")[1]
+    method = ALTILogit(
+        lambda **inputs: head(whisper.model(**inputs)[0]),
+        whisper.layers,
+        final_norm=whisper.model.decoder.layer_norm,
+        unembedding=head,
+    )
+    with pytest.raises(AssertionError, match=r"WhisperDecoderLayer has a second attention, .* ALTIPlus explains"):
+        method.attribute(whisper.inputs, entry=8)
+
+
+def test_terms_are_named() -> None:
+    assert LogitTerms._fields == ("embedding", "attention", "projection_bias", "feed_forward", "constant")
