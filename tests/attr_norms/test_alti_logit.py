@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from captum.attr import NoiseTunnel
 from torch import Tensor, nn
 from transformers import DynamicCache
 
@@ -144,6 +145,20 @@ def test_the_form_of_inputs_is_that_of_the_answer() -> None:
     (one,) = method.attribute((ids, mask), target=2, entry=8)
     assert_same(one, expected)
     assert one.is_contiguous()
+
+
+def test_noise_tunnel_without_noise_is_the_plain_attribution() -> None:
+    case = language_model("gpt2")
+    vectors = case.model.get_input_embeddings()(case.inputs["input_ids"])
+    further = {"target": 2, "additional_forward_args": case.inputs["attention_mask"], "entry": 8}
+    method = ALTILogit(
+        lambda vectors, mask: case.model(inputs_embeds=vectors, attention_mask=mask),
+        case.layers,
+        final_norm=case.model.transformer.ln_f,
+        unembedding=case.model.get_output_embeddings(),
+    )
+    smoothed = NoiseTunnel(method).attribute(vectors, nt_samples=2, stdevs=0.0, **further)
+    assert_same(smoothed, method_of("gpt2").attribute(case.inputs, target=2, entry=8))
 
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from captum.attr import NoiseTunnel
 from torch import Tensor, nn
 from transformers import DynamicCache, EncoderDecoderCache
 
@@ -148,6 +149,24 @@ def test_the_users_cache_grows_by_one_pass() -> None:
     scores = method.attribute({**inputs, "past_key_values": cache, "use_cache": True})
     assert (cache.get_seq_length(), cache.cross_attention_cache.get_seq_length()) == (TOKENS, SOURCES)
     assert_same(scores, method.attribute({**inputs, "use_cache": False}))
+
+
+def test_noise_tunnel_without_noise_is_the_plain_attribution() -> None:
+    case, method = stacks("bart")[1], method_of("bart")
+    names = [name for name in case.inputs if name != "input_ids"]
+    vectors = case.model.encoder.embed_tokens(case.inputs["input_ids"])
+
+    def forward(vectors: Tensor, *others: Tensor) -> Any:
+        return case.model(inputs_embeds=vectors, **dict(zip(names, others, strict=True)))
+
+    smoothed = NoiseTunnel(ALTIPlus(forward, method.layer)).attribute(
+        vectors,
+        nt_samples=2,
+        stdevs=0.0,
+        target=2,
+        additional_forward_args=tuple(case.inputs[name] for name in names),
+    )
+    assert_same(smoothed, method.attribute(case.inputs, target=2))
 
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])

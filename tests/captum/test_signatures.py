@@ -26,6 +26,8 @@ CONSTRUCTORS = {
     "ALTI": [*SHARED, "residual", "norm", "per_receptive_field"],
     "AttentionFlow": [*SHARED, "residual", "heads", "attention", "per_receptive_field"],
     "HiddenTokenAttribution": [*SHARED, "embeddings", "probes", "seed", "normalize"],
+    "ALTIPlus": [*SHARED, "norm"],
+    "ALTILogit": [*SHARED, "norm", "final_norm", "unembedding"],
 }
 DEFAULTS = {
     "device_ids": None,
@@ -56,13 +58,16 @@ NAMES = {
     "ALTI": "A L T I",
     "AttentionFlow": "Attention Flow",
     "HiddenTokenAttribution": "Hidden Token Attribution",
+    "ALTIPlus": "A L T I Plus",
+    "ALTILogit": "A L T I Logit",
 }
 RESIDUALS = {"ValueZeroingRollout": None, "AttentionRollout": 0.5, "AttentionFlow": 0.5, "GlobEnc": None, "ALTI": None}
 
 STACK_METHODS = (*configurations.STACK_METHODS, *POST_NORM_METHODS)
 # The last one's target is a class, so that it is not in the tables of methods that draw maps.
 METHODS = (*LAYER_METHODS, *STACK_METHODS, captum_vz.ValueZeroingEffect)
-each_method = pytest.mark.parametrize("method", METHODS)
+OF_OTHER_MODELS = (captum_vz.ALTIPlus, captum_vz.ALTILogit)  # than those that all the others run on
+each_method = pytest.mark.parametrize("method", [*METHODS, *OF_OTHER_MODELS])
 
 
 @each_method
@@ -81,7 +86,8 @@ def test_the_constructor_takes_captums_three_by_position_and_its_own_by_keyword(
 @each_method
 def test_attribute_takes_captums_names_in_captums_order(method: Any) -> None:
     parameters = inspect.signature(method.attribute).parameters
-    own = {"all_layers": False} if method in STACK_METHODS else {}
+    own = {"all_layers": False} if method in (*STACK_METHODS, captum_vz.ALTIPlus) else {}
+    own = {"entry": inspect.Parameter.empty, "foil": None} if method is captum_vz.ALTILogit else own
     assert {name: parameter.default for name, parameter in parameters.items() if name != "self"} == ATTRIBUTE | own
     assert list(parameters) == ["self", *ATTRIBUTE, *own]
 
