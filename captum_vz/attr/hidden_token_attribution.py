@@ -40,7 +40,8 @@ class HiddenTokenAttribution(LayerMaps):
     parameters, and in the precision of the model. The arguments of `attribute`, what comes back and what is raised are
     described in :class:`~captum_vz.attr.LayerMaps`, but for two: without `embeddings`, `inputs` begins with token ids
     `(batch, tokens)` or vectors `(batch, tokens, d)` (in a mapping: `input_ids` or `inputs_embeds`); and at most
-    `perturbations_per_eval` backward passes are run at once. For the layers of a decoder that reads an encoder, the
+    `perturbations_per_eval` backward passes are run at once (with 1, the model's backward pass need not know how to be
+    batched). For the layers of a decoder that reads an encoder, the
     sources are the encoder's tokens, if its ids come first.
 
     Args:
@@ -158,10 +159,18 @@ class HiddenTokenAttribution(LayerMaps):
             seeds[torch.arange(len(passes), device=rows.device)[:, None], example, rows.T[row]] = directions[direction][
                 :, None
             ]
+            # A single one is run as ever, for models with an operation whose backward pass cannot be batched.
+            many = len(passes) > 1
             (found,) = torch.autograd.grad(
-                hidden, vectors, seeds, retain_graph=True, is_grads_batched=True, materialize_grads=True
+                hidden,
+                vectors,
+                seeds if many else seeds[0],
+                retain_graph=True,
+                is_grads_batched=many,
+                materialize_grads=True,
             )
-            squares.index_add_(1, row, widen(found).square().sum(-1).transpose(0, 1))
+            found = widen(found).square().sum(-1)
+            squares.index_add_(1, row, found.transpose(0, 1) if many else found[:, None])
         return squares / (1 if self.probes is None else self.probes)
 
     def _probes(self, width: int) -> Tensor:

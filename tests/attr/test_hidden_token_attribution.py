@@ -160,7 +160,7 @@ def test_a_row_costs_a_row(probes: int | None, a_row: int, monkeypatch: pytest.M
     gradients = torch.autograd.grad
 
     def count(outputs: Tensor, inputs: Tensor, seeds: Tensor, **options: Any) -> Any:
-        passes.append(len(seeds))
+        passes.append(len(seeds) if options["is_grads_batched"] else 1)
         return gradients(outputs, inputs, seeds, **options)
 
     monkeypatch.setattr(torch.autograd, "grad", count)
@@ -224,6 +224,29 @@ def test_no_parameter_gets_a_gradient_and_no_grad_is_no_hindrance(implementation
     assert footprint(case.model) == before
     assert_same_numbers(case.model, values)
     assert (case.layers[0].output.dense.weight.grad == 1).all()
+
+
+def test_a_backward_pass_that_cannot_be_batched() -> None:
+    """An operation with a backward pass of its own that picks a number out of its tensor, which no batch allows."""
+
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:
+            assert gradient.abs().max().item() >= 0
+            return gradient * 2
+
+    case = FAMILIES["gpt2"].build()
+    with case.model.wte.register_forward_hook(lambda module, args, output: Twice.apply(output)):
+        method = HiddenTokenAttribution(case.model, case.layers[0])
+        with pytest.raises(RuntimeError, match="item"):
+            method.attribute(case.inputs, target=1)
+        found = method.attribute(case.inputs, target=1, perturbations_per_eval=1)
+    doubled = {"inputs_embeds": 2 * embed(case), "attention_mask": case.inputs["attention_mask"]}
+    assert_same(found, method.attribute(doubled, target=1))
 
 
 @pytest.mark.parametrize("norm_first", [False, True])

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from captum.attr import NoiseTunnel
 from torch import Tensor, nn
 from transformers import DynamicCache
@@ -253,6 +254,18 @@ def test_what_is_no_readout_is_named() -> None:
         final_norm=norm,
         unembedding=head,
     )
+
+
+def test_a_norm_that_rounds_is_named() -> None:
+    """LLaMA's own norm computes in float32, so that in float64 it is not what it is read as."""
+    family = LANGUAGE_MODELS["llama"]
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**family.config)).eval()
+    inputs = language_model("llama").inputs
+    terms = ALTILogit(model, model.model.layers).terms(inputs, entry=8)
+    real = inputs["attention_mask"]
+    assert_same(terms.total(), model(**inputs).logits[..., 8] * real, 1e-6)
+    with pytest.raises(AssertionError, match=r"LlamaRMSNorm, which could not be read .* loaded in float32"):
+        ALTILogit(model.double(), model.model.layers).terms(inputs, entry=8)
 
 
 def test_layers_that_are_no_pre_norm_decoders_are_named() -> None:
