@@ -62,8 +62,8 @@ class Readout:
         except (NotReproducedError, RuntimeError) as error:
             raise AssertionError(
                 f"final_norm is a {type(norm).__name__}, which could not be read as a LayerNorm or an RMSNorm of "
-                f"{rows.shape[0]} numbers: pass the norm behind the last layer. (One that rounds to float32 in a float64 "
-                "model, as transformers' RMSNorms do, is read when the model is loaded in float32.)"
+                f"{rows.shape[0]} numbers: pass the norm behind the last layer. (One that rounds to float32 in a "
+                "float64 model, as transformers' RMSNorms do, is read when the model is loaded in float32.)"
             ) from error
 
     def along(self, entries: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
