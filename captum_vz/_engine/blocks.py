@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from captum_vz._engine.replay import NotReproducedError
+from captum_vz._engine.replay import TooFewError
 
 # How many (source, head) vectors are folded at a time: so many that the product is worth its call.
 VECTORS = 1024
@@ -70,7 +70,7 @@ def blocks(pairs: Pairs, width: int, rows: int, at_most: int | None) -> list[Blo
     """All active pairs, at most `rows` of them and `at_most` groups to a chunk.
 
     Raises:
-        NotReproducedError: There are too few pairs to a group to pay for its vectors of `width` features.
+        TooFewError: There are too few pairs to a group to pay for its vectors of `width` features.
     """
     target, group = pairs.active.nonzero(as_tuple=True)
     number = pairs.batch[target] * pairs.members.shape[1] + group
@@ -82,7 +82,7 @@ def blocks(pairs: Pairs, width: int, rows: int, at_most: int | None) -> list[Blo
     gains = counts - vectors * (1 + counts / width)
     # Before anything is gained, all targets run once through all matrices: about two first ones.
     if gains.clamp_min(0).sum() <= 2 * len(pairs.batch):
-        raise NotReproducedError("there are too few pairs to fold for")
+        raise TooFewError("there are too few pairs to fold for")
     found: list[Block] = []
     for folded in (True, False):
         numbers = ((gains > 0) == folded).nonzero().flatten()

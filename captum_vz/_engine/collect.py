@@ -32,6 +32,7 @@ def collect(
     """
     for layer in layers:
         refuse_dropout(layer)
+    _let_freed_memory_stay()
     runs: Runs = []
     replicas: dict[torch.device, Runs] = {}
     owners: dict[tuple[torch.device, int], nn.Module] = {}
@@ -65,6 +66,15 @@ def collect(
             "model that forward_func calls, not of a copy, and one that these inputs reach."
         )
     return runs
+
+
+def _let_freed_memory_stay() -> None:
+    """Have the C library keep the memory of chunks, which would else be mapped in anew, page by page, for each of them.
+
+    glibc returns large blocks to the system when they are freed, until one was freed that is larger: the largest it
+    goes along with is 32 MiB. Nothing is written into this one, so that it takes no memory.
+    """
+    torch.empty(31 << 20, dtype=torch.uint8, device="cpu")
 
 
 def uncompiled() -> AbstractContextManager[Any]:

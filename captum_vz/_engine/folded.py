@@ -26,6 +26,9 @@ from captum_vz._engine.recording import AttentionCall, Recording
 from captum_vz._engine.replay import ModuleAnswer, NotReproducedError, PackedPairs, check_reproduced
 from captum_vz._engine.shapes import Norm, Shape, Trace, matrix, replace_forward
 
+# Rows of a product in bfloat16 on a CPU: beyond some 600 rows oneDNN takes twice the time for each (measured on AMX).
+HALF_ROWS = 576
+
 
 @dataclass(frozen=True)
 class _First:
@@ -38,17 +41,29 @@ class _First:
     result: Tensor  # filled anew by each chunk
 
 
+@dataclass(frozen=True)
+class _Last:
+    """A later matrix, of which only what changes in its input is multiplied, in bfloat16."""
+
+    module: nn.Module
+    matrix: Tensor  # (features, d)
+    inputs: Tensor  # of each target, unchanged, (target, features)
+    outputs: Tensor  # (target, d)
+    change: Tensor  # filled anew by each chunk
+
+
 class _Answers:
-    """What the norm and the first matrices give for the chunk that runs now."""
+    """What the norm, the first and the last matrices give for the chunk that runs now."""
 
     chunk: Chunk
     weights: Tensor  # (n + 2, member * head)
     folded: list[Tensor]  # W g(f_h(j)) of each first matrix, (member * head, features); empty: it acts on the pairs
     scale: Tensor  # of the norm, (n + 2, 1)
 
-    def __init__(self, norm: Norm, firsts: list[_First]) -> None:
+    def __init__(self, norm: Norm, firsts: list[_First], lasts: list[_Last]) -> None:
         self.norm = norm
         self.firsts = firsts
+        self.lasts = lasts
 
     def normed(self, x: Tensor) -> Tensor:
         """The norm of `x (..., d)`, whose scale the first matrices will need."""
@@ -72,21 +87,41 @@ class _Answers:
             torch.addmm(rows, weights[span.rows, : len(vectors)], vectors, out=rows)
         return result.view(*x.shape[:-1], -1)
 
+    def last(self, number: int, x: Tensor) -> Tensor:
+        """What a later matrix makes of its input `x (..., features)`."""
+        last = self.lasts[number]
+        x = x.flatten(0, -2)
+        change = last.change[: len(x)]
+        for span in self.chunk.spans:
+            change[span.rows] = x[span.rows] - last.inputs[span.targets]
+        result = last.outputs.index_select(0, self.chunk.target)
+        return result.add_(_product(change, last.matrix))[None]
+
 
 class FoldedPairs:
     """Runs pairs: `run()` gives `(target, group, moved (n, d))`, so many pairs at a time as fit into `rows`.
 
-    What it gives is to be used before the next is asked for, which takes its place.
+    What it gives is to be used before the next is asked for, which takes its place. With `fast`, what changes goes
+    through the matrices in bfloat16 and is added to what does not: it is rounded beside the change, not the output.
     """
 
     def __init__(
-        self, recording: Recording, call: AttentionCall, output: Tensor, pairs: Pairs, rows: int, at_most: int | None
+        self,
+        recording: Recording,
+        call: AttentionCall,
+        output: Tensor,
+        pairs: Pairs,
+        rows: int,
+        at_most: int | None,
+        fast: bool = False,
     ) -> None:
         general = PackedPairs(recording, call)
         assert call.context is not None  # PackedPairs saw to it
         if not isinstance(general.answer, ModuleAnswer) or general.later:
             raise NotReproducedError("its attention module is not answered as a whole, or another one follows")
         self.pairs = pairs
+        self.fast = fast
+        self.product = torch.bfloat16 if fast else output.dtype  # in which what changes is multiplied
         self.values = call.values.transpose(1, 2)  # (batch, in, key-value head, d_head)
         self.shared_by = call.size[1] // self.values.shape[2]
         self.outputs = output[pairs.batch, pairs.out]
@@ -113,12 +148,14 @@ class FoldedPairs:
             vectors = (values.transpose(0, 1) @ self.projection).transpose(0, 1).flatten(0, 1)  # (member * head, d)
             if self.answers is not None:
                 direction = self.answers.norm.direction(vectors)
-                self.answers.folded = [direction @ first.matrix for first in self.answers.firsts if block.folded]
+                firsts = self.answers.firsts if block.folded else []
+                products = [_product(direction.to(self.product), first.matrix) for first in firsts]
+                self.answers.folded = [product.to(direction.dtype) for product in products]
             for chunk in block.chunks:
                 moved = self._moved(chunk, vectors)
                 clean = self.outputs[chunk.target[-2:]]
                 check_reproduced(moved[-2:-1], clean[:1])
-                _check_change(moved[-1:], next(probes)[None], clean[1:])
+                _check_change(moved[-1:], next(probes)[None], clean[1:], self.product)
                 yield chunk.target[:-2], chunk.group[:-2], moved[:-2]
 
     def _trace(self, trace: Trace, call: AttentionCall, contexts: Tensor, rows: int) -> Shape:
@@ -129,7 +166,7 @@ class FoldedPairs:
         target = torch.cat([torch.arange(count, device=last.device), last])
         clean_and_known = torch.cat([contexts, contexts[last] - taken])
         shape: Shape | None = None
-        answers, streams, results = [], [], []
+        answers, streams, results, lasts = [], [], [], []
         for part in torch.arange(len(target), device=target.device).split(rows):
             part = torch.cat([part, part[-1:]])
             context = clean_and_known[part]
@@ -139,6 +176,7 @@ class FoldedPairs:
             if shape.norm is not None:
                 streams.append(trace.of(shape.norm.module)[0][:-1])
                 results.append([trace.of(module)[1][:-1] for module in shape.linears])
+                lasts.append([[x[:-1] for x in trace.of(module)] for module in shape.lasts])
         assert shape is not None
         answer = torch.cat(answers)
         check_reproduced(answer[:count], self.outputs)
@@ -162,9 +200,19 @@ class FoldedPairs:
                 weight, constant = matrix(module), module(shape.norm.beta[None])
                 assert weight is not None
                 base = (torch.cat(result)[:count] - constant) / scale
-                firsts.append(_First(module, weight, base, constant, base.new_empty(self.longest, base.shape[1])))
-            self.answers = _Answers(shape.norm, firsts)
+                result = base.new_empty(self.longest, base.shape[1])
+                firsts.append(_First(module, weight.to(self.product), base, constant, result))
+            differences = [self._last(*one) for one in zip(shape.lasts, *lasts, strict=True)] if self.fast else []
+            self.answers = _Answers(shape.norm, firsts, differences)
         return shape
+
+    def _last(self, module: nn.Module, *parts: list[Tensor]) -> _Last:
+        """A later matrix, of whose input and output for the clean targets each traced part is a share."""
+        inputs, outputs = (torch.cat(shares)[: len(self.outputs)] for shares in zip(*parts, strict=True))
+        weight = matrix(module)
+        assert weight is not None
+        change = inputs.new_empty(self.longest, inputs.shape[1], dtype=self.product)
+        return _Last(module, weight.to(self.product), inputs, outputs, change)
 
     def _folded(self, replay: PackedPairs, shape: Shape, answers: _Answers) -> PackedPairs:
         """A replay whose attention is given after its projection, and whose first matrices are answered."""
@@ -176,6 +224,8 @@ class FoldedPairs:
         replace_forward(replay, answers.norm.module, answers.normed)
         for number, first in enumerate(answers.firsts):
             replace_forward(replay, first.module, partial(answers.first, number))
+        for number, last in enumerate(answers.lasts):
+            replace_forward(replay, last.module, partial(answers.last, number))
         for gelu in shape.gelus:
             replace_forward(replay, gelu, partial(functional.gelu, approximate="tanh"))
         return replay
@@ -208,10 +258,18 @@ class FoldedPairs:
         return torch.zeros_like(values).index_copy(0, heads, values[heads]).flatten()
 
 
-def _check_change(moved: Tensor, expected: Tensor, clean: Tensor) -> None:
+def _product(rows: Tensor, matrix: Tensor) -> Tensor:
+    if rows.device.type != "cpu" or rows.dtype != torch.bfloat16 or len(rows) <= HALF_ROWS:
+        return rows @ matrix
+    return torch.cat([part @ matrix for part in rows.chunk(-(-len(rows) // HALF_ROWS))])
+
+
+def _check_change(moved: Tensor, expected: Tensor, clean: Tensor, product: torch.dtype | None = None) -> None:
     """Raise NotReproducedError unless `moved` equals `expected`, seen from `clean` `(n, d)`, but for rounding."""
     eps = torch.finfo(clean.dtype).eps
-    bound = eps**0.6 * (expected - clean).abs().amax(-1) + 64 * eps * expected.abs().amax(-1)
+    # A product of bfloat16 is off by some eps of it, other sums by hundreds.
+    share = 8 * torch.finfo(product).eps if product == torch.bfloat16 else eps**0.6
+    bound = share * (expected - clean).abs().amax(-1) + 64 * eps * expected.abs().amax(-1)
     error = (moved - expected).abs().amax(-1)
     if not (error <= bound).all():
         raise NotReproducedError(f"zeroing a value the fast way differs by {error.max():.1e} from the general way")

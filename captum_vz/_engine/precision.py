@@ -73,6 +73,16 @@ def without_caches(arguments: Any) -> Any:
     return tree_map(lambda x: None if _is_cache(x) else x, arguments, is_leaf=_is_cache)
 
 
+def multiplies_halves_fast(device: torch.device) -> bool:
+    """Whether the device has units for products in bfloat16, several times as fast as those in float32."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device) >= (8, 0)
+    if device.type == "cpu" and hasattr(torch.cpu, "get_capabilities"):
+        able = torch.cpu.get_capabilities()
+        return bool(able.get("amx_bf16") or able.get("avx512_bf16"))
+    return False
+
+
 def _is_cache(value: Any) -> bool:
     # Not imported: who passes a cache has imported its module.
     caches = sys.modules.get("transformers.cache_utils")

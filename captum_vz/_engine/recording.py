@@ -124,6 +124,7 @@ class Recording(Listener):
     kwargs: dict[str, Any]
     calls: list[AttentionCall] = field(default_factory=list)
     output: Any = None
+    notes: list[str] = field(default_factory=list)  # what to tell the user
     _running: list[nn.Module] = field(default_factory=list, repr=False)  # submodules that have begun, innermost last
     _projected_values: dict[int, Tensor] = field(default_factory=dict, repr=False)
 

@@ -26,6 +26,10 @@ class NotReproducedError(Exception):
     """This way of replaying does not give back the layer's clean output; the message says how."""
 
 
+class TooFewError(NotReproducedError):
+    """This way of replaying gains nothing here, the rows being few."""
+
+
 class PackedPairs:
     """Replays single positions: `run(batch, out, context)` answers the layer's output for n of them.
 

@@ -10,9 +10,16 @@ from torch import Tensor
 
 from captum_vz._engine.blocks import Pairs
 from captum_vz._engine.folded import FoldedPairs
-from captum_vz._engine.precision import is_half, rerun_in_float32
+from captum_vz._engine.precision import is_half, multiplies_halves_fast, rerun_in_float32
 from captum_vz._engine.recording import AttentionCall, Recording, first_tensor
-from captum_vz._engine.replay import ModuleAnswer, NotReproducedError, PackedPairs, WholeSequences, check_reproduced
+from captum_vz._engine.replay import (
+    ModuleAnswer,
+    NotReproducedError,
+    PackedPairs,
+    TooFewError,
+    WholeSequences,
+    check_reproduced,
+)
 from captum_vz._engine.sites import valid_positions
 from captum_vz._engine.windows import over_positions
 
@@ -44,6 +51,7 @@ class Zeroing:
         groups: The group of each source `(batch, in)`, counted from 0, or None: each source is its own.
         heads: The query heads to zero, or None for all.
         at_most: How many groups may be zeroed at a time, or None: as many as fit.
+        fast: Whether differences may go through the matrices in bfloat16.
     """
 
     measure: Measure
@@ -51,6 +59,7 @@ class Zeroing:
     groups: Tensor | None = None
     heads: tuple[int, ...] | None = None
     at_most: int | None = None
+    fast: bool = False
 
 
 def value_zeroing_map(recording: Recording, call: AttentionCall, zeroing: Zeroing) -> Tensor:
@@ -70,7 +79,9 @@ def value_zeroing_map(recording: Recording, call: AttentionCall, zeroing: Zeroin
     if not is_half(recording):
         return _replayed(recording, call, output, zeroing)
     site = 0 if call.windows is not None else [one is call for one in recording.calls].index(True)
+    notes = recording.notes
     recording = rerun_in_float32(recording)
+    recording.notes = notes
     with torch.autocast(output.device.type, enabled=False):
         again = recording.calls[site]
         again = again if call.windows is None else over_positions(recording, again)
@@ -88,7 +99,11 @@ def _replayed(recording: Recording, call: AttentionCall, output: Tensor, zeroing
         except (NotReproducedError, RuntimeError, ValueError, IndexError, TypeError, AttributeError, KeyError) as error:
             if isinstance(error, torch.OutOfMemoryError):
                 raise
-            if way is not _folded_pairs:  # a faster form of the next way, whose reason is the one that counts
+            if way is _folded_pairs:  # a faster form of the next way, whose reason is the one that counts
+                if zeroing.fast and not isinstance(error, TooFewError):
+                    name = type(recording.layer).__name__
+                    recording.notes.append(f"precision='fast' knows no shape like that of {name}, computed exactly")
+            else:
                 reasons.append(f"{way.__name__.strip('_').replace('_', ' ')}: {error}")
     raise AssertionError(
         f"The layer {type(recording.layer).__name__} cannot be replayed: run again on its own clean input, it does not "
@@ -173,17 +188,22 @@ def _folded_pairs(recording: Recording, call: AttentionCall, output: Tensor, zer
     """The same numbers as `_packed_pairs`, faster: for layers of a known shape, and rows enough to gain by it."""
     heads = torch.tensor(range(call.size[1]) if zeroing.heads is None else zeroing.heads, device=output.device)
     few = zeroing.rows is not None and zeroing.rows.shape[1] <= len(heads)
-    if call.weights is None or few:
-        raise NotReproducedError("there are too few rows to fold for")
+    if call.weights is None:
+        raise NotReproducedError("its attention is computed inline, out of sight")
+    if few:
+        raise TooFewError("there are too few rows to fold for")
     targets, sources = _targets(recording, call, zeroing)
     if not len(targets) or targets.batch.bincount().max() <= len(heads):
-        raise NotReproducedError("there are too few rows to fold for")
+        raise TooFewError("there are too few rows to fold for")
+    fast = zeroing.fast and multiplies_halves_fast(output.device)
+    if zeroing.fast and not fast:
+        recording.notes.append(f"precision='fast' found no fast bfloat16 on {output.device}, computed exactly")
     members = _members(call, zeroing)
     scores = _empty_map(call, zeroing, members)
     weights = _weights(call, zeroing, sources, targets.batch, targets.out)
     active = _active(weights, members[targets.batch])
     pairs = Pairs(targets.batch, targets.out, weights[..., heads], heads, members, active)
-    folded = FoldedPairs(recording, call, output, pairs, _chunk_rows(recording, output), zeroing.at_most)
+    folded = FoldedPairs(recording, call, output, pairs, _chunk_rows(recording, output), zeroing.at_most, fast)
     clean = zeroing.measure.prepare(folded.outputs)
     for target, group, moved in folded.run():
         distance = zeroing.measure.between(zeroing.measure.prepare(moved), clean.index_select(0, target))

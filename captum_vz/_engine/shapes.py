@@ -57,6 +57,7 @@ class Shape:
     projection: nn.Module
     norm: Norm | None = None  # None: no module sees it, the output is a sum that it is part of
     linears: tuple[nn.Module, ...] = ()
+    lasts: tuple[nn.Module, ...] = ()  # linear modules that see it later
     gelus: tuple[nn.Module, ...] = ()  # behind these; they spell GELU's approximation out, which torch knows as one
 
 
@@ -128,10 +129,11 @@ class Trace:
         linears = tuple(m for m, x, _ in dependent if matrix(m) is not None and _equal(x, normed))
         if not linears:
             raise NotReproducedError("no plain linear module takes the output of the norm behind the attention")
+        lasts = tuple(m for m, _, _ in dependent if matrix(m) is not None and m not in linears)
         pres = [y for m, _, y in dependent if m in linears]
         behind = [(m, x, y) for m, x, y in self.seen if any(_equal(x, pre) for pre in pres)]
         gelus = tuple(m for m, x, y in behind if _close(functional.gelu(x, approximate="tanh"), y))
-        return Shape(projection, norm, linears, gelus)
+        return Shape(projection, norm, linears, lasts, gelus)
 
 
 def _keeping(module: nn.Module, seen: list[Run], end: list[nn.Module]) -> Callable[..., Any]:

@@ -162,6 +162,7 @@ class LayerMaps(LayerAttribution, PerturbationAttribution):
                 rows = None if shares else target.places(batch, out, call.values.device)
                 groups = masks.of(call)
                 scores = self._layer_map(index, recording, call, rows, groups, perturbations_per_eval)
+                notes.extend(recording.notes)
                 notes.extend(_zero_rows(scores, recording, call, rows, index))
                 scores = normalize_rows(scores) if self.normalize else scores
                 bar.update()

@@ -39,6 +39,11 @@ class ValueZeroing(LayerMaps):
         final_norm: A module applied to both outputs before the distance is taken, such as the norm after the last
             layer of a pre-norm stack.
         normalize: False gives the raw distances.
+        precision: "exact", or "fast": what changes when a value is zeroed goes through the feed-forward's matrices in
+            bfloat16, and is added to what does not change. Scores are off by parts in ten thousand, and the map is
+            there in half the time on hardware with units for bfloat16. Without them, and for layers of another shape
+            than the usual (linear or gated, behind a norm), a warning says so and the map is exact; so are a few rows,
+            which would gain nothing.
 
     >>> from captum_vz import ValueZeroing, find_layers
     >>> from captum_vz.testbed import load_agreement_model
@@ -63,11 +68,14 @@ class ValueZeroing(LayerMaps):
         heads: Heads | Sequence[Heads] = None,
         normalize: bool = True,
         final_norm: nn.Module | None = None,
+        precision: str = "exact",
     ) -> None:
         super().__init__(forward_func, layer, device_ids, attention=attention, normalize=normalize)
         self.distance = get_distance(distance)
         self.heads = heads
         self.final_norm = final_norm
+        assert precision in ("exact", "fast"), f"precision is {precision!r}: pass 'exact' or 'fast'."
+        self.precision = precision
 
     def _layer_map(
         self,
@@ -80,7 +88,8 @@ class ValueZeroing(LayerMaps):
     ) -> Tensor:
         chosen = self.heads is not None
         heads = select_heads(self.heads, index, len(as_layers(self.layer)), call.size[1]) if chosen else None
-        return value_zeroing_map(recording, call, Zeroing(self._measure(), rows, groups, heads, at_most))
+        zeroing = Zeroing(self._measure(), rows, groups, heads, at_most, fast=self.precision == "fast")
+        return value_zeroing_map(recording, call, zeroing)
 
     def _measure(self) -> Measure:
         norm = self.final_norm

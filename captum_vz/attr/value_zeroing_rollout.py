@@ -53,6 +53,7 @@ class ValueZeroingRollout(Rollout):
         heads: Heads | Sequence[Heads] = None,
         normalize: bool = True,
         final_norm: nn.Module | None = None,
+        precision: str = "exact",
         per_receptive_field: bool = False,
     ) -> None:
         maps = ValueZeroing(
@@ -64,5 +65,6 @@ class ValueZeroingRollout(Rollout):
             heads=heads,
             normalize=normalize,
             final_norm=final_norm,
+            precision=precision,
         )
         super().__init__(maps, residual=residual, per_receptive_field=per_receptive_field)

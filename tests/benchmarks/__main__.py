@@ -19,11 +19,13 @@ from tests.benchmarks.models import SIZES, build, token_ids
 HEADS = (
     "tokens",
     "maps",
+    "fast",
     "row",
     "forward",
     "sequential",
     "floor",
     "seq/maps",
+    "seq/fast",
     "maps/(floor+fwd)",
     "row/fwd",
     "peak MB",
@@ -65,11 +67,12 @@ def one_length(
     size = SIZES[name]
     model = build(size, dtype, device)
     layers = size.layers(model)
-    explain = ValueZeroing(model, layers)
+    explain, fast = ValueZeroing(model, layers), ValueZeroing(model, layers, precision="fast")
     ids = token_ids(tokens, device)
     pairs = tokens * (tokens + 1) // 2 if size.causal else tokens * tokens
     contenders = {
         "maps": lambda: explain.attribute(ids),
+        "fast": lambda: fast.attribute(ids),
         "row": lambda: explain.attribute(ids, target=-1),
         "forward": lambda: model(ids),
         "floor": floor(size, len(layers), pairs, dtype, device, 512 if device == "cpu" else 16384),
@@ -81,11 +84,13 @@ def one_length(
     definition = seconds.get("sequential", float("nan"))
     return (
         seconds["maps"],
+        seconds["fast"],
         seconds["row"],
         seconds["forward"],
         definition,
         seconds["floor"],
         definition / seconds["maps"],
+        definition / seconds["fast"],
         seconds["maps"] / (seconds["floor"] + seconds["forward"]),
         seconds["row"] / seconds["forward"],
         float("nan") if peak is None else peak / 1e6,

@@ -12,13 +12,13 @@ from transformers import BertConfig, BertModel, GPT2Config, GPT2Model, LlamaConf
 
 @dataclass(frozen=True)
 class Size:
-    """A model, where its layers are, how a value row is zeroed by hand, and the feed-forward's matrices."""
+    """A model, where its layers are, how a value row is zeroed by hand, and the feed-forward's last matrix."""
 
     build: Callable[[int | None], nn.Module]
     layers: Callable[[nn.Module], list[nn.Module]]
     values: Callable[[nn.Module], nn.Module]  # the submodule of a layer whose output holds the values
     first_value: int  # output feature at which the values begin
-    matrices: tuple[tuple[int, int], ...]  # (in, out) of each matrix of the feed-forward
+    last: tuple[int, int]  # (in, out) of the feed-forward's last matrix
     causal: bool
 
 
@@ -49,7 +49,7 @@ SIZES = {
         lambda model: list(model.encoder.layer),
         lambda layer: layer.attention.self.value,
         0,
-        ((768, 3072), (3072, 768)),
+        (3072, 768),
         causal=False,
     ),
     "gpt2": Size(
@@ -57,7 +57,7 @@ SIZES = {
         lambda model: list(model.h),
         lambda layer: layer.attn.c_attn,
         1536,
-        ((768, 3072), (3072, 768)),
+        (3072, 768),
         causal=True,
     ),
     "llama-1b": Size(
@@ -65,7 +65,7 @@ SIZES = {
         lambda model: list(model.layers),
         lambda layer: layer.self_attn.v_proj,
         0,
-        ((2048, 8192), (2048, 8192), (8192, 2048)),
+        (8192, 2048),
         causal=True,
     ),
 }
