@@ -13,7 +13,7 @@ from tests.captum import configurations
 from tests.captum.configurations import LAYER_METHODS, POST_NORM_METHODS, Configuration
 
 SHARED = ["self", "forward_func", "layer", "device_ids"]
-ZEROING = ["distance", "attention", "heads", "normalize", "final_norm"]
+ZEROING = ["distance", "attention", "heads", "normalize", "final_norm", "precision"]
 CONSTRUCTORS = {
     "ValueZeroing": [*SHARED, *ZEROING],
     "ValueZeroingRollout": [*SHARED, "residual", *ZEROING, "per_receptive_field"],
@@ -35,6 +35,7 @@ DEFAULTS = {
     "attention": "self",
     "normalize": True,
     "final_norm": None,
+    "precision": "exact",
     "per_receptive_field": False,
 }
 ATTRIBUTE = {

@@ -49,12 +49,14 @@ def one_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scoring, "_chunk_rows", lambda recording, output: 10**6)
 
 
-def operations(build: Build, ways: int, monkeypatch: pytest.MonkeyPatch, **options: int) -> int:
+def operations(
+    build: Build, ways: int, monkeypatch: pytest.MonkeyPatch, precision: str = "exact", **options: int
+) -> int:
     """What a map costs if the first `ways` are left out, the model's own pass through the layer included."""
     model, layer = build()
     with monkeypatch.context() as patch, FlopCounterMode(display=False) as counter:
         patch.setattr(scoring, "WAYS", scoring.WAYS[ways:])
-        ValueZeroing(model, layer).attribute(torch.arange(T)[None], **options)
+        ValueZeroing(model, layer, precision=precision).attribute(torch.arange(T)[None], **options)
     return counter.get_total_flops()
 
 
@@ -91,7 +93,11 @@ def test_whole_sequences(build: Build, firsts: int, causal: bool, monkeypatch: p
 
 
 @each_model
-def test_the_fast_lane(build: Build, firsts: int, causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("precision", ["exact", "fast"])
+def test_the_fast_lane(
+    build: Build, firsts: int, causal: bool, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scoring, "multiplies_halves_fast", lambda device: True)
     counts = [T - source for source in range(T)] if causal else [T] * T
     folded = [count for count in counts if count > H * (1 + count / d)]
     rest = [count for count in counts if count not in folded]
@@ -108,7 +114,7 @@ def test_the_fast_lane(build: Build, firsts: int, causal: bool, monkeypatch: pyt
     expected += firsts * 2 * H * of_folded * D  # their sums
     expected += firsts * 2 * of_rest * d * D  # W, on the pairs of sources with few of them
     expected += 2 * pairs * D * d  # the last matrix
-    assert operations(build, 0, monkeypatch) == expected
+    assert operations(build, 0, monkeypatch, precision) == expected
 
 
 def test_the_fast_lane_needs_fewer_than_two_thirds(monkeypatch: pytest.MonkeyPatch) -> None:
