@@ -16,6 +16,7 @@ from captum_vz import __version__
 from captum_vz.cli.errors import CommandError
 from captum_vz.cli.explanation import METHODS, Explanation, explain
 from captum_vz.cli.models import AGREEMENT, MINILM, load
+from captum_vz.cli.study import add_study, with_config
 from captum_vz.visualization import draw_maps, terminal_text
 
 PICTURE = Path("captum-vz.png")
@@ -23,9 +24,13 @@ PICTURE = Path("captum-vz.png")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status: 0, or 2 with one line on stderr that says what to change."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    arguments = sys.argv[1:] if arguments is None else arguments
+    options = parser.parse_args(arguments)
     try:
-        _explain(options)
+        if options.command == "study" and options.config is not None:
+            options = parser.parse_args(with_config(options.config, arguments))
+        options.run(options)
     # Assertions are the package's answer to input that it cannot use; the others a model's to inputs it cannot.
     except (CommandError, AssertionError, IndexError, RuntimeError) as error:
         print(f"captum-vz: {' '.join(str(error).split())}", file=sys.stderr)
@@ -81,6 +86,8 @@ def _parser() -> argparse.ArgumentParser:
         help=f"where to draw the layer maps and the rollout (default: {PICTURE}; with --json nowhere)",
     )
     sub.add_argument("--json", action="store_true", help="print tokens, scores and maps as JSON")
+    sub.set_defaults(run=_explain)
+    add_study(commands)
     return parser
 
 

@@ -84,6 +84,22 @@ class Study:
             raise FileNotFoundError(f"{path} is missing: the study is not finished. Start it again to go on.")
         return pd.read_csv(path, dtype={"layer": "Int64", "group": str, "model": str})
 
+    def __str__(self) -> str:
+        """What each method's last layer comes to over all examples: means with their intervals, a line a method."""
+        whole = self.summary.query("group == @ALL")
+        last = whole.groupby(["model", "method", "metric"], sort=False).tail(1)
+        lines = []
+        for model, of_model in last.groupby("model", sort=False):
+            cells = [f"{line.mean:.3f} [{line.low:.3f}, {line.high:.3f}]" for line in of_model.itertuples(index=False)]
+            table = of_model.assign(cell=cells).pivot(index="method", columns="metric", values="cell")
+            order = of_model["method"].unique(), of_model["metric"].unique()
+            table = table.loc[order[0], order[1]].rename_axis(index=None, columns=str(model))
+            lines += [table.to_string(), ""]
+        skipped = self.skipped
+        out = skipped[skipped["method"].isna()].groupby("model", sort=False).size()
+        lines += [f"{model}: {count} examples skipped" for model, count in out.items()]
+        return "\n".join(lines).rstrip()
+
     def plot(self, metric: str) -> Figure:
         """The summary of one metric over all examples as a figure: by layer, and what comes out of the last one."""
         return draw_summary(self.summary, metric)

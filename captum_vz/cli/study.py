@@ -1,0 +1,157 @@
+"""`captum-vz study`: its options, the file that may hold them, and what it prints."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from captum_vz.cli.errors import CommandError
+from captum_vz.cli.models import AGREEMENT, MINILM, load
+from captum_vz.study.example import Example, read_jsonl
+from captum_vz.study.methods import METHODS
+from captum_vz.testbed import agreement_sentences
+
+if TYPE_CHECKING:
+    from captum_vz.study import Study
+
+_PATHS = ("blimp", "jsonl", "output")
+
+
+def add_study(commands: Any) -> None:
+    """Add the command's parser to those of the others."""
+    sub = commands.add_parser(
+        "study",
+        help="judge methods on many sentences, with one model or several",
+        description="Runs models x methods x sentences, writes what comes out to a folder, and goes on there if it is "
+        "started again. Under `accelerate launch`, all processes share the work.",
+    )
+    sub.add_argument(
+        "config",
+        nargs="?",
+        type=Path,
+        metavar="CONFIG.toml",
+        help="a file with these options by their names, such as batch-size = 64; paths in it are relative to it, and "
+        "what is typed here counts for more",
+    )
+    data = sub.add_argument_group("sentences, of one or several of these")
+    data.add_argument("--blimp", type=Path, metavar="FOLDER", help="the paper's five paradigms of BLiMP's data folder")
+    data.add_argument(
+        "--jsonl", type=Path, nargs="+", default=[], metavar="FILE", help="lines with tokens, target and cue"
+    )
+    data.add_argument("--generated", type=int, default=0, metavar="N", help="so many of the package's own grammar")
+    sub.add_argument(
+        "--model",
+        nargs="+",
+        default=[AGREEMENT],
+        help=f"{AGREEMENT}: the embedded model (default); {MINILM}; or folders, or Hugging Face ids",
+    )
+    sub.add_argument(
+        "--methods", nargs="+", metavar="METHOD", help=f"of {', '.join(METHODS)} (default: but gradients and flow)"
+    )
+    sub.add_argument(
+        "--metrics",
+        nargs="+",
+        metavar="METRIC",
+        help="of cue_dot, cue_ap, blank_out (the default), comprehensiveness, sufficiency",
+    )
+    sub.add_argument("--output", type=Path, metavar="FOLDER", help="where the study is, or is to be")
+    sub.add_argument("--batch-size", type=int, default=32, help="sentences that go through a model at once")
+    sub.add_argument("--shard-size", type=int, default=64, help="sentences in a file: what a kill loses, at most")
+    sub.add_argument("--content-only", action="store_true", help="cue alignment without special tokens and the target")
+    sub.add_argument(
+        "--removal", choices=("unk", "mask", "delete"), default="unk", help="what becomes of a blanked token"
+    )
+    sub.add_argument("--quiet", action="store_true", help="no progress bar, and nothing on stdout")
+    sub.set_defaults(run=run)
+
+
+def with_config(path: Path, arguments: Sequence[str]) -> list[str]:
+    """The arguments as they would be if all that the config file says had been typed first."""
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        try:
+            import tomli as tomllib
+        except ModuleNotFoundError as error:
+            raise CommandError('a TOML file needs tomli on Python 3.10: pip install "captum-vz[study]"') from error
+    try:
+        settings = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CommandError(f"cannot read {path}: {error.strerror}.") from error
+    except ValueError as error:
+        raise CommandError(f"{path} is no TOML file: {error}.") from error
+    study, *typed = arguments
+    # The file comes first: after an option that takes many values it would be one of them.
+    typed.remove(next(word for word in typed if Path(word) == path))
+    return [study, str(path), *(word for name, value in settings.items() for word in _words(path, name, value)), *typed]
+
+
+def _words(path: Path, name: str, value: Any) -> list[str]:
+    """A setting as it would be typed."""
+    values = value if isinstance(value, list) else [value]
+    if not all(isinstance(one, (str, int)) for one in values):
+        raise CommandError(f"{path}: {name} is {value!r}: expected a string, a number, true or false, or a list.")
+    if isinstance(value, bool):
+        return [f"--{name}"] if value else []
+    if name in _PATHS:
+        values = [path.parent / one for one in values]
+    return [f"--{name.replace('_', '-')}", *map(str, values)]
+
+
+def run(options: argparse.Namespace) -> None:
+    """Run the study and print what its last layers come to."""
+    try:
+        from captum_vz.study import run_study
+    except ModuleNotFoundError as error:
+        raise CommandError(str(error)) from error
+    if options.output is None:
+        raise CommandError("study needs a folder to write to: pass --output FOLDER.")
+    try:
+        study = run_study(
+            {name: partial(_model, name) for name in options.model},
+            _examples(options),
+            options.output,
+            options.methods,
+            options.metrics,
+            batch_size=options.batch_size,
+            shard_size=options.shard_size,
+            content_only=options.content_only,
+            removal=options.removal,
+            quiet=options.quiet,
+        )
+    except OSError as error:
+        raise CommandError(f"{error.strerror or error}") from error
+    except ValueError as error:
+        raise CommandError(str(error)) from error
+    if not options.quiet:
+        _print(study)
+
+
+def _model(name: str) -> tuple[Any, Any]:
+    model, tokenizer, _ = load(name)
+    return model, tokenizer
+
+
+def _examples(options: argparse.Namespace) -> list[Example]:
+    if options.blimp is None and not options.jsonl and not options.generated:
+        raise CommandError("study needs sentences: pass --blimp FOLDER, --jsonl FILE or --generated N.")
+    examples = [Example.from_record(record) for record in agreement_sentences(options.generated)]
+    for path in options.jsonl:
+        examples += read_jsonl(path)
+    if options.blimp is not None:
+        from captum_vz.study.blimp import blimp_examples
+
+        examples += blimp_examples(options.blimp)
+    return examples
+
+
+def _print(study: Study) -> None:
+    from captum_vz.study._extra import PartialState
+
+    if PartialState().is_main_process:
+        print(study)
+        print(f"rows, summary.csv, skipped.csv and figures: {study.folder}")

@@ -1,0 +1,150 @@
+"""`captum-vz study`: its options, its file, and the one line it gives where it cannot."""
+
+import builtins
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from captum_vz.cli import main
+from captum_vz.study import Example, Study, run_study, write_jsonl
+from captum_vz.testbed import agreement_sentences, load_agreement_model
+from tests.study.test_run import assert_same_study
+
+METHODS = ["value-zeroing", "random"]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The one line on stderr with which the command ends."""
+    try:
+        status: Any = main(["study", *arguments])
+    except SystemExit as end:  # argparse's way
+        status = end.code
+    out, err = capsys.readouterr()
+    assert (status, out) == (2, "")
+    assert re.fullmatch(r"captum-vz: [^\n]+\n", err), err
+    return err
+
+
+def test_it_runs_the_study_and_prints_what_comes_out(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    examples = [Example.from_record(record) for record in agreement_sentences(6)]
+    assert main(["study", "--generated", "6", "--output", "s", "--methods", *METHODS, "--shard-size", "4"]) == 0
+    out, err = capsys.readouterr()
+    assert "6/6" in err
+    expected = run_study({"agreement": load_agreement_model}, examples, "t", METHODS, shard_size=4, quiet=True)
+    assert_same_study(Study("s"), expected)
+    mean = expected.summary.query("method == 'value-zeroing' and layer == 3 and group == 'all'")["mean"].tolist()
+    line = next(line for line in out.splitlines() if line.startswith("value-zeroing"))
+    assert [float(number) for number in re.findall(r"(\S+) \[", line)] == pytest.approx(mean, abs=5e-4)
+    assert (
+        main(["study", "--generated", "6", "--output", "s", "--methods", *METHODS, "--shard-size", "4", "--quiet"]) == 0
+    )
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_file_holds_the_options_and_those_typed_count_for_more(folder: Path) -> None:
+    (folder / "conf").mkdir()
+    bad = Example("bad", ("hats", "[MASK]"), 7)
+    write_jsonl(folder / "conf" / "mine.jsonl", [*map(Example.from_record, agreement_sentences(3)), bad])
+    config = folder / "conf" / "config.toml"
+    config.write_text(
+        'jsonl = "mine.jsonl"\noutput = "out"\nmethods = ["random", "position"]\nmetrics = ["cue_dot"]\n'
+        "shard_size = 2\nbatch-size = 3\nquiet = true\ncontent_only = false\n"
+    )
+    assert main(["study", "conf/config.toml", "--methods", "random"]) == 0
+    study = Study(folder / "conf" / "out")
+    assert study.settings["methods"] == ["random"]
+    assert (study.settings["shard_size"], study.settings["batch_size"]) == (2, 3)
+    assert study.skipped["example"].tolist() == ["bad"]
+    assert main(["study", "conf/config.toml", "--output", "elsewhere"]) == 0
+    assert Study(folder / "elsewhere").settings["methods"] == ["random", "position"]
+
+
+def test_blimp_is_read(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[Any] = []
+    monkeypatch.setattr("captum_vz.study.blimp.blimp_examples", lambda path: found.append(path) or [])
+    assert "examples is empty" in refused(capsys, "--blimp", "data", "--output", "s")
+    assert found == [Path("data")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--generated", "2"], "pass --output FOLDER"),
+        (["--output", "s"], "study needs sentences: pass --blimp FOLDER, --jsonl FILE or --generated N"),
+        (["--output", "s", "--jsonl", "none.jsonl"], "none.jsonl is missing"),
+        (["--output", "s", "--blimp", "none"], "is missing: expected BLiMP's 'data' folder"),
+        (["--output", "s", "--generated", "-1"], "n is -1"),
+        (["--output", "s", "--generated", "2", "--methods", "magic"], "methods is ['magic']: pass some of"),
+        (["--output", "s", "--generated", "2", "--model", "./none", "--quiet"], "no config.json can be read in ./none"),
+        (["--output", "s", "--generated", "2", "--removal", "swap"], "argument --removal: invalid choice: 'swap'"),
+        (["--output", "file/s", "--generated", "2"], "cannot write file/s/study.json: Not a directory"),
+        (["--output", "other", "--generated", "2"], "is not empty, and holds no study.json"),
+        (["none.toml"], "cannot read none.toml: No such file"),
+        (["odd.toml"], "odd.toml is no TOML file"),
+        (["unknown.toml"], "unrecognized arguments: --modle agreement"),
+        (["table.toml"], "table.toml: model is {'name': 'agreement'}: expected a string"),
+    ],
+)
+def test_what_cannot_be_run_is_told_in_one_line(
+    arguments: list[str], told: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "file").write_text("")
+    (folder / "other").mkdir()
+    (folder / "other" / "thesis.tex").write_text("")
+    (folder / "odd.toml").write_text("model = ")
+    (folder / "unknown.toml").write_text('modle = "agreement"')
+    (folder / "table.toml").write_text('[model]\nname = "agreement"')
+    assert told in refused(capsys, *arguments)
+
+
+@pytest.mark.parametrize("missing", ["pyarrow", "pandas", "accelerate"])
+def test_a_missing_extra_is_named_in_one_line(
+    missing: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in sys.modules if name.startswith("captum_vz.study")]:
+        monkeypatch.delitem(sys.modules, name)
+    found = builtins.__import__
+
+    def without(name: str, *arguments: Any, **named: Any) -> Any:
+        if name.split(".")[0] == missing:
+            raise ModuleNotFoundError(f"No module named {missing!r}", name=missing)
+        return found(name, *arguments, **named)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    told = refused(capsys, "--generated", "2", "--output", "s")
+    assert f"needs {missing}, which comes with the extra 'study': pip install \"captum-vz[study]\"" in told
+
+
+def test_two_processes_of_accelerate_launch_share_the_work(folder: Path) -> None:
+    options = ["study", "--generated", "6", "--methods", "random", "--metrics", "cue_dot", "--shard-size", "1"]
+    # Of processes on CPUs, accelerate starts several by its launcher for GPUs (torchrun) or by MPI.
+    launch = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"]
+    quietly = ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
+    run = subprocess.run(
+        [sys.executable, *launch, *quietly, "-m", "captum_vz", *options, "--output", "two"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.count("rows, summary.csv") == 1
+    assert run.stderr.count("3/3") >= 1  # its half of the six
+    assert "6/6" not in run.stderr
+    assert main([*options, "--output", "one", "--quiet"]) == 0
+    assert_same_study(Study("two"), Study("one"))
+    assert json.loads((folder / "two" / "study.json").read_text())["examples"]["count"] == 6
+    assert len(pd.read_csv(folder / "two" / "summary.csv")) == 6
