@@ -13,6 +13,7 @@ from captum._utils.common import _sort_key_list
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
+from captum_vz._engine.gaps import gaps_to_note
 from captum_vz._engine.recording import Recording, watching
 
 # (index of the layer, its result), in the order in which the layers ran.
@@ -37,12 +38,15 @@ def collect(
     replicas: dict[torch.device, Runs] = {}
     owners: dict[tuple[torch.device, int], nn.Module] = {}
     lock = threading.Lock()
+    gaps = gaps_to_note()
 
     def begin(index: int, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Recording:
         return Recording(layer, args, kwargs)
 
     def keep(index: int, recording: Recording, output: Any) -> None:
         recording.output = output
+        if gaps is not None:
+            gaps.note(index, recording)
         result = compute(index, recording)
         with lock:
             if getattr(recording.layer, "_is_replica", False):

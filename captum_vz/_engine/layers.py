@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from torch import nn
 
 
@@ -10,14 +12,15 @@ def find_layers(model: nn.Module, stack: str | None = None) -> list[nn.Module]:
 
     A stack of layers is a list of modules (ModuleList, Sequential) each of which holds an attention module, and no
     list of such modules inside. Lists that stand side by side in one encoder or decoder, as the stages of a
-    hierarchical vision model do, are joined.
+    hierarchical vision model do, are joined. In a hybrid stack, some of whose layers mix their tokens in another way
+    (recurrent, linear in time, by convolutions), those that attend are taken: the others have no map.
 
     Args:
         model: Any PyTorch model.
         stack: "encoder" or "decoder" where a model has both; None where it has only one stack.
 
     Returns:
-        The layers, first layer first. A layer that the model runs several times (ALBERT) is listed once.
+        The layers that attend, first layer first. A layer that the model runs several times (ALBERT) is listed once.
 
     Raises:
         AssertionError: No stack was found, or several, and `stack` does not say which.
@@ -28,9 +31,17 @@ def find_layers(model: nn.Module, stack: str | None = None) -> list[nn.Module]:
     True
     """
     assert stack in (None, "encoder", "decoder"), f"stack is {stack!r}: pass 'encoder', 'decoder' or None."
-    found = {name: list(module.children()) for name, module in model.named_modules() if is_stack(module)}
+    modules = dict(model.named_modules())
+    found = {name: list(module.children()) for name, module in modules.items() if is_stack(module)}
     # A list that holds another one, such as that of a hierarchical model's stages, is no stack of layers itself.
-    lists = {name: layers for name, layers in found.items() if not any(o.startswith(name + ".") for o in found)}
+    lists = {name: layers for name, layers in found.items() if not any(_inside(other, name) for other in found)}
+    for name, module in modules.items():
+        # Inside of a layer there are lists of its parts, of which one is attention (T5).
+        if not any(_inside(name, other) or _inside(other, name) for other in lists | found):
+            attending = [member for member in _members(module) if _has_attention(member)]
+            lists |= {name: attending} if attending and name not in found else {}
+    order = list(modules)
+    lists = {name: lists[name] for name in sorted(lists, key=order.index)}
     stacks: dict[str, list[nn.Module]] = {}
     for name, layers in lists.items():
         stacks.setdefault(_stack_name(name), []).extend(layers)
@@ -40,7 +51,7 @@ def find_layers(model: nn.Module, stack: str | None = None) -> list[nn.Module]:
     kind = f"{type(model).__name__} has"
     assert stacks, (
         f"{kind} no {stack + ' ' if stack else ''}stack of layers with attention: looked for a ModuleList or "
-        f"Sequential whose members all hold a module named after attention; {advice}."
+        f"Sequential whose members hold a module named after attention; {advice}."
     )
     assert len(stacks) == 1, (
         f"{kind} several stacks of layers: {', '.join(stacks)}. Pass stack='encoder' or stack='decoder', "
@@ -51,19 +62,35 @@ def find_layers(model: nn.Module, stack: str | None = None) -> list[nn.Module]:
 
 def is_stack(module: nn.Module) -> bool:
     """Whether a module is a list of modules all of which hold attention."""
-    members = list(module.children()) if isinstance(module, (nn.ModuleList, nn.Sequential)) else []
+    members = _members(module)
     return bool(members) and all(map(_has_attention, members))
+
+
+def _members(module: nn.Module) -> list[nn.Module]:
+    return list(module.children()) if isinstance(module, (nn.ModuleList, nn.Sequential)) else []
+
+
+def _inside(name: str, other: str) -> bool:
+    """Whether the module called `name` is part of the one called `other`."""
+    return name.startswith(other + ".") or (other == "" and name != "")
+
+
+# Mixers that are linear in time are called attention as well, but have no weights.
+LINEAR = re.compile("linear_attn|lightning|delta")
 
 
 def _has_attention(member: nn.Module) -> bool:
     """Whether a module holds an attention module, to be told by its class's or its attribute's name."""
-    return any(
-        isinstance(module, nn.MultiheadAttention)
-        or "attention" in type(module).__name__.lower()
-        or "attn" in (type(module).__name__ + name.rsplit(".", 1)[-1]).lower()
-        for name, module in member.named_modules()
-        if name
-    )
+    linear: tuple[str, ...] = ()
+    for name, module in member.named_modules():
+        called = (type(module).__name__ + " " + name.rsplit(".", 1)[-1]).lower()
+        if not name or name.startswith(linear):
+            continue
+        if LINEAR.search(called):
+            linear += (name + ".",)
+        elif isinstance(module, nn.MultiheadAttention) or "attn" in called or "attention" in called.split(" ")[0]:
+            return True
+    return False
 
 
 def _stack_name(list_name: str) -> str:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import warnings
 from abc import abstractmethod
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from captum._utils.common import _format_output
 from captum._utils.typing import TargetType
 from captum.attr import PerturbationAttribution
 from captum.log import log_usage
-from torch import Tensor
+from torch import Tensor, nn
 
+from captum_vz._engine.gaps import noting_gaps
 from captum_vz.attr._layer_maps import PADDED_TARGET, Inputs, LayerMaps, as_layers
 from captum_vz.attr._target import TokenTarget
 from captum_vz.attr._without_model import WithoutModel
@@ -60,11 +61,13 @@ class RolledOut(PerturbationAttribution):
         perturbations_per_eval: int | None = None,
         show_progress: bool = False,
         all_layers: bool = False,
+        between: Literal["identity"] | None = None,
     ) -> Any:
         """How much each output *token* of the last layer (`target`: a token, never a class) draws on each input token.
 
         Args:
-            inputs: See :meth:`LayerMaps.attribute`, like all arguments but `feature_mask` and `all_layers`.
+            inputs: See :meth:`LayerMaps.attribute`, like all arguments but `feature_mask`, `all_layers` and
+                `between`.
             target: The output tokens whose rows are wanted.
             additional_forward_args: Further arguments for `forward_func`.
             feature_mask: Integers `(1 or batch, in)`: tokens with the same number are one feature. Each layer's map is
@@ -74,6 +77,9 @@ class RolledOut(PerturbationAttribution):
             perturbations_per_eval: At most that many sources are zeroed at a time.
             show_progress: Whether to show a progress bar, one step a layer.
             all_layers: Whether to return the list of what comes out after each layer, the last one last.
+            between: What stands for that which runs between the layers where a layer is not given what the one before
+                it returned: the recurrent layers or convolutions of a hybrid model, layers left out of `layer`, a norm.
+                None: nothing does, this is an error. "identity": each token is taken to draw on itself alone there.
 
         Returns:
             A map `(batch, out, in)`, or, with `target`, `(batch, in)`; a tuple with one of them if `inputs` is a tuple;
@@ -82,22 +88,24 @@ class RolledOut(PerturbationAttribution):
 
         Raises:
             AssertionError: As in :meth:`LayerMaps.attribute`; layers given in another order than that in which they
-                run, or whose maps do not fit each other.
+                run, or whose maps do not fit each other, or, without `between`, that do not follow each other.
         """
+        assert between in (None, "identity"), f"between is {between!r}: pass None or 'identity'."
         assert not attribute_to_layer_input, (
             f"{self.get_name()} attributes to input tokens; attribute_to_layer_input=True has no meaning here."
         )
         layers = as_layers(self.layer)
         wanted = TokenTarget.parse(target)
-        runs = self.maps._maps(
-            layers,
-            inputs,
-            TokenTarget(None),
-            additional_forward_args,
-            feature_mask,
-            perturbations_per_eval,
-            show_progress,
-        )
+        with noting_gaps() as gaps:
+            runs = self.maps._maps(
+                layers,
+                inputs,
+                TokenTarget(None),
+                additional_forward_args,
+                feature_mask,
+                perturbations_per_eval,
+                show_progress,
+            )
         order = list(dict.fromkeys(index for index, _ in runs))
         assert order == sorted(order), (
             f"The layers ran in the order {order} of the list given as `layer`: pass them in the order in which they "
@@ -105,6 +113,10 @@ class RolledOut(PerturbationAttribution):
         )
         maps = [one.to(runs[0][1].device) for _, one in runs]
         self._check(maps)
+        if between is None:
+            shape = {index: one.shape for index, one in runs}
+            # Maps of different shapes are not multiplied with each other: those of an encoder and of its decoder.
+            refuse_gaps(self.get_name(), [pair for pair in gaps.pairs if shape[pair[0]] == shape[pair[1]]], layers)
         rows = wanted.places(maps[-1].shape[0], maps[-1].shape[1], maps[-1].device)
         joined = self._by_feature(maps, rows, feature_mask, all_layers)
         results = [_format_output(isinstance(inputs, tuple), (wanted.select(one),)) for one in joined]
@@ -154,3 +166,14 @@ class RolledOut(PerturbationAttribution):
             one = one.gather(2, member[:, None, :].expand(-1, one.shape[1], -1))
             results.append((one * (kept[:, :, None] & there[:, None, :])).to(maps[0].dtype))
         return results
+
+
+def refuse_gaps(name: str, gaps: list[tuple[int, int]], layers: list[nn.Module]) -> None:
+    """Refuse to join layers that do not follow each other."""
+    pairs = [f"{i} ({type(layers[i]).__name__}) and {j} ({type(layers[j]).__name__})" for i, j in gaps[:3]]
+    assert not gaps, (
+        f"{name} joins layers that follow each other, but something else runs between the layers {', '.join(pairs)}"
+        f"{' and others' if len(gaps) > 3 else ''}: the second is not given what the first returned. Another mixer "
+        "(recurrent, a convolution) or a layer that was left out has a share that no map shows. Pass all layers; or "
+        "between='identity', if each token is to count as drawing on itself alone there."
+    )

@@ -15,10 +15,12 @@ HALF_SECTIONS = {
     }
 }
 EXPERTS = {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1}
+ONE_THAT_ATTENDS = {"layer_types": ["linear_attention", "full_attention"]}
 FORECAST = {"prediction_length": 6, "context_length": 8}
 
 EXCEPTIONS: dict[str, dict[str, Any]] = {
     "autoformer": FORECAST,
+    "bamba": {"attn_layer_indices": [1]},
     "donut-swin": {"image_size": 128},
     "deepseek_v2": EXPERTS,
     "dots1": {**EXPERTS, "moe_intermediate_size": 32},
@@ -27,11 +29,25 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     "glm4v_text": SECTIONS,
     "glm_image_text": SECTIONS,
     "glm_ocr_text": SECTIONS,
+    "granitemoehybrid": ONE_THAT_ATTENDS,
     "informer": FORECAST,
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "lilt": {"hidden_size": 96},
     "nemotron": {"num_key_value_heads": 2, "head_dim": 16},
+    "nemotron_h": {"n_groups": 2},
     "qwen2_5_vl_text": SECTIONS,
+    "qwen2_vl_text": SECTIONS,
+    "recurrent_gemma": {"block_types": ["recurrent", "attention"]},
     "swin": {"image_size": 128},
     "swinv2": {"image_size": 128},
     "time_series_transformer": FORECAST,
+    "xmod": {"default_language": "en_XX"},
+    "zamba": {
+        "attention_hidden_size": 128,
+        "attention_head_dim": 32,
+        "num_hidden_layers": 4,
+        "layers_block_type": ["linear_attention", "hybrid"] * 2,
+    },
+    "zamba2": {"attention_hidden_size": 128, "attention_head_dim": 32, "mamba_headdim": 32},
 }

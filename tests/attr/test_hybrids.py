@@ -1,0 +1,245 @@
+"""Stacks of which only some layers attend: their maps, and rollouts, which refuse what runs between them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+
+from captum_vz import (
+    ALTI,
+    AttentionFlow,
+    AttentionRollout,
+    LayerAttention,
+    Rollout,
+    ValueZeroing,
+    ValueZeroingRollout,
+    find_layers,
+)
+from tests.engine.blocks import WIDTH, Block, CausalMean, Mean, sequences, zeroed_one_by_one
+from tests.engine.compare import assert_same
+from tests.reference.case import randomize
+
+SIZE = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2, "vocab_size": 50}
+ATTENDS, OTHER = "full_attention", "linear_attention"
+MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_n_groups": 1}
+DELTA = {
+    "linear_num_value_heads": 2,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "head_dim": 8,
+    "moe_intermediate_size": 16,
+    "shared_expert_intermediate_size": 16,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+}
+
+# name -> (its config's fields, the numbers of the layers that attend, what holds their values)
+HYBRIDS: dict[str, tuple[dict[str, Any], list[int], str]] = {
+    "Jamba": (
+        {
+            "num_hidden_layers": 4,
+            "attn_layer_period": 2,
+            "attn_layer_offset": 1,
+            "num_experts": 2,
+            "mamba_dt_rank": 4,
+            "use_mamba_kernels": False,
+        },
+        [1, 3],
+        "self_attn.v_proj",
+    ),
+    "Bamba": ({"num_hidden_layers": 3, "attn_layer_indices": [1], **MAMBA}, [1], "self_attn.v_proj"),
+    "GraniteMoeHybrid": (
+        {"num_hidden_layers": 3, "layer_types": [ATTENDS, OTHER, ATTENDS], "shared_intermediate_size": 16, **MAMBA},
+        [0, 2],
+        "self_attn.v_proj",
+    ),
+    "RecurrentGemma": (
+        {"num_hidden_layers": 3, "block_types": ["recurrent", "recurrent", "attention"], "lru_width": 16},
+        [2],
+        "temporal_block.v_proj",
+    ),
+    "Lfm2": ({"num_hidden_layers": 3, "layer_types": ["conv", ATTENDS, "conv"]}, [1], "self_attn.v_proj"),
+    "Qwen3Next": (
+        {"num_hidden_layers": 3, "layer_types": [OTHER, ATTENDS, OTHER], **DELTA},
+        [1],
+        "self_attn.v_proj",
+    ),
+    "MiniMax": (
+        {"num_hidden_layers": 3, "layer_types": [OTHER, ATTENDS, OTHER], "num_local_experts": 2, "head_dim": 8},
+        [1],
+        "self_attn.v_proj",
+    ),
+}
+
+
+@cache
+def model_of(name: str) -> nn.Module:
+    torch.manual_seed(0)
+    model_class = getattr(transformers, f"{name}Model")
+    config = model_class.config_class(**SIZE | {"num_key_value_heads": 2} | HYBRIDS[name][0])
+    # The experts one by one: torch multiplies groups of them in float32 at best.
+    model = model_class._from_config(config, attn_implementation="eager", experts_implementation="eager")
+    randomize(model)
+    return model.double().eval()
+
+
+IDS = torch.tensor([[5, 9, 3, 7, 8]])
+
+
+def all_layers(model: nn.Module) -> list[nn.Module]:
+    return list(model.get_submodule("layers"))
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_the_layers_that_attend_have_maps(name: str) -> None:
+    _, attending, value = HYBRIDS[name]
+    model = model_of(name)
+    layers = [all_layers(model)[number] for number in attending]
+    assert find_layers(model) == layers
+    maps = ValueZeroing(model, layers).attribute(IDS)
+    for layer, one in zip(layers, maps, strict=True):
+        assert_same(one, expected_map(model, layer, value))
+
+
+@torch.no_grad()
+def expected_map(model: nn.Module, layer: nn.Module, value: str) -> Tensor:
+    """A layer's map by the definition: rerun it for each source with its value row zeroed."""
+    kept: list[Any] = []
+    with layer.register_forward_pre_hook(lambda m, args, kwargs: kept.append((args, kwargs)), with_kwargs=True):
+        model(IDS, use_cache=False)
+    args, kwargs = kept[0]
+
+    class WithoutTheRest(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x: Tensor) -> Tensor:
+            rest = {**kwargs} if args else {**kwargs, "hidden_states": x}
+            output = self.layer(*((x, *args[1:]) if args else ()), **rest)
+            return output if isinstance(output, Tensor) else output[0]
+
+    hidden = args[0] if args else kwargs["hidden_states"]
+    return zeroed_one_by_one(WithoutTheRest(), hidden, value=f"layer.{value}")
+
+
+class Stack(nn.Module):
+    """A stack of blocks, and of other mixers."""
+
+    def __init__(self, *members: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(members)
+        self.double().eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+class Recurrent(nn.Module):
+    """A layer that mixes its tokens without attention."""
+
+    def __init__(self, mixer: nn.Module) -> None:
+        super().__init__()
+        self.mixer = mixer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.mixer(x)
+
+
+class InPlace(Recurrent):
+    """The same, writing into what it is given."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x += self.mixer(x).clone()
+        return x
+
+
+def hybrid(other: type[Recurrent] = Recurrent) -> Stack:
+    torch.manual_seed(0)
+    return Stack(Block(), other(CausalMean()), Block(), Block(), other(Mean()))
+
+
+ROLLOUTS: list[Callable[..., Any]] = [
+    ValueZeroingRollout,
+    AttentionRollout,
+    AttentionFlow,
+    ALTI,
+    lambda model, layers: Rollout(LayerAttention(model, layers)),
+]
+
+
+@pytest.mark.parametrize("method", ROLLOUTS)
+@pytest.mark.parametrize("other", [Recurrent, InPlace])
+def test_a_rollout_refuses_what_runs_between(method: Any, other: type[Recurrent]) -> None:
+    model, x = hybrid(other), sequences(2)
+    layers = find_layers(model)
+    assert layers == [model.layers[number] for number in (0, 2, 3)]
+    message = r"something else runs between the layers 0 \(Block\) and 1 \(Block\): .*between='identity'"
+    with pytest.raises(AssertionError, match=message):
+        method(model, layers).attribute(x)
+    # Told how, it joins the layers as if nothing were between them; what comes after the last is not asked about.
+    assert method(model, layers).attribute(x, between="identity").shape == (2, 6, 6)
+    assert method(model, layers[1:]).attribute(x).shape == (2, 6, 6)
+
+
+def test_between_as_identity_is_the_product_of_the_maps() -> None:
+    model, x = hybrid(), sequences(2)
+    layers = find_layers(model)
+    maps = ValueZeroing(model, layers).attribute(x)
+    joined = ValueZeroingRollout(model, layers).attribute(x, between="identity", all_layers=True)
+    assert_same(joined, [maps[0], maps[1] @ maps[0], maps[2] @ maps[1] @ maps[0]])
+    row = ValueZeroingRollout(model, layers).attribute(x, target=3, between="identity")
+    assert_same(row, joined[-1][:, 3])
+
+
+def test_layers_that_were_left_out_are_missed() -> None:
+    torch.manual_seed(0)
+    model, x = Stack(*(Block() for _ in range(4))), sequences(2)
+    some = [model.layers[0], model.layers[1], model.layers[3]]
+    with pytest.raises(AssertionError, match=r"between the layers 1 \(Block\) and 2 \(Block\)"):
+        ValueZeroingRollout(model, some).attribute(x)
+    ValueZeroingRollout(model, list(model.layers)).attribute(x)
+
+
+def test_another_word_for_what_is_between() -> None:
+    model = hybrid()
+    with pytest.raises(AssertionError, match="between is 'mean': pass None or 'identity'"):
+        ValueZeroingRollout(model, find_layers(model)).attribute(sequences(1), between="mean")
+
+
+@pytest.mark.parametrize("name", ["Jamba", "GraniteMoeHybrid"])
+def test_rollouts_of_real_hybrids(name: str) -> None:
+    model = model_of(name)
+    layers = find_layers(model)
+    with pytest.raises(AssertionError, match="something else runs between the layers 0"):
+        ValueZeroingRollout(model, layers).attribute(IDS)
+    first, second = ValueZeroing(model, layers).attribute(IDS)
+    assert_same(ValueZeroingRollout(model, layers).attribute(IDS, between="identity"), second @ first)
+
+
+def test_parts_of_a_layer_are_no_hybrid_stack() -> None:
+    """T5 keeps a block's attention and its feed-forward in a list."""
+    sizes = {"d_model": 16, "d_kv": 8, "d_ff": 24, "num_heads": 2, "num_layers": 2, "vocab_size": 50}
+    encoder = transformers.T5EncoderModel(transformers.T5Config(**sizes))
+    assert [type(layer).__name__ for layer in find_layers(encoder)] == ["T5Block"] * 2
+
+
+def test_a_hybrid_stack_beside_a_full_one_is_another_stack() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.vision = nn.ModuleList([Block(), Block()])
+            self.text = nn.ModuleList([nn.Linear(WIDTH, WIDTH), Block()])
+
+    with pytest.raises(AssertionError, match="several stacks of layers: vision, text"):
+        find_layers(Two())
+    assert len(find_layers(Two().text)) == 1
