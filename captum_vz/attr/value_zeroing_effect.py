@@ -142,6 +142,10 @@ class ValueZeroingEffect(PerturbationAttribution):
 
         def compute(index: int, recording: Recording) -> Tensor:
             call = attention_call(recording, self.attention)
+            assert call.windows is None, (
+                f"The attention of {type(recording.layer).__name__} sees the layer's tokens in windows, in which "
+                f"{self.get_name()} zeroes no values. ValueZeroing has the maps of such layers."
+            )
             model.zero_in(index, recording, call, select_heads(self.heads, index, len(layers), call.size[1]))
             half.append(is_half(recording))
             _, sources = valid_positions(recording, call)

@@ -27,7 +27,9 @@ from captum_vz import (
     ValueZeroingEffect,
     ValueZeroingRollout,
 )
+from captum_vz._engine.gaps import noting_gaps
 from captum_vz.attr import LayerMaps, RolledOut
+from captum_vz.attr._rolled_out import refuse_gaps
 from captum_vz.attr._target import TokenTarget
 from captum_vz.functional import normalize_rows
 
@@ -102,7 +104,9 @@ class Batch:
     def joined_rows(self, method: RolledOut, maps: str, all_layers: bool) -> Rows:
         """The targets' rows of the layers' maps joined as `method` joins them, up to each layer or through all."""
         if maps not in self._whole:
-            self._whole[maps] = self._run(maps, TokenTarget(None))
+            with noting_gaps() as gaps:
+                self._whole[maps] = self._run(maps, TokenTarget(None))
+            refuse_gaps(method.get_name(), gaps.pairs, self.layers)
         found = self._whole[maps]
         rows = torch.tensor(self.target, device=found[0].device)[:, None]
         return [one[:, 0] for one in method._by_feature(found, rows, None, all_layers)]

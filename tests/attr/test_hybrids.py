@@ -21,6 +21,7 @@ from captum_vz import (
     ValueZeroingRollout,
     find_layers,
 )
+from captum_vz.study.methods import Batch
 from tests.engine.blocks import WIDTH, Block, CausalMean, Mean, sequences, zeroed_one_by_one
 from tests.engine.compare import assert_same
 from tests.reference.case import randomize
@@ -243,3 +244,10 @@ def test_a_hybrid_stack_beside_a_full_one_is_another_stack() -> None:
     with pytest.raises(AssertionError, match="several stacks of layers: vision, text"):
         find_layers(Two())
     assert len(find_layers(Two().text)) == 1
+
+
+def test_a_comparison_of_methods_refuses_it_too() -> None:
+    model, layers = model_of("Jamba"), find_layers(model_of("Jamba"))
+    batch = Batch(model, None, layers, {"input_ids": IDS}, [2])
+    with pytest.raises(AssertionError, match="something else runs between the layers 0"):
+        batch.joined_rows(ValueZeroingRollout(model, layers), "value-zeroing", all_layers=False)

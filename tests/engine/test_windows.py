@@ -18,7 +18,14 @@ import transformers
 from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from captum_vz import LayerAttention, LayerAttentionNorm, ValueZeroing, ValueZeroingRollout, find_layers
+from captum_vz import (
+    LayerAttention,
+    LayerAttentionNorm,
+    ValueZeroing,
+    ValueZeroingEffect,
+    ValueZeroingRollout,
+    find_layers,
+)
 from tests.engine.blocks import HEADS, WIDTH, Block, SelfAttention, eager_attention_forward
 from tests.engine.compare import assert_same
 from tests.reference.case import randomize
@@ -341,6 +348,15 @@ def test_methods_that_need_weights_say_so(shifted: Run) -> None:
     for method in (LayerAttention, LayerAttentionNorm):
         with pytest.raises(AssertionError, match="sees the layer's tokens in windows"):
             method(shifted.layer, shifted.layer).attribute(shifted.hidden, None, shifted.args[1:])
+
+
+def test_effects_of_windowed_layers_are_refused() -> None:
+    model = build("Swinv2Model", **SWIN)
+    effect = ValueZeroingEffect(lambda x: model(x).pooler_output, find_layers(model))
+    with pytest.raises(
+        AssertionError, match="sees the layer's tokens in windows, in which Value Zeroing Effect zeroes"
+    ):
+        effect.attribute(image(12), target=0)
 
 
 def test_a_rollout_stays_within_a_stage() -> None:
