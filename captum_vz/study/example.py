@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from numbers import Integral, Real
 from operator import index
 from pathlib import Path
 from typing import Any
@@ -82,8 +83,8 @@ class Example:
         return cls(
             id=_text(fields, "id") or "",
             words=tuple(split_words(text or "")) if words is None else _words(words),
-            target=_position(fields.get("target"), "target"),
-            cue=_positions(fields.get("cue")),
+            target=_position(_first(fields, "target"), "target"),
+            cue=_positions(_first(fields, "cue")),
             good=_text(fields, "good"),
             bad=_text(fields, "bad"),
             label=_text(fields, "label"),
@@ -169,12 +170,17 @@ def write_jsonl(path: str | Path, examples: Iterable[Example]) -> None:
 
 
 def _first(fields: Mapping[str, Any], *names: str) -> Any:
-    return next((fields[name] for name in names if fields.get(name) is not None), None)
+    return next((fields[name] for name in names if not _is_missing(fields.get(name))), None)
+
+
+def _is_missing(value: Any) -> bool:
+    """None, or the NaN that tables of numpy and pandas have in its place."""
+    return value is None or (isinstance(value, Real) and value != value)
 
 
 def _text(fields: Mapping[str, Any], *names: str) -> str | None:
     value = _first(fields, *names)
-    if isinstance(value, bool) or not isinstance(value, (str, int, type(None))):
+    if isinstance(value, bool) or not isinstance(value, (str, Integral, type(None))):
         raise ValueError(f"{' or '.join(names)} is {value!r}: expected a string.")
     return None if value is None else str(value)
 

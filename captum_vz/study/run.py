@@ -30,20 +30,6 @@ Loaded = tuple[Any, Any]
 Source = Loaded | Callable[[], Loaded]
 
 _WEIGHTS: Final = b"captum_vz.weights"
-_TEXT, _PLACE = pa.string(), pa.int32()
-_SCHEMA: Final = [
-    ("model", _TEXT),
-    ("example", _TEXT),
-    ("group", _TEXT),
-    ("label", _TEXT),
-    ("method", _TEXT),
-    ("layer", _PLACE),
-    ("skipped", _TEXT),
-    ("tokens", pa.list_(_TEXT)),
-    ("target", _PLACE),
-    ("cue", pa.list_(_PLACE)),
-    ("scores", pa.list_(pa.float64())),
-]
 
 
 def run_study(
@@ -150,7 +136,7 @@ def run_study(
                 _check_weights(name, weights, [shard.path for shard in shards if shard.model == name])
                 for shard in mine:
                     rows = scorer.score(examples[shard.start : shard.start + shard_size], bar.update)
-                    write_whole(shard.path, _parquet(name, rows, judged_by, weights))
+                    write_whole(shard.path, _parquet(name, rows, scorer.schema, weights))
     state.wait_for_everyone()
     if state.is_main_process:
         remove_temporary(folder)
@@ -257,8 +243,8 @@ def _check_weights(name: str, weights: str, paths: Sequence[Path]) -> None:
         )
 
 
-def _parquet(model: str, rows: Sequence[Row], metrics: Sequence[str], weights: str) -> bytes:
-    schema = pa.schema([*_SCHEMA, *((name, pa.float64()) for name in metrics)], metadata={_WEIGHTS: weights.encode()})
+def _parquet(model: str, rows: Sequence[Row], columns: Any, weights: str) -> bytes:
+    schema = pa.schema([("model", pa.string()), *columns], metadata={_WEIGHTS: weights.encode()})
     table = pa.Table.from_pylist([{"model": model} | row for row in rows], schema=schema)
     buffer = pa.BufferOutputStream()
     parquet.write_table(table, buffer, compression="zstd")

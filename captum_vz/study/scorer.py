@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from captum_vz import find_layers
+from captum_vz.study._extra import pa
 from captum_vz.study.encoding import BadExample, Encoded, encode, pad
 from captum_vz.study.example import Example
 from captum_vz.study.judging import METRICS, Evidence, check_metrics, removal_of
@@ -19,15 +20,53 @@ from captum_vz.visualization import readable_tokens
 
 Row = dict[str, Any]
 
-#: The columns of a row before those of the metrics.
-COLUMNS: Final = ("example", "group", "label", "method", "layer", "skipped", "tokens", "target", "cue", "scores")
+#: The columns of a row before those of the metrics, and what they hold.
+COLUMNS: Final = {
+    "example": pa.string(),
+    "group": pa.string(),
+    "label": pa.string(),
+    "method": pa.string(),
+    "layer": pa.int32(),
+    "skipped": pa.string(),
+    "tokens": pa.list_(pa.string()),
+    "target": pa.int32(),
+    "cue": pa.list_(pa.int32()),
+    "scores": pa.list_(pa.float64()),
+}
 
 
 class Scorer:
     """Scores and judges examples: called with columns of examples, it gives columns of rows.
 
-    A class whose objects are called with a batch is what `datasets.Dataset.map` (with `batched=True`) and Ray Data's
-    `map_batches` take, see the examples in the README.
+    This is what the engines of large data take, with a dictionary of columns for a batch. `datasets.Dataset.map`:
+
+    .. code-block:: python
+
+        from datasets import Dataset, Features
+
+        sentences = Dataset.from_list([example.to_dict() for example in examples])
+        scorer = Scorer(model, tokenizer, ["value-zeroing", "random"])
+        rows = sentences.map(
+            scorer,
+            batched=True,
+            batch_size=256,
+            remove_columns=sentences.column_names,
+            features=Features.from_arrow_schema(scorer.schema),
+        )
+
+    Ray Data's `map_batches`, with a scorer in each of two workers:
+
+    .. code-block:: python
+
+        import ray
+
+        rows = ray.data.from_items([example.to_dict() for example in examples]).map_batches(
+            Scorer,
+            fn_constructor_args=(model, tokenizer),
+            fn_constructor_kwargs={"methods": ["value-zeroing", "random"]},
+            batch_size=256,
+            compute=ray.data.ActorPoolStrategy(size=2),
+        )
 
     Args:
         model: A model of transformers in eval mode; of one with encoder and decoder, the encoder is explained.
@@ -78,6 +117,11 @@ class Scorer:
         self.content_only = content_only
         self.removal = removal
         self.layers = find_layers(self.model) if layers is None else list(layers)
+
+    @property
+    def schema(self) -> Any:
+        """The columns and what they hold, a pyarrow schema: a batch in which all are None does not tell."""
+        return pa.schema([*COLUMNS.items(), *((name, pa.float64()) for name in self.metrics)])
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, list[Any]]:
         """Columns of examples, as :meth:`Example.to_dict` names them, to columns of what :meth:`score` gives.

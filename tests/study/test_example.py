@@ -50,7 +50,8 @@ def test_what_numpy_and_tables_make_of_an_example_is_understood() -> None:
         "words": np.array(fields["words"], dtype=object),
         "target": np.int64(fields["target"]),
         "cue": np.array(fields["cue"]),
-        "label": None,
+        "label": np.float32("nan"),  # Ray Data's None
+        "good": np.str_(fields["good"]),
     }
     assert Example.from_dict(as_arrays) == Example.from_record(RECORDS[0])
 

@@ -1,7 +1,12 @@
 """Methods and metrics on batches: the numbers are those of one sentence by itself, computed in loops."""
 
+import re
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -32,8 +37,9 @@ def test_a_batch_gives_what_its_sentences_give_by_themselves(precise: Shipped, e
     together = Scorer(*precise, methods, metrics, batch_size=3).score(mixed)
     alone = [row for example in mixed for row in Scorer(*precise, methods, metrics).score([example])]
     assert len(together) == len(alone) > len(mixed) * len(methods)
+    about = set(COLUMNS) - {"scores"}
     for one, other in zip(together, alone, strict=True):
-        assert {name: one[name] for name in COLUMNS[:-1]} == {name: other[name] for name in COLUMNS[:-1]}
+        assert {name: one[name] for name in about} == {name: other[name] for name in about}
         for name in ("scores", *metrics):
             np.testing.assert_allclose(one[name], other[name], rtol=1e-5, atol=1e-7, err_msg=one["method"])
 
@@ -158,6 +164,57 @@ def test_it_takes_and_gives_columns(shipped: Shipped, examples: list[Example]) -
         assert found["skipped"][4].startswith("there are neither words (or tokens) nor a text")
     rows = scorer.score([examples[0], examples[2]])
     assert found["cue_dot"][:4] + found["cue_dot"][5:] == [row["cue_dot"] for row in rows]
+
+
+class FakeDataset:
+    """As much of `datasets.Dataset` and of Ray Data's datasets as the documentation uses, with their semantics."""
+
+    def __init__(self, items: list[dict[str, Any]]) -> None:
+        self.items = items
+        self.column_names = list(items[0])
+
+    def _batches(self, size: int, column: Callable[[list[Any]], Any]) -> Iterator[dict[str, Any]]:
+        for start in range(0, len(self.items), size):
+            some = self.items[start : start + size]
+            yield {name: column([item[name] for item in some]) for name in self.column_names}
+
+    def map(
+        self, function: Any, batched: bool, batch_size: int, remove_columns: list[str], features: list[str]
+    ) -> list[dict[str, Any]]:
+        assert batched and remove_columns == self.column_names
+        assert features == [*COLUMNS, *function.metrics]
+        return [found for batch in self._batches(batch_size, list) if (found := function(batch))]
+
+    def map_batches(
+        self, fn: Any, fn_constructor_args: Any, fn_constructor_kwargs: Any, batch_size: int, compute: int
+    ) -> list[dict[str, Any]]:
+        def column(values: list[Any]) -> Any:
+            filled = np.empty(len(values), dtype=object)
+            filled[:] = [np.float32("nan") if value is None else value for value in values]
+            return filled
+
+        workers = [fn(*fn_constructor_args, **fn_constructor_kwargs) for _ in range(compute)]
+        return [workers[i % compute](batch) for i, batch in enumerate(self._batches(batch_size, column))]
+
+
+def test_the_documented_ways_into_engines_of_large_data(
+    shipped: Shipped, examples: list[Example], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = SimpleNamespace(from_items=FakeDataset, ActorPoolStrategy=lambda size: size)
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(data=data))
+    features = SimpleNamespace(from_arrow_schema=lambda schema: schema.names)
+    library = SimpleNamespace(Dataset=SimpleNamespace(from_list=FakeDataset), Features=features)
+    monkeypatch.setitem(sys.modules, "datasets", library)
+    found = re.findall(r"code-block:: python\n\n((?: {8}.*\n|\n)+)", Scorer.__doc__ or "")
+    assert len(found) == 2
+    expected = Scorer(*shipped, ["value-zeroing", "random"]).score(examples)
+    for code in found:
+        session: dict[str, Any] = {"examples": examples, "model": shipped[0], "tokenizer": shipped[1], "Scorer": Scorer}
+        exec(textwrap.dedent(code).replace("256", "4"), session)
+        rows: Any = session["rows"]
+        joined = {name: [value for batch in rows for value in batch[name]] for name in ("example", "cue_dot")}
+        assert joined["example"] == [row["example"] for row in expected]
+        np.testing.assert_allclose(joined["cue_dot"], [row["cue_dot"] for row in expected], rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize(
