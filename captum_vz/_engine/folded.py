@@ -27,8 +27,9 @@ from captum_vz._engine.recording import AttentionCall, Recording
 from captum_vz._engine.replay import ModuleAnswer, NotReproducedError, PackedPairs, check_reproduced
 from captum_vz._engine.shapes import Norm, Shape, Trace, matrix, replace_forward
 
-# Rows of a product in bfloat16 on a CPU: beyond some 600 rows oneDNN takes twice the time for each (measured on AMX).
-HALF_ROWS = 576
+# Rows of a product in bfloat16 on a CPU: beyond some 600 rows oneDNN takes twice the time for each (measured on AMX). It
+# also compiles a kernel, and keeps it, for each number of rows: so these come in few sizes.
+HALF_ROWS, HALF_STEP = 512, 64
 # Numbers that a core's cache holds, in float32.
 PIECE = 1 << 18
 
@@ -94,11 +95,11 @@ class _Answers:
         """What a later matrix makes of its input `x (..., features)`."""
         last = self.lasts[number]
         x = x.flatten(0, -2)
-        change = last.change[: len(x)]
+        change = last.change[: _few_sizes(len(x))]
         for span in self.chunk.spans:
             change[span.rows] = x[span.rows] - last.inputs[span.targets]
         result = last.outputs.index_select(0, self.chunk.target)
-        return result.add_(_product(change, last.matrix))[None]
+        return result.add_(_product(change, last.matrix)[: len(x)])[None]
 
 
 class FoldedPairs:
@@ -214,7 +215,7 @@ class FoldedPairs:
         inputs, outputs = (torch.cat(shares)[: len(self.outputs)] for shares in zip(*parts, strict=True))
         weight = matrix(module)
         assert weight is not None
-        change = inputs.new_empty(self.longest, inputs.shape[1], dtype=self.product)
+        change = inputs.new_zeros(_few_sizes(self.longest), inputs.shape[1], dtype=self.product)
         return _Last(module, weight.to(self.product), inputs, outputs, change)
 
     def _folded(self, replay: PackedPairs, shape: Shape, answers: _Answers) -> PackedPairs:
@@ -275,9 +276,17 @@ def _gelu_by_tanh(x: Tensor) -> Tensor:
 
 
 def _product(rows: Tensor, matrix: Tensor) -> Tensor:
-    if rows.device.type != "cpu" or rows.dtype != torch.bfloat16 or len(rows) <= HALF_ROWS:
+    if rows.device.type != "cpu" or rows.dtype != torch.bfloat16:
         return rows @ matrix
-    return torch.cat([part @ matrix for part in rows.chunk(-(-len(rows) // HALF_ROWS))])
+    count = len(rows)
+    if count % HALF_STEP:
+        rows = functional.pad(rows, (0, 0, 0, _few_sizes(count) - count))
+    return torch.cat([part @ matrix for part in rows.split(HALF_ROWS)])[:count]
+
+
+def _few_sizes(rows: int) -> int:
+    """The next of the few sizes that products come in."""
+    return -(-rows // HALF_STEP) * HALF_STEP
 
 
 def _check_change(moved: Tensor, expected: Tensor, clean: Tensor, product: torch.dtype | None = None) -> None:
