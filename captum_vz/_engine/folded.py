@@ -27,8 +27,8 @@ from captum_vz._engine.recording import AttentionCall, Recording
 from captum_vz._engine.replay import ModuleAnswer, NotReproducedError, PackedPairs, check_reproduced
 from captum_vz._engine.shapes import Norm, Shape, Trace, matrix, replace_forward
 
-# Rows of a product in bfloat16 on a CPU: beyond some 600 rows oneDNN takes twice the time for each (measured on AMX). It
-# also compiles a kernel, and keeps it, for each number of rows: so these come in few sizes.
+# Rows of a product in bfloat16 on a CPU: beyond some 600 rows oneDNN takes twice the time for each (measured on AMX).
+# It also compiles a kernel for each number of rows, and keeps it: so these come in few sizes.
 HALF_ROWS, HALF_STEP = 512, 64
 # Numbers that a core's cache holds, in float32.
 PIECE = 1 << 18
