@@ -12,10 +12,12 @@ from functools import cache
 from operator import attrgetter
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from captum_vz._engine.interface import lets_through
+from captum_vz._engine.interface import current_listener, lets_through
 
 
 def _own(head: int, heads: int, features: int) -> slice:
@@ -50,7 +52,8 @@ class ValueProjection:
     """Where the values of an attention module are.
 
     Attributes:
-        projection: Name of the submodule whose output `(batch, in, features)` holds the values.
+        projection: Name of the submodule whose output `(batch, in, features)` holds the values; or of a parameter
+            `(d, heads, d_head)` that the hidden states are multiplied with.
         heads: Name of the attention module's attribute that counts its heads.
         head_columns: (head, heads, features) -> the features that are this head's values.
         groups: Name of the attribute that counts the groups of heads that share a value, behind the group's queries
@@ -93,6 +96,7 @@ BERT_LIKE = ValueProjection("value")
 BART_LIKE = ValueProjection("v_proj", "num_heads")
 
 VALUE_PROJECTIONS = {
+    "BarkSelfAttention": ValueProjection("att_proj", "num_heads", _last_third),
     "BigBirdPegasusSelfAttention": BERT_LIKE,
     "BigBirdSelfAttention": BERT_LIKE,
     "BlipAttention": ValueProjection("qkv", "num_heads", _last_third),
@@ -102,6 +106,7 @@ VALUE_PROJECTIONS = {
     "CanineSelfAttention": BERT_LIKE,
     "ClvpSelfAttention": BART_LIKE,
     "CodeGenAttention": ValueProjection("qkv_proj", head_columns=_in_four_blocks),
+    "ConvBertSelfAttention": BERT_LIKE,
     "CpmAntAttention": ValueProjection("project_v", "num_heads"),
     "Data2VecVisionSelfAttention": BERT_LIKE,
     "DonutSwinSelfAttention": BERT_LIKE,
@@ -116,10 +121,12 @@ VALUE_PROJECTIONS = {
     "GotOcr2VisionAttention": ValueProjection("qkv", head_columns=_last_third),
     "GroupViTAttention": BART_LIKE,
     "HieraMaskUnitAttention": ValueProjection("qkv", "num_heads", _last_third),
+    "IBertSelfAttention": BERT_LIKE,
     "ImageGPTAttention": ValueProjection("c_attn", "num_heads", _last_third),
     "Kosmos2_5VisionAttention": ValueProjection("value", "n_heads"),
     "LEDDecoderAttention": BART_LIKE,
     "LayoutLMv3SelfAttention": BERT_LIKE,
+    "LiltSelfAttention": BERT_LIKE,
     "LukeSelfAttention": BERT_LIKE,
     "MaskFormerSwinSelfAttention": BERT_LIKE,
     "MPNetSelfAttention": ValueProjection("v"),
@@ -128,6 +135,8 @@ VALUE_PROJECTIONS = {
     "MobileViTSelfAttention": BERT_LIKE,
     "MptAttention": ValueProjection("Wqkv", "n_heads", _last_third, hides=True),
     "MvpAttention": BART_LIKE,
+    "ProphetNetAttention": ValueProjection("value_proj", "num_attn_heads"),
+    "ProphetNetNgramSelfAttention": ValueProjection("value_proj", "num_attn_heads"),
     "PvtEfficientSelfAttention": BERT_LIKE,
     "PvtV2SelfAttention": BERT_LIKE,
     "RemBertSelfAttention": BERT_LIKE,
@@ -142,6 +151,7 @@ VALUE_PROJECTIONS = {
     "VisualBertSelfAttention": BERT_LIKE,
     "VitDetAttention": ValueProjection("qkv", "num_heads", _last_third),
     "XGLMAttention": BART_LIKE,
+    "XLNetRelativeAttention": ValueProjection("v", "n_head", sequence_first=True),
     # Names that several families share are keyed with their file.
     "modeling_deberta.DisentangledSelfAttention": ValueProjection("in_proj", head_columns=_interleaved, bias="v_bias"),
     "modeling_deberta_v2.DisentangledSelfAttention": ValueProjection("value_proj"),
@@ -166,18 +176,44 @@ def _row_among(classes: tuple[type, ...]) -> ValueProjection | None:
     return None
 
 
-def is_value_projection(module: nn.Module, attention: nn.Module) -> bool:
+def is_value_projection(module: nn.Module | nn.Parameter, attention: nn.Module) -> bool:
     """Whether `module` is the one that projects the values of `attention`."""
     row = family_of(attention)
     return row is not None and getattr(attention, row.projection, None) is module
 
 
-def visible_by_argument(arguments: Any, batch: int, out: int, sources: int, hides: bool) -> Tensor | None:
+def projects_by_parameter(module: nn.Module) -> bool:
+    """Whether the values of an attention module are projected by a parameter of its own, and by no submodule."""
+    row = family_of(module)
+    return row is not None and isinstance(getattr(module, row.projection, None), nn.Parameter)
+
+
+class ParametersTelling(TorchFunctionMode):
+    """Lets parameters that project values tell the listener what came of it, as submodules do by their hooks."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = func(*args, **(kwargs or {}))
+        listener = current_listener()
+        parameter = next((x for x in args if isinstance(x, nn.Parameter)), None)
+        if listener is None or parameter is None or not isinstance(output, Tensor):
+            return output
+        if parameter.dim() != 3 or output.dim() != 4 or output.shape[2:] != parameter.shape[1:]:
+            return output
+        changed = listener.returned(parameter, args, output.flatten(2))
+        return output if changed is None else changed.view_as(output)
+
+
+def visible_by_argument(
+    arguments: Any, batch: int, out: int, sources: int, row: ValueProjection = BERT_LIKE
+) -> Tensor | None:
     """What a layer's mask lets through, `(batch, 1, out, in)`, told by the shape of the argument that holds it.
 
-    The first of `arguments` that fits is taken; `hides`: True in it means what is not to be seen.
+    The first of `arguments` that fits is taken.
     """
+    hides = row.hides
     for value in tree_leaves(arguments):
+        if row.sequence_first and isinstance(value, Tensor) and value.shape == (out, sources, batch, 1):
+            return _without_own_padding(value.permute(2, 3, 0, 1) == 0)
         if not isinstance(value, Tensor) or value.dim() not in (2, 3, 4) or value.shape[-1] != sources:
             continue
         if value.dim() == 4 and value.shape[0] in (1, batch) and value.shape[2] in (1, out):
@@ -188,3 +224,12 @@ def visible_by_argument(arguments: Any, batch: int, out: int, sources: int, hide
             continue
         return ~allowed if hides and not value.is_floating_point() else allowed
     return None
+
+
+def _without_own_padding(allowed: Tensor) -> Tensor:
+    """A mask `(batch, 1, out, in)` that lets padding see itself (XLNet's), made one in which nobody sees padding."""
+    out, sources = allowed.shape[2:]
+    itself = torch.ones(out, sources, dtype=torch.bool, device=allowed.device).tril(sources - out).triu(sources - out)
+    by_others = (allowed & ~itself).any(2, keepdim=True)
+    of_padding = (allowed == (by_others | itself)).all(-1).all(-1) & by_others.any(-1).any(-1)
+    return torch.where(of_padding[..., None, None], by_others, allowed)

@@ -60,7 +60,7 @@ class Listener(ABC):
         """See a submodule of the running layer begin; most listeners do not care."""
         return
 
-    def returned(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
+    def returned(self, module: nn.Module | nn.Parameter, inputs: tuple[Any, ...], output: Any) -> Any:
         """See a submodule of the running layer return; what is returned here, if anything, takes its output's place."""
         return None
 

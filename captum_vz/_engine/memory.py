@@ -90,7 +90,7 @@ class Memory:
         self._reached = self._reached or id(module) in self._layers
         self._running.append((module, len(self._whole)))
 
-    def returned(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+    def returned(self, module: nn.Module | nn.Parameter, inputs: tuple[Any, ...], output: Any) -> None:
         began, kept = self._running.pop()
         while began is not module:  # left by an error that the model caught
             began, kept = self._running.pop()

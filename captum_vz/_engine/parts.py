@@ -52,8 +52,10 @@ class _Trace(Recording):
     projection: nn.Module | None = None  # the first submodule that made something of the context
     projected: Tensor | None = None
 
-    def returned(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+    def returned(self, module: nn.Module | nn.Parameter, inputs: tuple[Any, ...], output: Any) -> None:
         super().returned(module, inputs, output)
+        if isinstance(module, nn.Parameter):
+            return
         given, made = first_tensor(inputs), first_tensor(output)
         self.steps.append(_Step(module, self._tokens(given), self._tokens(made)))
         if self.projection is None and len(self.calls) > self.site and given is not None and made is not None:

@@ -13,7 +13,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from captum_vz._engine.inline import family_of, is_value_projection, visible_by_argument
+from captum_vz._engine.inline import (
+    ParametersTelling,
+    family_of,
+    is_value_projection,
+    projects_by_parameter,
+    visible_by_argument,
+)
 from captum_vz._engine.interface import Attend, Listener, attention_selected, current_listener, listen
 from captum_vz._engine.sdpa import attention_patched
 from captum_vz._engine.weights import weights_used
@@ -23,8 +29,8 @@ if TYPE_CHECKING:
 
 
 def first_tensor(output: Any) -> Tensor | None:
-    """A module's output, or the first element of it where it returns a tuple; None if that is no tensor."""
-    if isinstance(output, (tuple, list)) and output:
+    """A module's output, or the first element of it where it returns tuples, in tuples; None if that is no tensor."""
+    while isinstance(output, (tuple, list)) and output:
         output = output[0]
     return output if isinstance(output, Tensor) else None
 
@@ -46,9 +52,9 @@ class AttentionCall:
     parts: int = 1  # how many calls of the attention function make it up; values and context are those of the first
     windows: Windows | None = None  # where the layer's positions are in it, if it sees them in another arrangement
     sequence_first: bool = False  # the layer's tensors are (tokens, batch, d), as torch.nn's are by default
-    # Where attention is inline: the submodule that projects the values, the features of each head's, and what they
-    # hold for a value that is zero (for each head, or one number).
-    value_projection: nn.Module | None = None
+    # Where attention is inline: the submodule or parameter that projects the values, the features of each head's, and
+    # what they hold for a value that is zero (for each head, or one number).
+    value_projection: nn.Module | nn.Parameter | None = None
     value_columns: list[slice] = field(default_factory=list)
     zero: list[Tensor] | float = 0.0
     # What became of the context: the answer that `module` returned, and the submodule that made it (None: no such
@@ -154,11 +160,14 @@ class Recording(Listener):
     def entered(self, module: nn.Module) -> None:
         self._running.append(module)
 
-    def returned(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+    def returned(self, module: nn.Module | nn.Parameter, inputs: tuple[Any, ...], output: Any) -> None:
         if self._running and self._running[-1] is module:
             self._running.pop()
-        if isinstance(output, Tensor) and self._running and is_value_projection(module, self._running[-1]):
-            self._projected_values[id(self._running[-1])] = output
+        values = first_tensor(output)
+        if values is not None and self._running and is_value_projection(module, self._running[-1]):
+            self._projected_values[id(self._running[-1])] = values
+        if isinstance(module, nn.Parameter):
+            return
         if id(module) in self._projected_values and not any(call.module is module for call in self.calls):
             self._note_inline(module, self._projected_values.pop(id(module)), output)
         elif self.calls:
@@ -181,9 +190,9 @@ class Recording(Listener):
                 module,
                 (batch, len(columns), out, sources),
                 values,
-                visible_by_argument(arguments, batch, out, sources, row.hides),
+                visible_by_argument(arguments, batch, out, sources, row),
                 sequence_first=row.sequence_first,
-                value_projection=module.get_submodule(row.projection),
+                value_projection=getattr(module, row.projection),
                 value_columns=columns,
                 zero=row.zero(module),
             )
@@ -280,6 +289,8 @@ def watching(
             stack.enter_context(attention_patched())
             for module in submodules.values():
                 stack.enter_context(_telling(module))
+            if any(map(projects_by_parameter, submodules.values())):
+                stack.enter_context(ParametersTelling())
             for index, layer in enumerate(layers):
                 before, after = hooks(index)
                 stack.enter_context(layer.register_forward_pre_hook(before, with_kwargs=True))

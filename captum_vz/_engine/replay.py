@@ -217,12 +217,14 @@ class Zeroing(Listener):
         lost = (used * self.zeroed[:, :, None]) @ values.repeat_interleave(shared_by, dim=1)
         return context - lost.transpose(1, 2), weights
 
-    def returned(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
+    def returned(self, module: nn.Module | nn.Parameter, inputs: tuple[Any, ...], output: Any) -> Any:
         if module is not self.call.value_projection or module is None:
             return None
         self.times += 1
-        output = output.clone()
-        values = self.call.batch_first(output)
+        projected = first_tensor(output)
+        assert projected is not None  # it was one in the clean pass
+        projected = projected.clone()
+        values = self.call.batch_first(projected)
         for head, columns in enumerate(self.call.value_columns):
             zeroed = self.zeroed[:, head, :, None]
             sharing = [self.zeroed[:, other] for other, same in enumerate(self.call.value_columns) if same == columns]
@@ -230,7 +232,7 @@ class Zeroing(Listener):
                 raise NotReproducedError("its heads share their values, which cannot be zeroed for some of them alone")
             zero = self.call.zero if isinstance(self.call.zero, float) else self.call.zero[head]
             values[..., columns] = torch.where(zeroed, zero, values[..., columns])
-        return output
+        return projected if isinstance(output, Tensor) else (projected, *output[1:])
 
 
 def bare(module: nn.Module) -> nn.Module:
@@ -287,11 +289,13 @@ class _Packing:
 
 def _repeat(value: Any, size: tuple[int, int, int, int], example: int, copies: int, axis: int) -> Any:
     """Copy one example of every tensor that has one entry an example, along `axis`."""
-    batch, heads, _, sources = size
+    batch, heads, out, sources = size
     if isinstance(value, Tensor) and value.dim() == 3 and value.shape[::2] == (batch * heads, sources):
         # Position biases with their heads laid out behind each other (BLOOM, WavLM).
         return value.unflatten(0, (batch, heads))[example].repeat(copies, 1, 1)
-    if not isinstance(value, Tensor) or value.dim() <= axis or value.shape[axis] != batch:
+    if isinstance(value, Tensor) and value.shape[:3] == (out, sources, batch) and (axis == 1 or out != batch):
+        axis = 2  # what is known of pairs (XLNet's masks, BROS' distances)
+    elif not isinstance(value, Tensor) or value.dim() <= axis or value.shape[axis] != batch:
         # Masks and the like have their examples first even where the layer has its tokens first.
         axis = 0
     if not isinstance(value, Tensor) or value.dim() == 0 or value.shape[axis] != batch:

@@ -199,7 +199,7 @@ class _Values(Listener):
     def attend(
         self, module: nn.Module | None, attend: Attend, values: Tensor, visible: Tensor | None, dropout: float
     ) -> tuple[Tensor, Tensor]:
-        slots = None if self.call.value_projection else self._slots_of(values.transpose(1, 2).flatten(2))
+        slots = None if self.call.value_projection is not None else self._slots_of(values.transpose(1, 2).flatten(2))
         if slots is None:
             return attend(values)
         filled, weights = attend(values.masked_fill(slots[:, None, :, None], self.filling))
@@ -207,7 +207,7 @@ class _Values(Listener):
             return filled, weights
         return torch.where(self.heads[:, None], filled, attend(values)[0]), weights
 
-    def returned(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
+    def returned(self, module: nn.Module | nn.Parameter, inputs: tuple[Any, ...], output: Any) -> Any:
         if self.call.value_projection is None or module is not self.call.value_projection:
             return None
         rows = output.reshape(1 if output.dim() == 2 else len(output), -1, output.shape[-1])

@@ -222,7 +222,7 @@ def _forward(forward_func: Callable[..., Any], inputs: Inputs, additional_forwar
 
 def _refuse_empty(inputs: Any) -> None:
     for value in inputs:
-        assert not isinstance(value, Tensor) or value.numel(), (
+        assert not isinstance(value, Tensor) or 0 not in value.shape[:2], (
             f"inputs holds an empty tensor {tuple(value.shape)}: there is no token to explain. Pass at least one."
         )
 

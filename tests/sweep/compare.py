@@ -27,7 +27,8 @@ def compare(
     model_type: str, stack: str, forward: Callable[..., Any], inputs: dict[str, Any], run: Run
 ) -> Iterator[Row]:
     """A row for each attention of a layer: self, and cross where there is one."""
-    for attention, products in zip(("self", "cross"), run.attentions() or [[]], strict=False):
+    attentions = run.attentions()
+    for attention in ("self", "cross")[: len(attentions) or 1]:
         name = stack if attention == "self" else f"{stack}, cross"
         tried: list[Any] = []
         try:
@@ -36,14 +37,17 @@ def compare(
                 method = ValueZeroing(forward, run.layer, attention=attention, normalize=False)
                 scores = method.attribute(inputs)
         except AssertionError as error:
-            yield Row(model_type, name, "refused" if products else "no attention", note=describe(error))
+            # What else comes out of a softmax (convolutions, windows of several sizes) is no second attention.
+            if attention == "self" or "has no second attention" not in str(error):
+                yield Row(model_type, name, "refused" if attentions else "no attention", note=describe(error))
             continue
+        products = next((some for some in attentions if some[0].weights.shape[1:] == scores.shape[1:]), [])
         row = Row(model_type, name, "no twin", way_of(tried))
         count = scores.shape[2]
         sources = sorted({round(place) for place in torch.linspace(0, count - 1, min(SOURCES, count)).tolist()})
         if not run.reproduced:
             row.note = "the layer, run again on what it was given, returns something else"
-        elif products and run.hidden.dim() == 3 and scores.shape[1:] == products[0].weights.shape[1:]:
+        elif products and run.hidden.dim() == 3:
             side = "decoder_attention_mask" if "decoder" in stack else "attention_mask"
             mask = inputs.get(side, inputs.get("attention_mask"))
             valid = valid_rows(mask, run, scores.shape[0], scores.shape[1])
@@ -53,7 +57,7 @@ def compare(
         elif (by_position := twin_scores_by_position(run, scores.shape, sources)) is not None:
             row.judge(scores[:, :, sources], by_position, TOLERANCE)
         else:
-            shapes = [tuple(product.weights.shape) for product in products]
+            shapes = [tuple(some[0].weights.shape) for some in attentions]
             row.note = f"products of softmaxed weights {shapes} for a map {tuple(scores.shape)}"
         yield row
 

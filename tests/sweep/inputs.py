@@ -13,6 +13,7 @@ LENGTHS = (7, 5, 4)
 TOKENS = max(LENGTHS)
 WAVE = 4000
 FRAMES = 64
+PATCH = 16
 
 
 def candidate_inputs(model: nn.Module) -> Iterator[dict[str, Any]]:
@@ -20,12 +21,12 @@ def candidate_inputs(model: nn.Module) -> Iterator[dict[str, Any]]:
     names = inspect.signature(model.forward).parameters
     config = getattr(model, "config", None)
     texts = list(_texts(names, config))
-    pictures = list(_pictures(names, config))
+    pictures = [*_patches(names, config), *_pictures(names, config)]
     sounds = list(_sounds(names, config))
     extra = {"use_cache": False} if "use_cache" in names else {}
     for parts in (texts, [p | t for p in pictures for t in texts], [s | t for s in sounds for t in texts]):
         yield from (part | _decoder(names, config, part) | extra for part in parts)
-    for parts in (pictures, sounds, _embeddings(names, config)):
+    for parts in (pictures, sounds, _series(names, config), _embeddings(names, config)):
         yield from (part | _decoder(names, config, part) | extra for part in parts)
 
 
@@ -83,6 +84,26 @@ def _decoder(names: Any, config: Any, inputs: dict[str, Any]) -> dict[str, Any]:
     return decoder
 
 
+def _patches(names: Any, config: Any) -> Iterator[dict[str, Any]]:
+    """Two pictures of 4 by 4 patches, one behind the other in one sequence, or padded to the same number of patches."""
+    pixels = next((name for name in ("pixel_values", "hidden_states") if name in names), None)
+    channels = _value(config, "in_channels", "num_channels", "in_chans", default=3)
+    side = _value(config, "patch_size", default=PATCH)
+    if pixels is None or not isinstance(channels, int) or not isinstance(side, int):
+        return
+    grid = next((name for name in ("grid_thw", "image_grid_thw", "grid_hws") if name in names), None)
+    if grid is not None:
+        sizes = torch.tensor([[1, 4, 4], [1, 4, 4]])[:, 0 if "thw" in grid else 1 :]
+        merged = {"merge_sizes": torch.tensor([2, 2])} if "merge_sizes" in names else {}
+        for frames in dict.fromkeys((_value(config, "temporal_patch_size", default=1), 1, 2)):
+            yield {pixels: _noise(32, channels * frames * side * side), grid: sizes} | merged
+            yield {pixels: _noise(32, channels, side, side), grid: sizes} | merged
+    if "spatial_shapes" in names:
+        mask = torch.tensor([[1] * 16, [1] * 12 + [0] * 4])
+        shapes = torch.tensor([[4, 4], [3, 4]])
+        yield {pixels: _noise(2, 16, channels * side * side), "pixel_attention_mask": mask, "spatial_shapes": shapes}
+
+
 def _pictures(names: Any, config: Any) -> Iterator[dict[str, Any]]:
     name = next((name for name in ("pixel_values", "pixel_values_videos") if name in names), None)
     if name is None:
@@ -103,6 +124,8 @@ def _sounds(names: Any, config: Any) -> Iterator[dict[str, Any]]:
     if "input_values" in names:
         yield {"input_values": _noise(2, WAVE)} | mask
         yield {"input_values": _noise(2, 1, WAVE)}
+        mels = _value(config, "num_mel_bins", default=80)
+        yield {"input_values": _noise(2, _value(config, "max_length", default=FRAMES), mels)}
     if "input_features" in names:
         mels = _value(config, "num_mel_bins", "input_feat_per_channel", "feature_size", "n_mels", default=80)
         seconds = _value(config, "max_source_positions", default=FRAMES // 2)
@@ -110,12 +133,35 @@ def _sounds(names: Any, config: Any) -> Iterator[dict[str, Any]]:
         yield {"input_features": _noise(2, FRAMES, mels)} | (short if "attention_mask" in names else {})
         yield {"input_features": _noise(2, mels, 2 * seconds)}
         yield {"input_features": _noise(2, mels, FRAMES)}
+        if "input_features_mask" in names:
+            frames = torch.tensor([[1] * FRAMES, [1] * 40 + [0] * (FRAMES - 40)])
+            yield {"input_features": _noise(2, mels, FRAMES), "input_features_mask": frames}
+            yield {"input_features": _noise(2, FRAMES, mels), "input_features_mask": frames}
+
+
+def _series(names: Any, config: Any) -> Iterator[dict[str, Any]]:
+    """Values in the past, and those to be foretold."""
+    if "past_values" not in names:
+        return
+    past = _value(config, "context_length", default=8)
+    yield {"past_values": _noise(2, past, _value(config, "num_input_channels", default=1))}
+    past += max(_value(config, "lags_sequence", default=[0]))
+    future, known = _value(config, "prediction_length", default=6), _value(config, "num_time_features", default=0)
+    yield {
+        "past_values": _noise(2, past),
+        "past_time_features": _noise(2, past, known),
+        "past_observed_mask": torch.ones(2, past),
+        "future_values": _noise(2, future),
+        "future_time_features": _noise(2, future, known),
+    }
 
 
 def _embeddings(names: Any, config: Any) -> Iterator[dict[str, Any]]:
     width = _value(config, "hidden_size", "d_model", "embed_dim", default=64)
-    for name in ("inputs_embeds", "hidden_states", "inputs"):
+    for name in ("inputs_embeds", "hidden_states", "query_embeds", "inputs"):
         if name in names and isinstance(width, int):
             mask = {"attention_mask": padding_mask()} if "attention_mask" in names else {}
-            yield {name: _noise(3, TOKENS, width)} | mask
-            yield {name: _noise(3, TOKENS, width)}
+            read = _value(config, "encoder_hidden_size", default=width)
+            encoder = {"encoder_hidden_states": _noise(3, 9, read)} if name == "query_embeds" else {}
+            yield {name: _noise(3, TOKENS, width)} | mask | encoder
+            yield {name: _noise(3, TOKENS, width)} | encoder

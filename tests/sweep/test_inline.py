@@ -18,6 +18,7 @@ from tests.sweep.twin import Product, Products, Run, record
 FAMILIES = {
     "big_bird": "attentions",
     "bloom": "attentions",
+    "bros": "attentions",
     "codegen": "attentions",
     "cpmant": None,
     "data2vec-vision": "attentions",

@@ -9,6 +9,7 @@ from tests.sweep.model_type import sweep_type
 PACKED = {"packed pairs"}
 FUNCTION = {"packed, function answered"}
 WHOLE = {"whole sequences"}
+WINDOWS = {"windows"}
 
 # model type -> how its layers are replayed
 AGREE = {
@@ -20,6 +21,7 @@ AGREE = {
     "bitnet": FUNCTION,
     "blip": WHOLE,
     "bloom": WHOLE,
+    "bros": WHOLE,  # distances of pairs, examples behind them
     "clip": PACKED,  # two towers
     "codegen": WHOLE,
     "cpmant": WHOLE,
@@ -36,8 +38,10 @@ AGREE = {
     "gpt_oss": PACKED,  # sinks
     "gptj": WHOLE,
     "granite_swa": PACKED,  # weights that are scaled afterwards
+    "ibert": WHOLE,  # a scale beside every tensor
     "imagegpt": WHOLE,
     "jetmoe": FUNCTION,
+    "jamba": PACKED,  # one layer of two attends
     "led": WHOLE,
     "llama": PACKED,
     "luke": WHOLE,
@@ -47,22 +51,27 @@ AGREE = {
     "opt": PACKED,
     "parakeet_encoder": WHOLE,  # convolutions
     "pvt": WHOLE,
+    "qwen2_5_vl_vision": WINDOWS,  # images in one sequence, no axis of examples
     "qwen3_moe": PACKED,
+    "qwen3_next": FUNCTION,  # a gate inside the attention module; one layer of two attends
+    "sam_vision_model": WINDOWS,  # grids
+    "swin": WINDOWS,
     "t5": PACKED,
     "t5gemma2": PACKED,  # self and cross in one attention
     "vit": PACKED,
+    "vitdet": WINDOWS,  # features before the grid
     "wavlm": WHOLE,
     "whisper": PACKED,
     "xglm": WHOLE,
+    "xlnet": WHOLE,  # a parameter projects the values
 }
 
 # model type -> what it says
 REFUSED = {
-    "ibert": "called no attention that can be read",
     "longcat_flash": "has a list of 2 attentions",
     "longformer": "called no attention that can be read",
     "mamba": "has no stack of layers with attention",
-    "xlnet": "called no attention that can be read",
+    "nystromformer": "called no attention that can be read",
 }
 
 

@@ -137,8 +137,10 @@ def watched(products: Products) -> Iterator[None]:
 
 
 def hidden_states(output: Any) -> Tensor:
-    """A layer returns its hidden states, or a tuple that begins with them."""
-    return output if isinstance(output, Tensor) else output[0]
+    """A layer returns its hidden states, or a tuple, or tuples in it, that begin with them."""
+    while not isinstance(output, Tensor):
+        output = output[0]
+    return output
 
 
 def _without_caches(arguments: Any) -> Any:

@@ -1,0 +1,195 @@
+"""Families that compute attention inline in a manner of their own, in float64: XLNet, I-BERT, LiLT, ProphetNet ...
+
+The twin reruns the layer with one value row zeroed, where the family's own code makes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+
+from captum_vz import LayerAttention, ValueZeroing, find_layers
+from tests.engine.compare import assert_same
+from tests.reference.case import randomize
+
+SIZE = {
+    "vocab_size": 50,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 24,
+    "max_position_embeddings": 64,
+}
+XLNET = {"vocab_size": 50, "d_model": 16, "n_layer": 2, "n_head": 4, "d_inner": 24}
+PROPHETNET = {
+    "vocab_size": 50,
+    "hidden_size": 16,
+    "num_encoder_layers": 2,
+    "num_decoder_layers": 2,
+    "num_encoder_attention_heads": 4,
+    "num_decoder_attention_heads": 4,
+    "encoder_ffn_dim": 24,
+    "decoder_ffn_dim": 24,
+    "max_position_embeddings": 64,
+}
+IDS = torch.tensor([[5, 9, 3, 7, 8, 4], [6, 2, 7, 3, 0, 0]])
+MASK = (IDS != 0).long()
+BOXES = torch.tensor([[1, 2, 30, 40], [5, 6, 20, 22], [9, 1, 12, 30], [3, 3, 8, 9], [2, 8, 9, 50], [7, 7, 9, 9]])
+
+Zeroing = Callable[[nn.Module, int], AbstractContextManager[Any]]
+
+
+@contextmanager
+def by_projection(name: str, layer: nn.Module, source: int, axis: int = 1) -> Iterator[None]:
+    """Zero one row of what a submodule returns."""
+
+    def zero(module: nn.Module, inputs: Any, output: Any) -> Any:
+        first = output if isinstance(output, Tensor) else output[0]
+        first = first.clone()
+        first.select(axis, source).zero_()
+        return first if isinstance(output, Tensor) else (first, *output[1:])
+
+    with layer.get_submodule(name).register_forward_hook(zero):
+        yield
+
+
+@contextmanager
+def by_einsum(layer: nn.Module, source: int) -> Iterator[None]:
+    """Zero one row of what XLNet multiplies out with its parameter of values."""
+    einsum = torch.einsum
+
+    def zeroing(equation: str, *operands: Tensor) -> Tensor:
+        output = einsum(equation, *operands)
+        if any(operand is layer.rel_attn.v for operand in operands):
+            output[source] = 0
+        return output
+
+    with patch.object(torch, "einsum", zeroing):
+        yield
+
+
+def of(name: str) -> Zeroing:
+    return lambda layer, source: by_projection(name, layer, source)
+
+
+# name -> (model, its inputs, the stack, whether the layer has its tokens first, how a value is zeroed)
+CASES: dict[str, tuple[str, dict[str, Any], str | None, bool, Zeroing]] = {
+    "XLNet": ("XLNetModel", XLNET, None, True, by_einsum),
+    "I-BERT": ("IBertModel", SIZE | {"quant_mode": False}, None, False, of("attention.self.value")),
+    "ConvBERT": ("ConvBertModel", SIZE, None, False, of("attention.self.value")),
+    "LiLT": (
+        "LiltModel",
+        SIZE | {"hidden_size": 24, "channel_shrink_ratio": 2},
+        None,
+        False,
+        of("attention.self.value"),
+    ),
+    "BROS": ("BrosModel", SIZE | {"hidden_size": 64}, None, False, of("attention.self.value")),
+    "ProphetNet": ("ProphetNetModel", PROPHETNET, "encoder", False, of("self_attn.value_proj")),
+}
+
+
+def case(name: str) -> tuple[nn.Module, dict[str, Tensor]]:
+    torch.manual_seed(0)
+    model_class = getattr(transformers, CASES[name][0])
+    model = model_class(model_class.config_class(**CASES[name][1]))
+    randomize(model)
+    inputs = {"input_ids": IDS, "attention_mask": MASK}
+    if name in ("LiLT", "BROS"):
+        inputs["bbox"] = BOXES.expand(2, -1, -1).to(torch.float64 if name == "BROS" else torch.int64)
+    if name == "ProphetNet":  # multiplies an integer mask's float32 by float64's smallest number
+        inputs["attention_mask"] = MASK.double()
+    return (model.encoder if name == "ProphetNet" else model).double().eval(), inputs
+
+
+@torch.no_grad()
+def expected_map(name: str, model: nn.Module, layer: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
+    """The map by the definition, `(batch, out, in)`, rows and columns of padding 0."""
+    _, _, _, tokens_first, zeroed = CASES[name]
+    kept: list[Any] = []
+    with layer.register_forward_pre_hook(lambda m, args, kwargs: kept.append((args, kwargs)), with_kwargs=True):
+        model(**inputs)
+    args, kwargs = kept[0]
+
+    def run() -> Tensor:
+        output = layer(*args, **kwargs)
+        while not isinstance(output, Tensor):
+            output = output[0]
+        return output.transpose(0, 1) if tokens_first else output
+
+    clean, columns = run(), []
+    for source in range(clean.shape[1]):
+        with zeroed(layer, source):
+            columns.append(1 - torch.cosine_similarity(run(), clean, dim=-1))
+    scores = torch.stack(columns, dim=-1)
+    if "attention_mask" in inputs:
+        real = inputs["attention_mask"].bool()
+        scores = scores * (real[:, :, None] & real[:, None, :])
+    return scores
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_maps_equal_the_twins(name: str) -> None:
+    model, inputs = case(name)
+    layers = find_layers(model)
+    maps = ValueZeroing(model, layers, normalize=False).attribute(inputs)
+    for layer, layer_map in zip(layers, maps, strict=True):
+        expected = expected_map(name, model, layer, inputs)
+        assert_same(layer_map, expected)
+        assert (expected.amax(-1)[MASK.bool()] > 1e-4).all()
+
+
+def test_xlnet_without_padding_and_causal() -> None:
+    for fields in ({}, {"attn_type": "uni"}):
+        torch.manual_seed(0)
+        model = transformers.XLNetModel(transformers.XLNetConfig(**XLNET, **fields))
+        randomize(model)
+        model.double().eval()
+        layer = find_layers(model)[1]
+        scores = ValueZeroing(model, layer, normalize=False).attribute(IDS[:1])
+        assert_same(scores, expected_map("XLNet", model, layer, {"input_ids": IDS[:1]}))
+
+
+def test_single_heads_of_xlnet() -> None:
+    """What all heads lose together at one source is not what one loses; another head's row is another one."""
+    model, inputs = case("XLNet")
+    layer = find_layers(model)[0]
+    first, second, both = (
+        ValueZeroing(model, layer, heads=heads, normalize=False).attribute(inputs) for heads in (0, 1, [0, 1, 2, 3])
+    )
+    assert_same(both, expected_map("XLNet", model, layer, inputs))
+    assert (first - second).abs().max() > 1e-4
+
+
+def test_xlnet_in_half_precision() -> None:
+    model, inputs = case("XLNet")
+    model.to(torch.bfloat16)
+    layers = find_layers(model)
+    scores = ValueZeroing(model, layers[0]).attribute(inputs)
+    exact = ValueZeroing(model.float(), layers[0]).attribute(inputs)
+    assert scores.dtype == torch.float32
+    assert_same(scores, exact, tolerance=0.02)  # the layer's input was rounded
+
+
+def test_xlnets_weights_are_not_to_be_seen() -> None:
+    model, inputs = case("XLNet")
+    with pytest.raises(
+        AssertionError, match="XLNetRelativeAttention cannot be read: its family computes attention inl"
+    ):
+        LayerAttention(model, find_layers(model)[0]).attribute(inputs)
+
+
+def test_torch_is_left_as_it_was() -> None:
+    model, inputs = case("XLNet")
+    einsum = torch.einsum
+    ValueZeroing(model, find_layers(model)).attribute(inputs)
+    assert torch.einsum is einsum
+    assert not torch.overrides._get_current_function_mode_stack()
+    assert all(not module._forward_hooks for module in model.modules())
