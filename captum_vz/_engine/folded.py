@@ -13,93 +13,17 @@ way does not confirm it, or there are too few pairs to gain by it, NotReproduced
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
+from captum_vz._engine.answers import Answers, First, Last, few_sizes, gelu_by_tanh, product
 from captum_vz._engine.blocks import Block, Chunk, Pairs, blocks
 from captum_vz._engine.recording import AttentionCall, Recording
 from captum_vz._engine.replay import ModuleAnswer, NotReproducedError, PackedPairs, check_reproduced
-from captum_vz._engine.shapes import Norm, Shape, Trace, matrix, replace_forward
-
-# Rows of a product in bfloat16 on a CPU: beyond some 600 rows oneDNN takes twice the time for each (measured on AMX).
-# It also compiles a kernel for each number of rows, and keeps it: so these come in few sizes.
-HALF_ROWS, HALF_STEP = 512, 64
-# Numbers that a core's cache holds, in float32.
-PIECE = 1 << 18
-
-
-@dataclass(frozen=True)
-class _First:
-    """A first matrix: `W n(p - u) = s(p - u) (base - sum_h a_h W g(f_h)) + constant`."""
-
-    module: nn.Module
-    matrix: Tensor  # (d, features)
-    base: Tensor  # W g(p) of each target, (target, features)
-    constant: Tensor  # W beta, and W's own bias, (1, features)
-    result: Tensor  # filled anew by each chunk
-
-
-@dataclass(frozen=True)
-class _Last:
-    """A later matrix, of which only what changes in its input is multiplied, in bfloat16."""
-
-    module: nn.Module
-    matrix: Tensor  # (features, d)
-    inputs: Tensor  # of each target, unchanged, (target, features)
-    outputs: Tensor  # (target, d)
-    change: Tensor  # filled anew by each chunk
-
-
-class _Answers:
-    """What the norm, the first and the last matrices give for the chunk that runs now."""
-
-    chunk: Chunk
-    weights: Tensor  # (n + 2, member * head)
-    folded: list[Tensor]  # W g(f_h(j)) of each first matrix, (member * head, features); empty: it acts on the pairs
-    scale: Tensor  # of the norm, (n + 2, 1)
-
-    def __init__(self, norm: Norm, firsts: list[_First], lasts: list[_Last]) -> None:
-        self.norm = norm
-        self.firsts = firsts
-        self.lasts = lasts
-
-    def normed(self, x: Tensor) -> Tensor:
-        """The norm of `x (..., d)`, whose scale the first matrices will need."""
-        normed, scale = self.norm.normed_and_scale(x)
-        self.scale = scale.reshape(-1, 1)
-        return normed
-
-    def first(self, number: int, x: Tensor) -> Tensor:
-        """What a first matrix makes of the norm's output `x (..., d)`."""
-        first = self.firsts[number]
-        if not self.folded:
-            return first.module(x)
-        if len(self.scale) != len(self.weights):
-            raise NotReproducedError("the norm behind the attention saw other positions than it was given")
-        result = first.result[: len(self.weights)]
-        weights = -self.scale * self.weights
-        for span in self.chunk.spans:
-            rows = result[span.rows]
-            torch.addcmul(first.constant, first.base[span.targets], self.scale[span.rows], out=rows)
-            vectors = self.folded[number][span.vectors]
-            torch.addmm(rows, weights[span.rows, : len(vectors)], vectors, out=rows)
-        return result.view(*x.shape[:-1], -1)
-
-    def last(self, number: int, x: Tensor) -> Tensor:
-        """What a later matrix makes of its input `x (..., features)`."""
-        last = self.lasts[number]
-        x = x.flatten(0, -2)
-        change = last.change[: _few_sizes(len(x))]
-        for span in self.chunk.spans:
-            change[span.rows] = x[span.rows] - last.inputs[span.targets]
-        result = last.outputs.index_select(0, self.chunk.target)
-        return result.add_(_product(change, last.matrix)[: len(x)])[None]
+from captum_vz._engine.shapes import Shape, Trace, matrix, replace_forward
 
 
 class FoldedPairs:
@@ -125,7 +49,7 @@ class FoldedPairs:
             raise NotReproducedError("its attention module is not answered as a whole, or another one follows")
         self.pairs = pairs
         self.fast = fast
-        self.product = torch.bfloat16 if fast else output.dtype  # in which what changes is multiplied
+        self.dtype = torch.bfloat16 if fast else output.dtype  # in which what changes is multiplied
         self.values = call.values.transpose(1, 2)  # (batch, in, key-value head, d_head)
         self.shared_by = call.size[1] // self.values.shape[2]
         self.outputs = output[pairs.batch, pairs.out]
@@ -153,13 +77,13 @@ class FoldedPairs:
             if self.answers is not None:
                 direction = self.answers.norm.direction(vectors)
                 firsts = self.answers.firsts if block.folded else []
-                products = [_product(direction.to(self.product), first.matrix) for first in firsts]
-                self.answers.folded = [product.to(direction.dtype) for product in products]
+                products = [product(direction.to(self.dtype), first.matrix) for first in firsts]
+                self.answers.folded = [one.to(direction.dtype) for one in products]
             for chunk in block.chunks:
                 moved = self._moved(chunk, vectors)
                 clean = self.outputs[chunk.target[-2:]]
                 check_reproduced(moved[-2:-1], clean[:1])
-                _check_change(moved[-1:], next(probes)[None], clean[1:], self.product)
+                _check_change(moved[-1:], next(probes)[None], clean[1:], self.dtype)
                 yield chunk.target[:-2], chunk.group[:-2], moved[:-2]
 
     def _trace(self, trace: Trace, call: AttentionCall, contexts: Tensor, rows: int) -> Shape:
@@ -196,7 +120,7 @@ class FoldedPairs:
         assert weight is not None
         _check_change(changed, clean - taken[:1] @ weight, clean)
         self.probes = answer[count:]
-        self.answers: _Answers | None = None
+        self.answers: Answers | None = None
         if shape.norm is not None:
             firsts = []
             scale = shape.norm.scale(clean)
@@ -205,20 +129,20 @@ class FoldedPairs:
                 assert weight is not None
                 base = (torch.cat(result)[:count] - constant) / scale
                 result = base.new_empty(self.longest, base.shape[1])
-                firsts.append(_First(module, weight.to(self.product), base, constant, result))
+                firsts.append(First(module, weight.to(self.dtype), base, constant, result))
             differences = [self._last(*one) for one in zip(shape.lasts, *lasts, strict=True)] if self.fast else []
-            self.answers = _Answers(shape.norm, firsts, differences)
+            self.answers = Answers(shape.norm, firsts, differences)
         return shape
 
-    def _last(self, module: nn.Module, *parts: list[Tensor]) -> _Last:
+    def _last(self, module: nn.Module, *parts: list[Tensor]) -> Last:
         """A later matrix, of whose input and output for the clean targets each traced part is a share."""
         inputs, outputs = (torch.cat(shares)[: len(self.outputs)] for shares in zip(*parts, strict=True))
         weight = matrix(module)
         assert weight is not None
-        change = inputs.new_zeros(_few_sizes(self.longest), inputs.shape[1], dtype=self.product)
-        return _Last(module, weight.to(self.product), inputs, outputs, change)
+        change = inputs.new_zeros(few_sizes(self.longest), inputs.shape[1], dtype=self.dtype)
+        return Last(module, weight.to(self.dtype), inputs, outputs, change)
 
-    def _folded(self, replay: PackedPairs, shape: Shape, answers: _Answers) -> PackedPairs:
+    def _folded(self, replay: PackedPairs, shape: Shape, answers: Answers) -> PackedPairs:
         """A replay whose attention is given after its projection, and whose first matrices are answered."""
         assert isinstance(replay.answer, ModuleAnswer)
         if replay.answer.projection:
@@ -231,7 +155,7 @@ class FoldedPairs:
         for number, last in enumerate(answers.lasts):
             replace_forward(replay, last.module, partial(answers.last, number))
         for gelu in shape.gelus:
-            replace_forward(replay, gelu, _gelu_by_tanh)
+            replace_forward(replay, gelu, gelu_by_tanh)
         return replay
 
     def _moved(self, chunk: Chunk, vectors: Tensor) -> Tensor:
@@ -262,38 +186,11 @@ class FoldedPairs:
         return torch.zeros_like(values).index_copy(0, heads, values[heads]).flatten()
 
 
-def _gelu_by_tanh(x: Tensor) -> Tensor:
-    """GELU's approximation by tanh, `x` times the sigmoid of twice what tanh is taken of."""
-    if x.device.type != "cpu":
-        return functional.gelu(x, approximate="tanh")
-    # In pieces that stay in the caches: two thirds of the time that torch's own kernel takes.
-    result = x.new_empty(x.shape)
-    for piece, into in zip(x.flatten().split(PIECE), result.flatten().split(PIECE), strict=True):
-        torch.mul(piece, piece, out=into)
-        torch.addcmul(piece, into, piece, value=0.044715, out=into)
-        into.mul_(math.sqrt(8 / math.pi)).sigmoid_().mul_(piece)
-    return result
-
-
-def _product(rows: Tensor, matrix: Tensor) -> Tensor:
-    if rows.device.type != "cpu" or rows.dtype != torch.bfloat16:
-        return rows @ matrix
-    count = len(rows)
-    if count % HALF_STEP:
-        rows = functional.pad(rows, (0, 0, 0, _few_sizes(count) - count))
-    return torch.cat([part @ matrix for part in rows.split(HALF_ROWS)])[:count]
-
-
-def _few_sizes(rows: int) -> int:
-    """The next of the few sizes that products come in."""
-    return -(-rows // HALF_STEP) * HALF_STEP
-
-
-def _check_change(moved: Tensor, expected: Tensor, clean: Tensor, product: torch.dtype | None = None) -> None:
+def _check_change(moved: Tensor, expected: Tensor, clean: Tensor, dtype: torch.dtype | None = None) -> None:
     """Raise NotReproducedError unless `moved` equals `expected`, seen from `clean` `(n, d)`, but for rounding."""
     eps = torch.finfo(clean.dtype).eps
     # A product of bfloat16 is off by some eps of it, other sums by hundreds.
-    share = 8 * torch.finfo(product).eps if product == torch.bfloat16 else eps**0.6
+    share = 8 * torch.finfo(dtype).eps if dtype == torch.bfloat16 else eps**0.6
     bound = share * (expected - clean).abs().amax(-1) + 64 * eps * expected.abs().amax(-1)
     error = (moved - expected).abs().amax(-1)
     if not (error <= bound).all():

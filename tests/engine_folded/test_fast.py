@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import AutoModel, AutoTokenizer
 
 from captum_vz import ValueZeroing, ValueZeroingRollout, find_layers
-from captum_vz._engine import folded, scoring
+from captum_vz._engine import answers, folded, scoring
 from captum_vz._engine.precision import multiplies_halves_fast
 from tests.engine_folded.lanes import long_case
 from tests.engine_folded.test_folded import FOLDED, UNFOLDED
@@ -27,13 +27,14 @@ TEXT = (
 def products(monkeypatch: pytest.MonkeyPatch) -> list[torch.dtype]:
     """In what dtype matrices are multiplied, on a machine that counts as one with units for bfloat16."""
     seen: list[torch.dtype] = []
-    product = folded._product
+    product = folded.product
 
     def noted(rows: Tensor, matrix: Tensor) -> Tensor:
         seen.append(rows.dtype)
         return product(rows, matrix)
 
-    monkeypatch.setattr(folded, "_product", noted)
+    for module in (answers, folded):
+        monkeypatch.setattr(module, "product", noted)
     monkeypatch.setattr(scoring, "multiplies_halves_fast", lambda device: True)
     return seen
 
@@ -98,8 +99,8 @@ def test_what_is_multiplied_in_what(precision: str, products: list[torch.dtype])
 
 
 def test_products_in_parts_are_the_same() -> None:
-    rows, matrix = torch.randn(folded.HALF_ROWS * 2 + 1, 8).bfloat16(), torch.randn(8, 4).bfloat16()
-    torch.testing.assert_close(folded._product(rows, matrix), rows @ matrix)
+    rows, matrix = torch.randn(answers.HALF_ROWS * 2 + 1, 8).bfloat16(), torch.randn(8, 4).bfloat16()
+    torch.testing.assert_close(answers.product(rows, matrix), rows @ matrix)
 
 
 def test_the_rollout_takes_it(products: list[torch.dtype]) -> None:

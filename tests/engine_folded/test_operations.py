@@ -98,7 +98,7 @@ def test_the_fast_lane(
     build: Build, firsts: int, causal: bool, precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scoring, "multiplies_halves_fast", lambda device: True)
-    monkeypatch.setattr("captum_vz._engine.folded.HALF_STEP", 1)  # else up to 63 rows are added to each product
+    monkeypatch.setattr("captum_vz._engine.answers.HALF_STEP", 1)  # else up to 63 rows are added to each product
     counts = [T - source for source in range(T)] if causal else [T] * T
     folded = [count for count in counts if count > H * (1 + count / d)]
     rest = [count for count in counts if count not in folded]
