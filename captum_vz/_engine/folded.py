@@ -104,7 +104,8 @@ class FoldedPairs:
             if shape.norm is not None:
                 streams.append(trace.of(shape.norm.module)[0][:-1])
                 results.append([trace.of(module)[1][:-1] for module in shape.linears])
-                lasts.append([[x[:-1] for x in trace.of(module)] for module in shape.lasts])
+                kept = shape.lasts if self.fast else ()
+                lasts.append([[x[:-1] for x in trace.of(module)] for module in kept])
         assert shape is not None
         answer = torch.cat(answers)
         check_reproduced(answer[:count], self.outputs)
@@ -128,10 +129,9 @@ class FoldedPairs:
                 weight, constant = matrix(module), module(shape.norm.beta[None])
                 assert weight is not None
                 base = (torch.cat(result)[:count] - constant) / scale
-                result = base.new_empty(self.longest, base.shape[1])
-                firsts.append(First(module, weight.to(self.dtype), base, constant, result))
-            differences = [self._last(*one) for one in zip(shape.lasts, *lasts, strict=True)] if self.fast else []
-            self.answers = Answers(shape.norm, firsts, differences)
+                buffer = base.new_empty(self.longest, base.shape[1])
+                firsts.append(First(module, weight.to(self.dtype), base, constant, buffer))
+            self.answers = Answers(shape.norm, firsts, [self._last(*one) for one in zip(kept, *lasts, strict=True)])
         return shape
 
     def _last(self, module: nn.Module, *parts: list[Tensor]) -> Last:
