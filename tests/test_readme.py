@@ -1,7 +1,8 @@
 """Every code block of the README runs, in order, as a reader would run it.
 
 Blocks are python (one session for all of them), bash (`captum-vz` is run; installing is what `.ci/run` does in fresh
-environments, so here the two have only to agree), text (what the block before it prints) and bibtex.
+environments, so here the two have only to agree), text (what the block before it prints), json (lines that are examples
+of a study) and bibtex.
 """
 
 import contextlib
@@ -15,6 +16,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+
+from captum_vz.study import read_jsonl
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -95,6 +98,9 @@ def run_blocks(blocks: list[Block], folder: Path) -> None:
                 printed = run_bash(block, folder)
             case "text":
                 assert_prints(printed, block.code)
+            case "json":
+                (folder / "examples.jsonl").write_text(block.code, "utf-8")
+                assert read_jsonl(folder / "examples.jsonl")
             case "bibtex":
                 whole = block.code.startswith("@") and block.code.count("{") == block.code.count("}")
                 assert whole, f"README.md, line {block.line}: a citation that does not begin with @ or close its braces"
@@ -123,6 +129,7 @@ def test_the_readme_and_ci_run_the_tests_with_one_command() -> None:
         ("```bash\npip install captum-vz==9 && pytest\n```", "which .ci/run does not try"),
         ("```bash\ncaptum-vz no-such-command\n```", "exited with 2"),
         ("```python\nprint(1)\n```\n```text\n2\n```", "but it is"),
+        ("```json\n{\"tokens\": []}\n```", "target is None"),
         ("```bibtex\n@book{half\n```", "a citation that does not"),
         ("```ruby\nputs 1\n```", "line 1: nothing here runs a block of ruby"),
         ("```\nplain\n```", "nothing here runs a block of no language"),
@@ -130,7 +137,7 @@ def test_the_readme_and_ci_run_the_tests_with_one_command() -> None:
     ],
 )
 def test_a_block_that_does_not_hold_is_found(markdown: str, complaint: str, tmp_path: Path) -> None:
-    with pytest.raises((AssertionError, NameError, pytest.fail.Exception), match=re.escape(complaint)):
+    with pytest.raises((AssertionError, NameError, ValueError, pytest.fail.Exception), match=re.escape(complaint)):
         run_blocks(blocks_of(markdown), tmp_path)
 
 
