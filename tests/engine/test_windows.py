@@ -181,10 +181,6 @@ CASES: dict[str, Callable[[], list[Run]]] = {
         all_of,
     ),
     "MaskFormer-Swin": lambda: runs(build("MaskFormerSwinModel", **SWIN), image(12), "attention.self.value", all_of),
-    # One window as large as the image, which the second layer shifts nevertheless: no shape shows that it is one.
-    "MaskFormer-Swin-one-window": lambda: runs(
-        build("MaskFormerSwinModel", **SWIN | ONE_STAGE | {"image_size": 8}), image(8), "attention.self.value", all_of
-    ),
     "SAM": lambda: runs(build("SamVisionModel", **SAM), image(24), "attn.qkv", last_third),
     "SAM-sdpa": lambda: runs(build("SamVisionModel", **SAM, attention="sdpa"), image(24), "attn.qkv", last_third),
     # The second layer has convolutions behind its windows.
