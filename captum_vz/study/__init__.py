@@ -9,12 +9,15 @@ made of is public, for studies of another kind. All but `compare` and the exampl
     encode                   from words to tokens
     METHODS, METRICS         what can be compared, and what it can be judged by
     Scorer                   methods and metrics on a batch of examples; columns in, columns out
+    blimp_examples           the paper's sentences, of BLiMP
+    reproduce, Reproduction  the paper's three evaluations, of any model
     run_study, Study         shard after shard in a folder, and what came out; goes on where it was killed
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from captum_vz.study.blimp import blimp_examples
 from captum_vz.study.comparison import compare
 from captum_vz.study.encoding import BadExample, Encoded, encode
 from captum_vz.study.example import Example, read_jsonl, write_jsonl
@@ -23,6 +26,7 @@ from captum_vz.study.table import Table
 
 if TYPE_CHECKING:
     from captum_vz.study.judging import DEFAULT_METRICS, METRICS, Metric
+    from captum_vz.study.paper import Reproduction, reproduce
     from captum_vz.study.results import Study
     from captum_vz.study.run import run_study
     from captum_vz.study.scorer import Scorer
@@ -37,12 +41,15 @@ __all__ = [
     "Example",
     "Method",
     "Metric",
+    "Reproduction",
     "Scorer",
     "Study",
     "Table",
+    "blimp_examples",
     "compare",
     "encode",
     "read_jsonl",
+    "reproduce",
     "run_study",
     "write_jsonl",
 ]
@@ -52,8 +59,10 @@ _NEED_EXTRA = {
     "DEFAULT_METRICS": "judging",
     "METRICS": "judging",
     "Metric": "judging",
+    "Reproduction": "paper",
     "Scorer": "scorer",
     "Study": "results",
+    "reproduce": "paper",
     "run_study": "run",
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from matplotlib import colormaps
@@ -50,6 +51,78 @@ def draw_summary(summary: DataFrame, metric: str) -> Figure:
         left.set_title(f"{model}, by layer", fontsize=FONT_SIZE + 2).set_parse_math(False)
         right.set_title(f"{model}, last layer", fontsize=FONT_SIZE + 2).set_parse_math(False)
     return figure
+
+
+def draw_faithfulness(summary: DataFrame, paper: Mapping[str, float]) -> Figure:
+    """Draws how faithful each method is to blanking out: for each model bars with intervals, the highest on top.
+
+    Args:
+        summary: As :attr:`Study.summary` has it, with the metric "blank_out"; the group "all" is drawn, of methods with
+            layers the last one.
+        paper: What others have found, by the names of methods; marked beside the bars.
+    """
+    drawn = summary[(summary["metric"] == "blank_out") & (summary["group"] == "all")]
+    models = drawn["model"].unique().tolist()
+    height = 1.1 + 0.2 * drawn["method"].nunique()
+    figure = Figure(figsize=(7, height * len(models)), dpi=150, layout="constrained")
+    panels = figure.subplots(len(models), 1, squeeze=False)[:, 0]
+    for panel, model in zip(panels, models, strict=True):
+        of_model = drawn[drawn["model"] == model]
+        last = of_model.groupby("method", sort=False).tail(1).sort_values("mean", na_position="first")
+        for place, row in enumerate(last.itertuples()):
+            panel.barh(place, row.mean, color=_color(row.method), height=0.7)
+            panel.hlines(place, row.low, row.high, color="black", linewidth=1.2)
+        quoted = [(paper[method], place) for place, method in enumerate(last["method"]) if method in paper]
+        if quoted:
+            panel.scatter(*zip(*quoted, strict=True), marker="D", s=22, facecolor="white", edgecolor="black", zorder=3)
+            label = "the paper's Table 3, pre-trained models of the BERT family (second-hand)"
+            panel.scatter([], [], marker="D", s=22, facecolor="white", edgecolor="black", label=label)
+            panel.legend(fontsize=FONT_SIZE - 1, loc="upper center", bbox_to_anchor=(0.5, -0.14), frameon=False)
+        _name_methods(panel, last["method"])
+        panel.axvline(0, color="black", linewidth=0.8)
+        panel.set_xlabel(METRICS["blank_out"].title, fontsize=FONT_SIZE)
+        panel.set_title(f"{model}, last layer", fontsize=FONT_SIZE + 2).set_parse_math(False)
+    return figure
+
+
+def draw_probing(probing: DataFrame, correlation: DataFrame) -> Figure:
+    """Draws how far each layer compresses the labels, and how that goes with each method's cue alignment.
+
+    Args:
+        probing: ``model``, ``layer``, ``compression``, ``low`` and ``high``.
+        correlation: ``model``, ``method``, ``statistic``, ``low`` and ``high``.
+    """
+    models = probing["model"].unique().tolist()
+    height = 0.9 + 0.2 * correlation["method"].nunique()
+    figure = Figure(figsize=(9, max(2.6, height) * len(models)), dpi=150, layout="constrained")
+    panels = figure.subplots(len(models), 2, squeeze=False)
+    for (left, right), model in zip(panels, models, strict=True):
+        rows = probing[probing["model"] == model]
+        left.plot(rows["layer"], rows["compression"], color="black", linewidth=1.4, marker=".")
+        left.fill_between(rows["layer"], rows["low"], rows["high"], color="black", alpha=0.15, linewidth=0)
+        left.axhline(1, color="0.6", linestyle=":")
+        left.set_xlabel("layer", fontsize=FONT_SIZE)
+        left.set_ylabel("compression (1: nothing to be read)", fontsize=FONT_SIZE)
+        left.xaxis.set_major_locator(MaxNLocator(integer=True))
+        left.tick_params(labelsize=FONT_SIZE)
+        left.set_title(f"{model}, probing", fontsize=FONT_SIZE + 2).set_parse_math(False)
+        of_model = correlation[correlation["model"] == model].sort_values("statistic", na_position="first")
+        for place, row in enumerate(of_model.itertuples()):
+            right.barh(place, row.statistic, color=_color(row.method), height=0.7)
+            right.hlines(place, row.low, row.high, color="black", linewidth=1.2)
+        _name_methods(right, of_model["method"])
+        right.axvline(0, color="black", linewidth=0.8)
+        right.set_xlim(-1.05, 1.05)
+        right.set_xlabel("Spearman of cue alignment and compression over layers", fontsize=FONT_SIZE)
+        right.set_title(f"{model}, with cue alignment", fontsize=FONT_SIZE + 2).set_parse_math(False)
+    return figure
+
+
+def _name_methods(panel: Axes, methods: Sequence[str]) -> None:
+    panel.set_yticks(range(len(methods)), methods, fontsize=FONT_SIZE)
+    panel.tick_params(labelsize=FONT_SIZE)
+    panel.grid(axis="x", alpha=0.3)
+    panel.set_axisbelow(True)
 
 
 def _by_layer(panel: Axes, rows: DataFrame) -> None:

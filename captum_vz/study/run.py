@@ -29,7 +29,7 @@ from captum_vz.study.scorer import Row, Scorer
 Loaded = tuple[Any, Any]
 Source = Loaded | Callable[[], Loaded]
 
-_WEIGHTS: Final = b"captum_vz.weights"
+WEIGHTS: Final = b"captum_vz.weights"
 
 
 def run_study(
@@ -122,7 +122,7 @@ def run_study(
             mine = [shard for shard in own if shard.model == name]
             if not mine:
                 continue
-            with _on_device(source, state.device) as (model, tokenizer):
+            with on_device(source, state.device) as (model, tokenizer):
                 scorer = Scorer(
                     model,
                     tokenizer,
@@ -132,8 +132,8 @@ def run_study(
                     content_only=content_only,
                     removal=removal,
                 )
-                weights = _fingerprint(model, tokenizer)
-                _check_weights(name, weights, [shard.path for shard in shards if shard.model == name])
+                weights = fingerprint(model, tokenizer)
+                check_weights(name, weights, [shard.path for shard in shards if shard.model == name])
                 for shard in mine:
                     rows = scorer.score(examples[shard.start : shard.start + shard_size], bar.update)
                     write_whole(shard.path, _parquet(name, rows, scorer.schema, weights))
@@ -209,7 +209,7 @@ def _check_examples(examples: Sequence[Example]) -> dict[str, Any]:
 
 
 @contextmanager
-def _on_device(source: Source, device: torch.device) -> Iterator[Loaded]:
+def on_device(source: Source, device: torch.device) -> Iterator[Loaded]:
     """A model on the device of this process, for the time of its work."""
     model, tokenizer = source() if callable(source) else source
     before = model.device
@@ -220,7 +220,7 @@ def _on_device(source: Source, device: torch.device) -> Iterator[Loaded]:
         model.to(before)
 
 
-def _fingerprint(model: Any, tokenizer: Any) -> str:
+def fingerprint(model: Any, tokenizer: Any) -> str:
     """A digest of 64 numbers from each of a model's parameters, and of the vocabulary's size."""
     digest = hashlib.sha256(f"{type(model).__name__} {len(tokenizer)}".encode())
     for name, values in model.state_dict().items():
@@ -230,12 +230,12 @@ def _fingerprint(model: Any, tokenizer: Any) -> str:
     return digest.hexdigest()
 
 
-def _check_weights(name: str, weights: str, paths: Sequence[Path]) -> None:
+def check_weights(name: str, weights: str, paths: Sequence[Path]) -> None:
     """See that what is finished was made by the model that goes on."""
     finished = next((path for path in paths if path.exists()), None)
     if finished is None:
         return
-    before = (parquet.read_schema(finished).metadata or {}).get(_WEIGHTS, b"").decode()
+    before = (parquet.read_schema(finished).metadata or {}).get(WEIGHTS, b"").decode()
     if before != weights:
         raise ValueError(
             f"{finished} was made with other weights than those of the model {name!r} now: pass that model, or another "
@@ -244,7 +244,7 @@ def _check_weights(name: str, weights: str, paths: Sequence[Path]) -> None:
 
 
 def _parquet(model: str, rows: Sequence[Row], columns: Any, weights: str) -> bytes:
-    schema = pa.schema([("model", pa.string()), *columns], metadata={_WEIGHTS: weights.encode()})
+    schema = pa.schema([("model", pa.string()), *columns], metadata={WEIGHTS: weights.encode()})
     table = pa.Table.from_pylist([{"model": model} | row for row in rows], schema=schema)
     buffer = pa.BufferOutputStream()
     parquet.write_table(table, buffer, compression="zstd")

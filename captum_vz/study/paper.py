@@ -1,0 +1,346 @@
+"""The three evaluations of Mohebbi et al. 2023, of any model, with all methods."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import Tensor
+
+from captum_vz import find_layers
+from captum_vz.metrics import probing_correlation
+from captum_vz.study._extra import PartialState, pa, parquet, pd
+from captum_vz.study.encoding import BadExample, Encoded, encode, pad
+from captum_vz.study.example import Example
+from captum_vz.study.figures import draw_faithfulness, draw_probing, draw_summary
+from captum_vz.study.files import write_whole
+from captum_vz.study.methods import Batch, check_methods, part_of
+from captum_vz.study.probing import FEWEST, compressions, probe, target_states
+from captum_vz.study.results import ALL, Study
+from captum_vz.study.run import WEIGHTS, Source, check_weights, fingerprint, on_device, run_study
+from captum_vz.study.targets import longest_text
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+#: Spearman's correlation with blank-out in the paper's Table 3 (pre-trained models), as third parties quote it.
+TABLE_3: Final = {
+    "attention-rollout": -0.10,
+    "attention-norm-rollout": 0.19,
+    "alti": 0.17,
+    "value-zeroing-rollout": 0.26,
+}
+
+PROBING: Final = "probing.parquet"
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """What the three evaluations have found: its string is a report in Markdown.
+
+    Attributes:
+        summary: Cue alignment (``cue_dot``, ``cue_ap``) and faithfulness (``blank_out``), as
+            :attr:`Study.summary <captum_vz.study.Study.summary>` has them, of all models.
+        probing: For each ``model`` and ``layer`` the ``compression`` of the labels, its interval (``low``, ``high``),
+            the ``bits`` of all labels and the number of ``examples``.
+        correlation: For each ``model`` and ``method`` with layers the rank correlation of cue alignment with
+            compression over layers, as :class:`~captum_vz.metrics.Correlation` has it.
+        left_out: What could not be done: ``model``, ``what``, ``reason``.
+        skipped: Which examples could not be used, and why, see :attr:`Study.skipped <captum_vz.study.Study.skipped>`.
+    """
+
+    summary: DataFrame
+    probing: DataFrame
+    correlation: DataFrame
+    left_out: DataFrame
+    skipped: DataFrame
+
+    def __str__(self) -> str:
+        """A report in Markdown: for each model a table of all evaluations, and one of cue alignment by layer."""
+        return "\n\n".join(self._report(model) for model in self.summary["model"].unique())
+
+    def _report(self, model: str) -> str:
+        summary = self.summary[(self.summary["model"] == model) & (self.summary["group"] == ALL)]
+        aside = self.left_out[self.left_out["model"] == model]
+        skipped = self.skipped[self.skipped["model"] == model]["example"].nunique()
+        parts = [
+            f"## {model}: {summary['examples'].max()} sentences, {skipped} skipped",
+            "In the last layer, rollouts through all layers; 95 % intervals over sentences." + _SECOND_HAND,
+            self._overview(model, summary),
+            "Cue alignment (dot product) in each layer, of rollouts up to it; and how far the layer's state at the "
+            "target compresses the labels.",
+            self._by_layer(model, summary),
+            *(f"Without {row.what}: {row.reason}" for row in aside.itertuples()),
+        ]
+        return "\n\n".join(parts)
+
+    def _overview(self, model: str, summary: DataFrame) -> str:
+        correlation = self.correlation[self.correlation["model"] == model].set_index("method")
+        rows = []
+        for method, of_method in summary.groupby("method", sort=False):
+            last = of_method.groupby("metric").tail(1).set_index("metric")
+            cells = [_interval(last, metric, "mean") for metric in ("cue_dot", "cue_ap")]
+            cells.append(_interval(correlation, method, "statistic"))
+            cells.append(_interval(last, "blank_out", "mean"))
+            paper = TABLE_3.get(str(method))
+            rows.append([str(method), *cells, "" if paper is None else f"{paper:.2f}"])
+        heads = ["method", "cue, dot product", "cue, average precision", "probing", "blank-out", "paper's blank-out"]
+        return _table(heads, rows)
+
+    def _by_layer(self, model: str, summary: DataFrame) -> str:
+        layered = summary[(summary["metric"] == "cue_dot") & summary["layer"].notna()]
+        layers = sorted(layered["layer"].unique())
+        rows = [
+            [str(method), *(f"{mean:.2f}" for mean in of_method.sort_values("layer")["mean"])]
+            for method, of_method in layered.groupby("method", sort=False)
+        ]
+        probing = self.probing[self.probing["model"] == model].sort_values("layer")
+        if len(probing):
+            rows.append(["*compression*", *(f"{value:.2f}" for value in probing["compression"])])
+        return _table(["method", *map(str, layers)], rows)
+
+
+_SECOND_HAND: Final = (
+    " *probing*: Spearman's correlation of dot product and compression over layers. *blank-out*: Spearman's "
+    "correlation with what blanking out each token does. *paper's blank-out*: its Table 3, for pre-trained models of the BERT "
+    "family, second-hand."
+)
+
+
+def reproduce(
+    models: Mapping[str, Source],
+    examples: Sequence[Example],
+    output: str | Path,
+    methods: Iterable[str] | None = None,
+    *,
+    batch_size: int = 32,
+    shard_size: int = 64,
+    confidence: float = 0.95,
+    resamples: int = 1999,
+    quiet: bool = False,
+) -> Reproduction:
+    """Cue alignment, probing and faithfulness of all methods with models: the evaluations of the paper.
+
+    - Cue alignment: how much of the target's row lies on the cue, and how well it ranks the cue, in each layer and
+      rolled out (:func:`~captum_vz.metrics.cue_dot_product`, :func:`~captum_vz.metrics.cue_average_precision`).
+    - Probing: how far each layer's state at the target compresses the labels
+      (:func:`~captum_vz.metrics.description_length`), and whether the layers that look at the cue are those
+      (:func:`~captum_vz.metrics.probing_correlation`).
+    - Faithfulness: whether the scores rank the tokens as their blanking out does (:func:`~captum_vz.metrics.blank_out`;
+      UNK in their place, the probability of the right form among the two).
+
+    `Mohebbi et al. 2023 <https://aclanthology.org/2023.eacl-main.245>`_, sections 5 to 7. Each model has a folder with
+    its study, which goes on where it was killed, see :func:`~captum_vz.study.run_study`; beside them are the tables
+    (``summary.csv``, ``probing.csv``, ``correlation.csv``, ``left_out.csv``, ``report.md``) and the figures.
+
+    Args:
+        models: As `run_study` takes them. Of one that does not predict words, faithfulness is left out, as are the
+            methods that explain an output; others have a head for masked words or for the next word.
+        examples: With a cue, the two forms of the target and, for probing, a label.
+        output: The folder.
+        methods: Names of :data:`~captum_vz.study.METHODS`. None: all but gradients and flow. What a model does not have
+            is left out of its study, and told of.
+        batch_size: See :func:`~captum_vz.study.run_study`, like the arguments after it.
+        shard_size: How many examples are lost, at most, if a process is killed.
+        confidence: The share of intervals that hold the truth.
+        resamples: How often examples are drawn again for them.
+        quiet: Whether there is no progress bar.
+
+    Returns:
+        Tables, and a report that prints.
+
+    Raises:
+        ValueError: What `run_study` raises; ELECTRA's discriminator, which predicts no words; or no example that a
+            model can use.
+
+    >>> import tempfile
+    >>> from captum_vz.study import Example, reproduce
+    >>> from captum_vz.testbed import agreement_sentences, load_agreement_model
+    >>> examples = [Example.from_record(record) for record in agreement_sentences(4)]
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     found = reproduce({"agreement": load_agreement_model}, examples, folder, ["value-zeroing"], quiet=True)
+    >>> print(found)
+    ## agreement: 4 sentences, 0 skipped
+    ...
+    | value-zeroing | 0...
+    """
+    names = check_methods(methods)
+    folder = Path(output)
+    studies, probings, correlations, left_out = [], [], [], []
+    for name, source in models.items():
+        model, tokenizer = source() if callable(source) else source
+        _refuse_discriminator(name, model)
+        part = folder / re.sub(r"[^\w.-]+", "-", name)
+        first = _first_usable(name, model, tokenizer, examples)
+        usable, refused = _usable(model, tokenizer, first, names)
+        if not usable:
+            raise ValueError(f"no method can explain {name!r}: {next(iter(refused.values()))}")
+        metrics = ["cue_dot", "cue_ap"]
+        if _predicts_words(model, tokenizer, first):
+            metrics.append("blank_out")
+        else:
+            refused["blank-out"] = f"{type(model).__name__} predicts no words."
+        study = run_study(
+            {name: (model, tokenizer)},
+            examples,
+            part,
+            usable,
+            metrics,
+            batch_size=batch_size,
+            shard_size=shard_size,
+            confidence=confidence,
+            resamples=resamples,
+            quiet=quiet,
+        )
+        studies.append(study)
+        labels = _labels(examples, study)
+        kinds = set(labels.values())
+        if len(labels) < FEWEST or len(kinds) < 2:
+            refused["probing"] = (
+                f"{len(labels)} sentences have a label, of {len(kinds)} kinds; it takes {FEWEST}, of 2 kinds."
+            )
+        else:
+            bits = _probed(name, model, tokenizer, labels, study, batch_size)
+            compression = compressions(bits, len(kinds), confidence, resamples)
+            probings.append(compression.assign(model=name))
+            correlations.append(_correlations(study, compression, confidence, resamples).assign(model=name))
+        left_out += [{"model": name, "what": what, "reason": reason} for what, reason in refused.items()]
+    found = Reproduction(
+        summary=pd.concat([study.summary for study in studies], ignore_index=True),
+        probing=_joined(probings, ["model", "layer", "compression", "low", "high", "bits", "examples"]),
+        correlation=_joined(
+            correlations, ["model", "method", "statistic", "low", "high", "examples", "undefined", "layers"]
+        ),
+        left_out=pd.DataFrame(left_out, columns=["model", "what", "reason"]),
+        skipped=pd.concat([study.skipped for study in studies], ignore_index=True),
+    )
+    state = PartialState()
+    if state.is_main_process:
+        _write(folder, found)
+    state.wait_for_everyone()
+    return found
+
+
+def _refuse_discriminator(name: str, model: Any) -> None:
+    """ELECTRA's published checkpoints come in pairs, and the better known one predicts no words."""
+    if "ElectraForPreTraining" in (type(model).__name__, *(model.config.architectures or ())):
+        raise ValueError(
+            f"{name!r} is a discriminator of ELECTRA, which tells replaced words from others and predicts none: pass "
+            "the generator it was trained with, such as 'google/electra-base-generator'."
+        )
+
+
+def _first_usable(name: str, model: Any, tokenizer: Any, examples: Sequence[Example]) -> Encoded:
+    reason = "there are none"
+    for example in examples:
+        try:
+            return encode(tokenizer, example, longest=longest_text(model, tokenizer), needs_cue=True)
+        except BadExample as error:
+            reason = str(error)
+    raise ValueError(f"{name!r} can use none of the {len(examples)} examples: {reason}.")
+
+
+def _usable(model: Any, tokenizer: Any, example: Encoded, methods: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """The methods that this model has, and why it does not have the others."""
+    model = part_of(model)
+    forms = example.forms or (None, None)
+    answers, foils = (None if form is None else [form] for form in forms)
+    inputs = pad(tokenizer, [example], model.device)
+    batch = Batch(model, tokenizer, find_layers(model), inputs, [example.target], answers, foils)
+    usable, refused = [], {}
+    for method in methods:
+        try:
+            batch.rows([method])
+            usable.append(method)
+        except AssertionError as error:  # with which every method of this package refuses a model
+            refused[method] = str(error)
+    return usable, refused
+
+
+@torch.no_grad()
+def _predicts_words(model: Any, tokenizer: Any, example: Encoded) -> bool:
+    """Whether a model gives each token a score for each word of its vocabulary."""
+    model = part_of(model)
+    logits = getattr(model(**pad(tokenizer, [example], model.device)), "logits", None)
+    return isinstance(logits, Tensor) and logits.ndim == 3 and logits.shape[-1] >= len(tokenizer)
+
+
+def _labels(examples: Sequence[Example], study: Study) -> dict[Example, str]:
+    """The examples of a study that have a label and were not skipped, with it."""
+    used = set(study.rows(["example"])["example"])
+    return {example: example.label for example in examples if example.id in used and example.label is not None}
+
+
+def _probed(
+    name: str, model: Any, tokenizer: Any, labels: Mapping[Example, str], study: Study, batch_size: int
+) -> DataFrame:
+    """The bits of each label in each layer, from the study's folder or, if they are not there yet, computed."""
+    model, state = part_of(model), PartialState()
+    path, weights = study.folder / PROBING, fingerprint(model, tokenizer)
+    if state.is_main_process and not path.exists():
+        encoded = [encode(tokenizer, example) for example in labels]
+        with on_device((model, tokenizer), state.device):
+            states = target_states(model, tokenizer, find_layers(model), encoded, batch_size)
+        table = pa.Table.from_pandas(probe(states, list(labels.values())))
+        buffer = pa.BufferOutputStream()
+        parquet.write_table(table.replace_schema_metadata({WEIGHTS: weights.encode()}), buffer)
+        write_whole(path, buffer.getvalue().to_pybytes())
+    state.wait_for_everyone()
+    check_weights(name, weights, [path])
+    return parquet.read_table(path).to_pandas()
+
+
+def _correlations(study: Study, compression: DataFrame, confidence: float, resamples: int) -> DataFrame:
+    """For each method with layers, the correlation of cue alignment with the layers' compression."""
+    rows = study.rows(["example", "method", "layer", "cue_dot"]).dropna(subset="layer")
+    known = compression.set_index("layer")["compression"]
+    found = []
+    for method, of_method in rows.groupby("method", sort=False):
+        alignment = of_method.pivot(index="example", columns="layer", values="cue_dot")
+        if len(alignment.columns) > 1:
+            values = torch.tensor(alignment.to_numpy(dtype="float64"))
+            layers = known.loc[list(alignment.columns)].tolist()
+            correlation = probing_correlation(values, layers, confidence, resamples)
+            found.append({"method": method} | correlation._asdict() | {"layers": len(layers)})
+    return pd.DataFrame(found)
+
+
+def _joined(tables: list[DataFrame], columns: list[str]) -> DataFrame:
+    return pd.concat(tables, ignore_index=True)[columns] if tables else pd.DataFrame(columns=columns)
+
+
+def _write(folder: Path, found: Reproduction) -> None:
+    for name in ("summary", "probing", "correlation", "left_out", "skipped"):
+        write_whole(folder / f"{name}.csv", getattr(found, name).to_csv(index=False).encode())
+    write_whole(folder / "report.md", f"{found}\n".encode())
+    figures = {"cue_dot": draw_summary(found.summary, "cue_dot"), "cue_ap": draw_summary(found.summary, "cue_ap")}
+    if len(found.probing):
+        figures["probing"] = draw_probing(found.probing, found.correlation)
+    if "blank_out" in set(found.summary["metric"]):
+        figures["faithfulness"] = draw_faithfulness(found.summary, TABLE_3)
+    for name, figure in figures.items():
+        picture = io.BytesIO()
+        figure.savefig(picture, format="png")
+        write_whole(folder / f"{name}.png", picture.getvalue())
+
+
+def _interval(rows: DataFrame, name: str, value: str) -> str:
+    """One cell of a table: a number and its interval; nothing if there is none."""
+    if name not in rows.index:
+        return ""
+    row = rows.loc[name]
+    return f"{row[value]:.2f} [{row['low']:.2f}, {row['high']:.2f}]"
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown that can be read as it stands."""
+    lines = [list(heads), *map(list, rows)]
+    widths = [max(len(line[place]) for line in lines) for place in range(len(heads))]
+    cells = [[cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in lines]
+    cells.insert(1, ["-" * width for width in widths])
+    return "\n".join(f"| {' | '.join(line)} |" for line in cells)
