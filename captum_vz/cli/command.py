@@ -16,6 +16,7 @@ from captum_vz import __version__
 from captum_vz.cli.errors import CommandError
 from captum_vz.cli.explanation import METHODS, Explanation, explain
 from captum_vz.cli.models import AGREEMENT, MINILM, load
+from captum_vz.cli.paper import add_paper
 from captum_vz.cli.study import add_study, with_config
 from captum_vz.visualization import draw_maps, terminal_text
 
@@ -88,6 +89,7 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--json", action="store_true", help="print tokens, scores and maps as JSON")
     sub.set_defaults(run=_explain)
     add_study(commands)
+    add_paper(commands)
     return parser
 
 

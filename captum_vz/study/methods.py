@@ -22,6 +22,7 @@ from captum_vz import (
     LayerAttentionNorm,
     PositionAttribution,
     RandomAttribution,
+    Rollout,
     TokenAttribution,
     ValueZeroing,
     ValueZeroingEffect,
@@ -192,6 +193,11 @@ def _rollout(title: str, kind: Callable[..., RolledOut], maps: str) -> Method:
     return Method(title, partial(_joined_rows, kind, maps, True), layered=True, joins=True)
 
 
+def _norm_rollout(model: Any, layers: list[nn.Module]) -> RolledOut:
+    """Norms of what the attention alone sums, to which the residual connection is added as it is to weights."""
+    return Rollout(LayerAttentionNorm(model, layers), residual=0.5)
+
+
 def _captum(title: str, kind: Any, **options: Any) -> Method:
     return Method(title, partial(_gradients, kind, options), slow=True)
 
@@ -203,8 +209,11 @@ METHODS: Final[dict[str, Method]] = {
     "attention": _layers("attention", "attention"),
     "attention-rollout": _rollout("attention rollout", AttentionRollout, "attention"),
     "attention-norm": _layers("attention norm", "attention-norm"),
+    "attention-norm-rollout": _rollout("attention norm, rollout", _norm_rollout, "attention-norm"),
     "globenc": _rollout("GlobEnc", GlobEnc, "encoder-norm"),
+    "globenc-layer": _layers("GlobEnc, a layer", "encoder-norm"),
     "alti": _rollout("ALTI", ALTI, "alti"),
+    "alti-layer": _layers("ALTI, a layer", "alti"),
     "value-zeroing-effect": Method("Value Zeroing's effect", partial(_effects, True)),
     "value-zeroing-effect-layer": Method("Value Zeroing's effect, a layer", partial(_effects, False), layered=True),
     "attention-flow": Method(

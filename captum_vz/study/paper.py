@@ -107,8 +107,8 @@ class Reproduction:
 
 _SECOND_HAND: Final = (
     " *probing*: Spearman's correlation of dot product and compression over layers. *blank-out*: Spearman's "
-    "correlation with what blanking out each token does. *paper's blank-out*: its Table 3, for pre-trained models of the BERT "
-    "family, second-hand."
+    "correlation with what blanking out each token does. *paper's blank-out*: its Table 3, for pre-trained models of "
+    "the BERT family, second-hand."
 )
 
 

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,12 @@ from captum_vz import (
     AttentionRollout,
     GlobEnc,
     HiddenTokenAttribution,
+    LayerALTI,
     LayerAttention,
     LayerAttentionNorm,
     PositionAttribution,
     RandomAttribution,
+    Rollout,
     TokenAttribution,
     ValueZeroing,
     ValueZeroingEffect,
@@ -37,12 +40,15 @@ LAYER_METHODS = {
     "value-zeroing": ValueZeroing,
     "attention": LayerAttention,
     "attention-norm": LayerAttentionNorm,
+    "globenc-layer": partial(LayerAttentionNorm, include="encoder"),
+    "alti-layer": LayerALTI,
 }
 ROLLED_OUT = {
     "value-zeroing-rollout": ValueZeroingRollout,
     "attention-rollout": AttentionRollout,
     "globenc": GlobEnc,
     "alti": ALTI,
+    "attention-norm-rollout": lambda model, layers: Rollout(LayerAttentionNorm(model, layers), residual=0.5),
 }
 
 
@@ -93,9 +99,9 @@ def test_a_decoder_is_explained_at_its_last_token_without_what_it_does_not_have(
     model, tokenizer = decoder
     table = compare(model, tokenizer, "some hat is small.")
     assert table.target == len(table.tokens) - 1
-    assert list(table.refused) == ["globenc"]
+    assert sorted(table.refused) == ["globenc", "globenc-layer"]
     assert "pre-norm" in table.refused["globenc"]
-    assert list(table.scores) == [name for name in DEFAULT_METHODS if name != "globenc"]
+    assert list(table.scores) == [name for name in DEFAULT_METHODS if name not in table.refused]
     first = compare(model, tokenizer, "some hat is small.", target=0)
     for name, column in first.scores.items():
         assert column.tolist() == [1, 0, 0, 0, 0], name  # tokens that come later are not seen

@@ -15,7 +15,7 @@ BLIMP_SEED = 7
 
 
 def write_paradigm(folder: Path, name: str, records: list[Record]) -> None:
-    added = ("masked", "target", "good", "bad", "cue")
+    added = ("masked", "target", "good", "bad", "cue", "label")
     lines = [json.dumps({key: r[key] for key in r if key not in added} | {"UID": name}) for r in records]
     (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
 

@@ -26,7 +26,7 @@ BLIMP_KEYS = {
 }
 ONE_PREFIX_KEYS = {"one_prefix_prefix", "one_prefix_word_good", "one_prefix_word_bad"}
 TWO_PREFIX_KEYS = {"two_prefix_prefix_good", "two_prefix_prefix_bad", "two_prefix_word"}
-OUR_KEYS = {"masked", "target", "good", "bad", "cue"}
+OUR_KEYS = {"masked", "target", "good", "bad", "cue", "label"}
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -63,8 +63,9 @@ def test_no_word_before_the_cue_shows_its_number(records: list[Record]) -> None:
 
 
 def test_both_numbers_come_about_equally_often(records: list[Record]) -> None:
-    plural = sum(is_plural_form(record["good"]) for record in records)
-    assert 240 < plural < 360
+    plural = [is_plural_form(record["good"]) for record in records]
+    assert 240 < sum(plural) < 360
+    assert [record["label"] == "plural" for record in records] == plural
 
 
 def test_records_have_the_keys_of_blimp(records: list[Record]) -> None:
