@@ -17,7 +17,7 @@ from captum_vz.metrics import probing_correlation
 from captum_vz.study._extra import PartialState, pa, parquet, pd
 from captum_vz.study.encoding import BadExample, Encoded, encode, pad
 from captum_vz.study.example import Example
-from captum_vz.study.figures import draw_faithfulness, draw_probing, draw_summary
+from captum_vz.study.figures import draw_faithfulness, draw_probing
 from captum_vz.study.files import write_whole
 from captum_vz.study.methods import Batch, check_methods, part_of
 from captum_vz.study.probing import FEWEST, compressions, probe, target_states
@@ -135,8 +135,9 @@ def reproduce(
       UNK in their place, the probability of the right form among the two).
 
     `Mohebbi et al. 2023 <https://aclanthology.org/2023.eacl-main.245>`_, sections 5 to 7. Each model has a folder with
-    its study, which goes on where it was killed, see :func:`~captum_vz.study.run_study`; beside them are the tables
-    (``summary.csv``, ``probing.csv``, ``correlation.csv``, ``left_out.csv``, ``report.md``) and the figures.
+    its study, with figures by layer, which goes on where it was killed, see :func:`~captum_vz.study.run_study`; beside
+    them are the tables (``summary.csv``, ``probing.csv``, ``correlation.csv``, ``left_out.csv``, ``skipped.csv``), the
+    report (``report.md``), ``probing.png`` and ``faithfulness.png``.
 
     Args:
         models: As `run_study` takes them. Of one that does not predict words, faithfulness is left out, as are the
@@ -318,7 +319,7 @@ def _write(folder: Path, found: Reproduction) -> None:
     for name in ("summary", "probing", "correlation", "left_out", "skipped"):
         write_whole(folder / f"{name}.csv", getattr(found, name).to_csv(index=False).encode())
     write_whole(folder / "report.md", f"{found}\n".encode())
-    figures = {"cue_dot": draw_summary(found.summary, "cue_dot"), "cue_ap": draw_summary(found.summary, "cue_ap")}
+    figures = {}
     if len(found.probing):
         figures["probing"] = draw_probing(found.probing, found.correlation)
     if "blank_out" in set(found.summary["metric"]):

@@ -168,7 +168,8 @@ def agreement_sentences(n: int, seed: int = 0, paradigm: str | None = None) -> l
     The pairs are records in BLiMP's format (Warstadt et al. 2020, https://aclanthology.org/2020.tacl-1.25) with what
     :func:`~captum_vz.testbed.mask_target` adds (``masked``, ``target``, ``good``, ``bad``), ``cue``, a list with the
     position of the word that decides, and ``label``, its number: "singular" or "plural". Words are counted from 0 as
-    :func:`~captum_vz.testbed.split_words` splits them. The cue is the only word in the sentence that does: no determiner or verb beside it shows its number.
+    :func:`~captum_vz.testbed.split_words` splits them. The cue is the only word in the sentence that decides: no
+    determiner or verb beside it shows its number.
 
     Args:
         n: How many pairs.

@@ -1,6 +1,7 @@
 """Examples: what they hold, the files they come from, and that they are the testbed's records under another name."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ def test_what_numpy_and_tables_make_of_an_example_is_understood() -> None:
         "label": np.float32("nan"),  # Ray Data's None
         "good": np.str_(fields["good"]),
     }
-    assert Example.from_dict(as_arrays) == Example.from_record(RECORDS[0])
+    assert Example.from_dict(as_arrays) == replace(Example.from_record(RECORDS[0]), label=None)
 
 
 @pytest.mark.parametrize(

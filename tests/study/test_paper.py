@@ -1,0 +1,158 @@
+"""The paper's evaluations together: their tables are those of the parts, and a second start computes nothing again."""
+
+import re
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from transformers import BertModel
+
+from captum_vz.metrics import description_length, probing_correlation
+from captum_vz.study import Example, Reproduction, Study, encode, reproduce
+from captum_vz.study.encoding import pad
+from captum_vz.study.figures import draw_faithfulness, draw_probing
+from captum_vz.study.paper import TABLE_3
+from captum_vz.study.probing import FEWEST
+from captum_vz.testbed import agreement_sentences
+from tests.study.conftest import Shipped
+
+METHODS = ["value-zeroing", "alti", "random"]
+
+
+@pytest.fixture(scope="module")
+def sentences() -> list[Example]:
+    return [Example.from_record(record) for record in agreement_sentences(FEWEST, seed=8)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("paper") / "out"
+
+
+@pytest.fixture(scope="module")
+def found(shipped: Shipped, sentences: list[Example], folder: Path) -> Reproduction:
+    return reproduce({"agreement": shipped}, sentences, folder, METHODS, resamples=50, quiet=True)
+
+
+def test_cue_alignment_and_faithfulness_are_those_of_the_study(found: Reproduction, folder: Path) -> None:
+    study = Study(folder / "agreement")
+    pd.testing.assert_frame_equal(found.summary, study.summary)
+    assert study.settings["metrics"] == ["cue_dot", "cue_ap", "blank_out"]
+    assert study.settings["removal"] == "unk"
+    whole = found.summary.query("group == 'all'").set_index(["method", "layer", "metric"])
+    # The embedded model has learnt these sentences: its last layer looks at the cue.
+    assert whole.loc[("value-zeroing", 3, "cue_dot"), "mean"] > 0.5 > whole.loc[("value-zeroing", 0, "cue_dot"), "mean"]
+
+
+def test_probing_is_of_what_the_layers_return_at_the_target(
+    found: Reproduction, shipped: Shipped, sentences: list[Example]
+) -> None:
+    model, tokenizer = shipped
+    encoded = [encode(tokenizer, example) for example in sentences]
+    labels = torch.tensor([example.label == "singular" for example in sentences]).long()
+    with torch.no_grad():
+        hidden = model(**pad(tokenizer, encoded), output_hidden_states=True).hidden_states
+    targets = torch.tensor([one.target for one in encoded])
+    for layer in (0, 3):
+        states = hidden[layer + 1][torch.arange(len(targets)), targets]
+        expected = description_length(states, labels)
+        row = found.probing.set_index("layer").loc[layer]
+        # In batches of other sizes, the last digits of float32 differ, and training takes them further.
+        assert row["compression"] == pytest.approx(expected.compression, rel=0.02)
+        assert row["bits"] == pytest.approx(expected.total, rel=0.02)
+        assert row["low"] < row["compression"] < row["high"]
+        assert row["examples"] == FEWEST
+    assert found.probing["compression"].iloc[3] > 2 > found.probing["compression"].iloc[0]
+
+
+def test_its_correlation_is_that_with_each_methods_cue_alignment(found: Reproduction, folder: Path) -> None:
+    rows = Study(folder / "agreement").rows(["example", "method", "layer", "cue_dot"])
+    assert found.correlation["method"].tolist() == METHODS[:2]  # random has no layers
+    for line in found.correlation.itertuples():
+        layers = [rows[(rows["method"] == line.method) & (rows["layer"] == layer)] for layer in range(4)]
+        alignment = torch.tensor([one.sort_values("example")["cue_dot"].tolist() for one in layers]).double().T
+        expected = probing_correlation(alignment, found.probing["compression"].tolist(), resamples=50)
+        assert line.statistic == pytest.approx(expected.statistic)
+        assert (line.examples, line.undefined, line.layers) == (FEWEST, 0, 4)
+
+
+def test_a_second_start_computes_what_is_missing_and_nothing_else(
+    found: Reproduction, shipped: Shipped, sentences: list[Example], folder: Path
+) -> None:
+    parts = [*folder.glob("agreement/shards/*"), folder / "agreement" / "probing.parquet"]
+    before = {path: path.stat().st_mtime_ns for path in parts}
+    parts[0].unlink()
+    again = reproduce({"agreement": lambda: shipped}, sentences, folder, METHODS, resamples=50, quiet=True)
+    assert str(again) == str(found)
+    changed = [path for path in parts if path.stat().st_mtime_ns != before[path]]
+    assert changed == parts[:1]
+
+
+def test_results_of_other_weights_are_not_taken_for_this_models(
+    found: Reproduction, shipped: Shipped, sentences: list[Example], folder: Path
+) -> None:
+    model, tokenizer = shipped
+    other = type(model)(model.config).eval()
+    with pytest.raises(ValueError, match=r"probing\.parquet was made with other weights"):
+        reproduce({"agreement": (other, tokenizer)}, sentences, folder, METHODS, resamples=50, quiet=True)
+
+
+def test_the_report_and_the_files_say_what_was_found(found: Reproduction, folder: Path) -> None:
+    report = (folder / "report.md").read_text("utf-8")
+    assert report == f"{found}\n"
+    assert f"## agreement: {FEWEST} sentences, 0 skipped" in report
+    last = found.summary.query("group == 'all' and layer == 3").set_index(["method", "metric"])
+    cells = [last.loc[("alti", metric)] for metric in ("cue_dot", "cue_ap", "blank_out")]
+    dot, precision, blank = (f"{cell['mean']:.2f} [{cell['low']:.2f}, {cell['high']:.2f}]" for cell in cells)
+    line = next(line for line in report.splitlines() if line.startswith("| alti "))
+    assert re.sub(" +", " ", line).startswith(f"| alti | {dot} | {precision} |")
+    assert f"| {blank} " in line
+    assert line.endswith("| 0.17              |")
+    for name in ("summary", "probing", "correlation"):
+        written = pd.read_csv(folder / f"{name}.csv", dtype={"layer": "Int64"} if name == "summary" else None)
+        pd.testing.assert_frame_equal(written, getattr(found, name))
+    for name in ("agreement/figures/cue_dot", "agreement/figures/cue_ap", "probing", "faithfulness"):
+        assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_figures_show_the_numbers(found: Reproduction) -> None:
+    (panel,) = draw_faithfulness(found.summary, TABLE_3).axes
+    names = [label.get_text() for label in panel.get_yticklabels()]
+    last = found.summary.query("group == 'all' and metric == 'blank_out'").groupby("method").tail(1)
+    means = last.set_index("method")["mean"]
+    assert [bar.get_width() for bar in panel.patches] == pytest.approx(means[names].tolist())
+    assert means[names].is_monotonic_increasing
+    quoted = {names[round(place)]: value for value, place in panel.collections[-2].get_offsets().tolist()}
+    assert quoted == {"alti": TABLE_3["alti"]}
+    left, right = draw_probing(found.probing, found.correlation).axes
+    assert list(left.lines[0].get_ydata()) == pytest.approx(found.probing["compression"].tolist())
+    assert sorted(bar.get_width() for bar in right.patches) == sorted(found.correlation["statistic"])
+
+
+def test_of_a_model_that_predicts_no_words_the_rest_is_done(
+    shipped: Shipped, sentences: list[Example], tmp_path: Path
+) -> None:
+    model, tokenizer = shipped
+    bare = BertModel(model.config).eval()
+    methods = ["value-zeroing", "saliency", "value-zeroing-effect"]
+    found = reproduce({"bare": (bare, tokenizer)}, sentences[:6], tmp_path / "out", methods, resamples=50, quiet=True)
+    assert set(found.summary["metric"]) == {"cue_dot", "cue_ap"}
+    assert set(found.summary["method"]) == {"value-zeroing"}
+    assert found.left_out["what"].tolist() == ["saliency", "value-zeroing-effect", "blank-out", "probing"]
+    report = str(found)
+    assert "Without blank-out: BertModel predicts no words." in report
+    assert "Without saliency: BertModel gives no logits" in report
+    assert f"Without probing: 6 sentences have a label, of 2 kinds; it takes {FEWEST}" in report
+    assert not (tmp_path / "out" / "faithfulness.png").exists()
+
+
+def test_what_cannot_be_done_at_all_is_refused(shipped: Shipped, sentences: list[Example], tmp_path: Path) -> None:
+    cueless = [Example("1", ("it", "[MASK]"), 1, (), "is", "are")]
+    with pytest.raises(ValueError, match="'agreement' can use none of the 1 examples: there is no cue"):
+        reproduce({"agreement": shipped}, cueless, tmp_path / "out", quiet=True)
+    model, tokenizer = shipped
+    bare = BertModel(model.config).eval()
+    with pytest.raises(ValueError, match="no method can explain 'bare': BertModel gives no logits"):
+        reproduce({"bare": (bare, tokenizer)}, sentences, tmp_path / "out", ["saliency"], quiet=True)
+    assert not (tmp_path / "out").exists()

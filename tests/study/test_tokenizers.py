@@ -1,0 +1,172 @@
+"""RoBERTa's and ELECTRA's tokenizers, built here and small: where targets, cues and forms stand among their tokens."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import (
+    ElectraConfig,
+    ElectraForMaskedLM,
+    ElectraForPreTraining,
+    ElectraTokenizerFast,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    RobertaConfig,
+    RobertaForMaskedLM,
+    RobertaTokenizerFast,
+)
+
+from captum_vz.cli import main
+from captum_vz.study import Example, compare, encode, reproduce
+from captum_vz.testbed import agreement_sentences, expand_contractions
+
+RECORDS = agreement_sentences(60, seed=4)
+TEXT = [expand_contractions(record[key]) for record in RECORDS for key in ("sentence_good", "sentence_bad")]
+# "hats" and "weird" are not in the text: they are of several pieces.
+HATS = Example("hats", ("The", "weird", "hats", "[MASK]", "new", "."), 3, (1, 2), "are", "is", text=None)
+
+
+@pytest.fixture(scope="module")
+def roberta() -> RobertaTokenizerFast:
+    """Byte-level BPE: a space belongs to the word after it, and the mask takes in the space before it."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    special = ["<s>", "<pad>", "</s>", "<unk>"]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=900, special_tokens=special, initial_alphabet=alphabet)
+    tokenizer.train_from_iterator(TEXT, trainer)
+    tokenizer.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0), add_prefix_space=False)
+    tokenizer.add_special_tokens([AddedToken("<mask>", lstrip=True, special=True)])
+    return RobertaTokenizerFast(tokenizer_object=tokenizer)
+
+
+@pytest.fixture(scope="module")
+def electra() -> ElectraTokenizerFast:
+    """WordPiece, in lower case, as BERT has it."""
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    tokenizer.train_from_iterator(TEXT, trainers.WordPieceTrainer(vocab_size=700, special_tokens=special))
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    return ElectraTokenizerFast(tokenizer_object=tokenizer)
+
+
+@pytest.fixture(scope="module")
+def folders(
+    roberta: RobertaTokenizerFast, electra: ElectraTokenizerFast, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, str]:
+    """Small models with random weights, saved as published ones are."""
+    size = {"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 16, "intermediate_size": 16}
+    torch.manual_seed(0)
+    config = ElectraConfig(vocab_size=len(electra), embedding_size=8, **size)
+    saved: dict[str, tuple[PreTrainedModel, PreTrainedTokenizerFast]] = {
+        "roberta": (RobertaForMaskedLM(RobertaConfig(vocab_size=len(roberta), pad_token_id=1, **size)), roberta),
+        "generator": (ElectraForMaskedLM(config), electra),
+        "discriminator": (ElectraForPreTraining(config), electra),
+    }
+    paths = {}
+    for name, (model, tokenizer) in saved.items():
+        paths[name] = str(tmp_path_factory.mktemp(name))
+        model.save_pretrained(paths[name])
+        tokenizer.save_pretrained(paths[name])
+    return paths
+
+
+def test_robertas_mask_takes_in_the_space_before_it(roberta: RobertaTokenizerFast) -> None:
+    encoded = encode(roberta, HATS)
+    tokens = roberta.convert_ids_to_tokens(list(encoded.ids))
+    assert (tokens[0], tokens[-1]) == ("<s>", "</s>")
+    assert tokens[encoded.target - 1 : encoded.target + 2] == [tokens[encoded.target - 1], "<mask>", "Ġnew"]
+    assert tokens.count("<mask>") == 1
+    assert "Ġ" not in tokens[: encoded.target]
+    written = encode(roberta, replace(HATS, words=(*HATS.words[:3], "are", *HATS.words[4:])))
+    # The sentence with the word in its place has the same tokens around it, and there the word is the form's token.
+    assert written.target == encoded.target
+    assert encoded.forms is not None
+    assert written.ids[written.target] == encoded.forms[0]
+    assert (written.ids[: written.target], written.ids[written.target + 1 :]) == (
+        encoded.ids[: encoded.target],
+        encoded.ids[encoded.target + 1 :],
+    )
+
+
+def test_robertas_forms_have_the_space_before_them(roberta: RobertaTokenizerFast) -> None:
+    encoded = encode(roberta, HATS)
+    assert roberta.convert_ids_to_tokens(list(encoded.forms or ())) == ["Ġare", "Ġis"]
+    assert roberta.convert_tokens_to_ids(["are", "is"]) != list(encoded.forms or ())
+
+
+def test_electras_forms_are_words(electra: ElectraTokenizerFast) -> None:
+    encoded = encode(electra, HATS)
+    tokens = electra.convert_ids_to_tokens(list(encoded.ids))
+    assert (tokens[0], tokens[encoded.target], tokens[-1]) == ("[CLS]", "[MASK]", "[SEP]")
+    assert electra.convert_ids_to_tokens(list(encoded.forms or ())) == ["are", "is"]
+
+
+@pytest.mark.parametrize("kind", ["roberta", "electra"])
+def test_a_cue_of_several_pieces_stands_at_its_first(kind: str, request: pytest.FixtureRequest) -> None:
+    tokenizer = request.getfixturevalue(kind)
+    encoded = encode(tokenizer, HATS)
+    tokens = [token.removeprefix("Ġ") for token in tokenizer.convert_ids_to_tokens(list(encoded.ids))]
+    weird, hats = encoded.cue
+    assert hats - weird > 1  # "weird" is of several pieces,
+    assert encoded.target - hats > 1  # and so is "hats"
+    assert "".join(token.removeprefix("##") for token in tokens[weird:hats]) == "weird"
+    assert "".join(token.removeprefix("##") for token in tokens[hats : encoded.target]) == "hats"
+
+
+@pytest.mark.parametrize("kind", ["roberta", "electra"])
+def test_all_of_the_grammar_is_found(kind: str, request: pytest.FixtureRequest) -> None:
+    tokenizer = request.getfixturevalue(kind)
+    for record in RECORDS:
+        encoded = encode(tokenizer, Example.from_record(record))
+        assert encoded.ids[encoded.target] == tokenizer.mask_token_id
+        (cue,) = encoded.cue
+        first = tokenizer.convert_ids_to_tokens(encoded.ids[cue]).removeprefix("Ġ")
+        assert record["masked"].split()[record["cue"][0]].lower().startswith(first.lower())
+
+
+@pytest.mark.parametrize("kind", ["roberta", "generator"])
+def test_the_papers_evaluations_run(
+    kind: str, folders: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["paper", "--generated", "12", "--model", folders[kind], "--output", str(tmp_path / "out")]
+    assert main([*command, "--methods", "value-zeroing", "value-zeroing-rollout", "random"]) == 0
+    out = capsys.readouterr().out
+    used, skipped = map(int, re.findall(r": (\d+) sentences, (\d+) skipped", out)[0])
+    assert used + skipped == 12  # those with a form of several pieces are skipped
+    assert used >= 9
+    values = next(line for line in out.splitlines() if line.startswith("| value-zeroing-rollout"))
+    cells = [cell.strip() for cell in values.strip("|").split("|")]
+    assert all(cells[place] for place in (1, 2, 4))  # both of cue alignment, and blank-out
+    assert cells[5] == "0.26"
+
+
+def test_electras_discriminator_is_refused(
+    folders: dict[str, str], electra: ElectraTokenizerFast, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = ["--output", str(tmp_path / "out"), "--quiet"]
+    assert main(["paper", "--generated", "3", "--model", folders["discriminator"], *output]) == 2
+    line = capsys.readouterr().err
+    assert "is a discriminator of ELECTRA" in line
+    assert "such as 'google/electra-base-generator'" in line
+    # With a head for words, which its weights do not hold, it would predict at random.
+    with_head = ElectraForMaskedLM.from_pretrained(folders["discriminator"])
+    whole = ElectraForPreTraining.from_pretrained(folders["discriminator"])
+    for model in (with_head, whole):
+        with pytest.raises(ValueError, match="is a discriminator of ELECTRA"):
+            reproduce({"electra": (model.eval(), electra)}, [HATS], tmp_path / "out", quiet=True)
+    assert not (tmp_path / "out").exists()
+
+
+def test_one_text_is_compared(folders: dict[str, str], roberta: RobertaTokenizerFast) -> None:
+    model = RobertaForMaskedLM.from_pretrained(folders["roberta"]).eval()
+    table = compare(model, roberta, "Our girls beside the lake respect [MASK].", ["value-zeroing", "saliency"])
+    assert " ".join(table.tokens) == "<s> Our girls beside the lake respect <mask> . </s>"
+    assert table.target == 7
