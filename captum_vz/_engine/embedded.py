@@ -1,57 +1,38 @@
-"""The token vectors that a model starts from, to differentiate its layers by."""
+"""The token vectors that a stack of layers starts from, to differentiate the layers by."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from threading import get_ident
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
+from torch.nn.modules.module import register_module_forward_pre_hook
 
-# What to put in the place of vectors that were found.
-Take = Callable[[Tensor], Tensor]
+# What to put in the place of vectors that were found; the text says who has them.
+Take = Callable[[str, Any], Any]
+
+ADVICE = "pass the module that returns the vectors as `embeddings`, such as model.get_input_embeddings()"
 
 
 class Embedded:
-    """One call of a forward function, in which the vectors of its tokens `(batch, tokens, d)` are a leaf of the graph.
+    """One call of a forward function, in which the vectors of its tokens are a leaf of the graph.
 
-    They are what `module` returns; or what `inputs` begins with, if these are vectors; or what the model looks up for
-    the ids that they begin with: it is seen when it is looked up, so that the module that does it need not be known.
-
-    Attributes:
-        inputs: What to call it with in place of the user's inputs.
+    They are what `module` returns, `(batch, tokens, d)`; if it is None, what goes into the first layer of the stack
+    that `layers` are part of, with the axes in that layer's order.
     """
 
-    def __init__(self, forward_func: Callable[..., Any], inputs: Any, module: nn.Module | None) -> None:
+    def __init__(self, forward_func: Callable[..., Any], layers: Sequence[nn.Module], module: nn.Module | None) -> None:
         self.forward_func = forward_func
-        self.inputs = inputs
         self._vectors: Tensor | None = None
-        self._finding: AbstractContextManager[Any] = nullcontext()
-        if module is not None:
-            self._finding = _returned_by(module, self._take)
-            return
-        key, first = _first(inputs)
-        if not isinstance(first, Tensor):
-            return  # whoever makes the call says what is wrong with it
-        vectors = first.is_floating_point()
-        assert first.dim() == 2 + vectors, (
-            f"inputs begins with {first.dtype} {tuple(first.shape)}: pass token ids (batch, tokens), or vectors "
-            "(batch, tokens, d) for a forward_func that takes them. For other inputs (images, sound), pass the module "
-            "that makes vectors of them as `embeddings`."
-        )
-        if not vectors:
-            self._finding = _LookedUp(first, self._take)
-            return
-        with torch.enable_grad():
-            leaf = self._take(first)
-        if isinstance(inputs, Mapping):
-            self.inputs = {**inputs, key: leaf}
+        if module is None:
+            self._finding = _given_to_first(layers, self._take)
+            self._source = f"a module that holds its stack, and no other {type(layers[0]).__name__} before that"
         else:
-            self.inputs = (leaf, *inputs[1:]) if isinstance(inputs, tuple) else leaf
+            self._finding = _returned_by(module, self._take)
+            self._source = f"the {type(module).__name__} that is passed as `embeddings`"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the forward function with gradients, whatever the caller has switched off."""
@@ -62,51 +43,21 @@ class Embedded:
     def vectors(self) -> Tensor:
         """The leaf, once it was found."""
         assert self._vectors is not None, (
-            "forward_func looked up no vectors for the token ids that inputs begins with: looked for a call of "
-            "torch.nn.functional.embedding with these ids, in this thread (DataParallel runs others: pass the module "
-            "that it wraps). Pass the module whose output the vectors are as `embeddings`, and see that it runs."
+            "forward_func ran a layer, but not before it, in this thread (DataParallel runs others: pass the module "
+            f"that it wraps), {self._source}: {ADVICE}, and see that it runs first."
         )
         return self._vectors
 
-    def _take(self, vectors: Tensor) -> Tensor:
+    def _take(self, who: str, vectors: Any) -> Any:
         """Make vectors the leaf, if they are the first, and give what goes on in their place."""
         if self._vectors is not None:
             return vectors
-        assert isinstance(vectors, Tensor) and vectors.dim() == 3, (
-            f"embeddings returned {tuple(vectors.shape) if isinstance(vectors, Tensor) else type(vectors).__name__}: "
-            "pass a module that returns vectors (batch, tokens, d)."
+        found = f"{vectors.dtype} {tuple(vectors.shape)}" if isinstance(vectors, Tensor) else type(vectors).__name__
+        assert isinstance(vectors, Tensor) and vectors.dim() == 3 and vectors.is_floating_point(), (
+            f"{who} {found}, which is not one vector a token (batch, tokens, d): {ADVICE}."
         )
         self._vectors = vectors.detach().requires_grad_()
         return self._vectors.clone()  # a model may write into it
-
-
-def _first(inputs: Any) -> tuple[str, Any]:
-    if not isinstance(inputs, Mapping):
-        return "", inputs[0] if isinstance(inputs, tuple) and inputs else inputs
-    for key in ("inputs_embeds", "input_ids"):
-        if isinstance(inputs.get(key), Tensor):
-            return key, inputs[key]
-    raise AssertionError(
-        f"inputs holds {', '.join(map(repr, inputs))}, but neither input_ids nor inputs_embeds: pass the module whose "
-        "output the tokens' vectors are as `embeddings`."
-    )
-
-
-class _LookedUp(TorchFunctionMode):
-    """Finds what is looked up for `ids` in a `with` block, in this thread. Nothing is registered with the model."""
-
-    def __init__(self, ids: Tensor, take: Take) -> None:
-        super().__init__()
-        self.ids = ids
-        self.take = take
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if func is not F.embedding or args[0].shape != self.ids.shape:
-            return result
-        return self.take(result) if torch.equal(args[0], self.ids.to(args[0].device)) else result
 
 
 @contextmanager
@@ -115,7 +66,61 @@ def _returned_by(module: nn.Module, take: Take) -> Iterator[None]:
     thread = get_ident()
 
     def replace(module: nn.Module, args: Any, output: Any) -> Any:
-        return take(output) if get_ident() == thread else None
+        return take("embeddings returned", output) if get_ident() == thread else None
 
     with module.register_forward_hook(replace):
         yield
+
+
+@contextmanager
+def _given_to_first(layers: Sequence[nn.Module], take: Take) -> Iterator[None]:
+    """Finds what the first layer of a stack is given in a `with` block, in this thread.
+
+    Which model a function runs is not known: the first module to run that holds a layer of the stack shows the others.
+    """
+    thread = get_ident()
+    shown = False
+
+    # Hooks are called by all threads. One that comes while another thread puts a hook on may call it without kwargs.
+    def replace(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
+        if get_ident() != thread:
+            return None
+        who, named = f"The first layer, a {type(module).__name__}, was given", kwargs or {}
+        if args:
+            return (take(who, args[0]), *args[1:]), named
+        return args, {name: take(who, x) if place == 0 else x for place, (name, x) in enumerate(named.items())}
+
+    def look(module: nn.Module, args: Any) -> None:
+        nonlocal shown
+        if shown or get_ident() != thread:
+            return
+        alone = type(module) is type(layers[0])  # layers that a function calls by hand: which is the first, none shows
+        shown = alone or layers[0] in module.modules()
+        if shown and not alone:
+            hooks.enter_context(_first(module, layers).register_forward_pre_hook(replace, with_kwargs=True))
+
+    with ExitStack() as hooks:
+        hooks.enter_context(register_module_forward_pre_hook(look))
+        yield
+
+
+def _first(model: nn.Module, layers: Sequence[nn.Module]) -> nn.Module:
+    """The first layer of a stack, which is all that the outermost list of modules holds in which `layers` are."""
+    stack = next((one for one in _lists(model) if layers[0] in one.modules()), model)
+    kind = type(layers[0])
+    elsewhere = set(model.modules()) - set(stack.modules())
+    assert elsewhere.isdisjoint(layers), (
+        "layer lists layers of several stacks, each of which starts from vectors of its own: pass those of one, or "
+        f"{ADVICE}."
+    )
+    alike = [module for module in stack.modules() if type(module) is kind]
+    above = [one for one in _lists(stack) if alike[0] in one.modules()]
+    assert (above or len(alike) == 1) and all(alike[0] in next(one.children()).modules() for one in above), (
+        f"{type(model).__name__} does not show which layer of the stack is the first: looked for a ModuleList or "
+        f"Sequential that begins with a {kind.__name__}, as the first of `layer` is; {ADVICE}."
+    )
+    return alike[0]
+
+
+def _lists(model: nn.Module) -> list[nn.Module]:
+    return [module for module in model.modules() if isinstance(module, (nn.ModuleList, nn.Sequential))]

@@ -19,15 +19,15 @@ from captum_vz.functional import widen
 
 
 class HiddenTokenAttribution(LayerMaps):
-    r"""How strongly each output *token* of a layer answers to small changes of each token's embedding.
+    r"""How strongly each output *token* of a layer answers to small changes of what the stack is given for each token.
 
-    .. math:: C^l_{ij} = \Big\lVert \frac{\partial h^l_i}{\partial x_j} \Big\rVert_F, \qquad
+    .. math:: C^l_{ij} = \Big\lVert \frac{\partial h^l_i}{\partial x^0_j} \Big\rVert_F, \qquad
         \hat C^l_{ij} = C^l_{ij} \big/ \textstyle\sum_k C^l_{ik}
 
-    where :math:`h^l_i` is the output of layer l at token i and :math:`x_j` the vector that is looked up for token j.
-    Positions that are added to it make no difference to the derivative, but a norm of their sum does (BERT): pass
-    `embeddings` for an x behind it. `Brunner et al. 2020 <https://openreview.net/forum?id=BJg1f6EFDB>`_, section 5.
-    Unlike the other maps of a layer this one goes through all layers below, as a rollout does.
+    where :math:`h^l_i` is the output of layer l at token i and :math:`x^0_j` what goes into the first layer at token j:
+    for BERT the normed sum of word, position and token type, for a vision model its patches. `Brunner et al. 2020
+    <https://openreview.net/forum?id=BJg1f6EFDB>`_, section 5. Unlike the other maps of a layer this one goes through
+    all layers below, as a rollout does.
 
     The exact map costs d backward passes a row, as many as the layer is wide, of which several are run at once; all
     examples of a batch share them. With `probes`, they are that many: for g of independent standard normal numbers,
@@ -35,24 +35,23 @@ class HiddenTokenAttribution(LayerMaps):
     deviation is at most :math:`\sqrt{2 / n}` for n probes (that of C half of it), and smaller the more directions the
     Jacobian has that matter.
 
-    `target` names an output token, never a class, and costs one row in place of all. With `feature_mask`, x is all
-    vectors of a group together. Gradients are computed also where the caller has switched them off, none of them for
-    parameters, and in the precision of the model. The arguments of `attribute`, what comes back and what is raised are
-    described in :class:`~captum_vz.attr.LayerMaps`, but for two: without `embeddings`, `inputs` begins with token ids
-    `(batch, tokens)` or vectors `(batch, tokens, d)` (in a mapping: `input_ids` or `inputs_embeds`); and at most
-    `perturbations_per_eval` backward passes are run at once (with 1, the model's backward pass need not know how to be
-    batched). For the layers of a decoder that reads an encoder, the
-    sources are the encoder's tokens, if its ids come first.
+    `target` names an output token, never a class, and costs one row in place of all. With `feature_mask`,
+    :math:`x^0` is all vectors of a group together. Gradients are computed also where the caller has switched them off,
+    none of them for parameters, and in the precision of the model. The arguments of `attribute`, what comes back and
+    what is raised are described in :class:`~captum_vz.attr.LayerMaps`, but for one: at most `perturbations_per_eval`
+    backward passes are run at once (with 1, the model's backward pass need not know how to be batched).
 
     Args:
         forward_func: See :class:`~captum_vz.attr.LayerMaps`, like `layer`; it runs in one thread, on one device.
         device_ids: Of no use here.
-        embeddings: The module whose output `(batch, tokens, d)` x is, such as `model.bert.embeddings` for the sum of
-            words, positions and token types as it goes into the first layer. None: what is looked up for the ids, or
-            what `inputs` holds in place of ids.
+        embeddings: The module whose output `(batch, tokens, d)` takes the place of :math:`x^0`, and whose tokens are
+            the columns: `model.get_input_embeddings()` for the words alone, `model.get_encoder().embed_tokens` for
+            what the layers of a decoder draw on the tokens of its encoder. None: :math:`x^0` itself, of the stack that
+            `layer` belongs to (of a decoder, its own tokens): the list of modules that holds `layer`, which has to
+            begin with a layer of the same class.
         probes: None: exact; a number: estimated with so many probes a row, the same for all rows and examples.
         seed: Of the probes; estimates with the same one are the same.
-        normalize: False gives the norms themselves, of x as it is looked up: some models multiply it by a constant.
+        normalize: False gives the norms themselves.
 
     >>> from captum_vz import HiddenTokenAttribution, find_layers
     >>> from captum_vz.testbed import load_agreement_model
@@ -99,10 +98,10 @@ class HiddenTokenAttribution(LayerMaps):
             f"{self.get_name()} needs gradients, which torch.inference_mode() rules out: use torch.no_grad() instead."
         )
         call = copy(self)
-        call._embedded = call.forward_func = Embedded(self.forward_func, inputs, self.embeddings)
+        call._embedded = call.forward_func = Embedded(self.forward_func, layers, self.embeddings)
         return super(HiddenTokenAttribution, call)._maps(
             layers,
-            call._embedded.inputs,
+            inputs,
             target,
             additional_forward_args,
             feature_mask,
@@ -131,26 +130,35 @@ class HiddenTokenAttribution(LayerMaps):
             "above 65504: load the model in bfloat16 or float32, and check its weights and inputs."
         )
         assert output.requires_grad, (
-            f"The output of {name} does not depend on the embeddings by any gradient: forward_func must not switch "
-            "gradients off (torch.no_grad, detach)."
+            f"The output of {name} does not depend on the vectors by any gradient: forward_func must not switch "
+            "gradients off (torch.no_grad, detach), and the layer has to come behind what they were taken from."
+        )
+        # What went into the first layer has its axes in that layer's order.
+        tokens_first = call.sequence_first and self.embeddings is None
+        size = (vectors.transpose(0, 1) if tokens_first else vectors).shape[:2]
+        assert groups is None or groups.shape == size, (
+            f"feature_mask is one of {groups.shape[1]} tokens, those that the layer's attention sees, but the map has "
+            f"columns for the {size[1]} tokens of `embeddings` or of the first layer: leave feature_mask out."
         )
         if rows is None:
             rows = torch.arange(valid.shape[1], device=valid.device).expand_as(valid)
-        squares = self._squares(call.batch_first(output), vectors, rows, at_most)
+        squares = self._squares(call.batch_first(output), vectors, tokens_first, rows, at_most)
         squares = squares * valid.gather(1, rows)[:, :, None]
-        if sources.shape == vectors.shape[:2]:
+        if sources.shape == size:
             squares = squares * sources[:, None]
         if groups is not None:
             pooled = squares.new_zeros(*squares.shape[:2], int(groups.max()) + 1)
             squares = pooled.scatter_add(2, groups[:, None].expand_as(squares), squares)
         return squares.sqrt()
 
-    def _squares(self, hidden: Tensor, vectors: Tensor, rows: Tensor, at_most: int | None) -> Tensor:
+    def _squares(
+        self, hidden: Tensor, vectors: Tensor, tokens_first: bool, rows: Tensor, at_most: int | None
+    ) -> Tensor:
         """The squared Frobenius norms of the Jacobians `(batch, row, in)`: a backward pass a row and direction."""
         batch, _, width = hidden.shape
         directions = torch.eye(width) if self.probes is None else self._probes(width)
         directions = directions.to(hidden)
-        squares = widen(vectors.new_zeros(batch, rows.shape[1], vectors.shape[1]))
+        squares = widen(vectors.new_zeros(batch, rows.shape[1], vectors.shape[not tokens_first]))
         example = torch.arange(batch, device=rows.device)
         at_once = at_most or fitting(hidden, hidden.numel() + vectors.numel())
         for passes in torch.arange(rows.shape[1] * len(directions), device=rows.device).split(at_once):
@@ -169,8 +177,8 @@ class HiddenTokenAttribution(LayerMaps):
                 is_grads_batched=many,
                 materialize_grads=True,
             )
-            found = widen(found).square().sum(-1)
-            squares.index_add_(1, row, found.transpose(0, 1) if many else found[:, None])
+            found = widen(found if many else found[None]).square().sum(-1)
+            squares.index_add_(1, row, (found.mT if tokens_first else found).transpose(0, 1))
         return squares / (1 if self.probes is None else self.probes)
 
     def _probes(self, width: int) -> Tensor:

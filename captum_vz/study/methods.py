@@ -174,14 +174,15 @@ def _question(batch: Batch) -> tuple[Tensor, Tensor | None, Tensor | None]:
     return answers, foils, position
 
 
-#: The layer methods that others are made of.
+#: The layer methods that others are made of. With 64 probes the relative standard deviation of a score is at most about
+#: half of sqrt(2 / 64), or 0.09.
 MAPS: Final[dict[str, Callable[..., LayerMaps]]] = {
     "value-zeroing": ValueZeroing,
     "attention": LayerAttention,
     "attention-norm": LayerAttentionNorm,
     "encoder-norm": partial(LayerAttentionNorm, include="encoder"),
     "alti": LayerALTI,
-    "hidden-token-attribution": partial(HiddenTokenAttribution, probes=64),  # an eighth off, at most, a score
+    "hidden-token-attribution": partial(HiddenTokenAttribution, probes=64),
 }
 
 

@@ -95,10 +95,7 @@ class Configuration:
         return lambda *values: self.case.model(**dict(zip(names, values, strict=True)))
 
     def build(self, forward_func: Callable[..., Any] | None = None) -> Any:
-        options = self.options
-        if self.method is HiddenTokenAttribution and "pixel_values" in self.case.inputs:
-            options = {"embeddings": self.case.model.embeddings, **options}  # patches have no ids
-        return self.method(forward_func or self.forward_func, self.layer, **options)
+        return self.method(forward_func or self.forward_func, self.layer, **self.options)
 
     def run(self, **keywords: Any) -> Any:
         return self.build().attribute(**self.arguments, **self.attribute, **keywords)

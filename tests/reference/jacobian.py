@@ -2,45 +2,59 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from math import sqrt
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from tests.reference.case import Case
 from tests.reference.naive import hidden_states
 
 
+def given_to_first(case: Case, act: Callable[[Tensor], Tensor | None]) -> RemovableHandle:
+    """Calls `act` on what goes into the first layer, where a pass comes to it first; its answer goes in instead."""
+    runs: list[nn.Module] = []
+
+    def before(layer: nn.Module, args: tuple[Any, ...]) -> Any:
+        runs.append(layer)
+        answer = act(args[0]) if len(runs) == 1 else None
+        return None if answer is None else (answer, *args[1:])
+
+    return case.layers[0].register_forward_pre_hook(before)
+
+
 def layer_outputs(case: Case, vectors: Tensor, module: nn.Module | None = None) -> list[Tensor]:
-    """What each layer returns when the tokens' vectors are these: in place of the ids, or of what a module returned."""
+    """What each layer returns when these vectors are given to the first, or in place of what a module returned."""
     outputs: list[Tensor] = []
 
     def keep(layer: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         outputs.append(hidden_states(output))
 
-    inputs = dict(case.inputs)
     with ExitStack() as hooks:
         for layer in case.layers:
             hooks.enter_context(layer.register_forward_hook(keep))
         if module is None:
-            del inputs["input_ids"]
-            case.model(inputs_embeds=vectors, **inputs)
+            hooks.enter_context(given_to_first(case, lambda _: vectors))
         else:
             hooks.enter_context(module.register_forward_hook(lambda *_: vectors))
-            case.model(**inputs)
+        case.model(**case.inputs)
     return outputs
 
 
 def vectors_of(case: Case, module: nn.Module | None = None) -> Tensor:
-    """The tokens' vectors in the clean pass."""
-    if module is None:
-        return case.model.get_input_embeddings()(case.inputs["input_ids"]).detach()
+    """The tokens' vectors in the clean pass: what goes into the first layer, or what a module returns."""
     seen: list[Tensor] = []
-    with torch.no_grad(), module.register_forward_hook(lambda module, args, output: seen.append(output)):
+    if module is None:
+        hook = given_to_first(case, seen.append)
+    else:
+        hook = module.register_forward_hook(lambda module, args, output: seen.append(output))
+    with torch.no_grad(), hook:
         case.model(**case.inputs)
-    return seen[0]
+    return seen[0].clone()
 
 
 def naive_jacobian_norms(case: Case, module: nn.Module | None = None) -> list[Tensor]:
