@@ -1,7 +1,8 @@
-"""Whether each layer is given what the one before it returned, or whether anything else ran between them.
+"""Whether anything mixes the tokens of a stack but the attention of its layers.
 
 A rollout multiplies the maps of layers that follow each other. Another mixer between two of them (the recurrent layers
-of a hybrid model), or a layer that was left out, has a share in what a token draws on that no map shows.
+of a hybrid model), or a layer that was left out, has a share in what a token draws on that no map shows; so has a mixer
+beside the attention in a layer itself (a recurrent one, a convolution).
 """
 
 from __future__ import annotations
@@ -12,21 +13,27 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 import torch
-from torch import Tensor
-from torch.utils._pytree import tree_leaves
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
 
-from captum_vz._engine.recording import Recording, first_tensor
+from captum_vz._engine.interface import Attend, Listener, listening
+from captum_vz._engine.precision import without_caches
+from captum_vz._engine.recording import AttentionCall, Recording, first_tensor
+from captum_vz._engine.replay import bare
 
 
 class Gaps:
-    """Pairs of layers that ran one after the other, the second on something else than what the first returned.
+    """Where a stack mixes its tokens by anything but attention.
 
     Attributes:
-        pairs: Their indices, each pair once, in the order in which they ran.
+        pairs: The layers that ran one after the other, the second on something else than what the first returned: their
+            indices, each pair once, in the order in which they ran.
+        mixers: The layers that mix their tokens by more than their attention.
     """
 
     def __init__(self) -> None:
         self.pairs: list[tuple[int, int]] = []
+        self.mixers: list[int] = []
         # By device where replicas of a model run side by side.
         self._before: dict[torch.device | None, tuple[int, Tensor]] = {}
         self._lock = threading.Lock()
@@ -36,8 +43,11 @@ class Gaps:
         output = first_tensor(recording.output)
         if output is None:
             return
+        mixes = _mixes(recording, output)
         place = output.device if getattr(recording.layer, "_is_replica", False) else None
         with self._lock:
+            if mixes and index not in self.mixers:
+                self.mixers.append(index)
             before = self._before.get(place)
             # A copy, for models go on to write into their tensors.
             self._before[place] = index, output.clone()
@@ -45,6 +55,49 @@ class Gaps:
                 _same(x, before[1]) for x in tree_leaves((recording.args, recording.kwargs))
             ):
                 self.pairs = list(dict.fromkeys([*self.pairs, (before[0], index)]))
+
+
+def _mixes(recording: Recording, output: Tensor) -> bool:
+    """Whether other tokens than one depend on it when all attention is answered as in the clean pass.
+
+    Seen by NaN in its place. Not asked of layers whose attention cannot be answered, being inline or in parts.
+    """
+    calls = recording.calls
+    arguments = without_caches((recording.args, recording.kwargs))
+    hidden = next((x for x in tree_leaves(arguments) if isinstance(x, Tensor) and x.is_floating_point()), None)
+    known = bool(calls) and all(call.context is not None and call.parts == 1 for call in calls)
+    if not known or hidden is None or hidden.shape != output.shape or hidden.dim() != 3:
+        return False
+    axis = 0 if calls[0].sequence_first else 1
+    token = (hidden.shape[axis] - 1) // 2
+    marked = hidden.clone()
+    marked.select(axis, token).fill_(torch.nan)
+    args, kwargs = tree_map(lambda x: marked if x is hidden else x, arguments)
+    answers = _CleanAnswers(calls)
+    try:
+        with listening(answers):
+            seen = first_tensor(bare(recording.layer).forward(*args, **kwargs))
+    # A layer that does not run with NaN in it does not tell.
+    except (RuntimeError, ValueError, IndexError, TypeError, AssertionError, StopIteration):
+        return False
+    if seen is None or seen.shape != output.shape:
+        return False
+    reached = seen.isnan().any(-1) & ~output.isnan().any(-1)
+    return bool(reached.sum() > reached.select(axis, token).sum())
+
+
+class _CleanAnswers(Listener):
+    """Answers each attention as in the clean pass."""
+
+    def __init__(self, calls: list[AttentionCall]) -> None:
+        self.calls = iter(calls)
+
+    def attend(
+        self, module: nn.Module | None, attend: Attend, values: Tensor, visible: Tensor | None, dropout: float
+    ) -> tuple[Tensor, Tensor | None]:
+        call = next(self.calls)
+        assert call.context is not None  # as was asked
+        return call.context.clone(), call.weights
 
 
 def _same(given: object, returned: Tensor) -> bool:

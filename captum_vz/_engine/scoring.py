@@ -21,7 +21,7 @@ from captum_vz._engine.replay import (
     check_reproduced,
 )
 from captum_vz._engine.sites import valid_positions
-from captum_vz._engine.windows import over_positions
+from captum_vz._engine.windows import over_positions, reordered
 
 # Bytes that the widest activation of one chunk may take: on a CPU it should stay in the cache.
 CHUNK_BYTES = {"cpu": 8 << 20}
@@ -274,6 +274,9 @@ def _change(weights: Tensor, values: Tensor, batch: Tensor, members: Tensor, tar
 
 
 def _whole_sequences(recording: Recording, call: AttentionCall, output: Tensor, zeroing: Zeroing) -> Tensor:
+    other_order = reordered(recording, call)
+    if other_order is not None:
+        return _in_windows(recording, other_order, output, zeroing)
     targets, sources = _targets(recording, call, zeroing)
     members = _members(call, zeroing)
     scores = _empty_map(call, zeroing, members)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -56,6 +57,27 @@ def over_positions(recording: Recording, call: AttentionCall) -> AttentionCall:
     raise NotReproducedError(reasons[0])
 
 
+def reordered(recording: Recording, call: AttentionCall) -> AttentionCall | None:
+    """The same for an attention that has all of the layer's tokens, but in another order; None: it has not.
+
+    Raises:
+        NotReproducedError: Some of its tokens are hidden, and which they are is known in the attention's order only.
+    """
+    if len(recording.calls) > 1 or call.sequence_first or call.size[2] != call.size[3] or call.windows is not None:
+        return None
+    try:
+        over = over_positions(recording, call)
+    except NotReproducedError:
+        return None  # values that come from several positions, or from somewhere else: they belong to the attention's
+    assert over.windows is not None
+    position = over.windows.position
+    if (position == NONE).any() or torch.equal(position, torch.arange(len(position), device=position.device)):
+        return None
+    if call.visible is not None and not call.visible.all():
+        raise NotReproducedError("its attention sees its tokens in another order, and not all of them")
+    return over
+
+
 class Windows:
     """Where the values of an attention come from, and runs of its layer with some of them zeroed.
 
@@ -67,7 +89,6 @@ class Windows:
         window: The window of each slot, `(slots,)`.
         place: The place of each slot in its window, `(slots,)`.
         position: The position whose value each slot holds, `(slots,)`; NONE: padding.
-        home: The window that each output depends on, `(batch, out)`, or NONE; no tensor if any depends on several.
     """
 
     def __init__(self, recording: Recording, call: AttentionCall, axis: int) -> None:
@@ -95,7 +116,6 @@ class Windows:
         self.place = torch.cat(place).to(hidden.device)
         self.window = torch.cat([n + w for n, w in zip(before, windows, strict=True)]).to(hidden.device)
         self.position = self._positions()
-        self.home = self._homes()
 
     def by_position(self, tensor: Tensor) -> Tensor:
         """A tensor of the layer, as `(batch, positions, features)`."""
@@ -116,12 +136,13 @@ class Windows:
         Groups `(batch, in)` of positions are zeroed together; None: each position is its own.
         """
         batch, out, sources = self.shape
-        if self.home is not None and groups is None and not one_by_one:
+        home = self.home  # to be asked for in any case: it makes sure that examples are apart
+        if home is not None and groups is None and not one_by_one:
             for place in self.place.unique():
                 zeroed = (self.place == place) & (self.position != NONE)
                 held = torch.full((int(self.window.max()) + 1,), NONE, device=self.window.device)
                 held[self.window[zeroed]] = self.position[zeroed] % sources
-                yield zeroed, held[self.home].where(self.home != NONE, NONE)
+                yield zeroed, held[home].where(home != NONE, NONE)
             return
         if groups is None:
             groups = torch.arange(sources, device=self.position.device).expand(batch, sources)
@@ -152,7 +173,9 @@ class Windows:
             raise NotReproducedError("its values come from several positions each")
         return positions
 
-    def _homes(self) -> Tensor | None:
+    @cached_property
+    def home(self) -> Tensor | None:
+        """The window that each output depends on, `(batch, out)`, or NONE; no tensor if any depends on several."""
         batch, out, sources = self.shape
         held = self.position != NONE
         example = torch.full((int(self.window.max()) + 1,), NONE, device=self.window.device)

@@ -77,9 +77,11 @@ class RolledOut(PerturbationAttribution):
             perturbations_per_eval: At most that many sources are zeroed at a time.
             show_progress: Whether to show a progress bar, one step a layer.
             all_layers: Whether to return the list of what comes out after each layer, the last one last.
-            between: What stands for that which runs between the layers where a layer is not given what the one before
-                it returned: the recurrent layers or convolutions of a hybrid model, layers left out of `layer`, a norm.
-                None: nothing does, this is an error. "identity": each token is taken to draw on itself alone there.
+            between: What stands for what mixes tokens besides the attention of these layers: that which runs between
+                them where a layer is not given what the one before it returned (recurrent layers of a hybrid model,
+                layers left out of `layer`), and what runs beside the attention in a layer (Falcon-H1's, a Conformer's
+                convolution). None: nothing does, this is an error. "identity": each token is taken to draw on itself
+                alone there.
 
         Returns:
             A map `(batch, out, in)`, or, with `target`, `(batch, in)`; a tuple with one of them if `inputs` is a tuple;
@@ -88,7 +90,8 @@ class RolledOut(PerturbationAttribution):
 
         Raises:
             AssertionError: As in :meth:`LayerMaps.attribute`; layers given in another order than that in which they
-                run, or whose maps do not fit each other, or, without `between`, that do not follow each other.
+                run, or whose maps do not fit each other, or, without `between`, that do not follow each other or mix
+                their tokens by more than attention.
         """
         assert between in (None, "identity"), f"between is {between!r}: pass None or 'identity'."
         assert not attribute_to_layer_input, (
@@ -116,7 +119,8 @@ class RolledOut(PerturbationAttribution):
         if between is None:
             shape = {index: one.shape for index, one in runs}
             # Maps of different shapes are not multiplied with each other: those of an encoder and of its decoder.
-            refuse_gaps(self.get_name(), [pair for pair in gaps.pairs if shape[pair[0]] == shape[pair[1]]], layers)
+            pairs = [pair for pair in gaps.pairs if shape[pair[0]] == shape[pair[1]]]
+            refuse_other_mixers(self.get_name(), layers, pairs, gaps.mixers)
         rows = wanted.places(maps[-1].shape[0], maps[-1].shape[1], maps[-1].device)
         joined = self._by_feature(maps, rows, feature_mask, all_layers)
         results = [_format_output(isinstance(inputs, tuple), (wanted.select(one),)) for one in joined]
@@ -168,12 +172,21 @@ class RolledOut(PerturbationAttribution):
         return results
 
 
-def refuse_gaps(name: str, gaps: list[tuple[int, int]], layers: list[nn.Module]) -> None:
-    """Refuse to join layers that do not follow each other."""
-    pairs = [f"{i} ({type(layers[i]).__name__}) and {j} ({type(layers[j]).__name__})" for i, j in gaps[:3]]
+def refuse_other_mixers(name: str, layers: list[nn.Module], pairs: list[tuple[int, int]], mixers: list[int]) -> None:
+    """Refuse to join layers between which, or in which, tokens are mixed by anything but attention."""
+    kinds = [f"{index} ({type(layer).__name__})" for index, layer in enumerate(layers)]
+    told = "between='identity', if each token is to count as drawing on itself alone there"
+    gaps = [f"{kinds[before]} and {kinds[after]}" for before, after in pairs]
     assert not gaps, (
-        f"{name} joins layers that follow each other, but something else runs between the layers {', '.join(pairs)}"
-        f"{' and others' if len(gaps) > 3 else ''}: the second is not given what the first returned. Another mixer "
-        "(recurrent, a convolution) or a layer that was left out has a share that no map shows. Pass all layers; or "
-        "between='identity', if each token is to count as drawing on itself alone there."
+        f"{name} joins layers that follow each other, but something else runs between the layers {_some(gaps)}: the "
+        "second is not given what the first returned. Another mixer (recurrent, a convolution) or a layer that was "
+        f"left out has a share that no map shows. Pass all layers; or {told}."
     )
+    assert not mixers, (
+        f"{name} joins what the layers' attention does, but the layers {_some([kinds[i] for i in mixers])} mix their "
+        f"tokens in another way as well (recurrent, a convolution), whose share no map shows. Pass {told}."
+    )
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (" and others" if len(names) > 3 else "")

@@ -30,7 +30,7 @@ from captum_vz import (
 )
 from captum_vz._engine.gaps import noting_gaps
 from captum_vz.attr import LayerMaps, RolledOut
-from captum_vz.attr._rolled_out import refuse_gaps
+from captum_vz.attr._rolled_out import refuse_other_mixers
 from captum_vz.attr._target import TokenTarget
 from captum_vz.functional import normalize_rows
 
@@ -107,7 +107,7 @@ class Batch:
         if maps not in self._whole:
             with noting_gaps() as gaps:
                 self._whole[maps] = self._run(maps, TokenTarget(None))
-            refuse_gaps(method.get_name(), gaps.pairs, self.layers)
+            refuse_other_mixers(method.get_name(), self.layers, gaps.pairs, gaps.mixers)
         found = self._whole[maps]
         rows = torch.tensor(self.target, device=found[0].device)[:, None]
         return [one[:, 0] for one in method._by_feature(found, rows, None, all_layers)]

@@ -22,7 +22,7 @@ from captum_vz import (
     find_layers,
 )
 from captum_vz.study.methods import Batch
-from tests.engine.blocks import WIDTH, Block, CausalMean, Mean, sequences, zeroed_one_by_one
+from tests.engine.blocks import WIDTH, Block, CausalMean, Convolution, Mean, Shift, sequences, zeroed_one_by_one
 from tests.engine.compare import assert_same
 from tests.reference.case import randomize
 
@@ -192,6 +192,20 @@ def test_a_rollout_refuses_what_runs_between(method: Any, other: type[Recurrent]
     assert method(model, layers[1:]).attribute(x).shape == (2, 6, 6)
 
 
+@pytest.mark.parametrize("mixer", [Convolution, Mean, CausalMean, Shift])
+@pytest.mark.parametrize("method", [ValueZeroingRollout, AttentionRollout])
+def test_a_rollout_refuses_what_runs_beside_the_attention(method: Any, mixer: type[nn.Module]) -> None:
+    torch.manual_seed(0)
+    model, x = Stack(Block(), Block(after=mixer())), sequences(2)
+    layers = find_layers(model)
+    with pytest.raises(
+        AssertionError, match=r"the layers 1 \(Block\) mix their tokens in another way .*between='ident"
+    ):
+        method(model, layers).attribute(x)
+    assert method(model, layers).attribute(x, between="identity").shape == (2, 6, 6)
+    assert method(model, layers[:1]).attribute(x).shape == (2, 6, 6)
+
+
 def test_between_as_identity_is_the_product_of_the_maps() -> None:
     model, x = hybrid(), sequences(2)
     layers = find_layers(model)
@@ -215,6 +229,15 @@ def test_another_word_for_what_is_between() -> None:
     model = hybrid()
     with pytest.raises(AssertionError, match="between is 'mean': pass None or 'identity'"):
         ValueZeroingRollout(model, find_layers(model)).attribute(sequences(1), between="mean")
+
+
+def test_a_recurrent_mixer_beside_the_attention_of_a_real_layer() -> None:
+    torch.manual_seed(0)
+    sizes = {"mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_ssm": 32, "mamba_d_state": 8, "head_dim": 8}
+    config = transformers.FalconH1Config(**SIZE, num_hidden_layers=2, num_key_value_heads=2, **sizes)
+    model = transformers.FalconH1Model._from_config(config, attn_implementation="eager").double().eval()
+    with pytest.raises(AssertionError, match=r"FalconH1DecoderLayer.* mix their tokens in another way"):
+        ValueZeroingRollout(model, find_layers(model)).attribute(IDS)
 
 
 @pytest.mark.parametrize("name", ["Jamba", "GraniteMoeHybrid"])

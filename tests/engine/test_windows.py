@@ -26,7 +26,7 @@ from captum_vz import (
     ValueZeroingRollout,
     find_layers,
 )
-from tests.engine.blocks import HEADS, WIDTH, Block, SelfAttention, eager_attention_forward
+from tests.engine.blocks import HEADS, WIDTH, Block, SelfAttention, eager_attention_forward, mask_of_window
 from tests.engine.compare import assert_same
 from tests.reference.case import randomize
 
@@ -340,8 +340,31 @@ REFUSED = {
 @pytest.mark.parametrize("reason", REFUSED)
 def test_what_cannot_be_told_is_refused(reason: str) -> None:
     block, x = Halves(REFUSED[reason]), torch.randn(2, 6, WIDTH, dtype=torch.float64)
-    with pytest.raises(AssertionError, match=rf"one vector a token.*{reason}"):
+    with pytest.raises(AssertionError, match=rf"(one vector a token|cannot be replayed).*{reason}"):
         ValueZeroing(block, block).attribute(x)
+    with pytest.raises(AssertionError, match=reason):
+        ValueZeroing(block, block).attribute(x, perturbations_per_eval=1)
+
+
+class Turned(Block):
+    """A block whose attention sees its tokens in another order."""
+
+    order = torch.tensor([3, 0, 5, 1, 4, 2])
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        back = self.order.argsort()
+        x = x + self.attention(self.attention_norm(x)[:, self.order], mask)[:, back]
+        return x + self.feed_forward(self.norm(x))
+
+
+def test_tokens_in_another_order_are_told_apart() -> None:
+    block, x = Turned(), torch.randn(2, 6, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    run = Run(block, (x,), {}, "attention.value", all_of(WIDTH), False)
+    assert_same(scores_of(run), run.expected)
+    assert_same(scores_of(run, target=[4, 0]), run.expected[[0, 1], [4, 0]])
+    hidden = mask_of_window(6, window=3)
+    with pytest.raises(AssertionError, match="sees its tokens in another order, and not all of them"):
+        ValueZeroing(block, block).attribute((x, hidden))
 
 
 def test_methods_that_need_weights_say_so(shifted: Run) -> None:
