@@ -131,6 +131,7 @@ class Recording(Listener):
     calls: list[AttentionCall] = field(default_factory=list)
     output: Any = None
     notes: list[str] = field(default_factory=list)  # what to tell the user
+    ran: list[nn.Module] = field(default_factory=list, repr=False)  # submodules, in the order in which they began
     _running: list[nn.Module] = field(default_factory=list, repr=False)  # submodules that have begun, innermost last
     _projected_values: dict[int, Tensor] = field(default_factory=dict, repr=False)
 
@@ -158,6 +159,7 @@ class Recording(Listener):
         return context, weights
 
     def entered(self, module: nn.Module) -> None:
+        self.ran.append(module)
         self._running.append(module)
 
     def returned(self, module: nn.Module | nn.Parameter, inputs: tuple[Any, ...], output: Any) -> None:

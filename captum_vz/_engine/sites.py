@@ -39,6 +39,11 @@ def attention_call(recording: Recording, attention: str) -> AttentionCall:
         f"The layer {name} has no second attention, so there is no cross-attention to explain: pass attention='self', "
         "or the layers of a decoder that reads an encoder."
     )
+    unseen = _unseen_attention(recording)
+    assert unseen is None, (
+        f"The layer {name} runs an attention that cannot be read, {unseen}, beside one that can, so that which of them "
+        f"attention={attention!r} means is not known: pass the part of the layer that holds the one you mean."
+    )
     call = calls[attention == "cross"]
     assert not call.dropout, (
         f"The attention of {name} runs with dropout {call.dropout}, so that no two runs of it agree: "
@@ -58,6 +63,17 @@ def attention_call(recording: Recording, attention: str) -> AttentionCall:
         f"{call.size[::2]} (batch, tokens): a map needs a layer whose output has one vector a token. What is seen in "
         f"windows is looked for, but here {reason}. Pass a single Transformer block as `layer`."
     )
+
+
+def _unseen_attention(recording: Recording) -> str | None:
+    """The class of an attention module that ran without a call that could be read, none of its parts having one."""
+    inside = {id(module) for call in recording.calls for module in call.module.modules()}
+    for module in recording.ran:
+        if type(module).__name__.endswith("Attention") and id(module) not in inside:
+            parts = set(module.modules())
+            if not any(call.module in parts for call in recording.calls):
+                return type(module).__name__
+    return None
 
 
 def valid_positions(recording: Recording, call: AttentionCall) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from captum_vz import LayerAttention, ValueZeroing
 from tests.captum.footprint import footprint
-from tests.engine.blocks import Block, Noise, sequences, zeroed_one_by_one
+from tests.engine.blocks import WIDTH, Block, Noise, sequences, zeroed_one_by_one
 from tests.engine.compare import assert_same
 from tests.reference import FAMILIES, Case
 from tests.reference.naive import record
@@ -165,3 +165,23 @@ def test_an_input_that_the_layer_overwrites() -> None:
 
     block = Overwriting()
     refused(block, block, "layer Overwriting cannot be replayed")
+
+
+class SparseAttention(nn.Module):
+    """Attention that nobody can read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.value = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x @ x.mT).softmax(-1) @ self.value(x)
+
+
+@pytest.mark.parametrize("attention", ["self", "cross"])
+def test_an_attention_that_cannot_be_read_beside_one_that_can(attention: str) -> None:
+    """Else the second would be taken for the first (Informer's decoder)."""
+    block, x = Block(after=SparseAttention().double()), sequences(2)
+    message = "runs an attention that cannot be read, SparseAttention, beside one that can|has no second attention"
+    with pytest.raises(AssertionError, match=message):
+        ValueZeroing(block, block, attention=attention).attribute(x)
