@@ -127,6 +127,8 @@ def run(options: argparse.Namespace) -> None:
         raise CommandError(f"{error.strerror or error}") from error
     except ValueError as error:
         raise CommandError(str(error)) from error
+    except KeyboardInterrupt as error:
+        raise CommandError("stopped. The same command goes on from here.") from error
     if not options.quiet:
         _print(study)
 

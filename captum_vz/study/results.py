@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -82,7 +82,11 @@ class Study:
         path = self.folder / SUMMARY
         if not path.is_file():
             raise FileNotFoundError(f"{path} is missing: the study is not finished. Start it again to go on.")
-        return pd.read_csv(path, dtype={"layer": "Int64", "group": str, "model": str})
+        # A model or a group may be called "NA" or nothing at all; only numbers can be missing.
+        summary = pd.read_csv(
+            path, dtype={"layer": "Int64", "group": str, "model": str}, keep_default_na=False, na_values=[""]
+        )
+        return summary.fillna({"group": ""})
 
     def __str__(self) -> str:
         """What each method's last layer comes to over all examples: means with their intervals, a line a method."""
@@ -90,7 +94,10 @@ class Study:
         last = whole.groupby(["model", "method", "metric"], sort=False).tail(1)
         lines = []
         for model, of_model in last.groupby("model", sort=False):
-            cells = [f"{line.mean:.3f} [{line.low:.3f}, {line.high:.3f}]" for line in of_model.itertuples(index=False)]
+            cells = [
+                f"{line.mean:.3f} [{line.low:.3f}, {line.high:.3f}]" if line.examples else "-"
+                for line in of_model.itertuples(index=False)
+            ]
             table = of_model.assign(cell=cells).pivot(index="method", columns="metric", values="cell")
             order = of_model["method"].unique(), of_model["metric"].unique()
             table = table.loc[order[0], order[1]].rename_axis(index=None, columns=str(model))
@@ -124,13 +131,24 @@ def write_results(folder: Path, confidence: float, resamples: int) -> None:
     write_whole(folder / SUMMARY, summary.to_csv(index=False).encode())
 
 
+def _by_layer(study: Study, rows: DataFrame) -> Iterator[tuple[str, str, Any, DataFrame]]:
+    """The rows of each model, method and layer; none for a method that could explain no example."""
+    for model in study.settings["models"]:
+        for method in study.settings["methods"]:
+            some = rows[(rows["model"] == model) & (rows["method"] == method)]
+            if some.empty:
+                yield model, method, pd.NA, some
+            for layer, of_layer in some.groupby("layer", dropna=False):
+                yield model, method, layer, of_layer
+
+
 def summarise(study: Study, skipped: DataFrame, confidence: float, resamples: int) -> DataFrame:
     """The tidy summary of a study, see :attr:`Study.summary`."""
     metrics: list[str] = study.settings["metrics"]
     rows = study.rows(["model", "method", "layer", "group", *metrics])
     groups = [ALL, *(sorted(rows["group"].unique()) if rows["group"].nunique() > 1 else [])]
     found = []
-    for (model, method, layer), of_layer in rows.groupby(["model", "method", "layer"], dropna=False, sort=False):
+    for model, method, layer, of_layer in _by_layer(study, rows):
         out = skipped[(skipped["model"] == model) & (skipped["method"].isna() | (skipped["method"] == method))]
         for group in groups:
             some = of_layer if group == ALL else of_layer[of_layer["group"] == group]

@@ -48,5 +48,10 @@ def find_target(wanted: int | str | None, tokens: Sequence[str], masks: Sequence
 
 def longest_text(model: Any, tokenizer: Any) -> int | None:
     """How many tokens model and tokenizer take at most; None if neither says."""
-    limits = (getattr(tokenizer, "model_max_length", None), getattr(model.config, "max_position_embeddings", None))
+    positions = getattr(model.config, "max_position_embeddings", None)
+    for name, module in model.named_modules():
+        # RoBERTa counts positions from behind that of padding.
+        if name.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None:
+            positions = module.num_embeddings - module.padding_idx - 1
+    limits = (getattr(tokenizer, "model_max_length", None), positions)
     return min((limit for limit in limits if isinstance(limit, int) and limit > 0), default=None)

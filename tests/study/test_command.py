@@ -1,6 +1,7 @@
 """`captum-vz study`: its options, its file, and the one line it gives where it cannot."""
 
 import builtins
+import importlib
 import json
 import os
 import re
@@ -108,6 +109,37 @@ def test_what_cannot_be_run_is_told_in_one_line(
     (folder / "unknown.toml").write_text('modle = "agreement"')
     (folder / "table.toml").write_text('[model]\nname = "agreement"')
     assert told in refused(capsys, *arguments)
+
+
+def test_who_stops_it_is_told_that_it_goes_on(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("captum_vz.study.run.run_study", stopped)
+    assert "stopped. The same command goes on from here" in refused(capsys, "--generated", "2", "--output", "s")
+
+
+def test_to_compare_needs_no_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    extra = ("pyarrow", "pandas", "accelerate", "scipy", "sklearn")
+    ours = ("captum_vz.study", "captum_vz.metrics")
+    for name in [name for name in sys.modules if name.startswith(ours)]:
+        monkeypatch.delitem(sys.modules, name)
+    found = builtins.__import__
+
+    def without(name: str, *arguments: Any, **named: Any) -> Any:
+        if name.split(".")[0] in extra and arguments and arguments[0]["__name__"].startswith("captum_vz"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        return found(name, *arguments, **named)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    study = importlib.import_module("captum_vz.study")
+    table = study.compare(*load_agreement_model(), "some hat [MASK] small.", "value-zeroing")
+    assert str(table)
+    assert table.to_csv()
+    with pytest.raises(ModuleNotFoundError, match="comes with the extra 'study'"):
+        study.run_study  # noqa: B018  # looking it up is what is tested
 
 
 @pytest.mark.parametrize("missing", ["pyarrow", "pandas", "accelerate"])

@@ -5,9 +5,11 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import RobertaConfig, RobertaModel
 
 from captum_vz.study import BadExample, Example, encode
 from captum_vz.study.encoding import pad
+from captum_vz.study.targets import longest_text
 from captum_vz.testbed import encode_record, form_ids
 from tests.study.conftest import Decoder, Shipped
 
@@ -71,6 +73,26 @@ def test_what_is_wrong_with_an_example_is_told(changed: dict[str, Any], reason: 
 def test_what_a_model_without_a_mask_cannot_see(changed: dict[str, Any], reason: str, decoder: Decoder) -> None:
     with pytest.raises(BadExample, match=reason):
         encode(decoder[1], replace(WUGS, **changed))
+
+
+def test_positions_that_are_counted_from_behind_padding_are_fewer(shipped: Shipped, decoder: Decoder) -> None:
+    config = RobertaConfig(
+        vocab_size=10,
+        hidden_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        intermediate_size=8,
+        max_position_embeddings=20,
+        pad_token_id=1,
+    )
+    model, tokenizer = RobertaModel(config).eval(), decoder[1]
+    longest = longest_text(model, tokenizer)
+    assert longest == 18
+    assert model(torch.full((1, 18), 5)).last_hidden_state.shape[1] == longest
+    with pytest.raises((IndexError, RuntimeError), match="out of"):
+        model(torch.full((1, 19), 5))
+    assert longest_text(*decoder) == 32
+    assert longest_text(*shipped) == shipped[0].config.max_position_embeddings
 
 
 def test_padding_is_masked(shipped: Shipped) -> None:

@@ -5,6 +5,7 @@ import json
 import multiprocessing
 import os
 import random
+import re
 import resource
 import signal
 import time
@@ -21,7 +22,7 @@ from captum_vz.metrics import summarize
 from captum_vz.study import Example, Scorer, Study, run_study
 from captum_vz.study import files as files_module
 from captum_vz.testbed import load_agreement_model
-from tests.study.conftest import Shipped
+from tests.study.conftest import Decoder, Shipped
 
 METHODS = ["value-zeroing", "value-zeroing-rollout", "random"]
 SHARDS = 5
@@ -96,6 +97,24 @@ def test_the_summary_is_that_of_the_rows(reference: Study, bad: list[Example]) -
         assert (line.mean, line.low, line.high) == pytest.approx(expected[:1] + expected[2:4], nan_ok=True)
         assert (line.examples, line.undefined) == expected[4:]
         assert line.metric == "cue_dot"
+
+
+def test_a_method_that_explains_nothing_is_counted_too(bad: list[Example], decoder: Decoder, tmp_path: Path) -> None:
+    found = study(tmp_path / "s", bad, {"NA": decoder}, methods=["globenc", "random"], removal="delete")
+    summary = found.summary.query("group == 'all'").set_index("method")
+    usable = found.rows()["example"].nunique()
+    assert 0 < usable < len(bad)
+    assert summary["examples"].to_dict() == {"globenc": 0, "random": usable}
+    assert summary["skipped"].to_dict() == {"globenc": len(bad), "random": len(bad) - usable}
+    assert set(found.summary["model"]) == {"NA"}
+    assert re.search(r"globenc +-\n", str(found))
+
+
+def test_a_study_of_which_nothing_can_be_used_ends_with_the_reasons(bad: list[Example], tmp_path: Path) -> None:
+    found = study(tmp_path / "s", [replace(example, cue=()) for example in bad], methods=["random"])
+    assert len(found.skipped) == 10
+    assert found.summary["skipped"].tolist() == [10]
+    assert str(found).endswith("agreement: 10 examples skipped")
 
 
 def test_the_figure_shows_each_methods_last_layer(reference: Study) -> None:
