@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from matplotlib import colormaps
 from matplotlib.figure import Figure
@@ -153,8 +153,14 @@ def _at_the_end(panel: Axes, rows: DataFrame) -> None:
     panel.grid(axis="x", alpha=0.3)
 
 
-def _color(method: Any) -> Any:
-    """Of each method its own, in every figure; those that know nothing of the model are grey."""
-    greys = {"random": "0.6", "position": "0.4"}
-    place = 2 * [name for name in METHODS if name not in greys].index(method) if method not in greys else 0
-    return greys.get(method) or colormaps["tab20"](place % 20 + place // 20)
+# Ten hues dark, then light, without the greys, which belong to what knows nothing of the model.
+_HUES: Final = [hue for hue in (*range(0, 20, 2), *range(1, 20, 2)) if hue not in (14, 15)]
+_GREYS: Final = {"random": "0.6", "position": "0.4"}
+
+
+def _color(method: str) -> Any:
+    """Of each method its own, in every figure."""
+    if method in _GREYS:
+        return _GREYS[method]
+    place = [name for name in METHODS if name not in _GREYS].index(method)
+    return colormaps["tab20"](_HUES[place % len(_HUES)])

@@ -8,6 +8,7 @@ import random
 import re
 import resource
 import signal
+import socket
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,10 +18,13 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
+from accelerate import PartialState
 
 from captum_vz.metrics import summarize
+from captum_vz.study import METHODS as ALL_METHODS
 from captum_vz.study import Example, Scorer, Study, run_study
 from captum_vz.study import files as files_module
+from captum_vz.study.figures import _color
 from captum_vz.testbed import load_agreement_model
 from tests.study.conftest import Decoder, Shipped
 
@@ -129,6 +133,10 @@ def test_the_figure_shows_each_methods_last_layer(reference: Study) -> None:
         reference.plot("magic")
 
 
+def test_each_method_has_a_color_of_its_own() -> None:
+    assert len({str(_color(method)) for method in ALL_METHODS}) == len(ALL_METHODS)
+
+
 def test_several_models_stand_beside_each_other(bad: list[Example], shipped: Shipped, tmp_path: Path) -> None:
     model, tokenizer = shipped
     other = type(model)(model.config).eval()
@@ -180,7 +188,7 @@ def test_killed_before_any_file_has_its_name_it_goes_on(bad: list[Example], refe
                 os.kill(os.getpid(), signal.SIGKILL)
             rename(source, goal)
 
-        files_module.os.replace = replace_or_die  # type: ignore[assignment]  # in this process only
+        files_module.os.replace = replace_or_die  # in this process only
         study(folder, bad)
 
     in_a_process(lambda: killed_at(1)).join()
@@ -328,8 +336,6 @@ def test_the_bar_shows_a_rate_and_the_time_left(
 
 
 def free_port() -> int:
-    import socket
-
     with socket.socket() as opened:
         opened.bind(("localhost", 0))
         port: int = opened.getsockname()[1]
@@ -337,8 +343,6 @@ def free_port() -> int:
 
 
 def test_four_processes_share_the_shards(bad: list[Example], reference: Study, tmp_path: Path) -> None:
-    from accelerate import PartialState
-
     folder, port = tmp_path / "study", free_port()
 
     def share(rank: int) -> None:
@@ -352,7 +356,7 @@ def test_four_processes_share_the_shards(bad: list[Example], reference: Study, t
             written.append(goal.name)
             rename(source, goal)
 
-        files_module.os.replace = noted  # type: ignore[assignment]  # in this process only
+        files_module.os.replace = noted  # in this process only
         found = study(folder, bad)
         (tmp_path / f"{rank}.json").write_text(json.dumps([len(found.summary), written]))
 
