@@ -87,7 +87,7 @@ def test_the_constructor_takes_captums_three_by_position_and_its_own_by_keyword(
 @each_method
 def test_attribute_takes_captums_names_in_captums_order(method: Any) -> None:
     parameters = inspect.signature(method.attribute).parameters
-    own = {"all_layers": False} if method in (*STACK_METHODS, captum_vz.ALTIPlus) else {}
+    own = {"all_layers": False, "between": None} if method in (*STACK_METHODS, captum_vz.ALTIPlus) else {}
     own = {"entry": inspect.Parameter.empty, "foil": None} if method is captum_vz.ALTILogit else own
     assert {name: parameter.default for name, parameter in parameters.items() if name != "self"} == ATTRIBUTE | own
     assert list(parameters) == ["self", *ATTRIBUTE, *own]
