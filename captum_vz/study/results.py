@@ -103,8 +103,8 @@ class Study:
             table = table.loc[order[0], order[1]].rename_axis(index=None, columns=str(model))
             lines += [table.to_string(), ""]
         skipped = self.skipped
-        out = skipped[skipped["method"].isna()].groupby("model", sort=False).size()
-        lines += [f"{model}: {count} examples skipped" for model, count in out.items()]
+        by = skipped.groupby(["model", skipped["method"].fillna("")], sort=False).size()
+        lines += [f"{', '.join(filter(None, who))}: {count} examples skipped" for who, count in by.items()]
         return "\n".join(lines).rstrip()
 
     def plot(self, metric: str) -> Figure:

@@ -79,7 +79,8 @@ class Scorer:
         layers: The layers of the model, if :func:`~captum_vz.find_layers` does not find them.
 
     Raises:
-        ValueError: An unknown method or metric, or a removal by a token that the tokenizer does not have.
+        ValueError: An unknown method or metric, a removal by a token that the tokenizer does not have, or a metric that
+            asks for words a model that has no head for them.
 
     >>> from captum_vz.study import Example, Scorer
     >>> from captum_vz.testbed import agreement_sentences, load_agreement_model
@@ -111,6 +112,13 @@ class Scorer:
         self.needs_forms = any(METRICS[name].needs_forms for name in self.metrics)
         if self.needs_forms:
             removal_of(tokenizer, removal)
+            head = getattr(self.model, "get_output_embeddings", None)
+            if head is not None and head() is None:
+                raise ValueError(
+                    f"{type(self.model).__name__} has no head that predicts words, for which "
+                    f"{', '.join(name for name in self.metrics if METRICS[name].needs_forms)} would ask it: pass "
+                    "other metrics, such as cue_dot and cue_ap."
+                )
         if batch_size < 1:
             raise ValueError(f"batch_size is {batch_size}: pass at least 1.")
         self.batch_size = batch_size

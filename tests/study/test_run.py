@@ -112,6 +112,8 @@ def test_a_method_that_explains_nothing_is_counted_too(bad: list[Example], decod
     assert summary["skipped"].to_dict() == {"globenc": len(bad), "random": len(bad) - usable}
     assert set(found.summary["model"]) == {"NA"}
     assert re.search(r"globenc +-\n", str(found))
+    assert f"NA: {len(bad) - usable} examples skipped" in str(found)
+    assert f"NA, globenc: {usable} examples skipped" in str(found)
 
 
 def test_a_study_of_which_nothing_can_be_used_ends_with_the_reasons(bad: list[Example], tmp_path: Path) -> None:

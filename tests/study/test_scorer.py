@@ -217,6 +217,14 @@ def test_the_documented_ways_into_engines_of_large_data(
         np.testing.assert_allclose(joined["cue_dot"], [row["cue_dot"] for row in expected], rtol=1e-4, atol=1e-6)
 
 
+def test_a_model_without_a_head_is_not_asked_for_words(shipped: Shipped, examples: list[Example]) -> None:
+    model, tokenizer = shipped
+    with pytest.raises(ValueError, match="BertModel has no head that predicts words, for which blank_out would ask it"):
+        Scorer(model.bert, tokenizer)
+    (row,) = Scorer(model.bert, tokenizer, ["random"], ["cue_dot"]).score(examples[:1])
+    assert row["skipped"] is None
+
+
 @pytest.mark.parametrize(
     ("passed", "complaint"),
     [
