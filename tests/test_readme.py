@@ -10,13 +10,12 @@ import doctest
 import io
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
+from captum_vz.cli import main
 from captum_vz.study import read_jsonl
 
 ROOT = Path(__file__).parents[1]
@@ -60,11 +59,11 @@ def run_python(block: Block, session: dict[str, Any]) -> str:
     return printed.getvalue()
 
 
-def run_bash(block: Block, folder: Path) -> str:
-    return "".join(run_command(command, folder) for command in commands_of(block.code))
+def run_bash(block: Block) -> str:
+    return "".join(run_command(command) for command in commands_of(block.code))
 
 
-def run_command(command: str, folder: Path) -> str:
+def run_command(command: str) -> str:
     if PREPARATION.match(command):
         return ""
     if command == "pytest":  # this is it
@@ -75,11 +74,15 @@ def run_command(command: str, folder: Path) -> str:
         return ""
     program, *arguments = shlex.split(command)
     assert program == "captum-vz", f"This test does not know how to run README.md's `{command}`"
-    run = subprocess.run(
-        [sys.executable, "-m", "captum_vz", *arguments], cwd=folder, capture_output=True, text=True, check=False
-    )
-    assert run.returncode == 0, f"`{command}` exited with {run.returncode}:\n{run.stderr}"
-    return run.stdout
+    # In this process, for a new one would spend its time importing torch; test_cli.py starts some.
+    complaints = io.StringIO()
+    with contextlib.redirect_stderr(complaints), contextlib.redirect_stdout(io.StringIO()) as printed:
+        try:
+            status = main(arguments)
+        except SystemExit as left:
+            status = left.code
+    assert status == 0, f"`{command}` exited with {status}:\n{complaints.getvalue()}"
+    return printed.getvalue()
 
 
 def assert_prints(printed: str, shown: str) -> None:
@@ -87,7 +90,7 @@ def assert_prints(printed: str, shown: str) -> None:
     assert same, f"README.md shows\n{shown}\nbut it is\n{printed}"
 
 
-def run_blocks(blocks: list[Block], folder: Path) -> None:
+def run_blocks(blocks: list[Block]) -> None:
     session: dict[str, Any] = {"__name__": "readme"}
     printed = ""
     for block in blocks:
@@ -95,12 +98,12 @@ def run_blocks(blocks: list[Block], folder: Path) -> None:
             case "python":
                 printed = run_python(block, session)
             case "bash":
-                printed = run_bash(block, folder)
+                printed = run_bash(block)
             case "text":
                 assert_prints(printed, block.code)
             case "json":
-                (folder / "examples.jsonl").write_text(block.code, "utf-8")
-                assert read_jsonl(folder / "examples.jsonl")
+                Path("examples.jsonl").write_text(block.code, "utf-8")
+                assert read_jsonl("examples.jsonl")
             case "bibtex":
                 whole = block.code.startswith("@") and block.code.count("{") == block.code.count("}")
                 assert whole, f"README.md, line {block.line}: a citation that does not begin with @ or close its braces"
@@ -108,11 +111,15 @@ def run_blocks(blocks: list[Block], folder: Path) -> None:
                 pytest.fail(f"README.md, line {block.line}: nothing here runs a block of {language or 'no language'}")
 
 
-def test_every_code_block_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+
+
+def test_every_code_block_of_the_readme_runs() -> None:
     blocks = blocks_of(README.read_text("utf-8"))
     assert {"python", "bash"} <= {block.language for block in blocks}
-    run_blocks(blocks, tmp_path)
+    run_blocks(blocks)
 
 
 def test_the_readme_and_ci_run_the_tests_with_one_command() -> None:
@@ -136,12 +143,12 @@ def test_the_readme_and_ci_run_the_tests_with_one_command() -> None:
         ("1. one\n   ```python\n   1\n   ```", "cannot read"),
     ],
 )
-def test_a_block_that_does_not_hold_is_found(markdown: str, complaint: str, tmp_path: Path) -> None:
+def test_a_block_that_does_not_hold_is_found(markdown: str, complaint: str) -> None:
     with pytest.raises((AssertionError, NameError, ValueError, pytest.fail.Exception), match=re.escape(complaint)):
-        run_blocks(blocks_of(markdown), tmp_path)
+        run_blocks(blocks_of(markdown))
 
 
-def test_blocks_that_hold_share_one_session(tmp_path: Path) -> None:
+def test_blocks_that_hold_share_one_session() -> None:
     markdown = "```python\nn = 2\n```\nthen\n```python\nprint(n + 1)\n```\n```text\n3\n```\n```bash\npytest\n```"
-    run_blocks(blocks_of(markdown), tmp_path)
+    run_blocks(blocks_of(markdown))
     assert [block.line for block in blocks_of(markdown)] == [1, 5, 8, 11]

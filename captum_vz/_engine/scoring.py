@@ -227,7 +227,7 @@ def _packed_pairs(
     contexts = call.context.flatten(2)[targets.batch, targets.out]
 
     outputs = output[targets.batch, targets.out]
-    # A single target is checked in its chunk, among pairs that no sequence knows.
+    # A single target is checked in its chunk, before and behind pairs that no sequence knows.
     if len(targets) > 1 or not isinstance(replay.answer, ModuleAnswer):
         # A layer that mixes positions reproduces its output on the sequence that it knows. So the first check is on
         # another one: a few positions, backwards, and one of them many times.
