@@ -136,7 +136,7 @@ def test_the_readme_and_ci_run_the_tests_with_one_command() -> None:
         ("```bash\npip install captum-vz==9 && pytest\n```", "which .ci/run does not try"),
         ("```bash\ncaptum-vz no-such-command\n```", "exited with 2"),
         ("```python\nprint(1)\n```\n```text\n2\n```", "but it is"),
-        ("```json\n{\"tokens\": []}\n```", "target is None"),
+        ('```json\n{"tokens": []}\n```', "target is None"),
         ("```bibtex\n@book{half\n```", "a citation that does not"),
         ("```ruby\nputs 1\n```", "line 1: nothing here runs a block of ruby"),
         ("```\nplain\n```", "nothing here runs a block of no language"),

@@ -207,7 +207,7 @@ def _folded_pairs(recording: Recording, call: AttentionCall, output: Tensor, zer
     clean = zeroing.measure.prepare(folded.outputs)
     for target, group, moved in folded.run():
         distance = zeroing.measure.between(zeroing.measure.prepare(moved), clean.index_select(0, target))
-        scores[targets.batch[target], targets.place[target], group] = distance
+        scores[targets.batch[target], targets.place[target], group] = distance.to(scores)
     return scores
 
 
@@ -227,30 +227,36 @@ def _packed_pairs(
     contexts = call.context.flatten(2)[targets.batch, targets.out]
 
     outputs = output[targets.batch, targets.out]
-    # A single target is checked in its chunk, before and behind pairs that no sequence knows.
-    if len(targets) > 1 or not isinstance(replay.answer, ModuleAnswer):
+    lists = members[targets.batch]  # (target, group, member)
+    active = _active(weights, lists)
+    # A single target is checked in its chunk, among pairs that no sequence knows.
+    alone = len(targets) == 1 and isinstance(replay.answer, ModuleAnswer)
+    if not alone or not active.any():
         # A layer that mixes positions reproduces its output on the sequence that it knows. So the first check is on
         # another one: a few positions, backwards, and one of them many times.
         few = torch.arange(len(targets), device=contexts.device).flip(0)[:8]
         few = torch.cat([few, few[:1].expand(8)])
         check_reproduced(replay.run(targets.batch[few], targets.out[few], contexts[few]), outputs[few])
 
-    lists = members[targets.batch]  # (target, group, member)
-    active = _active(weights, lists)
     for start, stop in _blocks(lists.shape[1], zeroing.at_most):
         pairs = active[:, start:stop].nonzero()
-        for pair in pairs.split(rows):
+        for begin in range(0, len(pairs), rows):
+            pair = pairs[begin : begin + rows]
             target, group = pair[:, 0], pair[:, 1] + start
             change = _change(weights, values, targets.batch, lists, target, group)
             # Each target also runs unchanged, behind the pairs, and is checked again: where positions compete, as for
-            # experts of limited capacity, only the chunk itself shows it.
+            # experts of limited capacity, only the chunk itself shows it. A single one also runs before them: where
+            # positions hear those that follow, the last of a sequence hears as little as the last of a chunk.
             unchanged, which = target.unique(return_inverse=True)
-            both = torch.cat([target, unchanged])
-            context = torch.cat([contexts[target] - change, contexts[unchanged]])
-            answer = replay.run(targets.batch[both], targets.out[both], context)
-            check_reproduced(answer[len(pair) :], outputs[unchanged])
+            before = unchanged[: int(alone)]
+            everyone = torch.cat([before, target, unchanged])
+            context = torch.cat([contexts[before], contexts[target] - change, contexts[unchanged]])
+            answer = replay.run(targets.batch[everyone], targets.out[everyone], context)
+            first, answer = answer.tensor_split((len(before),))
+            check_reproduced(torch.cat([first, answer[len(pair) :]]), outputs[torch.cat([before, unchanged])])
             moved, clean = zeroing.measure.prepare(answer).tensor_split((len(pair),))
-            scores[targets.batch[target], targets.place[target], group] = zeroing.measure.between(moved, clean[which])
+            distance = zeroing.measure.between(moved, clean[which])
+            scores[targets.batch[target], targets.place[target], group] = distance.to(scores)
     return scores
 
 
@@ -276,6 +282,9 @@ def _change(weights: Tensor, values: Tensor, batch: Tensor, members: Tensor, tar
 def _whole_sequences(recording: Recording, call: AttentionCall, output: Tensor, zeroing: Zeroing) -> Tensor:
     other_order = reordered(recording, call)
     if other_order is not None:
+        # Which tokens are hidden is known in the attention's order only.
+        if call.visible is not None and not call.visible.all():
+            raise NotReproducedError("its attention sees its tokens in another order, and not all of them")
         return _in_windows(recording, other_order, output, zeroing)
     targets, sources = _targets(recording, call, zeroing)
     members = _members(call, zeroing)
@@ -305,7 +314,7 @@ def _whole_sequences(recording: Recording, call: AttentionCall, output: Tensor, 
             check_reproduced(answer[-1], output[example, out])
             prepared = zeroing.measure.prepare(answer)
             distance = zeroing.measure.between(prepared[:-1], prepared[-1].expand_as(prepared[:-1]))
-            scores[example, place[:, None], part] = distance.T
+            scores[example, place[:, None], part] = distance.T.to(scores)
     return scores
 
 
@@ -324,7 +333,7 @@ def _in_windows(recording: Recording, call: AttentionCall, output: Tensor, zeroi
         if zeroing.rows is not None:
             distance, column = distance.gather(1, zeroing.rows), column.gather(1, zeroing.rows)
         example, row = (column >= 0).nonzero(as_tuple=True)
-        scores[example, row, column[example, row]] = distance[example, row]
+        scores[example, row, column[example, row]] = distance[example, row].to(scores)
     return scores
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -27,6 +27,9 @@ from captum_vz._engine.recording import AttentionCall, Recording, first_tensor
 from captum_vz._engine.replay import NotReproducedError, bare
 
 NONE, SEVERAL = -1, -2
+
+# A layer that cannot run with NaN in it can fail in any manner.
+FAILURES = (RuntimeError, ValueError, IndexError, TypeError, AttributeError, KeyError)
 
 
 def is_rearranged(recording: Recording, call: AttentionCall) -> bool:
@@ -45,8 +48,7 @@ def over_positions(recording: Recording, call: AttentionCall) -> AttentionCall:
     for axis in (-1, 1):  # features last, or as convolutions have them: (batch, d, height, width)
         try:
             windows = Windows(recording, call, axis)
-        # A layer that cannot run with NaN in it can fail in any manner.
-        except (NotReproducedError, RuntimeError, ValueError, IndexError, TypeError, AttributeError, KeyError) as error:
+        except (NotReproducedError, *FAILURES) as error:
             if isinstance(error, torch.OutOfMemoryError):
                 raise
             reasons.append(str(error))
@@ -58,12 +60,10 @@ def over_positions(recording: Recording, call: AttentionCall) -> AttentionCall:
 
 
 def reordered(recording: Recording, call: AttentionCall) -> AttentionCall | None:
-    """The same for an attention that has all of the layer's tokens, but in another order; None: it has not.
-
-    Raises:
-        NotReproducedError: Some of its tokens are hidden, and which they are is known in the attention's order only.
-    """
+    """The same for an attention that has all of the layer's tokens, but in another order; None: it has not."""
     if len(recording.calls) > 1 or call.sequence_first or call.size[2] != call.size[3] or call.windows is not None:
+        return None
+    if _are_in_order(recording, call):
         return None
     try:
         over = over_positions(recording, call)
@@ -73,9 +73,41 @@ def reordered(recording: Recording, call: AttentionCall) -> AttentionCall | None
     position = over.windows.position
     if (position == NONE).any() or torch.equal(position, torch.arange(len(position), device=position.device)):
         return None
-    if call.visible is not None and not call.visible.all():
-        raise NotReproducedError("its attention sees its tokens in another order, and not all of them")
     return over
+
+
+def _are_in_order(recording: Recording, call: AttentionCall) -> bool:
+    """Whether each value depends on its own position at least, told by parts of runs that end at the values.
+
+    In another order, some digit of a value's place is 1 where it is 0 for the position that it comes from.
+    """
+    arguments = without_caches((recording.args, recording.kwargs))
+    tensors = (x for x in tree_leaves(arguments) if isinstance(x, Tensor))
+    hidden = next((x for x in tensors if x.is_floating_point() and x.dim() > 1), None)
+    if hidden is None or hidden.shape[:2] != call.size[::2]:
+        return False
+    layer = bare(recording.layer)
+    number = torch.arange(call.size[2], device=hidden.device)
+    for digit in range((call.size[2] - 1).bit_length()):
+        chosen = (number >> digit) % 2 == 1
+        marked = hidden.masked_fill(chosen.view(-1, *[1] * (hidden.dim() - 2)), torch.nan)
+        args, kwargs = tree_map(partial(_instead, hidden, marked), arguments)
+        try:
+            with listening(_FirstValues(call)):
+                layer.forward(*args, **kwargs)
+        except _HeardError as heard:
+            values = heard.args[0]
+        except FAILURES:
+            return False
+        else:
+            return False
+        if values.shape[:2] != hidden.shape[:2] or not values[:, chosen].isnan().any(-1).all():
+            return False
+    return True
+
+
+def _instead(old: Tensor, new: Tensor, value: Any) -> Any:
+    return new if value is old else value
 
 
 class Windows:
@@ -151,7 +183,7 @@ class Windows:
             yield group == number, torch.full((batch, out), number, device=group.device)
 
     def _run(self, hidden: Tensor, values: _Values) -> Tensor:
-        args, kwargs = tree_map(lambda x: hidden if x is self.hidden else x, self.arguments)
+        args, kwargs = tree_map(partial(_instead, self.hidden, hidden), self.arguments)
         with listening(values):
             output = first_tensor(self.layer.forward(*args, **kwargs))
         if output is None:
@@ -254,3 +286,14 @@ class _Values(Listener):
         if self.slots is None:
             return None
         return self.slots[before : before + values[..., 0].numel()].view(values.shape[:2])
+
+
+class _HeardError(Exception):
+    """The values that were waited for have come; the argument is these."""
+
+
+class _FirstValues(_Values):
+    """Ends the run of a layer at the first values of an attention."""
+
+    def _slots_of(self, values: Tensor) -> Tensor | None:
+        raise _HeardError(values)

@@ -25,6 +25,7 @@ from captum_vz._engine.memory import repeat
 from captum_vz._engine.precision import is_half
 from captum_vz._engine.recording import Recording
 from captum_vz._engine.sites import attention_call, valid_positions
+from captum_vz._engine.windows import reordered
 from captum_vz.attr._layer_maps import Inputs, _forward, _Groups, as_layers, check_per_eval
 from captum_vz.attr.value_zeroing import Heads, select_heads
 from captum_vz.functional import widen
@@ -142,7 +143,7 @@ class ValueZeroingEffect(PerturbationAttribution):
 
         def compute(index: int, recording: Recording) -> Tensor:
             call = attention_call(recording, self.attention)
-            assert call.windows is None, (
+            assert call.windows is None and reordered(recording, call) is None, (
                 f"The attention of {type(recording.layer).__name__} sees the layer's tokens in windows, in which "
                 f"{self.get_name()} zeroes no values. ValueZeroing has the maps of such layers."
             )

@@ -81,6 +81,22 @@ def test_a_distance_of_ones_own(name: str) -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["bert", "albert"])  # pairs; whole sequences
+def test_a_distance_in_another_dtype(name: str) -> None:
+    case, single = FAMILIES[name].case, FAMILIES[name].build(torch.float32)
+    layer = single.layers[0]
+
+    def in_float64(a: Tensor, b: Tensor) -> Tensor:
+        return (a.double() - b.double()).norm(dim=-1)
+
+    scores = ValueZeroing(single.model, layer, distance=in_float64, normalize=False).attribute(single.inputs)
+    expected = ValueZeroing(case.model, case.layers[0], distance="euclidean", normalize=False).attribute(case.inputs)
+    assert scores.dtype == torch.float32
+    assert_same(scores.double(), expected, tolerance=1e-4)
+    moved = ValueZeroing(case.model, case.layers[0], distance=lambda a, b: (a != b).any(-1), normalize=False)
+    assert_same(moved.attribute(case.inputs), (expected > 0).double())
+
+
 @pytest.mark.parametrize("heads", [1, [0, 2], [0, 1, 2, 3]])
 @each_varied
 def test_heads(name: str, heads: int | list[int]) -> None:

@@ -405,7 +405,7 @@ def test_what_ran_before_the_first_layer_does_not_run_again(name: str) -> None:
     once = Counter(ran)
     ran.clear()
     effect(case, -1)
-    twice = {module for module, times in Counter(ran).items() if times == 2 * once[module]}
+    twice = {module for module, times in Counter(ran).items() if times >= 2 * once[module]}
     below = {module for layer in case.layers[:-1] for module in layer.modules()}
     assert twice
     assert not twice & below

@@ -98,6 +98,13 @@ class Shift(nn.Module):
         return nn.functional.pad(x, (0, 0, 1, -1))
 
 
+class Ahead(nn.Module):
+    """Position i hears i + 1, so that the last of a sequence hears nothing."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.pad(x, (0, 0, -1, 1))
+
+
 class CausalMean(nn.Module):
     """Position i hears all before it."""
 

@@ -14,6 +14,7 @@ from torch import nn
 
 from captum_vz import ValueZeroing
 from tests.engine.blocks import (
+    Ahead,
     Block,
     CausalMean,
     Convolution,
@@ -31,7 +32,7 @@ from tests.reference.families import ENCODER_SIZE, T5_ATTENTION, T5_SIZE
 
 
 @pytest.mark.parametrize(("batch", "tokens"), [(1, 6), (2, 6), (1, 20), (2, 20)])
-@pytest.mark.parametrize("mixture", [Convolution, Mean, Shift, CausalMean])
+@pytest.mark.parametrize("mixture", [Convolution, Mean, Shift, Ahead, CausalMean])
 def test_a_layer_that_mixes_positions(mixture: type[nn.Module], batch: int, tokens: int) -> None:
     block, x = Block(after=mixture()), sequences(batch, tokens)
     expected = zeroed_one_by_one(block, x)
@@ -62,6 +63,16 @@ def test_a_source_reaches_a_row_through_its_neighbour() -> None:
     for row in range(6):
         scores = ValueZeroing(block, block).attribute((x, mask), target=row)
         assert_same(scores, expected[:, row])
+
+
+def test_a_row_that_is_reached_through_its_neighbour_only() -> None:
+    """Row 0 of a causal model sees itself alone, and its own value is zero; but it hears row 1, which sees both."""
+    block, x, mask = Block(after=Ahead()), sequences(1), mask_of_window(6, window=6)
+    x[:, 0] = block.attention_norm.bias.detach()
+    with torch.no_grad():
+        block.attention.value.bias.zero_()
+    expected = zeroed_one_by_one(block, x, mask)
+    assert_same(ValueZeroing(block, block).attribute((x, mask), target=0), expected[:, 0])
 
 
 @pytest.mark.parametrize(("capacity", "per_eval"), [(12, 1), (24, 1), (24, 3), (42, None), (50, None)])

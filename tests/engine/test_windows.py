@@ -181,6 +181,10 @@ CASES: dict[str, Callable[[], list[Run]]] = {
         all_of,
     ),
     "MaskFormer-Swin": lambda: runs(build("MaskFormerSwinModel", **SWIN), image(12), "attention.self.value", all_of),
+    # One window as large as the image, which the second layer shifts nevertheless: no shape shows that it is one.
+    "MaskFormer-Swin-one-window": lambda: runs(
+        build("MaskFormerSwinModel", **SWIN | ONE_STAGE | {"image_size": 8}), image(8), "attention.self.value", all_of
+    ),
     "SAM": lambda: runs(build("SamVisionModel", **SAM), image(24), "attn.qkv", last_third),
     "SAM-sdpa": lambda: runs(build("SamVisionModel", **SAM, attention="sdpa"), image(24), "attn.qkv", last_third),
     # The second layer has convolutions behind its windows.
@@ -365,6 +369,9 @@ def test_tokens_in_another_order_are_told_apart() -> None:
     hidden = mask_of_window(6, window=3)
     with pytest.raises(AssertionError, match="sees its tokens in another order, and not all of them"):
         ValueZeroing(block, block).attribute((x, hidden))
+    for inputs in (x, (x, hidden)):
+        with pytest.raises(AssertionError, match="sees the layer's tokens in windows"):
+            ValueZeroingEffect(block, block).attribute(inputs, target=(0, 0))
 
 
 def test_methods_that_need_weights_say_so(shifted: Run) -> None:
@@ -373,13 +380,16 @@ def test_methods_that_need_weights_say_so(shifted: Run) -> None:
             method(shifted.layer, shifted.layer).attribute(shifted.hidden, None, shifted.args[1:])
 
 
-def test_effects_of_windowed_layers_are_refused() -> None:
-    model = build("Swinv2Model", **SWIN)
-    effect = ValueZeroingEffect(lambda x: model(x).pooler_output, find_layers(model))
+@pytest.mark.parametrize(
+    ("name", "fields"), [("Swinv2Model", {}), ("MaskFormerSwinModel", ONE_STAGE | {"image_size": 8})]
+)
+def test_effects_of_windowed_layers_are_refused(name: str, fields: dict[str, Any]) -> None:
+    model = build(name, **SWIN | fields)
+    effect = ValueZeroingEffect(lambda x: model(x).pooler_output, find_layers(model)[1])
     with pytest.raises(
         AssertionError, match="sees the layer's tokens in windows, in which Value Zeroing Effect zeroes"
     ):
-        effect.attribute(image(12), target=0)
+        effect.attribute(image(fields.get("image_size", 12)), target=0)
 
 
 def test_a_rollout_stays_within_a_stage() -> None:

@@ -65,8 +65,8 @@ def feed_forward(rows: int, firsts: int) -> int:
 
 
 def general(pairs: int, targets: int, firsts: int) -> int:
-    # Each target runs unchanged behind its pairs; of several, 16 rows run first.
-    rows = pairs + targets + (16 if targets > 1 else 0)
+    # Each target runs unchanged behind its pairs; of several, 16 rows run first, a single one before its pairs, too.
+    rows = pairs + targets + (16 if targets > 1 else 1)
     return 2 * rows * d * d + feed_forward(rows, firsts)
 
 
@@ -88,7 +88,9 @@ def test_one_row(build: Build, firsts: int, causal: bool, ways: int, monkeypatch
 def test_whole_sequences(build: Build, firsts: int, causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     copies = 1 + T  # of the sentence: unchanged, and with each source zeroed
     zeroed = 2 * T * T * d  # what the context of one copy loses
-    expected = FORWARD + feed_forward(T, firsts) + copies * (FORWARD + feed_forward(T, firsts) + zeroed)
+    in_order = (T - 1).bit_length() * 3 * 2 * T * d * d  # projections, once a digit, to see whose values they are
+    expected = FORWARD + feed_forward(T, firsts) + in_order
+    expected += copies * (FORWARD + feed_forward(T, firsts) + zeroed)
     assert operations(build, 3, monkeypatch) == expected
 
 
