@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 
+_QUOTED = "the paper's Table 3, pre-trained models of the BERT family (second-hand)"
+
+
 def draw_summary(summary: DataFrame, metric: str) -> Figure:
     """Draws one metric: for each model a row, on the left each method by layer, on the right what it comes to.
 
@@ -63,8 +66,8 @@ def draw_faithfulness(summary: DataFrame, paper: Mapping[str, float]) -> Figure:
     """
     drawn = summary[(summary["metric"] == "blank_out") & (summary["group"] == "all")]
     models = drawn["model"].unique().tolist()
-    height = 1.1 + 0.2 * drawn["method"].nunique()
-    figure = Figure(figsize=(7, height * len(models)), dpi=150, layout="constrained")
+    height = 0.9 + 0.2 * drawn["method"].nunique()
+    figure = Figure(figsize=(7, height * len(models) + 0.3), dpi=150, layout="constrained")
     panels = figure.subplots(len(models), 1, squeeze=False)[:, 0]
     for panel, model in zip(panels, models, strict=True):
         of_model = drawn[drawn["model"] == model]
@@ -74,14 +77,15 @@ def draw_faithfulness(summary: DataFrame, paper: Mapping[str, float]) -> Figure:
             panel.hlines(place, row.low, row.high, color="black", linewidth=1.2)
         quoted = [(paper[method], place) for place, method in enumerate(last["method"]) if method in paper]
         if quoted:
-            panel.scatter(*zip(*quoted, strict=True), marker="D", s=22, facecolor="white", edgecolor="black", zorder=3)
-            label = "the paper's Table 3, pre-trained models of the BERT family (second-hand)"
-            panel.scatter([], [], marker="D", s=22, facecolor="white", edgecolor="black", label=label)
-            panel.legend(fontsize=FONT_SIZE - 1, loc="upper center", bbox_to_anchor=(0.5, -0.14), frameon=False)
+            look = {"marker": "D", "s": 22, "facecolor": "white", "edgecolor": "black", "zorder": 3}
+            panel.scatter(*zip(*quoted, strict=True), label=_QUOTED, **look)
         _name_methods(panel, last["method"])
         panel.axvline(0, color="black", linewidth=0.8)
         panel.set_xlabel(METRICS["blank_out"].title, fontsize=FONT_SIZE)
         panel.set_title(f"{model}, last layer", fontsize=FONT_SIZE + 2).set_parse_math(False)
+    named = {label: mark for panel in panels for mark, label in zip(*panel.get_legend_handles_labels(), strict=True)}
+    if named:
+        figure.legend(named.values(), named.keys(), loc="outside lower center", fontsize=FONT_SIZE - 1, frameon=False)
     return figure
 
 

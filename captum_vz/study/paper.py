@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,7 +18,7 @@ from captum_vz.metrics import probing_correlation
 from captum_vz.study._extra import PartialState, pa, parquet, pd
 from captum_vz.study.encoding import BadExample, Encoded, encode, pad
 from captum_vz.study.example import Example
-from captum_vz.study.figures import draw_faithfulness, draw_probing
+from captum_vz.study.figures import draw_faithfulness, draw_probing, draw_summary
 from captum_vz.study.files import write_whole
 from captum_vz.study.methods import Batch, check_methods, part_of
 from captum_vz.study.probing import FEWEST, compressions, probe, target_states
@@ -26,6 +27,7 @@ from captum_vz.study.run import WEIGHTS, Source, check_weights, fingerprint, on_
 from captum_vz.study.targets import longest_text
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from pandas import DataFrame
 
 #: Spearman's correlation with blank-out in the paper's Table 3 (pre-trained models), as third parties quote it.
@@ -64,17 +66,39 @@ class Reproduction:
         """A report in Markdown: for each model a table of all evaluations, and one of cue alignment by layer."""
         return "\n\n".join(self._report(model) for model in self.summary["model"].unique())
 
+    def plot(self, what: str) -> Figure:
+        """One evaluation as a figure.
+
+        Args:
+            what: "cue_dot" or "cue_ap", cue alignment; "probing", with its correlation; or "faithfulness", with the
+                paper's figures beside ours.
+
+        Raises:
+            ValueError: Another word, or an evaluation that was left out of all models.
+        """
+        drawn: dict[str, Callable[[], Figure]] = {
+            metric: partial(draw_summary, self.summary, metric) for metric in ("cue_dot", "cue_ap")
+        }
+        if len(self.probing):
+            drawn["probing"] = partial(draw_probing, self.probing, self.correlation)
+        if "blank_out" in set(self.summary["metric"]):
+            drawn["faithfulness"] = partial(draw_faithfulness, self.summary, TABLE_3)
+        if what not in drawn:
+            raise ValueError(f"what is {what!r}: pass one of {', '.join(map(repr, drawn))}.")
+        return drawn[what]()
+
     def _report(self, model: str) -> str:
         summary = self.summary[(self.summary["model"] == model) & (self.summary["group"] == ALL)]
         aside = self.left_out[self.left_out["model"] == model]
         skipped = self.skipped[self.skipped["model"] == model]["example"].nunique()
         parts = [
             f"## {model}: {summary['examples'].max()} sentences, {skipped} skipped",
-            "In the last layer, rollouts through all layers; 95 % intervals over sentences." + _SECOND_HAND,
+            "In the last layer, rollouts through all layers; in brackets, intervals over sentences." + _COLUMNS,
             self._overview(model, summary),
             "Cue alignment (dot product) in each layer, of rollouts up to it; and how far the layer's state at the "
             "target compresses the labels.",
             self._by_layer(model, summary),
+            *_undefined(summary),
             *(f"Without {row.what}: {row.reason}" for row in aside.itertuples()),
         ]
         return "\n\n".join(parts)
@@ -105,7 +129,7 @@ class Reproduction:
         return _table(["method", *map(str, layers)], rows)
 
 
-_SECOND_HAND: Final = (
+_COLUMNS: Final = (
     " *probing*: Spearman's correlation of dot product and compression over layers. *blank-out*: Spearman's "
     "correlation with what blanking out each token does. *paper's blank-out*: its Table 3, for pre-trained models of "
     "the BERT family, second-hand."
@@ -319,15 +343,17 @@ def _write(folder: Path, found: Reproduction) -> None:
     for name in ("summary", "probing", "correlation", "left_out", "skipped"):
         write_whole(folder / f"{name}.csv", getattr(found, name).to_csv(index=False).encode())
     write_whole(folder / "report.md", f"{found}\n".encode())
-    figures = {}
-    if len(found.probing):
-        figures["probing"] = draw_probing(found.probing, found.correlation)
-    if "blank_out" in set(found.summary["metric"]):
-        figures["faithfulness"] = draw_faithfulness(found.summary, TABLE_3)
-    for name, figure in figures.items():
+    done = {"probing": len(found.probing) > 0, "faithfulness": "blank_out" in set(found.summary["metric"])}
+    for name in (name for name, is_done in done.items() if is_done):
         picture = io.BytesIO()
-        figure.savefig(picture, format="png")
+        found.plot(name).savefig(picture, format="png")
         write_whole(folder / f"{name}.png", picture.getvalue())
+
+
+def _undefined(summary: DataFrame) -> list[str]:
+    """What to say of methods some of whose sentences have no value, for constant scores order nothing."""
+    without = summary[summary["undefined"] > 0].groupby(["method", "metric"], sort=False)["undefined"].max()
+    return [f"{method}: {count} sentences have no {metric}." for (method, metric), count in without.items()]
 
 
 def _interval(rows: DataFrame, name: str, value: str) -> str:

@@ -1,6 +1,7 @@
 """The paper's evaluations together: their tables are those of the parts, and a second start computes nothing again."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -11,7 +12,6 @@ from transformers import BertModel
 from captum_vz.metrics import description_length, probing_correlation
 from captum_vz.study import Example, Reproduction, Study, encode, reproduce
 from captum_vz.study.encoding import pad
-from captum_vz.study.figures import draw_faithfulness, draw_probing
 from captum_vz.study.paper import TABLE_3
 from captum_vz.study.probing import FEWEST
 from captum_vz.testbed import agreement_sentences
@@ -117,17 +117,19 @@ def test_the_report_and_the_files_say_what_was_found(found: Reproduction, folder
 
 
 def test_the_figures_show_the_numbers(found: Reproduction) -> None:
-    (panel,) = draw_faithfulness(found.summary, TABLE_3).axes
+    (panel,) = found.plot("faithfulness").axes
     names = [label.get_text() for label in panel.get_yticklabels()]
     last = found.summary.query("group == 'all' and metric == 'blank_out'").groupby("method").tail(1)
     means = last.set_index("method")["mean"]
     assert [bar.get_width() for bar in panel.patches] == pytest.approx(means[names].tolist())
     assert means[names].is_monotonic_increasing
-    quoted = {names[round(place)]: value for value, place in panel.collections[-2].get_offsets().tolist()}
+    quoted = {names[round(place)]: value for value, place in panel.collections[-1].get_offsets().tolist()}
     assert quoted == {"alti": TABLE_3["alti"]}
-    left, right = draw_probing(found.probing, found.correlation).axes
+    left, right = found.plot("probing").axes
     assert list(left.lines[0].get_ydata()) == pytest.approx(found.probing["compression"].tolist())
     assert sorted(bar.get_width() for bar in right.patches) == sorted(found.correlation["statistic"])
+    by_layer, _ = found.plot("cue_ap").axes
+    assert by_layer.get_ylabel() == "cue alignment, average precision"
 
 
 def test_of_a_model_that_predicts_no_words_the_rest_is_done(
@@ -145,6 +147,16 @@ def test_of_a_model_that_predicts_no_words_the_rest_is_done(
     assert "Without saliency: BertModel gives no logits" in report
     assert f"Without probing: 6 sentences have a label, of 2 kinds; it takes {FEWEST}" in report
     assert not (tmp_path / "out" / "faithfulness.png").exists()
+    for what in ("faithfulness", "probing"):
+        with pytest.raises(ValueError, match=f"what is '{what}': pass one of 'cue_dot', 'cue_ap'"):
+            found.plot(what)
+
+
+def test_sentences_without_a_value_are_counted(found: Reproduction) -> None:
+    assert "have no" not in str(found)
+    place = found.summary.query("method == 'alti' and metric == 'blank_out' and layer == 3 and group == 'all'").index
+    counted = found.summary.assign(undefined=found.summary["undefined"].where(~found.summary.index.isin(place), 7))
+    assert "alti: 7 sentences have no blank_out." in str(replace(found, summary=counted))
 
 
 def test_what_cannot_be_done_at_all_is_refused(shipped: Shipped, sentences: list[Example], tmp_path: Path) -> None:
