@@ -69,6 +69,8 @@ def run(options: argparse.Namespace) -> None:
         raise CommandError(f"{error.strerror or error}") from error
     except ValueError as error:
         raise CommandError(str(error)) from error
+    except KeyboardInterrupt as error:
+        raise CommandError("stopped. The same command goes on from here.") from error
     if not options.quiet and PartialState().is_main_process:
         print(found)
         print(f"\ntables, figures and this report: {options.output}")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 
-_QUOTED = "the paper's Table 3, pre-trained models of the BERT family (second-hand)"
+_QUOTED: Final = "the paper's Table 3, pre-trained models of the BERT family (second-hand)"
 
 
 def draw_summary(summary: DataFrame, metric: str) -> Figure:

@@ -195,6 +195,8 @@ def reproduce(
     | value-zeroing | 0...
     """
     names = check_methods(methods)
+    if not models or not examples:
+        raise ValueError(f"models is {list(models)}, and there are {len(examples)} examples: pass at least 1 of each.")
     folder = Path(output)
     studies, probings, correlations, left_out = [], [], [], []
     for name, source in models.items():
@@ -261,7 +263,7 @@ def _refuse_discriminator(name: str, model: Any) -> None:
 
 
 def _first_usable(name: str, model: Any, tokenizer: Any, examples: Sequence[Example]) -> Encoded:
-    reason = "there are none"
+    reason = ""
     for example in examples:
         try:
             return encode(tokenizer, example, longest=longest_text(model, tokenizer), needs_cue=True)
