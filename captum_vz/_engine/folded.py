@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from captum_vz._engine.answers import Answers, First, Last, few_sizes, gelu_by_tanh, product
 from captum_vz._engine.blocks import Block, Chunk, Pairs, blocks
 from captum_vz._engine.recording import AttentionCall, Recording
-from captum_vz._engine.replay import ModuleAnswer, NotReproducedError, PackedPairs, check_reproduced
+from captum_vz._engine.replay import ModuleAnswer, NotReproducedError, PackedPairs, TooFewError, check_reproduced
 from captum_vz._engine.shapes import Shape, Trace, matrix, replace_forward
 
 
@@ -61,6 +61,8 @@ class FoldedPairs:
         weight = matrix(shape.projection)
         assert weight is not None
         self.projection = weight.unflatten(0, (call.size[1], -1))[pairs.heads]  # (head, d_head, d)
+        if not self.projection.any():
+            raise TooFewError("the projection of these heads is zero: nothing is to move, not even by rounding")
         self.changed = self.outputs.new_empty(self.longest, weight.shape[1])
         if self.answers is None:
             self.base = self.outputs

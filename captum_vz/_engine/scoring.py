@@ -91,6 +91,9 @@ def value_zeroing_map(recording: Recording, call: AttentionCall, zeroing: Zeroin
 
 
 def _replayed(recording: Recording, call: AttentionCall, output: Tensor, zeroing: Zeroing) -> Tensor:
+    # What the user's own functions raise is to be told as it is, and not as a layer's failure.
+    first = zeroing.measure.prepare(output[0, :1].clone())
+    zeroing.measure.between(first, first.clone())
     reasons = []
     for way in WAYS if call.windows is None else (_in_windows,):
         try:

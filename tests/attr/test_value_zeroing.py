@@ -81,6 +81,18 @@ def test_a_distance_of_ones_own(name: str) -> None:
     )
 
 
+def test_what_a_distance_or_a_norm_raises_is_told_as_it_is() -> None:
+    case = FAMILIES["bert"].case
+
+    def distance(a: Tensor, b: Tensor) -> Tensor:
+        raise ValueError("a distance of nobody's own")
+
+    with pytest.raises(ValueError, match=r"^a distance of nobody's own$"):
+        ValueZeroing(case.model, case.layers[0], distance=distance).attribute(case.inputs)
+    with pytest.raises(RuntimeError, match=r"^Given normalized_shape=\[7\]"):
+        ValueZeroing(case.model, case.layers[0], final_norm=torch.nn.LayerNorm(7).double()).attribute(case.inputs)
+
+
 @pytest.mark.parametrize("name", ["bert", "albert"])  # pairs; whole sequences
 def test_a_distance_in_another_dtype(name: str) -> None:
     case, single = FAMILIES[name].case, FAMILIES[name].build(torch.float32)

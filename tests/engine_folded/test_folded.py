@@ -256,3 +256,11 @@ class Offset(nn.Module):
 )
 def test_home_made_blocks(block: Block, lanes: Lanes) -> None:
     lanes.agree(block, [block], sequences(2, length=20))
+
+
+def test_a_projection_that_is_zero_moves_nothing_by_rounding(lanes: Lanes) -> None:
+    block, x = Block(), sequences(2, 24)
+    with torch.no_grad():
+        block.attention.output.weight.zero_()
+    with pytest.warns(UserWarning, match=r"48 row\(s\) of layer 0 \(Block\) stay zero"):
+        assert not lanes.fast(block, [block], x)[0].any()
