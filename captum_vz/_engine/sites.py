@@ -22,9 +22,10 @@ def attention_call(recording: Recording, attention: str) -> AttentionCall:
     name = type(recording.layer).__name__
     calls = recording.calls
     assert calls, (
-        f"The layer {name} called no attention that can be read: looked for calls of transformers' AttentionInterface "
-        "and of torch.nn.functional.scaled_dot_product_attention, and for attention modules of families that compute "
-        "it inline (GPT-J, BLOOM, DeBERTa ...). Pass a whole Transformer block; layers without attention have no map."
+        f"The layer {name} called no attention that can be read{_inline_in(recording)}: looked for calls of "
+        "transformers' AttentionInterface and of torch.nn.functional.scaled_dot_product_attention, and for attention "
+        "modules of families that compute it inline (GPT-J, BLOOM, DeBERTa ...). Pass a whole Transformer block; "
+        "layers without attention have no map."
     )
     assert len(calls) <= 2 and not (len(calls) == 2 and any(map(is_stack, recording.layer.modules()))), (
         f"The layer {name} called attention {len(calls)} times in one run: pass a single Transformer block, "
@@ -39,12 +40,12 @@ def attention_call(recording: Recording, attention: str) -> AttentionCall:
         f"The layer {name} has no second attention, so there is no cross-attention to explain: pass attention='self', "
         "or the layers of a decoder that reads an encoder."
     )
-    unseen = _unseen_attention(recording)
+    call = calls[attention == "cross"]
+    unseen = _unseen_before(recording, call)
     assert unseen is None, (
-        f"The layer {name} runs an attention that cannot be read, {unseen}, beside one that can, so that which of them "
+        f"The layer {name} runs an attention that cannot be read, {unseen}, before one that can, so that which of them "
         f"attention={attention!r} means is not known: pass the part of the layer that holds the one you mean."
     )
-    call = calls[attention == "cross"]
     assert not call.dropout, (
         f"The attention of {name} runs with dropout {call.dropout}, so that no two runs of it agree: "
         "call model.eval() first."
@@ -65,13 +66,21 @@ def attention_call(recording: Recording, attention: str) -> AttentionCall:
     )
 
 
-def _unseen_attention(recording: Recording) -> str | None:
-    """The class of an attention module that ran without a call that could be read, none of its parts having one."""
-    inside = {id(module) for call in recording.calls for module in call.module.modules()}
+def _inline_in(recording: Recording) -> str:
+    """What to add about a layer whose attention was not seen."""
+    kinds = [type(module).__name__ for module in recording.ran if type(module).__name__.endswith("Attention")]
+    return f" (its {kinds[-1]} computes it in a way that is not known)" if kinds else ""
+
+
+def _unseen_before(recording: Recording, call: AttentionCall) -> str | None:
+    """The class of an attention module that ran before `call` and none of whose calls could be read, if any did."""
+    inside = {id(module) for seen in recording.calls for module in seen.module.modules()}
     for module in recording.ran:
+        if module is call.module:
+            return None
         if type(module).__name__.endswith("Attention") and id(module) not in inside:
             parts = set(module.modules())
-            if not any(call.module in parts for call in recording.calls):
+            if not any(seen.module in parts for seen in recording.calls):
                 return type(module).__name__
     return None
 

@@ -61,7 +61,9 @@ def over_positions(recording: Recording, call: AttentionCall) -> AttentionCall:
 
 def reordered(recording: Recording, call: AttentionCall) -> AttentionCall | None:
     """The same for an attention that has all of the layer's tokens, but in another order; None: it has not."""
-    if len(recording.calls) > 1 or call.sequence_first or call.size[2] != call.size[3] or call.windows is not None:
+    if len(recording.calls) > 1 or call.parts > 1 or call.sequence_first or call.size[2] != call.size[3]:
+        return None
+    if call.windows is not None:
         return None
     if _are_in_order(recording, call):
         return None

@@ -69,7 +69,11 @@ def write_table(rows: list[Row], versions: str) -> None:
         *(f"| {counts[outcome]} | {outcome} | {meaning} |" for outcome, meaning in OUTCOMES.items()),
         f"| {sum(counts.values())} | | all |",
         "",
-        "A type with several stacks counts once: as disagreeing if any stack does, else by the best of them.",
+        "A type with several stacks counts once: as disagreeing if any stack does, else by the best of them. The "
+        "replay is of packed pairs of tokens, of whole sequences, or, where a layer sees its tokens in windows or in "
+        "another order, of the whole batch, tokens told by their positions (windows). A stack whose layers are "
+        "replayed in several ways "
+        "has a row for each.",
         "",
         "| model type | stack | outcome | replay | difference | why |",
         "|---|---|---|---|---|---|",
