@@ -41,7 +41,7 @@ def encode_record(tokenizer: PreTrainedTokenizerBase, record: Record) -> Encoded
     ('[MASK]', ['pictures'])
     """
     form = _target_word(record)
-    if form == MASK:
+    if form.upper() == MASK:  # a sentence in lower case has its mask in lower case, too
         form = tokenizer.mask_token
     if form is None:
         raise ValueError(
