@@ -13,6 +13,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
+import captum_vz
 from captum_vz.cli import main
 from captum_vz.study import Example, Study, run_study, write_jsonl
 from captum_vz.testbed import agreement_sentences, load_agreement_model
@@ -121,11 +122,18 @@ def test_who_stops_it_is_told_that_it_goes_on(
     assert "stopped. The same command goes on from here" in refused(capsys, "--generated", "2", "--output", "s")
 
 
+def forget(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
+    """Have these packages imported anew, for one test."""
+    for package in packages:
+        # The import also binds the package's name in its parent, which has to be put back with the modules.
+        monkeypatch.setattr(captum_vz, package.rpartition(".")[2], importlib.import_module(package))
+    for name in [name for name in sys.modules if name.startswith(packages)]:
+        monkeypatch.delitem(sys.modules, name)
+
+
 def test_to_compare_needs_no_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     extra = ("pyarrow", "pandas", "accelerate", "scipy", "sklearn")
-    ours = ("captum_vz.study", "captum_vz.metrics")
-    for name in [name for name in sys.modules if name.startswith(ours)]:
-        monkeypatch.delitem(sys.modules, name)
+    forget(monkeypatch, "captum_vz.study", "captum_vz.metrics")
     found = builtins.__import__
 
     def without(name: str, *arguments: Any, **named: Any) -> Any:
@@ -146,8 +154,7 @@ def test_to_compare_needs_no_extra(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_missing_extra_is_named_in_one_line(
     missing: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in [name for name in sys.modules if name.startswith("captum_vz.study")]:
-        monkeypatch.delitem(sys.modules, name)
+    forget(monkeypatch, "captum_vz.study")
     found = builtins.__import__
 
     def without(name: str, *arguments: Any, **named: Any) -> Any:
