@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from captum_vz._engine.chunks import fitting
 from captum_vz._engine.parts import FrozenNorm, LayerParts
-from captum_vz._engine.scoring import CHUNK_BYTES, CHUNK_BYTES_ELSEWHERE
 from captum_vz.functional import contributions, frozen_norm, head_vectors
 
 # How far a layer is followed: its attention, plus its residual connection, plus the norm after that, plus the last one.
@@ -137,8 +137,3 @@ def _weights(parts: LayerParts, residual: bool, norms: list[FrozenNorm]) -> Tens
         weights = weights * norm.scale[..., None]
     there = parts.rows[:, :, None] & parts.sources[:, None, :]
     return weights.masked_fill(~there[..., None], 0)
-
-
-def fitting(like: Tensor, numbers: int) -> int:
-    """How many times so many numbers fit in a chunk; at least once."""
-    return max(1, CHUNK_BYTES.get(like.device.type, CHUNK_BYTES_ELSEWHERE) // (numbers * like.element_size()))

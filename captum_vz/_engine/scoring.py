@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 from captum_vz._engine.blocks import Pairs
+from captum_vz._engine.chunks import fitting
 from captum_vz._engine.folded import FoldedPairs
 from captum_vz._engine.precision import is_half, multiplies_halves_fast, rerun_in_float32
 from captum_vz._engine.recording import AttentionCall, Recording, first_tensor
@@ -20,46 +18,18 @@ from captum_vz._engine.replay import (
     WholeSequences,
     check_reproduced,
 )
-from captum_vz._engine.sites import valid_positions
 from captum_vz._engine.windows import over_positions, reordered
-
-# Bytes that the widest activation of one chunk may take: on a CPU it should stay in the cache.
-CHUNK_BYTES = {"cpu": 8 << 20}
-CHUNK_BYTES_ELSEWHERE = 256 << 20
-
-
-@dataclass(frozen=True)
-class Measure:
-    """A distance in two steps, so that what one output needs by itself is done once.
-
-    Attributes:
-        prepare: What is done to outputs `(..., d)` first.
-        between: The distance between two that are prepared, `(..., d), (..., d) -> (...)`.
-    """
-
-    prepare: Callable[[Tensor], Tensor]
-    between: Callable[[Tensor, Tensor], Tensor]
-
-
-@dataclass(frozen=True)
-class Zeroing:
-    """What is zeroed, for whom, and how the change is measured.
-
-    Attributes:
-        measure: The distance between a target's outputs with and without the value.
-        rows: The target positions of each example `(batch, row)`, or None for all.
-        groups: The group of each source `(batch, in)`, counted from 0, or None: each source is its own.
-        heads: The query heads to zero, or None for all.
-        at_most: How many groups may be zeroed at a time, or None: as many as fit.
-        fast: Whether differences may go through the matrices in bfloat16.
-    """
-
-    measure: Measure
-    rows: Tensor | None = None
-    groups: Tensor | None = None
-    heads: tuple[int, ...] | None = None
-    at_most: int | None = None
-    fast: bool = False
+from captum_vz._engine.zeroing import (
+    Zeroing,
+    active_groups,
+    empty_map,
+    group_blocks,
+    group_members,
+    lost_context,
+    wanted_targets,
+    zeroed_heads,
+    zeroed_weights,
+)
 
 
 def value_zeroing_map(recording: Recording, call: AttentionCall, zeroing: Zeroing) -> Tensor:
@@ -123,60 +93,6 @@ def _output(recording: Recording, call: AttentionCall) -> Tensor | None:
     return output if output is None else call.batch_first(output)
 
 
-@dataclass
-class _Targets:
-    """The rows that are wanted and not padding: flat lists, one entry a row."""
-
-    batch: Tensor
-    place: Tensor  # where the row stands in the map
-    out: Tensor  # the position in the sequence
-
-    def __len__(self) -> int:
-        return len(self.batch)
-
-
-def _targets(recording: Recording, call: AttentionCall, zeroing: Zeroing) -> tuple[_Targets, Tensor]:
-    rows, sources = valid_positions(recording, call)
-    wanted = zeroing.rows
-    if wanted is None:
-        wanted = torch.arange(rows.shape[1], device=rows.device).expand_as(rows)
-    batch, place = rows.gather(1, wanted).nonzero(as_tuple=True)
-    return _Targets(batch, place, wanted[batch, place]), sources
-
-
-def _weights(call: AttentionCall, zeroing: Zeroing, sources: Tensor, batch: Tensor, out: Tensor) -> Tensor:
-    """The weights of the heads to zero at `(batch, out)`, as `(n, in, head)`: 0 for others and for padded sources."""
-    if call.weights is None:  # inline: which sources have weight is not known, all may
-        return sources[batch, :, None]
-    weights = call.weights[batch, :, out] * sources[batch, None]
-    if zeroing.heads is not None:
-        chosen = torch.zeros(weights.shape[1], dtype=weights.dtype, device=weights.device)
-        chosen[list(zeroing.heads)] = 1
-        weights = weights * chosen[:, None]
-    # A value that is zero already moves nothing, and is not to move anything by rounding either.
-    moves = call.values.ne(0).any(-1).repeat_interleave(weights.shape[1] // call.values.shape[1], dim=1)
-    return (weights * moves[batch]).transpose(1, 2).contiguous()
-
-
-def _members(call: AttentionCall, zeroing: Zeroing) -> Tensor:
-    """The sources of each group, `(batch, group, member)`, -1 where a group has fewer."""
-    batch, _, _, sources = call.size
-    device = call.values.device
-    if zeroing.groups is None:
-        return torch.arange(sources, device=device).expand(batch, sources)[..., None]
-    count = int(zeroing.groups.max()) + 1
-    belongs = zeroing.groups[:, None, :] == torch.arange(count, device=device)[:, None]  # (batch, group, in)
-    order = belongs.int().argsort(dim=-1, descending=True, stable=True)
-    size = int(belongs.sum(-1).max())
-    return torch.where(belongs.gather(-1, order), order, -1)[..., :size]
-
-
-def _blocks(count: int, at_most: int | None) -> Iterator[tuple[int, int]]:
-    step = count if at_most is None else at_most
-    for start in range(0, count, max(step, 1)):
-        yield start, min(start + step, count)
-
-
 def _packed_first(recording: Recording, call: AttentionCall, output: Tensor, zeroing: Zeroing) -> Tensor:
     """Packed pairs, with the first tensor of the layer's arguments alone taken to hold one entry a position.
 
@@ -189,22 +105,22 @@ def _packed_first(recording: Recording, call: AttentionCall, output: Tensor, zer
 
 def _folded_pairs(recording: Recording, call: AttentionCall, output: Tensor, zeroing: Zeroing) -> Tensor:
     """The same numbers as `_packed_pairs`, faster: for layers of a known shape, and rows enough to gain by it."""
-    heads = torch.tensor(range(call.size[1]) if zeroing.heads is None else zeroing.heads, device=output.device)
+    heads = zeroed_heads(call, zeroing).nonzero().flatten()
     few = zeroing.rows is not None and zeroing.rows.shape[1] <= len(heads)
     if call.weights is None:
         raise NotReproducedError("its attention is computed inline, out of sight")
     if few:
         raise TooFewError("there are too few rows to fold for")
-    targets, sources = _targets(recording, call, zeroing)
+    targets, sources = wanted_targets(recording, call, zeroing)
     if not len(targets) or targets.batch.bincount().max() <= len(heads):
         raise TooFewError("there are too few rows to fold for")
     fast = zeroing.fast and multiplies_halves_fast(output.device)
     if zeroing.fast and not fast:
         recording.notes.append(f"precision='fast' found no fast bfloat16 on {output.device}, computed exactly")
-    members = _members(call, zeroing)
-    scores = _empty_map(call, zeroing, members)
-    weights = _weights(call, zeroing, sources, targets.batch, targets.out)
-    active = _active(weights, members[targets.batch])
+    members = group_members(call, zeroing)
+    scores = empty_map(call, zeroing, members)
+    weights = zeroed_weights(call, zeroing, sources, targets.batch, targets.out)
+    active = active_groups(weights, members[targets.batch])
     pairs = Pairs(targets.batch, targets.out, weights[..., heads], heads, members, active)
     folded = FoldedPairs(recording, call, output, pairs, _chunk_rows(recording, output), zeroing.at_most, fast)
     clean = zeroing.measure.prepare(folded.outputs)
@@ -217,21 +133,21 @@ def _folded_pairs(recording: Recording, call: AttentionCall, output: Tensor, zer
 def _packed_pairs(
     recording: Recording, call: AttentionCall, output: Tensor, zeroing: Zeroing, only_first: bool = False
 ) -> Tensor:
-    targets, sources = _targets(recording, call, zeroing)
-    members = _members(call, zeroing)
-    scores = _empty_map(call, zeroing, members)
+    targets, sources = wanted_targets(recording, call, zeroing)
+    members = group_members(call, zeroing)
+    scores = empty_map(call, zeroing, members)
     if not len(targets):
         return scores
     replay = PackedPairs(recording, call, only_first)
     assert call.context is not None  # PackedPairs saw to it
     rows = _chunk_rows(recording, output)
-    weights = _weights(call, zeroing, sources, targets.batch, targets.out)  # (target, in, head)
+    weights = zeroed_weights(call, zeroing, sources, targets.batch, targets.out)  # (target, in, head)
     values = call.values.transpose(1, 2)  # (batch, in, key-value head, d_head)
     contexts = call.context.flatten(2)[targets.batch, targets.out]
 
     outputs = output[targets.batch, targets.out]
     lists = members[targets.batch]  # (target, group, member)
-    active = _active(weights, lists)
+    active = active_groups(weights, lists)
     # A single target is checked in its chunk, among pairs that no sequence knows.
     alone = len(targets) == 1 and isinstance(replay.answer, ModuleAnswer)
     if not alone or not active.any():
@@ -241,12 +157,12 @@ def _packed_pairs(
         few = torch.cat([few, few[:1].expand(8)])
         check_reproduced(replay.run(targets.batch[few], targets.out[few], contexts[few]), outputs[few])
 
-    for start, stop in _blocks(lists.shape[1], zeroing.at_most):
+    for start, stop in group_blocks(lists.shape[1], zeroing.at_most):
         pairs = active[:, start:stop].nonzero()
         for begin in range(0, len(pairs), rows):
             pair = pairs[begin : begin + rows]
             target, group = pair[:, 0], pair[:, 1] + start
-            change = _change(weights, values, targets.batch, lists, target, group)
+            change = lost_context(weights, values, targets.batch, lists, target, group)
             # Each target also runs unchanged, behind the pairs, and is checked again: where positions compete, as for
             # experts of limited capacity, only the chunk itself shows it. A single one also runs before them: where
             # positions hear those that follow, the last of a sequence hears as little as the last of a chunk.
@@ -263,25 +179,6 @@ def _packed_pairs(
     return scores
 
 
-def _active(weights: Tensor, members: Tensor) -> Tensor:
-    """Which groups, of `members (target, group, member)`, may change which targets, `(target, group)`."""
-    seen = weights.ne(0).any(-1)  # (target, in)
-    return (seen[:, None, :].expand(-1, members.shape[1], -1).gather(2, members.clamp_min(0)) & (members >= 0)).any(-1)
-
-
-def _change(weights: Tensor, values: Tensor, batch: Tensor, members: Tensor, target: Tensor, group: Tensor) -> Tensor:
-    """What each pair's context loses: the sum over the group's members of weight times value, `(n, head * d_head)`."""
-    shared_by = weights.shape[-1] // values.shape[2]
-    change: Tensor | None = None
-    for source in members[target, group].unbind(-1):
-        weight = weights[target, source.clamp_min(0)] * (source >= 0)[:, None]
-        value = values[batch[target], source.clamp_min(0)]
-        lost = (weight.unflatten(-1, (-1, shared_by))[..., None] * value[:, :, None, :]).flatten(1)
-        change = lost if change is None else change + lost
-    assert change is not None
-    return change
-
-
 def _whole_sequences(recording: Recording, call: AttentionCall, output: Tensor, zeroing: Zeroing) -> Tensor:
     other_order = reordered(recording, call)
     if other_order is not None:
@@ -289,16 +186,14 @@ def _whole_sequences(recording: Recording, call: AttentionCall, output: Tensor, 
         if call.visible is not None and not call.visible.all():
             raise NotReproducedError("its attention sees its tokens in another order, and not all of them")
         return _in_windows(recording, other_order, output, zeroing)
-    targets, sources = _targets(recording, call, zeroing)
-    members = _members(call, zeroing)
-    scores = _empty_map(call, zeroing, members)
+    targets, sources = wanted_targets(recording, call, zeroing)
+    members = group_members(call, zeroing)
+    scores = empty_map(call, zeroing, members)
     replay = WholeSequences(recording, call)
     count = members.shape[1]
     copies = max(1, _chunk_rows(recording, output) // output.shape[1])
     copies = copies if zeroing.at_most is None else min(copies, zeroing.at_most)
-    heads = torch.ones(call.size[1], dtype=torch.bool, device=output.device)
-    if zeroing.heads is not None:
-        heads = torch.zeros_like(heads).index_fill(0, torch.tensor(zeroing.heads, device=heads.device), True)
+    heads = zeroed_heads(call, zeroing)
 
     for example in targets.batch.unique().tolist():
         mine = targets.batch == example
@@ -308,7 +203,7 @@ def _whole_sequences(recording: Recording, call: AttentionCall, output: Tensor, 
         in_group = in_group.scatter(1, members[example] % in_group.shape[1], True)[:, :-1] & sources[example]
         # Seen by any row, not by the wanted alone: a layer that mixes positions hands on what their neighbours saw.
         rows = torch.arange(call.size[2], device=output.device)
-        weights = _weights(call, zeroing, sources, torch.full_like(rows, example), rows)
+        weights = zeroed_weights(call, zeroing, sources, torch.full_like(rows, example), rows)
         active = (in_group & weights.ne(0).any(-1).any(0)).any(-1).nonzero().flatten()
         for part in active.split(copies):
             # The last copy is left as it is and checked: copies may compete too, for experts of limited capacity.
@@ -323,10 +218,8 @@ def _whole_sequences(recording: Recording, call: AttentionCall, output: Tensor, 
 
 def _in_windows(recording: Recording, call: AttentionCall, output: Tensor, zeroing: Zeroing) -> Tensor:
     assert call.windows is not None
-    scores = _empty_map(call, zeroing, _members(call, zeroing))
-    heads = torch.ones(call.size[1], dtype=torch.bool, device=output.device)
-    if zeroing.heads is not None:
-        heads = torch.zeros_like(heads).index_fill(0, torch.tensor(zeroing.heads, device=heads.device), True)
+    scores = empty_map(call, zeroing, group_members(call, zeroing))
+    heads = zeroed_heads(call, zeroing)
     nothing = torch.zeros_like(call.windows.position, dtype=torch.bool)
     clean = call.windows.run(nothing, heads)
     check_reproduced(clean.flatten(0, 1), output.flatten(0, 1))
@@ -340,17 +233,11 @@ def _in_windows(recording: Recording, call: AttentionCall, output: Tensor, zeroi
     return scores
 
 
-def _empty_map(call: AttentionCall, zeroing: Zeroing, members: Tensor) -> Tensor:
-    rows = call.size[2] if zeroing.rows is None else zeroing.rows.shape[1]
-    dtype = torch.promote_types(call.values.dtype, torch.float32)
-    return torch.zeros(call.size[0], rows, members.shape[1], dtype=dtype, device=call.values.device)
-
-
 def _chunk_rows(recording: Recording, output: Tensor) -> int:
-    """How many positions one chunk holds: as many as keep the widest activation within CHUNK_BYTES."""
+    """How many positions one chunk holds, by its widest activation."""
     shapes = [parameter.shape[-2:] for parameter in recording.layer.parameters() if parameter.dim() > 1]
     width = max([output.shape[-1], *(size for shape in shapes for size in shape)])
-    return max(1, CHUNK_BYTES.get(output.device.type, CHUNK_BYTES_ELSEWHERE) // (width * output.element_size()))
+    return fitting(output, width)
 
 
 # Tried in this order. All give the same numbers: a test may leave the first one out.

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from captum_vz._engine.decomposition import fitting
+from captum_vz._engine.chunks import fitting
 from captum_vz._engine.embedded import Embedded
 from captum_vz._engine.recording import AttentionCall, Recording, first_tensor
 from captum_vz._engine.sites import valid_positions

@@ -26,7 +26,8 @@ from captum_vz.study.table import Table
 
 if TYPE_CHECKING:
     from captum_vz.study.judging import DEFAULT_METRICS, METRICS, Metric
-    from captum_vz.study.paper import Reproduction, reproduce
+    from captum_vz.study.paper import reproduce
+    from captum_vz.study.reproduction import Reproduction
     from captum_vz.study.results import Study
     from captum_vz.study.run import run_study
     from captum_vz.study.scorer import Scorer
@@ -59,7 +60,7 @@ _NEED_EXTRA = {
     "DEFAULT_METRICS": "judging",
     "METRICS": "judging",
     "Metric": "judging",
-    "Reproduction": "paper",
+    "Reproduction": "reproduction",
     "Scorer": "scorer",
     "Study": "results",
     "reproduce": "paper",

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from captum_vz import AttentionFlow, AttentionRollout, LayerAttention, ValueZeroing, ValueZeroingRollout
-from captum_vz._engine import scoring
 from tests.engine.compare import assert_same
 from tests.reference import FAMILIES, Case
 
@@ -85,7 +84,7 @@ def test_any_size_of_chunk(name: str, positions: int, monkeypatch: pytest.Monkey
         expected = maps_of(case, **options)
         with monkeypatch.context() as patch:
             # A position of these models is 48 to 96 numbers wide.
-            patch.setattr(scoring, "CHUNK_BYTES", {"cpu": positions * 96 * 8})
+            patch.setattr("captum_vz._engine.chunks.CHUNK_BYTES", {"cpu": positions * 96 * 8})
             assert_same(maps_of(case, **options), expected)
 
 

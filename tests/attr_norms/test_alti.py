@@ -90,7 +90,7 @@ def test_any_size_of_chunk(name: str, rows: int, monkeypatch: pytest.MonkeyPatch
     method = LayerALTI(case.model, case.layers[0])
     expected = method.attribute(case.inputs)
     # So many rows of seven sources, 32 numbers each.
-    monkeypatch.setattr("captum_vz._engine.decomposition.CHUNK_BYTES", {"cpu": rows * 7 * 32 * 8})
+    monkeypatch.setattr("captum_vz._engine.chunks.CHUNK_BYTES", {"cpu": rows * 7 * 32 * 8})
     assert_same(method.attribute(case.inputs), expected)
 
 

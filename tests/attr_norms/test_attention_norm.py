@@ -140,7 +140,7 @@ def test_any_size_of_chunk(name: str, include: Any, rows: int, monkeypatch: pyte
     for options in ({}, {"feature_mask": mask}):
         expected = method.attribute(case.inputs, **options)
         with monkeypatch.context() as patch:
-            patch.setattr("captum_vz._engine.decomposition.CHUNK_BYTES", {"cpu": rows * 7 * 32 * 8})
+            patch.setattr("captum_vz._engine.chunks.CHUNK_BYTES", {"cpu": rows * 7 * 32 * 8})
             assert_same(method.attribute(case.inputs, **options), expected)
 
 

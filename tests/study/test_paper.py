@@ -12,8 +12,8 @@ from transformers import BertModel
 from captum_vz.metrics import description_length, probing_correlation
 from captum_vz.study import Example, Reproduction, Study, encode, reproduce
 from captum_vz.study.encoding import pad
-from captum_vz.study.paper import TABLE_3
 from captum_vz.study.probing import FEWEST
+from captum_vz.study.reproduction import TABLE_3
 from captum_vz.testbed import agreement_sentences
 from tests.study.conftest import Shipped
 

@@ -1,0 +1,14 @@
+"""How much is computed at a time."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+# Bytes that the widest activation of one chunk may take: on a CPU it should stay in the cache.
+CHUNK_BYTES = {"cpu": 8 << 20}
+CHUNK_BYTES_ELSEWHERE = 256 << 20
+
+
+def fitting(like: Tensor, numbers: int) -> int:
+    """How many times so many numbers fit in a chunk; at least once."""
+    return max(1, CHUNK_BYTES.get(like.device.type, CHUNK_BYTES_ELSEWHERE) // (numbers * like.element_size()))

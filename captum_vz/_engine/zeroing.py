@@ -1,0 +1,132 @@
+"""What is zeroed for whom, told from a recorded attention: the pairs, their weights, and the map that they fill."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from captum_vz._engine.recording import AttentionCall, Recording
+from captum_vz._engine.sites import valid_positions
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A distance in two steps, so that what one output needs by itself is done once.
+
+    Attributes:
+        prepare: What is done to outputs `(..., d)` first.
+        between: The distance between two that are prepared, `(..., d), (..., d) -> (...)`.
+    """
+
+    prepare: Callable[[Tensor], Tensor]
+    between: Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Zeroing:
+    """What is zeroed, for whom, and how the change is measured.
+
+    Attributes:
+        measure: The distance between a target's outputs with and without the value.
+        rows: The target positions of each example `(batch, row)`, or None for all.
+        groups: The group of each source `(batch, in)`, counted from 0, or None: each source is its own.
+        heads: The query heads to zero, or None for all.
+        at_most: How many groups may be zeroed at a time, or None: as many as fit.
+        fast: Whether differences may go through the matrices in bfloat16.
+    """
+
+    measure: Measure
+    rows: Tensor | None = None
+    groups: Tensor | None = None
+    heads: tuple[int, ...] | None = None
+    at_most: int | None = None
+    fast: bool = False
+
+
+@dataclass
+class Targets:
+    """The rows that are wanted and not padding: flat lists, one entry a row."""
+
+    batch: Tensor
+    place: Tensor  # where the row stands in the map
+    out: Tensor  # the position in the sequence
+
+    def __len__(self) -> int:
+        return len(self.batch)
+
+
+def wanted_targets(recording: Recording, call: AttentionCall, zeroing: Zeroing) -> tuple[Targets, Tensor]:
+    rows, sources = valid_positions(recording, call)
+    wanted = zeroing.rows
+    if wanted is None:
+        wanted = torch.arange(rows.shape[1], device=rows.device).expand_as(rows)
+    batch, place = rows.gather(1, wanted).nonzero(as_tuple=True)
+    return Targets(batch, place, wanted[batch, place]), sources
+
+
+def zeroed_heads(call: AttentionCall, zeroing: Zeroing) -> Tensor:
+    """Which query heads lose their values, `(head)`."""
+    heads = torch.zeros(call.size[1], dtype=torch.bool, device=call.values.device)
+    heads[slice(None) if zeroing.heads is None else list(zeroing.heads)] = True
+    return heads
+
+
+def zeroed_weights(call: AttentionCall, zeroing: Zeroing, sources: Tensor, batch: Tensor, out: Tensor) -> Tensor:
+    """The weights of the heads to zero at `(batch, out)`, as `(n, in, head)`: 0 for others and for padded sources."""
+    if call.weights is None:  # inline: which sources have weight is not known, all may
+        return sources[batch, :, None]
+    weights = call.weights[batch, :, out] * sources[batch, None]
+    if zeroing.heads is not None:
+        weights = weights * zeroed_heads(call, zeroing)[:, None]
+    # A value that is zero already moves nothing, and is not to move anything by rounding either.
+    moves = call.values.ne(0).any(-1).repeat_interleave(weights.shape[1] // call.values.shape[1], dim=1)
+    return (weights * moves[batch]).transpose(1, 2).contiguous()
+
+
+def group_members(call: AttentionCall, zeroing: Zeroing) -> Tensor:
+    """The sources of each group, `(batch, group, member)`, -1 where a group has fewer."""
+    batch, _, _, sources = call.size
+    device = call.values.device
+    if zeroing.groups is None:
+        return torch.arange(sources, device=device).expand(batch, sources)[..., None]
+    count = int(zeroing.groups.max()) + 1
+    belongs = zeroing.groups[:, None, :] == torch.arange(count, device=device)[:, None]  # (batch, group, in)
+    order = belongs.int().argsort(dim=-1, descending=True, stable=True)
+    size = int(belongs.sum(-1).max())
+    return torch.where(belongs.gather(-1, order), order, -1)[..., :size]
+
+
+def group_blocks(count: int, at_most: int | None) -> Iterator[tuple[int, int]]:
+    step = count if at_most is None else at_most
+    for start in range(0, count, max(step, 1)):
+        yield start, min(start + step, count)
+
+
+def active_groups(weights: Tensor, members: Tensor) -> Tensor:
+    """Which groups, of `members (target, group, member)`, may change which targets, `(target, group)`."""
+    seen = weights.ne(0).any(-1)  # (target, in)
+    return (seen[:, None, :].expand(-1, members.shape[1], -1).gather(2, members.clamp_min(0)) & (members >= 0)).any(-1)
+
+
+def lost_context(
+    weights: Tensor, values: Tensor, batch: Tensor, members: Tensor, target: Tensor, group: Tensor
+) -> Tensor:
+    """What each pair's context loses: the sum over the group's members of weight times value, `(n, head * d_head)`."""
+    shared_by = weights.shape[-1] // values.shape[2]
+    change: Tensor | None = None
+    for source in members[target, group].unbind(-1):
+        weight = weights[target, source.clamp_min(0)] * (source >= 0)[:, None]
+        value = values[batch[target], source.clamp_min(0)]
+        lost = (weight.unflatten(-1, (-1, shared_by))[..., None] * value[:, :, None, :]).flatten(1)
+        change = lost if change is None else change + lost
+    assert change is not None
+    return change
+
+
+def empty_map(call: AttentionCall, zeroing: Zeroing, members: Tensor) -> Tensor:
+    rows = call.size[2] if zeroing.rows is None else zeroing.rows.shape[1]
+    dtype = torch.promote_types(call.values.dtype, torch.float32)
+    return torch.zeros(call.size[0], rows, members.shape[1], dtype=dtype, device=call.values.device)
