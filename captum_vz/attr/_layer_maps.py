@@ -11,14 +11,14 @@ import torch
 from captum._utils.common import _format_tensor_into_tuples, _run_forward
 from captum._utils.progress import NullProgress, progress
 from captum._utils.typing import TargetType
-from captum.attr import LayerAttribution, PerturbationAttribution
-from captum.log import log_usage
+from captum.attr import LayerAttribution
 from torch import Tensor, nn
 from torch.nn.parallel.scatter_gather import scatter
 
 from captum_vz._engine.collect import collect
 from captum_vz._engine.recording import AttentionCall, Recording
 from captum_vz._engine.sites import attention_call, valid_positions
+from captum_vz.attr._captum import WhileRunning, logged
 from captum_vz.attr._target import TokenTarget
 from captum_vz.functional import normalize_rows
 
@@ -28,7 +28,7 @@ Inputs = Tensor | tuple[Tensor, ...] | Mapping[str, Any]
 PADDED_TARGET = "the target token of an example is padding, its row stays zero"
 
 
-class LayerMaps(LayerAttribution, PerturbationAttribution):
+class LayerMaps(LayerAttribution, WhileRunning):
     """Base of the methods that compute one map `(batch, out, in)` for each layer.
 
     A map answers: how much does output token i of the layer depend on source token j? `target` names an output
@@ -52,16 +52,11 @@ class LayerMaps(LayerAttribution, PerturbationAttribution):
         attention: str = "self",
         normalize: bool = True,
     ) -> None:
-        LayerAttribution.__init__(self, forward_func, layer, device_ids)
-        PerturbationAttribution.__init__(self, forward_func)
+        super().__init__(forward_func, layer, device_ids)
         self.attention = attention
         self.normalize = normalize
 
-    @property
-    def multiplies_by_inputs(self) -> bool:
-        return False
-
-    @log_usage(part_of_slo=True)  # type: ignore[untyped-decorator]  # Captum ships it without types.
+    @logged
     def attribute(
         self,
         inputs: Inputs,
@@ -114,10 +109,6 @@ class LayerMaps(LayerAttribution, PerturbationAttribution):
             maps[index] = layer_map  # a layer that runs more than once keeps its last run
         results = [wanted.select(maps[index]) for index in range(len(layers))]
         return results if isinstance(self.layer, (list, tuple, nn.ModuleList)) else results[0]
-
-    def attribute_future(self, *args: Any, **kwargs: Any) -> None:
-        """Not offered: the maps are computed while the model runs."""
-        raise NotImplementedError(f"attribute_future is not implemented for {type(self).__name__}")
 
     @abstractmethod
     def _layer_map(

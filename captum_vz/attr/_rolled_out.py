@@ -9,18 +9,17 @@ from typing import Any, Literal
 import torch
 from captum._utils.common import _format_output
 from captum._utils.typing import TargetType
-from captum.attr import PerturbationAttribution
-from captum.log import log_usage
 from torch import Tensor, nn
 
 from captum_vz._engine.gaps import noting_gaps
+from captum_vz.attr._captum import WhileRunning, logged
 from captum_vz.attr._layer_maps import PADDED_TARGET, Inputs, LayerMaps, as_layers
 from captum_vz.attr._target import TokenTarget
 from captum_vz.attr._without_model import WithoutModel
 from captum_vz.functional import Residual, normalize_rows, pool_groups, receptive_fields
 
 
-class RolledOut(PerturbationAttribution):
+class RolledOut(WhileRunning):
     """Base of the methods that join the maps of a stack of layers into one map `(batch, out, in)`.
 
     An input method in Captum's sense: a tensor in, a tensor out; a tuple in, a tuple out. `target` names an output
@@ -39,18 +38,12 @@ class RolledOut(PerturbationAttribution):
     def __init__(
         self, maps: LayerMaps | WithoutModel, *, residual: Residual = None, per_receptive_field: bool = False
     ) -> None:
-        PerturbationAttribution.__init__(self, maps.forward_func)
+        super().__init__(maps.forward_func, maps.layer, maps.device_ids)
         self.maps = maps
-        self.layer = maps.layer
-        self.device_ids = maps.device_ids
         self.residual = residual
         self.per_receptive_field = per_receptive_field
 
-    @property
-    def multiplies_by_inputs(self) -> bool:
-        return False
-
-    @log_usage(part_of_slo=True)  # type: ignore[untyped-decorator]  # Captum ships it without types.
+    @logged
     def attribute(
         self,
         inputs: Inputs,
@@ -125,10 +118,6 @@ class RolledOut(PerturbationAttribution):
         joined = self._by_feature(maps, rows, feature_mask, all_layers)
         results = [_format_output(isinstance(inputs, tuple), (wanted.select(one),)) for one in joined]
         return results if all_layers else results[-1]
-
-    def attribute_future(self, *args: Any, **kwargs: Any) -> None:
-        """Not offered: the maps are computed while the model runs."""
-        raise NotImplementedError(f"attribute_future is not implemented for {type(self).__name__}")
 
     @abstractmethod
     def _join(self, maps: list[Tensor], rows: Tensor | None, all_layers: bool) -> list[Tensor]:

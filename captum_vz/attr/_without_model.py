@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from captum._utils.typing import TargetType
 from captum.attr import Attribution
-from captum.log import log_usage
 from torch import Tensor, nn
 
+from captum_vz.attr._captum import logged
 from captum_vz.attr._layer_maps import Inputs, as_layers
 from captum_vz.attr._target import TokenTarget
 from captum_vz.functional import normalize_rows
@@ -39,7 +39,7 @@ class WithoutModel(Attribution):
         self.layer = layer
         self.causal = causal
 
-    @log_usage(part_of_slo=True)  # type: ignore[untyped-decorator]  # Captum ships it without types.
+    @logged
     def attribute(
         self,
         inputs: Inputs,

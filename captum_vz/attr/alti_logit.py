@@ -9,11 +9,10 @@ from typing import Any, Literal, NamedTuple
 import torch
 from captum._utils.common import _format_output
 from captum._utils.typing import TargetType
-from captum.attr import PerturbationAttribution
-from captum.log import log_usage
 from torch import Tensor, nn
 
 from captum_vz._engine.readout import Readout
+from captum_vz.attr._captum import WhileRunning, logged
 from captum_vz.attr._layer_maps import PADDED_TARGET, Inputs, as_layers
 from captum_vz.attr._logit_updates import Entries, Step, Updates
 from captum_vz.attr._target import TokenTarget
@@ -44,7 +43,7 @@ class LogitTerms(NamedTuple):
         return self.embedding + attention + self.projection_bias + self.feed_forward + self.constant
 
 
-class ALTILogit(PerturbationAttribution):
+class ALTILogit(WhileRunning):
     r"""How much of the logit of a vocabulary entry at each output *token* comes from each input token by attention.
 
     .. math:: \Delta^l_{tk} = U_w \cdot g\big(N^l_{tk}\big), \qquad
@@ -96,20 +95,13 @@ class ALTILogit(PerturbationAttribution):
         final_norm: nn.Module | None = None,
         unembedding: nn.Module | None = None,
     ) -> None:
-        PerturbationAttribution.__init__(self, forward_func)
+        super().__init__(forward_func, layer, device_ids)
         assert norm in ("l1", "l2"), f"norm is {norm!r}: pass 'l1' or 'l2'."
-        self.layer = layer
-        self.device_ids = device_ids
         self.norm: Literal["l1", "l2"] = norm
         self.final_norm = final_norm
         self.unembedding = unembedding
 
-    @property
-    def multiplies_by_inputs(self) -> bool:
-        """False: the scores are no products with the inputs."""
-        return False
-
-    @log_usage(part_of_slo=True)  # type: ignore[untyped-decorator]  # Captum ships it without types.
+    @logged
     def attribute(
         self,
         inputs: Inputs,
@@ -198,10 +190,6 @@ class ALTILogit(PerturbationAttribution):
             select(rest * scale),
             select(steps[-1].constant),
         )
-
-    def attribute_future(self, *args: Any, **kwargs: Any) -> None:
-        """Not offered: the scores are computed while the model runs."""
-        raise NotImplementedError(f"attribute_future is not implemented for {type(self).__name__}")
 
     def _explain(
         self,

@@ -9,9 +9,9 @@ from typing import Any, Literal
 import torch
 from captum._utils.typing import TargetType
 from captum.attr import Attribution, DeepLiftShap, GradientShap, LayerDeepLiftShap, LayerGradientShap
-from captum.log import log_usage
 from torch import Tensor, nn
 
+from captum_vz.attr._captum import logged
 from captum_vz.attr._explained import Explained
 from captum_vz.functional import token_scores
 
@@ -77,7 +77,7 @@ class TokenAttribution(Attribution):
         self.objective = objective
         self.reduce = reduce
 
-    @log_usage(part_of_slo=True)  # type: ignore[untyped-decorator]  # Captum ships it without types.
+    @logged
     def attribute(
         self,
         inputs: Tensor | Mapping[str, Any],

@@ -16,8 +16,6 @@ from captum._utils.common import (
 )
 from captum._utils.progress import NullProgress, progress
 from captum._utils.typing import TargetType
-from captum.attr import PerturbationAttribution
-from captum.log import log_usage
 from torch import Tensor
 
 from captum_vz._engine.copies import ModelCopies
@@ -26,12 +24,13 @@ from captum_vz._engine.precision import is_half
 from captum_vz._engine.recording import Recording
 from captum_vz._engine.sites import attention_call, valid_positions
 from captum_vz._engine.windows import reordered
+from captum_vz.attr._captum import WhileRunning, logged
 from captum_vz.attr._layer_maps import Inputs, _forward, _Groups, as_layers, check_per_eval
 from captum_vz.attr.value_zeroing import Heads, select_heads
 from captum_vz.functional import widen
 
 
-class ValueZeroingEffect(PerturbationAttribution):
+class ValueZeroingEffect(WhileRunning):
     r"""How much the model's *output* at `target` (a class, as in Captum itself) loses when a token's value is zeroed.
 
     .. math:: s_j = o_{\text{target}} - o_{\text{target}}^{\neg j}
@@ -78,18 +77,11 @@ class ValueZeroingEffect(PerturbationAttribution):
         attention: str = "self",
         heads: Heads | Sequence[Heads] = None,
     ) -> None:
-        PerturbationAttribution.__init__(self, forward_func)
-        self.layer = layer
-        self.device_ids = device_ids
+        super().__init__(forward_func, layer, device_ids)
         self.attention = attention
         self.heads = heads
 
-    @property
-    def multiplies_by_inputs(self) -> bool:
-        """False: a value is zeroed, whatever the input holds."""
-        return False
-
-    @log_usage(part_of_slo=True)  # type: ignore[untyped-decorator]  # Captum ships it without types.
+    @logged
     def attribute(
         self,
         inputs: Inputs,
@@ -184,10 +176,6 @@ class ValueZeroingEffect(PerturbationAttribution):
         members = members.to(scores.device)
         scores = scores.gather(1, members.clamp_min(0)) * (members >= 0)
         return _format_output(isinstance(inputs, tuple), (scores,))
-
-    def attribute_future(self, *args: Any, **kwargs: Any) -> None:
-        """Not offered: the engine waits for each run of the model."""
-        raise NotImplementedError(f"attribute_future is not implemented for {type(self).__name__}")
 
 
 def _members(groups: list[Tensor]) -> Tensor:
