@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-from captum._utils.common import _format_tensor_into_tuples, _run_forward
 from captum._utils.progress import NullProgress, progress
 from captum._utils.typing import TargetType
 from captum.attr import LayerAttribution
 from torch import Tensor, nn
-from torch.nn.parallel.scatter_gather import scatter
 
 from captum_vz._engine.collect import collect
 from captum_vz._engine.recording import AttentionCall, Recording
 from captum_vz._engine.sites import attention_call, valid_positions
+from captum_vz.attr._arguments import Arguments, Groups, Inputs, as_layers, check_per_eval, user_call
 from captum_vz.attr._captum import WhileRunning, logged
 from captum_vz.attr._target import TokenTarget
 from captum_vz.functional import normalize_rows
-
-# A tensor or a tuple of tensors, as in Captum; or a mapping, such as a tokenizer's BatchEncoding, passed as keywords.
-Inputs = Tensor | tuple[Tensor, ...] | Mapping[str, Any]
 
 PADDED_TARGET = "the target token of an example is padding, its row stays zero"
 
@@ -102,11 +97,8 @@ class LayerMaps(LayerAttribution, WhileRunning):
         )
         layers = as_layers(self.layer)
         wanted = TokenTarget.parse(target)
-        maps: dict[int, Tensor] = {}
-        for index, layer_map in self._maps(
-            layers, inputs, wanted, additional_forward_args, feature_mask, perturbations_per_eval, show_progress
-        ):
-            maps[index] = layer_map  # a layer that runs more than once keeps its last run
+        arguments = Arguments(inputs, additional_forward_args, feature_mask, perturbations_per_eval, show_progress)
+        maps = dict(self._maps(layers, wanted, arguments))  # of a layer that runs more than once, its last run
         results = [wanted.select(maps[index]) for index in range(len(layers))]
         return results if isinstance(self.layer, (list, tuple, nn.ModuleList)) else results[0]
 
@@ -126,25 +118,17 @@ class LayerMaps(LayerAttribution, WhileRunning):
         counted from 0 (None: each its own).
         """
 
-    def _maps(
-        self,
-        layers: Sequence[nn.Module],
-        inputs: Inputs,
-        target: TokenTarget,
-        additional_forward_args: Any = None,
-        feature_mask: Tensor | None = None,
-        perturbations_per_eval: int | None = None,
-        show_progress: bool = False,
-    ) -> list[tuple[int, Tensor]]:
+    def _maps(self, layers: Sequence[nn.Module], target: TokenTarget, arguments: Arguments) -> list[tuple[int, Tensor]]:
         """(index of the layer, its map `(batch, row, in)`), in the order in which the layers ran."""
-        check_per_eval(perturbations_per_eval)
-        forward = _forward(self.forward_func, inputs, additional_forward_args)
+        at_most = arguments.perturbations_per_eval
+        check_per_eval(at_most)
+        forward = user_call(self.forward_func, arguments.inputs, arguments.additional_forward_args)
         device_ids = self.device_ids or getattr(self.forward_func, "device_ids", None)
-        masks = _Groups(feature_mask, device_ids)
+        masks = Groups(arguments.feature_mask, device_ids)
         shares = bool(device_ids) and isinstance(target.rows, list)
         notes: list[str] = []
         title = f"{self.get_name()} attribution"
-        with progress(desc=title, total=len(layers)) if show_progress else NullProgress() as bar:
+        with progress(desc=title, total=len(layers)) if arguments.show_progress else NullProgress() as bar:
 
             def compute(index: int, recording: Recording) -> Tensor:
                 call = attention_call(recording, self.attention)
@@ -152,7 +136,7 @@ class LayerMaps(LayerAttribution, WhileRunning):
                 # A replica does not know which examples it has: all rows then, the wanted ones picked at the end.
                 rows = None if shares else target.places(batch, out, call.values.device)
                 groups = masks.of(call)
-                scores = self._layer_map(index, recording, call, rows, groups, perturbations_per_eval)
+                scores = self._layer_map(index, recording, call, rows, groups, at_most)
                 notes.extend(recording.notes)
                 notes.extend(_zero_rows(scores, recording, call, rows, index))
                 scores = normalize_rows(scores) if self.normalize else scores
@@ -168,94 +152,6 @@ class LayerMaps(LayerAttribution, WhileRunning):
         if notes:
             warnings.warn(f"{self.get_name()}: {'; '.join(dict.fromkeys(notes))}.", stacklevel=4)
         return runs
-
-
-def check_per_eval(perturbations_per_eval: Any) -> None:
-    """Refuse what is no number of sources."""
-    assert perturbations_per_eval is None or (type(perturbations_per_eval) is int and perturbations_per_eval >= 1), (
-        f"perturbations_per_eval is {perturbations_per_eval!r}: pass an integer of at least 1, or None."
-    )
-
-
-def as_layers(layer: Any) -> list[nn.Module]:
-    """The layers that `layer` names: itself, or the modules of a list."""
-    layers = list(layer) if isinstance(layer, (nn.ModuleList, list, tuple)) else [layer]
-    wrong = [type(entry).__name__ for entry in layers if not isinstance(entry, nn.Module)]
-    assert layers and not wrong, (
-        f"layer is {'empty' if not layers else 'of type ' + ', '.join(wrong)}: pass a module of the model, or a list "
-        "of modules; captum_vz.find_layers(model) gives all its Transformer layers."
-    )
-    assert len({id(entry) for entry in layers}) == len(layers), (
-        "layer lists the same module more than once. A layer that runs several times in a pass is listed once."
-    )
-    parts = {id(module) for entry in layers for module in entry.modules() if module is not entry}
-    inside = [type(entry).__name__ for entry in layers if id(entry) in parts]
-    assert not inside, (
-        f"layer lists modules that are part of others in it: {', '.join(inside)}. Pass either, in calls of their own."
-    )
-    return layers
-
-
-def _forward(forward_func: Callable[..., Any], inputs: Inputs, additional_forward_args: Any) -> Callable[[], Any]:
-    """The user's call, ready to be made."""
-    if isinstance(inputs, Mapping):
-        assert additional_forward_args is None, (
-            "inputs is a mapping, which is passed by keyword: put further arguments into it, "
-            "and leave additional_forward_args None."
-        )
-        tensors = {str(name): value for name, value in inputs.items()}
-        _refuse_empty(tensors.values())
-        return lambda: forward_func(**tensors)
-    formatted = _format_tensor_into_tuples(inputs)
-    _refuse_empty(formatted)
-    return lambda: _run_forward(forward_func, formatted, None, additional_forward_args)
-
-
-def _refuse_empty(inputs: Any) -> None:
-    for value in inputs:
-        assert not isinstance(value, Tensor) or 0 not in value.shape[:2], (
-            f"inputs holds an empty tensor {tuple(value.shape)}: there is no token to explain. Pass at least one."
-        )
-
-
-class _Groups:
-    """A feature_mask, its groups counted from 0, on the device of each layer and cut to each replica's share."""
-
-    def __init__(self, feature_mask: Any, device_ids: list[int] | None) -> None:
-        if isinstance(feature_mask, tuple) and len(feature_mask) == 1:
-            feature_mask = feature_mask[0]
-        self.mask: Tensor | None = None
-        self.shares: dict[torch.device, Tensor] = {}
-        if feature_mask is None:
-            return
-        assert (
-            isinstance(feature_mask, Tensor)
-            and feature_mask.dim() == 2
-            and not feature_mask.is_floating_point()
-            and not feature_mask.is_complex()
-        ), (
-            f"feature_mask is {_describe(feature_mask)}: pass integers of shape (1 or batch, source tokens), "
-            "the same number for tokens that belong together."
-        )
-        self.mask = feature_mask.unique(return_inverse=True)[1]
-        if device_ids and len(self.mask) > 1:
-            self.shares = {share.device: share for share in scatter(self.mask, device_ids)}
-
-    def of(self, call: AttentionCall) -> Tensor | None:
-        """The groups of the sources of one attention, `(batch, in)`."""
-        if self.mask is None:
-            return None
-        batch, _, _, sources = call.size
-        mask = self.shares.get(call.values.device, self.mask).to(call.values.device)
-        assert mask.shape[0] in (1, batch) and mask.shape[1] == sources, (
-            f"feature_mask is {tuple(mask.shape)}, but the layer's attention has {batch} examples of {sources} source "
-            f"tokens: pass integers of shape (1, {sources}) or ({batch}, {sources})."
-        )
-        return mask.expand(batch, sources)
-
-
-def _describe(value: Any) -> str:
-    return f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else f"of type {type(value).__name__}"
 
 
 def _zero_rows(scores: Tensor, recording: Recording, call: AttentionCall, rows: Tensor | None, index: int) -> list[str]:

@@ -12,8 +12,9 @@ from captum._utils.typing import TargetType
 from torch import Tensor, nn
 
 from captum_vz._engine.gaps import noting_gaps
+from captum_vz.attr._arguments import Arguments, Inputs, as_layers
 from captum_vz.attr._captum import WhileRunning, logged
-from captum_vz.attr._layer_maps import PADDED_TARGET, Inputs, LayerMaps, as_layers
+from captum_vz.attr._layer_maps import PADDED_TARGET, LayerMaps
 from captum_vz.attr._target import TokenTarget
 from captum_vz.attr._without_model import WithoutModel
 from captum_vz.functional import Residual, normalize_rows, pool_groups, receptive_fields
@@ -92,16 +93,9 @@ class RolledOut(WhileRunning):
         )
         layers = as_layers(self.layer)
         wanted = TokenTarget.parse(target)
+        arguments = Arguments(inputs, additional_forward_args, feature_mask, perturbations_per_eval, show_progress)
         with noting_gaps() as gaps:
-            runs = self.maps._maps(
-                layers,
-                inputs,
-                TokenTarget(None),
-                additional_forward_args,
-                feature_mask,
-                perturbations_per_eval,
-                show_progress,
-            )
+            runs = self.maps._maps(layers, TokenTarget(None), arguments)
         order = list(dict.fromkeys(index for index, _ in runs))
         assert order == sorted(order), (
             f"The layers ran in the order {order} of the list given as `layer`: pass them in the order in which they "

@@ -11,8 +11,8 @@ from captum._utils.typing import TargetType
 from captum.attr import Attribution
 from torch import Tensor, nn
 
+from captum_vz.attr._arguments import Arguments, Inputs, as_layers
 from captum_vz.attr._captum import logged
-from captum_vz.attr._layer_maps import Inputs, as_layers
 from captum_vz.attr._target import TokenTarget
 from captum_vz.functional import normalize_rows
 
@@ -75,22 +75,13 @@ class WithoutModel(Attribution):
     def _scores(self, tokens: Tensor, index: int) -> Tensor:
         """The scores of one example without its padding in layer `index`, `(out, in)`: positive, not yet normalised."""
 
-    def _maps(
-        self,
-        layers: Sequence[nn.Module],
-        inputs: Inputs,
-        target: TokenTarget,
-        additional_forward_args: Any = None,
-        feature_mask: Tensor | None = None,
-        perturbations_per_eval: int | None = None,
-        show_progress: bool = False,
-    ) -> list[tuple[int, Tensor]]:
+    def _maps(self, layers: Sequence[nn.Module], target: TokenTarget, arguments: Arguments) -> list[tuple[int, Tensor]]:
         """What :class:`Rollout` asks for, as of a :class:`LayerMaps`: (index of the layer, its map)."""
-        assert additional_forward_args is None, (
+        assert arguments.additional_forward_args is None, (
             f"{type(self).__name__} calls no forward_func, so it takes no additional_forward_args. Pass a mapping as "
             "inputs if there is an attention mask."
         )
-        maps = self._all_maps(len(layers), inputs, None, feature_mask)
+        maps = self._all_maps(len(layers), arguments.inputs, None, arguments.feature_mask)
         return [(index, target.rows_of(one)) for index, one in enumerate(maps)]
 
     def _all_maps(self, count: int, inputs: Inputs, attention_mask: Any, feature_mask: Any) -> list[Tensor]:

@@ -12,8 +12,9 @@ from captum._utils.typing import TargetType
 from torch import Tensor, nn
 
 from captum_vz._engine.readout import Readout
+from captum_vz.attr._arguments import Arguments, Inputs, as_layers
 from captum_vz.attr._captum import WhileRunning, logged
-from captum_vz.attr._layer_maps import PADDED_TARGET, Inputs, as_layers
+from captum_vz.attr._layer_maps import PADDED_TARGET
 from captum_vz.attr._logit_updates import Entries, Step, Updates
 from captum_vz.attr._target import TokenTarget
 from captum_vz.functional import logit_contributions
@@ -145,9 +146,8 @@ class ALTILogit(WhileRunning):
             "columns of each feature in what comes back."
         )
         wanted = TokenTarget.parse(target)
-        maps, steps, scale = self._explain(
-            inputs, wanted, additional_forward_args, perturbations_per_eval, show_progress, entry, foil
-        )
+        arguments = Arguments(inputs, additional_forward_args, None, perturbations_per_eval, show_progress)
+        maps, steps, scale = self._explain(wanted, arguments, entry, foil)
         scores = logit_contributions([step.sources for step in steps], maps) * scale[..., None]
         return _format_output(isinstance(inputs, tuple), (wanted.select(scores.to(maps[0].dtype)),))
 
@@ -176,7 +176,7 @@ class ALTILogit(WhileRunning):
             AssertionError: As in :meth:`attribute`.
         """
         wanted = TokenTarget.parse(target)
-        _, steps, scale = self._explain(inputs, wanted, additional_forward_args, None, False, entry, foil)
+        _, steps, scale = self._explain(wanted, Arguments(inputs, additional_forward_args), entry, foil)
 
         def select(value: Tensor) -> Tensor:
             return wanted.select(value[..., None])[..., 0]
@@ -192,23 +192,14 @@ class ALTILogit(WhileRunning):
         )
 
     def _explain(
-        self,
-        inputs: Inputs,
-        wanted: TokenTarget,
-        additional_forward_args: Any,
-        perturbations_per_eval: int | None,
-        show_progress: bool,
-        entry: Entries,
-        foil: Entries | None,
+        self, wanted: TokenTarget, arguments: Arguments, entry: Entries, foil: Entries | None
     ) -> tuple[list[Tensor], list[Step], Tensor]:
         """ALTI's maps, what the layers add, and one over the last norm's deviation `(batch, row)`."""
         layers = as_layers(self.layer)
         readout = Readout.of(self.forward_func, layers, self.final_norm, self.unembedding)
         entries = {"entry": entry} if foil is None else {"entry": entry, "foil": foil}
         call = Updates(self.forward_func, self.layer, self.norm, readout, wanted, entries)
-        runs = call._maps(
-            layers, inputs, TokenTarget(None), additional_forward_args, None, perturbations_per_eval, show_progress
-        )
+        runs = call._maps(layers, TokenTarget(None), arguments)
         call.check()
         if wanted.rows is not None and not call.steps[-1].there.all():
             warnings.warn(f"{self.get_name()}: {PADDED_TARGET}.", stacklevel=4)

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from captum_vz._engine.parts import LayerParts
 from captum_vz._engine.recording import AttentionCall, Recording
 from captum_vz._engine.sites import attention_call
-from captum_vz.attr._layer_maps import PADDED_TARGET, Inputs
+from captum_vz.attr._arguments import Arguments
+from captum_vz.attr._layer_maps import PADDED_TARGET
 from captum_vz.attr._rolled_out import RolledOut
 from captum_vz.attr._target import TokenTarget
 from captum_vz.attr.layer_alti import LayerALTI, alti_of_attention
@@ -101,23 +102,12 @@ class ALTIPlus(RolledOut):
 class _BlockALTI(LayerALTI):
     """ALTI's map of a block: of an encoder's `(batch, out, in)`, of a decoder's `(batch, out, source + in)`."""
 
-    def _maps(
-        self,
-        layers: Sequence[nn.Module],
-        inputs: Inputs,
-        target: TokenTarget,
-        additional_forward_args: Any = None,
-        feature_mask: Tensor | None = None,
-        perturbations_per_eval: int | None = None,
-        show_progress: bool = False,
-    ) -> list[tuple[int, Tensor]]:
-        assert feature_mask is None, (
+    def _maps(self, layers: Sequence[nn.Module], target: TokenTarget, arguments: Arguments) -> list[tuple[int, Tensor]]:
+        assert arguments.feature_mask is None, (
             "feature_mask is not offered by ALTIPlus, whose sources are tokens of two sequences: leave it None, and "
             "add up the columns of each feature in what comes back."
         )
-        return super()._maps(
-            layers, inputs, target, additional_forward_args, None, perturbations_per_eval, show_progress
-        )
+        return super()._maps(layers, target, arguments)
 
     def _layer_map(
         self,

@@ -13,7 +13,8 @@ from captum_vz._engine.chunks import fitting
 from captum_vz._engine.embedded import Embedded
 from captum_vz._engine.recording import AttentionCall, Recording, first_tensor
 from captum_vz._engine.sites import valid_positions
-from captum_vz.attr._layer_maps import Inputs, LayerMaps
+from captum_vz.attr._arguments import Arguments
+from captum_vz.attr._layer_maps import LayerMaps
 from captum_vz.attr._target import TokenTarget
 from captum_vz.functional import widen
 
@@ -84,30 +85,13 @@ class HiddenTokenAttribution(LayerMaps):
         self.probes = probes
         self.seed = seed
 
-    def _maps(
-        self,
-        layers: Sequence[nn.Module],
-        inputs: Inputs,
-        target: TokenTarget,
-        additional_forward_args: Any = None,
-        feature_mask: Tensor | None = None,
-        perturbations_per_eval: int | None = None,
-        show_progress: bool = False,
-    ) -> list[tuple[int, Tensor]]:
+    def _maps(self, layers: Sequence[nn.Module], target: TokenTarget, arguments: Arguments) -> list[tuple[int, Tensor]]:
         assert not torch.is_inference_mode_enabled(), (
             f"{self.get_name()} needs gradients, which torch.inference_mode() rules out: use torch.no_grad() instead."
         )
         call = copy(self)
         call._embedded = call.forward_func = Embedded(self.forward_func, layers, self.embeddings)
-        return super(HiddenTokenAttribution, call)._maps(
-            layers,
-            inputs,
-            target,
-            additional_forward_args,
-            feature_mask,
-            perturbations_per_eval,
-            show_progress,
-        )
+        return super(HiddenTokenAttribution, call)._maps(layers, target, arguments)
 
     def _layer_map(
         self,

@@ -12,7 +12,8 @@ from torch import Tensor
 from captum_vz._engine.decomposition import INCLUDES, Decomposition, decompositions
 from captum_vz._engine.parts import LayerParts
 from captum_vz._engine.recording import AttentionCall, Recording
-from captum_vz.attr._layer_maps import Inputs, LayerMaps
+from captum_vz.attr._arguments import Inputs
+from captum_vz.attr._layer_maps import LayerMaps
 from captum_vz.functional import contribution_norms, mixing_norms
 
 Include = Literal["attention", "residual", "layer_norm", "encoder"]

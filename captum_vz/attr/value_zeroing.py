@@ -11,7 +11,8 @@ from captum_vz._engine.precision import HALF, in_float32
 from captum_vz._engine.recording import AttentionCall, Recording
 from captum_vz._engine.scoring import value_zeroing_map
 from captum_vz._engine.zeroing import Measure, Zeroing
-from captum_vz.attr._layer_maps import LayerMaps, as_layers
+from captum_vz.attr._arguments import as_layers
+from captum_vz.attr._layer_maps import LayerMaps
 from captum_vz.functional import Distance, cosine_distance, get_distance, half_squared_distance, unit_vectors
 
 # One selection of query heads, for all layers or for one of them.

@@ -24,8 +24,8 @@ from captum_vz._engine.precision import is_half
 from captum_vz._engine.recording import Recording
 from captum_vz._engine.sites import attention_call, valid_positions
 from captum_vz._engine.windows import reordered
+from captum_vz.attr._arguments import Groups, Inputs, as_layers, check_per_eval, user_call
 from captum_vz.attr._captum import WhileRunning, logged
-from captum_vz.attr._layer_maps import Inputs, _forward, _Groups, as_layers, check_per_eval
 from captum_vz.attr.value_zeroing import Heads, select_heads
 from captum_vz.functional import widen
 
@@ -129,7 +129,7 @@ class ValueZeroingEffect(WhileRunning):
         check_per_eval(perturbations_per_eval)
         layers = as_layers(self.layer)
         device_ids = self.device_ids or getattr(self.forward_func, "device_ids", None)
-        masks = _Groups(feature_mask, device_ids)
+        masks = Groups(feature_mask, device_ids)
         model = ModelCopies(layers, device_ids)
         half: list[bool] = []
 
@@ -146,7 +146,7 @@ class ValueZeroingEffect(WhileRunning):
             groups = torch.arange(call.size[3], device=sources.device).expand_as(sources) if groups is None else groups
             return groups.where(sources, -1)
 
-        output, runs = model.run_clean(_forward(self.forward_func, inputs, additional_forward_args), compute)
+        output, runs = model.run_clean(user_call(self.forward_func, inputs, additional_forward_args), compute)
         if any(half):
             warnings.warn(
                 f"{self.get_name()}: the model runs in half precision, and effects are differences of its rounded "
@@ -166,7 +166,7 @@ class ValueZeroingEffect(WhileRunning):
                 zeroed = members == order.T[start:stop, :, None]
                 zeroed = torch.cat([zeroed, torch.zeros_like(zeroed[:1])])
                 copied = _copies(inputs, additional_forward_args, len(zeroed), batch)
-                output = model.run(_forward(self.forward_func, *copied), zeroed)
+                output = model.run(user_call(self.forward_func, *copied), zeroed)
                 numbers = _read(output, _expand_target(target, len(zeroed)), len(zeroed) * batch)
                 numbers = numbers.unflatten(0, (len(zeroed), batch))
                 effects = effects.to(numbers)

@@ -30,6 +30,7 @@ from captum_vz import (
 )
 from captum_vz._engine.gaps import noting_gaps
 from captum_vz.attr import LayerMaps, RolledOut
+from captum_vz.attr._arguments import Arguments
 from captum_vz.attr._rolled_out import refuse_other_mixers
 from captum_vz.attr._target import TokenTarget
 from captum_vz.functional import normalize_rows
@@ -115,7 +116,7 @@ class Batch:
     def _run(self, maps: str, wanted: TokenTarget) -> Rows:
         """Maps `(batch, out, in)`, one for each run of a layer: ALBERT's one layer runs many times, and all count."""
         method = MAPS[maps](self.model, self.layers)
-        return [one for _, one in method._maps(self.layers, self.inputs, wanted)]
+        return [one for _, one in method._maps(self.layers, wanted, Arguments(self.inputs))]
 
 
 def _layer_rows(maps: str, batch: Batch) -> Rows:
