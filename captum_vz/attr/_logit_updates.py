@@ -14,7 +14,7 @@ from captum_vz._engine.decomposition import decompositions
 from captum_vz._engine.parts import LayerParts
 from captum_vz._engine.readout import Readout
 from captum_vz._engine.recording import AttentionCall, Recording, first_tensor
-from captum_vz.attr._target import TokenTarget
+from captum_vz.attr._target import TokenTarget, rows_at
 from captum_vz.attr.layer_alti import LayerALTI, alti_of_attention
 
 # Vocabulary entries: one for all; one for each example; or one for each position, (batch, out).
@@ -137,7 +137,7 @@ class Updates(LayerALTI):
         )
         batch = len(logits)
         rows = self.wanted.places(batch, tokens, logits.device)
-        at_rows = logits if rows is None else logits.gather(1, rows[..., None].expand(-1, -1, logits.shape[2]))
+        at_rows = rows_at(logits, rows)
         if rows is None:
             rows = torch.arange(tokens, device=logits.device).expand(batch, -1)
         there = last.there.to(logits.device)

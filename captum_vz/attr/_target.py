@@ -68,8 +68,7 @@ class TokenTarget:
 
     def rows_of(self, maps: Tensor) -> Tensor:
         """The wanted rows `(batch, row, in)` of a map `(batch, out, in)`."""
-        places = self.places(maps.shape[0], maps.shape[1], maps.device)
-        return maps if places is None else maps.gather(1, places[..., None].expand(-1, -1, maps.shape[2]))
+        return rows_at(maps, self.places(maps.shape[0], maps.shape[1], maps.device))
 
     def select(self, rows: Tensor) -> Tensor:
         """What `target` asks for, of the wanted rows `(batch, row, in)`."""
@@ -79,6 +78,11 @@ class TokenTarget:
             flat = rows.flatten(0, 1)
             return torch.stack([_pick(row, rest) for row, rest in zip(flat, self.rest, strict=True)])
         return _pick(rows[:, 0] if isinstance(self.rows, int) else rows, self.rest).contiguous()
+
+
+def rows_at(maps: Tensor, places: Tensor | None) -> Tensor:
+    """The rows `(batch, row, in)` of a map `(batch, out, in)` at `places` `(batch, row)`; None: all of them."""
+    return maps if places is None else maps.gather(1, places[..., None].expand(-1, -1, maps.shape[2]))
 
 
 def _pick(rows: Tensor, rest: tuple[Any, ...]) -> Tensor:

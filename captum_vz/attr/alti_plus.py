@@ -15,7 +15,7 @@ from captum_vz._engine.sites import attention_call
 from captum_vz.attr._arguments import Arguments
 from captum_vz.attr._layer_maps import PADDED_TARGET
 from captum_vz.attr._rolled_out import RolledOut
-from captum_vz.attr._target import TokenTarget
+from captum_vz.attr._target import TokenTarget, rows_at
 from captum_vz.attr.layer_alti import LayerALTI, alti_of_attention
 from captum_vz.functional import encoder_decoder_rollout, normalize_rows, rollout
 
@@ -93,10 +93,7 @@ class ALTIPlus(RolledOut):
         encoder = [one for one in maps if one.shape[1] == one.shape[2]]
         decoder = maps[len(encoder) :]
         rollouts = encoder_decoder_rollout(rollout(encoder)[-1] if encoder else None, decoder)
-        rollouts = rollouts if all_layers else rollouts[-1:]
-        if rows is None:
-            return rollouts
-        return [one.gather(1, rows[..., None].expand(-1, -1, one.shape[2])) for one in rollouts]
+        return [rows_at(one, rows) for one in (rollouts if all_layers else rollouts[-1:])]
 
 
 class _BlockALTI(LayerALTI):

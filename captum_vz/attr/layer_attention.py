@@ -11,6 +11,7 @@ from torch import Tensor
 from captum_vz._engine.recording import AttentionCall, Recording
 from captum_vz._engine.sites import valid_positions
 from captum_vz.attr._layer_maps import LayerMaps
+from captum_vz.attr._target import rows_at
 from captum_vz.attr.value_zeroing import select_heads
 from captum_vz.functional import widen
 
@@ -72,8 +73,7 @@ class LayerAttention(LayerMaps):
         )
         valid, sources = valid_positions(recording, call)
         weights = weights * (valid[:, :, None] & sources[:, None, :])
-        if rows is not None:
-            weights = weights.gather(1, rows[..., None].expand(-1, -1, weights.shape[-1]))
+        weights = rows_at(weights, rows)
         if groups is None:
             return weights
         pooled = weights.new_zeros(*weights.shape[:2], int(groups.max()) + 1)

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from captum_vz.attr._layer_maps import LayerMaps
 from captum_vz.attr._rolled_out import RolledOut
+from captum_vz.attr._target import rows_at
 from captum_vz.attr._without_model import WithoutModel
 from captum_vz.attr.hidden_token_attribution import HiddenTokenAttribution
 from captum_vz.functional import Residual, rollout
@@ -59,7 +60,4 @@ class Rollout(RolledOut):
 
     def _join(self, maps: list[Tensor], rows: Tensor | None, all_layers: bool) -> list[Tensor]:
         rollouts = rollout(maps, self.residual)
-        rollouts = rollouts if all_layers else rollouts[-1:]
-        if rows is None:
-            return rollouts
-        return [one.gather(1, rows[..., None].expand(-1, -1, one.shape[2])) for one in rollouts]
+        return [rows_at(one, rows) for one in (rollouts if all_layers else rollouts[-1:])]
