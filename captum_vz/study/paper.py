@@ -17,10 +17,11 @@ from captum_vz.study.encoding import BadExample, Encoded, encode, pad
 from captum_vz.study.example import Example
 from captum_vz.study.files import write_whole
 from captum_vz.study.methods import Batch, check_methods, part_of
+from captum_vz.study.models import Source, check_weights, fingerprint, on_device, to_parquet
 from captum_vz.study.probing import FEWEST, compressions, probe, target_states
 from captum_vz.study.reproduction import Reproduction
 from captum_vz.study.results import Study
-from captum_vz.study.run import WEIGHTS, Source, check_weights, fingerprint, on_device, run_study
+from captum_vz.study.run import run_study
 from captum_vz.study.targets import longest_text
 
 if TYPE_CHECKING:
@@ -206,10 +207,7 @@ def _probed(
         encoded = [encode(tokenizer, example) for example in labels]
         with on_device((model, tokenizer), state.device):
             states = target_states(model, tokenizer, find_layers(model), encoded, batch_size)
-        table = pa.Table.from_pandas(probe(states, list(labels.values())))
-        buffer = pa.BufferOutputStream()
-        parquet.write_table(table.replace_schema_metadata({WEIGHTS: weights.encode()}), buffer)
-        write_whole(path, buffer.getvalue().to_pybytes())
+        write_whole(path, to_parquet(pa.Table.from_pandas(probe(states, list(labels.values()))), weights))
     state.wait_for_everyone()
     check_weights(name, weights, [path])
     return parquet.read_table(path).to_pandas()

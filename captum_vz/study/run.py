@@ -7,29 +7,23 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from tqdm import tqdm
 
 from captum_vz import __version__
-from captum_vz.study._extra import PartialState, broadcast_object_list, pa, parquet, parse_flag_from_env
+from captum_vz.study._extra import PartialState, broadcast_object_list, pa, parse_flag_from_env
 from captum_vz.study.example import Example
 from captum_vz.study.files import TEMPORARY, remove_temporary, write_whole
 from captum_vz.study.judging import check_metrics
 from captum_vz.study.methods import check_methods
+from captum_vz.study.models import Source, check_weights, fingerprint, on_device, to_parquet
 from captum_vz.study.results import MANIFEST, SHARDS, Study, write_results
 from captum_vz.study.scorer import Row, Scorer
-
-# A model and its tokenizer, or a function that loads them: it is called only if there is work left for that model.
-Loaded = tuple[Any, Any]
-Source = Loaded | Callable[[], Loaded]
-
-WEIGHTS: Final = b"captum_vz.weights"
 
 
 def run_study(
@@ -208,48 +202,9 @@ def _check_examples(examples: Sequence[Example]) -> dict[str, Any]:
     return {"count": len(examples), "sha256": hashlib.sha256(lines.encode()).hexdigest()}
 
 
-@contextmanager
-def on_device(source: Source, device: torch.device) -> Iterator[Loaded]:
-    """A model on the device of this process, for the time of its work."""
-    model, tokenizer = source() if callable(source) else source
-    before = model.device
-    model.to(device)
-    try:
-        yield model, tokenizer
-    finally:
-        model.to(before)
-
-
-def fingerprint(model: Any, tokenizer: Any) -> str:
-    """A digest of 64 numbers from each of a model's parameters, and of the vocabulary's size."""
-    digest = hashlib.sha256(f"{type(model).__name__} {len(tokenizer)}".encode())
-    for name, values in model.state_dict().items():
-        flat = values.detach().flatten()
-        some = flat[:: max(1, len(flat) // 64)].double().cpu()
-        digest.update(f"{name} {tuple(values.shape)} {values.dtype} {some.tolist()}".encode())
-    return digest.hexdigest()
-
-
-def check_weights(name: str, weights: str, paths: Sequence[Path]) -> None:
-    """See that what is finished was made by the model that goes on."""
-    finished = next((path for path in paths if path.exists()), None)
-    if finished is None:
-        return
-    before = (parquet.read_schema(finished).metadata or {}).get(WEIGHTS, b"").decode()
-    if before != weights:
-        raise ValueError(
-            f"{finished} was made with other weights than those of the model {name!r} now: pass that model, or another "
-            "folder."
-        )
-
-
 def _parquet(model: str, rows: Sequence[Row], columns: Any, weights: str) -> bytes:
-    schema = pa.schema([("model", pa.string()), *columns], metadata={WEIGHTS: weights.encode()})
-    table = pa.Table.from_pylist([{"model": model} | row for row in rows], schema=schema)
-    buffer = pa.BufferOutputStream()
-    parquet.write_table(table, buffer, compression="zstd")
-    data: bytes = buffer.getvalue().to_pybytes()
-    return data
+    schema = pa.schema([("model", pa.string()), *columns])
+    return to_parquet(pa.Table.from_pylist([{"model": model} | row for row in rows], schema=schema), weights)
 
 
 def _file_name(model: str) -> str:
