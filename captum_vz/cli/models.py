@@ -6,8 +6,9 @@ import importlib
 import logging
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import huggingface_hub
@@ -52,6 +53,16 @@ def load(name: str) -> Loaded:
     if model.config.is_encoder_decoder:
         model = model.get_encoder()
     return Loaded(model, tokenizer, find_layers(model))
+
+
+def sources(names: Iterable[str]) -> dict[str, Callable[[], tuple[Any, Any]]]:
+    """For each name what loads its model and its tokenizer, as studies take them."""
+    return {name: partial(_model_and_tokenizer, name) for name in names}
+
+
+def _model_and_tokenizer(name: str) -> tuple[Any, Any]:
+    model, tokenizer, _ = load(name)
+    return model, tokenizer
 
 
 def _load_model(source: str) -> Any:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from captum_vz.cli.errors import CommandError
-from captum_vz.cli.models import AGREEMENT, MINILM, load
+from captum_vz.cli.errors import CommandError, study_errors
+from captum_vz.cli.models import AGREEMENT, MINILM, load, sources
 from captum_vz.study.blimp import blimp_examples
 from captum_vz.study.example import Example
 from captum_vz.study.methods import METHODS
@@ -56,29 +55,18 @@ def run(options: argparse.Namespace) -> None:
         from captum_vz.study._extra import PartialState
     except ModuleNotFoundError as error:
         raise CommandError(str(error)) from error
-    try:
+    with study_errors():
         found = reproduce(
-            {name: partial(_model, name) for name in options.model},
+            sources(options.model),
             _examples(options),
             options.output,
             options.methods,
             batch_size=options.batch_size,
             quiet=options.quiet,
         )
-    except OSError as error:
-        raise CommandError(f"{error.strerror or error}") from error
-    except ValueError as error:
-        raise CommandError(str(error)) from error
-    except KeyboardInterrupt as error:
-        raise CommandError("stopped. The same command goes on from here.") from error
     if not options.quiet and PartialState().is_main_process:
         print(found)
         print(f"\ntables, figures and this report: {options.output}")
-
-
-def _model(name: str) -> tuple[Any, Any]:
-    model, tokenizer, _ = load(name)
-    return model, tokenizer
 
 
 def _examples(options: argparse.Namespace) -> list[Example]:

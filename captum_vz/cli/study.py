@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from captum_vz.cli.errors import CommandError
-from captum_vz.cli.models import AGREEMENT, MINILM, load
+from captum_vz.cli.errors import CommandError, study_errors
+from captum_vz.cli.models import AGREEMENT, MINILM, sources
 from captum_vz.study.example import Example, read_jsonl
 from captum_vz.study.methods import METHODS
 from captum_vz.testbed import agreement_sentences
@@ -110,9 +109,9 @@ def run(options: argparse.Namespace) -> None:
         raise CommandError(str(error)) from error
     if options.output is None:
         raise CommandError("study needs a folder to write to: pass --output FOLDER.")
-    try:
+    with study_errors():
         study = run_study(
-            {name: partial(_model, name) for name in options.model},
+            sources(options.model),
             _examples(options),
             options.output,
             options.methods,
@@ -123,19 +122,8 @@ def run(options: argparse.Namespace) -> None:
             removal=options.removal,
             quiet=options.quiet,
         )
-    except OSError as error:
-        raise CommandError(f"{error.strerror or error}") from error
-    except ValueError as error:
-        raise CommandError(str(error)) from error
-    except KeyboardInterrupt as error:
-        raise CommandError("stopped. The same command goes on from here.") from error
     if not options.quiet:
         _print(study)
-
-
-def _model(name: str) -> tuple[Any, Any]:
-    model, tokenizer, _ = load(name)
-    return model, tokenizer
 
 
 def _examples(options: argparse.Namespace) -> list[Example]:
