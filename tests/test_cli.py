@@ -30,6 +30,7 @@ from captum_vz.cli.errors import CommandError
 from captum_vz.cli.targets import find_target
 from captum_vz.testbed import load_agreement_model
 from captum_vz.visualization import terminal_text
+from tests.command import refused
 
 SENTENCE = "the pictures of some hat [MASK] scaring marcus."
 MASK = 6
@@ -62,18 +63,6 @@ def explain(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 def explain_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(explain(capsys, *arguments, "--json"))
     return found
-
-
-def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """The one line on stderr with which the command ends, and nothing else."""
-    try:
-        status: Any = main(list(arguments))
-    except SystemExit as end:  # argparse's way
-        status = end.code
-    out, err = capsys.readouterr()
-    assert (status, out) == (2, "")
-    assert re.fullmatch(r"captum-vz: [^\n]+\n", err), err
-    return err
 
 
 def from_api(method: str, target: int | None = None, layer: int = -1) -> Tensor:

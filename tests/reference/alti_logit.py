@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from math import sqrt
 
@@ -11,54 +11,26 @@ import torch
 from torch import Tensor, nn
 
 from tests.reference.alti_plus import self_map
-from tests.reference.case import HEAD_WIDTH, WIDTH, Attention, Case, Family
-from tests.reference.families import BART_ATTENTION, ENCODER_SIZE, VOCABULARY
+from tests.reference.case import WIDTH, Case, Family
+from tests.reference.families import FAMILIES, VOCABULARY
 from tests.reference.naive import record
 from tests.reference.norms import seen, vectors_of_run
 
-LLAMA_ATTENTION = Attention("self_attn.v_proj", "self_attn.o_proj", value_heads=2)
+
+def with_head(name: str, model: str, stack: str, **settings: bool) -> Family:
+    """A family with its head for the next word, in which `stack` is the dotted name of the model without it."""
+    family = FAMILIES[name]
+    layers, norm = f"{stack}.{family.layers}", f"{stack}.{family.norm}"
+    return replace(family, model=model, config={**family.config, **settings}, layers=layers, norm=norm)
+
+
 LANGUAGE_MODELS = {
-    "gpt2": Family(
-        "GPT2LMHeadModel",
-        ENCODER_SIZE,
-        "transformer.h",
-        Attention("attn.c_attn", "attn.c_proj", offset=2 * WIDTH),
-        causal=True,
-        norm="transformer.ln_f",
-    ),
-    "llama": Family(
-        "LlamaForCausalLM",
-        {**ENCODER_SIZE, "num_key_value_heads": 2, "head_dim": HEAD_WIDTH, "attention_bias": True},
-        "model.layers",
-        LLAMA_ATTENTION,
-        causal=True,
-        norm="model.norm",
-    ),
-    "qwen2": Family(
-        "Qwen2ForCausalLM",
-        {**ENCODER_SIZE, "num_key_value_heads": 2, "head_dim": HEAD_WIDTH},
-        "model.layers",
-        LLAMA_ATTENTION,
-        causal=True,
-        norm="model.norm",
-    ),
+    "gpt2": with_head("gpt2", "GPT2LMHeadModel", "transformer"),
+    "llama": with_head("llama", "LlamaForCausalLM", "model", attention_bias=True),
+    "qwen2": with_head("qwen2", "Qwen2ForCausalLM", "model"),
     # Its feed-forward runs beside its attention, and its unembedding has a bias.
-    "phi": Family(
-        "PhiForCausalLM",
-        ENCODER_SIZE,
-        "model.layers",
-        Attention("self_attn.v_proj", "self_attn.dense"),
-        causal=True,
-        norm="model.final_layernorm",
-    ),
-    "opt": Family(
-        "OPTForCausalLM",
-        {**ENCODER_SIZE, "ffn_dim": 48, "word_embed_proj_dim": WIDTH},
-        "model.decoder.layers",
-        BART_ATTENTION,
-        causal=True,
-        norm="model.decoder.final_layer_norm",
-    ),
+    "phi": with_head("phi", "PhiForCausalLM", "model"),
+    "opt": with_head("opt", "OPTForCausalLM", "model"),
 }
 
 

@@ -45,7 +45,6 @@ SEQ2SEQ_SIZE = {
     "eos_token_id": 2,
     "decoder_start_token_id": 1,
 }
-IMAGE_SIZE = {"image_size": 8, "patch_size": 4}
 
 WHISPER_SIZE = {**SEQ2SEQ_SIZE, "num_mel_bins": 8, "max_source_positions": 7, "max_target_positions": 8}
 T5_SIZE = {

@@ -17,6 +17,7 @@ import captum_vz
 from captum_vz.cli import main
 from captum_vz.study import Example, Study, run_study, write_jsonl
 from captum_vz.testbed import agreement_sentences, load_agreement_model
+from tests.command import refused
 from tests.study.test_run import assert_same_study
 
 METHODS = ["value-zeroing", "random"]
@@ -26,18 +27,6 @@ METHODS = ["value-zeroing", "random"]
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """The one line on stderr with which the command ends."""
-    try:
-        status: Any = main(["study", *arguments])
-    except SystemExit as end:  # argparse's way
-        status = end.code
-    out, err = capsys.readouterr()
-    assert (status, out) == (2, "")
-    assert re.fullmatch(r"captum-vz: [^\n]+\n", err), err
-    return err
 
 
 def test_it_runs_the_study_and_prints_what_comes_out(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
@@ -77,7 +66,7 @@ def test_a_file_holds_the_options_and_those_typed_count_for_more(folder: Path) -
 def test_blimp_is_read(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[Any] = []
     monkeypatch.setattr("captum_vz.study.blimp.blimp_examples", lambda path: found.append(path) or [])
-    assert "examples is empty" in refused(capsys, "--blimp", "data", "--output", "s")
+    assert "examples is empty" in refused(capsys, "study", "--blimp", "data", "--output", "s")
     assert found == [Path("data")]
 
 
@@ -109,7 +98,7 @@ def test_what_cannot_be_run_is_told_in_one_line(
     (folder / "odd.toml").write_text("model = ")
     (folder / "unknown.toml").write_text('modle = "agreement"')
     (folder / "table.toml").write_text('[model]\nname = "agreement"')
-    assert told in refused(capsys, *arguments)
+    assert told in refused(capsys, "study", *arguments)
 
 
 def test_who_stops_it_is_told_that_it_goes_on(
@@ -119,7 +108,9 @@ def test_who_stops_it_is_told_that_it_goes_on(
         raise KeyboardInterrupt
 
     monkeypatch.setattr("captum_vz.study.run.run_study", stopped)
-    assert "stopped. The same command goes on from here" in refused(capsys, "--generated", "2", "--output", "s")
+    assert "stopped. The same command goes on from here" in refused(
+        capsys, "study", "--generated", "2", "--output", "s"
+    )
 
 
 def forget(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
@@ -163,7 +154,7 @@ def test_a_missing_extra_is_named_in_one_line(
         return found(name, *arguments, **named)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    told = refused(capsys, "--generated", "2", "--output", "s")
+    told = refused(capsys, "study", "--generated", "2", "--output", "s")
     assert f"needs {missing}, which comes with the extra 'study': pip install \"captum-vz[study]\"" in told
 
 

@@ -10,6 +10,7 @@ import pytest
 from captum_vz.cli import main
 from captum_vz.testbed import agreement_sentences
 from captum_vz.testbed.data import HELD_OUT_PARADIGMS
+from tests.command import refused
 
 KINDS = ("anaphor", "determiner_noun", "determiner_adjective_noun", "relational_noun", "subject_verb")
 
@@ -18,18 +19,6 @@ KINDS = ("anaphor", "determiner_noun", "determiner_adjective_noun", "relational_
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """The one line on stderr with which the command ends."""
-    try:
-        status: Any = main(["paper", *arguments])
-    except SystemExit as end:  # argparse's way
-        status = end.code
-    out, err = capsys.readouterr()
-    assert (status, out) == (2, "")
-    assert re.fullmatch(r"captum-vz: [^\n]+\n", err), err
-    return err
 
 
 def test_of_blimp_it_takes_what_is_held_out(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
@@ -50,17 +39,17 @@ def test_what_it_cannot_do_it_says_in_one_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, folder: Path
 ) -> None:
     output = ("--output", "out")
-    assert "one of the arguments --blimp --generated is required" in refused(capsys, *output)
-    assert "--output" in refused(capsys, "--generated", "2")
-    assert "anaphor_number_agreement.jsonl is missing" in refused(capsys, "--blimp", "nowhere", *output)
-    assert "methods is ['magic']" in refused(capsys, "--generated", "2", *output, "--methods", "magic")
-    assert "there are 0 examples: pass at least 1" in refused(capsys, "--generated", "0", *output)
-    assert "the grammar gives from 0" in refused(capsys, "--generated", "-1", *output)
+    assert "one of the arguments --blimp --generated is required" in refused(capsys, "paper", *output)
+    assert "--output" in refused(capsys, "paper", "--generated", "2")
+    assert "anaphor_number_agreement.jsonl is missing" in refused(capsys, "paper", "--blimp", "nowhere", *output)
+    assert "methods is ['magic']" in refused(capsys, "paper", "--generated", "2", *output, "--methods", "magic")
+    assert "there are 0 examples: pass at least 1" in refused(capsys, "paper", "--generated", "0", *output)
+    assert "the grammar gives from 0" in refused(capsys, "paper", "--generated", "-1", *output)
     (folder / "taken").write_text("", encoding="utf-8")
-    assert "cannot write" in refused(capsys, "--generated", "2", "--output", "taken", "--methods", "random")
+    assert "cannot write" in refused(capsys, "paper", "--generated", "2", "--output", "taken", "--methods", "random")
 
     def stopped(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("captum_vz.study.paper.reproduce", stopped)
-    assert "stopped. The same command goes on from here" in refused(capsys, "--generated", "2", *output)
+    assert "stopped. The same command goes on from here" in refused(capsys, "paper", "--generated", "2", *output)
