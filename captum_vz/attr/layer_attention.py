@@ -10,9 +10,9 @@ from torch import Tensor
 
 from captum_vz._engine.recording import AttentionCall, Recording
 from captum_vz._engine.sites import valid_positions
+from captum_vz.attr._heads import select_heads
 from captum_vz.attr._layer_maps import LayerMaps
 from captum_vz.attr._target import rows_at
-from captum_vz.attr.value_zeroing import select_heads
 from captum_vz.functional import widen
 
 

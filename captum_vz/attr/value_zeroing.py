@@ -12,11 +12,9 @@ from captum_vz._engine.recording import AttentionCall, Recording
 from captum_vz._engine.scoring import value_zeroing_map
 from captum_vz._engine.zeroing import Measure, Zeroing
 from captum_vz.attr._arguments import as_layers
+from captum_vz.attr._heads import Heads, select_heads
 from captum_vz.attr._layer_maps import LayerMaps
 from captum_vz.functional import Distance, cosine_distance, get_distance, half_squared_distance, unit_vectors
-
-# One selection of query heads, for all layers or for one of them.
-Heads = int | Sequence[int] | None
 
 
 class ValueZeroing(LayerMaps):
@@ -116,18 +114,3 @@ class ValueZeroing(LayerMaps):
             return distances
 
         return Measure(prepare, between)
-
-
-def select_heads(heads: Any, index: int, layers: int, count: int) -> tuple[int, ...] | None:
-    """The heads that are chosen in layer `index`, checked against the `count` that it has."""
-    if isinstance(heads, Sequence) and any(not isinstance(entry, int) for entry in heads):
-        assert len(heads) == layers, f"heads has {len(heads)} selections, one a layer, but there are {layers} layers."
-        heads = heads[index]
-    if heads is None:
-        return None
-    chosen = (heads,) if isinstance(heads, int) else tuple(heads)
-    assert chosen and all(isinstance(head, int) and 0 <= head < count for head in chosen), (
-        f"heads is {heads!r}, but layer {index} has the query heads 0 to {count - 1}: "
-        "pass an int, a list of ints, or a list with one selection for each layer."
-    )
-    return chosen

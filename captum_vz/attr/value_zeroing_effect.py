@@ -26,7 +26,7 @@ from captum_vz._engine.sites import attention_call, valid_positions
 from captum_vz._engine.windows import reordered
 from captum_vz.attr._arguments import Groups, Inputs, as_layers, check_per_eval, user_call
 from captum_vz.attr._captum import WhileRunning, logged
-from captum_vz.attr.value_zeroing import Heads, select_heads
+from captum_vz.attr._heads import Heads, select_heads
 from captum_vz.functional import widen
 
 
@@ -157,7 +157,7 @@ class ValueZeroingEffect(WhileRunning):
         batch = len(members)
         _read(output, target, batch)
         order = _order(members)
-        effects = widen(members.new_zeros(order.shape, dtype=torch.float32))
+        effects = members.new_zeros(order.shape, dtype=torch.float32)
         at_a_time = min(filter(None, (perturbations_per_eval, max(1, model.fit() - 1))))
         steps = list(_steps(order.shape[1], at_a_time))
         title = f"{self.get_name()} attribution"

@@ -7,8 +7,9 @@ from typing import Any
 
 from torch import nn
 
+from captum_vz.attr._heads import Heads
 from captum_vz.attr.rollout import Rollout
-from captum_vz.attr.value_zeroing import Heads, ValueZeroing
+from captum_vz.attr.value_zeroing import ValueZeroing
 from captum_vz.functional import Distance, Residual
 
 

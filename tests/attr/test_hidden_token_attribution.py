@@ -14,7 +14,7 @@ from torch.nn.modules import module as torch_modules
 from captum_vz import HiddenTokenAttribution
 from tests.captum.configurations import embed
 from tests.captum.footprint import assert_same_numbers, footprint, numbers
-from tests.engine.compare import assert_same
+from tests.engine.compare import assert_batch_is_its_examples, assert_same
 from tests.reference import FAMILIES, Case
 from tests.reference.jacobian import naive_jacobian_norms, stepped_jacobian_norm, vectors_of
 
@@ -131,14 +131,7 @@ def test_a_norm_behind_the_words_makes_a_difference_and_added_positions_make_non
 def test_a_batch_is_its_examples_one_by_one_and_padding_changes_nothing(name: str) -> None:
     case = FAMILIES[name].case
     for probes in (None, 2):
-        method = HiddenTokenAttribution(case.model, case.layers[-1], probes=probes)
-        together = method.attribute(case.inputs)
-        for index in range(case.batch):
-            alone = method.attribute(case.example(index).inputs)[0]
-            length = len(alone)
-            assert_same(together[index, :length, :length], alone)
-            assert not together[index, length:].any()
-            assert not together[index, :, length:].any()
+        assert_batch_is_its_examples(HiddenTokenAttribution(case.model, case.layers[-1], probes=probes), case)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama"])

@@ -10,7 +10,7 @@ from torch import nn
 
 from captum_vz import ALTI, LayerALTI
 from captum_vz.functional import alti_contributions
-from tests.engine.compare import assert_same
+from tests.engine.compare import assert_batch_is_its_examples, assert_same
 from tests.reference import FAMILIES, naive_rollout
 from tests.reference.norms import POST_NORMS, PRE_NORM, naive_alti, naive_vectors
 
@@ -74,13 +74,7 @@ def test_the_rows_of_targets(name: str) -> None:
 def test_a_batch_is_its_examples_one_by_one_and_padding_changes_nothing(name: str) -> None:
     case = FAMILIES[name].case
     for method in (LayerALTI(case.model, case.layers[-1]), ALTI(case.model, case.layers)):
-        together = method.attribute(case.inputs)
-        for index in range(case.batch):
-            alone = method.attribute(case.example(index).inputs)[0]
-            length = len(alone)
-            assert_same(together[index, :length, :length], alone)
-            assert not together[index, length:].any()
-            assert not together[index, :, length:].any()
+        assert_batch_is_its_examples(method, case)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 5])

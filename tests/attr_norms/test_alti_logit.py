@@ -15,7 +15,7 @@ from captum_vz import ALTI, ALTILogit
 from captum_vz.attr import LogitTerms
 from captum_vz.functional import logit_contributions
 from tests.captum.footprint import assert_same_numbers, footprint, numbers
-from tests.engine.compare import assert_same
+from tests.engine.compare import assert_batch_is_its_examples, assert_same
 from tests.reference import FAMILIES
 from tests.reference.alti_logit import LANGUAGE_MODELS, language_model, naive_alti_logit, naive_logit
 from tests.reference.alti_plus import stacks
@@ -101,14 +101,7 @@ def test_the_forms_of_entries_and_targets(name: str) -> None:
 
 @each_model
 def test_a_batch_is_its_examples_one_by_one_and_padding_changes_nothing(name: str) -> None:
-    case, method = language_model(name), method_of(name)
-    together = method.attribute(case.inputs, entry=8)
-    for index in range(case.batch):
-        alone = method.attribute(case.example(index).inputs, entry=8)[0]
-        length = len(alone)
-        assert_same(together[index, :length, :length], alone)
-        assert not together[index, length:].any()
-        assert not together[index, :, length:].any()
+    assert_batch_is_its_examples(method_of(name), language_model(name), entry=8)
 
 
 def test_padding_may_stand_on_the_left() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from captum_vz import GlobEnc
-from tests.engine.compare import assert_same
+from tests.engine.compare import assert_batch_is_its_examples, assert_same
 from tests.reference import FAMILIES, naive_rollout
 from tests.reference.norms import naive_attention_norm
 
@@ -48,13 +48,7 @@ def test_which_way_matters(name: str) -> None:
 def test_a_batch_is_its_examples_one_by_one_and_padding_changes_nothing(name: str, normalize: bool) -> None:
     case = FAMILIES[name].case
     method = GlobEnc(case.model, case.layers, normalize=normalize)
-    together = method.attribute(case.inputs)
-    for index in range(case.batch):
-        alone = method.attribute(case.example(index).inputs)[0]
-        length = len(alone)
-        assert_same(together[index, :length, :length], alone)
-        assert not together[index, length:].any()
-        assert not together[index, :, length:].any()
+    together = assert_batch_is_its_examples(method, case)
     rows = method.attribute(case.inputs, target=[0, 2, 1])
     assert_same(rows, together[[0, 1, 2], [0, 2, 1]])
 

@@ -5,8 +5,23 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
+
+from tests.reference.case import Case
 
 
 def assert_same(actual: Any, expected: Any, tolerance: float = 1e-10) -> None:
     """Maps, or lists of maps, that differ by rounding at most: in float64 unless a tolerance says otherwise."""
     torch.testing.assert_close(actual, expected, rtol=0, atol=tolerance)
+
+
+def assert_batch_is_its_examples(method: Any, case: Case, **arguments: Any) -> Tensor:
+    """One map of a padded batch has in it those of its examples one by one, and zeros at padding."""
+    together: Tensor = method.attribute(case.inputs, **arguments)
+    for index in range(case.batch):
+        alone = method.attribute(case.example(index).inputs, **arguments)[0]
+        length = len(alone)
+        assert_same(together[index, :length, :length], alone)
+        assert not together[index, length:].any()
+        assert not together[index, :, length:].any()
+    return together
