@@ -51,8 +51,8 @@ def draw_summary(summary: DataFrame, metric: str) -> Figure:
         _at_the_end(right, of_model)
         left.set_ylabel(METRICS[metric].title, fontsize=FONT_SIZE)
         right.set_xlabel(METRICS[metric].title, fontsize=FONT_SIZE)
-        left.set_title(f"{model}, by layer", fontsize=FONT_SIZE + 2).set_parse_math(False)
-        right.set_title(f"{model}, last layer", fontsize=FONT_SIZE + 2).set_parse_math(False)
+        _title(left, f"{model}, by layer")
+        _title(right, f"{model}, last layer")
     return figure
 
 
@@ -71,18 +71,14 @@ def draw_faithfulness(summary: DataFrame, paper: Mapping[str, float]) -> Figure:
     panels = figure.subplots(len(models), 1, squeeze=False)[:, 0]
     for panel, model in zip(panels, models, strict=True):
         of_model = drawn[drawn["model"] == model]
-        last = of_model.groupby("method", sort=False).tail(1).sort_values("mean", na_position="first")
-        for place, row in enumerate(last.itertuples()):
-            panel.barh(place, row.mean, color=_color(row.method), height=0.7)
-            panel.hlines(place, row.low, row.high, color="black", linewidth=1.2)
+        last = _last_layers(of_model)
+        _bars(panel, last, "mean")
         quoted = [(paper[method], place) for place, method in enumerate(last["method"]) if method in paper]
         if quoted:
             look = {"marker": "D", "s": 22, "facecolor": "white", "edgecolor": "black", "zorder": 3}
             panel.scatter(*zip(*quoted, strict=True), label=_QUOTED, **look)
-        _name_methods(panel, last["method"])
-        panel.axvline(0, color="black", linewidth=0.8)
         panel.set_xlabel(METRICS["blank_out"].title, fontsize=FONT_SIZE)
-        panel.set_title(f"{model}, last layer", fontsize=FONT_SIZE + 2).set_parse_math(False)
+        _title(panel, f"{model}, last layer")
     named = {label: mark for panel in panels for mark, label in zip(*panel.get_legend_handles_labels(), strict=True)}
     if named:
         figure.legend(named.values(), named.keys(), loc="outside lower center", fontsize=FONT_SIZE - 1, frameon=False)
@@ -105,28 +101,46 @@ def draw_probing(probing: DataFrame, correlation: DataFrame) -> Figure:
         left.plot(rows["layer"], rows["compression"], color="black", linewidth=1.4, marker=".")
         left.fill_between(rows["layer"], rows["low"], rows["high"], color="black", alpha=0.15, linewidth=0)
         left.axhline(1, color="0.6", linestyle=":")
-        left.set_xlabel("layer", fontsize=FONT_SIZE)
+        _name_layers(left)
         left.set_ylabel("compression (1: nothing to be read)", fontsize=FONT_SIZE)
-        left.xaxis.set_major_locator(MaxNLocator(integer=True))
-        left.tick_params(labelsize=FONT_SIZE)
-        left.set_title(f"{model}, probing", fontsize=FONT_SIZE + 2).set_parse_math(False)
+        _title(left, f"{model}, probing")
         of_model = correlation[correlation["model"] == model].sort_values("statistic", na_position="first")
-        for place, row in enumerate(of_model.itertuples()):
-            right.barh(place, row.statistic, color=_color(row.method), height=0.7)
-            right.hlines(place, row.low, row.high, color="black", linewidth=1.2)
-        _name_methods(right, of_model["method"])
-        right.axvline(0, color="black", linewidth=0.8)
+        _bars(right, of_model, "statistic")
         right.set_xlim(-1.05, 1.05)
         right.set_xlabel("Spearman of cue alignment and compression over layers", fontsize=FONT_SIZE)
-        right.set_title(f"{model}, with cue alignment", fontsize=FONT_SIZE + 2).set_parse_math(False)
+        _title(right, f"{model}, with cue alignment")
     return figure
+
+
+def _title(panel: Axes, title: str) -> None:
+    panel.set_title(title, fontsize=FONT_SIZE + 2).set_parse_math(False)  # a model's name may hold dollar signs
+
+
+def _name_layers(panel: Axes) -> None:
+    panel.set_xlabel("layer", fontsize=FONT_SIZE)
+    panel.xaxis.set_major_locator(MaxNLocator(integer=True))
+    panel.tick_params(labelsize=FONT_SIZE)
 
 
 def _name_methods(panel: Axes, methods: Sequence[str]) -> None:
     panel.set_yticks(range(len(methods)), methods, fontsize=FONT_SIZE)
     panel.tick_params(labelsize=FONT_SIZE)
     panel.grid(axis="x", alpha=0.3)
+
+
+def _last_layers(rows: DataFrame) -> DataFrame:
+    """Each method's row of its last layer, or its only one, the highest last."""
+    return rows.groupby("method", sort=False).tail(1).sort_values("mean", na_position="first")
+
+
+def _bars(panel: Axes, rows: DataFrame, value: str) -> None:
+    """A bar with its interval for each row."""
+    for place, row in enumerate(rows.itertuples()):
+        panel.barh(place, getattr(row, value), color=_color(row.method), height=0.7)
+        panel.hlines(place, row.low, row.high, color="black", linewidth=1.2)
+    _name_methods(panel, rows["method"])
     panel.set_axisbelow(True)
+    panel.axvline(0, color="black", linewidth=0.8)
 
 
 def _by_layer(panel: Axes, rows: DataFrame) -> None:
@@ -139,22 +153,18 @@ def _by_layer(panel: Axes, rows: DataFrame) -> None:
         style = "--" if METHODS[method].joins else "-"
         panel.plot(layers, of_method["mean"], linestyle=style, marker=".", **look)
         panel.fill_between(layers, of_method["low"], of_method["high"], color=look["color"], alpha=0.15, linewidth=0)
-    panel.set_xlabel("layer", fontsize=FONT_SIZE)
-    panel.xaxis.set_major_locator(MaxNLocator(integer=True))
-    panel.tick_params(labelsize=FONT_SIZE)
+    _name_layers(panel)
 
 
 def _at_the_end(panel: Axes, rows: DataFrame) -> None:
-    last = rows.groupby("method", sort=False).tail(1).sort_values("mean", na_position="first")
+    last = _last_layers(rows)
     for place, row in enumerate(last.itertuples()):
         known = row.low == row.low  # of a single example there is no interval
         whisker = [[row.mean - row.low], [row.high - row.mean]] if known else None
         panel.errorbar(row.mean, place, xerr=whisker, fmt="o", markersize=4, capsize=2, color=_color(row.method))
-    panel.set_yticks(range(len(last)), last["method"], fontsize=FONT_SIZE)
+    _name_methods(panel, last["method"])
     for label, method in zip(panel.get_yticklabels(), last["method"], strict=True):
         label.set_color(_color(method))
-    panel.tick_params(labelsize=FONT_SIZE)
-    panel.grid(axis="x", alpha=0.3)
 
 
 # Ten hues dark, then light, without the greys, which belong to what knows nothing of the model.
