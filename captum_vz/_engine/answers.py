@@ -1,23 +1,17 @@
-"""What the fast lane answers in the place of a layer's norm, its matrices and GELU, chunk after chunk of pairs."""
+"""What the fast lane answers in the place of a layer's norm, matrices and activation, chunk after chunk of pairs."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from captum_vz._engine.blocks import Chunk
+from captum_vz._engine.activations import Activation
+from captum_vz._engine.blocks import Block, Chunk, Span
+from captum_vz._engine.products import Product, padded
 from captum_vz._engine.replay import NotReproducedError
 from captum_vz._engine.shapes import Norm
-
-# Rows of a product in bfloat16 on a CPU: beyond some 600 rows oneDNN takes twice the time for each (measured on AMX).
-# It also compiles a kernel for each number of rows, and keeps it: so these come in few sizes.
-HALF_ROWS, HALF_STEP = 512, 64
-# Numbers that a core's cache holds, in float32.
-PIECE = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -25,28 +19,36 @@ class First:
     """A first matrix: `W n(p - u) = s(p - u) (base - sum_h a_h W g(f_h)) + constant`."""
 
     module: nn.Module
-    matrix: Tensor  # (d, features)
+    product: Product
+    composed: Tensor | None  # the attention's projection and W in one, (head, d_head, features); None: one by one
     base: Tensor  # W g(p) of each target, (target, features)
     constant: Tensor  # W beta, and W's own bias, (1, features)
     result: Tensor  # filled anew by each chunk
 
 
 @dataclass(frozen=True)
+class Clean:
+    """What a later matrix is given for each target, unchanged, and what it makes of that."""
+
+    inputs: Tensor  # (target, features)
+    outputs: Tensor  # (target, d)
+    change: Tensor  # room for what a chunk's inputs differ by
+
+
+@dataclass(frozen=True)
 class Last:
-    """A later matrix, of which only what changes in its input is multiplied, in bfloat16."""
+    """A later matrix."""
 
     module: nn.Module
-    matrix: Tensor  # (features, d)
-    inputs: Tensor  # of each target, unchanged, (target, features)
-    outputs: Tensor  # (target, d)
-    change: Tensor  # filled anew by each chunk
+    product: Product
+    clean: Clean | None  # given: only what changes in its input is multiplied, in bfloat16
 
 
 class Answers:
     """What the norm, the first and the last matrices give for the chunk that runs now."""
 
     chunk: Chunk
-    weights: Tensor  # (n + 2, member * head)
+    shares: Tensor  # how much is added of each vector: minus the attention weights, (n + 2, member * head)
     folded: list[Tensor]  # W g(f_h(j)) of each first matrix, (member * head, features); empty: it acts on the pairs
     scale: Tensor  # of the norm, (n + 2, 1)
 
@@ -54,6 +56,17 @@ class Answers:
         self.norm = norm
         self.firsts = firsts
         self.lasts = lasts
+
+    def fold(self, block: Block, vectors: Tensor, values: Tensor) -> None:
+        """Apply first matrices to a block's vectors `(member * head, d)`, or to its values `(member, head, d_head)`."""
+        self.folded = []
+        for first in self.firsts if block.folded else []:
+            if first.composed is None:
+                direction = self.norm.direction(vectors)
+                folded = first.product(direction.to(first.product.matrix.dtype)).to(direction.dtype)
+            else:
+                folded = (values.transpose(0, 1) @ first.composed).transpose(0, 1).flatten(0, 1)
+            self.folded.append(folded)
 
     def normed(self, x: Tensor) -> Tensor:
         """The norm of `x (..., d)`, whose scale the first matrices will need."""
@@ -66,51 +79,40 @@ class Answers:
         first = self.firsts[number]
         if not self.folded:
             return first.module(x)
-        if len(self.scale) != len(self.weights):
+        if len(self.scale) != len(self.shares):
             raise NotReproducedError("the norm behind the attention saw other positions than it was given")
-        result = first.result[: len(self.weights)]
-        weights = -self.scale * self.weights
+        result = first.result[: len(self.shares)]
+        shares = self.scale * self.shares
         for span in self.chunk.spans:
-            rows = result[span.rows]
-            torch.addcmul(first.constant, first.base[span.targets], self.scale[span.rows], out=rows)
-            vectors = self.folded[number][span.vectors]
-            torch.addmm(rows, weights[span.rows, : len(vectors)], vectors, out=rows)
+            rows, scale = by_group(span, result), by_group(span, self.scale)
+            torch.addcmul(first.constant, first.base[span.targets], scale, out=rows)
+            add_sums(span, shares, self.folded[number], rows)
         return result.view(*x.shape[:-1], -1)
 
     def last(self, number: int, x: Tensor) -> Tensor:
         """What a later matrix makes of its input `x (..., features)`."""
         last = self.lasts[number]
         rows = x.flatten(0, -2)
-        change = last.change[: few_sizes(len(rows))]
+        if last.clean is None:
+            return last.product(rows).view(*x.shape[:-1], -1)
+        change = last.clean.change[: padded(len(rows))]
         for span in self.chunk.spans:
-            change[span.rows] = rows[span.rows] - last.inputs[span.targets]
-        result = last.outputs.index_select(0, self.chunk.target)
-        return result.add_(product(change, last.matrix)[: len(rows)]).view(*x.shape[:-1], -1)
+            by_group(span, change).copy_(by_group(span, rows) - last.clean.inputs[span.targets])
+        result = last.clean.outputs.index_select(0, self.chunk.target)
+        return result.add_(last.product(change)[: len(rows)]).view(*x.shape[:-1], -1)
+
+    def activated(self, activation: Activation, x: Tensor) -> Tensor:
+        """What an activation makes of `x`: in its place, if that is what a first matrix gave."""
+        mine = any(x.data_ptr() == first.result.data_ptr() for first in self.firsts)
+        return activation(x if mine and x.is_contiguous() else x.clone(memory_format=torch.contiguous_format))
 
 
-def gelu_by_tanh(x: Tensor) -> Tensor:
-    """GELU's approximation by tanh, `x` times the sigmoid of twice what tanh is taken of."""
-    if x.device.type != "cpu":
-        return functional.gelu(x, approximate="tanh")
-    # In pieces that stay in the caches: two thirds of the time that torch's own kernel takes.
-    result = x.new_empty(x.shape)
-    for piece, into in zip(x.flatten().split(PIECE), result.flatten().split(PIECE), strict=True):
-        torch.mul(piece, piece, out=into)
-        torch.addcmul(piece, into, piece, value=0.044715, out=into)
-        into.mul_(math.sqrt(8 / math.pi)).sigmoid_().mul_(piece)
-    return result
+def by_group(span: Span, rows: Tensor) -> Tensor:
+    """A span's share of a chunk's rows, `(group, target, features)`."""
+    return rows[span.rows].unflatten(0, (span.groups, -1))
 
 
-def product(rows: Tensor, matrix: Tensor) -> Tensor:
-    """`rows @ matrix`."""
-    if rows.device.type != "cpu" or rows.dtype != torch.bfloat16:
-        return rows @ matrix
-    count = len(rows)
-    if count % HALF_STEP:
-        rows = functional.pad(rows, (0, 0, 0, few_sizes(count) - count))
-    return torch.cat([part @ matrix for part in rows.split(HALF_ROWS)])[:count]
-
-
-def few_sizes(rows: int) -> int:
-    """The next of the few sizes that products come in."""
-    return -(-rows // HALF_STEP) * HALF_STEP
+def add_sums(span: Span, shares: Tensor, vectors: Tensor, rows: Tensor) -> None:
+    """Add each pair's weighted sum over its group's vectors to `rows (group, target, features)`."""
+    mine = vectors[span.vectors].unflatten(0, (span.groups, -1))
+    torch.baddbmm(rows, by_group(span, shares)[..., : mine.shape[1]], mine, out=rows)

@@ -37,11 +37,12 @@ class Pairs:
 
 @dataclass(frozen=True)
 class Span:
-    """The pairs of one group in a chunk."""
+    """The pairs of one group in a chunk; or of several, of as many members and with the same targets."""
 
     rows: slice  # of the chunk
-    vectors: slice  # the group's (source, head) vectors in the block
-    targets: slice | Tensor  # of these pairs; a slice where they follow each other, for it copies nothing
+    groups: int
+    vectors: slice  # the groups' (source, head) vectors in the block
+    targets: slice | Tensor  # of each group's pairs; a slice where they follow each other, for it copies nothing
 
 
 @dataclass(frozen=True)
@@ -66,11 +67,14 @@ class Block:
     folded: bool  # whether first matrices act on these sources; or else on their pairs, being fewer
 
 
-def blocks(pairs: Pairs, width: int, rows: int, at_most: int | None) -> list[Block]:
+def blocks(pairs: Pairs, width: int, depth: int, rows: int, at_most: int | None) -> tuple[list[Block], bool]:
     """All active pairs, at most `rows` of them and `at_most` groups to a chunk.
 
+    Also whether the attention's projection and a first matrix should be multiplied with each other, for heads of
+    `depth` features, rather than a first matrix with the vectors of `width` features.
+
     Raises:
-        TooFewError: There are too few pairs to a group to pay for its vectors of `width` features.
+        TooFewError: There are too few pairs to a group to pay for its vectors.
     """
     target, group = pairs.active.nonzero(as_tuple=True)
     number = pairs.batch[target] * pairs.members.shape[1] + group
@@ -78,10 +82,9 @@ def blocks(pairs: Pairs, width: int, rows: int, at_most: int | None) -> list[Blo
     batch = number // pairs.members.shape[1]
     members = pairs.members[batch, number % pairs.members.shape[1]]  # (number, member)
     vectors = (members >= 0).sum(-1) * len(pairs.heads)
-    # In rows of a first matrix: one a pair; or one a vector, and of each pair a sum over vectors.
-    gains = counts - vectors * (1 + counts / width)
+    gains, at_once, composed = _gains(counts, vectors, width, depth, len(pairs.heads))
     # Before anything is gained, all targets run once through all matrices: about two first ones.
-    if gains.clamp_min(0).sum() <= 2 * len(pairs.batch):
+    if gains.clamp_min(0).sum() - at_once <= 2 * len(pairs.batch):
         raise TooFewError("there are too few pairs to fold for")
     found: list[Block] = []
     for folded in (True, False):
@@ -91,7 +94,20 @@ def blocks(pairs: Pairs, width: int, rows: int, at_most: int | None) -> list[Blo
         if len(mine):
             sources = _Sources(batch[numbers], members[numbers], len(pairs.heads), folded)
             found += sources.blocks(target[mine], group[mine], counts[numbers], rows, at_most)
-    return found
+    return found, composed
+
+
+def _gains(counts: Tensor, vectors: Tensor, width: int, depth: int, heads: int) -> tuple[Tensor, int, bool]:
+    """What folding gains for each group, what it costs once, and whether that is to multiply the two matrices.
+
+    In rows of a first matrix: of each pair one is saved, less a sum over vectors. A vector costs one; or, once the
+    matrices are multiplied, which costs a row for each feature of each head, a share of one.
+    """
+    alone = counts - vectors * (1 + counts / width)
+    composed = counts - vectors * (depth / width + counts / width)
+    if composed.clamp_min(0).sum() - heads * depth > alone.clamp_min(0).sum():
+        return composed, heads * depth, True
+    return alone, 0, False
 
 
 class _Sources:
@@ -118,19 +134,20 @@ class _Sources:
                 yield self._block(begin, end, chunks)
                 begin, chunks = self.ends[first], []
             end = self.ends[last + 1]
-            spans, row = [], 0
+            spans, row = list[Span](), 0
             for number, count in parts:
                 vectors = slice(*((self.ends[number + after] - begin) * self.heads for after in (0, 1)))
                 targets: slice | Tensor = target[start + row : start + row + count]
                 if follow_each_other[number]:
                     from_ = firsts[number] + start + row - offsets[number]
                     targets = slice(from_, from_ + count)
-                spans.append(Span(slice(row, row + count), vectors, targets))
+                spans.append(Span(slice(row, row + count), 1, vectors, targets))
                 row += count
-            known = start + spans[0].rows.stop - 1
+            first_rows, first_vectors = spans[0].rows, spans[0].vectors
+            known = start + first_rows.stop - 1
             taken = torch.arange(start, start + row + 2, device=target.device)
             taken[-2:] = known
-            spans.append(Span(slice(row, row + 2), spans[0].vectors, target[taken[-2:]]))
+            spans = [*_joined(spans), Span(slice(row, row + 2), 1, first_vectors, target[taken[-2:]])]
             chunks.append(Chunk(target[taken], group[taken], tuple(spans)))
             start += row
         yield self._block(begin, end, chunks)
@@ -139,17 +156,31 @@ class _Sources:
         return Block(self.batch[begin:end], self.source[begin:end], tuple(chunks), self.folded)
 
 
+def _joined(spans: list[Span]) -> Iterator[Span]:
+    """The same, neighbours of the same size with the same targets in one."""
+    last = spans[0]
+    for span in spans[1:]:
+        follow_each_other = isinstance(span.targets, slice) and isinstance(last.targets, slice)
+        size, last_size = (one.vectors.stop - one.vectors.start for one in (span, last))
+        if follow_each_other and span.targets == last.targets and size * last.groups == last_size:
+            rows = slice(last.rows.start, span.rows.stop)
+            last = Span(rows, last.groups + 1, slice(last.vectors.start, span.vectors.stop), last.targets)
+        else:
+            yield last
+            last = span
+    yield last
+
+
 def _partition(counts: list[int], rows: int, at_most: int | None) -> Iterator[list[tuple[int, int]]]:
-    """Groups, by their number, and how many of their pairs to take: at most `rows` pairs and `at_most` groups."""
+    """Groups, by their number, and how many of their pairs to take: `rows` pairs at a time, of `at_most` groups."""
     parts: list[tuple[int, int]] = []
     room = rows
     for number, count in enumerate(counts):
-        if parts and (count > room or len(parts) == at_most):
-            yield parts
-            parts, room = [], rows
-        while count > rows:
-            yield [(number, rows)]
-            count -= rows
-        parts.append((number, count))
-        room -= count
+        while count:
+            if not room or len(parts) == at_most:
+                yield parts
+                parts, room = [], rows
+            taken = min(count, room)
+            parts.append((number, taken))
+            count, room = count - taken, room - taken
     yield parts

@@ -19,11 +19,12 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from captum_vz._engine.answers import Answers, First, Last, few_sizes, gelu_by_tanh, product
+from captum_vz._engine.answers import Answers, Clean, First, Last, add_sums, by_group
 from captum_vz._engine.blocks import Block, Chunk, Pairs, blocks
+from captum_vz._engine.products import STEP, Product, padded
 from captum_vz._engine.recording import AttentionCall, Recording
 from captum_vz._engine.replay import ModuleAnswer, NotReproducedError, PackedPairs, TooFewError, check_reproduced
-from captum_vz._engine.shapes import Shape, Trace, matrix, replace_forward
+from captum_vz._engine.shapes import Norm, Shape, Trace, matrix, replace_forward
 
 
 class FoldedPairs:
@@ -53,17 +54,15 @@ class FoldedPairs:
         self.values = call.values.transpose(1, 2)  # (batch, in, key-value head, d_head)
         self.shared_by = call.size[1] // self.values.shape[2]
         self.outputs = output[pairs.batch, pairs.out]
-        self.blocks = blocks(pairs, output.shape[-1], rows, at_most)
-        self.longest = max(len(chunk.target) for block in self.blocks for chunk in block.chunks)
+        # So many that, with the two known ones, products need no padding.
+        chunk = rows if rows < STEP else rows // STEP * STEP - 2
+        self.blocks, self.composed = blocks(pairs, output.shape[-1], self.values.shape[-1], chunk, at_most)
+        sizes = [len(chunk.target) for block in self.blocks for chunk in block.chunks]
+        self.rows, self.longest = sum(sizes), max(sizes)
+        self.vectors = sum(len(block.source) for block in self.blocks if block.folded) * len(pairs.heads)
         contexts = call.context.flatten(2)[pairs.batch, pairs.out]
         shape = self._trace(Trace(general), call, contexts, rows)
-
-        weight = matrix(shape.projection)
-        assert weight is not None
-        self.projection = weight.unflatten(0, (call.size[1], -1))[pairs.heads]  # (head, d_head, d)
-        if not self.projection.any():
-            raise TooFewError("the projection of these heads is zero: nothing is to move, not even by rounding")
-        self.changed = self.outputs.new_empty(self.longest, weight.shape[1])
+        self.changed = self.outputs.new_empty(self.longest, self.projection.shape[-1])
         if self.answers is None:
             self.base = self.outputs
         else:
@@ -77,10 +76,7 @@ class FoldedPairs:
             values = self._head_values(block.batch, block.source)[:, self.pairs.heads]
             vectors = (values.transpose(0, 1) @ self.projection).transpose(0, 1).flatten(0, 1)  # (member * head, d)
             if self.answers is not None:
-                direction = self.answers.norm.direction(vectors)
-                firsts = self.answers.firsts if block.folded else []
-                products = [product(direction.to(self.dtype), first.matrix) for first in firsts]
-                self.answers.folded = [one.to(direction.dtype) for one in products]
+                self.answers.fold(block, vectors, values)
             for chunk in block.chunks:
                 moved = self._moved(chunk, vectors)
                 clean = self.outputs[chunk.target[-2:]]
@@ -96,53 +92,65 @@ class FoldedPairs:
         target = torch.cat([torch.arange(count, device=last.device), last])
         clean_and_known = torch.cat([contexts, contexts[last] - taken])
         shape: Shape | None = None
-        answers, streams, results, lasts = [], [], [], []
+        answers, seen = [], list[dict[nn.Module, tuple[Tensor, Tensor]]]()
         for part in torch.arange(len(target), device=target.device).split(rows):
             part = torch.cat([part, part[-1:]])
             context = clean_and_known[part]
             context[-1] = torch.nan
             answers.append(trace.run(pairs.batch[target[part]], pairs.out[target[part]], context)[:-1])
             shape = shape or trace.shape(call, context)
-            if shape.norm is not None:
-                streams.append(trace.of(shape.norm.module)[0][:-1])
-                results.append([trace.of(module)[1][:-1] for module in shape.linears])
-                kept = shape.lasts if self.fast else ()
-                lasts.append([[x[:-1] for x in trace.of(module)] for module in kept])
+            seen.append({module: trace.of(module) for module in shape.behind})
         assert shape is not None
         answer = torch.cat(answers)
         check_reproduced(answer[:count], self.outputs)
+        self.probes = answer[count:]
+
+        def known(module: nn.Module) -> tuple[Tensor, Tensor]:  # its input and output for the clean targets
+            inputs, outputs = ([one[module][which][:-1] for one in seen] for which in (0, 1))
+            return torch.cat(inputs)[:count], torch.cat(outputs)[:count]
+
         # What a context loses is to reach the residual stream as it is, at each target: a layer may switch some off.
         if shape.norm is None:
             clean, run = self.outputs, trace.run
         else:
-            clean, run = torch.cat(streams)[:count], partial(trace.run_until, shape.norm.module)
+            clean, run = known(shape.norm.module)[0], partial(trace.run_until, shape.norm.module)
         less = contexts - taken[:1]
         parts = torch.arange(count, device=target.device).split(rows)
         changed = torch.cat([run(pairs.batch[part], pairs.out[part], less[part]) for part in parts])
         weight = matrix(shape.projection)
         assert weight is not None
         _check_change(changed, clean - taken[:1] @ weight, clean)
-        self.probes = answer[count:]
+        self.projection = weight.unflatten(0, (call.size[1], -1))[pairs.heads]  # (head, d_head, d)
+        if not self.projection.any():
+            raise TooFewError("the projection of these heads is zero: nothing is to move, not even by rounding")
         self.answers: Answers | None = None
         if shape.norm is not None:
-            firsts = []
             scale = shape.norm.scale(clean)
-            for module, result in zip(shape.linears, zip(*results, strict=True), strict=True):
-                weight, constant = matrix(module), module(shape.norm.beta[None])
-                assert weight is not None
-                base = (torch.cat(result)[:count] - constant) / scale
-                buffer = base.new_empty(self.longest, base.shape[1])
-                firsts.append(First(module, weight.to(self.dtype), base, constant, buffer))
-            self.answers = Answers(shape.norm, firsts, [self._last(*one) for one in zip(kept, *lasts, strict=True)])
+            firsts = [self._first(shape.norm, scale, module, known(module)[1]) for module in shape.linears]
+            self.answers = Answers(shape.norm, firsts, [self._last(module, *known(module)) for module in shape.lasts])
         return shape
 
-    def _last(self, module: nn.Module, *parts: list[Tensor]) -> Last:
-        """A later matrix, of whose input and output for the clean targets each traced part is a share."""
-        inputs, outputs = (torch.cat(shares)[: len(self.outputs)] for shares in zip(*parts, strict=True))
+    def _first(self, norm: Norm, scale: Tensor, module: nn.Module, result: Tensor) -> First:
+        """A first matrix and its `result` for the clean targets, of whose norm the `scale` is given."""
+        weight, constant = matrix(module), module(norm.beta[None])
+        assert weight is not None
+        base = (result - constant) / scale
+        room = base.new_empty(self.longest, base.shape[1])
+        product, composed = Product(weight.to(self.dtype), count=self.vectors), None
+        if self.composed:
+            composed = product(norm.direction(self.projection).flatten(0, 1).to(self.dtype)).to(base.dtype)
+            composed = composed.unflatten(0, self.projection.shape[:2])
+        return First(module, product, composed, base, constant, room)
+
+    def _last(self, module: nn.Module, inputs: Tensor, outputs: Tensor) -> Last:
+        """A later matrix, what it was given for the clean targets, and what it made of that."""
         weight = matrix(module)
         assert weight is not None
-        change = inputs.new_zeros(few_sizes(self.longest), inputs.shape[1], dtype=self.dtype)
-        return Last(module, weight.to(self.dtype), inputs, outputs, change)
+        if not self.fast:
+            bias = module.bias if isinstance(module.bias, Tensor) else None
+            return Last(module, Product(weight, bias, self.rows), None)
+        change = inputs.new_zeros(padded(self.longest), inputs.shape[1], dtype=self.dtype)
+        return Last(module, Product(weight.to(self.dtype), count=self.rows), Clean(inputs, outputs, change))
 
     def _folded(self, replay: PackedPairs, shape: Shape, answers: Answers) -> PackedPairs:
         """A replay whose attention is given after its projection, and whose first matrices are answered."""
@@ -156,24 +164,23 @@ class FoldedPairs:
             replace_forward(replay, first.module, partial(answers.first, number))
         for number, last in enumerate(answers.lasts):
             replace_forward(replay, last.module, partial(answers.last, number))
-        for gelu in shape.gelus:
-            replace_forward(replay, gelu, gelu_by_tanh)
+        for module, activation in shape.activations:
+            replace_forward(replay, module, partial(answers.activated, activation))
         return replay
 
     def _moved(self, chunk: Chunk, vectors: Tensor) -> Tensor:
         """The layer's output `(n + 2, d)`."""
         pairs = self.pairs
         members = pairs.members[pairs.batch[chunk.target], chunk.group].clamp_min(0)
-        weights = pairs.weights[chunk.target[:, None], members].flatten(1)
-        weights[-2], weights[-1] = 0, 1
+        shares = -pairs.weights[chunk.target[:, None], members].flatten(1)
+        shares[-2], shares[-1] = 0, -1
         changed = self.changed[: len(chunk.target)]
         for span in chunk.spans:
-            mine = vectors[span.vectors]
-            taken = weights[span.rows, : len(mine)]
-            torch.addmm(self.base[span.targets], taken, mine, alpha=-1, out=changed[span.rows])
+            rows = by_group(span, changed).copy_(self.base[span.targets])
+            add_sums(span, shares, vectors, rows)
         if self.answers is None:
             return changed
-        self.answers.chunk, self.answers.weights = chunk, weights
+        self.answers.chunk, self.answers.shares = chunk, shares
         return self.replay.run(pairs.batch[chunk.target], pairs.out[chunk.target], changed)
 
     def _head_values(self, batch: Tensor, source: Tensor) -> Tensor:
@@ -182,7 +189,7 @@ class FoldedPairs:
 
     def _taken(self, block: Block, chunk: Chunk) -> Tensor:
         """What the context of a chunk's last row loses, `(head * d_head)`."""
-        heads, mine = self.pairs.heads, chunk.spans[0].vectors
+        heads, mine = self.pairs.heads, chunk.spans[-1].vectors
         members = slice(mine.start // len(heads), mine.stop // len(heads))
         values = self._head_values(block.batch[members], block.source[members]).sum(0)
         return torch.zeros_like(values).index_copy(0, heads, values[heads]).flatten()

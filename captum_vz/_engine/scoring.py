@@ -106,18 +106,18 @@ def _packed_first(recording: Recording, call: AttentionCall, output: Tensor, zer
 def _folded_pairs(recording: Recording, call: AttentionCall, output: Tensor, zeroing: Zeroing) -> Tensor:
     """The same numbers as `_packed_pairs`, faster: for layers of a known shape, and rows enough to gain by it."""
     heads = zeroed_heads(call, zeroing).nonzero().flatten()
-    few = zeroing.rows is not None and zeroing.rows.shape[1] <= len(heads)
     if call.weights is None:
         raise NotReproducedError("its attention is computed inline, out of sight")
-    if few:
-        raise TooFewError("there are too few rows to fold for")
+    members = group_members(call, zeroing)
     targets, sources = wanted_targets(recording, call, zeroing)
-    if not len(targets) or targets.batch.bincount().max() <= len(heads):
+    # A source whose vectors are folded for one target only gains nothing, and more for few only among many.
+    most = int(targets.batch.bincount().max()) if len(targets) else 0
+    features = len(heads) * call.values.shape[-1]
+    if most <= 1 or (most <= len(heads) and len(targets) * members.shape[1] <= features):
         raise TooFewError("there are too few rows to fold for")
     fast = zeroing.fast and multiplies_halves_fast(output.device)
     if zeroing.fast and not fast:
         recording.notes.append(f"precision='fast' found no fast bfloat16 on {output.device}, computed exactly")
-    members = group_members(call, zeroing)
     scores = empty_map(call, zeroing, members)
     weights = zeroed_weights(call, zeroing, sources, targets.batch, targets.out)
     active = active_groups(weights, members[targets.batch])

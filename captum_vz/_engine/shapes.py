@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
+from captum_vz._engine.activations import ACTIVATIONS, Activation
 from captum_vz._engine.recording import AttentionCall
 from captum_vz._engine.replay import NotReproducedError, PackedPairs, bare, check_reproduced, stand_in
 
@@ -58,7 +58,12 @@ class Shape:
     norm: Norm | None = None  # None: no module sees it, the output is a sum that it is part of
     linears: tuple[nn.Module, ...] = ()
     lasts: tuple[nn.Module, ...] = ()  # linear modules that see it later
-    gelus: tuple[nn.Module, ...] = ()  # behind these; they spell GELU's approximation out, which torch knows as one
+    activations: tuple[tuple[nn.Module, Activation], ...] = ()  # of what the linears give
+
+    @property
+    def behind(self) -> tuple[nn.Module, ...]:
+        """The modules whose inputs and outputs for the clean targets are of use."""
+        return () if self.norm is None else (self.norm.module, *self.linears, *self.lasts)
 
 
 # A module, its input and its output, `(n, features)`.
@@ -132,8 +137,8 @@ class Trace:
         lasts = tuple(m for m, _, _ in dependent if matrix(m) is not None and m not in linears)
         pres = [y for m, _, y in dependent if m in linears]
         behind = [(m, x, y) for m, x, y in self.seen if any(_equal(x, pre) for pre in pres)]
-        gelus = tuple(m for m, x, y in behind if _close(functional.gelu(x, approximate="tanh"), y))
-        return Shape(projection, norm, linears, lasts, gelus)
+        known = [(m, next((f for f in ACTIVATIONS if _close(f(x.clone()), y)), None)) for m, x, y in behind]
+        return Shape(projection, norm, linears, lasts, tuple((m, f) for m, f in known if f is not None))
 
 
 def _keeping(module: nn.Module, seen: list[Run], end: list[nn.Module]) -> Callable[..., Any]:
@@ -158,6 +163,8 @@ def _equal(found: Tensor, expected: Tensor) -> bool:
 
 
 def _close(found: Tensor, expected: Tensor) -> bool:
+    if found.shape != expected.shape:
+        return False
     error = (found[:-1] - expected[:-1]).abs().max()
     return bool(error <= 16 * torch.finfo(expected.dtype).eps * expected[:-1].abs().max())
 

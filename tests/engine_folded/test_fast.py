@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from transformers import AutoModel, AutoTokenizer
 
 from captum_vz import ValueZeroing, ValueZeroingRollout, find_layers
-from captum_vz._engine import answers, folded, scoring
+from captum_vz._engine import scoring
 from captum_vz._engine.precision import multiplies_halves_fast
+from captum_vz._engine.products import Product
 from tests.engine_folded.lanes import long_case
 from tests.engine_folded.test_folded import FOLDED, UNFOLDED
 
@@ -27,14 +28,13 @@ TEXT = (
 def products(monkeypatch: pytest.MonkeyPatch) -> list[torch.dtype]:
     """In what dtype matrices are multiplied, on a machine that counts as one with units for bfloat16."""
     seen: list[torch.dtype] = []
-    product = folded.product
+    call = Product.__call__
 
-    def noted(rows: Tensor, matrix: Tensor) -> Tensor:
+    def noted(product: Product, rows: Tensor) -> Tensor:
         seen.append(rows.dtype)
-        return product(rows, matrix)
+        return call(product, rows)
 
-    for module in (answers, folded):
-        monkeypatch.setattr(module, "product", noted)
+    monkeypatch.setattr(Product, "__call__", noted)
     monkeypatch.setattr(scoring, "multiplies_halves_fast", lambda device: True)
     return seen
 
@@ -96,11 +96,6 @@ def test_what_is_multiplied_in_what(precision: str, products: list[torch.dtype])
     case = long_case("llama")
     ValueZeroing(case.model, case.layers[0], precision=precision).attribute(case.inputs)
     assert set(products) == {torch.bfloat16 if precision == "fast" else torch.float64}
-
-
-def test_products_in_parts_are_the_same() -> None:
-    rows, matrix = torch.randn(answers.HALF_ROWS * 2 + 1, 8).bfloat16(), torch.randn(8, 4).bfloat16()
-    torch.testing.assert_close(answers.product(rows, matrix), rows @ matrix)
 
 
 def test_the_rollout_takes_it(products: list[torch.dtype]) -> None:

@@ -95,19 +95,34 @@ def test_chunks_of_any_size(name: str, rows: int, lanes: Lanes, monkeypatch: pyt
     lanes.agree(case.model, case.layers[:1], case.inputs)
 
 
+@each_shape
+@pytest.mark.parametrize("few", [True, False])
+def test_vectors_are_folded_one_by_one_if_few(name: str, few: bool, lanes: Lanes) -> None:
+    case = long_case(name)
+    found = spied(lanes)
+    tokens = (10 if name == "bert" else 12) if few else 24
+    lanes.agree(case.model, case.layers, torch.arange(1, tokens + 1)[None])
+    assert {composed for _, composed in found} == {not few}
+
+
 def test_sources_with_few_targets_fold_no_first_matrix(lanes: Lanes) -> None:
     case = long_case("gpt2")
-    kinds = set()
+    found = spied(lanes)
+    lanes.agree(case.model, case.layers, torch.arange(12)[None])
+    assert {block.folded for of_layer, _ in found for block in of_layer} == {True, False}
+
+
+def spied(lanes: Lanes) -> list[tuple[list[blocks.Block], bool]]:
+    """How the pairs of each layer are to be run."""
+    found: list[tuple[list[blocks.Block], bool]] = []
     blocks_of_a_layer = blocks.blocks
 
     def spy(*args: Any) -> Any:
-        found = blocks_of_a_layer(*args)
-        kinds.update(block.folded for block in found)
-        return found
+        found.append(blocks_of_a_layer(*args))
+        return found[-1]
 
     lanes.monkeypatch.setattr("captum_vz._engine.folded.blocks", spy)
-    lanes.agree(case.model, case.layers, case.inputs)
-    assert kinds == {True, False}
+    return found
 
 
 @each_shape
