@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from captum_vz._engine.gaps import gaps_to_note
-from captum_vz._engine.recording import Recording, watching
+from captum_vz._engine.recording import Recording, watching, where_it_runs
 
 # (index of the layer, its result), in the order in which the layers ran.
 Runs = list[tuple[int, Tensor]]
@@ -41,7 +41,7 @@ def collect(
     gaps = gaps_to_note()
 
     def begin(index: int, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Recording:
-        return Recording(layer, args, kwargs)
+        return Recording(layer, *where_it_runs(layer, (args, kwargs)))
 
     def keep(index: int, recording: Recording, output: Any) -> None:
         recording.output = output

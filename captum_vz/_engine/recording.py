@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 from torch.utils.hooks import RemovableHandle
 
 from captum_vz._engine.inline import (
@@ -116,6 +117,19 @@ def _same(expected: Tensor, found: Any) -> bool:
         return False
     difference = (expected.flatten(2) - found.flatten(2)).abs().amax()
     return bool(difference <= 1e-5 * expected.abs().amax())
+
+
+def where_it_runs(layer: nn.Module, arguments: Any) -> Any:
+    """A layer's arguments, on the device that it runs on.
+
+    Where accelerate spreads a model over devices, a wrapper of the layer's forward moves them, and replays go past it.
+    """
+    hook = getattr(layer, "_hf_hook", None)
+    for one in getattr(hook, "hooks", (hook,)):
+        device = getattr(one, "execution_device", None)
+        if device is not None:
+            arguments = tree_map(lambda x, to=device: x.to(to) if isinstance(x, Tensor) else x, arguments)
+    return arguments
 
 
 L = TypeVar("L", bound=Listener)
