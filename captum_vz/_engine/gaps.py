@@ -51,9 +51,7 @@ class Gaps:
             before = self._before.get(place)
             # A copy, for models go on to write into their tensors.
             self._before[place] = index, output.clone()
-            if before is not None and not any(
-                _same(x, before[1]) for x in tree_leaves((recording.args, recording.kwargs))
-            ):
+            if before is not None and not _follows(recording, before[1]):
                 self.pairs = list(dict.fromkeys([*self.pairs, (before[0], index)]))
 
 
@@ -100,10 +98,14 @@ class _CleanAnswers(Listener):
         return call.context.clone(), call.weights
 
 
-def _same(given: object, returned: Tensor) -> bool:
-    if not isinstance(given, Tensor) or given.shape != returned.shape or not given.is_floating_point():
-        return False
-    return torch.allclose(given, returned.to(given), rtol=0, atol=0, equal_nan=True)
+def _follows(recording: Recording, returned: Tensor) -> bool:
+    """Whether a layer was given what the one before it returned, first of all.
+
+    A decoder's first layer is given what the encoder's last returned as well, but behind its own hidden states.
+    """
+    tensors = [x for x in tree_leaves((recording.args, recording.kwargs)) if isinstance(x, Tensor)]
+    given = next((x for x in tensors if x.is_floating_point() and x.shape == returned.shape), None)
+    return given is not None and torch.allclose(given, returned.to(given), rtol=0, atol=0, equal_nan=True)
 
 
 _noting: ContextVar[Gaps | None] = ContextVar("captum_vz_gaps", default=None)

@@ -91,6 +91,11 @@ class RolledOut(WhileRunning):
         assert not attribute_to_layer_input, (
             f"{self.get_name()} attributes to input tokens; attribute_to_layer_input=True has no meaning here."
         )
+        assert getattr(self.maps, "attention", "self") == "self", (
+            f"{self.get_name()} multiplies maps of one sequence onto itself; those of cross-attention lead from one "
+            "sequence to another, and no product of them means anything. ValueZeroing and LayerAttention give them "
+            "layer by layer, ALTIPlus joins them with those of the encoder and the decoder."
+        )
         layers = as_layers(self.layer)
         wanted = TokenTarget.parse(target)
         arguments = Arguments(inputs, additional_forward_args, feature_mask, perturbations_per_eval, show_progress)

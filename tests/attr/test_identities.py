@@ -41,23 +41,26 @@ def test_a_batch_is_its_examples_one_by_one_and_padding_changes_nothing(name: st
                 assert not layer_map[index, :, length:].any()
 
 
-@pytest.mark.parametrize("name", ["bert", "gpt2"])
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "mistral"])
 @each_method
-def test_padding_on_the_left(method: Any, name: str) -> None:
-    case = FAMILIES[name].case
+def test_padding_on_the_left(method: Any, name: str, implementation: str) -> None:
+    case = FAMILIES[name].build(attn_implementation=implementation)
     lengths = case.inputs["attention_mask"].sum(1).tolist()
     moved = {
         key: torch.stack([row.roll(len(row) - n) for row, n in zip(x, lengths, strict=True)])
         for key, x in case.inputs.items()
     }
     right = as_list(maps_of(case, method))
+    alone = [as_list(maps_of(case.example(index), method)) for index in range(case.batch)]
     # Positions are counted from the first token, be it padding, unless the model is told.
     mask = moved["attention_mask"]
     places = {"position_ids": (mask.cumsum(1) - 1).clamp_min(0)}
     left = as_list(maps_of(replace(case, inputs=moved | places), method))
-    for from_right, from_left in zip(right, left, strict=True):
+    for layer, (from_right, from_left) in enumerate(zip(right, left, strict=True)):
         for index, n in enumerate(lengths):
             assert_same(from_left[index, -n:, -n:], from_right[index, :n, :n])
+            assert_same(from_left[index, -n:, -n:], alone[index][layer][0])
             assert not from_left[index, :-n].any() or n == mask.shape[1]
             assert not from_left[index, :, :-n].any() or n == mask.shape[1]
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from captum_vz import AttentionFlow, AttentionRollout, ValueZeroingRollout
+from captum_vz import AttentionFlow, AttentionRollout, ValueZeroingRollout, find_layers
 from tests.engine.compare import assert_same
 from tests.reference import (
     FAMILIES,
@@ -172,3 +172,20 @@ def test_features_of_one_token_each_are_no_features() -> None:
         of = method(case.model, case.layers)
         each = of.attribute(case.inputs, feature_mask=torch.arange(7).flip(0)[None])
         assert_same(each, of.attribute(case.inputs))
+
+
+@each_method
+@pytest.mark.parametrize("name", ["bart-decoder", "t5-decoder"])
+def test_an_encoder_and_its_decoder_are_not_joined_though_their_sequences_be_of_one_length(
+    name: str, method: Any
+) -> None:
+    case = FAMILIES[name].case
+    ids = torch.randint(4, 60, (2, 6))
+    inputs = {"input_ids": ids, "decoder_input_ids": ids.flip(1)}
+    encoder = find_layers(case.model, stack="encoder")
+    with pytest.raises(AssertionError, match="cross-attention lead from one sequence to another"):
+        method(case.model, case.layers, attention="cross").attribute(inputs)
+    with pytest.raises(AssertionError, match=r"something else runs between the layers 2 .* and 3"):
+        method(case.model, [*encoder, *case.layers]).attribute(inputs)
+    for layers in (encoder, case.layers):
+        assert method(case.model, layers).attribute(inputs).shape == (2, 6, 6)
