@@ -34,9 +34,14 @@ def is_half(recording: Recording) -> bool:
 
 
 def in_float32(module: Module) -> Module:
-    """A float32 copy of a module, sharing its configs, which are no part of the numbers."""
-    configs = [config for m in module.modules() if (config := getattr(m, "config", None)) is not None]
-    copied = copy.deepcopy(module, {id(config): config for config in configs}).float()
+    """A float32 copy of a module, sharing its configs, which are no part of the numbers.
+
+    It shares, too, what accelerate loads offloaded weights from, which holds those of the whole model.
+    """
+    configs = [getattr(m, "config", None) for m in module.modules()]
+    offloaded = [getattr(getattr(m, "_hf_hook", None), "weights_map", None) for m in module.modules()]
+    shared = {id(one): one for one in (*configs, *offloaded) if one is not None}
+    copied = copy.deepcopy(module, shared).float()
     # A replica of DataParallel holds plain tensors where its original holds parameters.
     for m in copied.modules():
         vars(m).update({name: _float32(value) for name, value in vars(m).items()})

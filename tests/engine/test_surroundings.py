@@ -11,6 +11,7 @@ from accelerate import cpu_offload, dispatch_model
 from torch import Tensor, nn
 
 from captum_vz import LayerAttention, ValueZeroing, find_layers
+from captum_vz._engine.precision import in_float32
 from tests.reference import FAMILIES
 
 
@@ -74,6 +75,9 @@ def test_offloaded_half_precision_is_replayed_in_float32(ids: Tensor) -> None:
     expected = maps_of(llama().bfloat16(), ids)
     offloaded = cpu_offload(llama().bfloat16(), execution_device=torch.device("cpu"))
     assert_same(maps_of(offloaded, ids), expected)
+    # A layer's copy in float32 is not to hold the weights of all layers.
+    projection, copied = (layer.self_attn.q_proj for layer in (offloaded.layers[0], in_float32(offloaded.layers[0])))
+    assert copied._hf_hook.weights_map is projection._hf_hook.weights_map
 
 
 @pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable` is deprecated")
