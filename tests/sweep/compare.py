@@ -39,7 +39,7 @@ def compare(
         except AssertionError as error:
             # What else comes out of a softmax (convolutions, windows of several sizes) is no second attention.
             if attention == "self" or "has no second attention" not in str(error):
-                yield Row(model_type, name, "refused" if attentions else "no attention", note=describe(error))
+                yield Row(model_type, name, "refused" if attentions else "other form", note=describe(error))
             continue
         products = next((some for some in attentions if some[0].weights.shape[1:] == scores.shape[1:]), [])
         row = Row(model_type, name, "no twin", way_of(tried))

@@ -45,11 +45,17 @@ AGREE = {
     "led": WHOLE,
     "llama": PACKED,
     "luke": WHOLE,
+    "m2m_100": PACKED,
+    "marian": PACKED,
     "markuplm": PACKED,
+    "mbart": PACKED,
+    "moonshine": PACKED,
+    "mpnet": WHOLE,
     "mpt": WHOLE,
     "openai-gpt": WHOLE,
     "opt": PACKED,
     "parakeet_encoder": WHOLE,  # convolutions
+    "pegasus": PACKED,
     "pvt": WHOLE,
     "qwen2_5_vl_vision": WINDOWS,  # images in one sequence, no axis of examples
     "qwen3_moe": PACKED,
@@ -66,6 +72,9 @@ AGREE = {
     "xlnet": WHOLE,  # a parameter projects the values
 }
 
+# Decoders whose layers have cross-attention as well.
+TWO_ATTENTIONS = {"bart", "t5", "whisper", "marian", "mbart", "pegasus", "m2m_100", "moonshine"}
+
 # model type -> what it says
 REFUSED = {
     "longcat_flash": "has a list of 2 attentions",
@@ -77,13 +86,15 @@ REFUSED = {
 
 @pytest.mark.parametrize("model_type", AGREE)
 def test_maps_equal_the_twins(model_type: str) -> None:
-    rows = [row for row in sweep_type(model_type) if row.outcome not in ("not run", "no attention")]
+    rows = [row for row in sweep_type(model_type) if row.outcome not in ("not run", "other form")]
     assert {row.outcome for row in rows} == {"agrees"}, [str(row) for row in rows]
     assert AGREE[model_type] <= {row.way for row in rows}
+    if model_type in TWO_ATTENTIONS:
+        assert any(row.stack.endswith("cross") for row in rows), [str(row) for row in rows]
 
 
 @pytest.mark.parametrize("model_type", REFUSED)
 def test_what_cannot_be_explained_says_why(model_type: str) -> None:
     rows = sweep_type(model_type)
-    assert {row.outcome for row in rows} <= {"refused", "no attention", "no layers"}
+    assert {row.outcome for row in rows} <= {"refused", "other form", "no layers"}
     assert all(REFUSED[model_type] in row.note for row in rows)
