@@ -8,9 +8,19 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from captum_vz import ValueZeroing
-from tests.engine.blocks import HEADS, WIDTH, Block, SelfAttention, mask_of_window, sequences, zeroed_one_by_one
+from tests.engine.blocks import (
+    HEADS,
+    WIDTH,
+    Block,
+    SelfAttention,
+    eager_attention_forward,
+    mask_of_window,
+    sequences,
+    zeroed_one_by_one,
+)
 from tests.engine.compare import assert_same
 
 
@@ -231,6 +241,20 @@ def test_positions_that_the_layer_counts_itself() -> None:
     for batch in (1, 2):
         block, x = Block(after=Counting()), sequences(batch)
         assert_same(ValueZeroing(block, block).attribute(x), zeroed_one_by_one(block, x))
+
+
+def test_an_attention_function_that_is_called_by_keyword() -> None:
+    class ByKeyword(SelfAttention):
+        def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+            names = ("query", "key", "value")
+            parts = {name: getattr(self, name)(x).unflatten(-1, (HEADS, -1)).transpose(1, 2) for name in names}
+            attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
+            context, _ = attend(module=self, attention_mask=mask, dropout=0.0, **parts)
+            return self.output(context.flatten(2))
+
+    block, x = Block(), sequences(2)
+    block.attention.__class__ = ByKeyword
+    assert_same(ValueZeroing(block, block).attribute(x), zeroed_one_by_one(block, x))
 
 
 def test_arguments_by_keyword_and_what_is_returned_beside_the_hidden_states() -> None:

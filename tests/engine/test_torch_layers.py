@@ -58,10 +58,10 @@ each_layout = pytest.mark.parametrize("batch_first", [True, False])
 
 
 @each_layout
-@pytest.mark.parametrize("norm_first", [True, False])
-def test_encoder_layers_of_torch(batch_first: bool, norm_first: bool) -> None:
+@pytest.mark.parametrize(("norm_first", "nested"), [(True, False), (False, False), (False, True)])
+def test_encoder_layers_of_torch(batch_first: bool, norm_first: bool, nested: bool) -> None:
     layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 32, batch_first=batch_first, norm_first=norm_first)
-    encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).double().eval()
+    encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=nested and batch_first).double().eval()
     x = torch.randn(2, TOKENS, WIDTH, dtype=torch.float64)
     x = x if batch_first else x.transpose(0, 1)
     padding = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
