@@ -79,7 +79,8 @@ def test_each_column_is_what_the_class_gives(layer: int, shipped: Shipped) -> No
     assert table.tokens == tuple(inputs.tokens())
     assert (table.target, table.layer, table.refused) == (MASK, layer % 4, {})
     for name, row in expected.items():
-        torch.testing.assert_close(table.scores[name], row[0].double(), msg=name)
+        # In float32, and in another order of summation where several methods share a pass.
+        torch.testing.assert_close(table.scores[name], row[0].double(), rtol=1e-4, atol=1e-6, msg=name)
     assert set(METHODS) - set(expected) == {"saliency", "integrated-gradients"}
     for column in table.scores.values():
         assert column.min() >= 0
