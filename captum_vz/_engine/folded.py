@@ -136,10 +136,11 @@ class FoldedPairs:
         assert weight is not None
         base = (result - constant) / scale
         room = base.new_empty(self.longest, base.shape[1])
-        product, composed = Product(weight.to(self.dtype), count=self.vectors), None
+        directions = norm.direction(self.projection).flatten(0, 1)
+        product = Product(weight.to(self.dtype), count=len(directions) if self.composed else self.vectors)
+        composed = None
         if self.composed:
-            composed = product(norm.direction(self.projection).flatten(0, 1).to(self.dtype)).to(base.dtype)
-            composed = composed.unflatten(0, self.projection.shape[:2])
+            composed = product(directions.to(self.dtype)).to(base.dtype).unflatten(0, self.projection.shape[:2])
         return First(module, product, composed, base, constant, room)
 
     def _last(self, module: nn.Module, inputs: Tensor, outputs: Tensor) -> Last:

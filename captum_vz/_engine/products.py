@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-# oneDNN compiles a kernel for each number of rows, and keeps it with some megabytes: so rows come in few numbers. In
+# oneDNN compiles a kernel for each number of rows, and keeps it, half a megabyte: so rows come in few numbers. In
 # bfloat16, beyond some 600 rows, it takes twice the time for each (measured on AMX).
-STEP = 64
+STEP = 16
 ROWS = {torch.float32: 1024, torch.bfloat16: 512}
 # Rows that pay for putting an (out, in) weight into oneDNN's layout; one that is (in, out) takes three times as long.
-WORTH = 512
+WORTH = 384
 
 
 class Product:

@@ -118,7 +118,7 @@ def test_the_fast_lane(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(scoring, "multiplies_halves_fast", lambda device: True)
-    monkeypatch.setattr("captum_vz._engine.products.STEP", 1)  # else up to 63 rows are added to each product
+    monkeypatch.setattr("captum_vz._engine.products.STEP", 1)  # else up to 15 rows are added to each product
     counts = [tokens - source for source in range(tokens)] if causal else [tokens] * tokens
     vector = 1 / H if composed else 1  # what one costs, in rows of the first matrix
     folded = [count for count in counts if count > H * (vector + count / d)]
