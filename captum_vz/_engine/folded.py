@@ -55,7 +55,7 @@ class FoldedPairs:
         self.shared_by = call.size[1] // self.values.shape[2]
         self.outputs = output[pairs.batch, pairs.out]
         # So many that, with the two known ones, products need no padding.
-        chunk = rows if rows < STEP else rows // STEP * STEP - 2
+        chunk = rows if rows < STEP else padded(rows + 2) - 2
         self.blocks, self.composed = blocks(pairs, output.shape[-1], self.values.shape[-1], chunk, at_most)
         sizes = [len(chunk.target) for block in self.blocks for chunk in block.chunks]
         self.rows, self.longest = sum(sizes), max(sizes)
