@@ -99,7 +99,7 @@ class FoldedPairs:
             context[-1] = torch.nan
             answers.append(trace.run(pairs.batch[target[part]], pairs.out[target[part]], context)[:-1])
             shape = shape or trace.shape(call, context)
-            seen.append({module: trace.of(module) for module in shape.behind})
+            seen.append({module: trace.of(module) for module in shape.known(self.fast)})
         assert shape is not None
         answer = torch.cat(answers)
         check_reproduced(answer[:count], self.outputs)
@@ -127,7 +127,8 @@ class FoldedPairs:
         if shape.norm is not None:
             scale = shape.norm.scale(clean)
             firsts = [self._first(shape.norm, scale, module, known(module)[1]) for module in shape.linears]
-            self.answers = Answers(shape.norm, firsts, [self._last(module, *known(module)) for module in shape.lasts])
+            lasts = [self._last(module, known(module) if self.fast else None) for module in shape.lasts]
+            self.answers = Answers(shape.norm, firsts, lasts)
         return shape
 
     def _first(self, norm: Norm, scale: Tensor, module: nn.Module, result: Tensor) -> First:
@@ -143,15 +144,15 @@ class FoldedPairs:
             composed = product(directions.to(self.dtype)).to(base.dtype).unflatten(0, self.projection.shape[:2])
         return First(module, product, composed, base, constant, room)
 
-    def _last(self, module: nn.Module, inputs: Tensor, outputs: Tensor) -> Last:
-        """A later matrix, what it was given for the clean targets, and what it made of that."""
+    def _last(self, module: nn.Module, clean: tuple[Tensor, Tensor] | None) -> Last:
+        """A later matrix, and what it was given for the clean targets and made of that, if only changes go through."""
         weight = matrix(module)
         assert weight is not None
-        if not self.fast:
+        if clean is None:
             bias = module.bias if isinstance(module.bias, Tensor) else None
             return Last(module, Product(weight, bias, self.rows), None)
-        change = inputs.new_zeros(padded(self.longest), inputs.shape[1], dtype=self.dtype)
-        return Last(module, Product(weight.to(self.dtype), count=self.rows), Clean(inputs, outputs, change))
+        change = clean[0].new_zeros(padded(self.longest), clean[0].shape[1], dtype=self.dtype)
+        return Last(module, Product(weight.to(self.dtype), count=self.rows), Clean(*clean, change))
 
     def _folded(self, replay: PackedPairs, shape: Shape, answers: Answers) -> PackedPairs:
         """A replay whose attention is given after its projection, and whose first matrices are answered."""

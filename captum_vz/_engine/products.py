@@ -25,7 +25,7 @@ class Product:
 
     def __init__(self, matrix: Tensor, bias: Tensor | None = None, count: int = WORTH) -> None:
         self.matrix = matrix
-        self.bias = bias
+        self.bias = None if bias is None else bias.contiguous()  # oneDNN reads it as if it were
         self.packed = _packed(matrix) if count >= WORTH * (1 if matrix.T.is_contiguous() else 3) else None
 
     def __call__(self, rows: Tensor) -> Tensor:

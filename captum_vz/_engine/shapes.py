@@ -60,10 +60,9 @@ class Shape:
     lasts: tuple[nn.Module, ...] = ()  # linear modules that see it later
     activations: tuple[tuple[nn.Module, Activation], ...] = ()  # of what the linears give
 
-    @property
-    def behind(self) -> tuple[nn.Module, ...]:
+    def known(self, fast: bool) -> tuple[nn.Module, ...]:
         """The modules whose inputs and outputs for the clean targets are of use."""
-        return () if self.norm is None else (self.norm.module, *self.linears, *self.lasts)
+        return () if self.norm is None else (self.norm.module, *self.linears, *(self.lasts if fast else ()))
 
 
 # A module, its input and its output, `(n, features)`.
@@ -106,7 +105,10 @@ class Trace:
 
     def of(self, module: nn.Module) -> tuple[Tensor, Tensor]:
         """Input and output of a module in the last run."""
-        return next((x, y) for seen, x, y in self.seen if seen is module)
+        for seen, x, y in self.seen:
+            if seen is module:
+                return x, y
+        raise NotReproducedError("a module that ran once did not run again")
 
     def shape(self, call: AttentionCall, context: Tensor) -> Shape:
         """The shape that the last run shows, the context of its last position having been NaN.
@@ -137,8 +139,14 @@ class Trace:
         lasts = tuple(m for m, _, _ in dependent if matrix(m) is not None and m not in linears)
         pres = [y for m, _, y in dependent if m in linears]
         behind = [(m, x, y) for m, x, y in self.seen if any(_equal(x, pre) for pre in pres)]
-        known = [(m, next((f for f in ACTIVATIONS if _close(f(x.clone()), y)), None)) for m, x, y in behind]
+        known = [(m, _activation(x, y)) for m, x, y in behind]
         return Shape(projection, norm, linears, lasts, tuple((m, f) for m, f in known if f is not None))
+
+
+def _activation(x: Tensor, y: Tensor) -> Activation | None:
+    """The known activation that makes `y` of `x`."""
+    contiguous = torch.contiguous_format
+    return next((f for f in ACTIVATIONS if _close(f(x.clone(memory_format=contiguous)), y)), None)
 
 
 def _keeping(module: nn.Module, seen: list[Run], end: list[nn.Module]) -> Callable[..., Any]:
@@ -173,9 +181,11 @@ def matrix(module: nn.Module) -> Tensor | None:
     """The `(in, out)` matrix of a module that multiplies by it and adds a bias; None for any other module."""
     # Exact kinds: subclasses hold their weights in other forms (quantised, adapted).
     kind, weight = type(module), getattr(module, "weight", None)
-    if isinstance(weight, Tensor) and kind in (nn.Linear, nn.modules.linear.NonDynamicallyQuantizableLinear):
+    if not isinstance(weight, Tensor) or weight.is_meta:  # offloaded: torch would multiply by what it never filled
+        return None
+    if kind in (nn.Linear, nn.modules.linear.NonDynamicallyQuantizableLinear):
         return weight.T
-    if isinstance(weight, Tensor) and (kind.__module__, kind.__name__) == ("transformers.pytorch_utils", "Conv1D"):
+    if (kind.__module__, kind.__name__) == ("transformers.pytorch_utils", "Conv1D"):
         return weight
     return None
 

@@ -26,6 +26,12 @@ def test_the_same_numbers(dtype: torch.dtype, rows: int, transposed: bool, with_
         torch.testing.assert_close(found.double(), expected, rtol=DTYPES[dtype], atol=20 * DTYPES[dtype])
 
 
+@pytest.mark.parametrize("bias", [torch.randn(48)[::2], torch.randn(1).expand(24)], ids=["strided", "expanded"])
+def test_a_bias_in_any_layout(bias: torch.Tensor) -> None:
+    weight, rows = torch.randn(24, 40), torch.randn(7, 40)
+    torch.testing.assert_close(Product(weight.T, bias, WORTH)(rows), rows @ weight.T + bias)
+
+
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this build of torch comes without oneDNN")
 def test_where_onednn_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     matrix = torch.randn(4, 8).T
