@@ -360,7 +360,7 @@ def test_bad_arguments() -> None:
     ids = case.inputs["input_ids"]
     for probes in (0, -1, 2.0, True):
         with pytest.raises(AssertionError, match=f"probes is {probes!r}: pass an integer of at least 1, or None"):
-            HiddenTokenAttribution(case.model, case.layers, probes=probes)  # type: ignore[arg-type]
+            HiddenTokenAttribution(case.model, case.layers, probes=probes)  # type: ignore[arg-type]  # wrong on purpose
     method = HiddenTokenAttribution(case.model, case.layers)
     with (
         torch.inference_mode(),

@@ -116,9 +116,9 @@ def test_known_contributions() -> None:
 
 def test_bad_arguments() -> None:
     with pytest.raises(AssertionError, match="norm is 'cosine': pass 'l1' or 'l2'"):
-        LayerALTI(nn.Identity(), nn.Identity(), norm="cosine")  # type: ignore[arg-type]
+        LayerALTI(nn.Identity(), nn.Identity(), norm="cosine")  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(AssertionError, match="norm is 'max': pass 'l1' or 'l2'"):
-        alti_contributions(torch.ones(1, 1, 2), torch.ones(1, 2), "max")  # type: ignore[arg-type]
+        alti_contributions(torch.ones(1, 1, 2), torch.ones(1, 2), "max")  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(AssertionError, match=r"vectors are \(1, 3, 2\) and whole is \(3, 2\)"):
         alti_contributions(torch.ones(1, 3, 2), torch.ones(3, 2))
     case = FAMILIES["gemma2"].case

@@ -266,7 +266,7 @@ def test_tokens_that_are_in_the_cache_only() -> None:
 def test_options_that_there_are_not() -> None:
     model = nn.Identity()
     with pytest.raises(AssertionError, match=r"include is 'all': pass one of 'attention', 'residual'"):
-        LayerAttentionNorm(model, model, include="all")  # type: ignore[arg-type]
+        LayerAttentionNorm(model, model, include="all")  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(AssertionError, match="the residual beside a cross-attention is no source token"):
         LayerAttentionNorm(model, model, include="residual", attention="cross")
     with pytest.raises(AssertionError, match="a token is no source of its own"):

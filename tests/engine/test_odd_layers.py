@@ -259,6 +259,7 @@ def test_an_attention_function_that_is_called_by_keyword() -> None:
 
 def test_arguments_by_keyword_and_what_is_returned_beside_the_hidden_states() -> None:
     class Wordy(Block):
+        # Called in another way than its base, which is what is tested: mypy has a point.
         def forward(self, *, hidden: Tensor, options: dict[str, Any]) -> tuple[Tensor, None, str]:  # type: ignore[override]
             return super().forward(hidden, options["masks"][0]), None, "more"
 
