@@ -63,7 +63,7 @@ class Answers:
         for first in self.firsts if block.folded else []:
             if first.composed is None:
                 direction = self.norm.direction(vectors)
-                folded = first.product(direction.to(first.product.matrix.dtype)).to(direction.dtype)
+                folded = first.product(direction.to(first.product.weight.dtype)).to(direction.dtype)
             else:
                 folded = (values.transpose(0, 1) @ first.composed).transpose(0, 1).flatten(0, 1)
             self.folded.append(folded)

@@ -14,6 +14,7 @@ way does not confirm it, or there are too few pairs to gain by it, NotReproduced
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from functools import partial
 
 import torch
@@ -168,6 +169,7 @@ class FoldedPairs:
             replace_forward(replay, last.module, partial(answers.last, number))
         for module, activation in shape.activations:
             replace_forward(replay, module, partial(answers.activated, activation))
+        replay.around = nullcontext  # every product is answered
         return replay
 
     def _moved(self, chunk: Chunk, vectors: Tensor) -> Tensor:

@@ -1,59 +1,106 @@
-"""Products of many rows with one matrix, the fastest way that this machine has."""
+"""Products of rows with a matrix, the fastest way that this machine has.
+
+On a CPU, in float32, torch's own are the Intel library's, which for few rows reaches half of the hardware's speed, and
+for many of them two thirds of that of other makers' hardware: oneDNN's, which torch brings along, come near it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 # oneDNN compiles a kernel for each number of rows, and keeps it, half a megabyte: so rows come in few numbers. In
 # bfloat16, beyond some 600 rows, it takes twice the time for each (measured on AMX).
 STEP = 16
+FEW, STEP_OF_FEW = 128, 4
 ROWS = {torch.float32: 1024, torch.bfloat16: 512}
+# What a call of oneDNN costs, besides the product, is too much for matrices of fewer numbers.
+SMALL = 1 << 17
 # Rows that pay for putting an (out, in) weight into oneDNN's layout; one that is (in, out) takes three times as long.
-WORTH = 384
+WORTH = 3072
 
 
 class Product:
-    """`rows @ matrix + bias` for rows `(n, a)` and a matrix `(a, b)`, about `count` of them in many calls.
+    """`rows @ matrix + bias` for rows `(n, a)` and a matrix `(a, b)`, about `count` of them in many calls."""
 
-    On a CPU it is oneDNN's: torch's own, in float32, is the Intel library's, which reaches two thirds of the speed of
-    other makers' hardware; and none but oneDNN takes a matrix that is laid out once for all calls.
-    """
-
-    def __init__(self, matrix: Tensor, bias: Tensor | None = None, count: int = WORTH) -> None:
-        self.matrix = matrix
+    def __init__(self, matrix: Tensor, bias: Tensor | None = None, count: int = 0) -> None:
+        self.weight = matrix.T
         self.bias = None if bias is None else bias.contiguous()  # oneDNN reads it as if it were
-        self.packed = _packed(matrix) if count >= WORTH * (1 if matrix.T.is_contiguous() else 3) else None
+        self.by_onednn = _gains_by_onednn(self.weight)
+        if self.by_onednn and count >= WORTH * (1 if self.weight.is_contiguous() else 3):
+            self.weight = torch.ops.mkldnn._reorder_linear_weight(self.weight)
 
     def __call__(self, rows: Tensor) -> Tensor:
-        if self.packed is None:
-            return rows @ self.matrix if self.bias is None else torch.addmm(self.bias, rows, self.matrix)
-        linear = torch.ops.mkldnn._linear_pointwise
-        parts = [linear(part, self.packed, self.bias, "none", [], "") for part in _in_few_sizes(rows)]
-        return (parts[0] if len(parts) == 1 else torch.cat(parts))[: len(rows)]
+        if self.by_onednn:
+            return _by_onednn(rows, self.weight, self.bias)
+        return functional.linear(rows, self.weight, self.bias)
+
+
+class FastProducts(TorchFunctionMode):
+    """Lets the linear modules that run inside a `with` block multiply as `Product` does."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if not kwargs and func in _LINEAR:
+            rows, weight, bias = _LINEAR[func](*args)
+            if _are_plain(rows, weight, bias) and _gains_by_onednn(weight):
+                bias = None if bias is None else bias.contiguous()
+                return _by_onednn(rows.flatten(0, -2), weight, bias).unflatten(0, rows.shape[:-1])
+        return func(*args, **(kwargs or {}))
+
+
+# How linear modules multiply: torch's, and transformers' Conv1D.
+_LINEAR: dict[Any, Callable[..., tuple[Tensor, Tensor, Tensor | None]]] = {
+    functional.linear: lambda rows, weight, bias=None: (rows, weight, bias),
+    torch.addmm: lambda bias, rows, matrix: (rows, matrix.T, bias),
+}
 
 
 def padded(rows: int) -> int:
     """The next of the few numbers of rows that products come in."""
-    return -(-rows // STEP) * STEP
+    step = STEP if rows > FEW else min(STEP, STEP_OF_FEW)
+    return -(-rows // step) * step
+
+
+def _are_plain(rows: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    """Whether a product is one of float32 tensors of no special kind, to be computed as it stands."""
+    given = [rows, weight] if bias is None else [rows, weight, bias]
+    return (
+        all(type(x) in (Tensor, nn.Parameter) and x.dtype == torch.float32 and x.device.type == "cpu" for x in given)
+        and (weight.dim(), bias is None or bias.dim() == 1) == (2, True)
+        and rows.dim() > 1
+        and not torch.is_grad_enabled()
+        and not torch.is_autocast_enabled("cpu")
+    )
+
+
+def _gains_by_onednn(weight: Tensor) -> bool:
+    """Whether oneDNN is here, and multiplies by a weight `(out, in)` in less time than torch."""
+    return (
+        weight.numel() >= SMALL
+        and weight.device.type == "cpu"
+        and weight.dtype in ROWS
+        and (weight.is_contiguous() or weight.T.is_contiguous())
+        and torch.backends.mkldnn.is_available()
+        and bool(torch.backends.mkldnn.enabled)
+        and all(hasattr(torch.ops.mkldnn, name) for name in ("_linear_pointwise", "_reorder_linear_weight"))
+    )
+
+
+def _by_onednn(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    # The operators of compiled models, the only ones that take a matrix in oneDNN's own layout.
+    linear = torch.ops.mkldnn._linear_pointwise
+    parts = [linear(part, weight, bias, "none", [], "") for part in _in_few_sizes(rows)]
+    return (parts[0] if len(parts) == 1 else torch.cat(parts))[: len(rows)]
 
 
 def _in_few_sizes(rows: Tensor) -> Iterator[Tensor]:
     for part in rows.split(ROWS[rows.dtype]):
         missing = padded(len(part)) - len(part)
-        yield functional.pad(part, (0, 0, 0, missing)) if missing else part
-
-
-def _packed(matrix: Tensor) -> Tensor | None:
-    """The matrix in oneDNN's layout; None where that is not to be had."""
-    if matrix.device.type != "cpu" or matrix.dtype not in (torch.float32, torch.bfloat16):
-        return None
-    if not (torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled):
-        return None
-    try:  # the operators of compiled models, which torch does not promise to keep
-        return torch.ops.mkldnn._reorder_linear_weight(matrix.T)
-    except (AttributeError, RuntimeError):
-        return None
+        yield torch.cat([part, part[-1:].expand(missing, -1)]) if missing else part

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch.utils._pytree import tree_map
 
 from captum_vz._engine.interface import Attend, Listener, listening
 from captum_vz._engine.precision import without_caches
+from captum_vz._engine.products import FastProducts
 from captum_vz._engine.recording import AttentionCall, Recording, first_tensor
 from captum_vz._engine.weights import weights_used
 
@@ -48,6 +50,7 @@ class PackedPairs:
         self.call = call
         self.arguments = without_caches((recording.args, recording.kwargs))
         self.only_first = only_first
+        self.around: Callable[[], AbstractContextManager[Any]] = FastProducts
         self.later = site + 1 < len(recording.calls)
         self.layer = bare(recording.layer)
         self.earlier: list[tuple[ModuleAnswer, Tensor]] = []
@@ -80,7 +83,7 @@ class PackedPairs:
         for answer, clean in self.earlier:
             answer.put(clean[batch, out][None])
         self.answer.put(context[None])
-        with listening(self.answer if isinstance(self.answer, Listener) else None):
+        with listening(self.answer if isinstance(self.answer, Listener) else None), self.around():
             output = first_tensor(self.layer.forward(*args, **kwargs))
         for asked in (self.answer, *(answer for answer, _ in self.earlier)):
             asked.check_used()
@@ -104,7 +107,7 @@ class WholeSequences:
         axis = int(self.call.sequence_first)
         args, kwargs = tree_map(lambda x: _repeat(x, size, example, len(zeroed), axis), self.arguments)
         zeroing = Zeroing(self.call, self.site, zeroed)
-        with listening(zeroing):
+        with listening(zeroing), FastProducts():
             output = first_tensor(self.layer.forward(*args, **kwargs))
         zeroing.check_asked()
         if output is None or self.call.batch_first(output).shape[:2] != (len(zeroed), out):

@@ -2,55 +2,171 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from copy import deepcopy
+
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers.pytorch_utils import Conv1D
 
-from captum_vz._engine.products import STEP, WORTH, Product
+from captum_vz import ValueZeroing, find_layers
+from captum_vz._engine import products, scoring
+from captum_vz._engine.products import FEW, STEP, WORTH, FastProducts, Product
+from tests.engine_folded.lanes import long_case
+from tests.reference import naive_value_zeroing
 
 DTYPES = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float64: 1e-13}
 
+has_onednn = pytest.mark.skipif(
+    not torch.backends.mkldnn.is_available(), reason="this build of torch comes without oneDNN"
+)
+
+
+@pytest.fixture(autouse=True)
+def small_matrices_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "SMALL", 0)
+
+
+@pytest.fixture
+def by_onednn(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of rows of each product that oneDNN computed."""
+    rows: list[int] = []
+    compute = products._by_onednn
+
+    def noted(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        rows.append(len(x))
+        return compute(x, weight, bias)
+
+    monkeypatch.setattr(products, "_by_onednn", noted)
+    return rows
+
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("rows", [1, STEP, STEP + 1, 512, 1024, 2051])
+@pytest.mark.parametrize("rows", [1, STEP, STEP + 1, FEW + 1, 512, 1024, 2051])
 @pytest.mark.parametrize("transposed", [True, False], ids=["(out, in)", "(in, out)"])
 @pytest.mark.parametrize("with_bias", [True, False])
-def test_the_same_numbers(dtype: torch.dtype, rows: int, transposed: bool, with_bias: bool) -> None:
+@pytest.mark.parametrize("count", [0, 3 * WORTH], ids=["as it is", "laid out"])
+def test_the_same_numbers(dtype: torch.dtype, rows: int, transposed: bool, with_bias: bool, count: int) -> None:
     weight = torch.randn(24, 40, dtype=dtype)
     matrix = weight.T if transposed else weight.T.contiguous()
     bias = torch.randn(24, dtype=dtype) if with_bias else None
     x = torch.randn(rows, 40, dtype=dtype)
     expected = x.double() @ weight.double().T + (0 if bias is None else bias)
-    for count in (WORTH - 1, 3 * WORTH):
-        found = Product(matrix, bias, count)(x)
-        assert found.dtype == dtype
-        torch.testing.assert_close(found.double(), expected, rtol=DTYPES[dtype], atol=20 * DTYPES[dtype])
+    found = Product(matrix, bias, count)(x)
+    assert found.dtype == dtype
+    torch.testing.assert_close(found.double(), expected, rtol=DTYPES[dtype], atol=20 * DTYPES[dtype])
 
 
 @pytest.mark.parametrize("bias", [torch.randn(48)[::2], torch.randn(1).expand(24)], ids=["strided", "expanded"])
-def test_a_bias_in_any_layout(bias: torch.Tensor) -> None:
+def test_a_bias_in_any_layout(bias: Tensor) -> None:
     weight, rows = torch.randn(24, 40), torch.randn(7, 40)
-    torch.testing.assert_close(Product(weight.T, bias, WORTH)(rows), rows @ weight.T + bias)
+    torch.testing.assert_close(Product(weight.T, bias)(rows), rows @ weight.T + bias)
+    with torch.no_grad(), FastProducts():
+        torch.testing.assert_close(functional.linear(rows, weight, bias), rows @ weight.T + bias)
 
 
-@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this build of torch comes without oneDNN")
-def test_where_onednn_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    matrix = torch.randn(4, 8).T
-    assert Product(matrix, count=WORTH).packed is not None
-    assert Product(matrix.contiguous(), count=WORTH).packed is None
-    assert Product(matrix.contiguous(), count=3 * WORTH).packed is not None
-    assert Product(matrix.bfloat16(), count=WORTH).packed is not None
-    assert Product(matrix, count=WORTH - 1).packed is None  # laying it out would cost more than it gains
-    assert Product(matrix.double(), count=WORTH).packed is None
-    assert Product(matrix.to("meta"), count=WORTH).packed is None
+def test_rows_come_in_few_numbers(by_onednn: list[int]) -> None:
+    found = {products.padded(rows) for rows in range(1, 1025)}
+    assert len(found) == FEW // 4 + (1024 - FEW) // STEP
+    assert all(0 <= products.padded(rows) - rows < STEP for rows in range(1, 1025))
+
+
+@has_onednn
+def test_where_onednn_is_used(by_onednn: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    def used(matrix: Tensor) -> bool:
+        by_onednn.clear()
+        Product(matrix)(matrix[:, 0][None])
+        return bool(by_onednn)
+
+    weight = torch.randn(24, 40)
+    assert used(weight.T)
+    assert used(weight.T.contiguous())
+    assert used(weight.T.bfloat16())
+    assert not used(weight.T.double())
+    assert not used(weight.T.to("meta"))
+    assert not used(torch.randn(40, 48)[:, ::2])
     with torch.backends.mkldnn.flags(enabled=False):
-        assert Product(matrix, count=WORTH).packed is None
+        assert not used(weight.T)
+    monkeypatch.setattr(products, "SMALL", weight.numel() + 1)
+    assert not used(weight.T)
 
 
-@pytest.mark.parametrize("error", [AttributeError, RuntimeError])
-def test_a_torch_without_the_operators(error: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*args: object) -> None:
-        raise error
+@has_onednn
+def test_what_is_laid_out_anew() -> None:
+    matrix = torch.randn(24, 40).T
+    assert not Product(matrix, count=WORTH - 1).weight.is_mkldnn
+    assert Product(matrix, count=WORTH).weight.is_mkldnn
+    assert not Product(matrix.contiguous(), count=WORTH).weight.is_mkldnn
+    assert Product(matrix.contiguous(), count=3 * WORTH).weight.is_mkldnn
 
-    monkeypatch.setattr(torch.ops.mkldnn, "_reorder_linear_weight", refuse)
-    matrix, rows = torch.randn(4, 8).T, torch.randn(3, 8)
-    assert torch.equal(Product(matrix, count=WORTH)(rows), rows @ matrix)
+
+def test_a_torch_without_the_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products.torch.ops, "mkldnn", object())
+    matrix, rows = torch.randn(24, 40).T, torch.randn(3, 24)
+    torch.testing.assert_close(Product(matrix.T, count=3 * WORTH)(rows), rows @ matrix.T)
+
+
+LINEAR: dict[str, Callable[[], nn.Module]] = {
+    "linear": lambda: nn.Linear(40, 24),
+    "without bias": lambda: nn.Linear(40, 24, bias=False),
+    "Conv1D": lambda: Conv1D(24, 40),
+}
+
+
+@has_onednn
+@pytest.mark.parametrize("build", LINEAR.values(), ids=LINEAR)
+@pytest.mark.parametrize("shape", [(7, 40), (2, 5, 40), (0, 40)], ids=str)
+def test_linear_modules(build: Callable[[], nn.Module], shape: tuple[int, ...], by_onednn: list[int]) -> None:
+    module, x = build(), torch.randn(shape)
+    with torch.no_grad():
+        expected = module(x)
+        with FastProducts():
+            found = module(x)
+        assert len(by_onednn) == 1
+        module(x)
+    assert len(by_onednn) == 1  # outside, torch's
+    assert found.shape == expected.shape
+    torch.testing.assert_close(found, expected)
+
+
+class Doubled(Tensor):
+    """A tensor of a kind of its own, as quantised weights are."""
+
+
+def test_what_is_left_to_torch(by_onednn: list[int]) -> None:
+    x, weight, bias = torch.randn(7, 40), torch.randn(24, 40), torch.randn(24)
+    with FastProducts():
+        linear = nn.Linear(40, 24)
+        linear(x).sum().backward()  # autograd
+        assert linear.weight.grad is not None
+        with torch.no_grad():
+            functional.linear(x, weight, bias=bias)  # by keyword: no module does
+            torch.addmm(torch.randn(7, 24), x, weight.T)  # no bias
+            torch.addmm(bias, x, weight.T, beta=2)
+            functional.linear(x[0], weight)
+            functional.linear(x.double(), weight.double())
+            functional.linear(x, weight.as_subclass(Doubled))
+            assert type(functional.linear(x.as_subclass(Doubled), weight)) is Doubled
+            with torch.autocast("cpu"):
+                assert functional.linear(x, weight).dtype == torch.bfloat16
+            with pytest.raises(RuntimeError, match="shape"):
+                functional.linear(x, weight[:, :-1])
+    assert not by_onednn
+
+
+@has_onednn
+@pytest.mark.parametrize("ways", [0, 1, 3], ids=["folded", "packed pairs", "whole sequences"])
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "albert", "bart-decoder"])
+def test_maps(name: str, ways: int, by_onednn: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever way a layer is replayed, its map is that of the definition, in float64, but for rounding."""
+    case = long_case(name)
+    expected = naive_value_zeroing(case, -1, normalize=False)
+    model = deepcopy(case.model).float()
+    inputs = {key: x.float() if x.is_floating_point() else x for key, x in case.inputs.items()}
+    monkeypatch.setattr(scoring, "WAYS", scoring.WAYS[ways:])
+    layer = find_layers(model, stack="decoder" if name.endswith("decoder") else None)[-1]
+    found = ValueZeroing(model, layer, normalize=False).attribute(inputs)
+    assert by_onednn
+    torch.testing.assert_close(found.double(), expected, rtol=1e-3, atol=1e-4 * expected.max().item())
