@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from captum_vz._engine.activations import Activation
 from captum_vz._engine.blocks import Block, Chunk, Span
-from captum_vz._engine.products import Product, padded
+from captum_vz._engine.products import FastProducts, Product, padded
 from captum_vz._engine.replay import NotReproducedError
 from captum_vz._engine.shapes import Norm
 
@@ -78,7 +78,8 @@ class Answers:
         """What a first matrix makes of the norm's output `x (..., d)`."""
         first = self.firsts[number]
         if not self.folded:
-            return first.module(x)
+            with FastProducts():
+                return first.module(x)
         if len(self.scale) != len(self.shares):
             raise NotReproducedError("the norm behind the attention saw other positions than it was given")
         result = first.result[: len(self.shares)]
@@ -94,7 +95,10 @@ class Answers:
         last = self.lasts[number]
         rows = x.flatten(0, -2)
         if last.clean is None:
-            return last.product(rows).view(*x.shape[:-1], -1)
+            room = self._room_of(x)
+            # With what lies behind them, not looked at, lest they be copied to get as many as products come in.
+            more = rows if room is None else room[: padded(len(rows))]
+            return last.product(more)[: len(rows)].view(*x.shape[:-1], -1)
         change = last.clean.change[: padded(len(rows))]
         for span in self.chunk.spans:
             by_group(span, change).copy_(by_group(span, rows) - last.clean.inputs[span.targets])
@@ -103,8 +107,12 @@ class Answers:
 
     def activated(self, activation: Activation, x: Tensor) -> Tensor:
         """What an activation makes of `x`: in its place, if that is what a first matrix gave."""
-        mine = any(x.data_ptr() == first.result.data_ptr() for first in self.firsts)
-        return activation(x if mine and x.is_contiguous() else x.clone(memory_format=torch.contiguous_format))
+        return activation(x.clone(memory_format=torch.contiguous_format) if self._room_of(x) is None else x)
+
+    def _room_of(self, x: Tensor) -> Tensor | None:
+        """What a first matrix fills, if `x` is what it has filled."""
+        rooms = [one.result for one in self.firsts if one.result.data_ptr() == x.data_ptr()]
+        return rooms[0] if rooms and x.is_contiguous() and x.shape[-1] == rooms[0].shape[-1] else None
 
 
 def by_group(span: Span, rows: Tensor) -> Tensor:

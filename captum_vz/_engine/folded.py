@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from captum_vz._engine.answers import Answers, Clean, First, Last, add_sums, by_group
 from captum_vz._engine.blocks import Block, Chunk, Pairs, blocks
-from captum_vz._engine.products import STEP, Product, padded
+from captum_vz._engine.products import STEP, FastProducts, Product, padded
 from captum_vz._engine.recording import AttentionCall, Recording
 from captum_vz._engine.replay import ModuleAnswer, NotReproducedError, PackedPairs, TooFewError, check_reproduced
 from captum_vz._engine.shapes import Norm, Shape, Trace, matrix, replace_forward
@@ -62,12 +62,11 @@ class FoldedPairs:
         self.rows, self.longest = sum(sizes), max(sizes)
         self.vectors = sum(len(block.source) for block in self.blocks if block.folded) * len(pairs.heads)
         contexts = call.context.flatten(2)[pairs.batch, pairs.out]
-        shape = self._trace(Trace(general), call, contexts, rows)
+        with FastProducts():
+            shape = self._trace(Trace(general), call, contexts, rows)
+            self.base = self.outputs if self.answers is None else shape.projection(contexts)
         self.changed = self.outputs.new_empty(self.longest, self.projection.shape[-1])
-        if self.answers is None:
-            self.base = self.outputs
-        else:
-            self.base = shape.projection(contexts)
+        if self.answers is not None:
             self.replay = self._folded(PackedPairs(recording, call), shape, self.answers)
 
     def run(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
@@ -122,7 +121,7 @@ class FoldedPairs:
         assert weight is not None
         _check_change(changed, clean - taken[:1] @ weight, clean)
         self.projection = weight.unflatten(0, (call.size[1], -1))[pairs.heads]  # (head, d_head, d)
-        if not self.projection.any():
+        if not self.projection.abs().amax():
             raise TooFewError("the projection of these heads is zero: nothing is to move, not even by rounding")
         self.answers: Answers | None = None
         if shape.norm is not None:
@@ -137,7 +136,7 @@ class FoldedPairs:
         weight, constant = matrix(module), module(norm.beta[None])
         assert weight is not None
         base = (result - constant) / scale
-        room = base.new_empty(self.longest, base.shape[1])
+        room = base.new_empty(padded(self.longest), base.shape[1])
         directions = norm.direction(self.projection).flatten(0, 1)
         product = Product(weight.to(self.dtype), count=len(directions) if self.composed else self.vectors)
         composed = None
