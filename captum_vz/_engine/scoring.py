@@ -70,12 +70,14 @@ def _replayed(recording: Recording, call: AttentionCall, output: Tensor, zeroing
             return way(recording, call, output, zeroing)
         # A layer that does not fit a way can fail in it in any manner; the next way, or the error below, answers.
         except (NotReproducedError, RuntimeError, ValueError, IndexError, TypeError, AttributeError, KeyError) as error:
-            if isinstance(error, torch.OutOfMemoryError):
-                raise
             if way is _folded_pairs:  # a faster form of the next way, whose reason is the one that counts
                 if zeroing.fast and not isinstance(error, TooFewError):
+                    room = isinstance(error, torch.OutOfMemoryError)
+                    why = "found no memory for" if room else "knows no shape like that of"
                     name = type(recording.layer).__name__
-                    recording.notes.append(f"precision='fast' knows no shape like that of {name}, computed exactly")
+                    recording.notes.append(f"precision='fast' {why} {name}, computed exactly")
+            elif isinstance(error, torch.OutOfMemoryError):
+                raise
             else:
                 reasons.append(f"{way.__name__.strip('_').replace('_', ' ')}: {error}")
     raise AssertionError(

@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from captum_vz._engine.interface import Attend, Listener, listening
 from captum_vz._engine.precision import without_caches
+from captum_vz._engine.products import FastProducts
 from captum_vz._engine.recording import AttentionCall, Recording, first_tensor
 from captum_vz._engine.replay import NotReproducedError, bare
 
@@ -186,7 +187,7 @@ class Windows:
 
     def _run(self, hidden: Tensor, values: _Values) -> Tensor:
         args, kwargs = tree_map(partial(_instead, self.hidden, hidden), self.arguments)
-        with listening(values):
+        with listening(values), FastProducts():
             output = first_tensor(self.layer.forward(*args, **kwargs))
         if output is None:
             raise NotReproducedError("run again, it returned no tensor")

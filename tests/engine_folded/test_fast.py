@@ -132,6 +132,24 @@ def test_hardware_without_bfloat16_is_exact_and_it_says_so_once(monkeypatch: pyt
     assert told.count("found no fast bfloat16 on cpu, computed exactly") == 1
 
 
+def test_where_memory_is_short(products: list[torch.dtype], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The general way, which needs less, answers; what it has no memory for, nothing has."""
+
+    def no_memory(*args: object) -> None:
+        raise torch.OutOfMemoryError("Tried to allocate 20.00 GiB")
+
+    case = long_case("bert")
+    expected = ValueZeroing(case.model, case.layers).attribute(case.inputs)
+    monkeypatch.setattr(scoring, "FoldedPairs", no_memory)
+    (told,) = warned(case.model, case.layers, case.inputs)
+    assert told.count("found no memory for BertLayer, computed exactly") == 1
+    found = ValueZeroing(case.model, case.layers).attribute(case.inputs)
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-14)
+    monkeypatch.setattr(scoring, "PackedPairs", no_memory)
+    with pytest.raises(torch.OutOfMemoryError, match="Tried to allocate"):
+        ValueZeroing(case.model, case.layers).attribute(case.inputs)
+
+
 def test_a_few_rows_are_exact_and_nothing_is_said(products: list[torch.dtype]) -> None:
     case = long_case("bert")
     assert not warned(case.model, case.layers, case.inputs, target=3)
