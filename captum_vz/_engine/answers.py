@@ -92,16 +92,19 @@ class Answers:
 
     def last(self, number: int, x: Tensor) -> Tensor:
         """What a later matrix makes of its input `x (..., features)`."""
-        last = self.lasts[number]
+        last, room = self.lasts[number], self._room_of(x)
         rows = x.flatten(0, -2)
         if last.clean is None:
-            room = self._room_of(x)
             # With what lies behind them, not looked at, lest they be copied to get as many as products come in.
             more = rows if room is None else room[: padded(len(rows))]
             return last.product(more)[: len(rows)].view(*x.shape[:-1], -1)
         change = last.clean.change[: padded(len(rows))]
+        # In the place of what no other matrix will ask for, lest as much memory go through the caches.
+        changed = rows if room is not None and len(self.lasts) == 1 else torch.empty_like(rows)
         for span in self.chunk.spans:
-            by_group(span, change).copy_(by_group(span, rows) - last.clean.inputs[span.targets])
+            of_span = by_group(span, changed)
+            torch.sub(by_group(span, rows), last.clean.inputs[span.targets], out=of_span)
+            by_group(span, change).copy_(of_span)
         result = last.clean.outputs.index_select(0, self.chunk.target)
         return result.add_(last.product(change)[: len(rows)]).view(*x.shape[:-1], -1)
 
