@@ -22,7 +22,7 @@ ROWS = {torch.float32: 1024, torch.bfloat16: 512}
 # What a call of oneDNN costs, besides the product, is too much for matrices of fewer numbers.
 SMALL = 1 << 17
 # Rows that pay for putting an (out, in) weight into oneDNN's layout; one that is (in, out) takes three times as long.
-WORTH = 3072
+WORTH = 1536
 
 
 class Product:
