@@ -121,7 +121,7 @@ class FoldedPairs:
         assert weight is not None
         _check_change(changed, clean - taken[:1] @ weight, clean)
         self.projection = weight.unflatten(0, (call.size[1], -1))[pairs.heads]  # (head, d_head, d)
-        if not self.projection.abs().amax():
+        if not self.projection.abs().amax():  # in a fifth of the time that any() takes
             raise TooFewError("the projection of these heads is zero: nothing is to move, not even by rounding")
         self.answers: Answers | None = None
         if shape.norm is not None:
@@ -168,7 +168,7 @@ class FoldedPairs:
             replace_forward(replay, last.module, partial(answers.last, number))
         for module, activation in shape.activations:
             replace_forward(replay, module, partial(answers.activated, activation))
-        replay.around = nullcontext  # every product is answered
+        replay.around = nullcontext  # products are answered, and to ask at every other function costs time
         return replay
 
     def _moved(self, chunk: Chunk, vectors: Tensor) -> Tensor:

@@ -19,8 +19,11 @@ from torch.overrides import TorchFunctionMode
 STEP = 16
 FEW, STEP_OF_FEW = 128, 4
 ROWS = {torch.float32: 1024, torch.bfloat16: 512}
-# What a call of oneDNN costs, besides the product, is too much for matrices of fewer numbers.
+# What a call of oneDNN costs, besides the product, is too much for matrices of fewer numbers, or for fewer rows.
 SMALL = 1 << 17
+LEAST_ROWS = 32
+# Of compiled models, the only ones that take a matrix in oneDNN's own layout. torch does not promise to keep them.
+OPERATORS = ("_linear_pointwise", "_reorder_linear_weight", "_is_mkldnn_bf16_supported")
 # Rows that pay for putting an (out, in) weight into oneDNN's layout; one that is (in, out) takes three times as long.
 WORTH = 1536
 
@@ -47,9 +50,9 @@ class FastProducts(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if not kwargs and func in _LINEAR:
+        if func in _LINEAR and 1 < len(args) <= 3 and not kwargs:
             rows, weight, bias = _LINEAR[func](*args)
-            if _are_plain(rows, weight, bias) and _gains_by_onednn(weight):
+            if _is_plain(rows, weight, bias) and _gains_by_onednn(weight):
                 bias = None if bias is None else bias.contiguous()
                 return _by_onednn(rows.flatten(0, -2), weight, bias).unflatten(0, rows.shape[:-1])
         return func(*args, **(kwargs or {}))
@@ -68,15 +71,19 @@ def padded(rows: int) -> int:
     return -(-rows // step) * step
 
 
-def _are_plain(rows: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    """Whether a product is one of float32 tensors of no special kind, to be computed as it stands."""
+def _is_plain(rows: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    """Whether a product is a linear module's, of many rows in float32, with nothing else that is to happen to it."""
     given = [rows, weight] if bias is None else [rows, weight, bias]
     return (
-        all(type(x) in (Tensor, nn.Parameter) and x.dtype == torch.float32 and x.device.type == "cpu" for x in given)
-        and (weight.dim(), bias is None or bias.dim() == 1) == (2, True)
-        and rows.dim() > 1
+        all(type(x) in (Tensor, nn.Parameter) and x.layout == torch.strided and not x.is_nested for x in given)
+        and all(x.dtype == torch.float32 and x.device.type == "cpu" for x in given)
+        and weight.dim() == 2
+        and (bias is None or bias.shape == weight.shape[:1])
+        and rows.shape[-1:] == weight.shape[1:]
+        and rows.shape[:-1].numel() >= LEAST_ROWS
         and not torch.is_grad_enabled()
         and not torch.is_autocast_enabled("cpu")
+        and not torch._C._len_torch_function_stack()  # modes of the user's, which are to see it
     )
 
 
@@ -89,12 +96,12 @@ def _gains_by_onednn(weight: Tensor) -> bool:
         and (weight.is_contiguous() or weight.T.is_contiguous())
         and torch.backends.mkldnn.is_available()
         and bool(torch.backends.mkldnn.enabled)
-        and all(hasattr(torch.ops.mkldnn, name) for name in ("_linear_pointwise", "_reorder_linear_weight"))
+        and all(hasattr(torch.ops.mkldnn, name) for name in OPERATORS)
+        and (weight.dtype != torch.bfloat16 or torch.ops.mkldnn._is_mkldnn_bf16_supported())
     )
 
 
 def _by_onednn(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    # The operators of compiled models, the only ones that take a matrix in oneDNN's own layout.
     linear = torch.ops.mkldnn._linear_pointwise
     parts = [linear(part, weight, bias, "none", [], "") for part in _in_few_sizes(rows)]
     return (parts[0] if len(parts) == 1 else torch.cat(parts))[: len(rows)]

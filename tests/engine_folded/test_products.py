@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 from transformers.pytorch_utils import Conv1D
 
 from captum_vz import ValueZeroing, find_layers
@@ -27,6 +29,7 @@ has_onednn = pytest.mark.skipif(
 @pytest.fixture(autouse=True)
 def small_matrices_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "SMALL", 0)
+    monkeypatch.setattr(products, "LEAST_ROWS", 0)
 
 
 @pytest.fixture
@@ -67,7 +70,7 @@ def test_a_bias_in_any_layout(bias: Tensor) -> None:
         torch.testing.assert_close(functional.linear(rows, weight, bias), rows @ weight.T + bias)
 
 
-def test_rows_come_in_few_numbers(by_onednn: list[int]) -> None:
+def test_rows_come_in_few_numbers() -> None:
     found = {products.padded(rows) for rows in range(1, 1025)}
     assert len(found) == FEW // 4 + (1024 - FEW) // STEP
     assert all(0 <= products.padded(rows) - rows < STEP for rows in range(1, 1025))
@@ -83,7 +86,7 @@ def test_where_onednn_is_used(by_onednn: list[int], monkeypatch: pytest.MonkeyPa
     weight = torch.randn(24, 40)
     assert used(weight.T)
     assert used(weight.T.contiguous())
-    assert used(weight.T.bfloat16())
+    assert used(weight.T.bfloat16()) == torch.ops.mkldnn._is_mkldnn_bf16_supported()
     assert not used(weight.T.double())
     assert not used(weight.T.to("meta"))
     assert not used(torch.randn(40, 48)[:, ::2])
@@ -135,7 +138,19 @@ class Doubled(Tensor):
     """A tensor of a kind of its own, as quantised weights are."""
 
 
-def test_what_is_left_to_torch(by_onednn: list[int]) -> None:
+class Seen(TorchFunctionMode):
+    """A mode of the user's, which notes what is called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[Any] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls.append(func)
+        return func(*args, **(kwargs or {}))
+
+
+def test_what_is_left_to_torch(by_onednn: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     x, weight, bias = torch.randn(7, 40), torch.randn(24, 40), torch.randn(24)
     with FastProducts():
         linear = nn.Linear(40, 24)
@@ -145,28 +160,67 @@ def test_what_is_left_to_torch(by_onednn: list[int]) -> None:
             functional.linear(x, weight, bias=bias)  # by keyword: no module does
             torch.addmm(torch.randn(7, 24), x, weight.T)  # no bias
             torch.addmm(bias, x, weight.T, beta=2)
-            functional.linear(x[0], weight)
+            torch.addmm(2, bias, 1, x, weight.T)
+            functional.linear(x[0], weight[0])
+            functional.linear(x, weight, torch.randn(1))
             functional.linear(x.double(), weight.double())
+            functional.linear(x, weight.to_sparse_csr())
+            functional.linear(x.to_mkldnn(), weight.to_mkldnn())
+            functional.linear(torch.nested.nested_tensor([x, x[:3]]), weight)
             functional.linear(x, weight.as_subclass(Doubled))
             assert type(functional.linear(x.as_subclass(Doubled), weight)) is Doubled
             with torch.autocast("cpu"):
                 assert functional.linear(x, weight).dtype == torch.bfloat16
-            with pytest.raises(RuntimeError, match="shape"):
-                functional.linear(x, weight[:, :-1])
+            with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+                functional.linear(x, torch.randn(24, 39))
+            monkeypatch.setattr(products, "LEAST_ROWS", 8)
+            functional.linear(x, weight)
     assert not by_onednn
 
 
+def test_a_mode_of_the_user_sees_all_products(by_onednn: list[int]) -> None:
+    x, weight = torch.randn(7, 40), torch.randn(24, 40)
+    with torch.no_grad(), Seen() as seen, FastProducts():
+        functional.linear(x, weight)
+    assert functional.linear in seen.calls
+    assert not by_onednn
+
+
+# The folded lane, for the shapes that it knows; packed pairs; whole sequences.
+WAYS = {
+    0: ["bert", "gpt2", "llama"],
+    1: ["bert", "gpt2", "albert", "bart-decoder"],
+    3: ["bert", "gpt2", "bart-decoder"],
+}
+
+
 @has_onednn
-@pytest.mark.parametrize("ways", [0, 1, 3], ids=["folded", "packed pairs", "whole sequences"])
-@pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "albert", "bart-decoder"])
-def test_maps(name: str, ways: int, by_onednn: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("way", "name"), [(way, name) for way, names in WAYS.items() for name in names])
+def test_maps(way: int, name: str, by_onednn: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Whichever way a layer is replayed, its map is that of the definition, in float64, but for rounding."""
     case = long_case(name)
     expected = naive_value_zeroing(case, -1, normalize=False)
     model = deepcopy(case.model).float()
     inputs = {key: x.float() if x.is_floating_point() else x for key, x in case.inputs.items()}
-    monkeypatch.setattr(scoring, "WAYS", scoring.WAYS[ways:])
+    monkeypatch.setattr(scoring, "WAYS", scoring.WAYS[way : way + 1])
     layer = find_layers(model, stack="decoder" if name.endswith("decoder") else None)[-1]
     found = ValueZeroing(model, layer, normalize=False).attribute(inputs)
-    assert by_onednn
+    assert len(by_onednn) > 2
     torch.testing.assert_close(found.double(), expected, rtol=1e-3, atol=1e-4 * expected.max().item())
+
+
+@has_onednn
+def test_replays_alone(by_onednn: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model's own run is torch's, to the last bit, and what a row costs is multiplied by oneDNN."""
+    case = long_case("bert")
+    model = deepcopy(case.model).float()
+    with torch.no_grad():
+        expected = model(**case.inputs).last_hidden_state
+    seen: list[Tensor] = []
+    handle = model.register_forward_hook(lambda module, inputs, output: seen.append(output.last_hidden_state))
+    layer, tokens = find_layers(model)[-1], case.inputs["input_ids"].shape[1]
+    ValueZeroing(model, layer).attribute(case.inputs, target=3)
+    handle.remove()
+    assert torch.equal(seen[0], expected)
+    assert by_onednn  # rows of the examples' pairs
+    assert max(by_onednn) <= 3 * (tokens + 2)
