@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from captum_vz._engine.activations import Activation
-from captum_vz._engine.blocks import Block, Chunk, Span
+from captum_vz._engine.blocks import Chunk, Span
 from captum_vz._engine.products import FastProducts, Product, padded
 from captum_vz._engine.replay import NotReproducedError
 from captum_vz._engine.shapes import Norm
@@ -48,8 +48,9 @@ class Answers:
     """What the norm, the first and the last matrices give for the chunk that runs now."""
 
     chunk: Chunk
+    target: Tensor  # (n + 2)
     shares: Tensor  # how much is added of each vector: minus the attention weights, (n + 2, member * head)
-    folded: list[Tensor]  # W g(f_h(j)) of each first matrix, (member * head, features); empty: it acts on the pairs
+    folded: list[Tensor]  # W g(f_h(j)) of each first matrix, (member * head, features)
     scale: Tensor  # of the norm, (n + 2, 1)
 
     def __init__(self, norm: Norm, firsts: list[First], lasts: list[Last]) -> None:
@@ -57,10 +58,10 @@ class Answers:
         self.firsts = firsts
         self.lasts = lasts
 
-    def fold(self, block: Block, vectors: Tensor, values: Tensor) -> None:
-        """Apply first matrices to a block's vectors `(member * head, d)`, or to its values `(member, head, d_head)`."""
+    def fold(self, vectors: Tensor, values: Tensor) -> None:
+        """Apply first matrices to vectors `(member * head, d)`, or to their values `(member, head, d_head)`."""
         self.folded = []
-        for first in self.firsts if block.folded else []:
+        for first in self.firsts:
             if first.composed is None:
                 direction = self.norm.direction(vectors)
                 folded = first.product(direction.to(first.product.weight.dtype)).to(direction.dtype)
@@ -77,17 +78,20 @@ class Answers:
     def first(self, number: int, x: Tensor) -> Tensor:
         """What a first matrix makes of the norm's output `x (..., d)`."""
         first = self.firsts[number]
-        if not self.folded:
-            with FastProducts():
-                return first.module(x)
         if len(self.scale) != len(self.shares):
             raise NotReproducedError("the norm behind the attention saw other positions than it was given")
         result = first.result[: len(self.shares)]
         shares = self.scale * self.shares
         for span in self.chunk.spans:
+            if not span.folded:
+                continue
             rows, scale = by_group(span, result), by_group(span, self.scale)
             torch.addcmul(first.constant, first.base[span.targets], scale, out=rows)
             add_sums(span, shares, self.folded[number], rows)
+        alone = self.chunk.alone
+        if alone.start < alone.stop:
+            with FastProducts():
+                result[alone] = first.module(x.flatten(0, -2)[alone])
         return result.view(*x.shape[:-1], -1)
 
     def last(self, number: int, x: Tensor) -> Tensor:
@@ -105,7 +109,7 @@ class Answers:
             of_span = by_group(span, changed)
             torch.sub(by_group(span, rows), last.clean.inputs[span.targets], out=of_span)
             by_group(span, change).copy_(of_span)
-        result = last.clean.outputs.index_select(0, self.chunk.target)
+        result = last.clean.outputs.index_select(0, self.target)
         return result.add_(last.product(change)[: len(rows)]).view(*x.shape[:-1], -1)
 
     def activated(self, activation: Activation, x: Tensor) -> Tensor:
@@ -120,10 +124,10 @@ class Answers:
 
 def by_group(span: Span, rows: Tensor) -> Tensor:
     """A span's share of a chunk's rows, `(group, target, features)`."""
-    return rows[span.rows].unflatten(0, (span.groups, -1))
+    return rows[span.rows].view(span.groups, -1, rows.shape[-1])
 
 
 def add_sums(span: Span, shares: Tensor, vectors: Tensor, rows: Tensor) -> None:
     """Add each pair's weighted sum over its group's vectors to `rows (group, target, features)`."""
-    mine = vectors[span.vectors].unflatten(0, (span.groups, -1))
-    torch.baddbmm(rows, by_group(span, shares)[..., : mine.shape[1]], mine, out=rows)
+    mine = vectors[span.vectors].view(span.groups, -1, vectors.shape[-1])
+    torch.baddbmm(rows, by_group(span, shares).narrow(-1, 0, mine.shape[1]), mine, out=rows)

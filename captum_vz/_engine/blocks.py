@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -43,6 +43,7 @@ class Span:
     groups: int
     vectors: slice  # the groups' (source, head) vectors in the block
     targets: slice | Tensor  # of each group's pairs; a slice where they follow each other, for it copies nothing
+    folded: bool  # whether first matrices act on these vectors, or on these rows
 
 
 @dataclass(frozen=True)
@@ -52,19 +53,25 @@ class Chunk:
     The first of these two zeroes nothing, the second takes the group's whole values away, whatever their weights.
     """
 
-    target: Tensor  # (n + 2)
-    group: Tensor  # (n + 2)
+    rows: slice  # of the block
     spans: tuple[Span, ...]
+    alone: slice  # the rows of groups that are not folded, which stand behind the others', counted from the first
+
+    def __len__(self) -> int:
+        return int(self.rows.stop - self.rows.start)
 
 
 @dataclass(frozen=True)
 class Block:
-    """Some sources, the members of group after group, and the chunks that need them."""
+    """Some sources, the members of group after group, and the pairs that need them, chunk after chunk."""
 
     batch: Tensor  # (member)
     source: Tensor  # (member)
+    folded: int  # on so many, the first ones, first matrices act; the pairs of the others are fewer than their vectors
+    target: Tensor  # (row)
+    group: Tensor  # (row)
+    ends: Tensor  # behind the last row of each chunk
     chunks: tuple[Chunk, ...]
-    folded: bool  # whether first matrices act on these sources; or else on their pairs, being fewer
 
 
 def blocks(pairs: Pairs, width: int, depth: int, rows: int, at_most: int | None) -> tuple[list[Block], bool]:
@@ -86,14 +93,10 @@ def blocks(pairs: Pairs, width: int, depth: int, rows: int, at_most: int | None)
     # Before anything is gained, all targets run once through all matrices: about two first ones.
     if gains.clamp_min(0).sum() - at_once <= 2 * len(pairs.batch):
         raise TooFewError("there are too few pairs to fold for")
-    found: list[Block] = []
-    for folded in (True, False):
-        numbers = ((gains > 0) == folded).nonzero().flatten()
-        mine = ((gains > 0) == folded)[which].nonzero().flatten()
-        mine = mine[which[mine].argsort(stable=True)]
-        if len(mine):
-            sources = _Sources(batch[numbers], members[numbers], len(pairs.heads), folded)
-            found += sources.blocks(target[mine], group[mine], counts[numbers], rows, at_most)
+    order = (gains <= 0).long().argsort(stable=True)
+    mine = order.argsort()[which].argsort(stable=True)
+    sources = _Sources(batch[order], members[order], len(pairs.heads), int((gains > 0).sum()))
+    found = list(sources.blocks(target[mine], group[mine], counts[order], rows, at_most))
     return found, composed
 
 
@@ -111,9 +114,9 @@ def _gains(counts: Tensor, vectors: Tensor, width: int, depth: int, heads: int) 
 
 
 class _Sources:
-    """The members of some groups, `(group, member)`, of the examples `batch (group)`."""
+    """The members of some groups, `(group, member)`, of the examples `batch (group)`; the first groups are folded."""
 
-    def __init__(self, batch: Tensor, members: Tensor, heads: int, folded: bool) -> None:
+    def __init__(self, batch: Tensor, members: Tensor, heads: int, folded: int) -> None:
         there = members >= 0
         self.batch = batch[:, None].expand_as(members)[there]
         self.source = members[there]
@@ -127,33 +130,39 @@ class _Sources:
         follow_each_other = (target[ends - 1] - target[ends - counts] == counts - 1).tolist()
         firsts = target[ends - counts].tolist()
         offsets = (ends - counts).tolist()
-        begin, end, start, chunks = 0, 0, 0, list[Chunk]()
+        begin, end, start, before, chunks, taken = 0, 0, 0, 0, list[Chunk](), list[Tensor]()
         for parts in _partition(counts.tolist(), rows, at_most):
             first, last = parts[0][0], parts[-1][0]
             if chunks and (self.ends[last + 1] - begin) * self.heads > max(rows, VECTORS):
-                yield self._block(begin, end, chunks)
-                begin, chunks = self.ends[first], []
+                yield self._block(begin, end, chunks, target[torch.cat(taken)], group[torch.cat(taken)])
+                begin, before, chunks, taken = self.ends[first], 0, [], []
             end = self.ends[last + 1]
             spans, row = list[Span](), 0
             for number, count in parts:
                 vectors = slice(*((self.ends[number + after] - begin) * self.heads for after in (0, 1)))
-                targets: slice | Tensor = target[start + row : start + row + count]
                 if follow_each_other[number]:
                     from_ = firsts[number] + start + row - offsets[number]
-                    targets = slice(from_, from_ + count)
-                spans.append(Span(slice(row, row + count), 1, vectors, targets))
+                    targets: slice | Tensor = slice(from_, from_ + count)
+                else:
+                    targets = target[start + row : start + row + count]
+                spans.append(Span(slice(row, row + count), 1, vectors, targets, number < self.folded))
                 row += count
-            first_rows, first_vectors = spans[0].rows, spans[0].vectors
-            known = start + first_rows.stop - 1
-            taken = torch.arange(start, start + row + 2, device=target.device)
-            taken[-2:] = known
-            spans = [*_joined(spans), Span(slice(row, row + 2), 1, first_vectors, target[taken[-2:]])]
-            chunks.append(Chunk(target[taken], group[taken], tuple(spans)))
+            of_first = spans[0]
+            known = start + of_first.rows.stop - 1
+            taken += [torch.arange(start, start + row, device=target.device), target.new_tensor([known, known])]
+            at_known = replace(of_first, rows=slice(row, row + 2), targets=target[taken[-1]])
+            alone = slice(sum(count for number, count in parts if number < self.folded), row)
+            if not of_first.folded:
+                alone = slice(0, row + 2)
+            chunks.append(Chunk(slice(before, before + row + 2), (*_joined(spans), at_known), alone))
             start += row
-        yield self._block(begin, end, chunks)
+            before += row + 2
+        yield self._block(begin, end, chunks, target[torch.cat(taken)], group[torch.cat(taken)])
 
-    def _block(self, begin: int, end: int, chunks: list[Chunk]) -> Block:
-        return Block(self.batch[begin:end], self.source[begin:end], tuple(chunks), self.folded)
+    def _block(self, begin: int, end: int, chunks: list[Chunk], target: Tensor, group: Tensor) -> Block:
+        folded = min(max(self.ends[self.folded], begin), end) - begin
+        ends = target.new_tensor([chunk.rows.stop for chunk in chunks])
+        return Block(self.batch[begin:end], self.source[begin:end], folded, target, group, ends, tuple(chunks))
 
 
 def _joined(spans: list[Span]) -> Iterator[Span]:
@@ -162,9 +171,10 @@ def _joined(spans: list[Span]) -> Iterator[Span]:
     for span in spans[1:]:
         follow_each_other = isinstance(span.targets, slice) and isinstance(last.targets, slice)
         size, last_size = (one.vectors.stop - one.vectors.start for one in (span, last))
-        if follow_each_other and span.targets == last.targets and size * last.groups == last_size:
-            rows = slice(last.rows.start, span.rows.stop)
-            last = Span(rows, last.groups + 1, slice(last.vectors.start, span.vectors.stop), last.targets)
+        same = follow_each_other and span.targets == last.targets and span.folded == last.folded
+        if same and size * last.groups == last_size:
+            rows, vectors = slice(last.rows.start, span.rows.stop), slice(last.vectors.start, span.vectors.stop)
+            last = replace(last, rows=rows, groups=last.groups + 1, vectors=vectors)
         else:
             yield last
             last = span

@@ -27,6 +27,9 @@ from captum_vz._engine.recording import AttentionCall, Recording
 from captum_vz._engine.replay import ModuleAnswer, NotReproducedError, PackedPairs, TooFewError, check_reproduced
 from captum_vz._engine.shapes import Norm, Shape, Trace, matrix, replace_forward
 
+# How many clean targets are run to learn a layer's shape from them, and to check what the pass told of all.
+FEW = 8
+
 
 class FoldedPairs:
     """Runs pairs: `run()` gives `(target, group, moved (n, d))`, so many pairs at a time as fit into `rows`.
@@ -58,12 +61,12 @@ class FoldedPairs:
         # So many that, with the two known ones, products need no padding.
         chunk = rows if rows < STEP else padded(rows + 2) - 2
         self.blocks, self.composed = blocks(pairs, output.shape[-1], self.values.shape[-1], chunk, at_most)
-        sizes = [len(chunk.target) for block in self.blocks for chunk in block.chunks]
+        sizes = [len(chunk) for block in self.blocks for chunk in block.chunks]
         self.rows, self.longest = sum(sizes), max(sizes)
-        self.vectors = sum(len(block.source) for block in self.blocks if block.folded) * len(pairs.heads)
+        self.vectors = sum(block.folded for block in self.blocks) * len(pairs.heads)
         contexts = call.context.flatten(2)[pairs.batch, pairs.out]
+        shape = self._trace(Trace(general), recording, call, contexts, rows)
         with FastProducts():
-            shape = self._trace(Trace(general), call, contexts, rows)
             self.base = self.outputs if self.answers is None else shape.projection(contexts)
         self.changed = self.outputs.new_empty(self.longest, self.projection.shape[-1])
         if self.answers is not None:
@@ -71,26 +74,26 @@ class FoldedPairs:
 
     def run(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Raises NotReproducedError where a chunk is not confirmed by the general way."""
-        probes = iter(self.probes)
+        known = zip(self.known, self.bounds, strict=True)
         for block in self.blocks:
             values = self._head_values(block.batch, block.source)[:, self.pairs.heads]
             vectors = (values.transpose(0, 1) @ self.projection).transpose(0, 1).flatten(0, 1)  # (member * head, d)
-            if self.answers is not None:
-                self.answers.fold(block, vectors, values)
+            if self.answers is not None and block.folded:
+                self.answers.fold(vectors[: block.folded * len(self.pairs.heads)], values[: block.folded])
+            shares = self._shares(block)
             for chunk in block.chunks:
-                moved = self._moved(chunk, vectors)
-                clean = self.outputs[chunk.target[-2:]]
-                check_reproduced(moved[-2:-1], clean[:1])
-                _check_change(moved[-1:], next(probes)[None], clean[1:], self.dtype)
-                yield chunk.target[:-2], chunk.group[:-2], moved[:-2]
+                moved = self._moved(block, chunk, shares[chunk.rows], vectors)
+                _check(moved[-2:], *next(known))
+                yield block.target[chunk.rows][:-2], block.group[chunk.rows][:-2], moved[:-2]
 
-    def _trace(self, trace: Trace, call: AttentionCall, contexts: Tensor, rows: int) -> Shape:
-        """Run all targets, clean and changed, and each chunk's last row the general way; keep what the fast needs."""
+    def _trace(self, trace: Trace, recording: Recording, call: AttentionCall, contexts: Tensor, rows: int) -> Shape:
+        """Run a few targets and each chunk's last row the general way, and learn from them what the fast needs."""
         pairs, count = self.pairs, len(contexts)
-        last = torch.stack([chunk.target[-1] for block in self.blocks for chunk in block.chunks])
+        last = torch.cat([block.target[block.ends - 1] for block in self.blocks])
         taken = torch.stack([self._taken(block, chunk) for block in self.blocks for chunk in block.chunks])
-        target = torch.cat([torch.arange(count, device=last.device), last])
-        clean_and_known = torch.cat([contexts, contexts[last] - taken])
+        few = torch.linspace(count - 1, 0, min(count, FEW), device=last.device).long()
+        target = torch.cat([few, last])
+        clean_and_known = torch.cat([contexts[few], contexts[last] - taken])
         shape: Shape | None = None
         answers, seen = [], list[dict[nn.Module, tuple[Tensor, Tensor]]]()
         for part in torch.arange(len(target), device=target.device).split(rows):
@@ -102,34 +105,52 @@ class FoldedPairs:
             seen.append({module: trace.of(module) for module in shape.known(self.fast)})
         assert shape is not None
         answer = torch.cat(answers)
-        check_reproduced(answer[:count], self.outputs)
-        self.probes = answer[count:]
+        check_reproduced(answer[: len(few)], self.outputs[few])
+        clean, changed = self.outputs[last], answer[len(few) :]
+        self.known = torch.stack([clean, changed], dim=1)  # what each chunk's last two rows should give, (chunk, 2, d)
+        bounds = [_rounding(clean, torch.zeros_like(clean)), _rounding(changed, clean, self.dtype)]
+        self.bounds = torch.stack(bounds, dim=1)
 
-        def known(module: nn.Module) -> tuple[Tensor, Tensor]:  # its input and output for the clean targets
-            inputs, outputs = ([one[module][which][:-1] for one in seen] for which in (0, 1))
-            return torch.cat(inputs)[:count], torch.cat(outputs)[:count]
+        def known(module: nn.Module, which: int) -> Tensor:
+            """Its input (0) or output (1) for the clean targets, which in the pass is to be what it is here."""
+            found = self._in_the_pass(recording, call, module, which)
+            check_reproduced(torch.cat([one[module][which][:-1] for one in seen])[: len(few)], found[few])
+            return found
 
         # What a context loses is to reach the residual stream as it is, at each target: a layer may switch some off.
         if shape.norm is None:
             clean, run = self.outputs, trace.run
         else:
-            clean, run = known(shape.norm.module)[0], partial(trace.run_until, shape.norm.module)
+            clean, run = known(shape.norm.module, 0), partial(trace.run_until, shape.norm.module)
         less = contexts - taken[:1]
         parts = torch.arange(count, device=target.device).split(rows)
         changed = torch.cat([run(pairs.batch[part], pairs.out[part], less[part]) for part in parts])
         weight = matrix(shape.projection)
         assert weight is not None
-        _check_change(changed, clean - taken[:1] @ weight, clean)
+        expected = clean - taken[:1] @ weight
+        _check(changed, expected, _rounding(expected, clean))
         self.projection = weight.unflatten(0, (call.size[1], -1))[pairs.heads]  # (head, d_head, d)
         if not self.projection.abs().amax():  # in a fifth of the time that any() takes
             raise TooFewError("the projection of these heads is zero: nothing is to move, not even by rounding")
         self.answers: Answers | None = None
         if shape.norm is not None:
             scale = shape.norm.scale(clean)
-            firsts = [self._first(shape.norm, scale, module, known(module)[1]) for module in shape.linears]
-            lasts = [self._last(module, known(module) if self.fast else None) for module in shape.lasts]
+            firsts = [self._first(shape.norm, scale, module, known(module, 1)) for module in shape.linears]
+            lasts = [
+                self._last(module, (known(module, 0), known(module, 1)) if self.fast else None)
+                for module in shape.lasts
+            ]
             self.answers = Answers(shape.norm, firsts, lasts)
         return shape
+
+    def _in_the_pass(self, recording: Recording, call: AttentionCall, module: nn.Module, which: int) -> Tensor:
+        """A module's input (0) or output (1) for each target in the clean pass, `(target, features)`."""
+        batch, _, tokens, _ = call.size
+        size = (tokens, batch) if call.sequence_first else (batch, tokens)
+        made = recording.made.get(id(module))
+        if made is None or made[which].shape[:-1].numel() != batch * tokens:
+            raise NotReproducedError("a module behind the attention did not run once on each position")
+        return call.batch_first(made[which].reshape(*size, -1))[self.pairs.batch, self.pairs.out]
 
     def _first(self, norm: Norm, scale: Tensor, module: nn.Module, result: Tensor) -> First:
         """A first matrix and its `result` for the clean targets, of whose norm the `scale` is given."""
@@ -137,11 +158,12 @@ class FoldedPairs:
         assert weight is not None
         base = (result - constant) / scale
         room = base.new_empty(padded(self.longest), base.shape[1])
-        directions = norm.direction(self.projection).flatten(0, 1)
-        product = Product(weight.to(self.dtype), count=len(directions) if self.composed else self.vectors)
+        count = self.projection.shape[:2].numel() if self.composed else self.vectors
+        product = Product(weight.to(self.dtype), count=count)
         composed = None
         if self.composed:
-            composed = product(directions.to(self.dtype)).to(base.dtype).unflatten(0, self.projection.shape[:2])
+            directions = norm.direction(self.projection).to(self.dtype)  # (head, d_head, d)
+            composed = product(directions.flatten(0, 1)).to(base.dtype).unflatten(0, self.projection.shape[:2])
         return First(module, product, composed, base, constant, room)
 
     def _last(self, module: nn.Module, clean: tuple[Tensor, Tensor] | None) -> Last:
@@ -171,20 +193,24 @@ class FoldedPairs:
         replay.around = nullcontext  # products are answered, and to ask at every other function costs time
         return replay
 
-    def _moved(self, chunk: Chunk, vectors: Tensor) -> Tensor:
-        """The layer's output `(n + 2, d)`."""
+    def _shares(self, block: Block) -> Tensor:
+        """How much is added of each vector of a row's group: minus the attention weights, `(row, member * head)`."""
         pairs = self.pairs
-        members = pairs.members[pairs.batch[chunk.target], chunk.group].clamp_min(0)
-        shares = -pairs.weights[chunk.target[:, None], members].flatten(1)
-        shares[-2], shares[-1] = 0, -1
-        changed = self.changed[: len(chunk.target)]
+        members = pairs.members[pairs.batch[block.target], block.group].clamp_min(0)
+        shares = -pairs.weights[block.target[:, None], members].flatten(1)
+        return shares.index_fill_(0, block.ends - 2, 0).index_fill_(0, block.ends - 1, -1)
+
+    def _moved(self, block: Block, chunk: Chunk, shares: Tensor, vectors: Tensor) -> Tensor:
+        """The layer's output `(n + 2, d)`."""
+        changed = self.changed[: len(chunk)]
         for span in chunk.spans:
             rows = by_group(span, changed).copy_(self.base[span.targets])
             add_sums(span, shares, vectors, rows)
         if self.answers is None:
             return changed
-        self.answers.chunk, self.answers.shares = chunk, shares
-        return self.replay.run(pairs.batch[chunk.target], pairs.out[chunk.target], changed)
+        target = block.target[chunk.rows]
+        self.answers.chunk, self.answers.target, self.answers.shares = chunk, target, shares
+        return self.replay.run(self.pairs.batch[target], self.pairs.out[target], changed)
 
     def _head_values(self, batch: Tensor, source: Tensor) -> Tensor:
         """The values of all query heads, `(member, head, d_head)`."""
@@ -198,12 +224,16 @@ class FoldedPairs:
         return torch.zeros_like(values).index_copy(0, heads, values[heads]).flatten()
 
 
-def _check_change(moved: Tensor, expected: Tensor, clean: Tensor, dtype: torch.dtype | None = None) -> None:
-    """Raise NotReproducedError unless `moved` equals `expected`, seen from `clean` `(n, d)`, but for rounding."""
+def _rounding(expected: Tensor, clean: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """By how much a run may miss what is `expected (n, d)`, seen from `clean`: by rounding, of each position's size."""
     eps = torch.finfo(clean.dtype).eps
     # A product of bfloat16 is off by some eps of it, other sums by hundreds.
     share = 8 * torch.finfo(dtype).eps if dtype == torch.bfloat16 else eps**0.6
-    bound = share * (expected - clean).abs().amax(-1) + 64 * eps * expected.abs().amax(-1)
+    return share * (expected - clean).abs().amax(-1) + 64 * eps * expected.abs().amax(-1)
+
+
+def _check(moved: Tensor, expected: Tensor, bound: Tensor) -> None:
+    """Raise NotReproducedError unless `moved` is `expected (n, d)` but for `bound (n)`."""
     error = (moved - expected).abs().amax(-1)
     if not (error <= bound).all():
-        raise NotReproducedError(f"zeroing a value the fast way differs by {error.max():.1e} from the general way")
+        raise NotReproducedError(f"the fast way differs by {error.max():.1e} from the general way")

@@ -19,9 +19,10 @@ from torch.overrides import TorchFunctionMode
 STEP = 16
 FEW, STEP_OF_FEW = 128, 4
 ROWS = {torch.float32: 1024, torch.bfloat16: 512}
-# What a call of oneDNN costs, besides the product, is too much for matrices of fewer numbers, or for fewer rows.
+# What a call of oneDNN costs, besides the product, is too much for matrices of fewer numbers, or for so few rows that
+# the product has fewer multiplications.
 SMALL = 1 << 17
-LEAST_ROWS = 32
+LEAST_WORK = 1 << 22
 # Of compiled models, the only ones that take a matrix in oneDNN's own layout. torch does not promise to keep them.
 OPERATORS = ("_linear_pointwise", "_reorder_linear_weight", "_is_mkldnn_bf16_supported")
 # Rows that pay for putting an (out, in) weight into oneDNN's layout; one that is (in, out) takes three times as long.
@@ -65,6 +66,16 @@ _LINEAR: dict[Any, Callable[..., tuple[Tensor, Tensor, Tensor | None]]] = {
 }
 
 
+def multiplying_fast(module: Callable[..., Any]) -> Callable[..., Any]:
+    """A module that runs within `FastProducts`."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with FastProducts():
+            return module(*args, **kwargs)
+
+    return run
+
+
 def padded(rows: int) -> int:
     """The next of the few numbers of rows that products come in."""
     step = STEP if rows > FEW else min(STEP, STEP_OF_FEW)
@@ -80,7 +91,7 @@ def _is_plain(rows: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
         and weight.dim() == 2
         and (bias is None or bias.shape == weight.shape[:1])
         and rows.shape[-1:] == weight.shape[1:]
-        and rows.shape[:-1].numel() >= LEAST_ROWS
+        and rows.shape[:-1].numel() * weight.numel() >= LEAST_WORK
         and not torch.is_grad_enabled()
         and not torch.is_autocast_enabled("cpu")
         and not torch._C._len_torch_function_stack()  # modes of the user's, which are to see it

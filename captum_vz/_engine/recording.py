@@ -146,6 +146,8 @@ class Recording(Listener):
     output: Any = None
     notes: list[str] = field(default_factory=list)  # what to tell the user
     ran: list[nn.Module] = field(default_factory=list, repr=False)  # submodules, in the order in which they began
+    # What innermost modules with parameters took and gave behind the first attention, by their id; None: several times.
+    made: dict[int, tuple[Tensor, Tensor] | None] = field(default_factory=dict, repr=False)
     _running: list[nn.Module] = field(default_factory=list, repr=False)  # submodules that have begun, innermost last
     _projected_values: dict[int, Tensor] = field(default_factory=dict, repr=False)
 
@@ -184,6 +186,10 @@ class Recording(Listener):
             self._projected_values[id(self._running[-1])] = values
         if isinstance(module, nn.Parameter):
             return
+        if self.calls and module._parameters and not module._modules:
+            plain = inputs and isinstance(inputs[0], Tensor) and isinstance(output, Tensor)
+            once = plain and id(module) not in self.made
+            self.made[id(module)] = (inputs[0], output) if once else None
         if id(module) in self._projected_values and not any(call.module is module for call in self.calls):
             self._note_inline(module, self._projected_values.pop(id(module)), output)
         elif self.calls:

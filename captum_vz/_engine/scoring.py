@@ -126,9 +126,12 @@ def _folded_pairs(recording: Recording, call: AttentionCall, output: Tensor, zer
     pairs = Pairs(targets.batch, targets.out, weights[..., heads], heads, members, active)
     folded = FoldedPairs(recording, call, output, pairs, _chunk_rows(recording, output), zeroing.at_most, fast)
     clean = zeroing.measure.prepare(folded.outputs)
+    found: list[tuple[Tensor, Tensor, Tensor]] = []
     for target, group, moved in folded.run():
         distance = zeroing.measure.between(zeroing.measure.prepare(moved), clean.index_select(0, target))
-        scores[targets.batch[target], targets.place[target], group] = distance.to(scores)
+        found.append((target, group, distance.to(scores)))
+    target, group, distance = map(torch.cat, zip(*found, strict=True))
+    scores[targets.batch[target], targets.place[target], group] = distance
     return scores
 
 

@@ -9,6 +9,7 @@ in layers whose feed-forward runs in parallel to the attention.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from captum_vz._engine.activations import ACTIVATIONS, Activation
+from captum_vz._engine.products import multiplying_fast
 from captum_vz._engine.recording import AttentionCall
-from captum_vz._engine.replay import NotReproducedError, PackedPairs, bare, check_reproduced, stand_in
+from captum_vz._engine.replay import ModuleAnswer, NotReproducedError, PackedPairs, bare, check_reproduced, stand_in
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,10 @@ class Trace:
         self.expected = [m for m in modules if any(True for _ in m.parameters(recurse=False))]
         if any(any(True for _ in m.children()) for m in self.expected):
             raise NotReproducedError("parameters lie beside modules")
+        # Of a layer's many functions, the products alone: to ask at each of them takes more time than the few rows.
+        replay.around = nullcontext
+        if isinstance(replay.answer, ModuleAnswer):
+            replay.answer.projection = tuple(map(multiplying_fast, replay.answer.projection))
         for module in modules:
             if not any(True for _ in module.children()):
                 replace_forward(replay, module, _keeping(module, self.seen, self.end))
@@ -151,10 +157,12 @@ def _activation(x: Tensor, y: Tensor) -> Activation | None:
 
 def _keeping(module: nn.Module, seen: list[Run], end: list[nn.Module]) -> Callable[..., Any]:
     # Of a trace just the lists: it holds the replay that holds this function, and would outlive the pass with it.
+    run = multiplying_fast(module)
+
     def forward(*args: Any, **kwargs: Any) -> Any:
         if any(module is one for one in end):
             raise _ReachedError(_by_position(args[0]))
-        output = module(*args, **kwargs)
+        output = run(*args, **kwargs)
         if args and isinstance(args[0], Tensor) and isinstance(output, Tensor):
             seen.append((module, _by_position(args[0]), _by_position(output)))
         return output

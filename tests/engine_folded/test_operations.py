@@ -15,6 +15,7 @@ from transformers import BertConfig, BertModel, GPT2Config, GPT2Model, LlamaConf
 
 from captum_vz import ValueZeroing
 from captum_vz._engine import scoring
+from captum_vz._engine.folded import FEW
 
 Build = Callable[[], tuple[torch.nn.Module, torch.nn.Module]]
 
@@ -123,9 +124,8 @@ def test_the_fast_lane(
     vector = 1 / H if composed else 1  # what one costs, in rows of the first matrix
     folded = [count for count in counts if count > H * (vector + count / d)]
     rest = [count for count in counts if count not in folded]
-    chunks = bool(folded) + bool(rest)
-    traced = tokens + chunks + 1  # every target, one known row a chunk, and one that is NaN
-    pairs, of_folded, of_rest = sum(counts) + 2 * chunks, sum(folded) + 2, sum(rest) + 2 * bool(rest)
+    traced = FEW + 1 + 1  # a few targets, one known row of the chunk, and one that is NaN
+    pairs, of_folded, of_rest = sum(counts) + 2, sum(folded) + 2, sum(rest)
     vectors = H * len(folded)
     expected = forward(tokens, firsts)
     expected += 2 * traced * d * d + feed_forward(traced, firsts)

@@ -29,7 +29,7 @@ has_onednn = pytest.mark.skipif(
 @pytest.fixture(autouse=True)
 def small_matrices_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "SMALL", 0)
-    monkeypatch.setattr(products, "LEAST_ROWS", 0)
+    monkeypatch.setattr(products, "LEAST_WORK", 0)
 
 
 @pytest.fixture
@@ -173,7 +173,7 @@ def test_what_is_left_to_torch(by_onednn: list[int], monkeypatch: pytest.MonkeyP
                 assert functional.linear(x, weight).dtype == torch.bfloat16
             with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
                 functional.linear(x, torch.randn(24, 39))
-            monkeypatch.setattr(products, "LEAST_ROWS", 8)
+            monkeypatch.setattr(products, "LEAST_WORK", 7 * 40 * 24 + 1)
             functional.linear(x, weight)
     assert not by_onednn
 
