@@ -13,7 +13,7 @@ way does not confirm it, or there are too few pairs to gain by it, NotReproduced
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import partial
 
@@ -25,7 +25,7 @@ from captum_vz._engine.blocks import Block, Chunk, Pairs, blocks
 from captum_vz._engine.products import STEP, FastProducts, Product, padded
 from captum_vz._engine.recording import AttentionCall, Recording
 from captum_vz._engine.replay import ModuleAnswer, NotReproducedError, PackedPairs, TooFewError, check_reproduced
-from captum_vz._engine.shapes import Norm, Shape, Trace, matrix, replace_forward
+from captum_vz._engine.shapes import Norm, Shape, Trace, matrix, replace_forwards
 
 # How many clean targets are run to learn a layer's shape from them, and to check what the pass told of all.
 FEW = 8
@@ -179,17 +179,15 @@ class FoldedPairs:
     def _folded(self, replay: PackedPairs, shape: Shape, answers: Answers) -> PackedPairs:
         """A replay whose attention is given after its projection, and whose first matrices are answered."""
         assert isinstance(replay.answer, ModuleAnswer)
+        forwards: dict[nn.Module, Callable[..., Tensor]] = {answers.norm.module: answers.normed}
         if replay.answer.projection:
             replay.answer.projection = ()
         else:
-            replace_forward(replay, shape.projection, lambda projected: projected)
-        replace_forward(replay, answers.norm.module, answers.normed)
-        for number, first in enumerate(answers.firsts):
-            replace_forward(replay, first.module, partial(answers.first, number))
-        for number, last in enumerate(answers.lasts):
-            replace_forward(replay, last.module, partial(answers.last, number))
-        for module, activation in shape.activations:
-            replace_forward(replay, module, partial(answers.activated, activation))
+            forwards[shape.projection] = lambda projected: projected
+        forwards |= {first.module: partial(answers.first, number) for number, first in enumerate(answers.firsts)}
+        forwards |= {last.module: partial(answers.last, number) for number, last in enumerate(answers.lasts)}
+        forwards |= {module: partial(answers.activated, activation) for module, activation in shape.activations}
+        replace_forwards(replay, forwards)
         replay.around = nullcontext  # products are answered, and to ask at every other function costs time
         return replay
 
@@ -214,7 +212,8 @@ class FoldedPairs:
 
     def _head_values(self, batch: Tensor, source: Tensor) -> Tensor:
         """The values of all query heads, `(member, head, d_head)`."""
-        return self.values[batch, source].repeat_interleave(self.shared_by, dim=1)
+        values = self.values[batch, source]
+        return values if self.shared_by == 1 else values.repeat_interleave(self.shared_by, dim=1)
 
     def _taken(self, block: Block, chunk: Chunk) -> Tensor:
         """What the context of a chunk's last row loses, `(head * d_head)`."""

@@ -9,7 +9,7 @@ only if it reproduces the clean output of the layer with nothing zeroed.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -59,12 +59,12 @@ class PackedPairs:
             if not before.answered or clean is None:
                 raise NotReproducedError("an attention before the one that is meant cannot be answered")
             answer = ModuleAnswer(before, projected=True)
-            self.layer = stand_in(self.layer, before.module, answer)
+            self.layer = with_stand_ins(self.layer, {before.module: answer})
             self.earlier.append((answer, before.batch_first(clean)))
         self.answer: ModuleAnswer | _FunctionAnswer
         if call.answered and call.module is not recording.layer:
             self.answer = ModuleAnswer(call)
-            self.layer = stand_in(self.layer, call.module, self.answer)
+            self.layer = with_stand_ins(self.layer, {call.module: self.answer})
         else:
             self.answer = _FunctionAnswer(call)
 
@@ -249,14 +249,16 @@ def bare(module: nn.Module) -> nn.Module:
     return copied
 
 
-def stand_in(layer: nn.Module, module: nn.Module, replacement: nn.Module) -> nn.Module:
-    """A copy of `layer` in which `replacement` stands for `module`. The layer itself is not touched."""
-    path = next(name for name, submodule in layer.named_modules() if submodule is module).split(".")
-    copied = parent = bare(layer)
-    for name in path[:-1]:
-        parent._modules[name] = bare(parent.get_submodule(name))
-        parent = parent.get_submodule(name)
-    parent._modules[path[-1]] = replacement
+def with_stand_ins(module: nn.Module, stand_ins: Mapping[nn.Module, nn.Module]) -> nn.Module:
+    """A copy of a module in which others stand for some that are inside of it. The module itself is not touched."""
+    if module in stand_ins:
+        return stand_ins[module]
+    children = {name: child for name, child in module._modules.items() if child is not None}
+    copies = {name: with_stand_ins(child, stand_ins) for name, child in children.items()}
+    if all(copies[name] is child for name, child in children.items()):
+        return module
+    copied = bare(module)
+    copied._modules.update(copies)
     return copied
 
 

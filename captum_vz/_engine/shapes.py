@@ -8,7 +8,7 @@ in layers whose feed-forward runs in parallel to the attention.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +19,14 @@ from torch import Tensor, nn
 from captum_vz._engine.activations import ACTIVATIONS, Activation
 from captum_vz._engine.products import multiplying_fast
 from captum_vz._engine.recording import AttentionCall
-from captum_vz._engine.replay import ModuleAnswer, NotReproducedError, PackedPairs, bare, check_reproduced, stand_in
+from captum_vz._engine.replay import (
+    ModuleAnswer,
+    NotReproducedError,
+    PackedPairs,
+    bare,
+    check_reproduced,
+    with_stand_ins,
+)
 
 
 @dataclass(frozen=True)
@@ -90,9 +97,8 @@ class Trace:
         replay.around = nullcontext
         if isinstance(replay.answer, ModuleAnswer):
             replay.answer.projection = tuple(map(multiplying_fast, replay.answer.projection))
-        for module in modules:
-            if not any(True for _ in module.children()):
-                replace_forward(replay, module, _keeping(module, self.seen, self.end))
+        innermost = [m for m in modules if not any(True for _ in m.children())]
+        replace_forwards(replay, {m: _keeping(m, self.seen, self.end) for m in innermost})
 
     def run(self, batch: Tensor, out: Tensor, context: Tensor) -> Tensor:
         self.seen.clear()
@@ -219,8 +225,9 @@ def read_norm(module: nn.Module, x: Tensor, normed: Tensor) -> Norm:
     return norm
 
 
-def replace_forward(replay: PackedPairs, module: nn.Module, forward: Callable[..., Any]) -> None:
-    """Let `forward` answer for one module of a replay. The module itself is not touched."""
-    answering = bare(module)
-    answering.__dict__["forward"] = forward
-    replay.layer = stand_in(replay.layer, module, answering)
+def replace_forwards(replay: PackedPairs, forwards: Mapping[nn.Module, Callable[..., Any]]) -> None:
+    """Let functions answer for some modules of a replay. The modules themselves are not touched."""
+    answering = {module: bare(module) for module in forwards}
+    for module, forward in forwards.items():
+        answering[module].__dict__["forward"] = forward
+    replay.layer = with_stand_ins(replay.layer, answering)
