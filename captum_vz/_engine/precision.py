@@ -28,7 +28,7 @@ def is_half(recording: Recording) -> bool:
     # Autocast leaves no trace where a residual or a cache in float32 is added afterwards.
     if output is not None and output.dtype == torch.float32 and torch.is_autocast_enabled(output.device.type):
         return True
-    tensors = [output, *recording.layer.parameters()]
+    tensors = [output, *recording.parameters]
     tensors += [tensor for call in recording.calls for tensor in (call.weights, call.values)]
     return any(tensor is not None and tensor.dtype in HALF for tensor in tensors)
 

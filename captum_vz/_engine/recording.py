@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import Context, ContextVar
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -151,6 +152,11 @@ class Recording(Listener):
     _running: list[nn.Module] = field(default_factory=list, repr=False)  # submodules that have begun, innermost last
     _projected_values: dict[int, Tensor] = field(default_factory=dict, repr=False)
 
+    @cached_property
+    def parameters(self) -> list[nn.Parameter]:
+        """The layer's, of which torch makes a list in no short time."""
+        return list(self.layer.parameters())
+
     def attend(
         self, module: nn.Module | None, attend: Attend, values: Tensor, visible: Tensor | None, dropout: float
     ) -> tuple[Tensor, Tensor]:
@@ -240,23 +246,27 @@ _hearing = threading.Lock()
 
 
 @contextmanager
-def _telling(module: nn.Module) -> Iterator[None]:
-    """Let a submodule tell the listener when it begins and when it returns, for the length of a `with` block."""
-    with _hearing:
-        handles, count = _heard.get(id(module), ((), 0))
-        if not count:
-            handles = (module.register_forward_pre_hook(_entered), module.register_forward_hook(_returned))
-        _heard[id(module)] = handles, count + 1
+def _telling(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Let submodules tell the listener when they begin and when they return, for the length of a `with` block."""
+    telling: list[nn.Module] = []
     try:
+        with _hearing:
+            for module in modules:
+                handles, count = _heard.get(id(module), ((), 0))
+                if not count:
+                    handles = (module.register_forward_pre_hook(_entered), module.register_forward_hook(_returned))
+                _heard[id(module)] = handles, count + 1
+                telling.append(module)
         yield
     finally:
         with _hearing:
-            handles, count = _heard.pop(id(module))
-            if count > 1:
-                _heard[id(module)] = handles, count - 1
-            else:
-                for handle in handles:
-                    handle.remove()
+            for module in telling:
+                handles, count = _heard.pop(id(module))
+                if count > 1:
+                    _heard[id(module)] = handles, count - 1
+                else:
+                    for handle in handles:
+                        handle.remove()
 
 
 # The pass that this thread is in: hooks are shared by all threads that use the model.
@@ -309,8 +319,7 @@ def watching(
         with ExitStack() as stack:
             stack.enter_context(attention_selected(layers))
             stack.enter_context(attention_patched())
-            for module in submodules.values():
-                stack.enter_context(_telling(module))
+            stack.enter_context(_telling(submodules.values()))
             if any(map(projects_by_parameter, submodules.values())):
                 stack.enter_context(ParametersTelling())
             for index, layer in enumerate(layers):

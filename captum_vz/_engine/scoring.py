@@ -107,15 +107,17 @@ def _packed_first(recording: Recording, call: AttentionCall, output: Tensor, zer
 
 def _folded_pairs(recording: Recording, call: AttentionCall, output: Tensor, zeroing: Zeroing) -> Tensor:
     """The same numbers as `_packed_pairs`, faster: for layers of a known shape, and rows enough to gain by it."""
-    heads = zeroed_heads(call, zeroing).nonzero().flatten()
     if call.weights is None:
         raise NotReproducedError("its attention is computed inline, out of sight")
-    members = group_members(call, zeroing)
     targets, sources = wanted_targets(recording, call, zeroing)
     # A source whose vectors are folded for one target only gains nothing, and more for few only among many.
     most = int(targets.batch.bincount().max()) if len(targets) else 0
+    if most <= 1:
+        raise TooFewError("there are too few rows to fold for")
+    heads = zeroed_heads(call, zeroing).nonzero().flatten()
+    members = group_members(call, zeroing)
     features = len(heads) * call.values.shape[-1]
-    if most <= 1 or (most <= len(heads) and len(targets) * members.shape[1] <= features):
+    if most <= len(heads) and len(targets) * members.shape[1] <= features:
         raise TooFewError("there are too few rows to fold for")
     fast = zeroing.fast and multiplies_halves_fast(output.device)
     if zeroing.fast and not fast:
@@ -240,7 +242,7 @@ def _in_windows(recording: Recording, call: AttentionCall, output: Tensor, zeroi
 
 def _chunk_rows(recording: Recording, output: Tensor) -> int:
     """How many positions one chunk holds, by its widest activation."""
-    shapes = [parameter.shape[-2:] for parameter in recording.layer.parameters() if parameter.dim() > 1]
+    shapes = [parameter.shape[-2:] for parameter in recording.parameters if parameter.dim() > 1]
     width = max([output.shape[-1], *(size for shape in shapes for size in shape)])
     return fitting(output, width)
 

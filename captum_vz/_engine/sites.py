@@ -31,8 +31,7 @@ def attention_call(recording: Recording, attention: str) -> AttentionCall:
         f"The layer {name} called attention {len(calls)} times in one run: pass a single Transformer block, "
         "not a stack of them."
     )
-    lists = [module for module in recording.layer.modules() if isinstance(module, nn.ModuleList)]
-    assert len(calls) == 1 or not any({call.module for call in calls} <= set(one.children()) for one in lists), (
+    assert len(calls) == 1 or not _in_one_list(recording.layer, {call.module for call in calls}), (
         f"The layer {name} has a list of {len(calls)} attentions of the same kind, none of which is a cross-attention: "
         "pass the part of it that holds one of them."
     )
@@ -64,6 +63,11 @@ def attention_call(recording: Recording, attention: str) -> AttentionCall:
         f"{call.size[::2]} (batch, tokens): a map needs a layer whose output has one vector a token. What is seen in "
         f"windows is looked for, but here {reason}. Pass a single Transformer block as `layer`."
     )
+
+
+def _in_one_list(layer: nn.Module, attentions: set[nn.Module]) -> bool:
+    lists = [module for module in layer.modules() if isinstance(module, nn.ModuleList)]
+    return any(attentions <= set(one.children()) for one in lists)
 
 
 def _inline_in(recording: Recording) -> str:
