@@ -48,10 +48,9 @@ class Answers:
     """What the norm, the first and the last matrices give for the chunk that runs now."""
 
     chunk: Chunk
-    target: Tensor  # (n + 2)
-    shares: Tensor  # how much is added of each vector: minus the attention weights, (n + 2, member * head)
+    shares: Tensor  # how much is added of each vector: minus the attention weights, (row, member * head)
     folded: list[Tensor]  # W g(f_h(j)) of each first matrix, (member * head, features)
-    scale: Tensor  # of the norm, (n + 2, 1)
+    scale: Tensor  # of the norm, (row, 1)
 
     def __init__(self, norm: Norm, firsts: list[First], lasts: list[Last]) -> None:
         self.norm = norm
@@ -109,7 +108,7 @@ class Answers:
             of_span = by_group(span, changed)
             torch.sub(by_group(span, rows), last.clean.inputs[span.targets], out=of_span)
             by_group(span, change).copy_(of_span)
-        result = last.clean.outputs.index_select(0, self.target)
+        result = last.clean.outputs.index_select(0, self.chunk.target)
         return result.add_(last.product(change)[: len(rows)]).view(*x.shape[:-1], -1)
 
     def activated(self, activation: Activation, x: Tensor) -> Tensor:

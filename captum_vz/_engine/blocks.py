@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from captum_vz._engine.products import padded
 from captum_vz._engine.replay import TooFewError
 
 # How many (source, head) vectors are folded at a time: so many that the product is worth its call.
@@ -48,34 +49,36 @@ class Span:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Some pairs, ordered by group, and behind them two more of the first group, known from the general way.
+    """Some pairs, ordered by group, and behind them rows of which is known what they give.
 
-    The first of these two zeroes nothing, the second takes the group's whole values away, whatever their weights.
+    First some targets of which nothing is taken: all targets are among those of some chunk. At last the target of one
+    of the first group's pairs, of which the group's whole values are taken, whatever their weights.
     """
 
-    rows: slice  # of the block
+    target: Tensor  # (row)
+    group: Tensor  # (row)
     spans: tuple[Span, ...]
-    alone: slice  # the rows of groups that are not folded, which stand behind the others', counted from the first
+    clean: slice  # the targets of which nothing is taken
+    alone: slice  # the rows of groups that are not folded
 
-    def __len__(self) -> int:
-        return int(self.rows.stop - self.rows.start)
+    @property
+    def pairs(self) -> int:
+        """How many rows are pairs."""
+        return len(self.target) - (self.clean.stop - self.clean.start) - 1
 
 
 @dataclass(frozen=True)
 class Block:
-    """Some sources, the members of group after group, and the pairs that need them, chunk after chunk."""
+    """Some sources, the members of group after group, and the chunks that need them."""
 
     batch: Tensor  # (member)
     source: Tensor  # (member)
-    folded: int  # on so many, the first ones, first matrices act; the pairs of the others are fewer than their vectors
-    target: Tensor  # (row)
-    group: Tensor  # (row)
-    ends: Tensor  # behind the last row of each chunk
     chunks: tuple[Chunk, ...]
+    folded: int  # on so many, the first ones, first matrices act; the pairs of the others are fewer than their vectors
 
 
 def blocks(pairs: Pairs, width: int, depth: int, rows: int, at_most: int | None) -> tuple[list[Block], bool]:
-    """All active pairs, at most `rows` of them and `at_most` groups to a chunk.
+    """All active pairs, in chunks of at most about `rows` rows and of `at_most` groups.
 
     Also whether the attention's projection and a first matrix should be multiplied with each other, for heads of
     `depth` features, rather than a first matrix with the vectors of `width` features.
@@ -90,14 +93,14 @@ def blocks(pairs: Pairs, width: int, depth: int, rows: int, at_most: int | None)
     members = pairs.members[batch, number % pairs.members.shape[1]]  # (number, member)
     vectors = (members >= 0).sum(-1) * len(pairs.heads)
     gains, at_once, composed = _gains(counts, vectors, width, depth, len(pairs.heads))
-    # Before anything is gained, all targets run once through all matrices: about two first ones.
-    if gains.clamp_min(0).sum() - at_once <= 2 * len(pairs.batch):
+    # All targets run once, with nothing taken, through the last matrix, which has as many numbers as a first one.
+    if gains.clamp_min(0).sum() - at_once <= len(pairs.batch):
         raise TooFewError("there are too few pairs to fold for")
-    order = (gains <= 0).long().argsort(stable=True)
-    mine = order.argsort()[which].argsort(stable=True)
+    order = (gains <= 0).long().argsort(stable=True)  # groups that gain come first
+    place = order.argsort()  # of each group in that order
+    mine = place[which].argsort(stable=True)
     sources = _Sources(batch[order], members[order], len(pairs.heads), int((gains > 0).sum()))
-    found = list(sources.blocks(target[mine], group[mine], counts[order], rows, at_most))
-    return found, composed
+    return list(sources.blocks(target[mine], group[mine], counts[order], len(pairs.batch), rows, at_most)), composed
 
 
 def _gains(counts: Tensor, vectors: Tensor, width: int, depth: int, heads: int) -> tuple[Tensor, int, bool]:
@@ -124,45 +127,63 @@ class _Sources:
         self.heads = heads
         self.folded = folded
 
-    def blocks(self, target: Tensor, group: Tensor, counts: Tensor, rows: int, at_most: int | None) -> Iterator[Block]:
+    def blocks(
+        self, target: Tensor, group: Tensor, counts: Tensor, targets: int, rows: int, at_most: int | None
+    ) -> Iterator[Block]:
         """The pairs `(target, group)`, of which each group has so many as `counts` says."""
         ends = counts.cumsum(0)
         follow_each_other = (target[ends - 1] - target[ends - counts] == counts - 1).tolist()
         firsts = target[ends - counts].tolist()
         offsets = (ends - counts).tolist()
-        begin, end, start, before, chunks, taken = 0, 0, 0, 0, list[Chunk](), list[Tensor]()
-        for parts in _partition(counts.tolist(), rows, at_most):
+        chunks = list(_partition(counts.tolist(), _pairs_at_a_time(len(target), targets, rows), at_most))
+        share = -(-targets // len(chunks))  # of the targets, how many a chunk takes
+        begin, end, start, done = 0, 0, 0, list[Chunk]()
+        for turn, parts in enumerate(chunks):
             first, last = parts[0][0], parts[-1][0]
-            if chunks and (self.ends[last + 1] - begin) * self.heads > max(rows, VECTORS):
-                yield self._block(begin, end, chunks, target[torch.cat(taken)], group[torch.cat(taken)])
-                begin, before, chunks, taken = self.ends[first], 0, [], []
+            if done and (self.ends[last + 1] - begin) * self.heads > max(rows, VECTORS):
+                yield self._block(begin, end, done)
+                begin, done = self.ends[first], []
             end = self.ends[last + 1]
             spans, row = list[Span](), 0
             for number, count in parts:
                 vectors = slice(*((self.ends[number + after] - begin) * self.heads for after in (0, 1)))
                 if follow_each_other[number]:
                     from_ = firsts[number] + start + row - offsets[number]
-                    targets: slice | Tensor = slice(from_, from_ + count)
+                    of_pairs: slice | Tensor = slice(from_, from_ + count)
                 else:
-                    targets = target[start + row : start + row + count]
-                spans.append(Span(slice(row, row + count), 1, vectors, targets, number < self.folded))
+                    of_pairs = target[start + row : start + row + count]
+                spans.append(Span(slice(row, row + count), 1, vectors, of_pairs, number < self.folded))
                 row += count
-            of_first = spans[0]
-            known = start + of_first.rows.stop - 1
-            taken += [torch.arange(start, start + row, device=target.device), target.new_tensor([known, known])]
-            at_known = replace(of_first, rows=slice(row, row + 2), targets=target[taken[-1]])
-            alone = slice(sum(count for number, count in parts if number < self.folded), row)
-            if not of_first.folded:
-                alone = slice(0, row + 2)
-            chunks.append(Chunk(slice(before, before + row + 2), (*_joined(spans), at_known), alone))
-            start += row
-            before += row + 2
-        yield self._block(begin, end, chunks, target[torch.cat(taken)], group[torch.cat(taken)])
 
-    def _block(self, begin: int, end: int, chunks: list[Chunk], target: Tensor, group: Tensor) -> Block:
+            clean_from = turn * share % (-(-targets // share) * share)
+            clean = slice(clean_from, min(clean_from + share, targets))
+            known = start + spans[0].rows.stop - 1  # one of the first group's pairs
+            behind = row + clean.stop - clean.start
+            unmoved = replace(spans[0], rows=slice(row, behind), targets=clean)
+            of_taken = target[known : known + 1]
+            taken = replace(spans[0], rows=slice(behind, behind + 1), targets=of_taken)
+            alone = slice(sum(count for number, count in parts if number < self.folded), row)
+            if not spans[0].folded:  # and so no other, and neither what stands behind them
+                alone = slice(0, behind + 1)
+            pairs = slice(start, start + row)
+            of_rows = torch.arange(clean.start, clean.stop, device=target.device)
+            of_rows = torch.cat([target[pairs], of_rows, of_taken])
+            groups = torch.cat([group[pairs], group[known].expand(behind - row + 1)])
+            done.append(Chunk(of_rows, groups, (*_joined(spans), unmoved, taken), clean, alone))
+            start += row
+        yield self._block(begin, end, done)
+
+    def _block(self, begin: int, end: int, chunks: list[Chunk]) -> Block:
         folded = min(max(self.ends[self.folded], begin), end) - begin
-        ends = target.new_tensor([chunk.rows.stop for chunk in chunks])
-        return Block(self.batch[begin:end], self.source[begin:end], folded, target, group, ends, tuple(chunks))
+        return Block(self.batch[begin:end], self.source[begin:end], tuple(chunks), folded)
+
+
+def _pairs_at_a_time(pairs: int, targets: int, rows: int) -> int:
+    """How many pairs to a chunk, so that with a share of the targets, and one more row, they are about `rows`."""
+    chunks = -(-pairs // max(1, rows * pairs // (pairs + targets)))
+    others = -(-targets // chunks) + 1
+    # Products come in few numbers of rows.
+    return max(1, padded(-(-pairs // chunks) + others) - others)
 
 
 def _joined(spans: list[Span]) -> Iterator[Span]:

@@ -25,8 +25,11 @@ def collect(
     layers: Sequence[nn.Module],
     compute: Callable[[int, Recording], Tensor],
     device_ids: list[int] | None = None,
+    keeps: bool = False,
 ) -> Runs:
     """Run `forward` and compute `(batch, ...)` from each run of each of `layers`, when it returns.
+
+    With `keeps`, what modules inside of a layer made is kept that long: replays need it.
 
     Raises:
         AssertionError: A layer was not run, or has dropout switched on.
@@ -41,7 +44,8 @@ def collect(
     gaps = gaps_to_note()
 
     def begin(index: int, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Recording:
-        return Recording(layer, *where_it_runs(layer, (args, kwargs)))
+        args, kwargs = where_it_runs(layer, (args, kwargs))
+        return Recording(layer, args, kwargs, keeps=keeps)
 
     def keep(index: int, recording: Recording, output: Any) -> None:
         recording.output = output

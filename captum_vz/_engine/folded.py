@@ -22,12 +22,12 @@ from torch import Tensor, nn
 
 from captum_vz._engine.answers import Answers, Clean, First, Last, add_sums, by_group
 from captum_vz._engine.blocks import Block, Chunk, Pairs, blocks
-from captum_vz._engine.products import STEP, FastProducts, Product, padded
-from captum_vz._engine.recording import AttentionCall, Recording
-from captum_vz._engine.replay import ModuleAnswer, NotReproducedError, PackedPairs, TooFewError, check_reproduced
+from captum_vz._engine.products import FastProducts, Product, padded
+from captum_vz._engine.recording import AttentionCall, Recording, is_hooked
+from captum_vz._engine.replay import ModuleAnswer, NotReproducedError, PackedPairs, TooFewError
 from captum_vz._engine.shapes import Norm, Shape, Trace, matrix, replace_forwards
 
-# How many clean targets are run to learn a layer's shape from them, and to check what the pass told of all.
+# How many clean targets are run to learn a layer's shape from them.
 FEW = 8
 
 
@@ -58,10 +58,8 @@ class FoldedPairs:
         self.values = call.values.transpose(1, 2)  # (batch, in, key-value head, d_head)
         self.shared_by = call.size[1] // self.values.shape[2]
         self.outputs = output[pairs.batch, pairs.out]
-        # So many that, with the two known ones, products need no padding.
-        chunk = rows if rows < STEP else padded(rows + 2) - 2
-        self.blocks, self.composed = blocks(pairs, output.shape[-1], self.values.shape[-1], chunk, at_most)
-        sizes = [len(chunk) for block in self.blocks for chunk in block.chunks]
+        self.blocks, self.composed = blocks(pairs, output.shape[-1], self.values.shape[-1], rows, at_most)
+        sizes = [len(chunk.target) for block in self.blocks for chunk in block.chunks]
         self.rows, self.longest = sum(sizes), max(sizes)
         self.vectors = sum(block.folded for block in self.blocks) * len(pairs.heads)
         contexts = call.context.flatten(2)[pairs.batch, pairs.out]
@@ -73,55 +71,48 @@ class FoldedPairs:
             self.replay = self._folded(PackedPairs(recording, call), shape, self.answers)
 
     def run(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Raises NotReproducedError where a chunk is not confirmed by the general way."""
-        known = zip(self.known, self.bounds, strict=True)
+        """Raises NotReproducedError where a chunk is not confirmed by the clean outputs and by the general way."""
+        rounding = _rounding(self.outputs, torch.zeros_like(self.outputs))
+        probes = zip(self.probes, self.rounding, strict=True)
         for block in self.blocks:
             values = self._head_values(block.batch, block.source)[:, self.pairs.heads]
             vectors = (values.transpose(0, 1) @ self.projection).transpose(0, 1).flatten(0, 1)  # (member * head, d)
             if self.answers is not None and block.folded:
                 self.answers.fold(vectors[: block.folded * len(self.pairs.heads)], values[: block.folded])
-            shares = self._shares(block)
             for chunk in block.chunks:
-                moved = self._moved(block, chunk, shares[chunk.rows], vectors)
-                _check(moved[-2:], *next(known))
-                yield block.target[chunk.rows][:-2], block.group[chunk.rows][:-2], moved[:-2]
+                moved, pairs, (probe, of_probe) = self._moved(chunk, vectors), chunk.pairs, next(probes)
+                expected = torch.cat([self.outputs[chunk.clean], probe[None]])
+                _check(moved[pairs:], expected, torch.cat([rounding[chunk.clean], of_probe[None]]))
+                yield chunk.target[:pairs], chunk.group[:pairs], moved[:pairs]
 
     def _trace(self, trace: Trace, recording: Recording, call: AttentionCall, contexts: Tensor, rows: int) -> Shape:
         """Run a few targets and each chunk's last row the general way, and learn from them what the fast needs."""
         pairs, count = self.pairs, len(contexts)
-        last = torch.cat([block.target[block.ends - 1] for block in self.blocks])
+        last = torch.stack([chunk.target[-1] for block in self.blocks for chunk in block.chunks])
         taken = torch.stack([self._taken(block, chunk) for block in self.blocks for chunk in block.chunks])
-        few = torch.linspace(count - 1, 0, min(count, FEW), device=last.device).long()
+        few = torch.linspace(count - 1, 0, min(count, FEW), dtype=torch.float64, device=last.device).long()
         target = torch.cat([few, last])
         clean_and_known = torch.cat([contexts[few], contexts[last] - taken])
         shape: Shape | None = None
-        answers, seen = [], list[dict[nn.Module, tuple[Tensor, Tensor]]]()
+        answers = []
         for part in torch.arange(len(target), device=target.device).split(rows):
             part = torch.cat([part, part[-1:]])
             context = clean_and_known[part]
             context[-1] = torch.nan
             answers.append(trace.run(pairs.batch[target[part]], pairs.out[target[part]], context)[:-1])
             shape = shape or trace.shape(call, context)
-            seen.append({module: trace.of(module) for module in shape.known(self.fast)})
         assert shape is not None
-        answer = torch.cat(answers)
-        check_reproduced(answer[: len(few)], self.outputs[few])
-        clean, changed = self.outputs[last], answer[len(few) :]
-        self.known = torch.stack([clean, changed], dim=1)  # what each chunk's last two rows should give, (chunk, 2, d)
-        bounds = [_rounding(clean, torch.zeros_like(clean)), _rounding(changed, clean, self.dtype)]
-        self.bounds = torch.stack(bounds, dim=1)
-
-        def known(module: nn.Module, which: int) -> Tensor:
-            """Its input (0) or output (1) for the clean targets, which in the pass is to be what it is here."""
-            found = self._in_the_pass(recording, call, module, which)
-            check_reproduced(torch.cat([one[module][which][:-1] for one in seen])[: len(few)], found[few])
-            return found
+        self.probes = torch.cat(answers)[len(few) :]  # what the last row of each chunk should give
+        self.rounding = _rounding(self.probes, self.outputs[last], self.dtype)
 
         # What a context loses is to reach the residual stream as it is, at each target: a layer may switch some off.
         if shape.norm is None:
             clean, run = self.outputs, trace.run
         else:
-            clean, run = known(shape.norm.module, 0), partial(trace.run_until, shape.norm.module)
+            clean, run = (
+                self._in_the_pass(recording, call, shape.norm.module, 0),
+                partial(trace.run_until, shape.norm.module),
+            )
         less = contexts - taken[:1]
         parts = torch.arange(count, device=target.device).split(rows)
         changed = torch.cat([run(pairs.batch[part], pairs.out[part], less[part]) for part in parts])
@@ -135,16 +126,17 @@ class FoldedPairs:
         self.answers: Answers | None = None
         if shape.norm is not None:
             scale = shape.norm.scale(clean)
-            firsts = [self._first(shape.norm, scale, module, known(module, 1)) for module in shape.linears]
-            lasts = [
-                self._last(module, (known(module, 0), known(module, 1)) if self.fast else None)
-                for module in shape.lasts
-            ]
+            made = partial(self._in_the_pass, recording, call)
+            firsts = [self._first(shape.norm, scale, module, made(module, 1)) for module in shape.linears]
+            lasts = [self._last(m, (made(m, 0), made(m, 1)) if self.fast else None) for m in shape.lasts]
             self.answers = Answers(shape.norm, firsts, lasts)
         return shape
 
     def _in_the_pass(self, recording: Recording, call: AttentionCall, module: nn.Module, which: int) -> Tensor:
-        """A module's input (0) or output (1) for each target in the clean pass, `(target, features)`."""
+        """A module's input (0) or output (1) for each target in the clean pass, `(target, features)`.
+
+        What is made of it is checked: each target runs in some chunk with nothing taken.
+        """
         batch, _, tokens, _ = call.size
         size = (tokens, batch) if call.sequence_first else (batch, tokens)
         made = recording.made.get(id(module))
@@ -187,28 +179,26 @@ class FoldedPairs:
         forwards |= {first.module: partial(answers.first, number) for number, first in enumerate(answers.firsts)}
         forwards |= {last.module: partial(answers.last, number) for number, last in enumerate(answers.lasts)}
         forwards |= {module: partial(answers.activated, activation) for module, activation in shape.activations}
+        if any(map(is_hooked, forwards)):
+            raise NotReproducedError("a module behind the attention has a hook, which would not be called")
         replace_forwards(replay, forwards)
         replay.around = nullcontext  # products are answered, and to ask at every other function costs time
         return replay
 
-    def _shares(self, block: Block) -> Tensor:
-        """How much is added of each vector of a row's group: minus the attention weights, `(row, member * head)`."""
-        pairs = self.pairs
-        members = pairs.members[pairs.batch[block.target], block.group].clamp_min(0)
-        shares = -pairs.weights[block.target[:, None], members].flatten(1)
-        return shares.index_fill_(0, block.ends - 2, 0).index_fill_(0, block.ends - 1, -1)
-
-    def _moved(self, block: Block, chunk: Chunk, shares: Tensor, vectors: Tensor) -> Tensor:
-        """The layer's output `(n + 2, d)`."""
-        changed = self.changed[: len(chunk)]
+    def _moved(self, chunk: Chunk, vectors: Tensor) -> Tensor:
+        """The layer's output `(row, d)`."""
+        pairs, batch = self.pairs, self.pairs.batch[chunk.target]
+        members = pairs.members[batch, chunk.group].clamp_min(0)
+        shares = -pairs.weights[chunk.target[:, None], members].flatten(1)
+        shares[chunk.pairs : -1], shares[-1] = 0, -1
+        changed = self.changed[: len(chunk.target)]
         for span in chunk.spans:
             rows = by_group(span, changed).copy_(self.base[span.targets])
             add_sums(span, shares, vectors, rows)
         if self.answers is None:
             return changed
-        target = block.target[chunk.rows]
-        self.answers.chunk, self.answers.target, self.answers.shares = chunk, target, shares
-        return self.replay.run(self.pairs.batch[target], self.pairs.out[target], changed)
+        self.answers.chunk, self.answers.shares = chunk, shares
+        return self.replay.run(batch, pairs.out[chunk.target], changed)
 
     def _head_values(self, batch: Tensor, source: Tensor) -> Tensor:
         """The values of all query heads, `(member, head, d_head)`."""

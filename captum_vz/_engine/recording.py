@@ -147,8 +147,8 @@ class Recording(Listener):
     output: Any = None
     notes: list[str] = field(default_factory=list)  # what to tell the user
     ran: list[nn.Module] = field(default_factory=list, repr=False)  # submodules, in the order in which they began
-    # What innermost modules with parameters took and gave behind the first attention, by their id; None: several times.
-    made: dict[int, tuple[Tensor, Tensor] | None] = field(default_factory=dict, repr=False)
+    keeps: bool = True  # whether to keep what innermost modules with parameters took and gave behind the attention
+    made: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)  # that, by their id
     _running: list[nn.Module] = field(default_factory=list, repr=False)  # submodules that have begun, innermost last
     _projected_values: dict[int, Tensor] = field(default_factory=dict, repr=False)
 
@@ -192,10 +192,9 @@ class Recording(Listener):
             self._projected_values[id(self._running[-1])] = values
         if isinstance(module, nn.Parameter):
             return
-        if self.calls and module._parameters and not module._modules:
-            plain = inputs and isinstance(inputs[0], Tensor) and isinstance(output, Tensor)
-            once = plain and id(module) not in self.made
-            self.made[id(module)] = (inputs[0], output) if once else None
+        kept = self.keeps and self.calls and module._parameters and not module._modules
+        if kept and inputs and isinstance(inputs[0], Tensor) and isinstance(output, Tensor):
+            self.made[id(module)] = inputs[0], output
         if id(module) in self._projected_values and not any(call.module is module for call in self.calls):
             self._note_inline(module, self._projected_values.pop(id(module)), output)
         elif self.calls:
@@ -237,6 +236,11 @@ def _entered(module: nn.Module, inputs: tuple[Any, ...]) -> None:
 def _returned(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
     listener = current_listener()
     return None if listener is None else listener.returned(module, inputs, output)
+
+
+def is_hooked(module: nn.Module) -> bool:
+    """Whether a module carries hooks that are not ours."""
+    return not {_entered, _returned}.issuperset([*module._forward_pre_hooks.values(), *module._forward_hooks.values()])
 
 
 # Submodules that carry our hooks now: id -> (the handles of the two, how many passes need them). Counted, because two

@@ -50,6 +50,7 @@ def value_zeroing_map(recording: Recording, call: AttentionCall, zeroing: Zeroin
         return _replayed(recording, call, output, zeroing)
     site = 0 if call.windows is not None else [one is call for one in recording.calls].index(True)
     notes = recording.notes
+    recording.made.clear()  # in half precision, of no use
     recording = rerun_in_float32(recording)
     recording.notes = notes
     with torch.autocast(output.device.type, enabled=False):

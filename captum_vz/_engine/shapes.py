@@ -69,10 +69,6 @@ class Shape:
     lasts: tuple[nn.Module, ...] = ()  # linear modules that see it later
     activations: tuple[tuple[nn.Module, Activation], ...] = ()  # of what the linears give
 
-    def known(self, fast: bool) -> tuple[nn.Module, ...]:
-        """The modules whose inputs and outputs for the clean targets are of use."""
-        return () if self.norm is None else (self.norm.module, *self.linears, *(self.lasts if fast else ()))
-
 
 # A module, its input and its output, `(n, features)`.
 Run = tuple[nn.Module, Tensor, Tensor]
@@ -113,13 +109,6 @@ class Trace:
             return reached.args[0]
         finally:
             self.end.clear()
-        raise NotReproducedError("a module that ran once did not run again")
-
-    def of(self, module: nn.Module) -> tuple[Tensor, Tensor]:
-        """Input and output of a module in the last run."""
-        for seen, x, y in self.seen:
-            if seen is module:
-                return x, y
         raise NotReproducedError("a module that ran once did not run again")
 
     def shape(self, call: AttentionCall, context: Tensor) -> Shape:

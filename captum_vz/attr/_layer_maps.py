@@ -38,6 +38,8 @@ class LayerMaps(LayerAttribution, WhileRunning):
         normalize: Whether each row is divided by its sum.
     """
 
+    _replays = False  # whether layers are run again, and what their modules made is to be kept for it
+
     def __init__(
         self,
         forward_func: Callable[..., Any],
@@ -146,7 +148,7 @@ class LayerMaps(LayerAttribution, WhileRunning):
                 spread = scores.gather(2, groups[:, None, :].expand(-1, scores.shape[1], -1))
                 return spread * valid_positions(recording, call)[1][:, None, :]
 
-            runs = collect(forward, layers, compute, device_ids)
+            runs = collect(forward, layers, compute, device_ids, self._replays)
         if shares:
             runs = [(index, target.rows_of(one)) for index, one in runs]
         if notes:

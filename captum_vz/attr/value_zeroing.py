@@ -58,6 +58,8 @@ class ValueZeroing(LayerMaps):
     (True, 1.0)
     """
 
+    _replays = True
+
     def __init__(
         self,
         forward_func: Callable[..., Any],

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from captum_vz._engine import blocks, scoring
 from tests.engine.blocks import WIDTH, Block, Convolution, Mean, sequences
@@ -314,3 +315,69 @@ def test_a_projection_that_is_zero_moves_nothing_by_rounding(lanes: Lanes) -> No
         block.attention.output.weight.zero_()
     with pytest.warns(UserWarning, match=r"48 row\(s\) of layer 0 \(Block\) stay zero"):
         assert not lanes.fast(block, [block], x)[0].any()
+
+
+# What differs at single positions, which no sample of them shows.
+
+
+@pytest.mark.parametrize("where", ["mlp", "mlp.c_fc", "mlp.act", "mlp.c_proj", "ln_2", "attn.c_proj"])
+@pytest.mark.parametrize("position", [7, 23])
+def test_a_hook_at_one_position(where: str, position: int, lanes: Lanes) -> None:
+    case = long_case("gpt2")
+
+    def ablate(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+        output = output.clone()
+        if output.dim() == 3:
+            output[:, position : position + 1] = 0
+        return output
+
+    case.layers[1].get_submodule(where).register_forward_hook(ablate)
+    fast = lanes.fast(case.model, case.layers[1:2], case.inputs)
+    assert lanes.used == 0
+    torch.testing.assert_close(fast[0], naive_value_zeroing(case, 1, normalize=False), rtol=0, atol=1e-10)
+
+
+def test_a_hook_of_the_layer(lanes: Lanes) -> None:
+    case = long_case("gpt2")
+
+    def steer(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+        output = output.clone()
+        output[:, 7] += 3
+        return output
+
+    case.layers[0].register_forward_hook(steer)
+    with pytest.raises(AssertionError, match="cannot be replayed"):
+        lanes.fast(case.model, case.layers[:1], case.inputs)
+
+
+class Clipped(nn.Module):
+    """GELU, but for its largest values."""
+
+    limit = torch.inf
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.largest = functional.gelu(x).amax(-1).flatten().sort().values
+        return functional.gelu(x).clamp(max=self.limit)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_an_activation_that_is_clipped_at_a_few_tokens(seed: int, lanes: Lanes) -> None:
+    torch.manual_seed(seed)
+    activation = Clipped()
+    block = altered("feed_forward", nn.Sequential(nn.Linear(WIDTH, 24), activation, nn.Linear(24, WIDTH)))
+    x = torch.randn(1, 40, WIDTH, dtype=torch.float64)
+    block(x)
+    activation.limit = float(activation.largest[-3]) - 1e-3
+    # If the few tokens that show a layer's shape are clipped, the activation is not taken for a known one, and runs.
+    fast, general = (maps(block, [block], x)[0] for maps in (lanes.fast, lanes.general))
+    torch.testing.assert_close(fast, general, rtol=1e-10, atol=1e-14)
+
+
+def test_another_default_dtype(lanes: Lanes) -> None:
+    block, x = Block(), sequences(1, length=300)
+    torch.set_default_dtype(torch.bfloat16)  # which knows no 299
+    try:
+        lanes.fast(block, [block], x)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert lanes.used == 1, lanes.reasons

@@ -125,7 +125,8 @@ def test_the_fast_lane(
     folded = [count for count in counts if count > H * (vector + count / d)]
     rest = [count for count in counts if count not in folded]
     traced = FEW + 1 + 1  # a few targets, one known row of the chunk, and one that is NaN
-    pairs, of_folded, of_rest = sum(counts) + 2, sum(folded) + 2, sum(rest)
+    known = tokens + 1  # each target with nothing taken, and one with all of it
+    pairs, of_folded, of_rest = sum(counts) + known, sum(folded) + known, sum(rest)
     vectors = H * len(folded)
     expected = forward(tokens, firsts)
     expected += 2 * traced * d * d + feed_forward(traced, firsts)
