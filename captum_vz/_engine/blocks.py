@@ -180,7 +180,7 @@ class _Sources:
 
 def _pairs_at_a_time(pairs: int, targets: int, rows: int) -> int:
     """How many pairs to a chunk, so that with a share of the targets, and one more row, they are about `rows`."""
-    chunks = -(-pairs // max(1, rows * pairs // (pairs + targets)))
+    chunks = max(1, round((pairs + targets) / rows))
     others = -(-targets // chunks) + 1
     # Products come in few numbers of rows.
     return max(1, padded(-(-pairs // chunks) + others) - others)
