@@ -106,13 +106,10 @@ class FoldedPairs:
         self.rounding = _rounding(self.probes, self.outputs[last], self.dtype)
 
         # What a context loses is to reach the residual stream as it is, at each target: a layer may switch some off.
-        if shape.norm is None:
-            clean, run = self.outputs, trace.run
-        else:
-            clean, run = (
-                self._in_the_pass(recording, call, shape.norm.module, 0),
-                partial(trace.run_until, shape.norm.module),
-            )
+        clean, run = self.outputs, trace.run
+        if shape.norm is not None:
+            clean = self._in_the_pass(recording, call, shape.norm.module, 0)
+            run = partial(trace.run_until, shape.norm.module)
         less = contexts - taken[:1]
         parts = torch.arange(count, device=target.device).split(rows)
         changed = torch.cat([run(pairs.batch[part], pairs.out[part], less[part]) for part in parts])

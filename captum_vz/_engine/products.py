@@ -66,12 +66,12 @@ _LINEAR: dict[Any, Callable[..., tuple[Tensor, Tensor, Tensor | None]]] = {
 }
 
 
-def multiplying_fast(module: Callable[..., Any]) -> Callable[..., Any]:
-    """A module that runs within `FastProducts`."""
+def multiplying_fast(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A module, or another function, that multiplies as within `FastProducts`."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         with FastProducts():
-            return module(*args, **kwargs)
+            return function(*args, **kwargs)
 
     return run
 
