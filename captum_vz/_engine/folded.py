@@ -137,9 +137,11 @@ class FoldedPairs:
         batch, _, tokens, _ = call.size
         size = (tokens, batch) if call.sequence_first else (batch, tokens)
         made = recording.made.get(id(module))
-        if made is None or made[which].shape[:-1].numel() != batch * tokens:
+        if made is None or made[which].value.shape[:-1].numel() != batch * tokens:
             raise NotReproducedError("a module behind the attention did not run once on each position")
-        return call.batch_first(made[which].reshape(*size, -1))[self.pairs.batch, self.pairs.out]
+        if not made[which].is_as_it_was():
+            raise NotReproducedError("what a module made was changed in place")
+        return call.batch_first(made[which].value.reshape(*size, -1))[self.pairs.batch, self.pairs.out]
 
     def _first(self, norm: Norm, scale: Tensor, module: nn.Module, result: Tensor) -> First:
         """A first matrix and its `result` for the clean targets, of whose norm the `scale` is given."""

@@ -37,6 +37,20 @@ def first_tensor(output: Any) -> Tensor | None:
     return output if isinstance(output, Tensor) else None
 
 
+class Made:
+    """A tensor of the clean pass, which the layer's own code may go on to write into."""
+
+    def __init__(self, value: Tensor) -> None:
+        self.value = value
+        self.version = self._version()
+
+    def is_as_it_was(self) -> bool:
+        return self._version() == self.version
+
+    def _version(self) -> int:
+        return 0 if self.value.is_inference() else self.value._version  # which inference tensors do not count
+
+
 @dataclass(eq=False)
 class AttentionCall:
     """What one attention of a layer computed in the clean pass.
@@ -148,7 +162,7 @@ class Recording(Listener):
     notes: list[str] = field(default_factory=list)  # what to tell the user
     ran: list[nn.Module] = field(default_factory=list, repr=False)  # submodules, in the order in which they began
     keeps: bool = True  # whether to keep what innermost modules with parameters took and gave behind the attention
-    made: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)  # that, by their id
+    made: dict[int, tuple[Made, Made]] = field(default_factory=dict, repr=False)  # that, by their id
     _running: list[nn.Module] = field(default_factory=list, repr=False)  # submodules that have begun, innermost last
     _projected_values: dict[int, Tensor] = field(default_factory=dict, repr=False)
 
@@ -194,7 +208,7 @@ class Recording(Listener):
             return
         kept = self.keeps and self.calls and module._parameters and not module._modules
         if kept and inputs and isinstance(inputs[0], Tensor) and isinstance(output, Tensor):
-            self.made[id(module)] = inputs[0], output
+            self.made[id(module)] = Made(inputs[0]), Made(output)
         if id(module) in self._projected_values and not any(call.module is module for call in self.calls):
             self._note_inline(module, self._projected_values.pop(id(module)), output)
         elif self.calls:

@@ -373,6 +373,29 @@ def test_an_activation_that_is_clipped_at_a_few_tokens(seed: int, lanes: Lanes) 
     torch.testing.assert_close(fast, general, rtol=1e-10, atol=1e-14)
 
 
+class Cut(nn.Module):
+    """A feed-forward that writes into what its first matrix gave, where that is large."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(WIDTH, 24), nn.Linear(24, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = self.first(x)
+        inner[inner > 1.8] = 0
+        return self.second(functional.gelu(inner))
+
+
+def test_what_is_written_in_place_at_a_few_tokens(lanes: Lanes) -> None:
+    torch.manual_seed(0)
+    block, x = altered("feed_forward", Cut()), torch.randn(1, 40, WIDTH, dtype=torch.float64)
+    inner = block.feed_forward.first(block.norm(x))
+    fast = lanes.fast(block, [block], x)
+    assert 0 < (inner > 1.8).any(-1).sum() < 20
+    assert lanes.used == 0
+    assert torch.equal(fast[0], lanes.general(block, [block], x)[0])
+
+
 def test_another_default_dtype(lanes: Lanes) -> None:
     block, x = Block(), sequences(1, length=300)
     torch.set_default_dtype(torch.bfloat16)  # which knows no 299
