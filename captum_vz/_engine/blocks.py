@@ -93,7 +93,7 @@ def blocks(pairs: Pairs, width: int, depth: int, rows: int, at_most: int | None)
     members = pairs.members[batch, number % pairs.members.shape[1]]  # (number, member)
     vectors = (members >= 0).sum(-1) * len(pairs.heads)
     gains, at_once, composed = _gains(counts, vectors, width, depth, len(pairs.heads))
-    # All targets run twice more, changed as far as the norm and with nothing taken to the end: about two first matrices.
+    # All targets run twice more, changed as far as the norm and with nothing taken to the end: some two first matrices.
     if gains.clamp_min(0).sum() - at_once <= 2 * len(pairs.batch):
         raise TooFewError("there are too few pairs to fold for")
     order = (gains <= 0).long().argsort(stable=True)  # groups that gain come first
