@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import cycle
 
 import torch
 from torch import Tensor
@@ -59,12 +60,17 @@ class Chunk:
     group: Tensor  # (row)
     spans: tuple[Span, ...]
     clean: slice  # the targets of which nothing is taken
-    alone: slice  # the rows of groups that are not folded
 
     @property
     def pairs(self) -> int:
         """How many rows are pairs."""
         return len(self.target) - (self.clean.stop - self.clean.start) - 1
+
+    @property
+    def alone(self) -> slice:
+        """The rows of groups that are not folded: they follow each other, for groups that are come first."""
+        rows = [span.rows for span in self.spans if not span.folded]
+        return slice(rows[0].start, rows[-1].stop) if rows else slice(0, 0)
 
 
 @dataclass(frozen=True)
@@ -78,7 +84,7 @@ class Block:
 
 
 def blocks(pairs: Pairs, width: int, depth: int, rows: int, at_most: int | None) -> tuple[list[Block], bool]:
-    """All active pairs, in chunks of at most about `rows` rows and of `at_most` groups.
+    """All active pairs, in chunks of about `rows` rows and of at most `at_most` groups.
 
     Also whether the attention's projection and a first matrix should be multiplied with each other, for heads of
     `depth` features, rather than a first matrix with the vectors of `width` features.
@@ -136,9 +142,10 @@ class _Sources:
         firsts = target[ends - counts].tolist()
         offsets = (ends - counts).tolist()
         chunks = list(_partition(counts.tolist(), _pairs_at_a_time(len(target), targets, rows), at_most))
-        share = -(-targets // len(chunks))  # of the targets, how many a chunk takes
+        share = -(-targets // len(chunks))
+        clean = cycle(slice(first, min(first + share, targets)) for first in range(0, targets, share))
         begin, end, start, done = 0, 0, 0, list[Chunk]()
-        for turn, parts in enumerate(chunks):
+        for parts in chunks:
             first, last = parts[0][0], parts[-1][0]
             if done and (self.ends[last + 1] - begin) * self.heads > max(rows, VECTORS):
                 yield self._block(begin, end, done)
@@ -154,28 +161,25 @@ class _Sources:
                     of_pairs = target[start + row : start + row + count]
                 spans.append(Span(slice(row, row + count), 1, vectors, of_pairs, number < self.folded))
                 row += count
-
-            clean_from = turn * share % (-(-targets // share) * share)
-            clean = slice(clean_from, min(clean_from + share, targets))
-            known = start + spans[0].rows.stop - 1  # one of the first group's pairs
-            behind = row + clean.stop - clean.start
-            unmoved = replace(spans[0], rows=slice(row, behind), targets=clean)
-            of_taken = target[known : known + 1]
-            taken = replace(spans[0], rows=slice(behind, behind + 1), targets=of_taken)
-            alone = slice(sum(count for number, count in parts if number < self.folded), row)
-            if not spans[0].folded:  # and so no other, and neither what stands behind them
-                alone = slice(0, behind + 1)
-            pairs = slice(start, start + row)
-            of_rows = torch.arange(clean.start, clean.stop, device=target.device)
-            of_rows = torch.cat([target[pairs], of_rows, of_taken])
-            groups = torch.cat([group[pairs], group[known].expand(behind - row + 1)])
-            done.append(Chunk(of_rows, groups, (*_joined(spans), unmoved, taken), clean, alone))
+            mine = slice(start, start + row)
+            done.append(_chunk(spans, target[mine], group[mine], next(clean)))
             start += row
         yield self._block(begin, end, done)
 
     def _block(self, begin: int, end: int, chunks: list[Chunk]) -> Block:
         folded = min(max(self.ends[self.folded], begin), end) - begin
         return Block(self.batch[begin:end], self.source[begin:end], tuple(chunks), folded)
+
+
+def _chunk(spans: list[Span], target: Tensor, group: Tensor, clean: slice) -> Chunk:
+    """The pairs `(target, group)` of some spans, and behind them the rows of which is known what they give."""
+    first, end = spans[0], len(target) + clean.stop - clean.start
+    known = slice(first.rows.stop - 1, first.rows.stop)  # one of the first group's pairs
+    unmoved = replace(first, rows=slice(len(target), end), targets=clean)
+    taken = replace(first, rows=slice(end, end + 1), targets=target[known])
+    targets = torch.cat([target, torch.arange(clean.start, clean.stop, device=target.device), target[known]])
+    groups = torch.cat([group, group[known].expand(end + 1 - len(target))])
+    return Chunk(targets, groups, (*_joined(spans), unmoved, taken), clean)
 
 
 def _pairs_at_a_time(pairs: int, targets: int, rows: int) -> int:

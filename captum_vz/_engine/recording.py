@@ -41,14 +41,15 @@ class Made:
     """A tensor of the clean pass, which the layer's own code may go on to write into."""
 
     def __init__(self, value: Tensor) -> None:
-        self.value = value
+        self.value = value.clone() if value.is_inference() else value
         self.version = self._version()
 
     def is_as_it_was(self) -> bool:
         return self._version() == self.version
 
     def _version(self) -> int:
-        return 0 if self.value.is_inference() else self.value._version  # which inference tensors do not count
+        # Of inference tensors torch counts none, which is why they are cloned.
+        return 0 if self.value.is_inference() else self.value._version
 
 
 @dataclass(eq=False)

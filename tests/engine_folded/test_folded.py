@@ -396,6 +396,14 @@ def test_what_is_written_in_place_at_a_few_tokens(lanes: Lanes) -> None:
     assert torch.equal(fast[0], lanes.general(block, [block], x)[0])
 
 
+def test_what_is_written_in_place_in_inference_mode(lanes: Lanes) -> None:
+    torch.manual_seed(0)
+    block, x = altered("feed_forward", Cut()), torch.randn(1, 40, WIDTH, dtype=torch.float64)
+    with torch.inference_mode():
+        fast, general = (maps(block, [block], x)[0] for maps in (lanes.fast, lanes.general))
+    torch.testing.assert_close(fast, general, rtol=1e-10, atol=1e-14)
+
+
 def test_another_default_dtype(lanes: Lanes) -> None:
     block, x = Block(), sequences(1, length=300)
     torch.set_default_dtype(torch.bfloat16)  # which knows no 299
