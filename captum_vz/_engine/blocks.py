@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import cycle
+from itertools import cycle, groupby
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -93,20 +94,23 @@ def blocks(pairs: Pairs, width: int, depth: int, rows: int, at_most: int | None)
         TooFewError: There are too few pairs to a group to pay for its vectors.
     """
     target, group = pairs.active.nonzero(as_tuple=True)
-    number = pairs.batch[target] * pairs.members.shape[1] + group
-    number, which, counts = number.unique(return_inverse=True, return_counts=True)
-    batch = number // pairs.members.shape[1]
-    members = pairs.members[batch, number % pairs.members.shape[1]]  # (number, member)
+    number = pairs.batch[target] * pairs.members.shape[1] + group  # of each pair's group
+    sizes = number.bincount(minlength=pairs.members.shape[:2].numel())
+    there = sizes.nonzero().flatten()
+    counts, batch = sizes[there], there // pairs.members.shape[1]
+    members = pairs.members[batch, there % pairs.members.shape[1]]  # (group, member)
     vectors = (members >= 0).sum(-1) * len(pairs.heads)
     gains, at_once, composed = _gains(counts, vectors, width, depth, len(pairs.heads))
     # All targets run twice more, changed as far as the norm and with nothing taken to the end: some two first matrices.
     if gains.clamp_min(0).sum() - at_once <= 2 * len(pairs.batch):
         raise TooFewError("there are too few pairs to fold for")
-    order = (gains <= 0).long().argsort(stable=True)  # groups that gain come first
-    place = order.argsort()  # of each group in that order
-    mine = place[which].argsort(stable=True)
-    sources = _Sources(batch[order], members[order], len(pairs.heads), int((gains > 0).sum()))
-    return list(sources.blocks(target[mine], group[mine], counts[order], len(pairs.batch), rows, at_most)), composed
+    order = (gains <= 0).int().argsort(stable=True)  # groups that gain come first
+    place = torch.empty_like(sizes)
+    place[there[order]] = torch.arange(len(order), device=place.device)
+    mine = place[number].argsort(stable=True)
+    folded = int((gains > 0).sum())
+    groups = _Groups(batch[order], members[order], counts[order], folded, len(pairs.heads), target[mine], group[mine])
+    return list(groups.blocks(len(pairs.batch), rows, at_most)), composed
 
 
 def _gains(counts: Tensor, vectors: Tensor, width: int, depth: int, heads: int) -> tuple[Tensor, int, bool]:
@@ -122,64 +126,105 @@ def _gains(counts: Tensor, vectors: Tensor, width: int, depth: int, heads: int) 
     return alone, 0, False
 
 
-class _Sources:
-    """The members of some groups, `(group, member)`, of the examples `batch (group)`; the first groups are folded."""
+class _Part(NamedTuple):
+    """Some of a group's pairs."""
 
-    def __init__(self, batch: Tensor, members: Tensor, heads: int, folded: int) -> None:
+    number: int  # the group's
+    first: int | None  # the first target, if the others follow it one by one
+    pairs: int
+
+
+class _Groups:
+    """Groups of sources, the `folded` first, with `members (group, member)` in the examples `batch (group)`.
+
+    And their pairs `(target, group)`: as many of one group as `counts` says, behind them those of the next.
+    """
+
+    def __init__(
+        self, batch: Tensor, members: Tensor, counts: Tensor, folded: int, heads: int, target: Tensor, group: Tensor
+    ) -> None:
         there = members >= 0
         self.batch = batch[:, None].expand_as(members)[there]
         self.source = members[there]
         self.ends = [0, *there.sum(-1).cumsum(0).tolist()]
-        self.heads = heads
         self.folded = folded
-
-    def blocks(
-        self, target: Tensor, group: Tensor, counts: Tensor, targets: int, rows: int, at_most: int | None
-    ) -> Iterator[Block]:
-        """The pairs `(target, group)`, of which each group has so many as `counts` says."""
+        self.heads = heads
+        self.target = target
+        self.group = group
+        self.counts = counts.tolist()
         ends = counts.cumsum(0)
-        follow_each_other = (target[ends - 1] - target[ends - counts] == counts - 1).tolist()
-        firsts = target[ends - counts].tolist()
-        offsets = (ends - counts).tolist()
-        chunks = list(_partition(counts.tolist(), _pairs_at_a_time(len(target), targets, rows), at_most))
+        first, last = target[ends - counts], target[ends - 1]
+        follow_each_other = (last - first == counts - 1).tolist()
+        self.firsts = [x if follows else None for x, follows in zip(first.tolist(), follow_each_other, strict=True)]
+
+    def blocks(self, targets: int, rows: int, at_most: int | None) -> Iterator[Block]:
+        """All pairs, and among them, with nothing taken, each of so many `targets`."""
+        chunks = list(self._partition(_pairs_at_a_time(len(self.target), targets, rows), at_most))
         share = -(-targets // len(chunks))
         clean = cycle(slice(first, min(first + share, targets)) for first in range(0, targets, share))
         begin, end, start, done = 0, 0, 0, list[Chunk]()
         for parts in chunks:
-            first, last = parts[0][0], parts[-1][0]
+            first, last = parts[0].number, parts[-1].number
             if done and (self.ends[last + 1] - begin) * self.heads > max(rows, VECTORS):
                 yield self._block(begin, end, done)
                 begin, done = self.ends[first], []
             end = self.ends[last + 1]
-            spans, row = list[Span](), 0
-            for number, count in parts:
-                vectors = slice(*((self.ends[number + after] - begin) * self.heads for after in (0, 1)))
-                if follow_each_other[number]:
-                    from_ = firsts[number] + start + row - offsets[number]
-                    of_pairs: slice | Tensor = slice(from_, from_ + count)
-                else:
-                    of_pairs = target[start + row : start + row + count]
-                spans.append(Span(slice(row, row + count), 1, vectors, of_pairs, number < self.folded))
-                row += count
-            mine = slice(start, start + row)
-            done.append(_chunk(spans, target[mine], group[mine], next(clean)))
-            start += row
+            mine = slice(start, start + sum(part.pairs for part in parts))
+            spans = tuple(self._spans(parts, begin, self.target[mine]))
+            done.append(_chunk(spans, self.target[mine], self.group[mine], next(clean)))
+            start = mine.stop
         yield self._block(begin, end, done)
 
     def _block(self, begin: int, end: int, chunks: list[Chunk]) -> Block:
         folded = min(max(self.ends[self.folded], begin), end) - begin
         return Block(self.batch[begin:end], self.source[begin:end], tuple(chunks), folded)
 
+    def _partition(self, rows: int, at_most: int | None) -> Iterator[list[_Part]]:
+        """All pairs, `rows` at a time, of at most `at_most` groups."""
+        parts, room = list[_Part](), rows
+        for number, (first, count) in enumerate(zip(self.firsts, self.counts, strict=True)):
+            while count:
+                if not room or len(parts) == at_most:
+                    yield parts
+                    parts, room = [], rows
+                taken = min(count, room)
+                parts.append(_Part(number, first, taken))
+                first = None if first is None else first + taken
+                count, room = count - taken, room - taken
+        yield parts
 
-def _chunk(spans: list[Span], target: Tensor, group: Tensor, clean: slice) -> Chunk:
+    def _spans(self, parts: list[_Part], begin: int, target: Tensor) -> Iterator[Span]:
+        """Parts of which the block's members `begin` there, their pairs' targets being `target`."""
+        row = 0
+        for _, alike in groupby(parts, self._kind):
+            same = list(alike)
+            number, first, count = same[0]
+            rows = slice(row, row + count * len(same))
+            vectors = slice(*((self.ends[end] - begin) * self.heads for end in (number, number + len(same))))
+            targets = target[rows] if first is None else slice(first, first + count)
+            yield Span(rows, len(same), vectors, targets, number < self.folded)
+            row = rows.stop
+
+    def _kind(self, part: _Part) -> tuple[int | None, ...]:
+        """Of neighbours that have it in common one product can be taken: their targets, how many members, if folded."""
+        number, first, count = part
+        alone = number if first is None else None
+        return alone, first, count, self.ends[number + 1] - self.ends[number], number < self.folded
+
+
+def _chunk(spans: tuple[Span, ...], target: Tensor, group: Tensor, clean: slice) -> Chunk:
     """The pairs `(target, group)` of some spans, and behind them the rows of which is known what they give."""
-    first, end = spans[0], len(target) + clean.stop - clean.start
-    known = slice(first.rows.stop - 1, first.rows.stop)  # one of the first group's pairs
+    end = len(target) + clean.stop - clean.start
+    begin, size = spans[0].vectors.start, (spans[0].vectors.stop - spans[0].vectors.start) // spans[0].groups
+    first = replace(spans[0], groups=1, vectors=slice(begin, begin + size))
     unmoved = replace(first, rows=slice(len(target), end), targets=clean)
-    taken = replace(first, rows=slice(end, end + 1), targets=target[known])
-    targets = torch.cat([target, torch.arange(clean.start, clean.stop, device=target.device), target[known]])
-    groups = torch.cat([group, group[known].expand(end + 1 - len(target))])
-    return Chunk(targets, groups, (*_joined(spans), unmoved, taken), clean)
+    one = (
+        first.targets[:1] if isinstance(first.targets, Tensor) else slice(first.targets.start, first.targets.start + 1)
+    )
+    taken = replace(first, rows=slice(end, end + 1), targets=one)
+    targets = torch.cat([target, torch.arange(clean.start, clean.stop, device=target.device), target[:1]])
+    groups = torch.cat([group, group[:1].expand(end + 1 - len(target))])
+    return Chunk(targets, groups, (*spans, unmoved, taken), clean)
 
 
 def _pairs_at_a_time(pairs: int, targets: int, rows: int) -> int:
@@ -188,34 +233,3 @@ def _pairs_at_a_time(pairs: int, targets: int, rows: int) -> int:
     others = -(-targets // chunks) + 1
     # Products come in few numbers of rows.
     return max(1, padded(-(-pairs // chunks) + others) - others)
-
-
-def _joined(spans: list[Span]) -> Iterator[Span]:
-    """The same, neighbours of the same size with the same targets in one."""
-    last = spans[0]
-    for span in spans[1:]:
-        follow_each_other = isinstance(span.targets, slice) and isinstance(last.targets, slice)
-        size, last_size = (one.vectors.stop - one.vectors.start for one in (span, last))
-        same = follow_each_other and span.targets == last.targets and span.folded == last.folded
-        if same and size * last.groups == last_size:
-            rows, vectors = slice(last.rows.start, span.rows.stop), slice(last.vectors.start, span.vectors.stop)
-            last = replace(last, rows=rows, groups=last.groups + 1, vectors=vectors)
-        else:
-            yield last
-            last = span
-    yield last
-
-
-def _partition(counts: list[int], rows: int, at_most: int | None) -> Iterator[list[tuple[int, int]]]:
-    """Groups, by their number, and how many of their pairs to take: `rows` pairs at a time, of `at_most` groups."""
-    parts: list[tuple[int, int]] = []
-    room = rows
-    for number, count in enumerate(counts):
-        while count:
-            if not room or len(parts) == at_most:
-                yield parts
-                parts, room = [], rows
-            taken = min(count, room)
-            parts.append((number, taken))
-            count, room = count - taken, room - taken
-    yield parts

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from captum_vz._engine.answers import Answers, Clean, First, Last, add_sums, by_group
 from captum_vz._engine.blocks import Block, Chunk, Pairs, blocks
 from captum_vz._engine.products import FastProducts, Product, padded
-from captum_vz._engine.recording import AttentionCall, Recording, is_hooked
+from captum_vz._engine.recording import AttentionCall, Recording, at, is_hooked
 from captum_vz._engine.replay import ModuleAnswer, NotReproducedError, PackedPairs, TooFewError
 from captum_vz._engine.shapes import Norm, Shape, Trace, matrix, replace_forwards
 
@@ -57,12 +57,12 @@ class FoldedPairs:
         self.dtype = torch.bfloat16 if fast else output.dtype  # in which what changes is multiplied
         self.values = call.values.transpose(1, 2)  # (batch, in, key-value head, d_head)
         self.shared_by = call.size[1] // self.values.shape[2]
-        self.outputs = output[pairs.batch, pairs.out]
+        self.outputs = at(output, pairs.batch, pairs.out)
         self.blocks, self.composed = blocks(pairs, output.shape[-1], self.values.shape[-1], rows, at_most)
         sizes = [len(chunk.target) for block in self.blocks for chunk in block.chunks]
         self.rows, self.longest = sum(sizes), max(sizes)
         self.vectors = sum(block.folded for block in self.blocks) * len(pairs.heads)
-        contexts = call.context.flatten(2)[pairs.batch, pairs.out]
+        contexts = at(call.context, pairs.batch, pairs.out).flatten(1)
         shape = self._trace(Trace(general), recording, call, contexts, rows)
         with FastProducts():
             self.base = self.outputs if self.answers is None else shape.projection(contexts)
@@ -117,7 +117,9 @@ class FoldedPairs:
         assert weight is not None
         expected = clean - taken[:1] @ weight
         _check(changed, expected, _rounding(expected, clean))
-        self.projection = weight.unflatten(0, (call.size[1], -1))[pairs.heads]  # (head, d_head, d)
+        self.projection = weight.unflatten(0, (call.size[1], -1))  # (head, d_head, d)
+        if len(pairs.heads) < call.size[1]:
+            self.projection = self.projection[pairs.heads]
         if not self.projection.abs().amax():  # in a fifth of the time that any() takes
             raise TooFewError("the projection of these heads is zero: nothing is to move, not even by rounding")
         self.answers: Answers | None = None
@@ -141,7 +143,7 @@ class FoldedPairs:
             raise NotReproducedError("a module behind the attention did not run once on each position")
         if not made[which].is_as_it_was():
             raise NotReproducedError("what a module made was changed in place")
-        return call.batch_first(made[which].value.reshape(*size, -1))[self.pairs.batch, self.pairs.out]
+        return at(call.batch_first(made[which].value.reshape(*size, -1)), self.pairs.batch, self.pairs.out)
 
     def _first(self, norm: Norm, scale: Tensor, module: nn.Module, result: Tensor) -> First:
         """A first matrix and its `result` for the clean targets, of whose norm the `scale` is given."""
@@ -186,18 +188,18 @@ class FoldedPairs:
 
     def _moved(self, chunk: Chunk, vectors: Tensor) -> Tensor:
         """The layer's output `(row, d)`."""
-        pairs, batch = self.pairs, self.pairs.batch[chunk.target]
-        members = pairs.members[batch, chunk.group].clamp_min(0)
-        shares = -pairs.weights[chunk.target[:, None], members].flatten(1)
+        pairs = self.pairs
+        batch, out = (x.index_select(0, chunk.target) for x in (pairs.batch, pairs.out))
+        members = at(pairs.members, batch, chunk.group).clamp_min(0)
+        shares = at(pairs.weights, chunk.target[:, None], members).flatten(1).neg_()
         shares[chunk.pairs : -1], shares[-1] = 0, -1
-        changed = self.changed[: len(chunk.target)]
+        changed = torch.index_select(self.base, 0, chunk.target, out=self.changed[: len(chunk.target)])
         for span in chunk.spans:
-            rows = by_group(span, changed).copy_(self.base[span.targets])
-            add_sums(span, shares, vectors, rows)
+            add_sums(span, shares, vectors, by_group(span, changed))
         if self.answers is None:
             return changed
         self.answers.chunk, self.answers.shares = chunk, shares
-        return self.replay.run(batch, pairs.out[chunk.target], changed)
+        return self.replay.run(batch, out, changed)
 
     def _head_values(self, batch: Tensor, source: Tensor) -> Tensor:
         """The values of all query heads, `(member, head, d_head)`."""

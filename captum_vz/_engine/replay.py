@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_map
 from captum_vz._engine.interface import Attend, Listener, listening
 from captum_vz._engine.precision import without_caches
 from captum_vz._engine.products import FastProducts
-from captum_vz._engine.recording import AttentionCall, Recording, first_tensor
+from captum_vz._engine.recording import AttentionCall, Recording, at, first_tensor
 from captum_vz._engine.weights import weights_used
 
 
@@ -81,7 +81,7 @@ class PackedPairs:
         packed = _Packing(self.call, batch, out, self.only_first, self.later)
         args, kwargs = tree_map(packed, self.arguments)
         for answer, clean in self.earlier:
-            answer.put(clean[batch, out][None])
+            answer.put(at(clean, batch, out)[None])
         self.answer.put(context[None])
         with listening(self.answer if isinstance(self.answer, Listener) else None), self.around():
             output = first_tensor(self.layer.forward(*args, **kwargs))

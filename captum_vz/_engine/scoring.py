@@ -9,7 +9,7 @@ from captum_vz._engine.blocks import Pairs
 from captum_vz._engine.chunks import fitting
 from captum_vz._engine.folded import FoldedPairs
 from captum_vz._engine.precision import is_half, multiplies_halves_fast, rerun_in_float32
-from captum_vz._engine.recording import AttentionCall, Recording, first_tensor
+from captum_vz._engine.recording import AttentionCall, Recording, at, first_tensor
 from captum_vz._engine.replay import (
     ModuleAnswer,
     NotReproducedError,
@@ -151,9 +151,9 @@ def _packed_pairs(
     rows = _chunk_rows(recording, output)
     weights = zeroed_weights(call, zeroing, sources, targets.batch, targets.out)  # (target, in, head)
     values = call.values.transpose(1, 2)  # (batch, in, key-value head, d_head)
-    contexts = call.context.flatten(2)[targets.batch, targets.out]
+    contexts = at(call.context, targets.batch, targets.out).flatten(1)
 
-    outputs = output[targets.batch, targets.out]
+    outputs = at(output, targets.batch, targets.out)
     lists = members[targets.batch]  # (target, group, member)
     active = active_groups(weights, lists)
     # A single target is checked in its chunk, among pairs that no sequence knows.

@@ -152,7 +152,7 @@ def _activation(x: Tensor, y: Tensor) -> Activation | None:
 
 def _keeping(module: nn.Module, seen: list[Run], end: list[nn.Module]) -> Callable[..., Any]:
     # Of a trace just the lists: it holds the replay that holds this function, and would outlive the pass with it.
-    run = multiplying_fast(module)
+    run = module if matrix(module) is None else multiplying_fast(module)
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         if any(module is one for one in end):
