@@ -17,6 +17,7 @@ from captum_vz._engine.collect import Runs, collect, refuse_dropout, uncompiled
 from captum_vz._engine.memory import Memory
 from captum_vz._engine.recording import AttentionCall, Recording, first_tensor, watching
 from captum_vz._engine.replay import NotReproducedError, Zeroing, check_reproduced
+from captum_vz._engine.zeroing import zeroed_heads
 
 # Bytes that the largest output of a module may take on all copies together. On a CPU, twice as many were slower for
 # large batches, and half as many would part a sentence's tokens for a large vocabulary.
@@ -58,13 +59,12 @@ class ModelCopies:
     def zero_in(self, index: int, recording: Recording, call: AttentionCall, heads: Sequence[int] | None) -> None:
         """Zero values in this attention of this run of layer `index`, in these heads (None: all)."""
         number = sum(before.parts for before in recording.calls[: recording.calls.index(call)])
-        chosen = torch.ones(call.size[1], dtype=torch.bool, device=call.values.device)
-        if heads is not None:
-            chosen = torch.zeros_like(chosen).index_fill(0, torch.tensor(heads, device=chosen.device), True)
         output = first_tensor(recording.output)
         output = None if output is None else call.batch_first(output).clone()
         bare = replace(call, values=call.values[:0], visible=None, weights=None, context=None, answer=None)
-        self.sites.setdefault((index, call.values.device), []).append(_Site(bare, number, chosen, output))
+        self.sites.setdefault((index, call.values.device), []).append(
+            _Site(bare, number, zeroed_heads(call, heads), output)
+        )
 
     def fit(self) -> int:
         """How many copies the memory holds at a time."""

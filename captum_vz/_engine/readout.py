@@ -68,7 +68,8 @@ class Readout:
 
     def along(self, entries: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
         """The entries' directions `(..., d)` and constants `(...)`, for hidden states like these."""
-        rows, (gamma, beta) = self.matrix.T[entries].to(like), (self.norm.gamma.to(like), self.norm.beta.to(like))
+        entries = entries.to(self.matrix.device)  # of a model that is spread over devices
+        rows, gamma, beta = self.matrix.T[entries].to(like), self.norm.gamma.to(like), self.norm.beta.to(like)
         direction = gamma * rows
         if self.norm.centred:
             direction = direction - direction.mean(-1, keepdim=True)

@@ -115,7 +115,7 @@ def _folded_pairs(recording: Recording, call: AttentionCall, output: Tensor, zer
     most = int(targets.batch.bincount().max()) if len(targets) else 0
     if most <= 1:
         raise TooFewError("there are too few rows to fold for")
-    heads = zeroed_heads(call, zeroing).nonzero().flatten()
+    heads = zeroed_heads(call, zeroing.heads).nonzero().flatten()
     members = group_members(call, zeroing)
     features = len(heads) * call.values.shape[-1]
     if most <= len(heads) and len(targets) * members.shape[1] <= features:
@@ -201,7 +201,7 @@ def _whole_sequences(recording: Recording, call: AttentionCall, output: Tensor, 
     count = members.shape[1]
     copies = max(1, _chunk_rows(recording, output) // output.shape[1])
     copies = copies if zeroing.at_most is None else min(copies, zeroing.at_most)
-    heads = zeroed_heads(call, zeroing)
+    heads = zeroed_heads(call, zeroing.heads)
 
     for example in targets.batch.unique().tolist():
         mine = targets.batch == example
@@ -227,7 +227,7 @@ def _whole_sequences(recording: Recording, call: AttentionCall, output: Tensor, 
 def _in_windows(recording: Recording, call: AttentionCall, output: Tensor, zeroing: Zeroing) -> Tensor:
     assert call.windows is not None
     scores = empty_map(call, zeroing, group_members(call, zeroing))
-    heads = zeroed_heads(call, zeroing)
+    heads = zeroed_heads(call, zeroing.heads)
     nothing = torch.zeros_like(call.windows.position, dtype=torch.bool)
     clean = call.windows.run(nothing, heads)
     check_reproduced(clean.flatten(0, 1), output.flatten(0, 1))

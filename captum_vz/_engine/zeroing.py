@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -67,11 +67,12 @@ def wanted_targets(recording: Recording, call: AttentionCall, zeroing: Zeroing) 
     return Targets(batch, place, wanted[batch, place]), sources
 
 
-def zeroed_heads(call: AttentionCall, zeroing: Zeroing) -> Tensor:
-    """Which query heads lose their values, `(head)`."""
-    heads = torch.zeros(call.size[1], dtype=torch.bool, device=call.values.device)
-    heads[slice(None) if zeroing.heads is None else list(zeroing.heads)] = True
-    return heads
+def zeroed_heads(call: AttentionCall, heads: Sequence[int] | None) -> Tensor:
+    """Which query heads lose their values, `(head)`: these, or all."""
+    zeroed = torch.ones(call.size[1], dtype=torch.bool, device=call.values.device)
+    if heads is None:
+        return zeroed
+    return torch.zeros_like(zeroed).index_fill(0, torch.tensor(heads, device=zeroed.device), True)
 
 
 def zeroed_weights(call: AttentionCall, zeroing: Zeroing, sources: Tensor, batch: Tensor, out: Tensor) -> Tensor:
@@ -80,7 +81,7 @@ def zeroed_weights(call: AttentionCall, zeroing: Zeroing, sources: Tensor, batch
         return sources[batch, :, None]
     weights = call.weights[batch, :, out] * sources[batch, None]
     if zeroing.heads is not None:
-        weights = weights * zeroed_heads(call, zeroing)[:, None]
+        weights = weights * zeroed_heads(call, zeroing.heads)[:, None]
     # A value that is zero already moves nothing, and is not to move anything by rounding either.
     moves = call.values.ne(0).any(-1).repeat_interleave(weights.shape[1] // call.values.shape[1], dim=1)
     return (weights * moves[batch]).transpose(1, 2).contiguous()

@@ -43,6 +43,10 @@ class Step:
     constant: Tensor
     there: Tensor
 
+    def to(self, device: torch.device) -> Step:
+        """The same, on another device: layers may be spread over several."""
+        return Step(**{name: value.to(device) for name, value in vars(self).items()})
+
 
 class Updates(LayerALTI):
     """ALTI's maps in one call, with what the layers add to logits beside them."""
@@ -79,7 +83,7 @@ class Updates(LayerALTI):
     ) -> Tensor:
         name = type(recording.layer).__name__
         assert not getattr(recording.layer, "_is_replica", False), (
-            "ALTILogit runs in one thread, on one device: pass the module that DataParallel wraps."
+            "ALTILogit runs in one thread: pass the module that DataParallel wraps."
         )
         assert len(recording.calls) == 1, (
             f"The layer {name} has a second attention, to an encoder: ALTILogit explains decoders "
@@ -90,7 +94,8 @@ class Updates(LayerALTI):
             f"The layer {name} norms the sum of its residual and its attention's output (post-norm), so that what it "
             f"adds does not reach the logits as it is: ALTILogit explains pre-norm decoders."
         )
-        self.steps.append(self._step(parts))
+        step = self._step(parts)
+        self.steps.append(step.to(self.steps[0].there.device) if self.steps else step)
         return alti_of_attention(parts, rows, groups, self.norm)
 
     def _step(self, parts: LayerParts) -> Step:

@@ -66,7 +66,7 @@ class ALTILogit(WhileRunning):
         forward_func: A model, or any function that runs the layers and returns logits `(batch, tokens, entries)`, or an
             object that has them as `logits`.
         layer: All layers of the model, in the order in which they run.
-        device_ids: Of no use here: it runs in one thread, on one device.
+        device_ids: Of no use here: it runs in one thread.
         norm: Of ALTI's maps, "l1" (the paper's) or "l2".
         final_norm: The norm behind the last layer. None: the last norm of `forward_func` outside of the layers.
         unembedding: The linear module that makes logits. None: `forward_func.get_output_embeddings()`.
@@ -203,4 +203,5 @@ class ALTILogit(WhileRunning):
         call.check()
         if wanted.rows is not None and not call.steps[-1].there.all():
             warnings.warn(f"{self.get_name()}: {PADDED_TARGET}.", stacklevel=4)
-        return [one for _, one in runs], call.steps, call.steps[-1].scale
+        scale = call.steps[-1].scale
+        return [one.to(scale.device) for _, one in runs], call.steps, scale

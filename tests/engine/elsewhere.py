@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -46,8 +46,9 @@ class There(Tensor):
 def computed(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """What `func` returns, where its tensors are or where it is told to."""
     tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
-    # As torch has it: single numbers, and the indices into a tensor, may be on the CPU.
-    bound = [x for x in tensors if x.dim()][: 1 if func is aten.index.Tensor else None]
+    # As torch has it: single numbers, and the indices into a tensor that is elsewhere, may be on the CPU.
+    bound = [x for x in tensors if x.dim()]
+    bound = bound[:1] if func is aten.index.Tensor and isinstance(bound[0], There) else bound
     if func not in MOVES and len({x.device for x in bound}) > 1:
         raise RuntimeError(f"Expected all tensors to be on the same device: {func}")
     device = kwargs.get("device")
@@ -75,6 +76,15 @@ def _guard() -> None:
     torch._C._acc.register_python_privateuseone_device_guard(backend_registration._DummyDeviceGuard())
 
 
+def _placed(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """`torch.tensor` and the like, which ask a device for room without asking the modes."""
+
+    def made(numbers: Any, *, device: Any = None, **kwargs: Any) -> Tensor:
+        return make(numbers, **kwargs) if device is None else make(numbers, **kwargs).to(device)
+
+    return made
+
+
 @contextmanager
 def second_device() -> Iterator[torch.device]:
     """Let there be a second device, for the length of a `with` block."""
@@ -83,7 +93,8 @@ def second_device() -> Iterator[torch.device]:
     _guard()
     sys.modules["torch.privateuseone"] = module  # torch imports it to ask for its device
     try:
-        with patch.object(torch, "privateuseone", module, create=True), _Everywhere():
+        made = {name: _placed(getattr(torch, name)) for name in ("tensor", "as_tensor")}
+        with patch.multiple(torch, privateuseone=module, **made, create=True), _Everywhere():
             yield ELSEWHERE
     finally:
         del sys.modules["torch.privateuseone"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,12 +13,13 @@ from accelerate.hooks import ModelHook, SequentialHook, add_hook_to_module
 from torch import Tensor
 from torch.utils import backend_registration
 
-from captum_vz import ValueZeroing
-from tests.captum.configurations import METHODS, ONE_THREAD_METHODS
+from captum_vz import ALTILogit, ALTIPlus, GlobEnc, ValueZeroing, ValueZeroingEffect, find_layers
+from tests.captum.configurations import METHODS, ONE_THREAD_METHODS, PAIRS
 from tests.captum.footprint import footprint
 from tests.engine.compare import assert_same
 from tests.engine.elsewhere import second_device
-from tests.reference import FAMILIES, Case
+from tests.reference import FAMILIES, Case, Family
+from tests.reference.alti_logit import LANGUAGE_MODELS
 
 pytestmark = pytest.mark.skipif(
     not hasattr(backend_registration, "_DummyDeviceGuard"), reason="this torch has no devices made in Python"
@@ -30,10 +32,10 @@ def elsewhere() -> Iterator[torch.device]:
         yield device
 
 
-def spread(name: str, elsewhere: torch.device) -> Case:
+def spread(family: Family, elsewhere: torch.device) -> Case:
     """A model whose layers but the first are elsewhere, dispatched as `accelerate.dispatch_model` does it."""
-    case = FAMILIES[name].build()
-    stack = case.family.layers
+    case = family.build()
+    stack = family.layers
     places = {f"{stack}.{number}": elsewhere for number in range(1, len(case.layers))}
     for place, _ in case.model.named_modules():
         holds_layers = f"{stack}.".startswith(place and f"{place}.")
@@ -54,7 +56,7 @@ def tensors(answer: Any) -> list[Tensor]:
 @pytest.mark.parametrize("method", [method for method in METHODS if method not in ONE_THREAD_METHODS])
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "bart-decoder"])
 def test_layers_on_two_devices(name: str, method: Any, elsewhere: torch.device) -> None:
-    case, whole = spread(name, elsewhere), FAMILIES[name].case
+    case, whole = spread(FAMILIES[name], elsewhere), FAMILIES[name].case
     before = footprint(case.model)
     wrappers = [(vars(module)["forward"], module._hf_hook) for module in case.layers]
     assert {p.device.type for p in case.layers[1].parameters()} == {elsewhere.type}
@@ -67,8 +69,66 @@ def test_layers_on_two_devices(name: str, method: Any, elsewhere: torch.device) 
     assert [(vars(module)["forward"], module._hf_hook) for module in case.layers] == wrappers
 
 
+@pytest.mark.parametrize("options", [{"heads": [1]}, {"precision": "fast"}], ids=str)
+@pytest.mark.parametrize("groups", [None, PAIRS])
+def test_options_on_two_devices(options: dict[str, Any], groups: Tensor | None, elsewhere: torch.device) -> None:
+    case, whole = spread(FAMILIES["gpt2"], elsewhere), FAMILIES["gpt2"].case
+    with warnings.catch_warnings(action="ignore"):  # that nothing is faster so
+        found, expected = (
+            ValueZeroing(one.model, one.layers, **options).attribute(one.inputs, target=-1, feature_mask=groups)
+            for one in (case, whole)
+        )
+    assert_same([one.cpu() for one in found], expected)
+
+
+def effect(case: Case) -> Any:
+    return ValueZeroingEffect(case.model, case.layers).attribute(case.inputs, target=lambda output: output[0][:, -1, 0])
+
+
+def effect_of_the_encoder(case: Case) -> Any:
+    method = ValueZeroingEffect(case.model, case.layers, attention="cross")
+    return method.attribute(case.inputs, target=lambda output: output[0][:, -1, 0])
+
+
+def globenc(case: Case) -> Any:
+    return GlobEnc(case.model, case.layers).attribute(case.inputs)
+
+
+def alti_plus(case: Case) -> Any:
+    layers = [*find_layers(case.model, "encoder"), *case.layers]
+    return ALTIPlus(case.model, layers).attribute(case.inputs)
+
+
+def alti_logit(case: Case) -> Any:
+    return ALTILogit(case.model, case.layers).attribute(case.inputs, target=-1, entry=9, foil=[10, 11, 12])
+
+
+def terms_of_the_logit(case: Case) -> Any:
+    terms = ALTILogit(case.model, case.layers).terms(case.inputs, entry=9)
+    return [terms.total(), terms.embedding, *terms.attention, terms.projection_bias, terms.feed_forward]
+
+
+@pytest.mark.parametrize(
+    ("explain", "family"),
+    [
+        (effect, FAMILIES["bert"]),
+        (effect, FAMILIES["gpt2"]),
+        (effect_of_the_encoder, FAMILIES["bart-decoder"]),
+        (globenc, FAMILIES["bert"]),
+        (alti_plus, FAMILIES["bart-decoder"]),
+        (alti_logit, LANGUAGE_MODELS["gpt2"]),
+        (alti_logit, LANGUAGE_MODELS["phi"]),
+        (terms_of_the_logit, LANGUAGE_MODELS["llama"]),
+    ],
+)
+def test_what_joins_layers_on_two_devices(explain: Any, family: Family, elsewhere: torch.device) -> None:
+    found, expected = (tensors(explain(case)) for case in (spread(family, elsewhere), family.case))
+    assert {one.device.type for one in found} == {"cpu"}  # where the first layer is
+    assert_same(found, expected)
+
+
 def test_the_hook_of_a_layer_among_others(elsewhere: torch.device) -> None:
-    case, whole = spread("llama", elsewhere), FAMILIES["llama"].case
+    case, whole = spread(FAMILIES["llama"], elsewhere), FAMILIES["llama"].case
     add_hook_to_module(case.layers[1], ModelHook(), append=True)
     assert isinstance(case.layers[1]._hf_hook, SequentialHook)
     found = ValueZeroing(case.model, case.layers[1]).attribute(case.inputs)
