@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -94,6 +95,32 @@ def test_chunks_of_any_size(name: str, rows: int, lanes: Lanes, monkeypatch: pyt
     monkeypatch.setattr(scoring, "_chunk_rows", lambda recording, output: rows)
     case = long_case(name)
     lanes.agree(case.model, case.layers[:1], case.inputs)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_any_mixture_of_inputs_options_and_chunks(seed: int, lanes: Lanes, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = random.Random(seed)
+    case, tokens, batch = long_case(SHAPES[seed % len(SHAPES)]), 24, draw.choice([1, 2, 5])
+    padding = [draw.choice([0, draw.randint(0, 9)]) for _ in range(batch)]
+    mask = torch.stack([torch.arange(tokens) >= pads for pads in padding]).long()
+    mask = mask if draw.random() < 0.5 else mask.flip(1)
+    ids = torch.tensor([[draw.randint(1, 29) for _ in range(tokens)] for _ in range(batch)])
+    groups = [[draw.randint(0, 30) for _ in range(tokens)] for _ in range(draw.choice([1, batch]))]
+    options: dict[str, Any] = {
+        "heads": draw.choice([None, [0], [1, 3], [0, 1, 2, 3]]),
+        "distance": draw.choice(["cosine", "euclidean", "l1"]),
+        "feature_mask": draw.choice([None, torch.tensor(groups)]),
+        "perturbations_per_eval": draw.choice([None, None, 1, 3, 50]),
+        "target": draw.choice([None, [*range(20, 0, -1)]]) if batch == 1 else None,
+    }
+    rows = draw.choice([3, 11, 40, 10**6])
+    monkeypatch.setattr(blocks, "VECTORS", draw.choice([1, 30, 1024]))
+    monkeypatch.setattr(scoring, "_chunk_rows", lambda recording, output: rows)
+    inputs = {"input_ids": ids, "attention_mask": mask}
+    fast = lanes.fast(case.model, case.layers, inputs, **options)
+    general = lanes.general(case.model, case.layers, inputs, **options)
+    assert lanes.used == len(case.layers), lanes.reasons
+    torch.testing.assert_close(fast, general, rtol=1e-10, atol=1e-14)
 
 
 @each_shape
