@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -69,15 +68,15 @@ def test_layers_on_two_devices(name: str, method: Any, elsewhere: torch.device) 
     assert [(vars(module)["forward"], module._hf_hook) for module in case.layers] == wrappers
 
 
+@pytest.mark.filterwarnings("ignore:.*precision='fast':UserWarning")  # says that nothing is faster there
 @pytest.mark.parametrize("options", [{"heads": [1]}, {"precision": "fast"}], ids=str)
 @pytest.mark.parametrize("groups", [None, PAIRS])
 def test_options_on_two_devices(options: dict[str, Any], groups: Tensor | None, elsewhere: torch.device) -> None:
     case, whole = spread(FAMILIES["gpt2"], elsewhere), FAMILIES["gpt2"].case
-    with warnings.catch_warnings(action="ignore"):  # that nothing is faster so
-        found, expected = (
-            ValueZeroing(one.model, one.layers, **options).attribute(one.inputs, target=-1, feature_mask=groups)
-            for one in (case, whole)
-        )
+    found, expected = (
+        ValueZeroing(one.model, one.layers, **options).attribute(one.inputs, target=-1, feature_mask=groups)
+        for one in (case, whole)
+    )
     assert_same([one.cpu() for one in found], expected)
 
 
