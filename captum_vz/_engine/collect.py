@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from captum_vz._engine.gaps import gaps_to_note
-from captum_vz._engine.recording import Recording, watching, where_it_runs
+from captum_vz._engine.recording import Recording
+from captum_vz._engine.watching import watching, where_it_runs
 
 # (index of the layer, its result), in the order in which the layers ran.
 Runs = list[tuple[int, Tensor]]

@@ -15,8 +15,9 @@ from torch.utils._pytree import tree_leaves
 
 from captum_vz._engine.collect import Runs, collect, refuse_dropout, uncompiled
 from captum_vz._engine.memory import Memory
-from captum_vz._engine.recording import AttentionCall, Recording, first_tensor, watching
+from captum_vz._engine.recording import AttentionCall, Recording, first_tensor
 from captum_vz._engine.replay import NotReproducedError, Zeroing, check_reproduced
+from captum_vz._engine.watching import watching
 from captum_vz._engine.zeroing import zeroed_heads
 
 # Bytes that the largest output of a module may take on all copies together. On a CPU, twice as many were slower for

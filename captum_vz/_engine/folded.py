@@ -23,9 +23,10 @@ from torch import Tensor, nn
 from captum_vz._engine.answers import Answers, Clean, First, Last, add_sums, by_group
 from captum_vz._engine.blocks import Block, Chunk, Pairs, blocks
 from captum_vz._engine.products import FastProducts, Product, padded
-from captum_vz._engine.recording import AttentionCall, Recording, at, is_hooked
+from captum_vz._engine.recording import AttentionCall, Recording, at
 from captum_vz._engine.replay import ModuleAnswer, NotReproducedError, PackedPairs, TooFewError
 from captum_vz._engine.shapes import Norm, Shape, Trace, matrix, replace_forwards
+from captum_vz._engine.watching import is_hooked
 
 # How many clean targets are run to learn a layer's shape from them.
 FEW = 8
