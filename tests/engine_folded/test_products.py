@@ -28,8 +28,10 @@ has_onednn = pytest.mark.skipif(
 
 @pytest.fixture(autouse=True)
 def small_matrices_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever this machine, oneDNN is used as on one with AVX-512, and for matrices of any size."""
     monkeypatch.setattr(products, "SMALL", 0)
     monkeypatch.setattr(products, "LEAST_WORK", 0)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
 
 
 @pytest.fixture
@@ -94,6 +96,22 @@ def test_where_onednn_is_used(by_onednn: list[int], monkeypatch: pytest.MonkeyPa
         assert not used(weight.T)
     monkeypatch.setattr(products, "SMALL", weight.numel() + 1)
     assert not used(weight.T)
+
+
+@has_onednn
+def test_where_onednn_is_used_with_avx2(by_onednn: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
+    weight = torch.randn(24, 40)
+    in_order = Product(weight.T, count=3 * WORTH)
+    for rows in (torch.randn(FEW, 40), torch.randn(FEW + 1, 40)):
+        torch.testing.assert_close(in_order(rows), rows @ weight.T)
+        torch.testing.assert_close(Product(weight.T.contiguous(), count=3 * WORTH)(rows), rows @ weight.T)
+        with torch.no_grad(), FastProducts():
+            torch.testing.assert_close(functional.linear(rows, weight), rows @ weight.T)
+            torch.testing.assert_close(
+                torch.addmm(weight[:, 0], rows, weight.T.contiguous()), rows @ weight.T + weight[:, 0]
+            )
+    assert by_onednn == [FEW, FEW]  # the product's and the module's
 
 
 @has_onednn
