@@ -110,7 +110,8 @@ def test_padding_may_stand_on_the_left() -> None:
     one["position_ids"] = torch.arange(one["input_ids"].shape[1])[None]
     padded = {key: nn.functional.pad(value, (3, 0)) for key, value in one.items()}
     alone, found = method.attribute(one, entry=8), method.attribute(padded, entry=8)
-    assert_same(found[:, 3:, 3:], alone)
+    # The model's softmax is in float32, whose rounding may depend on where a row stands in memory.
+    assert_same(found[:, 3:, 3:], alone, 1e-6)
     assert not found[:, :3].any()
     assert not found[..., :3].any()
 
