@@ -72,7 +72,8 @@ def collect(
     for index, layer in enumerate(layers):
         assert any(index == run for run, _ in runs), (
             f"forward_func did not run layer {index} of {len(layers)}, a {type(layer).__name__}: pass a layer of the "
-            "model that forward_func calls, not of a copy, and one that these inputs reach."
+            "model that forward_func calls, not of a copy, and one that these inputs reach. (Where a model runs "
+            "`layer.forward(...)` and not `layer(...)`, as SqueezeBERT does, torch tells no one.)"
         )
     return runs
 

@@ -56,6 +56,20 @@ class Chain(nn.Module):
         return x
 
 
+class PastCalls(Chain):
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block.forward(x)
+        return x
+
+
+@pytest.mark.parametrize("method", [ValueZeroing, LayerAttention])
+def test_a_layer_that_is_run_past_its_hooks(method: Any) -> None:
+    model = PastCalls([Block(), Block()])
+    message = r"did not run layer 0 of 2, a Block: .* runs `layer.forward\(...\)` and not `layer\(...\)`"
+    refused(model, list(model.blocks), message, method=method)
+
+
 @pytest.mark.parametrize("method", [ValueZeroing, LayerAttention])
 def test_a_layer_and_its_part_are_not_watched_at_once(method: Any) -> None:
     block = Block()
