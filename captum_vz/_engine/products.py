@@ -26,6 +26,7 @@ ROWS = {torch.float32: 1024, torch.bfloat16: 512}
 SMALL = 1 << 17
 LEAST_WORK = 1 << 22
 # With AVX-512 oneDNN gains for any rows; with AVX2 for few, by an (out, in) weight (measured on Zen 4 and Zen 3).
+# Elsewhere nothing is known, and torch's own serve.
 ANY = sys.maxsize
 # Of compiled models, the only ones that take a matrix in oneDNN's own layout. torch does not promise to keep them.
 OPERATORS = ("_linear_pointwise", "_reorder_linear_weight", "_is_mkldnn_bf16_supported")
@@ -117,9 +118,7 @@ def _most_rows_by_onednn(weight: Tensor) -> int:
         return 0
     if weight.dtype == torch.bfloat16:
         return ANY if torch.ops.mkldnn._is_mkldnn_bf16_supported() else 0
-    if torch.backends.cpu.get_cpu_capability() == "AVX2":
-        return FEW if in_order else 0
-    return ANY
+    return {"AVX512": ANY, "AVX2": FEW if in_order else 0}.get(torch.backends.cpu.get_cpu_capability(), 0)
 
 
 def _by_onednn(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

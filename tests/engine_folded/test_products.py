@@ -94,6 +94,9 @@ def test_where_onednn_is_used(by_onednn: list[int], monkeypatch: pytest.MonkeyPa
     assert not used(torch.randn(40, 48)[:, ::2])
     with torch.backends.mkldnn.flags(enabled=False):
         assert not used(weight.T)
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
+        assert not used(weight.T)
     monkeypatch.setattr(products, "SMALL", weight.numel() + 1)
     assert not used(weight.T)
 
