@@ -2,13 +2,14 @@
 
 transformers' layers look their attention function up by name. While a pass is on, the watched layers' configs carry
 our name, so that every attention of a watched layer arrives here with its queries, keys and values. The numbers stay
-the model's own: they come from the `eager_attention_forward` that stands beside the attention module's class, with
+the model's own: they come from the `eager_attention_forward` that the attention module would call itself, with
 its soft caps, sinks and position biases. Who listens is kept in a context variable; a thread without a listener just
 computes.
 """
 
 from __future__ import annotations
 
+import inspect
 import sys
 import threading
 from abc import ABC, abstractmethod
@@ -39,6 +40,7 @@ class _Name(str):
 
 
 NAME = _Name("captum_vz")
+EAGER = "eager_attention_forward"
 
 # (values) -> (context (batch, out, head, d_head), weights (batch, head, out, in))
 Attend = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -121,14 +123,34 @@ def lets_through(mask: Tensor) -> Tensor:
 
 
 def _eager_function(module: nn.Module) -> Callable[..., Any]:
-    for cls in type(module).__mro__:
-        eager = getattr(sys.modules.get(cls.__module__), "eager_attention_forward", None)
+    """The function that computes a module's attention where no other is asked for.
+
+    The one that its forward names, for a file of several kinds of attention may have one for each (Llama 4); or else,
+    its forward leaving that to a method, the one that stands beside its class.
+    """
+    classes, name = type(module).__mro__, type(module).__name__
+    for cls in classes:
+        forward = inspect.unwrap(vars(cls).get("forward", None))
+        if not inspect.isfunction(forward):
+            continue
+        names = forward.__code__.co_names
+        named = [one for one in names if one.endswith(EAGER) and one in forward.__globals__]
+        assert len(named) <= 1, (
+            f"The forward of the attention module {name} names {' and '.join(named)}, so that which of them computes "
+            "its attention is not known: let it name one."
+        )
+        if named:
+            return forward.__globals__[named[0]]
+        if "super" not in names:
+            break
+    for cls in classes:
+        eager = getattr(sys.modules.get(cls.__module__), EAGER, None)
         if eager is not None:
             return eager
     raise AssertionError(
-        f"The attention module {type(module).__name__} asks transformers' AttentionInterface for its attention, but "
-        f"{type(module).__module__} defines no eager_attention_forward, so its weights cannot be read. "
-        "Define that function beside the class (transformers' models all do)."
+        f"The attention module {name} asks transformers' AttentionInterface for its attention, but its forward names "
+        f"no function {EAGER} (nor one whose name ends so), and {type(module).__module__} defines none, so that its "
+        "weights cannot be read. Define that function beside the class."
     )
 
 

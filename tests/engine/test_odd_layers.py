@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import pytest
@@ -255,6 +256,78 @@ def test_an_attention_function_that_is_called_by_keyword() -> None:
     block, x = Block(), sequences(2)
     block.attention.__class__ = ByKeyword
     assert_same(ValueZeroing(block, block).attribute(x), zeroed_one_by_one(block, x))
+
+
+def sharp_eager_attention_forward(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
+) -> tuple[Tensor, Tensor]:
+    return eager_attention_forward(module, 3 * query, key, value, attention_mask, **kwargs)
+
+
+class Sharp(SelfAttention):
+    """Names one of the two functions of its file, as Llama 4's vision layers do."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        parts = [one(x).unflatten(-1, (HEADS, -1)).transpose(1, 2) for one in (self.query, self.key, self.value)]
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, sharp_eager_attention_forward)
+        return self.output(attend(self, *parts, mask)[0].flatten(2))
+
+
+class Decorated(Sharp):
+    @wraps(Sharp.forward)
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        return super().forward(*args, **kwargs)
+
+
+class Inherited(Sharp):
+    pass
+
+
+class Extended(Inherited):
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        return 2 * super().forward(x, mask)
+
+
+@pytest.mark.parametrize("kind", [Sharp, Decorated, Inherited, Extended])
+def test_one_of_several_attention_functions_in_a_file(kind: type[Sharp]) -> None:
+    block, x = Block(), sequences(2)
+    block.attention.__class__ = kind
+    output = block(x)
+    seen: list[Tensor] = []
+    with block.register_forward_hook(lambda module, inputs, output: seen.append(output)):
+        assert_same(ValueZeroing(block, block).attribute(x), zeroed_one_by_one(block, x))
+    assert_same(seen[0], output)  # the model's own numbers, while it is explained
+
+
+def test_a_forward_that_names_two_attention_functions() -> None:
+    class Undecided(SelfAttention):
+        def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+            default = eager_attention_forward if mask is None else sharp_eager_attention_forward
+            parts = [one(x).unflatten(-1, (HEADS, -1)).transpose(1, 2) for one in (self.query, self.key, self.value)]
+            attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, default)
+            return self.output(attend(self, *parts, mask)[0].flatten(2))
+
+    block = Block()
+    block.attention.__class__ = Undecided
+    with pytest.raises(AssertionError, match=r"Undecided names eager_\w+ and sharp_\w+, so that .*: let it name one"):
+        ValueZeroing(block, block).attribute(sequences(2))
+
+
+def test_a_file_without_an_attention_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Alone(SelfAttention):
+        def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+            return attend_alone(self, x, mask)
+
+    for kind in (Alone, SelfAttention):
+        monkeypatch.setattr(kind, "__module__", "collections")
+    block = Block()
+    block.attention.__class__ = Alone
+    with pytest.raises(AssertionError, match=r"its forward names no function eager_attention_forward .*collections"):
+        ValueZeroing(block, block).attribute(sequences(2))
+
+
+def attend_alone(attention: SelfAttention, x: Tensor, mask: Tensor | None) -> Tensor:
+    return SelfAttention.forward(attention, x, mask)
 
 
 def test_arguments_by_keyword_and_what_is_returned_beside_the_hidden_states() -> None:
