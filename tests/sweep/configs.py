@@ -77,7 +77,8 @@ def _shrunk(config: PreTrainedConfig, shallow: bool) -> dict[str, Any]:
         if name.startswith("_") or name in KEPT:
             continue
         if isinstance(value, PreTrainedConfig):
-            fields[name] = {"model_type": value.model_type, **_shrunk(value, shallow)}
+            own = _merged(_shrunk(value, shallow), EXCEPTIONS.get(value.model_type, {}))
+            fields[name] = {"model_type": value.model_type, **own}
         elif name in ("layer_types", "layers_block_type", "attention_layers") and isinstance(value, list):
             fields[name] = _kinds(value)
         elif SPECIAL.search(name) and isinstance(value, int) and value >= VOCABULARY:
