@@ -139,6 +139,7 @@ def _pictures(names: Any, config: Any) -> Iterator[dict[str, Any]]:
     yield {name: _noise(2, frames, channels, height, width)}
     yield {name: _noise(2, channels, 128, 128)}
     yield {name: _noise(2, 2, channels, 128, 128)}
+    yield {name: _noise(frames, channels, height, width)}  # the frames of one film
 
 
 def _sounds(names: Any, config: Any) -> Iterator[dict[str, Any]]:
