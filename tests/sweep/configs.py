@@ -73,18 +73,20 @@ def _shrunk(config: PreTrainedConfig, shallow: bool) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     special = iter(range(VOCABULARY - 60, VOCABULARY))
     default = vars(config)
+    stock = vars(type(config)())  # what is left out of a nested config becomes what its class says, not its parent
     for name, value in default.items():
         if name.startswith("_") or name in KEPT:
             continue
         if isinstance(value, PreTrainedConfig):
-            fields[name] = {"model_type": value.model_type, **_shrunk(value, shallow)}
+            own = _merged(_shrunk(value, shallow), EXCEPTIONS.get(value.model_type, {}))
+            fields[name] = {"model_type": value.model_type, **own}
         elif name in ("layer_types", "layers_block_type", "attention_layers") and isinstance(value, list):
             fields[name] = _kinds(value)
         elif SPECIAL.search(name) and isinstance(value, int) and value >= VOCABULARY:
             fields[name] = next(special)
-        elif not (shallow and re.search(WIDTHS, name)):
-            small = _shrink(name, value)
-            if small != value:
+        else:
+            small = value if shallow and re.search(WIDTHS, name) else _shrink(name, value)
+            if small != stock.get(name):
                 fields[name] = small
     if not shallow:
         _keep_relations(default, fields)

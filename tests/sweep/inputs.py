@@ -24,7 +24,8 @@ def candidate_inputs(model: nn.Module) -> Iterator[dict[str, Any]]:
     pictures = [*_patches(names, config), *_pictures(names, config)]
     sounds = list(_sounds(names, config))
     extra = {"use_cache": False} if "use_cache" in names else {}
-    for parts in (texts, [p | t for p in pictures for t in texts], [s | t for s in sounds for t in texts]):
+    both = [other | _first(text, other) for other in (*pictures, *sounds) for text in texts]
+    for parts in (texts, both):
         yield from (part | _decoder(names, config, part) | extra for part in parts)
     for parts in (pictures, sounds, _series(names, config), _embeddings(names, config)):
         yield from (part | _decoder(names, config, part) | extra for part in parts)
@@ -38,6 +39,11 @@ def padding_mask() -> Tensor:
 def _tokens(seed: int, mask: Tensor, pad: int) -> Tensor:
     tokens = torch.randint(4, 50, mask.shape, generator=torch.Generator().manual_seed(seed))
     return torch.where(mask.bool(), tokens, pad)
+
+
+def _first(text: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """As many of the texts as there are pictures or sounds beside them."""
+    return {name: value[: len(next(iter(other.values())))] for name, value in text.items()}
 
 
 def _noise(*shape: int) -> Tensor:
@@ -68,9 +74,15 @@ def _texts(names: Any, config: Any) -> Iterator[dict[str, Any]]:
     if "attention_mask" in names:
         text["attention_mask"] = mask
     if "bbox" in names:
-        text["bbox"] = torch.tensor([1, 2, 5, 9]).expand(*mask.shape, 4)
+        corners = torch.tensor([1, 2, 5, 9]).expand(*mask.shape, 4)
+        # Beside the boxes of patches they are fractions of a page.
+        text["bbox"] = corners / 10 if "visual_bbox" in names else corners
     yield text
     yield {"input_ids": text["input_ids"]}
+    codes = _value(config, "n_codes_total", "num_channels")
+    if isinstance(codes, int):  # sounds, as a token of each codebook
+        codebook = {"codebook_idx": codes - 1} if "codebook_idx" in names else {}
+        yield text | {"input_ids": text["input_ids"][..., None].expand(-1, -1, codes)} | codebook
 
 
 def _decoder(names: Any, config: Any, inputs: dict[str, Any]) -> dict[str, Any]:
@@ -98,10 +110,18 @@ def _patches(names: Any, config: Any) -> Iterator[dict[str, Any]]:
         for frames in dict.fromkeys((_value(config, "temporal_patch_size", default=1), 1, 2)):
             yield {pixels: _noise(32, channels * frames * side * side), grid: sizes} | merged
             yield {pixels: _noise(32, channels, side, side), grid: sizes} | merged
+        yield {pixels: _noise(1, 32, channels, side, side), grid: sizes}
+    if "target_sizes" in names:
+        yield {pixels: _noise(1, channels, side, 32 * side), "target_sizes": torch.tensor([[4, 4], [4, 4]])}
     if "spatial_shapes" in names:
         mask = torch.tensor([[1] * 16, [1] * 12 + [0] * 4])
         shapes = torch.tensor([[4, 4], [3, 4]])
         yield {pixels: _noise(2, 16, channels * side * side), "pixel_attention_mask": mask, "spatial_shapes": shapes}
+    if "pixel_position_ids" in names:
+        edge = 2 * _value(config, "pooling_kernel_size", default=2)
+        places = torch.cartesian_prod(torch.arange(edge), torch.arange(edge)).repeat(2, 1, 1)
+        places[1, -edge:] = -1
+        yield {pixels: _noise(2, edge * edge, channels * side * side), "pixel_position_ids": places}
 
 
 def _pictures(names: Any, config: Any) -> Iterator[dict[str, Any]]:
@@ -112,10 +132,14 @@ def _pictures(names: Any, config: Any) -> Iterator[dict[str, Any]]:
     height, width = size if isinstance(size, list | tuple) else (size, size)
     channels = _value(config, "num_channels", "in_channels", "in_chans", default=3)
     channels = channels if isinstance(channels, int) else 3
-    yield {name: _noise(2, channels, height, width)}
+    height = width if "prompt_masks" in names else height  # where a picture has its prompt above it
+    prompt = {prompt: _noise(2, channels, height, width) for prompt in ("prompt_pixel_values", "prompt_masks")}
+    yield {name: _noise(2, channels, height, width)} | {key: value for key, value in prompt.items() if key in names}
     frames = _value(config, "num_frames", "frames_per_clip", default=4)
     yield {name: _noise(2, frames, channels, height, width)}
     yield {name: _noise(2, channels, 128, 128)}
+    yield {name: _noise(2, 2, channels, 128, 128)}
+    yield {name: _noise(frames, channels, height, width)}  # the frames of one film
 
 
 def _sounds(names: Any, config: Any) -> Iterator[dict[str, Any]]:
@@ -133,16 +157,26 @@ def _sounds(names: Any, config: Any) -> Iterator[dict[str, Any]]:
         yield {"input_features": _noise(2, FRAMES, mels)} | (short if "attention_mask" in names else {})
         yield {"input_features": _noise(2, mels, 2 * seconds)}
         yield {"input_features": _noise(2, mels, FRAMES)}
+        for bins in (128, 4 * mels):  # what no config says, and frames that are stacked
+            yield {"input_features": _noise(2, FRAMES, bins)} | (short if "attention_mask" in names else {})
         if "input_features_mask" in names:
-            frames = torch.tensor([[1] * FRAMES, [1] * 40 + [0] * (FRAMES - 40)])
-            yield {"input_features": _noise(2, mels, FRAMES), "input_features_mask": frames}
-            yield {"input_features": _noise(2, FRAMES, mels), "input_features_mask": frames}
+            for frames in (FRAMES, 2 * seconds, 4 * _value(config, "n_window", default=FRAMES)):
+                valid = torch.tensor([[1] * frames, [1] * (frames * 5 // 8) + [0] * (frames - frames * 5 // 8)])
+                yield {"input_features": _noise(2, mels, frames), "input_features_mask": valid}
+                yield {"input_features": _noise(2, frames, mels), "input_features_mask": valid}
+            yield {"input_features": _noise(2, frames, 7 * mels), "input_features_mask": valid}
+        if "feature_lens" in names:  # one sound behind the other
+            yield {"input_features": _noise(mels, FRAMES + 40), "feature_lens": torch.tensor([FRAMES, 40])}
 
 
 def _series(names: Any, config: Any) -> Iterator[dict[str, Any]]:
     """Values in the past, and those to be foretold."""
     if "past_values" not in names:
         return
+    if "past_values_padding" in names:
+        past = 4 * _value(config, "patch_length")
+        patches = {"past_values": _noise(2, past), "past_values_padding": torch.zeros(2, past).long()}
+        yield patches | ({"freq": torch.zeros(2, 1).long()} if "freq" in names else {})
     past = _value(config, "context_length", default=8)
     yield {"past_values": _noise(2, past, _value(config, "num_input_channels", default=1))}
     past += max(_value(config, "lags_sequence", default=[0]))
