@@ -41,8 +41,8 @@ def compare(
             if attention == "self" or "has no second attention" not in str(error):
                 yield Row(model_type, name, "refused" if attentions else "other form", note=describe(error))
             continue
-        except Exception as error:  # it says nothing of use: a row, so that nobody takes it for a model not built
-            yield Row(model_type, name, "refused", note=describe(error))
+        except Exception as error:  # none that we raise on purpose
+            yield Row(model_type, name, "fails", note=describe(error))
             continue
         products = next((some for some in attentions if some[0].weights.shape[1:] == scores.shape[1:]), [])
         row = Row(model_type, name, "no twin", way_of(tried))

@@ -51,7 +51,6 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     "qwen2_5_omni_text": SECTIONS,
     "qwen2_5_omni_vision_encoder": {"window_size": 64},
     "recurrent_gemma": {"block_types": ["recurrent", "attention"]},
-    "sam2_hiera_det_model": {"hidden_size": 96},
     "sam_hq_vision_model": {"output_channels": 64, "num_pos_feats": 32},
     "sam_vision_model": {"output_channels": 64, "num_pos_feats": 32},
     "seggpt": {"image_size": [128, 64]},

@@ -16,15 +16,18 @@ from tests.sweep.twin import record
 def sweep_type(model_type: str) -> list[Row]:
     """All the rows of one model type."""
     rows: list[Row] = []
-    try:
-        for model in small_models(model_type):
-            found = sweep_model(model_type, model)
-            rows = rows or found
-            if any(row.outcome != "not run" for row in found):
-                return found
-    except Exception as error:  # whatever a constructor may raise on sizes it was not meant for
-        return rows or [Row(model_type, "", "not built", note=describe(error))]
-    return rows
+    models = small_models(model_type)
+    while True:
+        try:
+            model = next(models, None)
+        except Exception as error:  # whatever a constructor may raise on sizes it was not meant for
+            return rows or [Row(model_type, "", "not built", note=describe(error))]
+        if model is None:
+            return rows
+        found = sweep_model(model_type, model)
+        rows = rows or found
+        if any(row.outcome != "not run" for row in found):
+            return found
 
 
 def sweep_model(model_type: str, model: nn.Module) -> list[Row]:

@@ -14,6 +14,7 @@ RESULTS = Path(__file__).with_name("RESULTS.md")
 OUTCOMES = {
     "agrees": "the map equals the twin's to 1e-4 of its largest score",
     "disagrees": "it does not: a bug",
+    "fails": "captum_vz raises an error that does not say why: a bug",
     "refused": "captum_vz raises the error that is given, and returns no number",
     "other form": "neither captum_vz, which raises an error, nor the twin finds softmaxed weights times values: its "
     "layers attend in bands, buckets or approximations (Longformer, LED, Reformer, MRA, YOSO), linearly, or not at all",
@@ -46,8 +47,9 @@ class Row:
 
 
 def outcomes_of_types(rows: Iterable[Row]) -> dict[str, str]:
-    """One outcome for each model type: its worst where a map disagrees, else its best."""
-    ranks = ["disagrees", *(outcome for outcome in OUTCOMES if outcome != "disagrees")]
+    """One outcome for each model type: a bug, if any stack shows one, else its best."""
+    bugs = ["disagrees", "fails"]
+    ranks = [*bugs, *(outcome for outcome in OUTCOMES if outcome not in bugs)]
     by_type: dict[str, str] = {}
     for row in rows:
         before = by_type.get(row.model_type, row.outcome)
@@ -70,7 +72,7 @@ def write_table(rows: list[Row], versions: str) -> None:
         *(f"| {counts[outcome]} | {outcome} | {meaning} |" for outcome, meaning in OUTCOMES.items()),
         f"| {sum(counts.values())} | | all |",
         "",
-        "A type with several stacks counts once: as disagreeing if any stack does, else by the best of them. The "
+        "A type with several stacks counts once: as disagreeing or failing if any stack does, else by the best. The "
         "replay is of packed pairs of tokens, of whole sequences, or, where a layer sees its tokens in windows or in "
         "another order, of the whole batch, tokens told by their positions (windows). A stack whose layers are "
         "replayed in several ways "

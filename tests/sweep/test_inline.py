@@ -49,6 +49,8 @@ FAMILIES = {
     "xglm": "attentions",
     "mobilevit": None,
     "pvt_v2": None,
+    "timesformer": None,
+    "vilt": None,  # whose patches come in another order each time
 }
 
 

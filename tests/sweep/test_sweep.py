@@ -44,6 +44,7 @@ AGREE = {
     "jamba": PACKED,  # one layer of two attends
     "led": WHOLE,
     "llama": PACKED,
+    "llama4": PACKED,  # its text and its vision layers have an attention function each
     "luke": WHOLE,
     "m2m_100": PACKED,
     "marian": PACKED,
@@ -64,6 +65,7 @@ AGREE = {
     "swin": WINDOWS,
     "t5": PACKED,
     "t5gemma2": PACKED,  # self and cross in one attention
+    "vilt": WHOLE,
     "vit": PACKED,
     "vitdet": WINDOWS,  # features before the grid
     "wavlm": WHOLE,
