@@ -29,7 +29,7 @@ def attention_call(recording: Recording, attention: str) -> AttentionCall:
     )
     assert len(calls) <= 2 and not (len(calls) == 2 and any(map(is_stack, recording.layer.modules()))), (
         f"The layer {name} called attention {len(calls)} times in one run: pass a single Transformer block, "
-        "not a stack of them."
+        "not a stack of them; of a block with three attentions (SAM's decoder), the part that holds the one you mean."
     )
     assert len(calls) == 1 or not _in_one_list(recording.layer, {call.module for call in calls}), (
         f"The layer {name} has a list of {len(calls)} attentions of the same kind, none of which is a cross-attention: "

@@ -131,26 +131,31 @@ class Windows:
         self.axis = axis
         self.layer = bare(recording.layer)
         self.arguments = without_caches((recording.args, recording.kwargs))
-        leaves = (x for x in tree_leaves(self.arguments) if isinstance(x, Tensor))
-        hidden = next((x for x in leaves if x.is_floating_point() and x.dim() > 1), None)
         output = first_tensor(recording.output)
-        if hidden is None or output is None or hidden.dim() != output.dim() or (axis == 1 and hidden.dim() != 4):
-            raise NotReproducedError("its input and its output do not hold their positions alike")
-        self.hidden = hidden
-        inputs, outputs = self.by_position(hidden), self.by_position(output)
-        if len(inputs) != len(outputs):
-            raise NotReproducedError("its input and its output are not of the same batch")
-        self.shape = (len(inputs), outputs.shape[1], inputs.shape[1])
+        leaves = [x for x in tree_leaves(self.arguments) if isinstance(x, Tensor) and x.is_floating_point()]
+        if output is None or output.dim() < 2 or (axis == 1 and output.dim() != 4):
+            raise NotReproducedError("its output does not hold its positions in a known way")
+        outputs = self.by_position(output)
+        alike = [x for x in leaves if x.dim() == output.dim() and len(self.by_position(x)) == len(outputs)]
+        for hidden in alike:  # an attention module may be given its values apart from its queries
+            self.hidden = hidden
+            self.shape = (len(outputs), outputs.shape[1], self.by_position(hidden).shape[1])
+            self.window, self.place = self._slots()
+            self.position = self._positions()
+            if (self.position != NONE).any():
+                return
+        raise NotReproducedError("its values come from no input that holds positions as its output does")
 
-        clean = _Values(call)
-        self._run(hidden, clean)
+    def _slots(self) -> tuple[Tensor, Tensor]:
+        """The window of each slot, and its place in it."""
+        clean = _Values(self.call)
+        self._run(self.hidden, clean)
         sizes = [part.shape[:2] for part in clean.parts]
         place = [torch.arange(places).repeat(windows) for windows, places in sizes]
         windows = [torch.arange(windows).repeat_interleave(places) for windows, places in sizes]
         before = [sum(one[0] for one in sizes[:number]) for number in range(len(sizes))]
-        self.place = torch.cat(place).to(hidden.device)
-        self.window = torch.cat([n + w for n, w in zip(before, windows, strict=True)]).to(hidden.device)
-        self.position = self._positions()
+        window = torch.cat([n + w for n, w in zip(before, windows, strict=True)])
+        return window.to(self.hidden.device), torch.cat(place).to(self.hidden.device)
 
     def by_position(self, tensor: Tensor) -> Tensor:
         """A tensor of the layer, as `(batch, positions, features)`."""

@@ -322,6 +322,54 @@ def zero_one(layer: Images, x: Tensor, position: int) -> Tensor:
             return 1 - F.cosine_similarity(layer(x), clean, dim=-1)
 
 
+class Apart(nn.Module):
+    """An attention that is given its queries, keys and values apart, and for several prompts, as in SAM's decoder."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own = SelfAttention()
+
+    def forward(self, *parts: Tensor) -> Tensor:
+        own = self.own
+        projected = [linear(x).flatten(0, 1) for linear, x in zip((own.query, own.key, own.value), parts, strict=True)]
+        heads = [x.unflatten(-1, (HEADS, -1)).transpose(1, 2) for x in projected]
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(own.config._attn_implementation, eager_attention_forward)
+        return own.output(attend(own, *heads, None)[0].flatten(2)).view(parts[0].shape)
+
+
+class Decoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = Apart()
+        self.double().eval()
+
+    def forward(self, targets: Tensor, sources: Tensor) -> Tensor:
+        return self.attention(targets + 1, sources + 1, sources)
+
+
+@pytest.mark.parametrize(("tokens", "sources"), [(5, 5), (5, 8), (8, 5)])
+@pytest.mark.parametrize("prompts", [1, 2])
+def test_an_attention_that_is_given_its_values_apart(tokens: int, sources: int, prompts: int) -> None:
+    model, generator = Decoder(), torch.Generator().manual_seed(0)
+    sizes = (tokens, sources)
+    given = tuple(torch.randn(2, prompts, n, WIDTH, dtype=torch.float64, generator=generator) for n in sizes)
+    columns = []
+    with torch.no_grad():
+        clean = model(*given).flatten(1, 2)
+        for source in range(prompts * sources):
+
+            def zero(module: nn.Module, inputs: Any, output: Tensor, source: int = source) -> Tensor:
+                output = output.clone()
+                output.view(2, prompts * sources, WIDTH)[:, source] = 0
+                return output
+
+            with model.attention.own.value.register_forward_hook(zero):
+                columns.append(1 - F.cosine_similarity(model(*given).flatten(1, 2), clean, dim=-1))
+    expected = torch.stack(columns, dim=-1)
+    assert (expected.sum(-1) > 1e-6).all()
+    assert_same(ValueZeroing(model, model.attention, normalize=False).attribute(given), expected)
+
+
 class Halves(Block):
     """A block that attends in two halves of the sequence, `prepare` acting on it before."""
 
