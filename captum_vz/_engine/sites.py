@@ -9,7 +9,7 @@ from captum_vz._engine.interface import lets_through
 from captum_vz._engine.layers import is_stack
 from captum_vz._engine.recording import AttentionCall, Recording, first_tensor
 from captum_vz._engine.replay import NotReproducedError
-from captum_vz._engine.windows import is_rearranged, over_positions
+from captum_vz._engine.windows import is_rearranged, over_positions, reads_elsewhere
 
 
 def attention_call(recording: Recording, attention: str) -> AttentionCall:
@@ -98,8 +98,9 @@ def valid_positions(recording: Recording, call: AttentionCall) -> tuple[Tensor, 
     first = call if call.windows is not None else recording.calls[0]
     batch, _, out, sources = first.size
     rows = torch.ones(batch, out, dtype=torch.bool, device=call.values.device)
-    if first.visible is not None and sources >= out:
-        sees = _sees(first)
+    sees = None if first.visible is None or sources < out else _sees(first)
+    # What a cross-attention by itself sees says nothing of its rows.
+    if sees is not None and not (len(recording.calls) == 1 and not sees.all() and reads_elsewhere(recording, first)):
         assert sources == out or sees[..., -1].any(), (
             f"The attention of {type(recording.layer).__name__} has {sources} sources for {out} tokens, and no token "
             "sees the last of them: a static cache does not tell where the tokens stand. Pass use_cache=False, or a "

@@ -79,6 +79,28 @@ def reordered(recording: Recording, call: AttentionCall) -> AttentionCall | None
     return over
 
 
+def reads_elsewhere(recording: Recording, call: AttentionCall) -> bool:
+    """Whether the values come from another input than the first, as those of a cross-attention by itself do.
+
+    Told by a part of a run that ends at the values, and only where there is such an input.
+    """
+    given = [x for x in (*recording.args, *recording.kwargs.values()) if isinstance(x, Tensor)]
+    states = [x for x in given if x.is_floating_point() and x.dim() > 2]
+    others = [x for x in states[1:] if x is not states[0] and call.batch_first(x).shape[:2] == call.size[::3]]
+    if not others:
+        return False
+    arguments = without_caches((recording.args, recording.kwargs))
+    args, kwargs = tree_map(partial(_instead, states[0], torch.full_like(states[0], torch.nan)), arguments)
+    try:
+        with listening(_FirstValues(call)):
+            bare(recording.layer).forward(*args, **kwargs)
+    except _HeardError as heard:
+        return not heard.args[0].isnan().any()
+    except FAILURES:
+        return False
+    return False
+
+
 def _are_in_order(recording: Recording, call: AttentionCall) -> bool:
     """Whether each value depends on its own position at least, told by parts of runs that end at the values.
 

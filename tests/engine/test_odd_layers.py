@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from captum_vz import ValueZeroing
+from captum_vz.functional import cosine_distance
 from tests.engine.blocks import (
     HEADS,
     WIDTH,
@@ -232,6 +233,42 @@ def test_tokens_that_do_not_see_themselves_are_no_padding(tokens: int) -> None:
     layer_map = ValueZeroing(block, block).attribute((x, mask))
     assert_same(layer_map, expected)
     assert not layer_map.diagonal(dim1=1, dim2=2).any()
+
+
+class Reader(SelfAttention):
+    """A cross-attention by itself."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None, memory: Tensor | None = None) -> Tensor:
+        read = x if memory is None else memory
+        given = ((self.query, x), (self.key, read), (self.value, read))
+        parts = [linear(one).unflatten(-1, (HEADS, -1)).transpose(1, 2) for linear, one in given]
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
+        return x + self.output(attend(self, *parts, mask)[0].flatten(2))
+
+
+@pytest.mark.parametrize(("tokens", "sources"), [(5, 5), (5, 8), (8, 5)])
+@pytest.mark.parametrize("hidden", [0, 2])
+def test_a_cross_attention_by_itself_pads_no_rows(tokens: int, sources: int, hidden: int) -> None:
+    """Which of its sources are padding is known, and says nothing of its targets."""
+    reader = Reader().double().eval()
+    x, memory = sequences(2, tokens), sequences(2, sources) + 1
+    visible = torch.ones(2, 1, tokens, sources, dtype=torch.bool)
+    visible[:, ..., sources - hidden :] = False
+    visible[1, ..., 3:] = False
+    mask = torch.zeros(visible.shape, dtype=torch.float64).masked_fill(~visible, torch.finfo(torch.float64).min)
+    columns = []
+    with torch.no_grad():
+        clean = reader(x, mask, memory)
+        for source in range(sources):
+
+            def zero(module: nn.Module, inputs: Any, output: Tensor, source: int = source) -> Tensor:
+                return output.index_fill(1, torch.tensor([source]), 0)
+
+            with reader.value.register_forward_hook(zero):
+                columns.append(cosine_distance(reader(x, mask, memory), clean))
+    expected = torch.stack(columns, dim=-1)
+    assert (expected.sum(-1) > 0).all()
+    assert_same(ValueZeroing(reader, reader, normalize=False).attribute((x, mask, memory)), expected)
 
 
 def test_positions_that_the_layer_counts_itself() -> None:
