@@ -160,16 +160,17 @@ def _additive(
     """The mask as eager attention adds it to the scores.
 
     A mask made for another implementation arrives as booleans, or, where that implementation would have made the mask
-    itself from the module's `is_causal`, not at all.
+    itself from the module's `is_causal`, not at all. What a model hands to its own eager attention is left as it is.
     """
+    eager = _original_implementation(module) == "eager"
     if mask is None:
-        if _original_implementation(module) == "eager":
+        if eager:
             return None
         causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
         if not causal or query.shape[2] == 1:
             return None
         mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).tril()[None, None]
-    if mask.dtype == torch.bool:
+    if mask.dtype == torch.bool and not eager:
         zero = torch.zeros((), dtype=query.dtype, device=mask.device)
         mask = torch.where(mask, zero, torch.finfo(query.dtype).min)
     # Many models take the softmax in float32, where float64's smallest number is -inf, and a row of nothing else NaN.

@@ -336,6 +336,29 @@ def test_one_of_several_attention_functions_in_a_file(kind: type[Sharp]) -> None
     assert_same(seen[0], output)  # the model's own numbers, while it is explained
 
 
+def boolean_eager_attention_forward(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor, **kwargs: Any
+) -> tuple[Tensor, Tensor]:
+    scores = (query @ key.transpose(2, 3)).masked_fill(~attention_mask, torch.finfo(query.dtype).min)
+    weights = scores.softmax(-1)
+    return (weights @ value).transpose(1, 2), weights
+
+
+class Boolean(SelfAttention):
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        parts = [one(x).unflatten(-1, (HEADS, -1)).transpose(1, 2) for one in (self.query, self.key, self.value)]
+        function = boolean_eager_attention_forward
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, function)
+        return self.output(attend(self, *parts, mask)[0].flatten(2))
+
+
+def test_an_eager_attention_that_takes_a_mask_of_booleans() -> None:
+    block, x = Block(), sequences(2)
+    block.attention.__class__ = Boolean
+    mask = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()[None, None]
+    assert_same(ValueZeroing(block, block).attribute((x, mask)), zeroed_one_by_one(block, x, mask))
+
+
 def test_a_forward_that_names_two_attention_functions() -> None:
     class Undecided(SelfAttention):
         def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
