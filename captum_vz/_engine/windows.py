@@ -89,16 +89,8 @@ def reads_elsewhere(recording: Recording, call: AttentionCall) -> bool:
     others = [x for x in states[1:] if x is not states[0] and call.batch_first(x).shape[:2] == call.size[::3]]
     if not others:
         return False
-    arguments = without_caches((recording.args, recording.kwargs))
-    args, kwargs = tree_map(partial(_instead, states[0], torch.full_like(states[0], torch.nan)), arguments)
-    try:
-        with listening(_FirstValues(call)):
-            bare(recording.layer).forward(*args, **kwargs)
-    except _HeardError as heard:
-        return not heard.args[0].isnan().any()
-    except FAILURES:
-        return False
-    return False
+    values = _first_values(recording, call, states[0], torch.full_like(states[0], torch.nan))
+    return values is not None and not bool(values.isnan().any())
 
 
 def _are_in_order(recording: Recording, call: AttentionCall) -> bool:
@@ -111,24 +103,27 @@ def _are_in_order(recording: Recording, call: AttentionCall) -> bool:
     hidden = next((x for x in tensors if x.is_floating_point() and x.dim() > 1), None)
     if hidden is None or hidden.shape[:2] != call.size[::2]:
         return False
-    layer = bare(recording.layer)
     number = torch.arange(call.size[2], device=hidden.device)
     for digit in range((call.size[2] - 1).bit_length()):
         chosen = (number >> digit) % 2 == 1
         marked = hidden.masked_fill(chosen.view(-1, *[1] * (hidden.dim() - 2)), torch.nan)
-        args, kwargs = tree_map(partial(_instead, hidden, marked), arguments)
-        try:
-            with listening(_FirstValues(call)):
-                layer.forward(*args, **kwargs)
-        except _HeardError as heard:
-            values = heard.args[0]
-        except FAILURES:
-            return False
-        else:
-            return False
-        if values.shape[:2] != hidden.shape[:2] or not values[:, chosen].isnan().any(-1).all():
+        values = _first_values(recording, call, hidden, marked)
+        if values is None or values.shape[:2] != hidden.shape[:2] or not values[:, chosen].isnan().any(-1).all():
             return False
     return True
+
+
+def _first_values(recording: Recording, call: AttentionCall, old: Tensor, new: Tensor) -> Tensor | None:
+    """The values that a layer comes to first where `new` stands for its input `old`, or None; nothing more is run."""
+    args, kwargs = tree_map(partial(_instead, old, new), without_caches((recording.args, recording.kwargs)))
+    try:
+        with listening(_FirstValues(call)):
+            bare(recording.layer).forward(*args, **kwargs)
+    except _HeardError as heard:
+        return heard.args[0]
+    except FAILURES:
+        pass
+    return None
 
 
 def _instead(old: Tensor, new: Tensor, value: Any) -> Any:
