@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from captum_vz._engine.activations import Activation
-from captum_vz._engine.blocks import Chunk, Span
+from captum_vz._engine.blocks import Chunk
 from captum_vz._engine.products import FastProducts, Product, padded
 from captum_vz._engine.replay import NotReproducedError
 from captum_vz._engine.shapes import Norm
@@ -80,13 +80,11 @@ class Answers:
         if len(self.scale) != len(self.shares):
             raise NotReproducedError("the norm behind the attention saw other positions than it was given")
         result = first.result[: len(self.shares)]
-        shares = self.scale * self.shares
-        for span in self.chunk.spans:
-            if not span.folded:
-                continue
-            rows, scale = by_group(span, result), by_group(span, self.scale)
-            torch.addcmul(first.constant, first.base[span.targets], scale, out=rows)
-            add_sums(span, shares, self.folded[number], rows)
+        each = map(self.chunk.by_span, (result, self.scale, self.scale * self.shares))
+        for span, rows, scale, shares in zip(self.chunk.spans, *each, strict=True):
+            if span.folded:
+                torch.addcmul(first.constant, first.base[span.targets], scale, out=rows)
+                add_sums(rows, shares, self.folded[number][span.vectors])
         alone = self.chunk.alone
         if alone.start < alone.stop:
             with FastProducts():
@@ -104,10 +102,10 @@ class Answers:
         change = last.clean.change[: padded(len(rows))]
         # In the place of what no other matrix will ask for, lest as much memory go through the caches.
         changed = rows if room is not None and len(self.lasts) == 1 else torch.empty_like(rows)
-        for span in self.chunk.spans:
-            of_span = by_group(span, changed)
-            torch.sub(by_group(span, rows), last.clean.inputs[span.targets], out=of_span)
-            by_group(span, change).copy_(of_span)
+        each = map(self.chunk.by_span, (rows, changed, change[: len(rows)]))
+        for span, given, of_span, halves in zip(self.chunk.spans, *each, strict=True):
+            torch.sub(given, last.clean.inputs[span.targets], out=of_span)
+            halves.copy_(of_span)
         result = last.clean.outputs.index_select(0, self.chunk.target)
         return result.add_(last.product(change)[: len(rows)]).view(*x.shape[:-1], -1)
 
@@ -121,12 +119,10 @@ class Answers:
         return rooms[0] if rooms and x.is_contiguous() and x.shape[-1] == rooms[0].shape[-1] else None
 
 
-def by_group(span: Span, rows: Tensor) -> Tensor:
-    """A span's share of a chunk's rows, `(group, target, features)`."""
-    return rows[span.rows].view(span.groups, -1, rows.shape[-1])
-
-
-def add_sums(span: Span, shares: Tensor, vectors: Tensor, rows: Tensor) -> None:
-    """Add each pair's weighted sum over its group's vectors to `rows (group, target, features)`."""
-    mine = vectors[span.vectors].view(span.groups, -1, vectors.shape[-1])
-    torch.baddbmm(rows, by_group(span, shares).narrow(-1, 0, mine.shape[1]), mine, out=rows)
+def add_sums(rows: Tensor, shares: Tensor, vectors: Tensor) -> None:
+    """Add to the rows that `by_span` gives of a span weighted sums over its vectors `(group * vector, features)`."""
+    if rows.dim() == 2:
+        torch.addmm(rows, shares[:, : len(vectors)], vectors, out=rows)
+        return
+    of_groups = vectors.view(len(rows), -1, vectors.shape[-1])
+    torch.baddbmm(rows, shares[..., : of_groups.shape[1]], of_groups, out=rows)

@@ -73,6 +73,12 @@ class Chunk:
         rows = [span.rows for span in self.spans if not span.folded]
         return slice(rows[0].start, rows[-1].stop) if rows else slice(0, 0)
 
+    def by_span(self, rows: Tensor) -> Iterator[Tensor]:
+        """Each span's share of a chunk's rows: `(target, features)`; of several groups, `(group, target, features)`."""
+        shares = rows.split([span.rows.stop - span.rows.start for span in self.spans])
+        for span, share in zip(self.spans, shares, strict=True):
+            yield share if span.groups == 1 else share.unflatten(0, (span.groups, -1))
+
 
 @dataclass(frozen=True)
 class Block:

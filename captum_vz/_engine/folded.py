@@ -20,7 +20,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from captum_vz._engine.answers import Answers, Clean, First, Last, add_sums, by_group
+from captum_vz._engine.answers import Answers, Clean, First, Last, add_sums
 from captum_vz._engine.blocks import Block, Chunk, Pairs, blocks
 from captum_vz._engine.products import FastProducts, Product, padded
 from captum_vz._engine.recording import AttentionCall, Recording, at
@@ -195,8 +195,8 @@ class FoldedPairs:
         shares = at(pairs.weights, chunk.target[:, None], members).flatten(1).neg_()
         shares[chunk.pairs : -1], shares[-1] = 0, -1
         changed = torch.index_select(self.base, 0, chunk.target, out=self.changed[: len(chunk.target)])
-        for span in chunk.spans:
-            add_sums(span, shares, vectors, by_group(span, changed))
+        for span, rows, share in zip(chunk.spans, chunk.by_span(changed), chunk.by_span(shares), strict=True):
+            add_sums(rows, share, vectors[span.vectors])
         if self.answers is None:
             return changed
         self.answers.chunk, self.answers.shares = chunk, shares
