@@ -10,8 +10,10 @@ from torch import Tensor, nn
 from captum_vz._engine.activations import Activation
 from captum_vz._engine.blocks import Chunk
 from captum_vz._engine.products import FastProducts, Product, padded
-from captum_vz._engine.replay import NotReproducedError
+from captum_vz._engine.replay import NEARLY, NotReproducedError
 from captum_vz._engine.shapes import Norm
+
+NEARLY_LOST = "nearly nothing is left of what it takes a difference from"
 
 
 @dataclass(frozen=True)
@@ -45,15 +47,19 @@ class Last:
 
 
 class Answers:
-    """What the norm, the first and the last matrices give for the chunk that runs now."""
+    """What the norm, the first and the last matrices give for the chunk that runs now.
+
+    `scale (target, 1)` is the norm's for the clean targets.
+    """
 
     chunk: Chunk
     shares: Tensor  # how much is added of each vector: minus the attention weights, (row, member * head)
     folded: list[Tensor]  # W g(f_h(j)) of each first matrix, (member * head, features)
     scale: Tensor  # of the norm, (row, 1)
 
-    def __init__(self, norm: Norm, firsts: list[First], lasts: list[Last]) -> None:
+    def __init__(self, norm: Norm, scale: Tensor, firsts: list[First], lasts: list[Last]) -> None:
         self.norm = norm
+        self.largest = NEARLY * scale
         self.firsts = firsts
         self.lasts = lasts
 
@@ -72,6 +78,9 @@ class Answers:
         """The norm of `x (..., d)`, whose scale the first matrices will need."""
         normed, scale = self.norm.normed_and_scale(x)
         self.scale = scale.reshape(-1, 1)
+        pairs = self.chunk.pairs
+        if (self.scale[:pairs] > self.largest[self.chunk.target[:pairs]]).any():
+            raise NotReproducedError(NEARLY_LOST)
         return normed
 
     def first(self, number: int, x: Tensor) -> Tensor:

@@ -20,11 +20,11 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from captum_vz._engine.answers import Answers, Clean, First, Last, add_sums
+from captum_vz._engine.answers import NEARLY_LOST, Answers, Clean, First, Last, add_sums
 from captum_vz._engine.blocks import Block, Chunk, Pairs, blocks
 from captum_vz._engine.products import FastProducts, Product, padded
 from captum_vz._engine.recording import AttentionCall, Recording, at
-from captum_vz._engine.replay import ModuleAnswer, NotReproducedError, PackedPairs, TooFewError
+from captum_vz._engine.replay import ModuleAnswer, NotReproducedError, PackedPairs, TooFewError, nearly_all_is_lost
 from captum_vz._engine.shapes import Norm, Shape, Trace, matrix, replace_forwards
 from captum_vz._engine.watching import is_hooked
 
@@ -129,7 +129,7 @@ class FoldedPairs:
             made = partial(self._in_the_pass, recording, call)
             firsts = [self._first(shape.norm, scale, module, made(module, 1)) for module in shape.linears]
             lasts = [self._last(m, (made(m, 0), made(m, 1)) if self.fast else None) for m in shape.lasts]
-            self.answers = Answers(shape.norm, firsts, lasts)
+            self.answers = Answers(shape.norm, scale, firsts, lasts)
         return shape
 
     def _in_the_pass(self, recording: Recording, call: AttentionCall, module: nn.Module, which: int) -> Tensor:
@@ -198,6 +198,8 @@ class FoldedPairs:
         for span, rows, share in zip(chunk.spans, chunk.by_span(changed), chunk.by_span(shares), strict=True):
             add_sums(rows, share, vectors[span.vectors])
         if self.answers is None:
+            if nearly_all_is_lost(changed, self.base.index_select(0, chunk.target))[: chunk.pairs].any():
+                raise NotReproducedError(NEARLY_LOST)
             return changed
         self.answers.chunk, self.answers.shares = chunk, shares
         return self.replay.run(batch, out, changed)

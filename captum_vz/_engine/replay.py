@@ -23,6 +23,9 @@ from captum_vz._engine.products import FastProducts
 from captum_vz._engine.recording import AttentionCall, Recording, at, first_tensor
 from captum_vz._engine.weights import weights_used
 
+# To how small a part a context, or a residual stream, may shrink before what is left of it is not told by a difference.
+NEARLY = 64
+
 
 class NotReproducedError(Exception):
     """This way of replaying does not give back the layer's clean output; the message says how."""
@@ -113,6 +116,14 @@ class WholeSequences:
         if output is None or self.call.batch_first(output).shape[:2] != (len(zeroed), out):
             raise NotReproducedError(f"on {len(zeroed)} copies of an example it returned {_describe(output)}")
         return self.call.batch_first(output)
+
+
+def nearly_all_is_lost(left: Tensor, context: Tensor) -> Tensor:
+    """Where what is left of contexts `(..., features)` is so little that the rounding of a difference shows in it.
+
+    A norm behind the attention, or a distance between directions, would make a whole vector of that rounding.
+    """
+    return left.abs().amax(-1) < context.abs().amax(-1) / NEARLY
 
 
 def check_reproduced(replayed: Tensor, clean: Tensor) -> None:
@@ -217,8 +228,9 @@ class Zeroing(Listener):
         self.times += 1
         used = weights_used(self.call.module, attend, values, context, weights)
         shared_by = used.shape[1] // values.shape[1]
-        lost = (used * self.zeroed[:, :, None]) @ values.repeat_interleave(shared_by, dim=1)
-        return context - lost.transpose(1, 2), weights
+        # Summed over the others: the context less what is lost would be rounding where nearly all of it is.
+        left = (used * ~self.zeroed[:, :, None]) @ values.repeat_interleave(shared_by, dim=1)
+        return left.transpose(1, 2).to(context.dtype), weights
 
     def returned(self, module: nn.Module | nn.Parameter, inputs: tuple[Any, ...], output: Any) -> Any:
         if module is not self.call.value_projection or module is None:

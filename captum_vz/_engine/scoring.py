@@ -17,6 +17,7 @@ from captum_vz._engine.replay import (
     TooFewError,
     WholeSequences,
     check_reproduced,
+    nearly_all_is_lost,
 )
 from captum_vz._engine.windows import over_positions, reordered
 from captum_vz._engine.zeroing import (
@@ -25,6 +26,7 @@ from captum_vz._engine.zeroing import (
     empty_map,
     group_blocks,
     group_members,
+    left_context,
     lost_context,
     wanted_targets,
     zeroed_heads,
@@ -154,30 +156,38 @@ def _packed_pairs(
     contexts = at(call.context, targets.batch, targets.out).flatten(1)
 
     outputs = at(output, targets.batch, targets.out)
+    heads = zeroed_heads(call, zeroing.heads)
     lists = members[targets.batch]  # (target, group, member)
     active = active_groups(weights, lists)
     # A single target is checked in its chunk, among pairs that no sequence knows.
     alone = len(targets) == 1 and isinstance(replay.answer, ModuleAnswer)
     if not alone or not active.any():
         # A layer that mixes positions reproduces its output on the sequence that it knows. So the first check is on
-        # another one: a few positions, backwards, and one of them many times.
+        # another one: a few positions, backwards, and one of them many times. Among these one is given another context,
+        # of which the others are to hear nothing, should their own be alike.
         few = torch.arange(len(targets), device=contexts.device).flip(0)[:8]
         few = torch.cat([few, few[:1].expand(8)])
-        check_reproduced(replay.run(targets.batch[few], targets.out[few], contexts[few]), outputs[few])
+        unlike = torch.arange(len(few), device=few.device) == len(few) - 5
+        answer = replay.run(targets.batch[few], targets.out[few], torch.where(unlike[:, None], -1, 1) * contexts[few])
+        check_reproduced(answer[~unlike], outputs[few[~unlike]])
 
     for start, stop in group_blocks(lists.shape[1], zeroing.at_most):
         pairs = active[:, start:stop].nonzero()
         for begin in range(0, len(pairs), rows):
             pair = pairs[begin : begin + rows]
             target, group = pair[:, 0], pair[:, 1] + start
-            change = lost_context(weights, values, targets.batch, lists, target, group)
+            left = contexts[target] - lost_context(weights, values, targets.batch, lists, target, group)
+            anew = nearly_all_is_lost(left, contexts[target]).nonzero().flatten()
+            if len(anew):
+                of, lost = target[anew], lists[target[anew], group[anew]]
+                left[anew] = left_context(call, heads, targets.batch[of], targets.out[of], lost)
             # Each target also runs unchanged, behind the pairs, and is checked again: where positions compete, as for
             # experts of limited capacity, only the chunk itself shows it. A single one also runs before them: where
             # positions hear those that follow, the last of a sequence hears as little as the last of a chunk.
             unchanged, which = target.unique(return_inverse=True)
             before = unchanged[: int(alone)]
             everyone = torch.cat([before, target, unchanged])
-            context = torch.cat([contexts[before], contexts[target] - change, contexts[unchanged]])
+            context = torch.cat([contexts[before], left, contexts[unchanged]])
             answer = replay.run(targets.batch[everyone], targets.out[everyone], context)
             first, answer = answer.tensor_split((len(before),))
             check_reproduced(torch.cat([first, answer[len(pair) :]]), outputs[torch.cat([before, unchanged])])

@@ -128,6 +128,24 @@ def lost_context(
     return change
 
 
+def left_context(call: AttentionCall, heads: Tensor, batch: Tensor, out: Tensor, members: Tensor) -> Tensor:
+    """What is left of contexts at `(batch, out)`, summed over all sources but `members (n, member)`.
+
+    As `(n, head * d_head)`; only of `heads (head)` is something taken.
+    """
+    assert call.weights is not None
+    weights = call.weights[batch, :, out]  # (n, head, in)
+    lost = torch.zeros(len(batch), weights.shape[-1] + 1, dtype=torch.bool, device=weights.device)
+    lost = lost.scatter(1, members % lost.shape[1], True)[:, None, :-1] & heads[:, None]
+    weights = weights.masked_fill(lost, 0).to(call.values.dtype)
+    contexts = weights.new_empty(*weights.shape[:2], call.values.shape[-1])
+    for example in batch.unique().tolist():
+        mine = batch == example
+        values = call.values[example].repeat_interleave(weights.shape[1] // call.values.shape[1], dim=0)
+        contexts[mine] = (weights[mine].transpose(0, 1) @ values).transpose(0, 1)
+    return contexts.flatten(1)
+
+
 def empty_map(call: AttentionCall, zeroing: Zeroing, members: Tensor) -> Tensor:
     rows = call.size[2] if zeroing.rows is None else zeroing.rows.shape[1]
     dtype = torch.promote_types(call.values.dtype, torch.float32)

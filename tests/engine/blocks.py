@@ -141,8 +141,14 @@ def mask_of_window(length: int, window: int) -> Tensor:
     return torch.zeros(1, 1, length, length, dtype=torch.float64).masked_fill(~visible, torch.finfo(torch.float64).min)
 
 
+def direction(x: Tensor) -> Tensor:
+    return nn.functional.normalize(x, dim=-1, eps=1e-300)
+
+
 @torch.no_grad()
-def zeroed_one_by_one(block: nn.Module, x: Tensor, *args: Any, value: str = "attention.value") -> Tensor:
+def zeroed_one_by_one(
+    block: nn.Module, x: Tensor, *args: Any, value: str = "attention.value", normalize: bool = True
+) -> Tensor:
     """The map of a block by the definition, `(batch, out, in)`: rerun it for each source with its value row zeroed."""
     clean = block(x, *args)
     columns = []
@@ -154,6 +160,6 @@ def zeroed_one_by_one(block: nn.Module, x: Tensor, *args: Any, value: str = "att
             return values
 
         with block.get_submodule(value).register_forward_hook(zero):
-            columns.append(1 - torch.cosine_similarity(block(x, *args), clean, dim=-1))
+            columns.append(1 - (direction(block(x, *args)) * direction(clean)).sum(-1))
     scores = torch.stack(columns, dim=-1)
-    return scores / scores.sum(-1, keepdim=True)
+    return scores / scores.sum(-1, keepdim=True) if normalize else scores

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from captum_vz import ValueZeroing
@@ -18,6 +19,7 @@ from tests.engine.blocks import (
     WIDTH,
     Block,
     SelfAttention,
+    direction,
     eager_attention_forward,
     mask_of_window,
     sequences,
@@ -99,6 +101,62 @@ def test_what_an_attention_module_does_to_its_context(
     block, x, mask = Block(finish=finish), sequences(batch, tokens), mask_of_window(tokens, window=3)
     assert_same(ValueZeroing(block, block).attribute(x), zeroed_one_by_one(block, x))
     assert_same(ValueZeroing(block, block).attribute((x, mask)), zeroed_one_by_one(block, x, mask))
+
+
+def direction_of_the_projection(attention: SelfAttention, context: Tensor, x: Tensor) -> Tensor:
+    return direction(context @ attention.output.weight.T)
+
+
+def direction_with_neighbours(attention: SelfAttention, context: Tensor, x: Tensor) -> Tensor:
+    return direction_of_the_projection(attention, context, x) + context.roll(1, dims=1)
+
+
+class NormOfAttention(Block):
+    """No residual stream runs past the attention before the norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention.output = nn.Linear(WIDTH, WIDTH, bias=False).double()
+        self.norm.eps = 1e-300
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        return x + self.feed_forward(self.norm(self.attention(self.attention_norm(x), mask)))
+
+
+class AttentionAlone(NormOfAttention):
+    """No residual stream at all, and no norm."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        return self.attention(self.attention_norm(x), mask)
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        Block(finish=direction_of_the_projection),
+        Block(finish=direction_with_neighbours),
+        NormOfAttention(),
+        AttentionAlone(),
+    ],
+    ids=["module", "neighbours", "norm", "alone"],
+)
+@pytest.mark.parametrize(("batch", "tokens"), [(1, 6), (2, 20)])
+def test_where_a_value_is_nearly_all_of_a_context(block: Block, batch: int, tokens: int) -> None:
+    x, mask = sequences(batch, tokens), torch.full((1, 1, tokens, tokens), -30.0, dtype=torch.float64)
+    mask[..., 2] = 0  # what else a head sees is 1e-13 of its context
+    found = ValueZeroing(block, block, normalize=False).attribute((x, mask))
+    assert_same(found, zeroed_one_by_one(block, x, mask, normalize=False))
+
+
+def test_where_a_group_is_all_of_a_context() -> None:
+    torch.manual_seed(0)
+    size = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 4, "num_hidden_layers": 1}
+    model = LlamaModel(LlamaConfig(**size, vocab_size=50, initializer_range=0.2)).eval()
+    words = torch.arange(48)[None] // 3
+    method = ValueZeroing(model, model.layers[0].self_attn, normalize=False)
+    found = method.attribute(torch.arange(48)[None], feature_mask=words)
+    # Of nothing no direction is left: half a turn of a unit vector, and not what rounding makes of it.
+    assert_same(found[:, :3, :3], found.new_full((1, 3, 3), 0.5), tolerance=1e-6)
 
 
 class Skipping(Block):
