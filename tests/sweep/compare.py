@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
@@ -16,7 +18,7 @@ from captum_vz import ValueZeroing
 from captum_vz._engine import scoring
 from captum_vz._engine.windows import Windows
 from tests.sweep.rows import Row
-from tests.sweep.twin import Run, twin_scores, twin_scores_by_position
+from tests.sweep.twin import Product, Run, twin_scores, twin_scores_by_position
 
 TOLERANCE = 1e-4
 # Sources that the twin zeroes in one layer: all of a sentence, evenly chosen ones of an image or a sound.
@@ -55,15 +57,59 @@ def compare(
             side = "decoder_attention_mask" if "decoder" in stack else "attention_mask"
             mask = inputs.get(side, inputs.get("attention_mask"))
             valid = valid_rows(mask, run, scores.shape[0], scores.shape[1])
-            expected = twin_scores(run, products, sources)
-            expected = expected if expected.shape[:2] == scores.shape[:2] else expected.transpose(0, 1)
-            row.judge(scores[:, :, sources], expected * valid[..., None], TOLERANCE)
+            checks = [(scores[:, :, sources], Zeroed([[source] for source in sources]))]
+            checks += further_checks(method, inputs, scores, products)
+            pairs = []
+            for found, zeroed in checks:
+                expected = twin_scores(run, products, zeroed.groups, zeroed.head, scores.shape[0])
+                expected = expected if expected.shape[:2] == scores.shape[:2] else expected.transpose(0, 1)
+                expected = expected * valid[..., None]
+                pairs.append((found, expected if zeroed.row is None else expected[:, zeroed.row]))
+            row.judge(pairs, TOLERANCE)
         elif (by_position := twin_scores_by_position(run, scores.shape, sources)) is not None:
-            row.judge(scores[:, :, sources], by_position, TOLERANCE)
+            row.judge([(scores[:, :, sources], by_position)], TOLERANCE)
         else:
             shapes = [tuple(some[0].weights.shape) for some in attentions]
             row.note = f"products of softmaxed weights {shapes} for a map {tuple(scores.shape)}"
         yield row
+
+
+@dataclass
+class Zeroed:
+    """What is zeroed at a time, in one head or in all, and the row of the map that is wanted, or all."""
+
+    groups: list[list[int]]
+    head: int | None = None
+    row: int | None = None
+
+
+def further_checks(
+    method: ValueZeroing, inputs: dict[str, Any], scores: Tensor, products: list[Product]
+) -> Iterator[tuple[Tensor, Zeroed]]:
+    """Scores of words of two tokens, in all heads; and in the last head, of one row, some words at a time."""
+    batch, out, count = scores.shape
+    words = torch.arange(count) // 2
+    groups = [[source for source in range(count) if source // 2 == word] for word in range(math.ceil(count / 2))]
+    groups = groups[:: math.ceil(len(groups) / SOURCES)]
+
+    def of_groups(method: ValueZeroing, **options: Any) -> Tensor:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            spread = method.attribute(inputs, feature_mask=words[None], **options)
+        # All members of a word carry its score, but for those that are padding.
+        return torch.stack([spread[..., group].amax(-1) for group in groups], dim=-1)
+
+    yield of_groups(method), Zeroed(groups)
+    values = products[0].values
+    if values.dim() < 3 or len(values) % batch:
+        return
+    head, row = len(values) // batch - 1, out // 2
+    of_head = ValueZeroing(method.forward_func, method.layer, attention=method.attention, heads=[head], normalize=False)
+    try:
+        found = of_groups(of_head, target=row, perturbations_per_eval=3)
+    except AssertionError:  # heads that share a value cannot lose it one by one, where attention is inline
+        return
+    yield found, Zeroed(groups, head, row)
 
 
 def valid_rows(mask: Tensor | None, run: Run, batch: int, out: int) -> Tensor:

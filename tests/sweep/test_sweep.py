@@ -53,6 +53,7 @@ AGREE = {
     "moonshine": PACKED,
     "mpnet": WHOLE,
     "mpt": WHOLE,
+    "muse_spark_text": FUNCTION,  # a norm of what the attention gives
     "openai-gpt": WHOLE,
     "opt": PACKED,
     "parakeet_encoder": WHOLE,  # convolutions

@@ -48,11 +48,20 @@ class Product:
     weights: Tensor
     values: Tensor
 
+    def values_of(self, sources: list[int], head: int | None, batch: int) -> Tensor:
+        """A mask of the values of some sources: in one head of each of `batch` examples, or (None) in all heads."""
+        mask = torch.zeros(self.values.shape, dtype=torch.bool)
+        mask[..., sources, :] = True
+        if head is not None:
+            heads = len(mask) // batch
+            mask.unflatten(0, (batch, heads))[:, [h for h in range(heads) if h != head % heads]] = False
+        return mask
+
 
 class Products(TorchDispatchMode):
     """Notes the products of softmaxed weights with values, and zeroes some values.
 
-    `zeroed`: number of the product -> the source that is zeroed in all examples and heads, or a mask of its values.
+    `zeroed`: number of the product -> a mask of its values, or the source that is zeroed in all examples and heads.
     """
 
     def __init__(self, zeroed: dict[int, int | Tensor] | None = None) -> None:
@@ -168,12 +177,16 @@ def cosine_distance(a: Tensor, b: Tensor) -> Tensor:
     return 0.5 * (a / a.norm(dim=-1, keepdim=True) - b / b.norm(dim=-1, keepdim=True)).square().sum(-1)
 
 
-def twin_scores(run: Run, products: list[Product], sources: list[int]) -> Tensor:
-    """How far each output moves when the value of each of `sources` is zeroed, `(batch, out, source)`."""
+def twin_scores(
+    run: Run, products: list[Product], groups: list[list[int]], head: int | None = None, batch: int = 1
+) -> Tensor:
+    """How far each output moves when the values of each group of sources are zeroed, `(batch, out, group)`.
+
+    In all heads, or in one of each of the `batch` examples.
+    """
     clean, _ = run.clean
-    sites = [product.number for product in products]
-    moved = [run.again(Products(dict.fromkeys(sites, source))) for source in sources]
-    return torch.stack([cosine_distance(one, clean) for one in moved], dim=-1)
+    masks = [{one.number: one.values_of(group, head, batch) for one in products} for group in groups]
+    return torch.stack([cosine_distance(run.again(Products(zeroed)), clean) for zeroed in masks], dim=-1)
 
 
 def twin_scores_by_position(run: Run, shape: torch.Size, sources: list[int]) -> Tensor | None:
