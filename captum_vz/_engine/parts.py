@@ -58,7 +58,9 @@ class _Trace(Recording):
             return
         given, made = first_tensor(inputs), first_tensor(output)
         self.steps.append(_Step(module, self._tokens(given), self._tokens(made)))
-        if self.projection is None and len(self.calls) > self.site and given is not None and made is not None:
+        if given is None or made is None or len(inputs) > 1 or self.projection is not None:
+            return
+        if len(self.calls) > self.site:
             context = self.calls[self.site].context
             if context is not None and _holds(given, context) and not _holds(made, context):
                 self.projection, self.projected = module, self._tokens(made)

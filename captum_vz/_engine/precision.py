@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from captum_vz._engine.interface import listening
-from captum_vz._engine.recording import Recording, first_tensor
+from captum_vz._engine.recording import Recording, first_tensor, map_each
 
 HALF = (torch.float16, torch.bfloat16)
 
@@ -56,7 +56,7 @@ def rerun_in_float32(recording: Recording) -> Recording:
         "its tokens are in the key-value cache only: pass the whole sequence at once, or load the model in float32."
     )
     layer = in_float32(recording.layer)
-    args, kwargs = tree_map(_float32, without_caches((recording.args, recording.kwargs)))
+    args, kwargs = map_each(_float32, without_caches((recording.args, recording.kwargs)))
     again = Recording(layer, args, kwargs)
     with listening(again), torch.autocast(_device_type(recording), enabled=False):
         again.output = layer.forward(*args, **kwargs)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from captum_vz._engine.inline import family_of, is_value_projection, visible_by_argument
 from captum_vz._engine.interface import Attend, Listener
@@ -22,6 +24,18 @@ def first_tensor(output: Any) -> Tensor | None:
     while isinstance(output, (tuple, list)) and output:
         output = output[0]
     return output if isinstance(output, Tensor) else None
+
+
+def map_each(change: Callable[[Any], Any], arguments: Any) -> Any:
+    """A layer's arguments changed one by one; what it is given twice stays one (states, as queries and as values)."""
+    changed: dict[int, Any] = {}
+
+    def once(value: Any) -> Any:
+        if id(value) not in changed:
+            changed[id(value)] = change(value)
+        return changed[id(value)]
+
+    return tree_map(once, arguments)
 
 
 def at(x: Tensor, first: Tensor, second: Tensor) -> Tensor:
@@ -106,7 +120,8 @@ class AttentionCall:
         if self.answer is not None or self.context is None:
             return
         if module is not self.module:
-            if result is not None and inputs and _same(self.context, inputs[0]):
+            # What takes more beside it (a gate's input) is no projection of the context alone.
+            if result is not None and len(inputs) == 1 and _same(self.context, inputs[0]):
                 self._projected.append((module, result))
             return
         self.answer = output

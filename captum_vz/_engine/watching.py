@@ -6,14 +6,15 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import Context, ContextVar
+from functools import partial
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 from torch.utils.hooks import RemovableHandle
 
 from captum_vz._engine.inline import ParametersTelling, projects_by_parameter
 from captum_vz._engine.interface import Listener, attention_selected, current_listener, listen
+from captum_vz._engine.recording import map_each
 from captum_vz._engine.sdpa import attention_patched
 
 L = TypeVar("L", bound=Listener)
@@ -138,5 +139,9 @@ def where_it_runs(layer: nn.Module, arguments: Any) -> Any:
     for one in getattr(hook, "hooks", (hook,)):
         device = getattr(one, "execution_device", None)
         if device is not None:
-            arguments = tree_map(lambda x, to=device: x.to(to) if isinstance(x, Tensor) else x, arguments)
+            arguments = map_each(partial(_moved, device), arguments)
     return arguments
+
+
+def _moved(device: Any, value: Any) -> Any:
+    return value.to(device) if isinstance(value, Tensor) else value

@@ -86,8 +86,8 @@ def reads_elsewhere(recording: Recording, call: AttentionCall) -> bool:
     """
     given = [x for x in (*recording.args, *recording.kwargs.values()) if isinstance(x, Tensor)]
     states = [x for x in given if x.is_floating_point() and x.dim() > 2]
-    others = [x for x in states[1:] if x is not states[0] and call.batch_first(x).shape[:2] == call.size[::3]]
-    if not others:
+    others = [x for x in states[1:] if call.batch_first(x).shape[:2] == call.size[::3]]
+    if all(torch.equal(x, states[0]) for x in others):  # its own states, given twice
         return False
     values = _first_values(recording, call, states[0], torch.full_like(states[0], torch.nan))
     return values is not None and not bool(values.isnan().any())

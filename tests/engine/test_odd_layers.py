@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from captum_vz import ValueZeroing
+from captum_vz import LayerAttentionNorm, ValueZeroing
 from captum_vz.functional import cosine_distance
 from tests.engine.blocks import (
     HEADS,
@@ -157,6 +157,25 @@ def test_where_a_group_is_all_of_a_context() -> None:
     found = method.attribute(torch.arange(48)[None], feature_mask=words)
     # Of nothing no direction is left: half a turn of a unit vector, and not what rounding makes of it.
     assert_same(found[:, :3, :3], found.new_full((1, 3, 3), 0.5), tolerance=1e-6)
+
+
+class GatedProjection(nn.Module):
+    """NeoMME's: a submodule that takes the attention's input beside the context."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.output = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, context: Tensor, x: Tensor) -> Tensor:
+        return self.output(context * self.gate(x).sigmoid())
+
+
+def test_a_projection_that_takes_more_than_the_context() -> None:
+    block, x = Block(finish=lambda attention, context, x: attention.output(context, x)), sequences(2)
+    block.attention.add_module("output", GatedProjection().double())
+    assert_same(ValueZeroing(block, block).attribute(x), zeroed_one_by_one(block, x))
+    with pytest.raises(AssertionError, match="has no output projection that can be recognised"):
+        LayerAttentionNorm(block, block).attribute(x)
 
 
 class Skipping(Block):
@@ -327,6 +346,29 @@ def test_a_cross_attention_by_itself_pads_no_rows(tokens: int, sources: int, hid
     expected = torch.stack(columns, dim=-1)
     assert (expected.sum(-1) > 0).all()
     assert_same(ValueZeroing(reader, reader, normalize=False).attribute((x, mask, memory)), expected)
+
+
+class Thrice(nn.Module):
+    """Gives its layer the states as queries and as memory, as Funnel does: the same tensor, or a copy."""
+
+    def __init__(self, copies: bool) -> None:
+        super().__init__()
+        self.reader = Reader()
+        self.copies = copies
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        return self.reader(x, mask, x.clone() if self.copies else x)
+
+
+@pytest.mark.parametrize("copies", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_states_that_are_given_twice_are_no_cross_attention(dtype: torch.dtype, copies: bool) -> None:
+    model, x = Thrice(copies).to(dtype).eval(), sequences(2).to(dtype)
+    mask = torch.zeros(2, 1, 1, 6, dtype=dtype)
+    mask[1, ..., 4:] = torch.finfo(dtype).min
+    found = ValueZeroing(model, model.reader).attribute((x, mask))
+    assert found[1, :4, :4].all()
+    assert not found[1, 4:].any()
 
 
 def test_positions_that_the_layer_counts_itself() -> None:
