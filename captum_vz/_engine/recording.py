@@ -86,6 +86,8 @@ class AttentionCall:
     answer: Any = None
     projection: nn.Module | None = None
     answered: bool = False  # `module` returned the context or its projection, and nothing else happened to it
+    # Which rows and sources are no padding, once that was asked for; not copied with the rest.
+    valid: tuple[Tensor, Tensor] | None = field(default=None, init=False, repr=False)
     _projected: list[tuple[nn.Module, Tensor]] = field(default_factory=list, repr=False)
 
     def batch_first(self, value: Tensor) -> Tensor:

@@ -33,6 +33,9 @@ from captum_vz._engine.zeroing import (
     zeroed_weights,
 )
 
+# By how many units in the last place rounding may move what a layer returns: more than it does, lest it be overlooked.
+ROUNDINGS = 5
+
 
 def value_zeroing_map(recording: Recording, call: AttentionCall, zeroing: Zeroing) -> Tensor:
     """The raw distances of one layer, `(batch, row, group)`; padded rows and sources are 0."""
@@ -61,6 +64,29 @@ def value_zeroing_map(recording: Recording, call: AttentionCall, zeroing: Zeroin
         output = _output(recording, again)
         assert output is not None
         return _replayed(recording, again, output, zeroing)
+
+
+def lost_in_rounding(recording: Recording, call: AttentionCall, zeroing: Zeroing, scores: Tensor) -> Tensor:
+    """Rows `(batch, row)` of a map whose largest change is no larger than one that rounding may make.
+
+    Where what a layer adds is a millionth of what it carries on, its scores would be rounding, normalised.
+    """
+    output = _output(recording, call)
+    assert output is not None  # it has a map
+    clean = output.to(scores.dtype)
+    if zeroing.rows is not None:
+        clean = clean.gather(1, zeroing.rows[..., None].expand(-1, -1, clean.shape[-1]))
+    prepare, between = zeroing.measure.prepare, zeroing.measure.between
+    # Both are rounded: the output, and what the measure makes of it.
+    rounding = between(_rounded(prepare(_rounded(clean))), prepare(clean)).to(scores)
+    largest = scores.amax(-1)
+    return (largest > 0) & (largest < rounding)
+
+
+def _rounded(x: Tensor) -> Tensor:
+    """`x` with all its entries off by rounding, every second in the other direction."""
+    signs = 1 - 2 * (torch.arange(x.shape[-1], device=x.device) % 2)
+    return x * (1 + ROUNDINGS * torch.finfo(x.dtype).eps * signs)
 
 
 def _replayed(recording: Recording, call: AttentionCall, output: Tensor, zeroing: Zeroing) -> Tensor:
@@ -112,15 +138,15 @@ def _folded_pairs(recording: Recording, call: AttentionCall, output: Tensor, zer
     """The same numbers as `_packed_pairs`, faster: for layers of a known shape, and rows enough to gain by it."""
     if call.weights is None:
         raise NotReproducedError("its attention is computed inline, out of sight")
-    targets, sources = wanted_targets(recording, call, zeroing)
     # A source whose vectors are folded for one target only gains nothing, and more for few only among many.
-    most = int(targets.batch.bincount().max()) if len(targets) else 0
-    if most <= 1:
+    if zeroing.rows is not None and zeroing.rows.shape[1] == 1:
         raise TooFewError("there are too few rows to fold for")
+    targets, sources = wanted_targets(recording, call, zeroing)
+    most = int(targets.batch.bincount().max()) if len(targets) else 0
     heads = zeroed_heads(call, zeroing.heads).nonzero().flatten()
     members = group_members(call, zeroing)
     features = len(heads) * call.values.shape[-1]
-    if most <= len(heads) and len(targets) * members.shape[1] <= features:
+    if most <= 1 or (most <= len(heads) and len(targets) * members.shape[1] <= features):
         raise TooFewError("there are too few rows to fold for")
     fast = zeroing.fast and multiplies_halves_fast(output.device)
     if zeroing.fast and not fast:

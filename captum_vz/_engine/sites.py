@@ -95,6 +95,12 @@ def valid_positions(recording: Recording, call: AttentionCall) -> tuple[Tensor, 
     Padding is what no token sees in self-attention, not even it itself; where the layer chooses what is seen (sparse
     attention), the mask that it was given tells. A source that no valid row sees is padding.
     """
+    if call.valid is None:
+        call.valid = _read_positions(recording, call)
+    return call.valid
+
+
+def _read_positions(recording: Recording, call: AttentionCall) -> tuple[Tensor, Tensor]:
     first = call if call.windows is not None else recording.calls[0]
     batch, _, out, sources = first.size
     rows = torch.ones(batch, out, dtype=torch.bool, device=call.values.device)

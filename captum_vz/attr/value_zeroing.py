@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from captum_vz._engine.precision import HALF, in_float32
 from captum_vz._engine.recording import AttentionCall, Recording
-from captum_vz._engine.scoring import value_zeroing_map
+from captum_vz._engine.scoring import lost_in_rounding, value_zeroing_map
 from captum_vz._engine.zeroing import Measure, Zeroing
 from captum_vz.attr._arguments import as_layers
 from captum_vz.attr._heads import Heads, select_heads
@@ -28,8 +28,9 @@ class ValueZeroing(LayerMaps):
     itself, on its clean input. `Mohebbi et al., EACL 2023 <https://aclanthology.org/2023.eacl-main.245>`_, section 3.
 
     `target` names an output token, never a class. A layer that runs more than once in a pass (ALBERT) gives the map of
-    its last run. The other arguments of the constructor and those of `attribute`, what comes back and what is raised
-    are described in :class:`~captum_vz.attr.LayerMaps`.
+    its last run. Rows that change by hardly more than the model's number type rounds are told of by a warning. The
+    other arguments of the constructor and those of `attribute`, what comes back and what is raised are described in
+    :class:`~captum_vz.attr.LayerMaps`.
 
     Args:
         forward_func: See :class:`~captum_vz.attr.LayerMaps`, like `layer`, `device_ids`, `attention`, `normalize`.
@@ -92,7 +93,15 @@ class ValueZeroing(LayerMaps):
         chosen = self.heads is not None
         heads = select_heads(self.heads, index, len(as_layers(self.layer)), call.size[1]) if chosen else None
         zeroing = Zeroing(self._measure(), rows, groups, heads, at_most, fast=self.precision == "fast")
-        return value_zeroing_map(recording, call, zeroing)
+        scores = value_zeroing_map(recording, call, zeroing)
+        lost = int(lost_in_rounding(recording, call, zeroing, scores).sum())
+        if lost:
+            dtype = str(scores.dtype).removeprefix("torch.")
+            recording.notes.append(
+                f"{lost} row(s) of layer {index} ({type(recording.layer).__name__}) change by hardly more than "
+                f"{dtype} rounds" + ("" if dtype == "float64" else ": run the model in float64 (model.double())")
+            )
+        return scores
 
     def _measure(self) -> Measure:
         norm = self.final_norm

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -58,6 +60,37 @@ def test_a_row_that_nothing_changes_is_told(target: int | None) -> None:
     assert not maps[1].any()
     assert maps[0].any()
     assert maps[2].any()
+
+
+@pytest.mark.parametrize("target", [None, 1])
+@pytest.mark.parametrize("distance", ["cosine", "euclidean", "l1"])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "vit"])
+@pytest.mark.parametrize(("size", "tells"), [(1, False), (1e4, False), (1e7, True)])
+def test_a_row_that_changes_by_no_more_than_rounding_is_told(
+    size: float, tells: bool, name: str, distance: str, target: int | None
+) -> None:
+    case = FAMILIES[name].build()
+    last = case.layers[-1]
+
+    def carry_much(layer: Any, args: Any) -> Any:
+        states = args[0].clone()
+        states[:, 1] *= size
+        return (states, *args[1:])
+
+    last.register_forward_pre_hook(carry_much)
+
+    def of_last(dtype: torch.dtype) -> tuple[torch.Tensor, list[str]]:
+        case.model.to(dtype)
+        inputs = {key: value.to(dtype) if value.is_floating_point() else value for key, value in case.inputs.items()}
+        method = partial(ValueZeroing, distance=distance)
+        maps, messages = told(replace(case, inputs=inputs), method, target=target)
+        return maps[-1], messages
+
+    (rounded, messages), (right, nothing) = of_last(torch.float32), of_last(torch.float64)
+    assert nothing == []
+    assert ((rounded - right).abs().max() > 0.01) == tells
+    about = f"{len(rounded)} row(s) of layer 2 ({type(last).__name__}) change by hardly more than float32 rounds"
+    assert messages == [f"Value Zeroing: {about}: run the model in float64 (model.double())."] * tells
 
 
 def test_heads_that_a_row_does_not_use_leave_it_zero() -> None:
