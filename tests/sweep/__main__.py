@@ -26,7 +26,7 @@ def main() -> None:
     """Sweep over the model types that are asked for, each in a process of its own."""
     parser = argparse.ArgumentParser(prog="python -m tests.sweep", description=__doc__)
     parser.add_argument("--types", nargs="+", help="only these model types; the table is not written")
-    parser.add_argument("--seconds", type=int, default=120, help="what one model type may take")
+    parser.add_argument("--seconds", type=int, default=240, help="what one model type may take")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()

@@ -50,6 +50,7 @@ def compare(
         row = Row(model_type, name, "no twin", way_of(tried))
         count = scores.shape[2]
         sources = sorted({round(place) for place in torch.linspace(0, count - 1, min(SOURCES, count)).tolist()})
+        singles = [[source] for source in sources]
         if not run.reproduced:
             row.note = "the layer, run again on what it was given, returns something else"
         # Whatever is told by position is zeroed by position, also where a window is as long as the sequence.
@@ -57,7 +58,7 @@ def compare(
             side = "decoder_attention_mask" if "decoder" in stack else "attention_mask"
             mask = inputs.get(side, inputs.get("attention_mask"))
             valid = valid_rows(mask, run, scores.shape[0], scores.shape[1])
-            checks = [(scores[:, :, sources], Zeroed([[source] for source in sources]))]
+            checks = [(scores[:, :, sources], Zeroed(singles))]
             checks += further_checks(method, inputs, scores, products)
             pairs = []
             for found, zeroed in checks:
@@ -66,8 +67,12 @@ def compare(
                 expected = expected * valid[..., None]
                 pairs.append((found, expected if zeroed.row is None else expected[:, zeroed.row]))
             row.judge(pairs, TOLERANCE)
-        elif (by_position := twin_scores_by_position(run, scores.shape, sources)) is not None:
-            row.judge([(scores[:, :, sources], by_position)], TOLERANCE)
+        elif (by_position := twin_scores_by_position(run, scores.shape, singles)) is not None:
+            words = words_of(count)
+            of_words = twin_scores_by_position(run, scores.shape, words)
+            assert of_words is not None  # as before
+            found = scores_of(words, method, inputs, count)
+            row.judge([(scores[:, :, sources], by_position), (found, of_words)], TOLERANCE)
         else:
             shapes = [tuple(some[0].weights.shape) for some in attentions]
             row.note = f"products of softmaxed weights {shapes} for a map {tuple(scores.shape)}"
@@ -83,33 +88,43 @@ class Zeroed:
     row: int | None = None
 
 
+def words_of(count: int) -> list[list[int]]:
+    """Words of two tokens each, evenly chosen ones where they are many."""
+    words = [[source, source + 1] for source in range(0, count - 1, 2)] + [[count - 1]] * (count % 2)
+    return words[:: math.ceil(len(words) / SOURCES)]
+
+
+def scores_of(
+    words: list[list[int]], method: ValueZeroing, inputs: dict[str, Any], count: int, **options: Any
+) -> Tensor:
+    """The scores `(..., word)` of some words; what else the `count` sources are is one more."""
+    mask = torch.zeros(1, count, dtype=torch.long)
+    for number, word in enumerate(words, start=1):
+        mask[0, word] = number
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        spread = method.attribute(inputs, feature_mask=mask, **options)
+    # All members of a word carry its score, but for those that are padding.
+    return torch.stack([spread[..., word].amax(-1) for word in words], dim=-1)
+
+
 def further_checks(
     method: ValueZeroing, inputs: dict[str, Any], scores: Tensor, products: list[Product]
 ) -> Iterator[tuple[Tensor, Zeroed]]:
     """Scores of words of two tokens, in all heads; and in the last head, of one row, some words at a time."""
     batch, out, count = scores.shape
-    words = torch.arange(count) // 2
-    groups = [[source for source in range(count) if source // 2 == word] for word in range(math.ceil(count / 2))]
-    groups = groups[:: math.ceil(len(groups) / SOURCES)]
-
-    def of_groups(method: ValueZeroing, **options: Any) -> Tensor:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            spread = method.attribute(inputs, feature_mask=words[None], **options)
-        # All members of a word carry its score, but for those that are padding.
-        return torch.stack([spread[..., group].amax(-1) for group in groups], dim=-1)
-
-    yield of_groups(method), Zeroed(groups)
+    words = words_of(count)
+    yield scores_of(words, method, inputs, count), Zeroed(words)
     values = products[0].values
     if values.dim() < 3 or len(values) % batch:
         return
     head, row = len(values) // batch - 1, out // 2
     of_head = ValueZeroing(method.forward_func, method.layer, attention=method.attention, heads=[head], normalize=False)
     try:
-        found = of_groups(of_head, target=row, perturbations_per_eval=3)
+        found = scores_of(words, of_head, inputs, count, target=row, perturbations_per_eval=3)
     except AssertionError:  # heads that share a value cannot lose it one by one, where attention is inline
         return
-    yield found, Zeroed(groups, head, row)
+    yield found, Zeroed(words, head, row)
 
 
 def valid_rows(mask: Tensor | None, run: Run, batch: int, out: int) -> Tensor:

@@ -66,8 +66,9 @@ def write_table(rows: list[Row], versions: str) -> None:
         "",
         f"Written by `python -m tests.sweep` with {versions}: a small random float32 model of each type in "
         "`MODEL_MAPPING`, batches with padding where the model takes a mask. Each layer's map is compared with a twin "
-        "that reruns the layer with one value row zeroed; then, but for windows, with those of a word of two tokens, "
-        "and with those of a word in the last head alone. The difference is the largest one over the largest score.",
+        "that reruns the layer with one value row zeroed; then with those of a word of two tokens, and, but for "
+        "windows, with those of a word in the last head alone. The difference is the largest one over the largest "
+        "score.",
         "",
         "| model types | outcome | meaning |",
         "|---|---|---|",

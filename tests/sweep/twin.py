@@ -189,7 +189,7 @@ def twin_scores(
     return torch.stack([cosine_distance(run.again(Products(zeroed)), clean) for zeroed in masks], dim=-1)
 
 
-def twin_scores_by_position(run: Run, shape: torch.Size, sources: list[int]) -> Tensor | None:
+def twin_scores_by_position(run: Run, shape: torch.Size, groups: list[list[int]]) -> Tensor | None:
     """The same where the layer's positions are somewhere in windows: the values that move with them are zeroed.
 
     `shape (batch, out, in)` is what the layer's positions should come to; None: they do not.
@@ -204,9 +204,9 @@ def twin_scores_by_position(run: Run, shape: torch.Size, sources: list[int]) -> 
     else:
         return None
     columns = []
-    for source in sources:
+    for group in groups:
         moved = inputs.clone()
-        moved[:, source] += torch.randn(moved.shape[-1], generator=torch.Generator().manual_seed(source))
+        moved[:, group] += torch.randn(moved[0, group].shape, generator=torch.Generator().manual_seed(group[0]))
         moved = moved.view(hidden.movedim(axis, -1).shape).movedim(-1, axis).contiguous()
         args, kwargs = tree_map(lambda x, moved=moved: moved if x is hidden else x, (run.args, run.kwargs))
         found = Products()
