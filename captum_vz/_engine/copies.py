@@ -16,8 +16,9 @@ from torch.utils._pytree import tree_leaves
 from captum_vz._engine.collect import Runs, collect, refuse_dropout, uncompiled
 from captum_vz._engine.memory import Memory
 from captum_vz._engine.recording import AttentionCall, Recording, first_tensor
-from captum_vz._engine.replay import NotReproducedError, Zeroing, check_reproduced
+from captum_vz._engine.replay import NotReproducedError, check_reproduced
 from captum_vz._engine.watching import watching
+from captum_vz._engine.whole_sequences import ZeroingCopies
 from captum_vz._engine.zeroing import zeroed_heads
 
 # Bytes that the largest output of a module may take on all copies together. On a CPU, twice as many were slower for
@@ -141,7 +142,7 @@ class ModelCopies:
         return {device: zeroed.to(device) for device in devices}
 
 
-class _LayerCopies(Zeroing):
+class _LayerCopies(ZeroingCopies):
     """Zeroes values in one run of a layer on copies."""
 
     def __init__(self, site: _Site, zeroed: Tensor) -> None:

@@ -2,8 +2,8 @@
 
 Two ways, tried in this order. `PackedPairs`: everything after the attention acts on each position alone, so that all
 (example, out, source) triples are independent positions of one long sequence whose attention output is known
-beforehand. `WholeSequences`: copies of one example, the attention computed again with the values zeroed. A way serves
-only if it reproduces the clean output of the layer with nothing zeroed.
+beforehand. `WholeSequences`, in a file of its own: copies of one example, the attention computed again with the values
+zeroed. A way serves only if it reproduces the clean output of the layer with nothing zeroed.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from captum_vz._engine.interface import Attend, Listener, listening
 from captum_vz._engine.precision import without_caches
 from captum_vz._engine.products import FastProducts
 from captum_vz._engine.recording import AttentionCall, Recording, at, first_tensor
-from captum_vz._engine.weights import weights_used
 
+# In how many ways a layer may fail that is run on other arguments than it was.
+FAILURES = (RuntimeError, ValueError, IndexError, TypeError, AttributeError, KeyError)
 # To how small a part a context, or a residual stream, may shrink before what is left of it is not told by a difference.
 NEARLY = 64
 
@@ -33,6 +34,14 @@ class NotReproducedError(Exception):
 
 class TooFewError(NotReproducedError):
     """This way of replaying gains nothing here, the rows being few."""
+
+
+def run_again(layer: nn.Module, args: Any, kwargs: Any) -> Any:
+    """What a layer's own code returns for other arguments than those of the clean pass."""
+    try:
+        return layer.forward(*args, **kwargs)
+    except AssertionError as error:  # of the layer about them, and not of a user's misuse
+        raise NotReproducedError(f"it asserts something else of its arguments {error}".rstrip()) from error
 
 
 class PackedPairs:
@@ -87,35 +96,12 @@ class PackedPairs:
             answer.put(at(clean, batch, out)[None])
         self.answer.put(context[None])
         with listening(self.answer if isinstance(self.answer, Listener) else None), self.around():
-            output = first_tensor(self.layer.forward(*args, **kwargs))
+            output = first_tensor(run_again(self.layer, args, kwargs))
         for asked in (self.answer, *(answer for answer, _ in self.earlier)):
             asked.check_used()
         if output is None or self.call.batch_first(output).shape[:2] != (1, len(batch)):
-            raise NotReproducedError(f"on {len(batch)} packed positions it returned {_describe(output)}")
+            raise NotReproducedError(f"on {len(batch)} packed positions it returned {described(output)}")
         return self.call.batch_first(output)[0]
-
-
-class WholeSequences:
-    """Replays whole sequences: `run(example, zeroed)` answers the layer's output for n copies of one example."""
-
-    def __init__(self, recording: Recording, call: AttentionCall) -> None:
-        self.call = call
-        self.site = sum(before.parts for before in recording.calls[: recording.calls.index(call)])
-        self.arguments = without_caches((recording.args, recording.kwargs))
-        self.layer = bare(recording.layer)
-
-    def run(self, example: int, zeroed: Tensor) -> Tensor:
-        """The layer's output `(n, out, d)`, values zeroed where `zeroed (n, head, in)` is True."""
-        size, out = self.call.size, self.call.size[2]
-        axis = int(self.call.sequence_first)
-        args, kwargs = tree_map(lambda x: _repeat(x, size, example, len(zeroed), axis), self.arguments)
-        zeroing = Zeroing(self.call, self.site, zeroed)
-        with listening(zeroing), FastProducts():
-            output = first_tensor(self.layer.forward(*args, **kwargs))
-        zeroing.check_asked()
-        if output is None or self.call.batch_first(output).shape[:2] != (len(zeroed), out):
-            raise NotReproducedError(f"on {len(zeroed)} copies of an example it returned {_describe(output)}")
-        return self.call.batch_first(output)
 
 
 def nearly_all_is_lost(left: Tensor, context: Tensor) -> Tensor:
@@ -203,53 +189,6 @@ class _FunctionAnswer(_Answer, Listener):
         return self.take().unflatten(-1, self.heads), None
 
 
-class Zeroing(Listener):
-    """Computes one attention of a layer with a different set of values zeroed in each copy."""
-
-    def __init__(self, call: AttentionCall, site: int, zeroed: Tensor) -> None:
-        self.call = call
-        self.site = site
-        self.zeroed = zeroed
-        self.attentions = 0
-        self.times = 0
-
-    def check_asked(self) -> None:
-        if self.times != self.call.parts:
-            raise NotReproducedError(f"the values of its attention were asked for {self.times} times in one run")
-
-    def attend(
-        self, module: nn.Module | None, attend: Attend, values: Tensor, visible: Tensor | None, dropout: float
-    ) -> tuple[Tensor, Tensor]:
-        context, weights = attend(values)
-        self.attentions += 1
-        first, last = self.site + 1, self.site + self.call.parts
-        if self.call.value_projection is not None or not first <= self.attentions <= last:
-            return context, weights
-        self.times += 1
-        used = weights_used(self.call.module, attend, values, context, weights)
-        shared_by = used.shape[1] // values.shape[1]
-        # Summed over the others: the context less what is lost would be rounding where nearly all of it is.
-        left = (used * ~self.zeroed[:, :, None]) @ values.repeat_interleave(shared_by, dim=1)
-        return left.transpose(1, 2).to(context.dtype), weights
-
-    def returned(self, module: nn.Module | nn.Parameter, inputs: tuple[Any, ...], output: Any) -> Any:
-        if module is not self.call.value_projection or module is None:
-            return None
-        self.times += 1
-        projected = first_tensor(output)
-        assert projected is not None  # it was one in the clean pass
-        projected = projected.clone()
-        values = self.call.batch_first(projected)
-        for head, columns in enumerate(self.call.value_columns):
-            zeroed = self.zeroed[:, head, :, None]
-            sharing = [self.zeroed[:, other] for other, same in enumerate(self.call.value_columns) if same == columns]
-            if any(not torch.equal(other, sharing[0]) for other in sharing):
-                raise NotReproducedError("its heads share their values, which cannot be zeroed for some of them alone")
-            zero = self.call.zero if isinstance(self.call.zero, float) else self.call.zero[head]
-            values[..., columns] = torch.where(zeroed, zero, values[..., columns])
-        return projected if isinstance(output, Tensor) else (projected, *output[1:])
-
-
 def bare(module: nn.Module) -> nn.Module:
     """A copy of one module that shares everything below it, without hooks and without wrappers of its forward."""
     copied = type(module).__new__(type(module))
@@ -304,24 +243,5 @@ class _Packing:
         return value
 
 
-def _repeat(value: Any, size: tuple[int, int, int, int], example: int, copies: int, axis: int) -> Any:
-    """Copy one example of every tensor that has one entry an example, along `axis`."""
-    batch, heads, out, sources = size
-    if isinstance(value, Tensor) and value.dim() == 3 and value.shape[::2] == (batch * heads, sources):
-        # Position biases with their heads laid out behind each other (BLOOM, WavLM).
-        return value.unflatten(0, (batch, heads))[example].repeat(copies, 1, 1)
-    if isinstance(value, Tensor) and value.shape[:3] == (out, sources, batch) and (axis == 1 or out != batch):
-        axis = 2  # what is known of pairs (XLNet's masks, BROS' distances)
-    elif not isinstance(value, Tensor) or value.dim() <= axis or value.shape[axis] != batch:
-        # Masks and the like have their examples first even where the layer has its tokens first.
-        axis = 0
-    if not isinstance(value, Tensor) or value.dim() == 0 or value.shape[axis] != batch:
-        return value
-    shape = list(value.shape)
-    shape[axis] = copies
-    copied = value.narrow(axis, example, 1).expand(shape)
-    return copied.contiguous() if value.dim() == 3 else copied  # hidden states, which some layers view
-
-
-def _describe(output: Tensor | None) -> str:
+def described(output: Tensor | None) -> str:
     return "no tensor" if output is None else f"a tensor of shape {tuple(output.shape)}"

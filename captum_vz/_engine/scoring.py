@@ -11,14 +11,15 @@ from captum_vz._engine.folded import FoldedPairs
 from captum_vz._engine.precision import is_half, multiplies_halves_fast, rerun_in_float32
 from captum_vz._engine.recording import AttentionCall, Recording, at, first_tensor
 from captum_vz._engine.replay import (
+    FAILURES,
     ModuleAnswer,
     NotReproducedError,
     PackedPairs,
     TooFewError,
-    WholeSequences,
     check_reproduced,
     nearly_all_is_lost,
 )
+from captum_vz._engine.whole_sequences import WholeSequences
 from captum_vz._engine.windows import over_positions, reordered
 from captum_vz._engine.zeroing import (
     Zeroing,
@@ -98,7 +99,7 @@ def _replayed(recording: Recording, call: AttentionCall, output: Tensor, zeroing
         try:
             return way(recording, call, output, zeroing)
         # A layer that does not fit a way can fail in it in any manner; the next way, or the error below, answers.
-        except (NotReproducedError, RuntimeError, ValueError, IndexError, TypeError, AttributeError, KeyError) as error:
+        except (NotReproducedError, *FAILURES) as error:
             if way is _folded_pairs:  # a faster form of the next way, whose reason is the one that counts
                 if zeroing.fast and not isinstance(error, TooFewError):
                     room = isinstance(error, torch.OutOfMemoryError)
@@ -223,7 +224,9 @@ def _packed_pairs(
     return scores
 
 
-def _whole_sequences(recording: Recording, call: AttentionCall, output: Tensor, zeroing: Zeroing) -> Tensor:
+def _whole_sequences(
+    recording: Recording, call: AttentionCall, output: Tensor, zeroing: Zeroing, choose: bool = False
+) -> Tensor:
     other_order = reordered(recording, call)
     if other_order is not None:
         # Which tokens are hidden is known in the attention's order only.
@@ -234,6 +237,8 @@ def _whole_sequences(recording: Recording, call: AttentionCall, output: Tensor, 
     members = group_members(call, zeroing)
     scores = empty_map(call, zeroing, members)
     replay = WholeSequences(recording, call)
+    if choose:
+        replay.choose(output)
     count = members.shape[1]
     copies = max(1, _chunk_rows(recording, output) // output.shape[1])
     copies = copies if zeroing.at_most is None else min(copies, zeroing.at_most)
@@ -258,6 +263,11 @@ def _whole_sequences(recording: Recording, call: AttentionCall, output: Tensor, 
             distance = zeroing.measure.between(prepared[:-1], prepared[-1].expand_as(prepared[:-1]))
             scores[example, place[:, None], part] = distance.T.to(scores)
     return scores
+
+
+def _whole_by_trial(recording: Recording, call: AttentionCall, output: Tensor, zeroing: Zeroing) -> Tensor:
+    """Whole sequences, the examples being along other axes: where the batch is as long as something else."""
+    return _whole_sequences(recording, call, output, zeroing, choose=True)
 
 
 def _in_windows(recording: Recording, call: AttentionCall, output: Tensor, zeroing: Zeroing) -> Tensor:
@@ -285,4 +295,4 @@ def _chunk_rows(recording: Recording, output: Tensor) -> int:
 
 
 # Tried in this order. All give the same numbers: a test may leave the first one out.
-WAYS = (_folded_pairs, _packed_pairs, _packed_first, _whole_sequences)
+WAYS = (_folded_pairs, _packed_pairs, _packed_first, _whole_sequences, _whole_by_trial)

@@ -25,12 +25,9 @@ from captum_vz._engine.interface import Attend, Listener, listening
 from captum_vz._engine.precision import without_caches
 from captum_vz._engine.products import FastProducts
 from captum_vz._engine.recording import AttentionCall, Recording, first_tensor
-from captum_vz._engine.replay import NotReproducedError, bare
+from captum_vz._engine.replay import FAILURES, NotReproducedError, bare, run_again
 
 NONE, SEVERAL = -1, -2
-
-# A layer that cannot run with NaN in it can fail in any manner.
-FAILURES = (RuntimeError, ValueError, IndexError, TypeError, AttributeError, KeyError)
 
 
 def is_rearranged(recording: Recording, call: AttentionCall) -> bool:
@@ -118,10 +115,10 @@ def _first_values(recording: Recording, call: AttentionCall, old: Tensor, new: T
     args, kwargs = tree_map(partial(_instead, old, new), without_caches((recording.args, recording.kwargs)))
     try:
         with listening(_FirstValues(call)):
-            bare(recording.layer).forward(*args, **kwargs)
+            run_again(bare(recording.layer), args, kwargs)
     except _HeardError as heard:
         return heard.args[0]
-    except FAILURES:
+    except (NotReproducedError, *FAILURES):
         pass
     return None
 
@@ -210,7 +207,7 @@ class Windows:
     def _run(self, hidden: Tensor, values: _Values) -> Tensor:
         args, kwargs = tree_map(partial(_instead, self.hidden, hidden), self.arguments)
         with listening(values), FastProducts():
-            output = first_tensor(self.layer.forward(*args, **kwargs))
+            output = first_tensor(run_again(self.layer, args, kwargs))
         if output is None:
             raise NotReproducedError("run again, it returned no tensor")
         return output

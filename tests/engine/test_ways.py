@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from captum_vz import ValueZeroing
-from captum_vz._engine.replay import NotReproducedError, PackedPairs, WholeSequences
+from captum_vz._engine.replay import NotReproducedError, PackedPairs
+from captum_vz._engine.whole_sequences import WholeSequences
 from tests.engine.compare import assert_same
 from tests.reference import FAMILIES, SEQUENCE_TO_SEQUENCE, naive_value_zeroing
 

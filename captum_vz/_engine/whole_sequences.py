@@ -1,0 +1,148 @@
+"""Run copies of one example through a recorded layer, each with other values of its attention zeroed."""
+
+from __future__ import annotations
+
+from itertools import islice, product
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from captum_vz._engine.interface import Attend, Listener, listening
+from captum_vz._engine.precision import without_caches
+from captum_vz._engine.products import FastProducts
+from captum_vz._engine.recording import AttentionCall, Recording, first_tensor
+from captum_vz._engine.replay import FAILURES, NotReproducedError, bare, check_reproduced, described, run_again
+from captum_vz._engine.weights import weights_used
+
+# In place of an axis: the first one, on which each example has its heads behind each other (BLOOM's biases, WavLM's).
+HEADS = -1
+# How many readings of a layer's arguments are tried at most.
+TRIALS = 64
+
+
+class WholeSequences:
+    """Replays whole sequences: `run(example, zeroed)` answers the layer's output for n copies of one example.
+
+    Which axis of an argument holds the examples is told by its length: the likeliest of those that are as long as the
+    batch, until `choose` finds others.
+    """
+
+    def __init__(self, recording: Recording, call: AttentionCall) -> None:
+        self.call = call
+        self.site = sum(before.parts for before in recording.calls[: recording.calls.index(call)])
+        self.arguments, self.spec = tree_flatten(without_caches((recording.args, recording.kwargs)))
+        self.axes = [self._axes_of_examples(value)[0] for value in self.arguments]
+        self.layer = bare(recording.layer)
+
+    def choose(self, output: Tensor) -> None:
+        """Find the axes for which the layer returns its clean `output (batch, out, d)`, by trying.
+
+        Raises:
+            NotReproducedError: There are none, or there is nothing to choose from.
+        """
+        axes_of_each = [self._axes_of_examples(value) for value in self.arguments]
+        if all(len(axes) == 1 for axes in axes_of_each):
+            raise NotReproducedError("as before")
+        # Two copies, for one may lie along any axis.
+        nothing = torch.zeros(2, self.call.size[1], self.call.size[3], dtype=torch.bool, device=output.device)
+        for axes in islice(product(*axes_of_each), TRIALS):
+            self.axes = list(axes)
+            try:
+                for example, clean in enumerate(output):
+                    check_reproduced(self.run(example, nothing).flatten(0, 1), clean.repeat(2, 1))
+                return
+            except (NotReproducedError, *FAILURES) as error:
+                if isinstance(error, torch.OutOfMemoryError):
+                    raise
+        raise NotReproducedError("which of its arguments' axes the examples lie along cannot be told")
+
+    def run(self, example: int, zeroed: Tensor) -> Tensor:
+        """The layer's output `(n, out, d)`, values zeroed where `zeroed (n, head, in)` is True."""
+        out = self.call.size[2]
+        each = zip(self.arguments, self.axes, strict=True)
+        args, kwargs = tree_unflatten([self._repeat(x, axis, example, len(zeroed)) for x, axis in each], self.spec)
+        zeroing = ZeroingCopies(self.call, self.site, zeroed)
+        with listening(zeroing), FastProducts():
+            output = first_tensor(run_again(self.layer, args, kwargs))
+        zeroing.check_asked()
+        if output is None or self.call.batch_first(output).shape[:2] != (len(zeroed), out):
+            raise NotReproducedError(f"on {len(zeroed)} copies of an example it returned {described(output)}")
+        return self.call.batch_first(output)
+
+    def _repeat(self, value: Any, axis: int | None, example: int, copies: int) -> Any:
+        """So many times one example of what has one entry an example along `axis`; anything else (None) as it is."""
+        if axis is None:
+            return value
+        if axis == HEADS:
+            return value.unflatten(0, (self.call.size[0], -1))[example].repeat(copies, 1, 1)
+        shape = list(value.shape)
+        shape[axis] = copies
+        copied = value.narrow(axis, example, 1).expand(shape)
+        return copied.contiguous() if value.dim() == 3 else copied  # hidden states, which some layers view
+
+    def _axes_of_examples(self, value: Any) -> list[int | None]:
+        """The axes that the examples may lie along, the likeliest first; None: along none."""
+        if not isinstance(value, Tensor):
+            return [None]
+        batch, heads, out, sources = self.call.size
+        if value.dim() == 3 and value.shape[::2] == (batch * heads, sources):
+            return [HEADS]
+        order = [1, 0] if self.call.sequence_first else [0]
+        if value.dim() == 2:  # masks and the like have their examples first, wherever the layer's tokens are
+            order.sort()
+        if value.shape[:3] == (out, sources, batch):  # what is known of pairs (XLNet's masks, BROS' distances)
+            order.insert(0 if self.call.sequence_first else 1, 2)
+        long = [axis for axis, length in enumerate(value.shape) if length == batch]
+        likely = [axis for axis in order if axis in long]
+        # What is as long as the batch by chance is not to be taken apart: a table of positions, a causal mask.
+        by_chance = [None] if batch in (heads, out, sources) or not likely else []
+        return [*likely, *by_chance, *(axis for axis in long if axis not in likely)]
+
+
+class ZeroingCopies(Listener):
+    """Computes one attention of a layer with a different set of values zeroed in each copy."""
+
+    def __init__(self, call: AttentionCall, site: int, zeroed: Tensor) -> None:
+        self.call = call
+        self.site = site
+        self.zeroed = zeroed
+        self.attentions = 0
+        self.times = 0
+
+    def check_asked(self) -> None:
+        if self.times != self.call.parts:
+            raise NotReproducedError(f"the values of its attention were asked for {self.times} times in one run")
+
+    def attend(
+        self, module: nn.Module | None, attend: Attend, values: Tensor, visible: Tensor | None, dropout: float
+    ) -> tuple[Tensor, Tensor]:
+        context, weights = attend(values)
+        self.attentions += 1
+        first, last = self.site + 1, self.site + self.call.parts
+        if self.call.value_projection is not None or not first <= self.attentions <= last:
+            return context, weights
+        self.times += 1
+        used = weights_used(self.call.module, attend, values, context, weights)
+        shared_by = used.shape[1] // values.shape[1]
+        # Summed over the others: the context less what is lost would be rounding where nearly all of it is.
+        left = (used * ~self.zeroed[:, :, None]) @ values.repeat_interleave(shared_by, dim=1)
+        return left.transpose(1, 2).to(context.dtype), weights
+
+    def returned(self, module: nn.Module | nn.Parameter, inputs: tuple[Any, ...], output: Any) -> Any:
+        if module is not self.call.value_projection or module is None:
+            return None
+        self.times += 1
+        projected = first_tensor(output)
+        assert projected is not None  # it was one in the clean pass
+        projected = projected.clone()
+        values = self.call.batch_first(projected)
+        for head, columns in enumerate(self.call.value_columns):
+            zeroed = self.zeroed[:, head, :, None]
+            sharing = [self.zeroed[:, other] for other, same in enumerate(self.call.value_columns) if same == columns]
+            if any(not torch.equal(other, sharing[0]) for other in sharing):
+                raise NotReproducedError("its heads share their values, which cannot be zeroed for some of them alone")
+            zero = self.call.zero if isinstance(self.call.zero, float) else self.call.zero[head]
+            values[..., columns] = torch.where(zeroed, zero, values[..., columns])
+        return projected if isinstance(output, Tensor) else (projected, *output[1:])

@@ -1,0 +1,84 @@
+"""As many examples as tokens as heads as features of a head: no length alone tells what an axis is, in float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+
+from captum_vz import ValueZeroing, find_layers
+from tests.engine.compare import assert_same
+from tests.reference.case import randomize
+
+SIZE = 4
+WIDTH = SIZE * SIZE
+BERT = {
+    "vocab_size": 50,
+    "hidden_size": WIDTH,
+    "num_hidden_layers": 2,
+    "num_attention_heads": SIZE,
+    "intermediate_size": 24,
+}
+BOTH = {"d_model": WIDTH, "encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 24, "decoder_ffn_dim": 24}
+BOTH |= {"encoder_attention_heads": SIZE, "decoder_attention_heads": SIZE, "max_position_embeddings": 64}
+FSMT = BOTH | {"langs": ["en", "de"], "src_vocab_size": 50, "tgt_vocab_size": 50}
+
+# name -> (model, sizes, the stack)
+CASES: dict[str, tuple[str, dict[str, Any], str | None]] = {
+    "BERT": ("BertModel", BERT, None),
+    "GPT-2": ("GPT2Model", {"vocab_size": 50, "n_embd": WIDTH, "n_layer": 2, "n_head": SIZE}, None),
+    "BLOOM": ("BloomModel", {"vocab_size": 50, "hidden_size": WIDTH, "n_layer": 2, "n_head": SIZE}, None),
+    "MPT": ("MptModel", {"vocab_size": 50, "d_model": WIDTH, "n_layers": 2, "n_heads": SIZE, "max_seq_len": 64}, None),
+    "BROS": ("BrosModel", BERT | {"hidden_size": 64}, None),  # of fewer features it makes none of its boxes
+    "XLNet": ("XLNetModel", {"vocab_size": 50, "d_model": WIDTH, "n_layer": 2, "n_head": SIZE, "d_inner": 24}, None),
+    "BART encoder": ("BartModel", BOTH | {"vocab_size": 50}, "encoder"),
+    "BART decoder": ("BartModel", BOTH | {"vocab_size": 50}, "decoder"),
+    "FSMT encoder": ("FSMTModel", FSMT, "encoder"),
+    "FSMT decoder": ("FSMTModel", FSMT, "decoder"),
+}
+
+
+def case(name: str) -> tuple[nn.Module, dict[str, Tensor]]:
+    torch.manual_seed(0)
+    model_class = getattr(transformers, CASES[name][0])
+    model = model_class(model_class.config_class(**CASES[name][1]))
+    randomize(model)
+    inputs = {"input_ids": torch.randint(4, 50, (SIZE, SIZE))}
+    inputs["attention_mask"] = torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0], [1, 1, 0, 0], [1, 1, 1, 1]])
+    if name == "BROS":
+        inputs["bbox"] = torch.rand(SIZE, SIZE, 4, dtype=torch.float64)
+    if CASES[name][2]:
+        inputs["decoder_input_ids"] = torch.randint(4, 50, (SIZE, SIZE))
+    return model.double().eval(), inputs
+
+
+@pytest.mark.parametrize(
+    ("name", "attention"), [*((name, "self") for name in CASES), ("BART decoder", "cross"), ("FSMT decoder", "cross")]
+)
+def test_a_batch_as_long_as_everything_else_is_its_examples(name: str, attention: str) -> None:
+    model, inputs = case(name)
+    layers = find_layers(model, CASES[name][2])
+    method = ValueZeroing(model, layers, attention=attention)
+    together = method.attribute(inputs)
+    for example in range(SIZE):
+        alone = method.attribute({key: value[example : example + 1] for key, value in inputs.items()})
+        for layer_map, expected in zip(together, alone, strict=True):
+            assert_same(layer_map[example], expected[0])
+            assert expected.any()
+
+
+def test_what_a_layer_asserts_of_its_arguments_is_told() -> None:
+    model, inputs = case("FSMT encoder")
+    layer = find_layers(model, "encoder")[0]
+    runs: list[Any] = []
+
+    def once(*_: Any) -> None:
+        runs.append(None)
+        assert len(runs) == 1, "runs once"
+
+    layer.self_attn.register_forward_pre_hook(once)
+    with pytest.raises(AssertionError, match=r"EncoderLayer cannot be replayed: .*whole sequences: .* runs once"):
+        ValueZeroing(model, layer).attribute(inputs)
