@@ -22,6 +22,8 @@ from captum_vz._engine.replay import (
 from captum_vz._engine.whole_sequences import WholeSequences
 from captum_vz._engine.windows import over_positions, reordered
 from captum_vz._engine.zeroing import (
+    Measure,
+    Targets,
     Zeroing,
     active_groups,
     empty_map,
@@ -38,8 +40,12 @@ from captum_vz._engine.zeroing import (
 ROUNDINGS = 5
 
 
-def value_zeroing_map(recording: Recording, call: AttentionCall, zeroing: Zeroing) -> Tensor:
-    """The raw distances of one layer, `(batch, row, group)`; padded rows and sources are 0."""
+def value_zeroing_map(recording: Recording, call: AttentionCall, zeroing: Zeroing) -> tuple[Tensor, int]:
+    """The raw distances of one layer, `(batch, row, group)`; padded rows and sources are 0.
+
+    And how many rows change, but by no more than rounding may: where what a layer adds is a millionth of what it
+    carries on, their scores say nothing.
+    """
     name = type(recording.layer).__name__
     output = _output(recording, call)
     expected = (call.size[0], call.size[2])
@@ -67,37 +73,36 @@ def value_zeroing_map(recording: Recording, call: AttentionCall, zeroing: Zeroin
         return _replayed(recording, again, output, zeroing)
 
 
-def lost_in_rounding(recording: Recording, call: AttentionCall, zeroing: Zeroing, scores: Tensor) -> Tensor:
-    """Rows `(batch, row)` of a map whose largest change is no larger than one that rounding may make.
-
-    Where what a layer adds is a millionth of what it carries on, its scores would be rounding, normalised.
-    """
-    output = _output(recording, call)
-    assert output is not None  # it has a map
-    clean = output.to(scores.dtype)
-    if zeroing.rows is not None:
-        clean = clean.gather(1, zeroing.rows[..., None].expand(-1, -1, clean.shape[-1]))
-    prepare, between = zeroing.measure.prepare, zeroing.measure.between
-    # Both are rounded: the output, and what the measure makes of it.
-    rounding = between(_rounded(prepare(_rounded(clean))), prepare(clean)).to(scores)
-    largest = scores.amax(-1)
-    return (largest > 0) & (largest < rounding)
+def _rounding(clean: Tensor, measure: Measure) -> Tensor:
+    """The distance by which rounding alone may move outputs `(n, d)`, `(n)`."""
+    prepared, rounded = measure.prepare(torch.cat([clean, _rounded(clean)])).chunk(2)
+    return measure.between(_rounded(rounded), prepared)  # for what the measure makes of them is rounded as well
 
 
 def _rounded(x: Tensor) -> Tensor:
     """`x` with all its entries off by rounding, every second in the other direction."""
-    signs = 1 - 2 * (torch.arange(x.shape[-1], device=x.device) % 2)
-    return x * (1 + ROUNDINGS * torch.finfo(x.dtype).eps * signs)
+    share = ROUNDINGS * torch.finfo(x.dtype).eps
+    factors = x.new_full(x.shape[-1:], 1 + share)
+    factors[1::2] = 1 - share
+    return x * factors
 
 
-def _replayed(recording: Recording, call: AttentionCall, output: Tensor, zeroing: Zeroing) -> Tensor:
-    # What the user's own functions raise is to be told as it is, and not as a layer's failure.
-    first = zeroing.measure.prepare(output[0, :1].clone())
-    zeroing.measure.between(first, first.clone())
+def _replayed(recording: Recording, call: AttentionCall, output: Tensor, zeroing: Zeroing) -> tuple[Tensor, int]:
+    targets = wanted_targets(recording, call, zeroing)
+    if not len(targets):
+        return empty_map(call, zeroing, group_members(call, zeroing)), 0
+    # First: what the user's own functions raise is to be told as it is, and not as a layer's failure.
+    rounding = _rounding(at(output, targets.batch, targets.out), zeroing.measure)
+    scores = _scores(recording, call, output, zeroing, targets)
+    largest = scores.amax(-1)[targets.batch, targets.place]
+    return scores, int(((largest > 0) & (largest < rounding.to(largest))).sum())
+
+
+def _scores(recording: Recording, call: AttentionCall, output: Tensor, zeroing: Zeroing, targets: Targets) -> Tensor:
     reasons = []
     for way in WAYS if call.windows is None else (_in_windows,):
         try:
-            return way(recording, call, output, zeroing)
+            return way(recording, call, output, zeroing, targets)
         # A layer that does not fit a way can fail in it in any manner; the next way, or the error below, answers.
         except (NotReproducedError, *FAILURES) as error:
             if way is _folded_pairs:  # a faster form of the next way, whose reason is the one that counts
@@ -125,25 +130,28 @@ def _output(recording: Recording, call: AttentionCall) -> Tensor | None:
     return output if output is None else call.batch_first(output)
 
 
-def _packed_first(recording: Recording, call: AttentionCall, output: Tensor, zeroing: Zeroing) -> Tensor:
+def _packed_first(
+    recording: Recording, call: AttentionCall, output: Tensor, zeroing: Zeroing, targets: Targets
+) -> Tensor:
     """Packed pairs, with the first tensor of the layer's arguments alone taken to hold one entry a position.
 
     Where a decoder's sequence is as long as its encoder's, the shapes of the others do not tell.
     """
     if len(recording.calls) == 1:
         raise NotReproducedError("as before")
-    return _packed_pairs(recording, call, output, zeroing, only_first=True)
+    return _packed_pairs(recording, call, output, zeroing, targets, only_first=True)
 
 
-def _folded_pairs(recording: Recording, call: AttentionCall, output: Tensor, zeroing: Zeroing) -> Tensor:
+def _folded_pairs(
+    recording: Recording, call: AttentionCall, output: Tensor, zeroing: Zeroing, targets: Targets
+) -> Tensor:
     """The same numbers as `_packed_pairs`, faster: for layers of a known shape, and rows enough to gain by it."""
     if call.weights is None:
         raise NotReproducedError("its attention is computed inline, out of sight")
     # A source whose vectors are folded for one target only gains nothing, and more for few only among many.
     if zeroing.rows is not None and zeroing.rows.shape[1] == 1:
         raise TooFewError("there are too few rows to fold for")
-    targets, sources = wanted_targets(recording, call, zeroing)
-    most = int(targets.batch.bincount().max()) if len(targets) else 0
+    most = int(targets.batch.bincount().max())
     heads = zeroed_heads(call, zeroing.heads).nonzero().flatten()
     members = group_members(call, zeroing)
     features = len(heads) * call.values.shape[-1]
@@ -153,7 +161,7 @@ def _folded_pairs(recording: Recording, call: AttentionCall, output: Tensor, zer
     if zeroing.fast and not fast:
         recording.notes.append(f"precision='fast' found no fast bfloat16 on {output.device}, computed exactly")
     scores = empty_map(call, zeroing, members)
-    weights = zeroed_weights(call, zeroing, sources, targets.batch, targets.out)
+    weights = zeroed_weights(call, zeroing, targets.sources, targets.batch, targets.out)
     active = active_groups(weights, members[targets.batch])
     pairs = Pairs(targets.batch, targets.out, weights[..., heads], heads, members, active)
     folded = FoldedPairs(recording, call, output, pairs, _chunk_rows(recording, output), zeroing.at_most, fast)
@@ -168,17 +176,19 @@ def _folded_pairs(recording: Recording, call: AttentionCall, output: Tensor, zer
 
 
 def _packed_pairs(
-    recording: Recording, call: AttentionCall, output: Tensor, zeroing: Zeroing, only_first: bool = False
+    recording: Recording,
+    call: AttentionCall,
+    output: Tensor,
+    zeroing: Zeroing,
+    targets: Targets,
+    only_first: bool = False,
 ) -> Tensor:
-    targets, sources = wanted_targets(recording, call, zeroing)
     members = group_members(call, zeroing)
     scores = empty_map(call, zeroing, members)
-    if not len(targets):
-        return scores
     replay = PackedPairs(recording, call, only_first)
     assert call.context is not None  # PackedPairs saw to it
     rows = _chunk_rows(recording, output)
-    weights = zeroed_weights(call, zeroing, sources, targets.batch, targets.out)  # (target, in, head)
+    weights = zeroed_weights(call, zeroing, targets.sources, targets.batch, targets.out)  # (target, in, head)
     values = call.values.transpose(1, 2)  # (batch, in, key-value head, d_head)
     contexts = at(call.context, targets.batch, targets.out).flatten(1)
 
@@ -225,15 +235,14 @@ def _packed_pairs(
 
 
 def _whole_sequences(
-    recording: Recording, call: AttentionCall, output: Tensor, zeroing: Zeroing, choose: bool = False
+    recording: Recording, call: AttentionCall, output: Tensor, zeroing: Zeroing, targets: Targets, choose: bool = False
 ) -> Tensor:
     other_order = reordered(recording, call)
     if other_order is not None:
         # Which tokens are hidden is known in the attention's order only.
         if call.visible is not None and not call.visible.all():
             raise NotReproducedError("its attention sees its tokens in another order, and not all of them")
-        return _in_windows(recording, other_order, output, zeroing)
-    targets, sources = wanted_targets(recording, call, zeroing)
+        return _in_windows(recording, other_order, output, zeroing, targets)
     members = group_members(call, zeroing)
     scores = empty_map(call, zeroing, members)
     replay = WholeSequences(recording, call)
@@ -247,12 +256,12 @@ def _whole_sequences(
     for example in targets.batch.unique().tolist():
         mine = targets.batch == example
         out, place = targets.out[mine], targets.place[mine]
-        nothing = torch.zeros(1, len(heads), sources.shape[1], dtype=torch.bool, device=output.device)
-        in_group = torch.zeros(count, sources.shape[1] + 1, dtype=torch.bool, device=output.device)
-        in_group = in_group.scatter(1, members[example] % in_group.shape[1], True)[:, :-1] & sources[example]
+        nothing = torch.zeros(1, len(heads), targets.sources.shape[1], dtype=torch.bool, device=output.device)
+        in_group = torch.zeros(count, targets.sources.shape[1] + 1, dtype=torch.bool, device=output.device)
+        in_group = in_group.scatter(1, members[example] % in_group.shape[1], True)[:, :-1] & targets.sources[example]
         # Seen by any row, not by the wanted alone: a layer that mixes positions hands on what their neighbours saw.
         rows = torch.arange(call.size[2], device=output.device)
-        weights = zeroed_weights(call, zeroing, sources, torch.full_like(rows, example), rows)
+        weights = zeroed_weights(call, zeroing, targets.sources, torch.full_like(rows, example), rows)
         active = (in_group & weights.ne(0).any(-1).any(0)).any(-1).nonzero().flatten()
         for part in active.split(copies):
             # The last copy is left as it is and checked: copies may compete too, for experts of limited capacity.
@@ -265,12 +274,16 @@ def _whole_sequences(
     return scores
 
 
-def _whole_by_trial(recording: Recording, call: AttentionCall, output: Tensor, zeroing: Zeroing) -> Tensor:
+def _whole_by_trial(
+    recording: Recording, call: AttentionCall, output: Tensor, zeroing: Zeroing, targets: Targets
+) -> Tensor:
     """Whole sequences, the examples being along other axes: where the batch is as long as something else."""
-    return _whole_sequences(recording, call, output, zeroing, choose=True)
+    return _whole_sequences(recording, call, output, zeroing, targets, choose=True)
 
 
-def _in_windows(recording: Recording, call: AttentionCall, output: Tensor, zeroing: Zeroing) -> Tensor:
+def _in_windows(
+    recording: Recording, call: AttentionCall, output: Tensor, zeroing: Zeroing, targets: Targets
+) -> Tensor:
     assert call.windows is not None
     scores = empty_map(call, zeroing, group_members(call, zeroing))
     heads = zeroed_heads(call, zeroing.heads)

@@ -53,18 +53,19 @@ class Targets:
     batch: Tensor
     place: Tensor  # where the row stands in the map
     out: Tensor  # the position in the sequence
+    sources: Tensor  # of no row, but of all: which sources are not padding, (batch, in)
 
     def __len__(self) -> int:
         return len(self.batch)
 
 
-def wanted_targets(recording: Recording, call: AttentionCall, zeroing: Zeroing) -> tuple[Targets, Tensor]:
+def wanted_targets(recording: Recording, call: AttentionCall, zeroing: Zeroing) -> Targets:
     rows, sources = valid_positions(recording, call)
     wanted = zeroing.rows
     if wanted is None:
         wanted = torch.arange(rows.shape[1], device=rows.device).expand_as(rows)
     batch, place = rows.gather(1, wanted).nonzero(as_tuple=True)
-    return Targets(batch, place, wanted[batch, place]), sources
+    return Targets(batch, place, wanted[batch, place], sources)
 
 
 def zeroed_heads(call: AttentionCall, heads: Sequence[int] | None) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from captum_vz._engine.precision import HALF, in_float32
 from captum_vz._engine.recording import AttentionCall, Recording
-from captum_vz._engine.scoring import lost_in_rounding, value_zeroing_map
+from captum_vz._engine.scoring import value_zeroing_map
 from captum_vz._engine.zeroing import Measure, Zeroing
 from captum_vz.attr._arguments import as_layers
 from captum_vz.attr._heads import Heads, select_heads
@@ -93,8 +93,7 @@ class ValueZeroing(LayerMaps):
         chosen = self.heads is not None
         heads = select_heads(self.heads, index, len(as_layers(self.layer)), call.size[1]) if chosen else None
         zeroing = Zeroing(self._measure(), rows, groups, heads, at_most, fast=self.precision == "fast")
-        scores = value_zeroing_map(recording, call, zeroing)
-        lost = int(lost_in_rounding(recording, call, zeroing, scores).sum())
+        scores, lost = value_zeroing_map(recording, call, zeroing)
         if lost:
             dtype = str(scores.dtype).removeprefix("torch.")
             recording.notes.append(

@@ -132,9 +132,9 @@ def test_train_mode_is_refused_if_and_only_if_a_layer_drops_something(name: str)
 @pytest.mark.parametrize(
     ("distance", "message"),
     [
-        (nn.MSELoss(), "distance gave () for two tensors (1, 16): it takes (..., d), (..., d) and gives one number"),
-        (lambda a, b: (a - b).abs(), "distance gave (1, 16) for two tensors (1, 16)"),
-        (lambda a, b: (a - b).norm(dim=-1, keepdim=True), "distance gave (1, 1) for"),
+        (nn.MSELoss(), "distance gave () for two tensors (12, 16): it takes (..., d), (..., d) and gives one number"),
+        (lambda a, b: (a - b).abs(), "distance gave (12, 16) for two tensors (12, 16)"),
+        (lambda a, b: (a - b).norm(dim=-1, keepdim=True), "distance gave (12, 1) for"),
         (lambda a, b: torch.full(a.shape[:-1], torch.nan), "distance gave values that are not finite"),
         (lambda a, b: (a - b).square().sum(-1).reciprocal() + torch.inf, "distance gave values that are not finite"),
     ],
