@@ -149,13 +149,13 @@ def _folded_pairs(
     if call.weights is None:
         raise NotReproducedError("its attention is computed inline, out of sight")
     # A source whose vectors are folded for one target only gains nothing, and more for few only among many.
-    if zeroing.rows is not None and zeroing.rows.shape[1] == 1:
-        raise TooFewError("there are too few rows to fold for")
     most = int(targets.batch.bincount().max())
+    if most <= 1:
+        raise TooFewError("there are too few rows to fold for")
     heads = zeroed_heads(call, zeroing.heads).nonzero().flatten()
     members = group_members(call, zeroing)
     features = len(heads) * call.values.shape[-1]
-    if most <= 1 or (most <= len(heads) and len(targets) * members.shape[1] <= features):
+    if most <= len(heads) and len(targets) * members.shape[1] <= features:
         raise TooFewError("there are too few rows to fold for")
     fast = zeroing.fast and multiplies_halves_fast(output.device)
     if zeroing.fast and not fast:
@@ -282,7 +282,7 @@ def _whole_by_trial(
 
 
 def _in_windows(
-    recording: Recording, call: AttentionCall, output: Tensor, zeroing: Zeroing, targets: Targets
+    recording: Recording, call: AttentionCall, output: Tensor, zeroing: Zeroing, _targets: Targets
 ) -> Tensor:
     assert call.windows is not None
     scores = empty_map(call, zeroing, group_members(call, zeroing))

@@ -94,11 +94,11 @@ class WholeSequences:
             order.sort()
         if value.shape[:3] == (out, sources, batch):  # what is known of pairs (XLNet's masks, BROS' distances)
             order.insert(0 if self.call.sequence_first else 1, 2)
-        long = [axis for axis, length in enumerate(value.shape) if length == batch]
-        likely = [axis for axis in order if axis in long]
+        fitting = [axis for axis, length in enumerate(value.shape) if length == batch]
+        likely = [axis for axis in order if axis in fitting]
         # What is as long as the batch by chance is not to be taken apart: a table of positions, a causal mask.
         by_chance = [None] if batch in (heads, out, sources) or not likely else []
-        return [*likely, *by_chance, *(axis for axis in long if axis not in likely)]
+        return [*likely, *by_chance, *(axis for axis in fitting if axis not in likely)]
 
 
 class ZeroingCopies(Listener):
