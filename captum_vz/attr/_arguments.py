@@ -103,9 +103,10 @@ class Groups:
             return None
         batch, _, _, sources = call.size
         mask = self.shares.get(call.values.device, self.mask).to(call.values.device)
-        assert mask.shape[0] in (1, batch) and mask.shape[1] == sources, (
-            f"feature_mask is {tuple(mask.shape)}, but the layer's attention has {batch} examples of {sources} source "
-            f"tokens: pass integers of shape (1, {sources}) or ({batch}, {sources})."
+        shapes = dict.fromkeys(((1, sources), (batch, sources)))
+        assert mask.shape in shapes, (
+            f"feature_mask is {tuple(mask.shape)}, but the layer's attention has {batch} example(s) of {sources} "
+            f"source tokens: pass integers of shape {' or '.join(map(str, shapes))}."
         )
         return mask.expand(batch, sources)
 

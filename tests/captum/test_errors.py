@@ -55,6 +55,13 @@ def test_bad_arguments_are_named(method: Any, arguments: dict[str, Any], message
         Configuration(method).run(**arguments)
 
 
+def test_the_shape_that_a_mask_should_have_is_said_once_where_there_is_one() -> None:
+    case = FAMILIES["bert"].case.example(0)
+    message = "the layer's attention has 1 example(s) of 7 source tokens: pass integers of shape (1, 7)."
+    with pytest.raises(AssertionError, match=re.escape(message)):
+        ValueZeroing(case.model, case.layers).attribute(case.inputs, feature_mask=torch.zeros(1, 3, dtype=torch.long))
+
+
 @each_method
 def test_inputs_in_a_list_are_refused_as_by_captum(method: Any) -> None:
     configuration = Configuration(method)
