@@ -22,8 +22,6 @@ from captum_vz._engine.precision import without_caches
 from captum_vz._engine.products import FastProducts
 from captum_vz._engine.recording import AttentionCall, Recording, at, first_tensor
 
-# In how many ways a layer may fail that is run on other arguments than it was.
-FAILURES = (RuntimeError, ValueError, IndexError, TypeError, AttributeError, KeyError)
 # To how small a part a context, or a residual stream, may shrink before what is left of it is not told by a difference.
 NEARLY = 64
 
@@ -34,6 +32,10 @@ class NotReproducedError(Exception):
 
 class TooFewError(NotReproducedError):
     """This way of replaying gains nothing here, the rows being few."""
+
+
+# In how many ways a layer may fail that is run on other arguments than it was.
+FAILURES = (NotReproducedError, RuntimeError, ValueError, IndexError, TypeError, AttributeError, KeyError)
 
 
 def run_again(layer: nn.Module, args: Any, kwargs: Any) -> Any:

@@ -104,7 +104,7 @@ def _scores(recording: Recording, call: AttentionCall, output: Tensor, zeroing: 
         try:
             return way(recording, call, output, zeroing, targets)
         # A layer that does not fit a way can fail in it in any manner; the next way, or the error below, answers.
-        except (NotReproducedError, *FAILURES) as error:
+        except FAILURES as error:
             if way is _folded_pairs:  # a faster form of the next way, whose reason is the one that counts
                 if zeroing.fast and not isinstance(error, TooFewError):
                     room = isinstance(error, torch.OutOfMemoryError)

@@ -61,10 +61,10 @@ class Product:
 class Products(TorchDispatchMode):
     """Notes the products of softmaxed weights with values, and zeroes some values.
 
-    `zeroed`: number of the product -> a mask of its values, or the source that is zeroed in all examples and heads.
+    `zeroed`: number of the product -> a mask of its values.
     """
 
-    def __init__(self, zeroed: dict[int, int | Tensor] | None = None) -> None:
+    def __init__(self, zeroed: dict[int, Tensor] | None = None) -> None:
         super().__init__()
         self.zeroed = zeroed or {}
         self.found: list[Product] = []
@@ -88,11 +88,8 @@ class Products(TorchDispatchMode):
         weights = left if weights_first else right.transpose(-1, -2)
         values = (right if weights_first else left.transpose(-1, -2)).clone()
         self.found.append(Product(number, weights.clone(), values.clone()))
-        zeroed = self.zeroed.get(number)
-        if isinstance(zeroed, Tensor):
-            values[zeroed] = 0
-        elif zeroed is not None:
-            values[..., zeroed, :] = 0
+        if number in self.zeroed:
+            values[self.zeroed[number]] = 0
         return (left, values) if weights_first else (values.transpose(-1, -2), right)
 
 
