@@ -27,6 +27,7 @@ from captum_vz._engine.recording import AttentionCall, Recording, at
 from captum_vz._engine.replay import ModuleAnswer, NotReproducedError, PackedPairs, TooFewError, nearly_all_is_lost
 from captum_vz._engine.shapes import Norm, Shape, Trace, matrix, replace_forwards
 from captum_vz._engine.watching import is_hooked
+from captum_vz._engine.weights import for_query_heads
 
 # How many clean targets are run to learn a layer's shape from them.
 FEW = 8
@@ -57,7 +58,7 @@ class FoldedPairs:
         self.fast = fast
         self.dtype = torch.bfloat16 if fast else output.dtype  # in which what changes is multiplied
         self.values = call.values.transpose(1, 2)  # (batch, in, key-value head, d_head)
-        self.shared_by = call.size[1] // self.values.shape[2]
+        self.heads = call.size[1]
         self.outputs = at(output, pairs.batch, pairs.out)
         self.blocks, self.composed = blocks(pairs, output.shape[-1], self.values.shape[-1], rows, at_most)
         sizes = [len(chunk.target) for block in self.blocks for chunk in block.chunks]
@@ -206,8 +207,7 @@ class FoldedPairs:
 
     def _head_values(self, batch: Tensor, source: Tensor) -> Tensor:
         """The values of all query heads, `(member, head, d_head)`."""
-        values = self.values[batch, source]
-        return values if self.shared_by == 1 else values.repeat_interleave(self.shared_by, dim=1)
+        return for_query_heads(self.values[batch, source], self.heads)
 
     def _taken(self, block: Block, chunk: Chunk) -> Tensor:
         """What the context of a chunk's last row loses, `(head * d_head)`."""

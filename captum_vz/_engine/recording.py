@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map
 
 from captum_vz._engine.inline import family_of, is_value_projection, visible_by_argument
 from captum_vz._engine.interface import Attend, Listener
-from captum_vz._engine.weights import weights_used
+from captum_vz._engine.weights import same_numbers, weights_used
 
 if TYPE_CHECKING:
     from captum_vz._engine.windows import Windows
@@ -141,8 +141,7 @@ def _same(expected: Tensor, found: Any) -> bool:
     """Whether the two hold the same numbers, whatever their shapes (heads are merged on the way)."""
     if not isinstance(found, Tensor) or expected.numel() != found.numel() or expected.shape[:2] != found.shape[:2]:
         return False
-    difference = (expected.flatten(2) - found.flatten(2)).abs().amax()
-    return bool(difference <= 1e-5 * expected.abs().amax())
+    return same_numbers(expected.flatten(2), found.flatten(2), 1e-5)
 
 
 @dataclass

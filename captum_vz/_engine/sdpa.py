@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from captum_vz._engine.interface import current_listener, lets_through
+from captum_vz._engine.weights import for_query_heads
 
 # What our functions stand for while a pass is on: torch's own, or what a user has put in their place.
 _torchs_attention = F.scaled_dot_product_attention
@@ -48,8 +49,7 @@ def _attention(
 
     def attend(values: Tensor) -> tuple[Tensor, Tensor]:
         weights = _weights(query, key, attn_mask, scale)
-        spread = values.repeat_interleave(query.shape[1] // values.shape[1], dim=1)
-        return (weights @ spread).transpose(1, 2), weights
+        return (weights @ for_query_heads(values, query.shape[1])).transpose(1, 2), weights
 
     context, weights = listener.attend(None, attend, value, visible, dropout_p)
     _last_weights.set(weights)
@@ -58,7 +58,7 @@ def _attention(
 
 def _weights(query: Tensor, key: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
     """The weights as torch documents them; a row that sees nothing is zero, as in torch's own kernels."""
-    key = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
+    key = for_query_heads(key, query.shape[1])
     scores = query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)
     if mask is None:
         return scores.softmax(-1)

@@ -14,7 +14,7 @@ from captum_vz._engine.precision import without_caches
 from captum_vz._engine.products import FastProducts
 from captum_vz._engine.recording import AttentionCall, Recording, first_tensor
 from captum_vz._engine.replay import FAILURES, NotReproducedError, bare, check_reproduced, described, run_again
-from captum_vz._engine.weights import weights_used
+from captum_vz._engine.weights import for_query_heads, weights_used
 
 # In place of an axis: the first one, on which each example has its heads behind each other (BLOOM's biases, WavLM's).
 HEADS = -1
@@ -125,9 +125,8 @@ class ZeroingCopies(Listener):
             return context, weights
         self.times += 1
         used = weights_used(self.call.module, attend, values, context, weights)
-        shared_by = used.shape[1] // values.shape[1]
         # Summed over the others: the context less what is lost would be rounding where nearly all of it is.
-        left = (used * ~self.zeroed[:, :, None]) @ values.repeat_interleave(shared_by, dim=1)
+        left = (used * ~self.zeroed[:, :, None]) @ for_query_heads(values, used.shape[1])
         return left.transpose(1, 2).to(context.dtype), weights
 
     def returned(self, module: nn.Module | nn.Parameter, inputs: tuple[Any, ...], output: Any) -> Any:

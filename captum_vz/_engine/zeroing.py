@@ -10,6 +10,7 @@ from torch import Tensor
 
 from captum_vz._engine.recording import AttentionCall, Recording
 from captum_vz._engine.sites import valid_positions
+from captum_vz._engine.weights import for_query_heads
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ def zeroed_weights(call: AttentionCall, zeroing: Zeroing, sources: Tensor, batch
         weights = weights * zeroed_heads(call, zeroing.heads)[:, None]
     # A value that is zero already moves nothing, and is not to move anything by rounding either.
     # By the largest entry, in a quarter of the time that any() takes.
-    moves = call.values.abs().amax(-1).ne(0).repeat_interleave(weights.shape[1] // call.values.shape[1], dim=1)
+    moves = for_query_heads(call.values.abs().amax(-1).ne(0), weights.shape[1])
     return (weights * moves[batch]).transpose(1, 2).contiguous()
 
 
@@ -142,7 +143,7 @@ def left_context(call: AttentionCall, heads: Tensor, batch: Tensor, out: Tensor,
     contexts = weights.new_empty(*weights.shape[:2], call.values.shape[-1])
     for example in batch.unique().tolist():
         mine = batch == example
-        values = call.values[example].repeat_interleave(weights.shape[1] // call.values.shape[1], dim=0)
+        values = for_query_heads(call.values[example], weights.shape[1], dim=0)
         contexts[mine] = (weights[mine].transpose(0, 1) @ values).transpose(0, 1)
     return contexts.flatten(1)
 
