@@ -68,9 +68,10 @@ def rerun_in_float32(recording: Recording) -> Recording:
 
 def cached_only(recording: Recording) -> int:
     """How many of the tokens that a layer attends to were not in its input, but in its key-value cache."""
-    _, _, out, sources = recording.calls[0].size
+    first = recording.calls[0]
+    _, _, out, sources = first.size
     cached = any(map(_is_cache, tree_leaves((recording.args, recording.kwargs), is_leaf=_is_cache)))
-    return max(sources - out, 0) if cached else 0
+    return max(sources - out - recording.read_beside(first), 0) if cached else 0
 
 
 def without_caches(arguments: Any) -> Any:

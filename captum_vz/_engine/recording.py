@@ -94,6 +94,13 @@ class AttentionCall:
         """A tensor of the layer, as (batch, tokens, ...)."""
         return value.transpose(0, 1) if self.sequence_first else value
 
+    def sees(self) -> Tensor:
+        """Whether a row sees a source with any head, `(batch, out, in)`."""
+        batch, _, out, sources = self.size
+        if self.visible is None:
+            return torch.ones(batch, out, sources, dtype=torch.bool, device=self.values.device)
+        return self.visible.any(1).expand(batch, out, sources)
+
     @property
     def why_no_weights(self) -> str:
         """What to say where weights are needed and there are none."""
@@ -164,6 +171,24 @@ class Recording(Listener):
     def parameters(self) -> list[nn.Parameter]:
         """The layer's, of which torch makes a list in no short time."""
         return list(self.layer.parameters())
+
+    @property
+    def states(self) -> list[Tensor]:
+        """What may be states among the layer's arguments, its own first."""
+        given = [x for x in (*self.args, *self.kwargs.values()) if isinstance(x, Tensor)]
+        return [x for x in given if x.is_floating_point() and x.dim() > 2]
+
+    def read_beside(self, call: AttentionCall) -> int:
+        """How many sources, the last ones, are not the layer's own, but an encoder's read along with them (T5Gemma 2).
+
+        A first token sees them, as it sees no later token of its own, unless all see all. Their states are given to
+        the layer beside its own.
+        """
+        _, _, out, sources = call.size
+        if sources <= out or not call.sees()[:, 0, -1].any():
+            return 0
+        lengths = [call.batch_first(x).shape[1] for x in self.states[1:] if x.dim() == 3]
+        return max((length for length in lengths if length <= sources - out), default=0)
 
     def attend(
         self, module: nn.Module | None, attend: Attend, values: Tensor, visible: Tensor | None, dropout: float

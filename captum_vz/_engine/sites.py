@@ -104,7 +104,7 @@ def _read_positions(recording: Recording, call: AttentionCall) -> tuple[Tensor, 
     first = call if call.windows is not None else recording.calls[0]
     batch, _, out, sources = first.size
     rows = torch.ones(batch, out, dtype=torch.bool, device=call.values.device)
-    sees = None if first.visible is None or sources < out else _sees(first)
+    sees = None if first.visible is None or sources < out else first.sees()
     # What a cross-attention by itself sees says nothing of its rows.
     if sees is not None and not (len(recording.calls) == 1 and not sees.all() and reads_elsewhere(recording, first)):
         assert sources == out or sees[..., -1].any(), (
@@ -112,8 +112,7 @@ def _read_positions(recording: Recording, call: AttentionCall) -> tuple[Tensor, 
             "sees the last of them: a static cache does not tell where the tokens stand. Pass use_cache=False, or a "
             "DynamicCache."
         )
-        # Behind the tokens of a cache, which a first token cannot see the last of; before an encoder's, which it can.
-        before = 0 if out > 1 and sees[:, 0, -1].any() else sources - out
+        before = sources - out - recording.read_beside(first)  # those in a cache
         rows = sees.any(1)[:, before : before + out]
         given = recording.kwargs.get("attention_mask")
         inline = first.value_projection is not None
@@ -121,11 +120,4 @@ def _read_positions(recording: Recording, call: AttentionCall) -> tuple[Tensor, 
             rows = rows | lets_through(given).any(1).any(1)[:, before : before + out]
     if call.visible is None:
         return rows, torch.ones(batch, call.size[3], dtype=torch.bool, device=rows.device)
-    return rows, (_sees(call) & rows[:, :, None]).any(1)
-
-
-def _sees(call: AttentionCall) -> Tensor:
-    """Whether a row sees a source with any head, `(batch, out, in)`."""
-    assert call.visible is not None
-    batch, _, out, sources = call.size
-    return call.visible.any(1).expand(batch, out, sources)
+    return rows, (call.sees() & rows[:, :, None]).any(1)

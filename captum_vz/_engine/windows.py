@@ -81,8 +81,7 @@ def reads_elsewhere(recording: Recording, call: AttentionCall) -> bool:
 
     Told by a part of a run that ends at the values, and only where there is such an input.
     """
-    given = [x for x in (*recording.args, *recording.kwargs.values()) if isinstance(x, Tensor)]
-    states = [x for x in given if x.is_floating_point() and x.dim() > 2]
+    states = recording.states
     others = [x for x in states[1:] if call.batch_first(x).shape[:2] == call.size[::3]]
     if all(torch.equal(x, states[0]) for x in others):  # its own states, given twice
         return False

@@ -9,6 +9,7 @@ from transformers import DynamicCache, EncoderDecoderCache, StaticCache
 from captum_vz import LayerAttention, ValueZeroing, ValueZeroingRollout
 from tests.engine.compare import assert_same
 from tests.reference import FAMILIES, Case
+from tests.sweep.models import small_models, working_inputs
 
 each_family = pytest.mark.parametrize("name", ["gpt2", "llama", "gpt-neox", "opt", "phi"])
 each_method = pytest.mark.parametrize("method", [ValueZeroing, LayerAttention])
@@ -76,3 +77,50 @@ def test_a_static_cache_is_refused(name: str, method: type[ValueZeroing]) -> Non
     inputs = {"input_ids": tokens(), "past_key_values": cache, "use_cache": True}
     with pytest.raises(AssertionError, match=r"has 12 sources for 7 tokens, .* static cache .* Pass use_cache=False"):
         method(case.model, case.layers).attribute(inputs)
+
+
+def prefix_of(case: Case, examples: slice) -> DynamicCache:
+    """Keys and values of three tokens that were never run, as prefix tuning learns them."""
+    config, random, cache = case.model.config, torch.Generator().manual_seed(1), DynamicCache()
+    size = (2, config.num_attention_heads, 3, config.hidden_size // config.num_attention_heads)
+    for number in range(len(case.layers)):
+        keys, values = (torch.randn(size, generator=random, dtype=case.model.dtype)[examples] for _ in range(2))
+        cache.update(keys, values, number)
+    return cache
+
+
+@pytest.mark.parametrize("padding", [slice(5, 7), slice(0, 2)], ids=["right", "left"])
+@each_method
+@pytest.mark.parametrize("name", ["bert", "electra"])
+def test_tokens_that_see_each_other_stand_behind_a_prefix(
+    name: str, method: type[ValueZeroing], padding: slice
+) -> None:
+    case, ids = FAMILIES[name].case, tokens()
+    mask = torch.ones_like(ids).index_put((torch.tensor(1), torch.arange(7)[padding]), torch.tensor(0))
+    places = (mask.cumsum(1) - 1).clamp_min(0)
+    seen = torch.cat([torch.ones(2, 3, dtype=mask.dtype), mask], dim=1)
+    explain = method(case.model, case.layers)
+
+    def maps(examples: slice, kept: torch.Tensor | slice = slice(None)) -> list[torch.Tensor]:
+        cache, sees = prefix_of(case, examples), seen[examples]
+        sees = sees if isinstance(kept, slice) else sees[sees.bool()][None]
+        inputs = {"input_ids": ids[examples, kept], "position_ids": places[examples, kept], "attention_mask": sees}
+        return explain.attribute({**inputs, "past_key_values": cache})
+
+    together = maps(slice(None))
+    assert all(torch.equal(one.any(2), mask.bool()) and torch.equal(one.any(1), seen.bool()) for one in together)
+    for number in range(2):
+        kept = mask[number].nonzero().flatten()
+        alone = maps(slice(number, number + 1), kept)
+        found = [one[number][kept][:, seen[number].bool()] for one in together]
+        assert_same(found, [one[0] for one in alone])
+
+
+def test_an_encoder_that_is_read_along_with_the_own_tokens_is_no_cache() -> None:
+    """T5Gemma 2's decoder has one attention for both, and makes a cache of its own."""
+    model = next(small_models("t5gemma2"))
+    inputs, _ = working_inputs(model)
+    without = ValueZeroing(model, list(model.decoder.layers)).attribute({**inputs, "use_cache": False})
+    half = ValueZeroing(model.bfloat16(), list(model.decoder.layers))
+    assert_same(half.attribute({**inputs, "use_cache": True}), half.attribute({**inputs, "use_cache": False}))
+    assert_same(half.attribute({**inputs, "use_cache": True}), without, tolerance=0.05)
