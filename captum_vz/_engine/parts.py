@@ -78,7 +78,7 @@ class LayerParts:
     """
 
     def __init__(self, recording: Recording, call: AttentionCall) -> None:
-        self.name = type(recording.layer).__name__
+        self.name = recording.name
         self.rows, self.sources = valid_positions(recording, call)
         output = first_tensor(recording.output)
         assert call.windows is None, call.why_no_weights
@@ -209,7 +209,7 @@ class LayerParts:
 
 def _trace(recording: Recording, call: AttentionCall) -> _Trace:
     """Run the layer again on its own input and note each step."""
-    name = type(recording.layer).__name__
+    name = recording.name
     assert call.weights is not None and call.context is not None, call.why_no_weights
     assert call.parts == 1, (
         f"The attention of {name} takes its values in {call.parts} parts, which no norm-based method knows. "

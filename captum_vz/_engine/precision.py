@@ -52,12 +52,12 @@ def rerun_in_float32(recording: Recording) -> Recording:
     """The same layer on the same input, run and recorded in float32."""
     missing = cached_only(recording)
     assert not missing, (
-        f"{type(recording.layer).__name__} is in half precision and has to be run again in float32, but {missing} of "
+        f"{recording.name} is in half precision and has to be run again in float32, but {missing} of "
         "its tokens are in the key-value cache only: pass the whole sequence at once, or load the model in float32."
     )
     layer = in_float32(recording.layer)
     args, kwargs = map_each(_float32, without_caches((recording.args, recording.kwargs)))
-    again = Recording(layer, args, kwargs)
+    again = Recording(layer, args, kwargs, name=recording.name)
     with listening(again), torch.autocast(_device_type(recording), enabled=False):
         again.output = layer.forward(*args, **kwargs)
     # Masks are made of their dtype's lowest number, and that of float16 means nothing in float32.

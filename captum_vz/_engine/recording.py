@@ -86,6 +86,8 @@ class AttentionCall:
     answer: Any = None
     projection: nn.Module | None = None
     answered: bool = False  # `module` returned the context or its projection, and nothing else happened to it
+    # The axis of the layer's tensors along which each token has several vectors; None: it has one.
+    streams: int | None = field(default=None, init=False)
     # Which rows and sources are no padding, once that was asked for; not copied with the rest.
     valid: tuple[Tensor, Tensor] | None = field(default=None, init=False, repr=False)
     _projected: list[tuple[nn.Module, Tensor]] = field(default_factory=list, repr=False)
@@ -162,10 +164,14 @@ class Recording(Listener):
     output: Any = None
     notes: list[str] = field(default_factory=list)  # what to tell the user
     ran: list[nn.Module] = field(default_factory=list, repr=False)  # submodules, in the order in which they began
+    name: str = ""  # of the layer, that of its class
     keeps: bool = True  # whether to keep what innermost modules with parameters took and gave behind the attention
     made: dict[int, tuple[Made, Made]] = field(default_factory=dict, repr=False)  # that, by their id
     _running: list[nn.Module] = field(default_factory=list, repr=False)  # submodules that have begun, innermost last
     _projected_values: dict[int, Tensor] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        self.name = self.name or type(self.layer).__name__
 
     @cached_property
     def parameters(self) -> list[nn.Parameter]:

@@ -19,8 +19,9 @@ from captum_vz._engine.replay import (
     check_reproduced,
     nearly_all_is_lost,
 )
+from captum_vz._engine.streams import as_one_vector
 from captum_vz._engine.whole_sequences import WholeSequences
-from captum_vz._engine.windows import over_positions, reordered
+from captum_vz._engine.windows import are_in_order, over_positions, reordered
 from captum_vz._engine.zeroing import (
     Measure,
     Targets,
@@ -46,7 +47,9 @@ def value_zeroing_map(recording: Recording, call: AttentionCall, zeroing: Zeroin
     And how many rows change, but by no more than rounding may: where what a layer adds is a millionth of what it
     carries on, their scores say nothing.
     """
-    name = type(recording.layer).__name__
+    name = recording.name
+    if call.streams is not None:
+        recording = as_one_vector(recording, call.streams)
     output = _output(recording, call)
     expected = (call.size[0], call.size[2])
     assert output is not None and output.shape[:2] == expected, (
@@ -109,14 +112,13 @@ def _scores(recording: Recording, call: AttentionCall, output: Tensor, zeroing: 
                 if zeroing.fast and not isinstance(error, TooFewError):
                     room = isinstance(error, torch.OutOfMemoryError)
                     why = "found no memory for" if room else "knows no shape like that of"
-                    name = type(recording.layer).__name__
-                    recording.notes.append(f"precision='fast' {why} {name}, computed exactly")
+                    recording.notes.append(f"precision='fast' {why} {recording.name}, computed exactly")
             elif isinstance(error, torch.OutOfMemoryError):
                 raise
             else:
                 reasons.append(f"{way.__name__.strip('_').replace('_', ' ')}: {error}")
     raise AssertionError(
-        f"The layer {type(recording.layer).__name__} cannot be replayed: run again on its own clean input, it does not "
+        f"The layer {recording.name} cannot be replayed: run again on its own clean input, it does not "
         f"return its clean output, so that no distance could be trusted. Tried {'; '.join(reasons)}. Pass a single "
         "Transformer block in eval mode, whose output at each token depends on its input alone."
     )
@@ -237,6 +239,9 @@ def _packed_pairs(
 def _whole_sequences(
     recording: Recording, call: AttentionCall, output: Tensor, zeroing: Zeroing, targets: Targets, choose: bool = False
 ) -> Tensor:
+    # Where its tokens are is told by a shape: what runs whole confirms any, what packs them does not.
+    if call.streams is not None and not are_in_order(recording, call, alone=True):
+        raise NotReproducedError("its tokens have several vectors each, and a value does not depend on its own alone")
     other_order = reordered(recording, call)
     if other_order is not None:
         # Which tokens are hidden is known in the attention's order only.

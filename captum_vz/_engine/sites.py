@@ -9,17 +9,20 @@ from captum_vz._engine.interface import lets_through
 from captum_vz._engine.layers import is_stack
 from captum_vz._engine.recording import AttentionCall, Recording, first_tensor
 from captum_vz._engine.replay import NotReproducedError
-from captum_vz._engine.windows import is_rearranged, over_positions, reads_elsewhere
+from captum_vz._engine.streams import as_one_vector, streams_axis
+from captum_vz._engine.windows import are_in_order, is_rearranged, over_positions, reads_elsewhere
 
 
-def attention_call(recording: Recording, attention: str) -> AttentionCall:
+def attention_call(recording: Recording, attention: str, streams: bool = False) -> AttentionCall:
     """The layer's self-attention, which comes first, or the cross-attention that follows it.
+
+    With `streams`, tokens may have several vectors each.
 
     Raises:
         AssertionError: The layer called no attention that can be read, or not the one that is asked for.
     """
     assert attention in ("self", "cross"), f"attention is {attention!r}: pass 'self' or 'cross'."
-    name = type(recording.layer).__name__
+    name = recording.name
     calls = recording.calls
     assert calls, (
         f"The layer {name} called no attention that can be read{_inline_in(recording)}: looked for calls of "
@@ -51,12 +54,17 @@ def attention_call(recording: Recording, attention: str) -> AttentionCall:
     )
     if not is_rearranged(recording, call):
         return call
+    axis = streams_axis(recording, call) if streams and len(calls) == 1 else None
     reason = "it has two attentions"
-    try:
-        if len(calls) == 1:
-            return over_positions(recording, call)
-    except NotReproducedError as error:
-        reason = str(error)
+    if axis is None or not are_in_order(as_one_vector(recording, axis), call, alone=True):
+        try:
+            if len(calls) == 1:
+                return over_positions(recording, call)
+        except NotReproducedError as error:
+            reason = str(error)
+    if axis is not None:  # also where the values are those of another layer
+        call.streams = axis
+        return call
     output = first_tensor(recording.output)
     raise AssertionError(
         f"{name} returned {None if output is None else tuple(output.shape)}, but its attention computed "
@@ -108,7 +116,7 @@ def _read_positions(recording: Recording, call: AttentionCall) -> tuple[Tensor, 
     # What a cross-attention by itself sees says nothing of its rows.
     if sees is not None and not (len(recording.calls) == 1 and not sees.all() and reads_elsewhere(recording, first)):
         assert sources == out or sees[..., -1].any(), (
-            f"The attention of {type(recording.layer).__name__} has {sources} sources for {out} tokens, and no token "
+            f"The attention of {recording.name} has {sources} sources for {out} tokens, and no token "
             "sees the last of them: a static cache does not tell where the tokens stand. Pass use_cache=False, or a "
             "DynamicCache."
         )

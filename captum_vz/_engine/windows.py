@@ -63,7 +63,7 @@ def reordered(recording: Recording, call: AttentionCall) -> AttentionCall | None
         return None
     if call.windows is not None:
         return None
-    if _are_in_order(recording, call):
+    if are_in_order(recording, call):
         return None
     try:
         over = over_positions(recording, call)
@@ -77,20 +77,26 @@ def reordered(recording: Recording, call: AttentionCall) -> AttentionCall | None
 
 
 def reads_elsewhere(recording: Recording, call: AttentionCall) -> bool:
-    """Whether the values come from another input than the first, as those of a cross-attention by itself do.
+    """Whether the values come from other states than the layer's own, as those of a cross-attention by itself do.
 
-    Told by a part of a run that ends at the values, and only where there is such an input.
+    Told by parts of runs that end at the values, and only where there are such states. Values that come from neither
+    (Gemma 3n's upper layers take those of a lower one) are of the layer's own tokens.
     """
-    states = recording.states
-    others = [x for x in states[1:] if call.batch_first(x).shape[:2] == call.size[::3]]
-    if all(torch.equal(x, states[0]) for x in others):  # its own states, given twice
-        return False
-    values = _first_values(recording, call, states[0], torch.full_like(states[0], torch.nan))
-    return values is not None and not bool(values.isnan().any())
+    own = recording.states[:1]
+    others = [x for x in recording.states[1:] if call.batch_first(x).shape[:2] == call.size[::3]]
+    others = [x for x in others if not torch.equal(x, own[0])]  # its own states may be given twice
+
+    def reads(states: Tensor) -> bool:
+        values = _first_values(recording, call, states, torch.full_like(states, torch.nan))
+        return values is not None and bool(values.isnan().any())
+
+    return any(map(reads, others)) and not any(map(reads, own))
 
 
-def _are_in_order(recording: Recording, call: AttentionCall) -> bool:
+def are_in_order(recording: Recording, call: AttentionCall, alone: bool = False) -> bool:
     """Whether each value depends on its own position at least, told by parts of runs that end at the values.
+
+    And, with `alone`, on no other.
 
     In another order, some digit of a value's place is 1 where it is 0 for the position that it comes from.
     """
@@ -105,6 +111,8 @@ def _are_in_order(recording: Recording, call: AttentionCall) -> bool:
         marked = hidden.masked_fill(chosen.view(-1, *[1] * (hidden.dim() - 2)), torch.nan)
         values = _first_values(recording, call, hidden, marked)
         if values is None or values.shape[:2] != hidden.shape[:2] or not values[:, chosen].isnan().any(-1).all():
+            return False
+        if alone and values[:, ~chosen].isnan().any():
             return False
     return True
 

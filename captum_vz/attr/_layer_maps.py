@@ -39,6 +39,7 @@ class LayerMaps(LayerAttribution, WhileRunning):
     """
 
     _replays = False  # whether layers are run again, and what their modules made is to be kept for it
+    _of_streams = False  # whether a layer's tokens may have several vectors each
 
     def __init__(
         self,
@@ -133,7 +134,7 @@ class LayerMaps(LayerAttribution, WhileRunning):
         with progress(desc=title, total=len(layers)) if arguments.show_progress else NullProgress() as bar:
 
             def compute(index: int, recording: Recording) -> Tensor:
-                call = attention_call(recording, self.attention)
+                call = attention_call(recording, self.attention, self._of_streams)
                 batch, _, out, _ = call.size
                 # A replica does not know which examples it has: all rows then, the wanted ones picked at the end.
                 rows = None if shares else target.places(batch, out, call.values.device)
@@ -169,7 +170,6 @@ def _zero_rows(scores: Tensor, recording: Recording, call: AttentionCall, rows: 
         notes.append(PADDED_TARGET)
     if unmoved.any():
         notes.append(
-            f"{int(unmoved.sum())} row(s) of layer {index} ({type(recording.layer).__name__}) stay zero, "
-            "for no source changes them"
+            f"{int(unmoved.sum())} row(s) of layer {index} ({recording.name}) stay zero, for no source changes them"
         )
     return notes

@@ -81,7 +81,7 @@ class Updates(LayerALTI):
         groups: Tensor | None,
         at_most: int | None,
     ) -> Tensor:
-        name = type(recording.layer).__name__
+        name = recording.name
         assert not getattr(recording.layer, "_is_replica", False), (
             "ALTILogit runs in one thread: pass the module that DataParallel wraps."
         )

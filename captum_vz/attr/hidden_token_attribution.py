@@ -102,7 +102,7 @@ class HiddenTokenAttribution(LayerMaps):
         groups: Tensor | None,
         at_most: int | None,
     ) -> Tensor:
-        name = type(recording.layer).__name__
+        name = recording.name
         output, vectors = first_tensor(recording.output), self._embedded.vectors
         valid, sources = valid_positions(recording, call)
         assert output is not None and call.batch_first(output).shape[:2] == valid.shape, (

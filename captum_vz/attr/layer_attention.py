@@ -43,6 +43,8 @@ class LayerAttention(LayerMaps):
     (True, 1.0)
     """
 
+    _of_streams = True
+
     def __init__(
         self,
         forward_func: Callable[..., Any],
@@ -68,7 +70,7 @@ class LayerAttention(LayerMaps):
         assert call.weights is not None, call.why_no_weights
         weights = self._fuse(widen(call.weights), index)
         assert weights.isfinite().all(), (
-            f"The attention of {type(recording.layer).__name__} has weights that are not finite (NaN or infinity) in "
+            f"The attention of {recording.name} has weights that are not finite (NaN or infinity) in "
             f"{call.weights.dtype}. float16 overflows above 65504: load the model in bfloat16 or float32."
         )
         valid, sources = valid_positions(recording, call)

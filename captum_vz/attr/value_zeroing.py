@@ -25,7 +25,8 @@ class ValueZeroing(LayerMaps):
 
     where :math:`\tilde y_i` is the layer's output at token i and :math:`\tilde y_i^{\neg j}` the same with
     :math:`v_j = 0` in every chosen head, attention weights and everything else as they were. Each layer is changed by
-    itself, on its clean input. `Mohebbi et al., EACL 2023 <https://aclanthology.org/2023.eacl-main.245>`_, section 3.
+    itself, on its clean input. Where layers carry several vectors of each token (Gemma 3n, DeepSeek-V4), its output is
+    all of them. `Mohebbi et al., EACL 2023 <https://aclanthology.org/2023.eacl-main.245>`_, section 3.
 
     `target` names an output token, never a class. A layer that runs more than once in a pass (ALBERT) gives the map of
     its last run. Rows that change by hardly more than the model's number type rounds are told of by a warning. The
@@ -60,6 +61,7 @@ class ValueZeroing(LayerMaps):
     """
 
     _replays = True
+    _of_streams = True
 
     def __init__(
         self,
@@ -90,6 +92,9 @@ class ValueZeroing(LayerMaps):
         groups: Tensor | None,
         at_most: int | None,
     ) -> Tensor:
+        assert call.streams is None or self.final_norm is None, (
+            f"The layer {recording.name} carries several vectors of each token, and final_norm is for one: omit it."
+        )
         chosen = self.heads is not None
         heads = select_heads(self.heads, index, len(as_layers(self.layer)), call.size[1]) if chosen else None
         zeroing = Zeroing(self._measure(), rows, groups, heads, at_most, fast=self.precision == "fast")
@@ -97,7 +102,7 @@ class ValueZeroing(LayerMaps):
         if lost:
             dtype = str(scores.dtype).removeprefix("torch.")
             recording.notes.append(
-                f"{lost} row(s) of layer {index} ({type(recording.layer).__name__}) change by hardly more than "
+                f"{lost} row(s) of layer {index} ({recording.name}) change by hardly more than "
                 f"{dtype} rounds" + ("" if dtype == "float64" else ": run the model in float64 (model.double())")
             )
         return scores

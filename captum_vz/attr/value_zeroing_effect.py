@@ -136,7 +136,7 @@ class ValueZeroingEffect(WhileRunning):
         def compute(index: int, recording: Recording) -> Tensor:
             call = attention_call(recording, self.attention)
             assert call.windows is None and reordered(recording, call) is None, (
-                f"The attention of {type(recording.layer).__name__} sees the layer's tokens in windows, in which "
+                f"The attention of {recording.name} sees the layer's tokens in windows, in which "
                 f"{self.get_name()} zeroes no values. ValueZeroing has the maps of such layers."
             )
             model.zero_in(index, recording, call, select_heads(self.heads, index, len(layers), call.size[1]))

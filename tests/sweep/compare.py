@@ -18,7 +18,7 @@ from captum_vz import ValueZeroing
 from captum_vz._engine import scoring
 from captum_vz._engine.windows import Windows
 from tests.sweep.rows import Row
-from tests.sweep.twin import Product, Run, twin_scores, twin_scores_by_position
+from tests.sweep.twin import Product, Run, by_token, twin_scores, twin_scores_by_position
 
 TOLERANCE = 1e-4
 # Sources that the twin zeroes in one layer: all of a sentence, evenly chosen ones of an image or a sound.
@@ -54,7 +54,7 @@ def compare(
         if not run.reproduced:
             row.note = "the layer, run again on what it was given, returns something else"
         # Whatever is told by position is zeroed by position, also where a window is as long as the sequence.
-        elif products and run.hidden.dim() == 3 and row.way != "windows":
+        elif products and by_token(run.hidden, *scores.shape[:2]).dim() == 3 and row.way != "windows":
             side = "decoder_attention_mask" if "decoder" in stack else "attention_mask"
             mask = inputs.get(side, inputs.get("attention_mask"))
             valid = valid_rows(mask, run, scores.shape[0], scores.shape[1])

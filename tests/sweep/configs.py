@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from copy import deepcopy
 from typing import Any
 
 from transformers import PreTrainedConfig
@@ -64,7 +65,7 @@ def _merged(fields: dict[str, Any], exceptions: dict[str, Any]) -> dict[str, Any
     merged = dict(fields)
     for name, value in exceptions.items():
         nested = isinstance(value, dict) and isinstance(merged.get(name), dict)
-        merged[name] = _merged(merged[name], value) if nested else value
+        merged[name] = _merged(merged[name], value) if nested else deepcopy(value)  # configs change what they are given
     return merged
 
 

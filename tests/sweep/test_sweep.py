@@ -33,11 +33,15 @@ AGREE = {
     "falcon": WHOLE,
     "fsmt": WHOLE,  # tokens before examples
     "funnel": WHOLE,  # fewer targets than sources
+    "gemma3n_text": PACKED,  # four vectors of each token; values of a lower layer
+    "gemma4_text": PACKED,  # values of a lower layer, and other states beside
+    "glm5_next_text": PACKED,  # four vectors of each token, behind the axis of tokens
     "gpt2": PACKED,
     "gpt_neo": WHOLE,
     "gpt_oss": PACKED,  # sinks
     "gptj": WHOLE,
     "granite_swa": PACKED,  # weights that are scaled afterwards
+    "hy_v4": WHOLE,  # four vectors of each token
     "ibert": WHOLE,  # a scale beside every tensor
     "imagegpt": WHOLE,
     "jetmoe": FUNCTION,

@@ -181,9 +181,19 @@ def twin_scores(
 
     In all heads, or in one of each of the `batch` examples.
     """
-    clean, _ = run.clean
+    clean = by_token(run.clean[0], batch, products[0].weights.shape[1])
     masks = [{one.number: one.values_of(group, head, batch) for one in products} for group in groups]
-    return torch.stack([cosine_distance(run.again(Products(zeroed)), clean) for zeroed in masks], dim=-1)
+    zeroed = (by_token(run.again(Products(mask)), *clean.shape[:2]) for mask in masks)
+    return torch.stack([cosine_distance(one, clean) for one in zeroed], dim=-1)
+
+
+def by_token(hidden: Tensor, batch: int, out: int) -> Tensor:
+    """All vectors of a token behind each other, `(batch, out, d)`, where each has several."""
+    if hidden.shape[:2] == (batch, out) and hidden.dim() == 4:
+        return hidden.flatten(2)
+    if hidden.shape[1:3] == (batch, out) and hidden.dim() == 4:
+        return hidden.movedim(0, 2).flatten(2)
+    return hidden
 
 
 def twin_scores_by_position(run: Run, shape: torch.Size, groups: list[list[int]]) -> Tensor | None:

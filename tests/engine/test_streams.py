@@ -1,0 +1,177 @@
+"""Layers that carry several vectors of each token, in streams: a token's output is all of them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from captum_vz import (
+    LayerALTI,
+    LayerAttention,
+    LayerAttentionNorm,
+    ValueZeroing,
+    ValueZeroingEffect,
+)
+from tests.engine.blocks import WIDTH, Block, Convolution, SelfAttention, direction
+from tests.engine.compare import assert_same
+
+STREAMS = 3
+
+
+class Streams(nn.Module):
+    """Mixes a token's streams to one vector, lets a block change it, and adds the change to each stream.
+
+    The streams are along `axis`: (batch, tokens, stream, d), or (stream, batch, tokens, d).
+    """
+
+    def __init__(self, axis: int, after: nn.Module | None = None, borrowed: Tensor | None = None) -> None:
+        super().__init__()
+        self.axis = axis
+        self.block = Block(after)
+        if borrowed is not None:  # values of another layer
+            self.block.attention.value = Borrowed(borrowed)
+        self.read, self.write = (nn.Parameter(torch.randn(STREAMS, 1, dtype=torch.float64)) for _ in range(2))
+
+    def forward(self, states: Tensor, mask: Tensor | None = None) -> tuple[Tensor, None]:
+        streams = states.movedim(self.axis, 2)
+        one = (self.read * streams).sum(2)
+        changed = streams + self.write * (self.block(one, mask) - one)[:, :, None]
+        return changed.movedim(2, self.axis), None
+
+
+class Borrowed(nn.Module):
+    """Gives values that are of another layer's making."""
+
+    def __init__(self, values: Tensor) -> None:
+        super().__init__()
+        self.values = values
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.values
+
+
+def states(axis: int, batch: int = 2, tokens: int = 5) -> Tensor:
+    random = torch.Generator().manual_seed(3)
+    return torch.randn(batch, tokens, STREAMS, WIDTH, dtype=torch.float64, generator=random).movedim(2, axis)
+
+
+@torch.no_grad()
+def twin(layer: Streams, x: Tensor, groups: list[list[int]], mask: Tensor | None = None) -> Tensor:
+    """How far the streams of each token move, all of them, when the values of a group of sources are zeroed."""
+
+    def run(sources: list[int]) -> Tensor:
+        def zero(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
+            return output.index_fill(1, torch.tensor(sources, dtype=torch.long), 0.0)
+
+        with layer.block.attention.value.register_forward_hook(zero):
+            output = layer(x, mask)[0]
+        return direction(output.movedim(layer.axis, 2).flatten(2))
+
+    clean = run([])
+    return torch.stack([(run(group) - clean).square().sum(-1) / 2 for group in groups], dim=-1)
+
+
+each_axis = pytest.mark.parametrize("axis", [2, 0])
+each_kind = pytest.mark.parametrize("kind", ["alone", "convolution", "borrowed"])
+
+
+def layer_of(kind: str, axis: int) -> Streams:
+    torch.manual_seed(0)
+    values = torch.randn(2, 5, WIDTH, dtype=torch.float64)
+    after = Convolution().double() if kind == "convolution" else None
+    return Streams(axis, after, values if kind == "borrowed" else None).eval()
+
+
+@each_axis
+@each_kind
+def test_maps_are_of_all_streams(kind: str, axis: int) -> None:
+    layer, x = layer_of(kind, axis), states(axis)
+    explain = ValueZeroing(layer, layer, normalize=False)
+    expected = twin(layer, x, [[source] for source in range(5)])
+    assert_same(explain.attribute(x), expected)
+    assert_same(explain.attribute(x, target=3), expected[:, 3])
+    assert_same(
+        explain.attribute(x, target=[1, 4], perturbations_per_eval=2), torch.stack([expected[0, 1], expected[1, 4]])
+    )
+    words = torch.tensor([[0, 0, 1, 2, 2]])
+    assert_same(explain.attribute(x, feature_mask=words), twin(layer, x, [[0, 1], [2], [3, 4]])[..., words[0]])
+
+
+@each_axis
+def test_padding_in_streams(axis: int) -> None:
+    layer, x = layer_of("alone", axis), states(axis)
+    hidden = torch.tensor([[0, 0, 0, 0, 0], [0, 0, 0, 1, 1]]).bool()
+    mask = torch.zeros(2, 1, 5, 5, dtype=torch.float64).masked_fill(
+        hidden[:, None, None], torch.finfo(torch.float64).min
+    )
+    layer_map = ValueZeroing(layer, layer, normalize=False).attribute((x, mask))
+    assert_same(layer_map, twin(layer, x, [[source] for source in range(5)], mask) * ~hidden[:, :, None])
+    short = x.narrow(1 if axis == 2 else 2, 0, 3)
+    assert_same(layer_map[1, :3, :3], ValueZeroing(layer, layer, normalize=False).attribute(short)[1])
+
+
+@each_axis
+def test_half_precision_in_streams(axis: int) -> None:
+    layer, x = layer_of("alone", axis).bfloat16(), states(axis).bfloat16()
+    found = ValueZeroing(layer, layer).attribute(x)
+    assert found.dtype == torch.float32
+    assert_same(found, ValueZeroing(layer.float(), layer).attribute(x.float()), tolerance=1e-5)
+
+
+@each_axis
+def test_attention_in_streams_is_that_of_the_one_vector(axis: int) -> None:
+    layer, x = layer_of("alone", axis), states(axis)
+    one = (layer.read * x.movedim(axis, 2)).sum(2)
+    assert_same(LayerAttention(layer, layer).attribute(x), LayerAttention(layer.block, layer.block).attribute(one))
+
+
+class Grid(nn.Module):
+    """(batch, features, height, width): here of as many features as the tokens of its attention, height times width."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = SelfAttention()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.attention(x.flatten(2).mT).mT.unflatten(2, x.shape[2:])
+
+
+class Sequence(Grid):
+    """The same on (batch, tokens, features)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.attention(x)
+
+
+def test_a_grid_of_as_many_features_as_positions_has_no_streams() -> None:
+    torch.manual_seed(0)
+    grid, sequence = Grid().double().eval(), Sequence().double().eval()
+    sequence.load_state_dict(grid.state_dict())
+    x = torch.randn(2, WIDTH, 4, 4, dtype=torch.float64)
+    expected = ValueZeroing(sequence, sequence).attribute(x.flatten(2).mT.contiguous())
+    assert_same(ValueZeroing(grid, grid).attribute(x), expected)
+
+
+@pytest.mark.parametrize("method", [LayerAttentionNorm, LayerALTI, ValueZeroingEffect])
+@each_axis
+def test_methods_of_one_vector_a_token_refuse_streams(method: type[ValueZeroing], axis: int) -> None:
+    layer, x = layer_of("alone", axis), states(axis)
+    with pytest.raises(AssertionError, match="a map needs a layer whose output has one vector a token"):
+        method(lambda x: layer(x)[0].flatten(1), layer).attribute(x, target=0)
+    assert not layer._forward_hooks
+
+
+@each_axis
+def test_a_norm_of_one_vector_is_refused(axis: int) -> None:
+    layer, x = layer_of("alone", axis), states(axis)
+    with pytest.raises(
+        AssertionError, match="Streams carries several vectors of each token, and final_norm is for one"
+    ):
+        ValueZeroing(layer, layer, final_norm=nn.LayerNorm(WIDTH)).attribute(x)
+
+
+def test_streams_as_many_as_examples_and_tokens_are_refused() -> None:
+    layer, x = layer_of("alone", 2), states(2, STREAMS, STREAMS)
+    with pytest.raises(AssertionError, match="cannot be told apart: pass another number of examples"):
+        ValueZeroing(layer, layer).attribute(x)
