@@ -20,6 +20,8 @@ from captum_vz._engine.interface import Attend, Listener, listening
 from captum_vz._engine.precision import without_caches
 from captum_vz._engine.recording import AttentionCall, Recording, first_tensor
 from captum_vz._engine.replay import bare
+from captum_vz._engine.streams import as_one_vector, streams_axis
+from captum_vz._engine.windows import are_in_order
 
 
 class Gaps:
@@ -61,6 +63,11 @@ def _mixes(recording: Recording, output: Tensor) -> bool:
     Seen by NaN in its place. Not asked of layers whose attention cannot be answered, being inline or in parts.
     """
     calls = recording.calls
+    axis = streams_axis(recording, calls[0]) if len(calls) == 1 else None
+    if axis is not None:
+        of_one = as_one_vector(recording, axis)
+        if are_in_order(of_one, calls[0], alone=True):
+            recording, output = of_one, of_one.output
     arguments = without_caches((recording.args, recording.kwargs))
     hidden = next((x for x in tree_leaves(arguments) if isinstance(x, Tensor) and x.is_floating_point()), None)
     known = bool(calls) and all(call.context is not None and call.parts == 1 for call in calls)

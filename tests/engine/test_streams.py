@@ -12,6 +12,7 @@ from captum_vz import (
     LayerAttentionNorm,
     ValueZeroing,
     ValueZeroingEffect,
+    ValueZeroingRollout,
 )
 from tests.engine.blocks import WIDTH, Block, Convolution, SelfAttention, direction
 from tests.engine.compare import assert_same
@@ -151,6 +152,33 @@ def test_a_grid_of_as_many_features_as_positions_has_no_streams() -> None:
     x = torch.randn(2, WIDTH, 4, 4, dtype=torch.float64)
     expected = ValueZeroing(sequence, sequence).attribute(x.flatten(2).mT.contiguous())
     assert_same(ValueZeroing(grid, grid).attribute(x), expected)
+
+
+class Stack(nn.Module):
+    """Layers that follow each other."""
+
+    def __init__(self, layers: list[Streams]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x, _ = layer(x)
+        return x
+
+
+@each_axis
+def test_a_rollout_over_streams_is_the_product_of_its_maps(axis: int) -> None:
+    stack, x = Stack([layer_of("alone", axis), layer_of("alone", axis)]), states(axis)
+    maps = ValueZeroing(stack, stack.layers).attribute(x)
+    assert_same(ValueZeroingRollout(stack, stack.layers).attribute(x), maps[1] @ maps[0])
+
+
+@each_axis
+def test_a_rollout_refuses_streams_that_a_convolution_mixes(axis: int) -> None:
+    stack, x = Stack([layer_of("alone", axis), layer_of("convolution", axis)]), states(axis)
+    with pytest.raises(AssertionError, match=r"the layers 1 \(Streams\) mix their tokens in another way"):
+        ValueZeroingRollout(stack, stack.layers).attribute(x)
 
 
 @pytest.mark.parametrize("method", [LayerAttentionNorm, LayerALTI, ValueZeroingEffect])
