@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import sys
+from collections import UserDict
 from typing import Any, TypeVar
 
 import torch
@@ -75,8 +76,12 @@ def cached_only(recording: Recording) -> int:
 
 
 def without_caches(arguments: Any) -> Any:
-    """A layer's arguments with every key-value cache left out, so that running the layer again grows none."""
-    return tree_map(lambda x: None if _is_cache(x) else x, arguments, is_leaf=_is_cache)
+    """A layer's arguments with every key-value cache left out, so that running the layer again grows none.
+
+    And what it hands to the layers above in a dict of another kind (Gemma 4 does its values) in a plain one, which each
+    run has for itself.
+    """
+    return tree_map(_without_cache, arguments, is_leaf=_is_cache)
 
 
 def multiplies_halves_fast(device: torch.device) -> bool:
@@ -87,6 +92,12 @@ def multiplies_halves_fast(device: torch.device) -> bool:
         able = torch.cpu.get_capabilities()
         return bool(able.get("amx_bf16") or able.get("avx512_bf16"))
     return False
+
+
+def _without_cache(value: Any) -> Any:
+    if _is_cache(value):
+        return None
+    return dict(value) if isinstance(value, UserDict) else value
 
 
 def _is_cache(value: Any) -> bool:

@@ -124,3 +124,19 @@ def test_an_encoder_that_is_read_along_with_the_own_tokens_is_no_cache() -> None
     half = ValueZeroing(model.bfloat16(), list(model.decoder.layers))
     assert_same(half.attribute({**inputs, "use_cache": True}), half.attribute({**inputs, "use_cache": False}))
     assert_same(half.attribute({**inputs, "use_cache": True}), without, tolerance=0.05)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("model_type", ["gemma3n_text", "gemma4_text", "mistral_large4_text"])
+def test_what_layers_hand_to_those_above_stays_as_it_is(model_type: str, dtype: torch.dtype) -> None:
+    model = next(small_models(model_type)).to(dtype)
+    inputs, layers = working_inputs(model)[0], list(model.layers)
+    outputs = []
+
+    def forward(**inputs: torch.Tensor) -> torch.Tensor:
+        outputs.append(model(**inputs)[0])
+        return outputs[-1]
+
+    maps = ValueZeroing(forward, layers).attribute(inputs)
+    assert_same(outputs[0], model(**inputs)[0], tolerance=1e-6)
+    assert_same(maps, [ValueZeroing(model, layer).attribute(inputs) for layer in layers], tolerance=1e-6)
