@@ -75,19 +75,20 @@ def _inside(name: str, other: str) -> bool:
     return name.startswith(other + ".") or (other == "" and name != "")
 
 
-# Mixers that are linear in time are called attention as well, but have no weights.
-LINEAR = re.compile("linear_attn|lightning|delta")
+# Mixers that are linear in time are called attention as well, but have no weights; what mixes the streams before an
+# attention is called after it.
+OTHER = re.compile("linear_?att|lightning|delta|hyper_?connection")
 
 
 def _has_attention(member: nn.Module) -> bool:
     """Whether a module holds an attention module, to be told by its class's or its attribute's name."""
-    linear: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
     for name, module in member.named_modules():
         called = (type(module).__name__ + " " + name.rsplit(".", 1)[-1]).lower()
-        if not name or name.startswith(linear):
+        if not name or name.startswith(others):
             continue
-        if LINEAR.search(called):
-            linear += (name + ".",)
+        if OTHER.search(called):
+            others += (name + ".",)
         elif isinstance(module, nn.MultiheadAttention) or "attn" in called or "attention" in called.split(" ")[0]:
             return True
     return False

@@ -10,6 +10,7 @@ from captum_vz import ValueZeroing, find_layers
 from tests.engine.blocks import Block
 from tests.reference import FAMILIES, SEQUENCE_TO_SEQUENCE
 from tests.reference.families import ENCODER_SIZE, IMAGE_SIZE
+from tests.sweep.models import small_models
 
 ONE_STACK = [name for name in FAMILIES if name not in SEQUENCE_TO_SEQUENCE]
 
@@ -117,3 +118,16 @@ def test_a_layer_may_be_given_as_the_list_that_the_model_keeps() -> None:
     assert isinstance(case.model.encoder.layer, nn.ModuleList)
     maps = ValueZeroing(case.model, case.model.encoder.layer).attribute(case.inputs)
     assert len(maps) == len(case.layers)
+
+
+@pytest.mark.parametrize("model_type", ["glm5_next_text", "qwen4_exp_text"])
+def test_what_is_called_attention_in_layers_that_do_not_attend(model_type: str) -> None:
+    """Their mixer is, and what mixes the streams before it."""
+    model = next(small_models(model_type))
+    attending = [
+        layer
+        for layer in model.layers
+        if any(type(part).__name__.endswith("TextAttention") for part in layer.children())
+    ]
+    assert 0 < len(attending) < len(model.layers)
+    assert find_layers(model) == attending
