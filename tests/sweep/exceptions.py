@@ -17,6 +17,20 @@ VALUES_OF_LOWER_LAYERS = {
     "num_kv_shared_layers": 2,
     "sliding_window": 4,
 }
+RESNET = {
+    "model_type": "resnet",
+    "embedding_size": 16,
+    "hidden_sizes": [16, 32, 48, 64],
+    "depths": [1, 1, 1, 1],
+    "layer_type": "basic",
+    "out_features": ["stage4"],
+}
+WITHOUT_TIMM = {
+    "use_timm_backbone": False,
+    "use_pretrained_backbone": False,
+    "backbone": None,
+    "backbone_config": RESNET,
+}
 FORECAST = {"prediction_length": 6, "context_length": 8}
 
 EXCEPTIONS: dict[str, dict[str, Any]] = {
@@ -28,13 +42,20 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
         "layer_types": KINDS,
         "rope_parameters": dict.fromkeys(KINDS, DEFAULT_ROPE),
     },
+    "conditional_detr": WITHOUT_TIMM,
     "csm": {"codec_config": {"upsample_groups": 64}},
     "cvt": {"depth": [1, 2, 3], "embed_dim": [32, 48, 64], "num_heads": [1, 3, 4]},
+    "dab-detr": WITHOUT_TIMM,
     "dbrx": {
         "attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 10000.0},
         "ffn_config": {"hidden_size": 64, "ffn_hidden_size": 64, "moe_num_experts": 4, "moe_top_k": 2},
     },
     "deepseek_v2": EXPERTS,
+    "deformable_detr": {
+        **WITHOUT_TIMM,
+        "backbone_config": {**RESNET, "out_features": ["stage2", "stage3", "stage4"]},
+    },
+    "detr": WITHOUT_TIMM,
     "diffusion_gemma": {"text_config": {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 32}},
     "donut-swin": {"image_size": 128},
     "dots1": {**EXPERTS, "moe_intermediate_size": 32},
@@ -93,6 +114,7 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     "swin": {"image_size": 128},
     "swinv2": {"image_size": 128},
     "t5gemma2_encoder": {"text_config": {"dropout_rate": 0.0}},
+    "table-transformer": WITHOUT_TIMM,
     "time_series_transformer": FORECAST,
     "vits": {"vocab_size": 128},
     "xmod": {"default_language": "en_XX"},

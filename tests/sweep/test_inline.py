@@ -49,8 +49,10 @@ FAMILIES = {
     "visual_bert": "attentions",
     "xglm": "attentions",
     "cvt": None,
+    "dab-detr": None,
     "mobilevit": None,
     "pvt_v2": None,
+    "table-transformer": None,
     "timesformer": None,
     "vilt": None,  # whose patches come in another order each time
 }
