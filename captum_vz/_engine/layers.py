@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import takewhile
 
 from torch import nn
 
@@ -84,14 +85,21 @@ def _has_attention(member: nn.Module) -> bool:
     """Whether a module holds an attention module, to be told by its class's or its attribute's name."""
     others: tuple[str, ...] = ()
     for name, module in member.named_modules():
-        called = (type(module).__name__ + " " + name.rsplit(".", 1)[-1]).lower()
         if not name or name.startswith(others):
             continue
-        if OTHER.search(called):
+        kind, attribute = type(module).__name__.lower(), name.rsplit(".", 1)[-1].lower()
+        if OTHER.search(f"{_without_family(module, member).lower()} {attribute}"):
             others += (name + ".",)
-        elif isinstance(module, nn.MultiheadAttention) or "attn" in called or "attention" in called.split(" ")[0]:
+        elif isinstance(module, nn.MultiheadAttention) or "attn" in f"{kind} {attribute}" or "attention" in kind:
             return True
     return False
+
+
+def _without_family(module: nn.Module, member: nn.Module) -> str:
+    """A class's name without the first words that another has as well: Kimi Linear's attention is not linear."""
+    words, others = (re.findall("[A-Z]?[^A-Z]+|[A-Z]", type(one).__name__) for one in (module, member))
+    shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(words, others, strict=False)))
+    return "".join(words[shared:])
 
 
 def _stack_name(list_name: str) -> str:

@@ -120,14 +120,14 @@ def test_a_layer_may_be_given_as_the_list_that_the_model_keeps() -> None:
     assert len(maps) == len(case.layers)
 
 
-@pytest.mark.parametrize("model_type", ["glm5_next_text", "qwen4_exp_text"])
+@pytest.mark.parametrize("model_type", ["glm5_next_text", "kimi_linear", "qwen4_exp_text"])
 def test_what_is_called_attention_in_layers_that_do_not_attend(model_type: str) -> None:
     """Their mixer is, and what mixes the streams before it."""
     model = next(small_models(model_type))
     attending = [
         layer
         for layer in model.layers
-        if any(type(part).__name__.endswith("TextAttention") for part in layer.children())
+        if any(type(part).__name__.endswith(("TextAttention", "KimiLinearAttention")) for part in layer.children())
     ]
     assert 0 < len(attending) < len(model.layers)
     assert find_layers(model) == attending

@@ -31,12 +31,16 @@ WITHOUT_TIMM = {
     "backbone": None,
     "backbone_config": RESNET,
 }
+LAST_THREE = {"out_features": ["stage2", "stage3", "stage4"]}
+THREE_SCALES = {
+    "encoder_in_channels": [32, 48, 64],
+    "backbone_config": {**RESNET, **LAST_THREE, "model_type": "rt_detr_resnet"},
+}
 FORECAST = {"prediction_length": 6, "context_length": 8}
 
 EXCEPTIONS: dict[str, dict[str, Any]] = {
     "autoformer": {**FORECAST, "label_length": 4},
     "bamba": {"attn_layer_indices": [1]},
-    "chameleon": {"vocabulary_map": {"<image>": 100, "IMGIMGAZ": 101}},
     "clvp_encoder": {"num_attention_heads": 2},
     "cohere_compass_text": {
         "layer_types": KINDS,
@@ -51,10 +55,7 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
         "ffn_config": {"hidden_size": 64, "ffn_hidden_size": 64, "moe_num_experts": 4, "moe_top_k": 2},
     },
     "deepseek_v2": EXPERTS,
-    "deformable_detr": {
-        **WITHOUT_TIMM,
-        "backbone_config": {**RESNET, "out_features": ["stage2", "stage3", "stage4"]},
-    },
+    "deformable_detr": {**WITHOUT_TIMM, "backbone_config": {**RESNET, **LAST_THREE}},
     "detr": WITHOUT_TIMM,
     "diffusion_gemma": {"text_config": {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 32}},
     "donut-swin": {"image_size": 128},
@@ -107,6 +108,15 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
         "indexer_n_heads": 2,
     },
     "recurrent_gemma": {"block_types": ["recurrent", "attention"]},
+    "rt_detr": THREE_SCALES,
+    "rt_detr_v2": THREE_SCALES,
+    "sam2_hiera_det_model": {
+        "hidden_size": 32,
+        "embed_dim_per_stage": [32, 64, 128, 256],
+        "blocks_per_stage": [1, 2, 2, 1],
+        "window_size_per_stage": [8, 4, 4, 2],
+        "global_attention_blocks": [4],
+    },
     "sam_hq_vision_model": {"output_channels": 64, "num_pos_feats": 32},
     "sam_vision_model": {"output_channels": 64, "num_pos_feats": 32},
     "seggpt": {"image_size": [128, 64]},
