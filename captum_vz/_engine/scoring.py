@@ -239,7 +239,7 @@ def _packed_pairs(
 def _whole_sequences(
     recording: Recording, call: AttentionCall, output: Tensor, zeroing: Zeroing, targets: Targets, choose: bool = False
 ) -> Tensor:
-    # Where its tokens are is told by a shape: what runs whole confirms any, what packs them does not.
+    # Which axis holds the tokens was told by a shape. Packed pairs fail where it is another; whole sequences would not.
     if call.streams is not None and not are_in_order(recording, call, alone=True):
         raise NotReproducedError("its tokens have several vectors each, and a value does not depend on its own alone")
     other_order = reordered(recording, call)
