@@ -19,6 +19,7 @@ from torch import Tensor
 
 from captum_vz._engine.interface import current_listener, lets_through
 from captum_vz._engine.weights import for_query_heads
+from captum_vz.functional import widen
 
 # What our functions stand for while a pass is on: torch's own, or what a user has put in their place.
 _torchs_attention = F.scaled_dot_product_attention
@@ -49,7 +50,8 @@ def _attention(
 
     def attend(values: Tensor) -> tuple[Tensor, Tensor]:
         weights = _weights(query, key, attn_mask, scale)
-        return (weights @ for_query_heads(values, query.shape[1])).transpose(1, 2), weights
+        context = weights @ for_query_heads(values.to(weights), query.shape[1])
+        return context.transpose(1, 2).to(values), weights.to(query)
 
     context, weights = listener.attend(None, attend, value, visible, dropout_p)
     _last_weights.set(weights)
@@ -57,8 +59,11 @@ def _attention(
 
 
 def _weights(query: Tensor, key: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
-    """The weights as torch documents them; a row that sees nothing is zero, as in torch's own kernels."""
-    key = for_query_heads(key, query.shape[1])
+    """The weights as torch documents them; a row that sees nothing is zero, as in torch's own kernels.
+
+    As there, too, half precision is computed in float32.
+    """
+    query, key = widen(query), widen(for_query_heads(key, query.shape[1]))
     scores = query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)
     if mask is None:
         return scores.softmax(-1)

@@ -127,7 +127,8 @@ class ZeroingCopies(Listener):
         used = weights_used(self.call.module, attend, values, context, weights)
         # Summed over the others: the context less what is lost would be rounding where nearly all of it is.
         left = (used * ~self.zeroed[:, :, None]) @ for_query_heads(values, used.shape[1])
-        return left.transpose(1, 2).to(context.dtype), weights
+        # In the memory format of the context, for a module may take a view of it.
+        return torch.empty_like(context).copy_(left.transpose(1, 2).reshape(context.shape)), weights
 
     def returned(self, module: nn.Module | nn.Parameter, inputs: tuple[Any, ...], output: Any) -> Any:
         if module is not self.call.value_projection or module is None:

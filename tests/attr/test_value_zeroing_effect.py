@@ -31,6 +31,7 @@ from tests.reference import FAMILIES, Attention, Case, Family
 from tests.reference.case import HEAD_WIDTH, HEADS, LAYERS, WIDTH
 from tests.reference.inputs import VOCABULARY
 from tests.reference.naive import context_by_hand, record, values_of
+from tests.sweep.models import small_models, working_inputs
 
 INLINE = {
     "gptj": Family(
@@ -656,3 +657,22 @@ def test_progress_counts_the_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert "3/3" in shown
     effect(case_of("bert"))
     assert capsys.readouterr().err == ""
+
+
+@torch.no_grad()
+def test_a_module_may_take_a_view_of_its_context() -> None:
+    """Which it cannot of a transposed one: AFMoE's attention."""
+    model = next(small_models("afmoe"))
+    inputs, layers = working_inputs(model)[0], list(model.layers)
+    scores = ValueZeroingEffect(model, layers).attribute(inputs, read)
+    for source in range(3):
+        with ExitStack() as stack:
+            for layer in layers:
+
+                def zero(module: nn.Module, args: Any, values: Tensor, source: int = source) -> Tensor:
+                    return values.index_fill(1, torch.tensor([source]), 0.0)
+
+                stack.enter_context(layer.self_attn.v_proj.register_forward_hook(zero))
+            lost = read(model(**inputs))
+        assert_same(scores[:, source], read(model(**inputs)) - lost, tolerance=1e-5)
+        assert scores[:, source].any()

@@ -204,3 +204,26 @@ def test_torch_is_as_it_was_after_a_pass_and_after_an_error() -> None:
         ValueZeroing(model, model.blocks).attribute(torch.tensor([[31]]))
     assert (F.scaled_dot_product_attention, F.multi_head_attention_forward) == before
     assert torch.backends.mha.get_fastpath_enabled()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@torch.no_grad()
+def test_half_precision_is_rounded_once_as_in_torchs_own(dtype: torch.dtype) -> None:
+    class Attends(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            heads = x.unflatten(2, (HEADS, -1)).transpose(1, 2)
+            return F.scaled_dot_product_attention(heads, heads, heads).transpose(1, 2).flatten(2)
+
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = Attends()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.attention(x)
+
+    layer, x, outputs = Layer(), torch.randn(2, 16, WIDTH).to(dtype), []
+    exact = layer(x.double())
+    ValueZeroing(lambda x: outputs.append(layer(x)), layer).attribute(x)
+    error = (outputs[0].double() - exact).abs() / exact.abs().clamp_min(1e-3)
+    assert error.max() < torch.finfo(dtype).eps
