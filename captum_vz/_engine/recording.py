@@ -188,10 +188,10 @@ class Recording(Listener):
         """How many sources, the last ones, are not the layer's own, but an encoder's read along with them (T5Gemma 2).
 
         A first token sees them, as it sees no later token of its own, unless all see all. Their states are given to
-        the layer beside its own.
+        the layer beside its own, and no second attention reads them.
         """
         _, _, out, sources = call.size
-        if sources <= out or not call.sees()[:, 0, -1].any():
+        if sources <= out or len(self.calls) > 1 or not call.sees()[:, 0, -1].any():
             return 0
         lengths = [call.batch_first(x).shape[1] for x in self.states[1:] if x.dim() == 3]
         return max((length for length in lengths if length <= sources - out), default=0)
