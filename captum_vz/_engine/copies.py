@@ -60,7 +60,7 @@ class ModelCopies:
 
     def zero_in(self, index: int, recording: Recording, call: AttentionCall, heads: Sequence[int] | None) -> None:
         """Zero values in this attention of this run of layer `index`, in these heads (None: all)."""
-        number = sum(before.parts for before in recording.calls[: recording.calls.index(call)])
+        number = recording.asked_before(call)
         output = first_tensor(recording.output)
         output = None if output is None else call.batch_first(output).clone()
         bare = replace(call, values=call.values[:0], visible=None, weights=None, context=None, answer=None)

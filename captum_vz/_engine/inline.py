@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum, auto
 from functools import cache
 from operator import attrgetter
 from typing import Any
@@ -47,6 +48,16 @@ def _part(number: int, parts: int, features: int) -> slice:
     return slice(number * width, (number + 1) * width)
 
 
+class Mask(Enum):
+    """What the numbers of a family's masks mean."""
+
+    USUAL = auto()  # with four axes added to the scores; else 1 where something is seen
+    ADDED = auto()  # added, with however many axes
+    FACTOR = auto()  # 1 where something is seen, and 0 elsewhere
+    HIDES = auto()  # True where something is not seen
+    BLOCKS = auto()  # (batch, 1, block, row, 3 rows): what a block sees of its neighbours and itself
+
+
 @dataclass(frozen=True)
 class ValueProjection:
     """Where the values of an attention module are.
@@ -59,8 +70,10 @@ class ValueProjection:
         groups: Name of the attribute that counts the groups of heads that share a value, behind the group's queries
             and its key; `head_columns` is not asked then.
         bias: Name of a parameter that is added to the values behind the projection.
-        hides: Whether True in a mask means what is not to be seen.
+        mask: What the numbers of its masks mean.
         sequence_first: Whether the layer's tensors are (tokens, batch, d).
+        transposed: Whether what the projection returns is (in, batch, features), unlike the layer's tensors.
+        beside: Name of a submodule that gives values of the same tokens for other rows, if these are there.
     """
 
     projection: str
@@ -68,8 +81,10 @@ class ValueProjection:
     head_columns: Callable[[int, int, int], slice] = _own
     groups: str | None = None
     bias: str | None = None
-    hides: bool = False
+    mask: Mask = Mask.USUAL
     sequence_first: bool = False
+    transposed: bool = False
+    beside: str | None = None
 
     def columns(self, module: nn.Module, features: int) -> list[slice]:
         """The features of each head's values."""
@@ -94,9 +109,13 @@ def _heads_of(bias: Tensor, heads: int) -> list[slice]:
 
 BERT_LIKE = ValueProjection("value")
 BART_LIKE = ValueProjection("v_proj", "num_heads")
+LONGFORMER = ValueProjection("value", "num_heads", mask=Mask.ADDED, transposed=True, beside="value_global")
+DEFORMABLE = ValueProjection("value_proj", "n_heads")
 
 VALUE_PROJECTIONS = {
     "BarkSelfAttention": ValueProjection("att_proj", "num_heads", _last_third),
+    "BigBirdBlockSparseAttention": ValueProjection("value", mask=Mask.FACTOR),
+    "BigBirdPegasusBlockSparseAttention": ValueProjection("value", mask=Mask.FACTOR),
     "BigBirdPegasusSelfAttention": BERT_LIKE,
     "BigBirdSelfAttention": BERT_LIKE,
     "BlipAttention": ValueProjection("qkv", "num_heads", _last_third),
@@ -112,6 +131,7 @@ VALUE_PROJECTIONS = {
     "DabDetrDecoderLayerCrossAttention": ValueProjection("cross_attn_value_proj", "decoder_attention_heads"),
     "DabDetrDecoderLayerSelfAttention": ValueProjection("self_attn_value_proj", "self_attn.attention_heads"),
     "Data2VecVisionSelfAttention": BERT_LIKE,
+    "DeformableDetrMultiscaleDeformableAttention": DEFORMABLE,
     "DonutSwinSelfAttention": BERT_LIKE,
     "FalconAttention": ValueProjection("query_key_value", "num_heads", groups="num_kv_heads"),
     "FastSpeech2ConformerAttention": ValueProjection("linear_v", "num_heads"),
@@ -128,22 +148,28 @@ VALUE_PROJECTIONS = {
     "ImageGPTAttention": ValueProjection("c_attn", "num_heads", _last_third),
     "Kosmos2_5VisionAttention": ValueProjection("value", "n_heads"),
     "LEDDecoderAttention": BART_LIKE,
+    "LEDEncoderSelfAttention": LONGFORMER,
     "LayoutLMv3SelfAttention": BERT_LIKE,
     "LiltSelfAttention": BERT_LIKE,
+    "LongT5LocalAttention": ValueProjection("v", "n_heads", mask=Mask.BLOCKS),
+    "LongformerSelfAttention": LONGFORMER,
     "LukeSelfAttention": BERT_LIKE,
-    "MaskFormerSwinSelfAttention": BERT_LIKE,
     "MPNetSelfAttention": ValueProjection("v"),
+    "MaskFormerSwinSelfAttention": BERT_LIKE,
     "MegatronBertSelfAttention": BERT_LIKE,
     "MgpstrAttention": ValueProjection("qkv", "num_heads", _last_third),
     "MobileViTSelfAttention": BERT_LIKE,
-    "MptAttention": ValueProjection("Wqkv", "n_heads", _last_third, hides=True),
+    "MptAttention": ValueProjection("Wqkv", "n_heads", _last_third, mask=Mask.HIDES),
     "MvpAttention": BART_LIKE,
     "PerceiverSelfAttention": ValueProjection("value", "num_heads"),
     "ProphetNetAttention": ValueProjection("value_proj", "num_attn_heads"),
     "ProphetNetNgramSelfAttention": ValueProjection("value_proj", "num_attn_heads"),
     "PvtEfficientSelfAttention": BERT_LIKE,
     "PvtV2SelfAttention": BERT_LIKE,
+    "RTDetrMultiscaleDeformableAttention": DEFORMABLE,
+    "RTDetrV2MultiscaleDeformableAttention": DEFORMABLE,
     "RemBertSelfAttention": BERT_LIKE,
+    "RfDetrMultiscaleDeformableAttention": DEFORMABLE,
     "RoFormerSelfAttention": BERT_LIKE,
     "SamHQVisionAttention": ValueProjection("qkv", head_columns=_last_third),
     "SamVisionAttention": ValueProjection("qkv", head_columns=_last_third),
@@ -158,13 +184,15 @@ VALUE_PROJECTIONS = {
     "ViltSelfAttention": BERT_LIKE,
     "VisualBertSelfAttention": BERT_LIKE,
     "VitDetAttention": ValueProjection("qkv", "num_heads", _last_third),
+    "VitsAttention": BART_LIKE,
     "XGLMAttention": BART_LIKE,
     "XLNetRelativeAttention": ValueProjection("v", "n_head", sequence_first=True),
+    "YosoSelfAttention": BERT_LIKE,
     # Names that several families share are keyed with their file.
     "modeling_dab_detr.DetrAttention": BART_LIKE,
     "modeling_deberta.DisentangledSelfAttention": ValueProjection("in_proj", head_columns=_interleaved, bias="v_bias"),
     "modeling_deberta_v2.DisentangledSelfAttention": ValueProjection("value_proj"),
-    "modeling_fsmt.Attention": ValueProjection("v_proj", "num_heads", hides=True, sequence_first=True),
+    "modeling_fsmt.Attention": ValueProjection("v_proj", "num_heads", mask=Mask.HIDES, sequence_first=True),
     "modeling_openai.Attention": ValueProjection("c_attn", "n_head", _last_third),
     "modeling_sew_d.DisentangledSelfAttention": ValueProjection("value_proj"),
 }
@@ -186,9 +214,10 @@ def _row_among(classes: tuple[type, ...]) -> ValueProjection | None:
 
 
 def is_value_projection(module: nn.Module | nn.Parameter, attention: nn.Module) -> bool:
-    """Whether `module` is the one that projects the values of `attention`."""
+    """Whether `module` is one that projects the values of `attention`."""
     row = family_of(attention)
-    return row is not None and getattr(attention, row.projection, None) is module
+    names = () if row is None else filter(None, (row.projection, row.beside))
+    return any(getattr(attention, name, None) is module for name in names)
 
 
 def projects_by_parameter(module: nn.Module) -> bool:
@@ -215,24 +244,42 @@ class ParametersTelling(TorchFunctionMode):
 def visible_by_argument(
     arguments: Any, batch: int, out: int, sources: int, row: ValueProjection = BERT_LIKE
 ) -> Tensor | None:
-    """What a layer's mask lets through, `(batch, 1, out, in)`, told by the shape of the argument that holds it.
+    """What a layer's mask lets through, `(batch, 1, 1 or out, in)`, told by the shape of the argument that holds it.
 
     The first of `arguments` that fits is taken.
     """
-    hides = row.hides
-    for value in tree_leaves(arguments):
-        if row.sequence_first and isinstance(value, Tensor) and value.shape == (out, sources, batch, 1):
-            return _without_own_padding(value.permute(2, 3, 0, 1) == 0)
-        if not isinstance(value, Tensor) or value.dim() not in (2, 3, 4) or value.shape[-1] != sources:
-            continue
-        if value.dim() == 4 and value.shape[0] in (1, batch) and value.shape[2] in (1, out):
-            allowed = lets_through(value)
-        elif value.shape[:-1] in ((batch,), (batch, 1)) and ((value == 0) | (value == 1)).all():
-            allowed = value.bool().view(batch, 1, 1, sources)
-        else:
-            continue
-        return ~allowed if hides and not value.is_floating_point() else allowed
-    return None
+    tensors = (value for value in tree_leaves(arguments) if isinstance(value, Tensor))
+    found = (_let_through(mask, batch, out, sources, row) for mask in tensors)
+    return next((allowed for allowed in found if allowed is not None), None)
+
+
+def _let_through(mask: Tensor, batch: int, out: int, sources: int, row: ValueProjection) -> Tensor | None:
+    """What `mask` lets through, if it has the shape of one."""
+    if row.sequence_first and mask.shape == (out, sources, batch, 1):
+        return _without_own_padding(mask.permute(2, 3, 0, 1) == 0)
+    if row.mask is Mask.BLOCKS and mask.dim() == 5 and mask.shape[0] == batch:
+        return _out_of_blocks(mask)[:, :, :out, :sources]
+    if mask.shape[-1:] != (sources,):
+        return None
+    if mask.dim() == 4 and mask.shape[0] in (1, batch) and mask.shape[2] in (1, out):
+        allowed = mask != 0 if row.mask is Mask.FACTOR else lets_through(mask)
+    elif mask.shape[:-1] in ((batch,), (batch, 1)):
+        added = row.mask is Mask.ADDED and mask.is_floating_point()
+        if not added and not ((mask == 0) | (mask == 1)).all():
+            return None
+        allowed = (lets_through(mask) if added else mask.bool()).view(batch, 1, 1, sources)
+    else:
+        return None
+    return ~allowed if row.mask is Mask.HIDES and not mask.is_floating_point() else allowed
+
+
+def _out_of_blocks(mask: Tensor) -> Tensor:
+    """What blocks of rows see of the block before them, of themselves and of the one behind, `(batch, 1, rows, in)`."""
+    batch, _, blocks, rows, _ = mask.shape
+    allowed = torch.zeros(batch, 1, blocks * rows, (blocks + 2) * rows, dtype=torch.bool, device=mask.device)
+    for start in range(0, blocks * rows, rows):
+        allowed[:, :, start : start + rows, start : start + 3 * rows] = mask[:, :, start // rows] > 0
+    return allowed[..., rows:-rows]
 
 
 def _without_own_padding(allowed: Tensor) -> Tensor:

@@ -73,12 +73,17 @@ class AttentionCall:
     dropout: float = 0.0
     weights: Tensor | None = None  # (batch, head, out, in), after the softmax
     context: Tensor | None = None  # (batch, out, head, d_head)
-    parts: int = 1  # how many calls of the attention function make it up; values and context are those of the first
+    # How many calls of the attention function, or runs of value projections, make it up; values and context are those
+    # of the first.
+    parts: int = 1
     windows: Windows | None = None  # where the layer's positions are in it, if it sees them in another arrangement
     sequence_first: bool = False  # the layer's tensors are (tokens, batch, d), as torch.nn's are by default
-    # Where attention is inline: the submodule or parameter that projects the values, the features of each head's, and
-    # what they hold for a value that is zero (for each head, or one number).
+    # Where attention is inline: the submodule or parameter that projects the values, the one that projects those for
+    # some other rows, whether they return (in, batch, features), the features of each head's values, and what they hold
+    # for a value that is zero (for each head, or one number).
     value_projection: nn.Module | nn.Parameter | None = None
+    projection_beside: nn.Module | None = None
+    transposed: bool = False
     value_columns: list[slice] = field(default_factory=list)
     zero: list[Tensor] | float = 0.0
     # What became of the context: the answer that `module` returned, and the submodule that made it (None: no such
@@ -95,6 +100,10 @@ class AttentionCall:
     def batch_first(self, value: Tensor) -> Tensor:
         """A tensor of the layer, as (batch, tokens, ...)."""
         return value.transpose(0, 1) if self.sequence_first else value
+
+    def projects(self, module: nn.Module | nn.Parameter) -> bool:
+        """Whether `module` projects values of this attention, which is inline."""
+        return any(module is one for one in (self.value_projection, self.projection_beside))
 
     def sees(self) -> Tensor:
         """Whether a row sees a source with any head, `(batch, out, in)`."""
@@ -168,7 +177,8 @@ class Recording(Listener):
     keeps: bool = True  # whether to keep what innermost modules with parameters took and gave behind the attention
     made: dict[int, tuple[Made, Made]] = field(default_factory=dict, repr=False)  # that, by their id
     _running: list[nn.Module] = field(default_factory=list, repr=False)  # submodules that have begun, innermost last
-    _projected_values: dict[int, Tensor] = field(default_factory=dict, repr=False)
+    # What value projections gave, by the id of the attention module that runs.
+    _projected_values: dict[int, list[Tensor]] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         self.name = self.name or type(self.layer).__name__
@@ -195,6 +205,11 @@ class Recording(Listener):
             return 0
         lengths = [call.batch_first(x).shape[1] for x in self.states[1:] if x.dim() == 3]
         return max((length for length in lengths if length <= sources - out), default=0)
+
+    def asked_before(self, call: AttentionCall) -> int:
+        """How many calls of the attention function come before those of `call`."""
+        before = self.calls[: self.calls.index(call)]
+        return sum(one.parts for one in before if one.value_projection is None)
 
     def attend(
         self, module: nn.Module | None, attend: Attend, values: Tensor, visible: Tensor | None, dropout: float
@@ -228,7 +243,7 @@ class Recording(Listener):
             self._running.pop()
         values = first_tensor(output)
         if values is not None and self._running and is_value_projection(module, self._running[-1]):
-            self._projected_values[id(self._running[-1])] = values
+            self._projected_values.setdefault(id(self._running[-1]), []).append(values)
         if isinstance(module, nn.Parameter):
             return
         kept = self.keeps and self.calls and module._parameters and not module._modules
@@ -239,13 +254,16 @@ class Recording(Listener):
         elif self.calls:
             self.calls[-1].returned(module, inputs, output)
 
-    def _note_inline(self, module: nn.Module, values: Tensor, output: Any) -> None:
-        row, answer = family_of(module), first_tensor(output)
+    def _note_inline(self, module: nn.Module, projected: list[Tensor], output: Any) -> None:
+        row, values, answer = family_of(module), projected[0], first_tensor(output)
         assert row is not None  # its value projection was seen
+        if len(projected) > 1 and row.beside is None:  # of what is no token as well, or of parts
+            return
         if values.dim() not in (2, 3, 4) or answer is None or answer.dim() not in (2, 3, 4):
             return
         # Without an axis of examples, or with grids in place of sequences.
         values, answer = (x[None] if x.dim() == 2 else x.flatten(1, -2) for x in (values, answer))
+        values = values.transpose(0, 1) if row.transposed else values
         columns = row.columns(module, values.shape[-1])
         tokens, examples = (0, 1) if row.sequence_first else (1, 0)
         batch, sources, out = values.shape[examples], values.shape[tokens], answer.shape[tokens]
@@ -257,8 +275,11 @@ class Recording(Listener):
                 (batch, len(columns), out, sources),
                 values,
                 visible_by_argument(arguments, batch, out, sources, row),
+                parts=len(projected),
                 sequence_first=row.sequence_first,
                 value_projection=getattr(module, row.projection),
+                projection_beside=None if row.beside is None else getattr(module, row.beside),
+                transposed=row.transposed,
                 value_columns=columns,
                 zero=row.zero(module),
             )

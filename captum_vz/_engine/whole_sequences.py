@@ -31,7 +31,7 @@ class WholeSequences:
 
     def __init__(self, recording: Recording, call: AttentionCall) -> None:
         self.call = call
-        self.site = sum(before.parts for before in recording.calls[: recording.calls.index(call)])
+        self.site = recording.asked_before(call)
         self.arguments, self.spec = tree_flatten(without_caches((recording.args, recording.kwargs)))
         self.axes = [self._axes_of_examples(value)[0] for value in self.arguments]
         self.layer = bare(recording.layer)
@@ -131,13 +131,13 @@ class ZeroingCopies(Listener):
         return torch.empty_like(context).copy_(left.transpose(1, 2).reshape(context.shape)), weights
 
     def returned(self, module: nn.Module | nn.Parameter, inputs: tuple[Any, ...], output: Any) -> Any:
-        if module is not self.call.value_projection or module is None:
+        if not self.call.projects(module):
             return None
         self.times += 1
         projected = first_tensor(output)
         assert projected is not None  # it was one in the clean pass
         projected = projected.clone()
-        values = self.call.batch_first(projected)
+        values = projected.transpose(0, 1) if self.call.transposed else self.call.batch_first(projected)
         for head, columns in enumerate(self.call.value_columns):
             zeroed = self.zeroed[:, head, :, None]
             sharing = [self.zeroed[:, other] for other, same in enumerate(self.call.value_columns) if same == columns]

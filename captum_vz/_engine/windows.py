@@ -294,7 +294,8 @@ class _Values(Listener):
     def returned(self, module: nn.Module | nn.Parameter, inputs: tuple[Any, ...], output: Any) -> Any:
         if self.call.value_projection is None or module is not self.call.value_projection:
             return None
-        rows = output.reshape(1 if output.dim() == 2 else len(output), -1, output.shape[-1])
+        rows = output.transpose(0, 1) if self.call.transposed else output
+        rows = rows.reshape(1 if rows.dim() == 2 else len(rows), -1, rows.shape[-1])
         columns = self.call.value_columns
         slots = self._slots_of(torch.cat([rows[..., own] for own in columns], dim=-1))
         if slots is None:
@@ -306,7 +307,7 @@ class _Values(Listener):
         for head in chosen:
             zero = self.call.zero if isinstance(self.call.zero, float) else self.call.zero[head]
             rows[..., columns[head]] = torch.where(slots[..., None], zero + self.filling, rows[..., columns[head]])
-        return rows.view_as(output)
+        return rows.transpose(0, 1) if self.call.transposed else rows.view_as(output)
 
     def _slots_of(self, values: Tensor) -> Tensor | None:
         """Takes note of the next part, and says which of its slots to fill, `(windows, places)`; None: none at all."""

@@ -14,6 +14,7 @@ import pytest
 import torch
 import transformers
 from torch import Tensor, nn
+from transformers.models.yoso.modeling_yoso import YosoSelfAttention
 
 from captum_vz import LayerAttention, ValueZeroing, find_layers
 from tests.engine.compare import assert_same
@@ -92,6 +93,7 @@ CASES: dict[str, tuple[str, dict[str, Any], str | None, bool, Zeroing]] = {
         of("attention.self.value"),
     ),
     "BROS": ("BrosModel", SIZE | {"hidden_size": 64}, None, False, of("attention.self.value")),
+    "YOSO": ("YosoModel", SIZE, None, False, of("attention.self.value")),
     "ProphetNet": ("ProphetNetModel", PROPHETNET, "encoder", False, of("self_attn.value_proj")),
 }
 
@@ -184,6 +186,21 @@ def test_xlnets_weights_are_not_to_be_seen() -> None:
         AssertionError, match="XLNetRelativeAttention cannot be read: its family computes attention inl"
     ):
         LayerAttention(model, find_layers(model)[0]).attribute(inputs)
+
+
+def test_a_projection_that_runs_on_something_else_as_well_is_refused() -> None:
+    """On summaries of tokens, say, as in LongT5's transient global attention."""
+    model, inputs = case("YOSO")
+    layer: Any = find_layers(model)[0]
+
+    class WithSummary(YosoSelfAttention):
+        def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+            summary = self.value(hidden_states.mean(1, keepdim=True))
+            return (super().forward(hidden_states, *args, **kwargs)[0] + summary,)
+
+    layer.attention.self.__class__ = WithSummary
+    with pytest.raises(AssertionError, match="called no attention that can be read"):
+        ValueZeroing(model, layer).attribute(inputs)
 
 
 def test_torch_is_left_as_it_was() -> None:

@@ -51,12 +51,12 @@ def compare(
         count = scores.shape[2]
         sources = sorted({round(place) for place in torch.linspace(0, count - 1, min(SOURCES, count)).tolist()})
         singles = [[source] for source in sources]
+        side = "decoder_attention_mask" if "decoder" in stack else "attention_mask"
+        mask = inputs.get(side, inputs.get("attention_mask"))
         if not run.reproduced:
             row.note = "the layer, run again on what it was given, returns something else"
         # Whatever is told by position is zeroed by position, also where a window is as long as the sequence.
         elif products and by_token(run.hidden, *scores.shape[:2]).dim() == 3 and row.way != "windows":
-            side = "decoder_attention_mask" if "decoder" in stack else "attention_mask"
-            mask = inputs.get(side, inputs.get("attention_mask"))
             valid = valid_rows(mask, run, scores.shape[0], scores.shape[1])
             checks = [(scores[:, :, sources], Zeroed(singles))]
             checks += further_checks(method, inputs, scores, products)
@@ -67,12 +67,14 @@ def compare(
                 expected = expected * valid[..., None]
                 pairs.append((found, expected if zeroed.row is None else expected[:, zeroed.row]))
             row.judge(pairs, TOLERANCE)
-        elif (by_position := twin_scores_by_position(run, scores.shape, singles)) is not None:
+        elif attentions and (by_position := twin_scores_by_position(run, scores.shape, singles)) is not None:
             words = words_of(count)
             of_words = twin_scores_by_position(run, scores.shape, words)
             assert of_words is not None  # as before
             found = scores_of(words, method, inputs, count)
-            row.judge([(scores[:, :, sources], by_position), (found, of_words)], TOLERANCE)
+            valid = torch.ones(scores.shape[:2]) if row.way == "windows" else valid_rows(mask, run, *scores.shape[:2])
+            pairs = [(scores[:, :, sources], by_position), (found, of_words)]
+            row.judge([(one, other * valid[..., None]) for one, other in pairs], TOLERANCE)
         else:
             shapes = [tuple(some[0].weights.shape) for some in attentions]
             row.note = f"products of softmaxed weights {shapes} for a map {tuple(scores.shape)}"

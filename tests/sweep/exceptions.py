@@ -83,9 +83,12 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     "hunyuan_vl_text": SECTIONS,
     "informer": FORECAST,
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
+    "led": {"attention_window": [4, 4]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "lilt": {"hidden_size": 96},
     "llama4_vision_model": {"intermediate_size": 256},  # four tokens in one
+    "longformer": {"attention_window": [4, 4]},
+    "longt5": {"local_radius": 2},
     "mistral_large4_text": {"kv_source_layers": [0, 0]},
     "molmo2": {"adapter_config": {"vision_feature_layer": [0, 1]}},
     "moonshine_streaming": {"num_key_value_heads": 4},

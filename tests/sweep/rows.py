@@ -17,7 +17,7 @@ OUTCOMES = {
     "fails": "captum_vz raises an error that does not say why: a bug",
     "refused": "captum_vz raises the error that is given, and returns no number",
     "other form": "neither captum_vz, which raises an error, nor the twin finds softmaxed weights times values: its "
-    "layers attend in bands, buckets or approximations (Longformer, LED, Reformer, MRA, YOSO), linearly, or not at all",
+    "layers attend in buckets or approximations (Reformer, MRA), linearly, or not at all",
     "no twin": "captum_vz answers, but the twin cannot rerun the layer or cannot see one attention in it",
     "no layers": "find_layers finds no stack of layers with attention, and says so",
     "not run": "the sweep has no inputs that reach the stack",

@@ -6,13 +6,16 @@ adds, its weight times its value. Both factors are read where the module multipl
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 
+from captum_vz import ValueZeroing
 from captum_vz._engine.inline import family_of
 from tests.sweep.models import small_models, working_inputs
-from tests.sweep.twin import Product, Products, Run, record
+from tests.sweep.twin import Product, Products, Run, cosine_distance, hidden_states, record
 
 # model type -> the field of its output that holds the weights of its first attention, if it returns them as they are
 FAMILIES = {
@@ -110,3 +113,44 @@ def test_a_row_names_the_values_of_each_head(model_type: str) -> None:
         context, was = zeroed.weights @ zeroed.values, clean.weights @ clean.values
         change = (was - context).unflatten(0, (batch, -1))[:, head]
         torch.testing.assert_close(change, lost, rtol=1e-4, atol=1e-5)
+
+
+# model type -> the attention that samples its values
+DEFORMABLE = {"deformable_detr": "self", "rf_detr": "cross", "rt_detr": "cross", "rt_detr_v2": "cross"}
+
+
+@pytest.mark.parametrize(("model_type", "attention"), DEFORMABLE.items())
+def test_values_that_are_sampled_between_positions(model_type: str, attention: str) -> None:
+    """A twin sees no product with weights there: what a row names is zeroed by hand, in a rerun of the layer."""
+    model, inputs = next((m, inputs) for m in small_models(model_type) if (inputs := working_inputs(m)[0]))
+    model.double()
+    pixels = inputs["pixel_values"].double()
+    inputs = {"pixel_values": pixels}
+    if attention == "self":
+        inputs["pixel_mask"] = torch.ones_like(pixels[:, 0], dtype=torch.long)
+        inputs["pixel_mask"][1, :, 40:] = 0
+    layers = [m for m in model.modules() if any(map(samples, m.children()))]
+    run = record(lambda: model(**inputs), layers)[0]
+    scores = ValueZeroing(model, run.layer, attention=attention, normalize=False).attribute(inputs)
+    projection = next(filter(samples, run.layer.children())).get_submodule("value_proj")
+    columns = []
+    with torch.no_grad():
+        clean = hidden_states(run.layer(*run.args, **run.kwargs))
+        for source in range(0, scores.shape[2], 3):
+
+            def zero(module: nn.Module, given: Any, made: Tensor, source: int = source) -> Tensor:
+                return made.index_fill(1, torch.tensor(source), 0)
+
+            with projection.register_forward_hook(zero):
+                columns.append(cosine_distance(hidden_states(run.layer(*run.args, **run.kwargs)), clean))
+    expected = torch.stack(columns, dim=-1)
+    if attention == "self":
+        real = next(x for x in run.args if isinstance(x, Tensor) and x.dtype == torch.bool)
+        assert not real.all()
+        expected = expected * real[..., None]
+    torch.testing.assert_close(scores[:, :, ::3], expected, rtol=0, atol=1e-10)
+    assert scores.amax() > 1e-5
+
+
+def samples(module: nn.Module) -> bool:
+    return type(module).__name__.endswith("MultiscaleDeformableAttention")

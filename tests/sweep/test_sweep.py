@@ -49,6 +49,8 @@ AGREE = {
     "led": WHOLE,
     "llama": PACKED,
     "llama4": PACKED,  # its text and its vision layers have an attention function each
+    "longformer": WHOLE,  # windows of its own, tokens before examples inside of its attention
+    "longt5": WHOLE | PACKED,  # blocks in the encoder
     "luke": WHOLE,
     "m2m_100": PACKED,
     "marian": PACKED,
@@ -85,7 +87,6 @@ TWO_ATTENTIONS = {"bart", "t5", "whisper", "marian", "mbart", "pegasus", "m2m_10
 # model type -> what it says
 REFUSED = {
     "longcat_flash": "has a list of 2 attentions",
-    "longformer": "called no attention that can be read",
     "mamba": "has no stack of layers with attention",
     "nystromformer": "called no attention that can be read",
 }

@@ -22,6 +22,7 @@ from transformers import Cache
 
 aten = torch.ops.aten
 SOFTMAX = {aten._softmax.default, aten._safe_softmax.default}
+GROWS = {aten.constant_pad_nd.default}
 # What leaves weights weights: copies, casts, scalings and masks of the same size, and parts of them.
 KEEPS = {
     aten.clone.default,
@@ -34,7 +35,7 @@ KEEPS = {
     aten.masked_fill.Tensor,
     aten.where.self,
     aten.nan_to_num.default,
-    aten.constant_pad_nd.default,
+    *GROWS,
     aten._unsafe_view.default,
 }
 PRODUCTS = {aten.bmm.default, aten.mm.default}
@@ -74,7 +75,8 @@ class Products(TorchDispatchMode):
         if func in PRODUCTS and any(map(self._is_weights, args)):
             args = self._multiplied(*args)
         output = func(*args, **(kwargs or {}))
-        if func in SOFTMAX or (func in KEEPS and any(self._is_weights(x) for x in args if _same_size(x, output))):
+        kept = func in KEEPS and any(self._is_weights(x) for x in args if func in GROWS or _same_size(x, output))
+        if func in SOFTMAX or kept:
             first = output[0] if isinstance(output, tuple) else output
             self._softmaxed[first.untyped_storage()._cdata] = first
         return output
