@@ -6,6 +6,7 @@ The twins compute a layer's attention token by token, each over the list of thos
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -268,9 +269,11 @@ def test_bigbirds_sparse_mode(name: str) -> None:
     count = 20  # fewer would be attended to in full
     ids = torch.randint(2, 50, (2, count), generator=torch.Generator().manual_seed(0))
     real = torch.arange(count) < torch.tensor([[count], [count - 3]])
-    inputs = {"input_ids": ids, "attention_mask": real.long()}
+    inputs = {"input_ids": ids, "attention_mask": real.double()}
     layers = find_layers(model)
-    maps = ValueZeroing(model, layers, normalize=False).attribute(inputs)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # no row stays zero but those of padding
+        maps = ValueZeroing(model, layers, normalize=False).attribute(inputs)
     both = real[:, :, None] & real[:, None, :]
     for layer, layer_map in zip(layers, maps, strict=True):
         args, kwargs = given_to(layer, model, inputs)
@@ -284,8 +287,6 @@ def test_bigbirds_sparse_mode(name: str) -> None:
                 columns.append(1 - torch.cosine_similarity(moved, clean, dim=-1))
         assert_same(layer_map, torch.stack(columns, dim=-1) * both, tolerance=SOFTMAX)
         assert (layer_map[both] == 0).any()  # some tokens do not see each other
-    rollout = ValueZeroingRollout(model, layers).attribute(inputs)
-    assert_same(rollout.sum(-1), real.to(rollout))
 
 
 def test_effects_and_half_precision() -> None:
