@@ -19,7 +19,8 @@ def attention_call(recording: Recording, attention: str, streams: bool = False) 
     With `streams`, tokens may have several vectors each.
 
     Raises:
-        AssertionError: The layer called no attention that can be read, or not the one that is asked for.
+        AssertionError: The layer called no attention that can be read, or not the one that is asked for; or its tokens
+            have several vectors each.
     """
     assert attention in ("self", "cross"), f"attention is {attention!r}: pass 'self' or 'cross'."
     name = recording.name
@@ -54,7 +55,7 @@ def attention_call(recording: Recording, attention: str, streams: bool = False) 
     )
     if not is_rearranged(recording, call):
         return call
-    axis = streams_axis(recording, call) if streams and len(calls) == 1 else None
+    axis = streams_axis(recording, call) if len(calls) == 1 else None
     reason = "it has two attentions"
     if axis is None or not are_in_order(as_one_vector(recording, axis), call, alone=True):
         try:
@@ -63,6 +64,10 @@ def attention_call(recording: Recording, attention: str, streams: bool = False) 
         except NotReproducedError as error:
             reason = str(error)
     if axis is not None:  # also where the values are those of another layer
+        assert streams, (
+            f"The layer {name} carries several vectors of each token in streams, {tuple(recording.states[0].shape)}, "
+            "and this method is for one vector a token. ValueZeroing and LayerAttention have maps of such layers."
+        )
         call.streams = axis
         return call
     output = first_tensor(recording.output)
