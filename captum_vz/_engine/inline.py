@@ -74,6 +74,7 @@ class ValueProjection:
         sequence_first: Whether the layer's tensors are (tokens, batch, d).
         transposed: Whether what the projection returns is (in, batch, features), unlike the layer's tensors.
         beside: Name of a submodule that gives values of the same tokens for other rows, if these are there.
+        pads: Whether the model pads its inputs behind their end, to a multiple of what is attended to at a time.
     """
 
     projection: str
@@ -85,6 +86,7 @@ class ValueProjection:
     sequence_first: bool = False
     transposed: bool = False
     beside: str | None = None
+    pads: bool = False
 
     def columns(self, module: nn.Module, features: int) -> list[slice]:
         """The features of each head's values."""
@@ -109,13 +111,14 @@ def _heads_of(bias: Tensor, heads: int) -> list[slice]:
 
 BERT_LIKE = ValueProjection("value")
 BART_LIKE = ValueProjection("v_proj", "num_heads")
-LONGFORMER = ValueProjection("value", "num_heads", mask=Mask.ADDED, transposed=True, beside="value_global")
+LONGFORMER = ValueProjection("value", "num_heads", mask=Mask.ADDED, transposed=True, beside="value_global", pads=True)
+BIGBIRD = ValueProjection("value", mask=Mask.FACTOR, pads=True)
 DEFORMABLE = ValueProjection("value_proj", "n_heads")
 
 VALUE_PROJECTIONS = {
     "BarkSelfAttention": ValueProjection("att_proj", "num_heads", _last_third),
-    "BigBirdBlockSparseAttention": ValueProjection("value", mask=Mask.FACTOR),
-    "BigBirdPegasusBlockSparseAttention": ValueProjection("value", mask=Mask.FACTOR),
+    "BigBirdBlockSparseAttention": BIGBIRD,
+    "BigBirdPegasusBlockSparseAttention": BIGBIRD,
     "BigBirdPegasusSelfAttention": BERT_LIKE,
     "BigBirdSelfAttention": BERT_LIKE,
     "BlipAttention": ValueProjection("qkv", "num_heads", _last_third),

@@ -78,6 +78,7 @@ class AttentionCall:
     parts: int = 1
     windows: Windows | None = None  # where the layer's positions are in it, if it sees them in another arrangement
     sequence_first: bool = False  # the layer's tensors are (tokens, batch, d), as torch.nn's are by default
+    pads: bool = False  # the model may pad its inputs behind their end
     # Where attention is inline: the submodule or parameter that projects the values, the one that projects those for
     # some other rows, whether they return (in, batch, features), the features of each head's values, and what they hold
     # for a value that is zero (for each head, or one number).
@@ -280,6 +281,7 @@ class Recording(Listener):
                 value_projection=getattr(module, row.projection),
                 projection_beside=None if row.beside is None else getattr(module, row.beside),
                 transposed=row.transposed,
+                pads=row.pads,
                 value_columns=columns,
                 zero=row.zero(module),
             )

@@ -102,6 +102,14 @@ def _unseen_before(recording: Recording, call: AttentionCall) -> str | None:
     return None
 
 
+def end_of_given(recording: Recording, call: AttentionCall, given: int | None) -> int | None:
+    """Where the padding begins that the model itself put behind the `given` tokens; None: it put none there."""
+    if not call.pads or given is None or not given < call.size[2] == call.size[3]:
+        return None
+    rows, sources = valid_positions(recording, call)
+    return None if rows[:, given:].any() or sources[:, given:].any() else given
+
+
 def valid_positions(recording: Recording, call: AttentionCall) -> tuple[Tensor, Tensor]:
     """Which rows `(batch, out)` and sources `(batch, in)` of an attention are not padding, read from the masks.
 

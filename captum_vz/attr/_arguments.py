@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from captum._utils.common import _format_tensor_into_tuples, _run_forward
 from torch import Tensor, nn
+from torch.nn.functional import pad
 from torch.nn.parallel.scatter_gather import scatter
 
 from captum_vz._engine.recording import AttentionCall
@@ -24,6 +25,19 @@ class Arguments(NamedTuple):
     feature_mask: Tensor | None = None
     perturbations_per_eval: int | None = None
     show_progress: bool = False
+
+
+def text_of(inputs: Inputs) -> Any:
+    """What of the inputs holds the tokens, if any does: ids `(batch, tokens)` or embeddings `(batch, tokens, d)`."""
+    if isinstance(inputs, Mapping):
+        return inputs.get("input_ids", inputs.get("inputs_embeds"))
+    return inputs[0] if isinstance(inputs, tuple) and inputs else inputs
+
+
+def tokens_of(inputs: Inputs) -> int | None:
+    """How many tokens the inputs hold, padding included; None: they hold something else."""
+    text = text_of(inputs)
+    return text.shape[1] if isinstance(text, Tensor) and text.dim() in (2, 3) else None
 
 
 def check_per_eval(perturbations_per_eval: Any) -> None:
@@ -97,18 +111,19 @@ class Groups:
         if device_ids and len(self.mask) > 1:
             self.shares = {share.device: share for share in scatter(self.mask, device_ids)}
 
-    def of(self, call: AttentionCall) -> Tensor | None:
-        """The groups of the sources of one attention, `(batch, in)`."""
+    def of(self, call: AttentionCall, end: int | None = None) -> Tensor | None:
+        """The groups of the sources of one attention, `(batch, in)`; those behind `end` are one more."""
         if self.mask is None:
             return None
-        batch, _, _, sources = call.size
+        batch, _, _, every = call.size
+        sources = every if end is None else end
         mask = self.shares.get(call.values.device, self.mask).to(call.values.device)
         shapes = dict.fromkeys(((1, sources), (batch, sources)))
         assert mask.shape in shapes, (
             f"feature_mask is {tuple(mask.shape)}, but the layer's attention has {batch} example(s) of {sources} "
             f"source tokens: pass integers of shape {' or '.join(map(str, shapes))}."
         )
-        return mask.expand(batch, sources)
+        return pad(mask, (0, every - sources), value=int(mask.max()) + 1).expand(batch, every)
 
 
 def _describe(value: Any) -> str:

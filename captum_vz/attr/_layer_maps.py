@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from captum_vz._engine.collect import collect
 from captum_vz._engine.recording import AttentionCall, Recording
-from captum_vz._engine.sites import attention_call, valid_positions
-from captum_vz.attr._arguments import Arguments, Groups, Inputs, as_layers, check_per_eval, user_call
+from captum_vz._engine.sites import attention_call, end_of_given, valid_positions
+from captum_vz.attr._arguments import Arguments, Groups, Inputs, as_layers, check_per_eval, tokens_of, user_call
 from captum_vz.attr._captum import WhileRunning, logged
 from captum_vz.attr._target import TokenTarget
 from captum_vz.functional import normalize_rows
@@ -87,7 +87,8 @@ class LayerMaps(LayerAttribution, WhileRunning):
         Returns:
             A map `(batch, out, in)`, or, with `target`, `(batch, in)`, in at least float32; a list of them if `layer`
             is a list. Rows sum to 1 (unless `normalize=False`). Rows and columns of padding are 0; padding is what
-            the model's own attention mask says it is. Any other row that is all zero stays zero, with a warning.
+            the model's own attention mask says it is. What a model puts behind the inputs to fill its windows
+            (Longformer) is left out. Any other row that is all zero stays zero, with a warning.
 
         Raises:
             AssertionError: Bad arguments; a layer that `forward_func` does not run, whose attention cannot be read, or
@@ -136,18 +137,19 @@ class LayerMaps(LayerAttribution, WhileRunning):
             def compute(index: int, recording: Recording) -> Tensor:
                 call = attention_call(recording, self.attention, self._of_streams)
                 batch, _, out, _ = call.size
+                end = end_of_given(recording, call, tokens_of(arguments.inputs))
                 # A replica does not know which examples it has: all rows then, the wanted ones picked at the end.
-                rows = None if shares else target.places(batch, out, call.values.device)
-                groups = masks.of(call)
+                rows = None if shares else target.places(batch, end or out, call.values.device)
+                groups = masks.of(call, end)
                 scores = self._layer_map(index, recording, call, rows, groups, at_most)
                 notes.extend(recording.notes)
                 notes.extend(_zero_rows(scores, recording, call, rows, index))
                 scores = normalize_rows(scores) if self.normalize else scores
                 bar.update()
-                if groups is None:
-                    return scores
-                spread = scores.gather(2, groups[:, None, :].expand(-1, scores.shape[1], -1))
-                return spread * valid_positions(recording, call)[1][:, None, :]
+                if groups is not None:
+                    spread = scores.gather(2, groups[:, None, :].expand(-1, scores.shape[1], -1))
+                    scores = spread * valid_positions(recording, call)[1][:, None, :]
+                return scores[:, : end if rows is None else None, :end]
 
             runs = collect(forward, layers, compute, device_ids, self._replays)
         if shares:

@@ -11,7 +11,7 @@ from captum._utils.typing import TargetType
 from captum.attr import Attribution
 from torch import Tensor, nn
 
-from captum_vz.attr._arguments import Arguments, Inputs, as_layers
+from captum_vz.attr._arguments import Arguments, Inputs, as_layers, text_of
 from captum_vz.attr._captum import logged
 from captum_vz.attr._target import TokenTarget
 from captum_vz.functional import normalize_rows
@@ -88,14 +88,13 @@ class WithoutModel(Attribution):
         """The maps `(batch, out, in)` of as many layers."""
         if isinstance(inputs, Mapping):
             attention_mask = inputs.get("attention_mask", attention_mask)
-            inputs = inputs.get("input_ids", inputs.get("inputs_embeds"))
-        inputs = inputs[0] if isinstance(inputs, tuple) and inputs else inputs
-        assert isinstance(inputs, Tensor) and inputs.ndim in (2, 3) and inputs.numel(), (
-            f"inputs is {tuple(inputs.shape) if isinstance(inputs, Tensor) else type(inputs).__name__}: pass token ids "
+        text = text_of(inputs)
+        assert isinstance(text, Tensor) and text.ndim in (2, 3) and text.numel(), (
+            f"inputs is {tuple(text.shape) if isinstance(text, Tensor) else type(text).__name__}: pass token ids "
             "(batch, tokens) or embeddings (batch, tokens, d), or a mapping with input_ids or inputs_embeds."
         )
-        batch, tokens = inputs.shape[:2]
-        mask = inputs.new_ones(batch, tokens) if attention_mask is None else attention_mask
+        batch, tokens = text.shape[:2]
+        mask = text.new_ones(batch, tokens) if attention_mask is None else attention_mask
         assert isinstance(mask, Tensor) and mask.shape == (batch, tokens), (
             f"attention_mask is {tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__}: pass 1 for "
             f"tokens and 0 for padding, ({batch}, {tokens})."
@@ -107,7 +106,7 @@ class WithoutModel(Attribution):
             f"feature_mask is {tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__}: "
             f"pass integers (1, {tokens}) or ({batch}, {tokens}), the same number for tokens that belong together."
         )
-        rows, there = inputs.detach().cpu(), mask.detach().cpu().bool()
+        rows, there = text.detach().cpu(), mask.detach().cpu().bool()
         features = features.detach().cpu().expand(batch, tokens)
         maps = torch.zeros(count, batch, tokens, tokens)
         for index in range(count):
@@ -116,7 +115,7 @@ class WithoutModel(Attribution):
                 scores = self._scores(rows[example, places], index)
                 scores = _by_feature(scores.tril() if self.causal else scores, features[example, places])
                 maps[index, example, places[:, None], places] = scores
-        return list(maps.to(inputs.device))
+        return list(maps.to(text.device))
 
 
 def _by_feature(scores: Tensor, features: Tensor) -> Tensor:

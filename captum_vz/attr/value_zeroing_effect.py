@@ -22,9 +22,9 @@ from captum_vz._engine.copies import ModelCopies
 from captum_vz._engine.memory import repeat
 from captum_vz._engine.precision import is_half
 from captum_vz._engine.recording import Recording
-from captum_vz._engine.sites import attention_call, valid_positions
+from captum_vz._engine.sites import attention_call, end_of_given, valid_positions
 from captum_vz._engine.windows import reordered
-from captum_vz.attr._arguments import Groups, Inputs, as_layers, check_per_eval, user_call
+from captum_vz.attr._arguments import Groups, Inputs, as_layers, check_per_eval, tokens_of, user_call
 from captum_vz.attr._captum import WhileRunning, logged
 from captum_vz.attr._heads import Heads, select_heads
 from captum_vz.functional import widen
@@ -132,6 +132,7 @@ class ValueZeroingEffect(WhileRunning):
         masks = Groups(feature_mask, device_ids)
         model = ModelCopies(layers, device_ids)
         half: list[bool] = []
+        ends: list[int | None] = []
 
         def compute(index: int, recording: Recording) -> Tensor:
             call = attention_call(recording, self.attention)
@@ -142,7 +143,8 @@ class ValueZeroingEffect(WhileRunning):
             model.zero_in(index, recording, call, select_heads(self.heads, index, len(layers), call.size[1]))
             half.append(is_half(recording))
             _, sources = valid_positions(recording, call)
-            groups = masks.of(call)
+            ends.append(end_of_given(recording, call, tokens_of(inputs)))
+            groups = masks.of(call, ends[-1])
             groups = torch.arange(call.size[3], device=sources.device).expand_as(sources) if groups is None else groups
             return groups.where(sources, -1)
 
@@ -174,7 +176,7 @@ class ValueZeroingEffect(WhileRunning):
                 bar.update()
         scores = effects.new_zeros(batch, max(int(members.max()), 0) + 1).scatter(1, order.to(effects.device), effects)
         members = members.to(scores.device)
-        scores = scores.gather(1, members.clamp_min(0)) * (members >= 0)
+        scores = (scores.gather(1, members.clamp_min(0)) * (members >= 0))[:, : ends[0]]
         return _format_output(isinstance(inputs, tuple), (scores,))
 
 

@@ -235,18 +235,64 @@ def test_longt5s_local_layers_equal_the_twins() -> None:
         assert (expected.amax(-1)[REAL] > 1e-4).all()
 
 
-def test_a_window_over_all_tokens_is_full_attention() -> None:
-    """Longformer is RoBERTa then."""
+def wide_and_full() -> tuple[nn.Module, nn.Module]:
+    """A Longformer whose window is longer than the inputs, to which it pads them, and the RoBERTa that it is then."""
     wide = model_of("Longformer", **LONGFORMER | {"attention_window": [2 * TOKENS] * 2})
     full = model_of("Roberta", **LONGFORMER)
     missing = full.load_state_dict(wide.state_dict(), strict=False).missing_keys
     assert not missing
-    inputs = {"input_ids": IDS, "attention_mask": REAL.long()}
-    expected = ValueZeroingRollout(full, find_layers(full)).attribute(inputs)
-    padded = ValueZeroingRollout(wide, find_layers(wide)).attribute(inputs)
-    assert padded.shape[1:] == (2 * TOKENS, 2 * TOKENS)  # the model pads its inputs to its window
-    assert_same(padded[:, :TOKENS, :TOKENS], expected, tolerance=SOFTMAX)
-    assert not padded[:, TOKENS:].any() and not padded[:, :, TOKENS:].any()
+    return wide, full
+
+
+INPUTS = {"input_ids": IDS, "attention_mask": REAL.long()}
+
+
+@pytest.mark.parametrize("inputs", [INPUTS, IDS[:1], (IDS[:1],)], ids=["mapping", "ids", "tuple"])
+@pytest.mark.parametrize("method", [ValueZeroing, ValueZeroingRollout])
+def test_a_window_over_all_tokens_is_full_attention(method: type[ValueZeroing], inputs: Any) -> None:
+    """What the model puts behind the inputs is not in the maps."""
+    models = wide_and_full()
+    words = torch.tensor([[0, 0, 1, 1, 2, 3, 3, 4]])
+    for arguments in ({}, {"target": -4}, {"target": 2, "feature_mask": words}, {"feature_mask": words}):
+        found, expected = (method(m, find_layers(m)).attribute(inputs, **arguments) for m in models)
+        assert_same(found, expected, tolerance=SOFTMAX)
+
+
+def test_effects_leave_out_what_the_model_puts_behind_the_inputs() -> None:
+    wide, full = wide_and_full()
+    for words in (None, torch.tensor([[0, 0, 1, 1, 2, 3, 3, 4]])):
+        found, expected = (
+            ValueZeroingEffect(lambda m=m, **inputs: m(**inputs).last_hidden_state[:, 0, 0], find_layers(m)).attribute(
+                INPUTS, feature_mask=words
+            )
+            for m in (wide, full)
+        )
+        assert_same(found, expected, tolerance=SOFTMAX)
+
+
+def test_targets_behind_the_inputs_are_out_of_range() -> None:
+    wide, _ = wide_and_full()
+    with pytest.raises(AssertionError, match="target 8 is out of range: it names an output token, and the map has 8"):
+        ValueZeroing(wide, find_layers(wide)[0]).attribute(INPUTS, target=TOKENS)
+    with pytest.raises(
+        AssertionError, match=r"feature_mask is \(1, 9\), but the layer's attention has 2 .* of 8 source"
+    ):
+        ValueZeroing(wide, find_layers(wide)[0]).attribute(INPUTS, feature_mask=torch.arange(9)[None])
+
+
+def test_padding_of_the_users_own_stays() -> None:
+    """Also where every example has some, and where the model adds more."""
+    model = model_of("Longformer", **LONGFORMER)
+    layers = find_layers(model)
+    mask = torch.ones(2, 9, dtype=torch.long)
+    mask[:, 5:] = 0
+    ids = torch.cat([IDS, IDS[:, :1]], dim=1)
+    inputs = {"input_ids": ids, "attention_mask": mask}
+    scores = ValueZeroing(model, layers[0]).attribute(inputs)
+    assert scores.shape == (2, 9, 9)
+    short = ValueZeroing(model, layers[0]).attribute({"input_ids": ids[:, :5], "attention_mask": mask[:, :5]})
+    assert_same(scores[:, :5, :5], short, tolerance=SOFTMAX)
+    assert not scores[:, 5:].any() and not scores[:, :, 5:].any()
 
 
 @contextmanager
@@ -266,7 +312,7 @@ def without_value_of(source: int, *projections: nn.Module, axis: int = 1) -> Ite
 def test_bigbirds_sparse_mode(name: str) -> None:
     """Against reruns of each layer with one row of its value projection zeroed."""
     model = model_of(name, **BIGBIRD) if name == "BigBird" else encoder_of(name, **BIGBIRD_PEGASUS)
-    count = 20  # fewer would be attended to in full
+    count = 19  # fewer than 15 would be attended to in full; one is put behind them
     ids = torch.randint(2, 50, (2, count), generator=torch.Generator().manual_seed(0))
     real = torch.arange(count) < torch.tensor([[count], [count - 3]])
     inputs = {"input_ids": ids, "attention_mask": real.double()}
@@ -284,7 +330,7 @@ def test_bigbirds_sparse_mode(name: str) -> None:
             for source in range(count):
                 with without_value_of(source, attention.get_submodule("value")):
                     moved = hidden_states(layer(*args, **kwargs))
-                columns.append(1 - torch.cosine_similarity(moved, clean, dim=-1))
+                columns.append(1 - torch.cosine_similarity(moved, clean, dim=-1)[:, :count])
         assert_same(layer_map, torch.stack(columns, dim=-1) * both, tolerance=SOFTMAX)
         assert (layer_map[both] == 0).any()  # some tokens do not see each other
 

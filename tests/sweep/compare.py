@@ -67,18 +67,26 @@ def compare(
                 expected = expected * valid[..., None]
                 pairs.append((found, expected if zeroed.row is None else expected[:, zeroed.row]))
             row.judge(pairs, TOLERANCE)
-        elif attentions and (by_position := twin_scores_by_position(run, scores.shape, singles)) is not None:
+        elif attentions and (by_position := twin_scores_by_position(run, shape_in(run, scores), singles)) is not None:
             words = words_of(count)
-            of_words = twin_scores_by_position(run, scores.shape, words)
+            of_words = twin_scores_by_position(run, shape_in(run, scores), words)
             assert of_words is not None  # as before
             found = scores_of(words, method, inputs, count)
             valid = torch.ones(scores.shape[:2]) if row.way == "windows" else valid_rows(mask, run, *scores.shape[:2])
             pairs = [(scores[:, :, sources], by_position), (found, of_words)]
-            row.judge([(one, other * valid[..., None]) for one, other in pairs], TOLERANCE)
+            row.judge([(one, other[:, : scores.shape[1]] * valid[..., None]) for one, other in pairs], TOLERANCE)
         else:
             shapes = [tuple(some[0].weights.shape) for some in attentions]
             row.note = f"products of softmaxed weights {shapes} for a map {tuple(scores.shape)}"
         yield row
+
+
+def shape_in(run: Run, scores: Tensor) -> torch.Size:
+    """The shape of a layer's map with what its model put behind the inputs (Longformer, up to its window)."""
+    batch, out, count = scores.shape
+    length = run.hidden.shape[1]
+    behind = run.hidden.dim() == 3 and len(run.hidden) == batch and out == count < length
+    return torch.Size((batch, length, length)) if behind else scores.shape
 
 
 @dataclass
