@@ -20,7 +20,7 @@ from captum_vz._engine.replay import (
     nearly_all_is_lost,
 )
 from captum_vz._engine.streams import as_one_vector
-from captum_vz._engine.whole_sequences import WholeSequences
+from captum_vz._engine.whole_sequences import InItsBatch, WholeSequences
 from captum_vz._engine.windows import are_in_order, over_positions, reordered
 from captum_vz._engine.zeroing import (
     Measure,
@@ -237,7 +237,13 @@ def _packed_pairs(
 
 
 def _whole_sequences(
-    recording: Recording, call: AttentionCall, output: Tensor, zeroing: Zeroing, targets: Targets, choose: bool = False
+    recording: Recording,
+    call: AttentionCall,
+    output: Tensor,
+    zeroing: Zeroing,
+    targets: Targets,
+    choose: bool = False,
+    kind: type[WholeSequences] = WholeSequences,
 ) -> Tensor:
     # Which axis holds the tokens was told by a shape. Packed pairs fail where it is another; whole sequences would not.
     if call.streams is not None and not are_in_order(recording, call, alone=True):
@@ -250,7 +256,7 @@ def _whole_sequences(
         return _in_windows(recording, other_order, output, zeroing, targets)
     members = group_members(call, zeroing)
     scores = empty_map(call, zeroing, members)
-    replay = WholeSequences(recording, call)
+    replay = kind(recording, call)
     if choose:
         replay.choose(output)
     count = members.shape[1]
@@ -286,6 +292,13 @@ def _whole_by_trial(
     return _whole_sequences(recording, call, output, zeroing, targets, choose=True)
 
 
+def _in_its_batch(
+    recording: Recording, call: AttentionCall, output: Tensor, zeroing: Zeroing, targets: Targets
+) -> Tensor:
+    """Whole sequences that run in the batch as it was: slower by the number of examples."""
+    return _whole_sequences(recording, call, output, zeroing, targets, kind=InItsBatch)
+
+
 def _in_windows(
     recording: Recording, call: AttentionCall, output: Tensor, zeroing: Zeroing, _targets: Targets
 ) -> Tensor:
@@ -313,4 +326,4 @@ def _chunk_rows(recording: Recording, output: Tensor) -> int:
 
 
 # Tried in this order. All give the same numbers: a test may leave the first one out.
-WAYS = (_folded_pairs, _packed_pairs, _packed_first, _whole_sequences, _whole_by_trial)
+WAYS = (_folded_pairs, _packed_pairs, _packed_first, _whole_sequences, _whole_by_trial, _in_its_batch)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import cached_property
 from itertools import islice, product
 from typing import Any
 
@@ -60,15 +62,18 @@ class WholeSequences:
 
     def run(self, example: int, zeroed: Tensor) -> Tensor:
         """The layer's output `(n, out, d)`, values zeroed where `zeroed (n, head, in)` is True."""
-        out = self.call.size[2]
         each = zip(self.arguments, self.axes, strict=True)
-        args, kwargs = tree_unflatten([self._repeat(x, axis, example, len(zeroed)) for x, axis in each], self.spec)
+        return self._run([self._repeat(x, axis, example, len(zeroed)) for x, axis in each], zeroed)
+
+    def _run(self, arguments: list[Any], zeroed: Tensor) -> Tensor:
+        out = self.call.size[2]
+        args, kwargs = tree_unflatten(arguments, self.spec)
         zeroing = ZeroingCopies(self.call, self.site, zeroed)
         with listening(zeroing), FastProducts():
             output = first_tensor(run_again(self.layer, args, kwargs))
         zeroing.check_asked()
         if output is None or self.call.batch_first(output).shape[:2] != (len(zeroed), out):
-            raise NotReproducedError(f"on {len(zeroed)} copies of an example it returned {described(output)}")
+            raise NotReproducedError(f"on {len(zeroed)} examples it returned {described(output)}")
         return self.call.batch_first(output)
 
     def _repeat(self, value: Any, axis: int | None, example: int, copies: int) -> Any:
@@ -99,6 +104,38 @@ class WholeSequences:
         # What is as long as the batch by chance is not to be taken apart: a table of positions, a causal mask.
         by_chance = [None] if batch in (heads, out, sources) or not likely else []
         return [*likely, *by_chance, *(axis for axis in fitting if axis not in likely)]
+
+
+class InItsBatch(WholeSequences):
+    """The same for layers that run no example by itself: the batch as it was, with values of one example zeroed."""
+
+    def run(self, example: int, zeroed: Tensor) -> Tensor:
+        """See :meth:`WholeSequences.run`; no other example may hear of what is zeroed in this one."""
+        if self.call.size[0] == 1:
+            raise NotReproducedError("as before")
+        answers = []
+        for one in zeroed:
+            answer = self._with_zeroed({example: one})
+            others = torch.arange(len(answer), device=answer.device) != example
+            finite = self._clean[others].isfinite().all(-1)  # rows of padding may be of anything
+            try:
+                check_reproduced(answer[others][finite], self._clean[others][finite])
+            except NotReproducedError as error:
+                raise NotReproducedError("what is zeroed in one example changes another") from error
+            answers.append(answer[example])
+        return torch.stack(answers)
+
+    @cached_property
+    def _clean(self) -> Tensor:
+        return self._with_zeroed({})
+
+    def _with_zeroed(self, zeroed: Mapping[int, Tensor]) -> Tensor:
+        batch, heads, _, sources = self.call.size
+        values = torch.zeros(batch, heads, sources, dtype=torch.bool, device=self.call.values.device)
+        for example, one in zeroed.items():
+            values[example] = one
+        # Copies, for a layer may write into what it is given.
+        return self._run([x.clone() if isinstance(x, Tensor) else x for x in self.arguments], values)
 
 
 class ZeroingCopies(Listener):

@@ -73,6 +73,18 @@ class Block(nn.Module):
         return x + self.feed_forward(self.norm(x))
 
 
+class TwoByTwo(nn.Module):
+    """Takes examples in pairs, and cannot run a single one; with `handed_on`, each hears the other of its pair."""
+
+    def __init__(self, handed_on: bool) -> None:
+        super().__init__()
+        self.handed_on = handed_on
+
+    def forward(self, x: Tensor) -> Tensor:
+        pairs = x.unflatten(0, (-1, 2))
+        return (pairs.flip(1) if self.handed_on else pairs).flatten(0, 1).cumsum(1)
+
+
 class Convolution(nn.Module):
     """Mixes neighbours: position i hears i - 1 and i + 1."""
 

@@ -21,6 +21,7 @@ from tests.engine.blocks import (
     Crowd,
     Mean,
     Shift,
+    TwoByTwo,
     mask_of_window,
     sequences,
     zeroed_one_by_one,
@@ -40,6 +41,19 @@ def test_a_layer_that_mixes_positions(mixture: type[nn.Module], batch: int, toke
     for row in range(0, tokens, 5):
         scores = ValueZeroing(block, block).attribute(x, target=row)
         assert_same(scores, expected[:, row])
+
+
+def test_examples_that_run_in_pairs_only() -> None:
+    block, x = Block(after=TwoByTwo(handed_on=False)), sequences(4)
+    expected = zeroed_one_by_one(block, x)
+    assert_same(ValueZeroing(block, block).attribute(x), expected)
+    assert_same(ValueZeroing(block, block).attribute(x, target=[1, 5, 0, 2]), expected[range(4), [1, 5, 0, 2]])
+
+
+def test_examples_that_hear_each_other_are_refused() -> None:
+    block = Block(after=TwoByTwo(handed_on=True))
+    with pytest.raises(AssertionError, match="in its batch: what is zeroed in one example changes another"):
+        ValueZeroing(block, block).attribute(sequences(4))
 
 
 def test_a_mean_that_hardly_moves() -> None:

@@ -40,19 +40,13 @@ LONGFORMER = {
     "attention_window": [WINDOW] * 2,
     "pad_token_id": 1,
 }
+SIDE = {"layers": 2, "attention_heads": HEADS, "ffn_dim": 24}
 LED = {
-    "vocab_size": 50,
+    **{f"{side}_{name}": number for side in ("encoder", "decoder") for name, number in SIDE.items()},
+    **{name: LONGFORMER[name] for name in ("vocab_size", "attention_window", "pad_token_id")},
     "d_model": WIDTH,
-    "encoder_layers": 2,
-    "decoder_layers": 2,
-    "encoder_attention_heads": HEADS,
-    "decoder_attention_heads": HEADS,
-    "encoder_ffn_dim": 24,
-    "decoder_ffn_dim": 24,
     "max_encoder_position_embeddings": 64,
     "max_decoder_position_embeddings": 64,
-    "attention_window": [WINDOW] * 2,
-    "pad_token_id": 1,
 }
 LONGT5 = {
     "vocab_size": 50,
@@ -197,9 +191,12 @@ def expected_map(
     return torch.stack(maps)
 
 
-@pytest.mark.parametrize("everywhere", [torch.zeros_like(GLOBAL), GLOBAL], ids=["windows", "global tokens"])
+# Where some examples have global tokens, Longformer's own code runs none of the others by itself.
+@pytest.mark.parametrize("having_some", [[], [0], [0, 1]], ids=["windows", "global tokens in one", "global tokens"])
 @pytest.mark.parametrize("name", ["Longformer", "LED"])
-def test_maps_equal_the_twins(name: str, everywhere: Tensor) -> None:
+def test_maps_equal_the_twins(name: str, having_some: list[int]) -> None:
+    everywhere = torch.zeros_like(GLOBAL)
+    everywhere[having_some] = GLOBAL[having_some]
     model = model_of("Longformer", **LONGFORMER) if name == "Longformer" else encoder_of("LED", **LED)
     output = longformer_output if name == "Longformer" else led_output
     inputs = {"input_ids": IDS, "attention_mask": REAL.long(), "global_attention_mask": everywhere.long()}
@@ -357,14 +354,6 @@ def test_effects_and_half_precision() -> None:
     assert half.dtype == torch.float32
     assert_same(half.double(), exact, tolerance=0.05)  # the layer's input was rounded
     assert all(not module._forward_hooks for module in model.modules())
-
-
-def test_examples_without_global_tokens_beside_others_that_have_some() -> None:
-    """Longformer's own code cannot run such an example by itself when it is told that there are global tokens."""
-    model = model_of("Longformer", **LONGFORMER)
-    inputs = {"input_ids": IDS, "global_attention_mask": GLOBAL.long() * torch.tensor([[1], [0]])}
-    with pytest.raises(AssertionError, match="LongformerLayer cannot be replayed"):
-        ValueZeroing(model, find_layers(model)[0]).attribute(inputs)
 
 
 def test_summaries_of_tokens_are_refused() -> None:
