@@ -62,6 +62,8 @@ SPARSE = {"attention_type": "block_sparse", "block_size": 2, "num_random_blocks"
 BIGBIRD = {**LONGFORMER, **SPARSE, "sep_token_id": 1}
 BIGBIRD_PEGASUS = {**LED, **SPARSE, "max_position_embeddings": 64}
 
+Zero = Callable[[Tensor], Tensor]  # some rows of values (tokens, d)
+
 
 def model_of(name: str, **config: Any) -> nn.Module:
     torch.manual_seed(0)
@@ -108,7 +110,7 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None = No
     return torch.cat(heads)
 
 
-def without(values: Tensor, zeroed: Iterable[int], head: int | None = None) -> Tensor:
+def without(zeroed: Iterable[int], head: int | None, values: Tensor) -> Tensor:
     values = values.clone()
     own = slice(None) if head is None else slice(head * WIDTH // HEADS, (head + 1) * WIDTH // HEADS)
     for source in zeroed:
@@ -116,12 +118,10 @@ def without(values: Tensor, zeroed: Iterable[int], head: int | None = None) -> T
     return values
 
 
-def longformer_context(
-    attention: Any, x: Tensor, real: Tensor, everywhere: Tensor, zeroed: Iterable[int], head: int | None
-) -> Tensor:
+def longformer_context(attention: Any, everywhere: Tensor, x: Tensor, real: Tensor, zero: Zero) -> Tensor:
     """The contexts `(tokens, d)` of one example `x (tokens, d)`: what is padding has none."""
-    near = [attention.query(x), attention.key(x), without(attention.value(x), zeroed, head)]
-    far = [attention.query_global(x), attention.key_global(x), without(attention.value_global(x), zeroed, head)]
+    near = [attention.query(x), attention.key(x), zero(attention.value(x))]
+    far = [attention.query_global(x), attention.key_global(x), zero(attention.value_global(x))]
     contexts = torch.zeros_like(x)
     for i in range(len(x)):
         if not real[i]:
@@ -133,39 +133,23 @@ def longformer_context(
     return contexts
 
 
-def longformer_output(
-    layer: Any,
-    everywhere: Tensor,
-    example: int,
-    x: Tensor,
-    real: Tensor,
-    zeroed: Iterable[int],
-    head: int | None = None,
-) -> Tensor:
-    contexts = longformer_context(layer.attention.self, x, real, everywhere[example] & real, zeroed, head)
+def longformer_output(layer: Any, everywhere: Tensor, example: int, x: Tensor, real: Tensor, zero: Zero) -> Tensor:
+    contexts = longformer_context(layer.attention.self, everywhere[example] & real, x, real, zero)
     attended = layer.attention.output(contexts, x)
     return layer.output(layer.intermediate(attended), attended)
 
 
-def led_output(
-    layer: Any,
-    everywhere: Tensor,
-    example: int,
-    x: Tensor,
-    real: Tensor,
-    zeroed: Iterable[int],
-    head: int | None = None,
-) -> Tensor:
+def led_output(layer: Any, everywhere: Tensor, example: int, x: Tensor, real: Tensor, zero: Zero) -> Tensor:
     attention = layer.self_attn
-    contexts = longformer_context(attention.longformer_self_attn, x, real, everywhere[example] & real, zeroed, head)
+    contexts = longformer_context(attention.longformer_self_attn, everywhere[example] & real, x, real, zero)
     attended = layer.self_attn_layer_norm(x + attention.output(contexts))
     return layer.final_layer_norm(attended + layer.fc2(layer.activation_fn(layer.fc1(attended))))
 
 
-def longt5_output(layer: Any, table: Tensor, example: int, x: Tensor, real: Tensor, zeroed: Iterable[int]) -> Tensor:
+def longt5_output(layer: Any, table: Tensor, example: int, x: Tensor, real: Tensor, zero: Zero) -> Tensor:
     """With the first layer's `table (bucket, head)` of position biases."""
     normed, attention = layer.layer[0].layer_norm(x), layer.layer[0].LocalSelfAttention
-    queries, keys, values = attention.q(normed), attention.k(normed), without(attention.v(normed), zeroed)
+    queries, keys, values = attention.q(normed), attention.k(normed), zero(attention.v(normed))
     contexts = torch.zeros_like(x)
     for i in range(len(x)):
         seen = [j for j in range(len(x)) if real[j] and abs(i - j) < WINDOW - 1]
@@ -178,16 +162,19 @@ def longt5_output(layer: Any, table: Tensor, example: int, x: Tensor, real: Tens
 
 @torch.no_grad()
 def expected_map(
-    output: Callable[..., Tensor], states: Tensor, real: Tensor, groups: Sequence[Sequence[int]] = SINGLES
+    output: Callable[..., Tensor],
+    states: Tensor,
+    groups: Sequence[Sequence[int]] = SINGLES,
+    head: int | None = None,
 ) -> Tensor:
-    """`output(example, states, real, zeroed)` with each group's values zeroed, `(batch, out, group)`."""
+    """`output(example, states, real, zero)` with each group's values zeroed, `(batch, out, group)`."""
     maps = []
-    for example, x in enumerate(states):
-        clean = output(example, x, real[example], [])
-        moved = [output(example, x, real[example], group) for group in groups]
+    for example, (x, real) in enumerate(zip(states, REAL, strict=True)):
+        clean = output(example, x, real, partial(without, [], None))
+        moved = [output(example, x, real, partial(without, group, head)) for group in groups]
         columns = [1 - torch.cosine_similarity(one, clean, dim=-1) for one in moved]
-        there = torch.stack([real[example, group].any() for group in groups])
-        maps.append(torch.stack(columns, dim=-1) * real[example][:, None] * there)
+        there = torch.stack([real[group].any() for group in groups])
+        maps.append(torch.stack(columns, dim=-1) * real[:, None] * there)
     return torch.stack(maps)
 
 
@@ -202,7 +189,7 @@ def test_maps_equal_the_twins(name: str, having_some: list[int]) -> None:
     inputs = {"input_ids": IDS, "attention_mask": REAL.long(), "global_attention_mask": everywhere.long()}
     layers = find_layers(model)
     for layer, layer_map in zip(layers, ValueZeroing(model, layers, normalize=False).attribute(inputs), strict=True):
-        expected = expected_map(partial(output, layer, everywhere), states_before(layer, model, inputs), REAL)
+        expected = expected_map(partial(output, layer, everywhere), states_before(layer, model, inputs))
         assert_same(layer_map, expected, tolerance=SOFTMAX)
         assert (expected.amax(-1)[REAL] > 1e-4).all()
 
@@ -214,8 +201,8 @@ def test_words_in_a_single_head() -> None:
     words = torch.tensor([[0, 0, 1, 2, 2, 3, 4, 4]])
     scores = ValueZeroing(model, layer, heads=2, normalize=False).attribute(inputs, feature_mask=words)
     groups = [[0, 1], [2], [3, 4], [5], [6, 7]]
-    output = partial(longformer_output, layer, GLOBAL, head=2)
-    expected = expected_map(output, states_before(layer, model, inputs), REAL, groups)
+    output = partial(longformer_output, layer, GLOBAL)
+    expected = expected_map(output, states_before(layer, model, inputs), groups, head=2)
     assert_same(scores, expected[..., words[0]] * REAL[:, None, :], tolerance=SOFTMAX)
 
 
@@ -227,7 +214,7 @@ def test_longt5s_local_layers_equal_the_twins() -> None:
     table = layers[0].layer[0].LocalSelfAttention.relative_attention_bias.weight
     for layer, layer_map in zip(layers, maps, strict=True):
         states = states_before(layer, model, inputs)
-        expected = expected_map(partial(longt5_output, layer, table), states, REAL)
+        expected = expected_map(partial(longt5_output, layer, table), states)
         assert_same(layer_map, expected, tolerance=SOFTMAX)
         assert (expected.amax(-1)[REAL] > 1e-4).all()
 
