@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transformers.models.yoso.modeling_yoso import YosoSelfAttention
 
 from captum_vz import LayerAttention, ValueZeroing, find_layers
+from tests.engine.blocks import SelfAttention
 from tests.engine.compare import assert_same
 from tests.reference.case import randomize
 
@@ -201,6 +202,33 @@ def test_a_projection_that_runs_on_something_else_as_well_is_refused() -> None:
     layer.attention.self.__class__ = WithSummary
     with pytest.raises(AssertionError, match="called no attention that can be read"):
         ValueZeroing(model, layer).attribute(inputs)
+
+
+class InlineFirst(nn.Module):
+    """A layer whose first attention is inline, and whose second is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = YosoSelfAttention(transformers.YosoConfig(**SIZE)), SelfAttention()
+        self.double().eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.first(x, torch.zeros(len(x), 1, 1, x.shape[1], dtype=x.dtype))[0]
+        return x + self.second(x)
+
+
+@pytest.mark.parametrize(("attention", "name"), [("self", "first.value"), ("cross", "second.value")])
+def test_an_attention_behind_one_that_is_inline(attention: str, name: str) -> None:
+    torch.manual_seed(0)
+    layer, x = InlineFirst(), torch.randn(2, 5, 16, dtype=torch.float64)
+    columns = []
+    with torch.no_grad():
+        clean = layer(x)
+        for source in range(5):
+            with by_projection(name, layer, source):
+                columns.append(1 - torch.cosine_similarity(layer(x), clean, dim=-1))
+    scores = ValueZeroing(layer, layer, attention=attention, normalize=False).attribute(x)
+    assert_same(scores, torch.stack(columns, dim=-1))
 
 
 def test_torch_is_left_as_it_was() -> None:
