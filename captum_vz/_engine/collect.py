@@ -15,6 +15,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from captum_vz._engine.gaps import gaps_to_note
 from captum_vz._engine.recording import Recording
+from captum_vz._engine.state import State
 from captum_vz._engine.watching import watching, where_it_runs
 
 # (index of the layer, its result), in the order in which the layers ran.
@@ -46,13 +47,14 @@ def collect(
 
     def begin(index: int, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Recording:
         args, kwargs = where_it_runs(layer, (args, kwargs))
-        return Recording(layer, args, kwargs, keeps=keeps)
+        return Recording(layer, args, kwargs, keeps=keeps, state=State(layer, (args, kwargs)))
 
     def keep(index: int, recording: Recording, output: Any) -> None:
         recording.output = output
-        if gaps is not None:
-            gaps.note(index, recording)
-        result = compute(index, recording)
+        with recording.state.kept():
+            if gaps is not None:
+                gaps.note(index, recording)
+            result = compute(index, recording)
         with lock:
             if getattr(recording.layer, "_is_replica", False):
                 owner = owners.setdefault((result.device, index), recording.layer)

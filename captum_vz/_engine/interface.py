@@ -198,13 +198,36 @@ def _register() -> None:
     AttentionMaskInterface.register(NAME, eager_mask)
 
 
+def _refuse_users_own(config: Any) -> None:
+    """Refuse a function that a user registered: its numbers may be any, and eager attention's would be another model's.
+
+    What comes with transformers computes what eager attention does; so do the kernels of its hub, which have a slash.
+    """
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    name = config._attn_implementation_internal
+    function = ALL_ATTENTION_FUNCTIONS.get(name) if isinstance(name, str) and name not in (NAME, "eager") else None
+    function = getattr(function, "func", function)
+    assert function is None or "/" in name or str(function.__module__).startswith("transformers."), (
+        f"The model's attention is {name!r}, a function of {function.__module__} that was registered with "
+        "transformers' AttentionInterface. The weights are read from the model's eager attention, which need not "
+        "compute the same: call model.set_attn_implementation('eager') first, if that is what you want to explain."
+    )
+
+
 @contextmanager
 def attention_selected(layers: Iterable[nn.Module]) -> Iterator[None]:
-    """Let the attention of `layers` run through this module for the length of a `with` block."""
+    """Let the attention of `layers` run through this module for the length of a `with` block.
+
+    Raises:
+        AssertionError: It is a function of the user's own.
+    """
     found: list[Any] = [getattr(module, "config", None) for layer in layers for module in layer.modules()]
     configs = {id(config): config for config in found if hasattr(config, "_attn_implementation_internal")}
     if configs:
         _register()
+    for config in configs.values():
+        _refuse_users_own(config)
     with _selecting:
         for key, config in configs.items():
             _, original, count = _selected.get(key, (config, config._attn_implementation_internal, 0))

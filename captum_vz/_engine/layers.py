@@ -90,7 +90,7 @@ def _has_attention(member: nn.Module) -> bool:
         kind, attribute = type(module).__name__.lower(), name.rsplit(".", 1)[-1].lower()
         if OTHER.search(f"{_without_family(module, member).lower()} {attribute}"):
             others += (name + ".",)
-        elif isinstance(module, nn.MultiheadAttention) or "attn" in f"{kind} {attribute}" or "attention" in kind:
+        elif "attn" in f"{kind} {attribute}" or "attention" in kind:
             return True
     return False
 

@@ -81,11 +81,7 @@ class LayerParts:
         self.name = recording.name
         self.rows, self.sources = valid_positions(recording, call)
         output = first_tensor(recording.output)
-        assert call.windows is None, call.why_no_weights
-        assert output is not None and call.batch_first(output).shape[:2] == self.rows.shape, (
-            f"{self.name} returned {'no tensor' if output is None else tuple(output.shape)}, but its attention "
-            f"computed {tuple(self.rows.shape)} (batch, tokens): pass a single Transformer block as `layer`."
-        )
+        assert output is not None  # attention_call saw to it
         assert output.isfinite().all(), (
             f"{self.name} returned values that are not finite (NaN or infinity) in {output.dtype}. float16 overflows "
             "above 65504: load the model in bfloat16 or float32, and check its weights and inputs."
@@ -220,7 +216,7 @@ def _trace(recording: Recording, call: AttentionCall) -> _Trace:
         f"The layer {name} has to be run again to see what becomes of its attention, but {missing} of its tokens are "
         "in the key-value cache only: pass the whole sequence at once."
     )
-    site = [one is call for one in recording.calls].index(True)
+    site = recording.calls.index(call)
     if is_half(recording):
         recording = rerun_in_float32(recording)
     args, kwargs = without_caches((recording.args, recording.kwargs))

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_map
 
 from captum_vz._engine.inline import family_of, is_value_projection, visible_by_argument
 from captum_vz._engine.interface import Attend, Listener
+from captum_vz._engine.state import State
 from captum_vz._engine.weights import same_numbers, weights_used
 
 if TYPE_CHECKING:
@@ -78,6 +79,7 @@ class AttentionCall:
     parts: int = 1
     windows: Windows | None = None  # where the layer's positions are in it, if it sees them in another arrangement
     sequence_first: bool = False  # the layer's tensors are (tokens, batch, d), as torch.nn's are by default
+    again: bool = False  # called by the same run of `module` as the call before it
     pads: bool = False  # the model may pad its inputs behind their end
     # Where attention is inline: the submodule or parameter that projects the values, the one that projects those for
     # some other rows, whether they return (in, batch, features), the features of each head's values, and what they hold
@@ -116,8 +118,11 @@ class AttentionCall:
     @property
     def why_no_weights(self) -> str:
         """What to say where weights are needed and there are none."""
-        inline = "its family computes attention inline"
-        reason = inline if self.windows is None else "it sees the layer's tokens in windows"
+        reason = "its family computes attention inline"
+        if self.parts > 1:
+            reason = f"it is computed in {self.parts} parts, each with weights of its own"
+        elif self.windows is not None:
+            reason = "it sees the layer's tokens in windows"
         return (
             f"The attention weights of {type(self.module).__name__} cannot be read: {reason}. "
             "ValueZeroing can explain it, for it needs no weights."
@@ -175,7 +180,8 @@ class Recording(Listener):
     notes: list[str] = field(default_factory=list)  # what to tell the user
     ran: list[nn.Module] = field(default_factory=list, repr=False)  # submodules, in the order in which they began
     name: str = ""  # of the layer, that of its class
-    keeps: bool = True  # whether to keep what innermost modules with parameters took and gave behind the attention
+    keeps: bool = False  # whether to keep what innermost modules with parameters took and gave behind the attention
+    state: State = field(default_factory=State, repr=False)  # of the layer, before this run
     made: dict[int, tuple[Made, Made]] = field(default_factory=dict, repr=False)  # that, by their id
     _running: list[nn.Module] = field(default_factory=list, repr=False)  # submodules that have begun, innermost last
     # What value projections gave, by the id of the attention module that runs.
@@ -212,6 +218,17 @@ class Recording(Listener):
         before = self.calls[: self.calls.index(call)]
         return sum(one.parts for one in before if one.value_projection is None)
 
+    def join(self, index: int) -> None:
+        """Take a call for another part of the one before it: of its heads, or of a difference of two attentions."""
+        part, call = self.calls.pop(index), self.calls[index - 1]
+        assert call.size == part.size, (
+            f"The layer {self.name} calls attention in parts of unlike sizes, {call.size} and {part.size} "
+            "(batch, heads, out, in), from one forward: which tokens have which part is not known."
+        )
+        call.parts += part.parts
+        call.weights = None  # of two softmaxes there is no one
+        call.visible = None if call.visible is None or part.visible is None else call.visible | part.visible
+
     def attend(
         self, module: nn.Module | None, attend: Attend, values: Tensor, visible: Tensor | None, dropout: float
     ) -> tuple[Tensor, Tensor]:
@@ -221,16 +238,19 @@ class Recording(Listener):
         used = weights_used(module, attend, values, context, weights)
         if named and self.calls and self.calls[-1].continues(module, used):
             return context, weights
+        # Called without a name, from one forward, it may be self- and cross-attention, or parts of one.
+        again = not named and bool(self.calls) and self.calls[-1].module is module and self.calls[-1].answer is None
         self.calls.append(
             AttentionCall(
                 module,
                 (weights.shape[0], weights.shape[1], weights.shape[2], weights.shape[3]),
-                values,
+                values.clone(),  # some layers write over them
                 visible,
                 dropout,
                 used,
                 context.clone(),  # some modules gate the context in place
                 sequence_first=isinstance(module, nn.MultiheadAttention) and not module.batch_first,
+                again=again,
             )
         )
         return context, weights

@@ -15,7 +15,9 @@ from captum_vz._engine.replay import (
     ModuleAnswer,
     NotReproducedError,
     PackedPairs,
+    SameAgainError,
     TooFewError,
+    check_against_changes,
     check_reproduced,
     nearly_all_is_lost,
 )
@@ -37,6 +39,8 @@ from captum_vz._engine.zeroing import (
     zeroed_weights,
 )
 
+# How many whole sequences of the first chunk are run by themselves as well.
+ALONE = 4
 # By how many units in the last place rounding may move what a layer returns: more than it does, lest it be overlooked.
 ROUNDINGS = 5
 
@@ -51,19 +55,17 @@ def value_zeroing_map(recording: Recording, call: AttentionCall, zeroing: Zeroin
     if call.streams is not None:
         recording = as_one_vector(recording, call.streams)
     output = _output(recording, call)
-    expected = (call.size[0], call.size[2])
-    assert output is not None and output.shape[:2] == expected, (
-        f"{name} returned {'no tensor' if output is None else tuple(output.shape)}, but its attention computed "
-        f"{expected} (batch, tokens): a map needs a layer whose output has one vector a token. "
-        "Pass a single Transformer block as `layer`."
-    )
+    assert output is not None  # attention_call saw to it
     assert output.abs().amax().isfinite(), (
         f"{name} returned values that are not finite (NaN or infinity) in {output.dtype}; no distance can be taken of "
         "them. float16 overflows above 65504: load the model in bfloat16 or float32, and check its weights and inputs."
     )
+    assert not recording.state.drew_lots_in_training(), (
+        f"The layer {name} draws random numbers, so that no two runs of it agree: call model.eval() first."
+    )
     if not is_half(recording):
         return _replayed(recording, call, output, zeroing)
-    site = 0 if call.windows is not None else [one is call for one in recording.calls].index(True)
+    site = 0 if call.windows is not None else recording.calls.index(call)
     notes = recording.notes
     recording.made.clear()  # in half precision, of no use
     recording = rerun_in_float32(recording)
@@ -71,6 +73,7 @@ def value_zeroing_map(recording: Recording, call: AttentionCall, zeroing: Zeroin
     with torch.autocast(output.device.type, enabled=False):
         again = recording.calls[site]
         again = again if call.windows is None else over_positions(recording, again)
+        again.streams = call.streams
         output = _output(recording, again)
         assert output is not None
         return _replayed(recording, again, output, zeroing)
@@ -103,7 +106,7 @@ def _replayed(recording: Recording, call: AttentionCall, output: Tensor, zeroing
 
 def _scores(recording: Recording, call: AttentionCall, output: Tensor, zeroing: Zeroing, targets: Targets) -> Tensor:
     reasons = []
-    for way in WAYS if call.windows is None else (_in_windows,):
+    for way in WAYS if call.windows is None else (_folded_pairs, _in_windows):
         try:
             return way(recording, call, output, zeroing, targets)
         # A layer that does not fit a way can fail in it in any manner; the next way, or the error below, answers.
@@ -115,7 +118,7 @@ def _scores(recording: Recording, call: AttentionCall, output: Tensor, zeroing: 
                     recording.notes.append(f"precision='fast' {why} {recording.name}, computed exactly")
             elif isinstance(error, torch.OutOfMemoryError):
                 raise
-            else:
+            elif not isinstance(error, SameAgainError):
                 reasons.append(f"{way.__name__.strip('_').replace('_', ' ')}: {error}")
     raise AssertionError(
         f"The layer {recording.name} cannot be replayed: run again on its own clean input, it does not "
@@ -140,7 +143,7 @@ def _packed_first(
     Where a decoder's sequence is as long as its encoder's, the shapes of the others do not tell.
     """
     if len(recording.calls) == 1:
-        raise NotReproducedError("as before")
+        raise SameAgainError
     return _packed_pairs(recording, call, output, zeroing, targets, only_first=True)
 
 
@@ -198,6 +201,7 @@ def _packed_pairs(
     heads = zeroed_heads(call, zeroing.heads)
     lists = members[targets.batch]  # (target, group, member)
     active = active_groups(weights, lists)
+    off, change = outputs.new_zeros(2, len(targets))  # of each target: unchanged, and what zeroing changes at most
     # A single target is checked in its chunk, among pairs that no sequence knows.
     alone = len(targets) == 1 and isinstance(replay.answer, ModuleAnswer)
     if not alone or not active.any():
@@ -230,9 +234,14 @@ def _packed_pairs(
             answer = replay.run(targets.batch[everyone], targets.out[everyone], context)
             first, answer = answer.tensor_split((len(before),))
             check_reproduced(torch.cat([first, answer[len(pair) :]]), outputs[torch.cat([before, unchanged])])
+            changes = (answer[: len(pair)] - answer[len(pair) :].index_select(0, which)).abs().amax(-1)
+            change.scatter_reduce_(0, target, changes, "amax")
+            error = (answer[len(pair) :] - outputs[unchanged]).abs().amax(-1)
+            off.scatter_reduce_(0, unchanged, error, "amax")
             moved, clean = zeroing.measure.prepare(answer).tensor_split((len(pair),))
             distance = zeroing.measure.between(moved, clean[which])
             scores[targets.batch[target], targets.place[target], group] = distance.to(scores)
+    check_against_changes(off, change, outputs)
     return scores
 
 
@@ -279,6 +288,10 @@ def _whole_sequences(
             zeroed = torch.cat([in_group[part][:, None, :] & heads[:, None], nothing])
             answer = replay.run(example, zeroed)[:, out]
             check_reproduced(answer[-1], output[example, out])
+            # And some that are zeroed are to be the same each alone: one that is not may win against those that are.
+            first = example == targets.batch[0] and part[0] == active[0] and len(part) > 1
+            for number in range(0, len(part) if first else 0, -(-len(part) // ALONE)):
+                check_reproduced(replay.run(example, zeroed[number][None])[0, out], answer[number])
             prepared = zeroing.measure.prepare(answer)
             distance = zeroing.measure.between(prepared[:-1], prepared[-1].expand_as(prepared[:-1]))
             scores[example, place[:, None], part] = distance.T.to(scores)

@@ -21,6 +21,10 @@ from captum_vz._engine.interface import current_listener, lets_through
 from captum_vz._engine.weights import for_query_heads
 from captum_vz.functional import widen
 
+# Torch's own function, and how far from it, relative to its largest number, one in its place may be (a quantised one).
+_BUILTIN = torch._C._nn.scaled_dot_product_attention
+CLOSE = 0.03
+
 # What our functions stand for while a pass is on: torch's own, or what a user has put in their place.
 _torchs_attention = F.scaled_dot_product_attention
 _torchs_multi_head = F.multi_head_attention_forward
@@ -40,8 +44,18 @@ def _attention(
     enable_gqa: bool = False,
 ) -> Tensor:
     listener = current_listener()
-    if listener is None or query.dim() != 4:
+    if listener is None or query.dim() not in (3, 4):
         return _torchs_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    if query.dim() == 3:  # one head
+        mask = attn_mask[:, None] if attn_mask is not None and attn_mask.dim() == 3 else attn_mask
+        return _attention(query[:, None], key[:, None], value[:, None], mask, dropout_p, is_causal, scale)[:, 0]
+    if _torchs_attention is not _BUILTIN:
+        theirs = _torchs_attention(query, key, value, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
+        ours = _BUILTIN(query, key, value, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
+        assert bool((theirs - ours).abs().amax() <= CLOSE * ours.abs().amax()), (
+            "Another function stands in the place of torch.nn.functional.scaled_dot_product_attention, and computes "
+            "something else. Its weights cannot be read: put torch's own back, or pass a model that calls it."
+        )
     if is_causal:
         attn_mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).tril()
     visible = None
@@ -75,10 +89,11 @@ def _weights(query: Tensor, key: Tensor, mask: Tensor | None, scale: float | Non
 
 def _multi_head(*args: Any, **kwargs: Any) -> Any:
     """The function of torch, made to call scaled_dot_product_attention also where it is asked for the weights."""
-    if current_listener() is None:
+    # Without weights to return, nor when torch comes back here from under a function mode, which it leaves for itself.
+    if current_listener() is None or not kwargs.get("need_weights", True):
         return _torchs_multi_head(*args, **kwargs)
     output, _ = _torchs_multi_head(*args, **{**kwargs, "need_weights": False})
-    weights = _last_weights.get() if kwargs.get("need_weights", True) else None
+    weights = _last_weights.get()
     _last_weights.set(None)
     if weights is not None and kwargs.get("average_attn_weights", True):
         weights = weights.mean(1)

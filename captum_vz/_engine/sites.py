@@ -10,7 +10,15 @@ from captum_vz._engine.layers import is_stack
 from captum_vz._engine.recording import AttentionCall, Recording, first_tensor
 from captum_vz._engine.replay import NotReproducedError
 from captum_vz._engine.streams import as_one_vector, streams_axis
-from captum_vz._engine.windows import are_in_order, is_rearranged, over_positions, reads_elsewhere
+from captum_vz._engine.windows import (
+    are_in_order,
+    first_of_own,
+    is_rearranged,
+    mixes_unseen,
+    over_positions,
+    reads_elsewhere,
+    reads_own,
+)
 
 
 def attention_call(recording: Recording, attention: str, streams: bool = False) -> AttentionCall:
@@ -24,12 +32,13 @@ def attention_call(recording: Recording, attention: str, streams: bool = False) 
     """
     assert attention in ("self", "cross"), f"attention is {attention!r}: pass 'self' or 'cross'."
     name = recording.name
+    _join_parts(recording)
     calls = recording.calls
     assert calls, (
         f"The layer {name} called no attention that can be read{_inline_in(recording)}: looked for calls of "
-        "transformers' AttentionInterface and of torch.nn.functional.scaled_dot_product_attention, and for attention "
-        "modules of families that compute it inline (GPT-J, BLOOM, DeBERTa ...). Pass a whole Transformer block; "
-        "layers without attention have no map."
+        "transformers' AttentionInterface and of torch.nn.functional.scaled_dot_product_attention (by that name: one "
+        "that was imported from there is not seen), and for attention modules of families that compute it inline "
+        "(GPT-J, BLOOM, DeBERTa ...). Pass a whole Transformer block; layers without attention have no map."
     )
     assert len(calls) <= 2 and not (len(calls) == 2 and any(map(is_stack, recording.layer.modules()))), (
         f"The layer {name} called attention {len(calls)} times in one run: pass a single Transformer block, "
@@ -44,6 +53,10 @@ def attention_call(recording: Recording, attention: str, streams: bool = False) 
         "or the layers of a decoder that reads an encoder."
     )
     call = calls[attention == "cross"]
+    assert len(calls) == 1 or calls[0].size[2:] != calls[1].size[2:] or not reads_own(recording, calls[1]), (
+        f"The layer {name} runs two attentions over its own tokens, {' and '.join(map(_kind, calls))}, so that its "
+        "second one is no cross-attention: pass the part of the layer that holds the one you mean."
+    )
     unseen = _unseen_before(recording, call)
     assert unseen is None, (
         f"The layer {name} runs an attention that cannot be read, {unseen}, before one that can, so that which of them "
@@ -78,6 +91,20 @@ def attention_call(recording: Recording, attention: str, streams: bool = False) 
     )
 
 
+def _kind(call: AttentionCall) -> str:
+    return type(call.module).__name__
+
+
+def _join_parts(recording: Recording) -> None:
+    """Make one of the calls that a module's forward makes for parts of its own attention, and not for another one."""
+    index = 1
+    while index < len(recording.calls):
+        if recording.calls[index].again and reads_own(recording, recording.calls[index]):
+            recording.join(index)
+        else:
+            index += 1
+
+
 def _in_one_list(layer: nn.Module, attentions: set[nn.Module]) -> bool:
     lists = [module for module in layer.modules() if isinstance(module, nn.ModuleList)]
     return any(attentions <= set(one.children()) for one in lists)
@@ -90,15 +117,21 @@ def _inline_in(recording: Recording) -> str:
 
 
 def _unseen_before(recording: Recording, call: AttentionCall) -> str | None:
-    """The class of an attention module that ran before `call` and none of whose calls could be read, if any did."""
+    """What to call an attention that ran before `call` and could not be read, if any did.
+
+    It has a class of such a name; or `call`, the only one, reads other states, and still the layer's own tokens mix.
+    """
     inside = {id(module) for seen in recording.calls for module in seen.module.modules()}
     for module in recording.ran:
         if module is call.module:
-            return None
+            break
         if type(module).__name__.endswith("Attention") and id(module) not in inside:
             parts = set(module.modules())
             if not any(seen.module in parts for seen in recording.calls):
                 return type(module).__name__
+    alone = len(recording.calls) == 1 and call.module is not recording.layer and not is_rearranged(recording, call)
+    if alone and reads_elsewhere(recording, call) and mixes_unseen(recording, call):
+        return "or something else that mixes its tokens"
     return None
 
 
@@ -133,7 +166,9 @@ def _read_positions(recording: Recording, call: AttentionCall) -> tuple[Tensor, 
             "sees the last of them: a static cache does not tell where the tokens stand. Pass use_cache=False, or a "
             "DynamicCache."
         )
-        before = sources - out - recording.read_beside(first)  # those in a cache
+        before = first_of_own(recording, first)
+        if before is None or before + out > sources:
+            before = sources - out - recording.read_beside(first)  # those in a cache
         rows = sees.any(1)[:, before : before + out]
         given = recording.kwargs.get("attention_mask")
         inline = first.value_projection is not None

@@ -33,7 +33,7 @@ NONE, SEVERAL = -1, -2
 def is_rearranged(recording: Recording, call: AttentionCall) -> bool:
     """Whether the layer's output is not `(batch, out, d)` with one vector for each row of its attention."""
     output = first_tensor(recording.output)
-    return output is not None and (output.dim() != 3 or call.batch_first(output).shape[:2] != call.size[::2])
+    return output is None or output.dim() != 3 or call.batch_first(output).shape[:2] != call.size[::2]
 
 
 def over_positions(recording: Recording, call: AttentionCall) -> AttentionCall:
@@ -77,7 +77,7 @@ def reordered(recording: Recording, call: AttentionCall) -> AttentionCall | None
 
 
 def reads_elsewhere(recording: Recording, call: AttentionCall) -> bool:
-    """Whether the values come from other states than the layer's own, as those of a cross-attention by itself do.
+    """Whether the values come from other states than the layer's own, as those of a cross-attention do.
 
     Told by parts of runs that end at the values, and only where there are such states. Values that come from neither
     (Gemma 3n's upper layers take those of a lower one) are of the layer's own tokens.
@@ -85,12 +85,48 @@ def reads_elsewhere(recording: Recording, call: AttentionCall) -> bool:
     own = recording.states[:1]
     others = [x for x in recording.states[1:] if call.batch_first(x).shape[:2] == call.size[::3]]
     others = [x for x in others if not torch.equal(x, own[0])]  # its own states may be given twice
+    return any(_reads(recording, call, x) for x in others) and not reads_own(recording, call)
 
-    def reads(states: Tensor) -> bool:
-        values = _first_values(recording, call, states, torch.full_like(states, torch.nan))
-        return values is not None and bool(values.isnan().any())
 
-    return any(map(reads, others)) and not any(map(reads, own))
+def reads_own(recording: Recording, call: AttentionCall) -> bool:
+    """Whether the values come from the layer's own states, as those of a cross-attention do not."""
+    return any(_reads(recording, call, x) for x in recording.states[:1])
+
+
+def _reads(recording: Recording, call: AttentionCall, states: Tensor) -> bool:
+    values = _first_values(recording, call, states, torch.full_like(states, torch.nan))
+    return values is not None and bool(values.isnan().any())
+
+
+def first_of_own(recording: Recording, call: AttentionCall) -> int | None:
+    """Where the layer's own tokens begin among more sources than these, or None where a part of a run does not tell.
+
+    A cache stands before them; torch.nn.MultiheadAttention puts what it adds behind.
+    """
+    _, _, out, sources = call.size
+    if sources <= out or not recording.states:
+        return None
+    own = recording.states[0]
+    marked = own.clone()
+    call.batch_first(marked)[:, :1] = torch.nan
+    values = _first_values(recording, call, own, marked)
+    if values is None or values.shape[1] != sources:
+        return None
+    places = values.isnan().any(-1).any(0).nonzero()
+    return int(places[0]) if len(places) else None
+
+
+def mixes_unseen(recording: Recording, call: AttentionCall) -> bool:
+    """Whether a token of the layer's own reaches others by another way than `call`, which reads other states."""
+    own, output = recording.states[0], first_tensor(recording.output)
+    marked = own.clone()
+    call.batch_first(marked)[:, :1] = torch.nan
+    args, kwargs = tree_map(partial(_instead, own, marked), without_caches((recording.args, recording.kwargs)))
+    with listening(None):
+        answer = first_tensor(run_again(bare(recording.layer), args, kwargs))
+    if output is None or answer is None or answer.dim() < 3:
+        return False
+    return bool((call.batch_first(answer)[:, 1:].isnan() & call.batch_first(output)[:, 1:].isfinite()).any())
 
 
 def are_in_order(recording: Recording, call: AttentionCall, alone: bool = False) -> bool:
@@ -118,10 +154,10 @@ def are_in_order(recording: Recording, call: AttentionCall, alone: bool = False)
 
 
 def _first_values(recording: Recording, call: AttentionCall, old: Tensor, new: Tensor) -> Tensor | None:
-    """The values that a layer comes to first where `new` stands for its input `old`, or None; nothing more is run."""
+    """The values that `call` is given where `new` stands for the layer's input `old`, or None; nothing more is run."""
     args, kwargs = tree_map(partial(_instead, old, new), without_caches((recording.args, recording.kwargs)))
     try:
-        with listening(_FirstValues(call)):
+        with listening(_FirstValues(call, recording.asked_before(call))):
             run_again(bare(recording.layer), args, kwargs)
     except _HeardError as heard:
         return heard.args[0]
@@ -253,6 +289,8 @@ class Windows:
         if ((seen != own) & (seen != NONE)).any():
             raise NotReproducedError("its attention reaches from one example to another")
         home = _which_one(len(example), lambda chosen: outputs_that_see(chosen[self.window]), held.device)
+        if (home == NONE).all():
+            raise NotReproducedError("its outputs seem to depend on no value (it may clear NaN, by which that is seen)")
         twice = len(torch.stack([self.window, self.position])[:, held].unique(dim=1).T) < held.sum()
         return None if twice or (home == SEVERAL).any() else home.view(batch, out)
 
@@ -323,7 +361,19 @@ class _HeardError(Exception):
 
 
 class _FirstValues(_Values):
-    """Ends the run of a layer at the first values of an attention."""
+    """Ends the run of a layer at the first values of an attention, before which others ask for theirs."""
+
+    def __init__(self, call: AttentionCall, before: int) -> None:
+        super().__init__(call)
+        self.before = before
+
+    def attend(
+        self, module: nn.Module | None, attend: Attend, values: Tensor, visible: Tensor | None, dropout: float
+    ) -> tuple[Tensor, Tensor]:
+        if self.before:
+            self.before -= 1
+            return attend(values)
+        return super().attend(module, attend, values, visible, dropout)
 
     def _slots_of(self, values: Tensor) -> Tensor | None:
         raise _HeardError(values)

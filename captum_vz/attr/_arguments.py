@@ -63,7 +63,8 @@ def as_layers(layer: Any) -> list[nn.Module]:
     assert not inside, (
         f"layer lists modules that are part of others in it: {', '.join(inside)}. Pass either, in calls of their own."
     )
-    return layers
+    # A compiled layer is a wrapper of the one that runs.
+    return [getattr(entry, "_orig_mod", entry) for entry in layers]
 
 
 def user_call(forward_func: Callable[..., Any], inputs: Inputs, additional_forward_args: Any) -> Callable[[], Any]:

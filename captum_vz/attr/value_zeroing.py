@@ -95,8 +95,7 @@ class ValueZeroing(LayerMaps):
         assert call.streams is None or self.final_norm is None, (
             f"The layer {recording.name} carries several vectors of each token, and final_norm is for one: omit it."
         )
-        chosen = self.heads is not None
-        heads = select_heads(self.heads, index, len(as_layers(self.layer)), call.size[1]) if chosen else None
+        heads = select_heads(self.heads, index, len(as_layers(self.layer)), call.size[1])
         zeroing = Zeroing(self._measure(), rows, groups, heads, at_most, fast=self.precision == "fast")
         scores, lost = value_zeroing_map(recording, call, zeroing)
         if lost:

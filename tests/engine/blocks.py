@@ -172,6 +172,7 @@ def zeroed_one_by_one(
             return values
 
         with block.get_submodule(value).register_forward_hook(zero):
-            columns.append(1 - (direction(block(x, *args)) * direction(clean)).sum(-1))
+            # What 1 - cosine is, of which rounding would leave nothing where little changes.
+            columns.append((direction(block(x, *args)) - direction(clean)).square().sum(-1) / 2)
     scores = torch.stack(columns, dim=-1)
     return scores / scores.sum(-1, keepdim=True) if normalize else scores

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from transformers.models.yoso.modeling_yoso import YosoSelfAttention
 
 from captum_vz import LayerAttention, ValueZeroing, find_layers
-from tests.engine.blocks import SelfAttention
 from tests.engine.compare import assert_same
 from tests.reference.case import randomize
 
@@ -205,29 +204,32 @@ def test_a_projection_that_runs_on_something_else_as_well_is_refused() -> None:
 
 
 class InlineFirst(nn.Module):
-    """A layer whose first attention is inline, and whose second is not."""
+    """A layer whose first attention is inline, and whose second, which reads other states, is not."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second = YosoSelfAttention(transformers.YosoConfig(**SIZE)), SelfAttention()
+        self.first = YosoSelfAttention(transformers.YosoConfig(**SIZE))
+        self.query, self.key, self.value = (nn.Linear(16, 16) for _ in range(3))
         self.double().eval()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, memory: Tensor) -> Tensor:
         x = x + self.first(x, torch.zeros(len(x), 1, 1, x.shape[1], dtype=x.dtype))[0]
-        return x + self.second(x)
+        parts = (self.query(x), self.key(memory), self.value(memory))
+        heads = (part.unflatten(-1, (2, -1)).transpose(1, 2) for part in parts)
+        return x + nn.functional.scaled_dot_product_attention(*heads).transpose(1, 2).flatten(2)
 
 
-@pytest.mark.parametrize(("attention", "name"), [("self", "first.value"), ("cross", "second.value")])
+@pytest.mark.parametrize(("attention", "name"), [("self", "first.value"), ("cross", "value")])
 def test_an_attention_behind_one_that_is_inline(attention: str, name: str) -> None:
     torch.manual_seed(0)
-    layer, x = InlineFirst(), torch.randn(2, 5, 16, dtype=torch.float64)
+    layer, inputs = InlineFirst(), torch.randn(2, 2, 5, 16, dtype=torch.float64).unbind()
     columns = []
     with torch.no_grad():
-        clean = layer(x)
+        clean = layer(*inputs)
         for source in range(5):
             with by_projection(name, layer, source):
-                columns.append(1 - torch.cosine_similarity(layer(x), clean, dim=-1))
-    scores = ValueZeroing(layer, layer, attention=attention, normalize=False).attribute(x)
+                columns.append(1 - torch.cosine_similarity(layer(*inputs), clean, dim=-1))
+    scores = ValueZeroing(layer, layer, attention=attention, normalize=False).attribute(inputs)
     assert_same(scores, torch.stack(columns, dim=-1))
 
 

@@ -10,10 +10,11 @@ from dataclasses import replace
 import pytest
 import torch
 import transformers
-from torch import nn
+from torch import Tensor, nn
 
 from captum_vz import ValueZeroing
 from tests.engine.blocks import (
+    WIDTH,
     Ahead,
     Block,
     CausalMean,
@@ -89,19 +90,62 @@ def test_a_row_that_is_reached_through_its_neighbour_only() -> None:
     assert_same(ValueZeroing(block, block).attribute((x, mask), target=0), expected[:, 0])
 
 
-@pytest.mark.parametrize(("capacity", "per_eval"), [(12, 1), (24, 1), (24, 3), (42, None), (50, None)])
-def test_positions_that_compete_and_get_along(capacity: int, per_eval: int | None) -> None:
+GET_ALONG = [(12, 1), (24, 1), (24, 3), (42, None), (50, None)]
+DO_NOT = [(6, 1), (11, 1), (17, 2), (35, None), (41, None)]
+
+
+@pytest.mark.parametrize(("capacity", "per_eval"), [*GET_ALONG, *DO_NOT])
+def test_positions_that_compete(capacity: int, per_eval: int | None) -> None:
+    """Also where there is room for the layer's own six, but not for all that would be replayed together."""
     block, x = Block(after=Crowd(capacity)), sequences(1)
     layer_map = ValueZeroing(block, block).attribute(x, perturbations_per_eval=per_eval)
     assert_same(layer_map, zeroed_one_by_one(block, x))
 
 
-@pytest.mark.parametrize(("capacity", "per_eval"), [(6, 1), (11, 1), (17, 2), (35, None), (41, None)])
-def test_positions_that_compete_and_do_not(capacity: int, per_eval: int | None) -> None:
-    """There is room for the layer's own six positions, but not for all that are replayed together."""
-    block, x = Block(after=Crowd(capacity)), sequences(1)
-    with pytest.raises(AssertionError, match="layer Block cannot be replayed"):
-        ValueZeroing(block, block).attribute(x, perturbations_per_eval=per_eval)
+class Scaled(nn.Module):
+    """A convolution that adds next to nothing to what the layer carries on."""
+
+    def __init__(self, size: float) -> None:
+        super().__init__()
+        self.inner, self.size = Convolution(), size
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x) * self.size
+
+
+@pytest.mark.parametrize("size", [1e-2, 1e-5, 1e-10, 1e-11])
+def test_a_mixture_that_is_next_to_nothing(size: float) -> None:
+    """The clean output alone, to within the check's rounding, does not show it: what zeroing changes is as small."""
+    block, x = Block(after=Scaled(size)), sequences(2)
+    with torch.no_grad():
+        for added in (block.attention.output, block.feed_forward[-1]):
+            added.weight *= size
+            added.bias *= size
+    assert_same(ValueZeroing(block, block).attribute(x), zeroed_one_by_one(block, x), tolerance=1e-13 / size)
+
+
+class ExpertsChoose(nn.Module):
+    """Each of two experts serves those positions that suit it best, half of all that are there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = nn.Linear(WIDTH, 2)
+        self.experts = nn.ModuleList([nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat = x.flatten(0, 1)
+        answer = torch.zeros_like(flat)
+        for liking, expert in zip(self.router(flat).unbind(-1), self.experts, strict=True):
+            served = liking.topk(len(flat) // 2).indices
+            answer = answer.index_add(0, served, expert(flat[served]))
+        return answer.view_as(x)
+
+
+def test_experts_that_choose_their_positions() -> None:
+    for seed in range(6):
+        torch.manual_seed(seed)
+        block, x = Block(after=ExpertsChoose()), torch.randn(1, 6, WIDTH, dtype=torch.float64)
+        assert_same(ValueZeroing(block, block).attribute(x), zeroed_one_by_one(block, x))
 
 
 def check_one_by_one(case: Case) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from captum_vz import LayerAttention, ValueZeroing, ValueZeroingRollout
+from tests.engine.blocks import Block, sequences
 from tests.reference import FAMILIES, Case, naive_value_zeroing
 from tests.reference.naive import Run, cosine, real_positions, record, rerun_with_zeroed_rows
 
@@ -135,3 +136,46 @@ def test_the_layer_that_overflows_float16_is_the_one_that_is_named(name: str, wi
         message = f"{type(layer).__name__} returned values that are not finite .* in torch.float16.*bfloat16 or float32"
         with pytest.raises(AssertionError, match=message):
             ValueZeroing(case.model, layer).attribute(case.inputs)
+
+
+@each_half
+def test_what_a_hook_on_the_layer_does_is_not_left_out(dtype: torch.dtype) -> None:
+    """Replays run the layer's forward, and not its hooks: as in float32, such a layer is refused."""
+    case = FAMILIES["llama"].build(dtype)
+
+    def steer(layer: nn.Module, args: Any, output: Tensor) -> Tensor:
+        return output * torch.linspace(0, 2, output.shape[-1], dtype=dtype)
+
+    with (
+        case.layers[0].register_forward_hook(steer),
+        pytest.raises(AssertionError, match=r"cannot be replayed.*A hook on the layer itself"),
+    ):
+        ValueZeroing(case.model, case.layers[0]).attribute(case.inputs)
+    assert ValueZeroing(case.model, case.layers[0]).attribute(case.inputs).isfinite().all()
+
+
+class CastsInside(Block):
+    """A block that computes in bfloat16 whatever its weights are."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return super().forward(x).float()
+
+
+def test_autocast_inside_of_the_layer_is_refused() -> None:
+    block = CastsInside().float()
+    with pytest.raises(AssertionError, match="CastsInside computes in half precision whatever its dtype is"):
+        ValueZeroing(block, block).attribute(sequences(2).float())
+
+
+class CastsBack(Block):
+    """A block that can run in bfloat16 only."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        return x + self.feed_forward(super().forward(x).bfloat16())
+
+
+def test_a_layer_that_fails_in_float32_says_so() -> None:
+    block = CastsBack().bfloat16()
+    with pytest.raises(AssertionError, match=r"CastsBack is in half precision .* a copy of it in float32 fails"):
+        ValueZeroing(block, block).attribute(sequences(2).bfloat16())

@@ -154,6 +154,24 @@ def test_a_grid_of_as_many_features_as_positions_has_no_streams() -> None:
     assert_same(ValueZeroing(grid, grid).attribute(x), expected)
 
 
+class Blurred(Grid):
+    """A grid whose values come from several positions each, as only an image with streams would be taken to have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before = nn.Conv2d(WIDTH, WIDTH, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.attention(self.before(x).flatten(2).mT).mT.unflatten(2, x.shape[2:])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_a_blurred_grid_is_refused_in_every_dtype(dtype: torch.dtype) -> None:
+    grid = Blurred().eval().to(dtype)
+    with pytest.raises(AssertionError, match="layer Blurred cannot be replayed"):
+        ValueZeroing(grid, grid).attribute(torch.randn(2, WIDTH, 4, 4, dtype=dtype))
+
+
 class Stack(nn.Module):
     """Layers that follow each other."""
 

@@ -9,6 +9,8 @@ import pytest
 import torch
 from accelerate import cpu_offload, dispatch_model
 from torch import Tensor, nn
+from transformers import AttentionInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from captum_vz import LayerAttention, ValueZeroing, find_layers
 from captum_vz._engine.precision import in_float32
@@ -54,6 +56,29 @@ def test_compiled_layers_run_their_original_code(ids: Tensor, plain: list[Tensor
     for layer in find_layers(model):
         layer.compile(backend="eager")
     model(ids)
+    assert_same(maps_of(model, ids), plain)
+
+
+def test_a_layer_in_a_wrapper_that_compiles_it(ids: Tensor, plain: list[Tensor]) -> None:
+    model = llama()
+    for index, layer in enumerate(model.layers):
+        model.layers[index] = torch.compile(layer, backend="eager")
+    assert_same(ValueZeroing(model, list(model.layers)).attribute(ids), plain)
+
+
+def sharper(module: nn.Module, query: Tensor, *args: object, **kwargs: object) -> tuple[Tensor, None]:
+    return sdpa_attention_forward(module, query * 3, *args, **kwargs)
+
+
+def test_an_attention_function_of_the_users_own_is_refused(ids: Tensor, plain: list[Tensor]) -> None:
+    """It need not compute what the model's eager attention does, of which the weights would be."""
+    AttentionInterface.register("sharper", sharper)
+    model = llama()
+    model.set_attn_implementation("sharper")
+    with pytest.raises(AssertionError, match=r"attention is 'sharper', a function of tests\.engine"):
+        maps_of(model, ids)
+    assert model.config._attn_implementation == "sharper"
+    model.set_attn_implementation("sdpa")
     assert_same(maps_of(model, ids), plain)
 
 

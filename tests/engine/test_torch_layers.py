@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,15 +17,15 @@ WIDTH, HEADS, TOKENS = 16, 4, 5
 
 
 @contextmanager
-def zeroed_value(token: int | None, call: int) -> Iterator[None]:
-    """While the block runs, one attention call of a layer loses the value of one token."""
+def zeroed_value(token: int | None, zeroed: Collection[int]) -> Iterator[None]:
+    """While the block runs, some attention calls of a layer lose the value of one token."""
     torchs, calls = F.scaled_dot_product_attention, []
 
     def attention(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         calls.append(value)
-        if token is not None and len(calls) == call + 1:
+        if token is not None and len(calls) - 1 in zeroed:
             value = value.clone()
-            value[:, :, token] = 0
+            value[..., token, :] = 0
         return torchs(query, key, value, *args, **kwargs)
 
     F.scaled_dot_product_attention = attention
@@ -36,13 +36,13 @@ def zeroed_value(token: int | None, call: int) -> Iterator[None]:
 
 
 @torch.no_grad()
-def twin(layer: nn.Module, args: Any, kwargs: Any, sources: int, call: int = 0) -> Tensor:
+def twin(layer: nn.Module, args: Any, kwargs: Any, sources: int, calls: Collection[int] = (0,)) -> Tensor:
     """The raw map of one layer, one rerun a source. The layer's fast path is off, as for any hooked layer."""
     torch.backends.mha.set_fastpath_enabled(False)
     try:
         outputs = []
         for token in (None, *range(sources)):
-            with zeroed_value(token, call):
+            with zeroed_value(token, calls):
                 outputs.append(layer(*args, **kwargs))
     finally:
         torch.backends.mha.set_fastpath_enabled(True)
@@ -89,7 +89,7 @@ def test_decoder_layers_of_torch(batch_first: bool, sources: int, attention: str
     found = raw(decoder.layers[0], lambda x, m: decoder(x, m, tgt_mask=causal), (x, memory), attention=attention)
     cross = attention == "cross"
     length = sources if cross else TOKENS
-    expected = twin(decoder.layers[0], (x, memory), {"tgt_mask": causal}, length, call=int(cross))
+    expected = twin(decoder.layers[0], (x, memory), {"tgt_mask": causal}, length, calls=[int(cross)])
     expected = expected if batch_first else expected.transpose(0, 1)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
     assert cross or not found.triu(1).any()
@@ -227,3 +227,174 @@ def test_half_precision_is_rounded_once_as_in_torchs_own(dtype: torch.dtype) -> 
     ValueZeroing(lambda x: outputs.append(layer(x)), layer).attribute(x)
     error = (outputs[0].double() - exact).abs() / exact.abs().clamp_min(1e-3)
     assert error.max() < torch.finfo(dtype).eps
+
+
+def heads_of(x: Tensor) -> Tensor:
+    return x.unflatten(-1, (2, -1)).transpose(1, 2)
+
+
+def merged(context: Tensor) -> Tensor:
+    return context.transpose(1, 2).flatten(2)
+
+
+def difference(x: Tensor) -> Tensor:
+    """Differential attention: less what another softmax finds in the same values."""
+    first, second = heads_of(x), heads_of(x.flip(-1))
+    attend = F.scaled_dot_product_attention
+    return merged(attend(first, second, first) - attend(second, second, first) / 2)
+
+
+def head_by_head(x: Tensor) -> Tensor:
+    heads = heads_of(x).split(1, dim=1)
+    return merged(torch.cat([F.scaled_dot_product_attention(head, head, head) for head in heads], dim=1))
+
+
+def without_heads(x: Tensor) -> Tensor:
+    mask = torch.ones(len(x), TOKENS, TOKENS, dtype=torch.bool).tril()
+    return F.scaled_dot_product_attention(x, x, x, mask)
+
+
+def local_and_global(x: Tensor) -> Tensor:
+    near = torch.ones(TOKENS, TOKENS, dtype=torch.bool).tril().triu(-1)
+    one, other = heads_of(x).split(1, dim=1)
+    attend = F.scaled_dot_product_attention
+    return merged(torch.cat([attend(one, one, one, near), attend(other, other, other)], dim=1))
+
+
+class OneForward(nn.Module):
+    """A block whose attention is a function that its own forward calls."""
+
+    def __init__(self, attention: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.attention = attention
+        self.mlp = nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 32), nn.GELU(), nn.Linear(32, WIDTH))
+        self.double().eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(x)
+        return x + self.mlp(x)
+
+
+@pytest.mark.parametrize("attention", [difference, head_by_head, local_and_global, without_heads])
+def test_an_attention_that_is_called_in_parts(attention: Callable[[Tensor], Tensor]) -> None:
+    block, x = OneForward(attention), torch.randn(2, TOKENS, WIDTH, dtype=torch.float64)
+    expected = twin(block, (x,), {}, TOKENS, calls=range(2))
+    torch.testing.assert_close(raw(block, block, x), expected, rtol=0, atol=1e-12)
+    half = raw(block.bfloat16(), block, x.bfloat16())
+    expected = twin(block.double(), (x.bfloat16().double(),), {}, TOKENS, calls=range(2))
+    torch.testing.assert_close(half.double(), expected, rtol=1e-3, atol=1e-6)
+
+
+def test_parts_have_no_weights_in_common() -> None:
+    block = OneForward(difference)
+    with pytest.raises(AssertionError, match="computed in 2 parts, each with weights of its own"):
+        LayerAttention(block, block).attribute(torch.randn(2, TOKENS, WIDTH, dtype=torch.float64))
+
+
+class SideBySide(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = Attention(), Attention()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.one(x) + self.other(x)
+
+
+@pytest.mark.parametrize("attention", ["self", "cross"])
+def test_two_attentions_over_the_same_tokens_are_refused(attention: str) -> None:
+    layer = SideBySide().double().eval()
+    with pytest.raises(AssertionError, match="two attentions over its own tokens, Attention and Attention"):
+        raw(layer, layer, torch.randn(2, TOKENS, WIDTH, dtype=torch.float64), attention=attention)
+
+
+class Unread(nn.Module):
+    """A decoder's layer whose first attention is written out, where nobody sees it; or that has none."""
+
+    def __init__(self, reads_itself: bool) -> None:
+        super().__init__()
+        self.reads_itself = reads_itself
+        self.cross = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True)
+        self.mlp = nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 32), nn.GELU(), nn.Linear(32, WIDTH))
+        self.double().eval()
+
+    def forward(self, x: Tensor, memory: Tensor) -> Tensor:
+        if self.reads_itself:
+            x = x + (x @ x.mT).softmax(-1) @ x
+        x = x + self.cross(x, memory, memory, need_weights=False)[0]
+        return x + self.mlp(x)
+
+
+@pytest.mark.parametrize("sources", [TOKENS, 3])
+def test_a_cross_attention_is_not_taken_for_what_is_not_seen_before_it(sources: int) -> None:
+    x, memory = (torch.randn(2, length, WIDTH, dtype=torch.float64) for length in (TOKENS, sources))
+    layer = Unread(reads_itself=True)
+    with pytest.raises(AssertionError, match="something else that mixes its tokens"):
+        raw(layer, layer, (x, memory))
+    layer = Unread(reads_itself=False)
+    torch.testing.assert_close(raw(layer, layer, (x, memory)), twin(layer, (x, memory), {}, sources))
+
+
+class WithMore(nn.Module):
+    """An attention that sees more than the layer's tokens, behind them."""
+
+    def __init__(self, **more: bool) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True, **more)
+        self.mlp = nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 32), nn.GELU(), nn.Linear(32, WIDTH))
+        self.double().eval()
+
+    def forward(self, x: Tensor, padding: Tensor) -> Tensor:
+        x = x + self.attention(x, x, x, key_padding_mask=padding, need_weights=False)[0]
+        return x + self.mlp(x)
+
+
+@pytest.mark.parametrize("more", ["add_bias_kv", "add_zero_attn"])
+@pytest.mark.parametrize("padding", [[0, 0, 0, 1, 1], [1, 1, 0, 0, 0]], ids=["right", "left"])
+def test_padding_before_sources_that_are_no_tokens(more: str, padding: list[int]) -> None:
+    layer, x = WithMore(**{more: True}), torch.randn(2, TOKENS, WIDTH, dtype=torch.float64)
+    padded = torch.tensor([[0] * TOKENS, padding]).bool()
+    expected = twin(layer, (x, padded), {}, TOKENS + 1) * ~padded[:, :, None]
+    torch.testing.assert_close(raw(layer, layer, (x, padded)), expected, rtol=0, atol=1e-12)
+
+
+class LooksAtWeights(AsksForWeights):
+    """One that computes with the weights, in every run."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        context, weights = self.attention(x, x, x)
+        self.seen = weights.clamp_min(1e-9).log()
+        return x + context + self.mlp(x + context)
+
+
+@pytest.mark.parametrize("device", [None, "cpu"])
+def test_weights_that_are_computed_with(device: str | None) -> None:
+    """Also under a function mode, as a default device is, under which torch calls its own function twice."""
+    block, x = LooksAtWeights().double().eval(), torch.randn(2, TOKENS, WIDTH, dtype=torch.float64)
+    plain = AsksForWeights().double().eval()
+    plain.load_state_dict(block.state_dict())
+    expected = raw(plain, plain, x)
+    torch.set_default_device(device)
+    try:
+        found = raw(block, block, x)
+    finally:
+        torch.set_default_device(None)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("sharper", [1, 3])
+def test_a_function_of_the_users_in_torchs_place(monkeypatch: pytest.MonkeyPatch, sharper: int) -> None:
+    """One that computes the same is none of our business; of one that does not, the weights are not known."""
+    torchs = F.scaled_dot_product_attention
+    block, x = OneForward(without_heads), torch.randn(2, TOKENS, WIDTH, dtype=torch.float64)
+    expected = raw(block, block, x)
+
+    def users(query: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return torchs(query * sharper, *args, **kwargs)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", users)
+    if sharper == 1:
+        torch.testing.assert_close(raw(block, block, x), expected, rtol=0, atol=1e-12)
+    else:
+        with pytest.raises(AssertionError, match="Another function stands in the place of"):
+            raw(block, block, x)
+    assert F.scaled_dot_product_attention is users

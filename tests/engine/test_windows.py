@@ -259,6 +259,12 @@ def test_half_precision_is_replayed_in_float32() -> None:
     assert_same(scores, exact, tolerance=1e-6)
 
 
+def test_fast_says_that_windows_are_exact(shifted: Run) -> None:
+    with pytest.warns(UserWarning, match="precision='fast' knows no shape like that of .*, computed exactly"):
+        fast = method_of(shifted, precision="fast").attribute(shifted.hidden, additional_forward_args=shifted.args[1:])
+    assert torch.equal(fast, scores_of(shifted))
+
+
 def test_one_example_is_as_in_a_batch(shifted: Run) -> None:
     for example in range(2):
         alone = method_of(shifted).attribute(shifted.hidden[example : example + 1], None, shifted.args[1:])
@@ -396,6 +402,14 @@ def test_what_cannot_be_told_is_refused(reason: str) -> None:
         ValueZeroing(block, block).attribute(x)
     with pytest.raises(AssertionError, match=reason):
         ValueZeroing(block, block).attribute(x, perturbations_per_eval=1)
+
+
+def test_layers_that_clear_nan_are_refused() -> None:
+    """NaN is what dependence is seen by; a map of zeros would be the answer."""
+    block, x = Halves(lambda x: x), torch.randn(2, 6, WIDTH, dtype=torch.float64)
+    block.attention.finish = lambda attention, context, x: attention.output(context.nan_to_num())
+    with pytest.raises(AssertionError, match="its outputs seem to depend on no value"):
+        ValueZeroing(block, block).attribute(x)
 
 
 class Turned(Block):

@@ -98,7 +98,7 @@ def test_one_row(build: Build, firsts: int, causal: bool, ways: int, monkeypatch
 
 @each_model
 def test_whole_sequences(build: Build, firsts: int, causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    copies = 1 + T  # of the sentence: unchanged, and with each source zeroed
+    copies = 1 + T + 4  # of the sentence: unchanged, with each source zeroed, and four of these alone
     zeroed = 2 * T * T * d  # what the context of one copy loses
     in_order = (T - 1).bit_length() * 3 * 2 * T * d * d  # projections, once a digit, to see whose values they are
     expected = forward(T, firsts) + in_order

@@ -1,0 +1,77 @@
+"""What a layer keeps between its runs: moving averages, counters, caches of its own.
+
+Replays run the layer's code on positions that are no sequence, and with NaN. None of that is to stay behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import Enum
+from types import FunctionType, MethodType, ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+# What torch keeps of a module, but for its buffers: parameters and hooks are nobody's state. Nor is a forward of the
+# module's own, which other passes put there and take away.
+_TORCHS = frozenset(vars(nn.Module())) - {"_buffers"} | {"forward"}
+_NO_STATE = (Tensor, nn.Module, FunctionType, MethodType, ModuleType, type, Enum)
+
+
+class State:
+    """The state of a layer and of the objects among its arguments, noted before the layer's run in the clean pass."""
+
+    def __init__(self, layer: nn.Module | None = None, arguments: Any = None) -> None:
+        self.modules = [] if layer is None else list(layer.modules())
+        self.objects = [x for x in tree_leaves(arguments) if hasattr(x, "__dict__") and not isinstance(x, _NO_STATE)]
+        self.chance = torch.get_rng_state()
+        self.versions = {id(buffer): _version(buffer) for _, buffer in self._buffers()}
+
+    def drew_lots_in_training(self) -> bool:
+        """Whether the layer is in train mode, and random numbers were drawn since, on the CPU."""
+        return any(module.training for module in self.modules) and not torch.equal(self.chance, torch.get_rng_state())
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Put everything back, at the end of a `with` block, that changed inside of it."""
+        holders = [vars(one) for one in (*self.modules, *self.objects)]
+        held = [{name: value for name, value in holder.items() if name not in _TORCHS} for holder in holders]
+        inside = [(value, value.copy()) for each in held for value in each.values() if isinstance(value, (list, dict))]
+        # Only what the layer's own run wrote into: as many bytes as a layer's quantised weights are not to be copied.
+        # Batch norms, which write in train mode only, do so past torch's count of versions.
+        written = [(x, x.clone()) for module, x in self._buffers() if module.training or self._is_written(x)]
+        try:
+            yield
+        finally:
+            for holder, values in zip(holders, held, strict=True):
+                for name in [name for name in holder if name not in values and name not in _TORCHS]:
+                    del holder[name]
+                for name, value in values.items():
+                    if holder.get(name) is not value:
+                        holder[name] = value
+            for container, content in inside:
+                # Never emptied where nothing changed: other threads may be running the layer.
+                if _identities(container) != _identities(content):
+                    container.clear()
+                    container.extend(content) if isinstance(container, list) else container.update(content)
+            for buffer, clean in written:
+                buffer.copy_(clean)
+
+    def _buffers(self) -> Iterator[tuple[nn.Module, Tensor]]:
+        return ((module, x) for module in self.modules for x in module._buffers.values() if x is not None)
+
+    def _is_written(self, buffer: Tensor) -> bool:
+        version = _version(buffer)
+        return version is None or self.versions.get(id(buffer)) != version
+
+
+def _version(x: Tensor) -> int | None:
+    return None if x.is_inference() else x._version  # of inference tensors torch counts none
+
+
+def _identities(container: list[Any] | dict[Any, Any]) -> list[int]:
+    members = container if isinstance(container, list) else [*container, *container.values()]
+    return list(map(id, members))
