@@ -140,14 +140,18 @@ class Trace:
         lasts = tuple(m for m, _, _ in dependent if matrix(m) is not None and m not in linears)
         pres = [y for m, _, y in dependent if m in linears]
         behind = [(m, x, y) for m, x, y in self.seen if any(_equal(x, pre) for pre in pres)]
-        known = [(m, _activation(x, y)) for m, x, y in behind]
+        known = [(m, _activation(m, x, y)) for m, x, y in behind]
         return Shape(projection, norm, linears, lasts, tuple((m, f) for m, f in known if f is not None))
 
 
-def _activation(x: Tensor, y: Tensor) -> Activation | None:
-    """The known activation that makes `y` of `x`."""
+def _activation(module: nn.Module, x: Tensor, y: Tensor) -> Activation | None:
+    """The known activation that makes `y` of `x`, as the module does, which may have bounds that these do not reach."""
     contiguous = torch.contiguous_format
-    return next((f for f in ACTIVATIONS if _close(f(x.clone(memory_format=contiguous)), y)), None)
+    found = next((f for f in ACTIVATIONS if _close(f(x.clone(memory_format=contiguous)), y)), None)
+    if found is None:
+        return None
+    far = torch.linspace(-64, 64, x.shape[-1], dtype=x.dtype, device=x.device).expand(2, -1)
+    return found if _close(found(far.clone()), module(far.clone())) else None
 
 
 def _keeping(module: nn.Module, seen: list[Run], end: list[nn.Module]) -> Callable[..., Any]:

@@ -400,6 +400,18 @@ def test_an_activation_that_is_clipped_at_a_few_tokens(seed: int, lanes: Lanes) 
     torch.testing.assert_close(fast, general, rtol=1e-10, atol=1e-14)
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_an_activation_whose_bound_is_reached_by_zeroed_tokens_only(seed: int, lanes: Lanes) -> None:
+    torch.manual_seed(seed)
+    activation = Clipped()
+    block = altered("feed_forward", nn.Sequential(nn.Linear(WIDTH, 24), activation, nn.Linear(24, WIDTH)))
+    x = torch.randn(1, 40, WIDTH, dtype=torch.float64)
+    block(x)
+    activation.limit = float(activation.largest[-1]) + 1e-6
+    fast, general = (maps(block, [block], x)[0] for maps in (lanes.fast, lanes.general))
+    torch.testing.assert_close(fast, general, rtol=1e-10, atol=1e-14)
+
+
 class Cut(nn.Module):
     """A feed-forward that writes into what its first matrix gave, where that is large."""
 
