@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from abc import abstractmethod
+from contextlib import nullcontext
 from typing import Any, Literal
 
 import torch
@@ -99,7 +100,8 @@ class RolledOut(WhileRunning):
         layers = as_layers(self.layer)
         wanted = TokenTarget.parse(target)
         arguments = Arguments(inputs, additional_forward_args, feature_mask, perturbations_per_eval, show_progress)
-        with noting_gaps() as gaps:
+        # Told "identity", there is nothing to look for: it would run every layer once more.
+        with noting_gaps() if between is None else nullcontext() as gaps:
             runs = self.maps._maps(layers, TokenTarget(None), arguments)
         order = list(dict.fromkeys(index for index, _ in runs))
         assert order == sorted(order), (
@@ -108,7 +110,7 @@ class RolledOut(WhileRunning):
         )
         maps = [one.to(runs[0][1].device) for _, one in runs]
         self._check(maps)
-        if between is None:
+        if gaps is not None:
             shape = {index: one.shape for index, one in runs}
             # Maps of different shapes are not multiplied with each other: those of an encoder and of its decoder.
             pairs = [pair for pair in gaps.pairs if shape[pair[0]] == shape[pair[1]]]

@@ -16,6 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from captum_vz import ValueZeroing, ValueZeroingRollout
 from captum_vz._engine import scoring
 from captum_vz._engine.recording import Recording
+from captum_vz.functional import rollout
 from tests.reference import FAMILIES, Case
 
 BATCH, TOKENS = 4, 24
@@ -104,6 +105,16 @@ def test_a_layer_that_is_not_asked_for_costs_nothing() -> None:
     one = operations(lambda: ValueZeroing(case.model, case.layers[1]).attribute(inputs)) - plain
     three = operations(lambda: ValueZeroing(case.model, case.layers).attribute(inputs)) - plain
     assert 3 * one == three
+
+
+def test_a_rollout_that_is_told_what_is_between_does_not_look_for_it() -> None:
+    case, inputs = case_of("bert")
+    of = ValueZeroingRollout(case.model, case.layers)
+    maps = ValueZeroing(case.model, case.layers).attribute(inputs)
+    product = operations(lambda: rollout(maps))
+    told = operations(lambda: of.attribute(inputs, between="identity"))
+    assert told == operations_of_a_map("bert") + product
+    assert told < operations(lambda: of.attribute(inputs))
 
 
 @each_family
