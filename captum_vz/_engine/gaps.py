@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from captum_vz._engine.interface import Attend, Listener, listening
 from captum_vz._engine.precision import without_caches
 from captum_vz._engine.recording import AttentionCall, Recording, first_tensor
-from captum_vz._engine.replay import bare
+from captum_vz._engine.replay import FAILURES, bare, run_again
 from captum_vz._engine.streams import as_one_vector, streams_axis
 from captum_vz._engine.windows import are_in_order
 
@@ -81,9 +81,11 @@ def _mixes(recording: Recording, output: Tensor) -> bool:
     answers = _CleanAnswers(calls)
     try:
         with listening(answers):
-            seen = first_tensor(bare(recording.layer).forward(*args, **kwargs))
-    # A layer that does not run with NaN in it does not tell.
-    except (RuntimeError, ValueError, IndexError, TypeError, AssertionError, StopIteration):
+            seen = first_tensor(run_again(bare(recording.layer), args, kwargs))
+    # A layer that does not run with NaN in it, or asks for more attentions than it did, does not tell.
+    except (*FAILURES, StopIteration) as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
         return False
     if seen is None or seen.shape != output.shape:
         return False

@@ -206,6 +206,32 @@ def test_a_rollout_refuses_what_runs_beside_the_attention(method: Any, mixer: ty
     assert method(model, layers[:1]).attribute(x).shape == (2, 6, 6)
 
 
+class Wary(nn.Module):
+    """Fails on what is not a number."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.isnan().any():
+            raise self.error
+        return x
+
+
+@pytest.mark.parametrize("error", [KeyError("nan"), AttributeError("nan"), AssertionError("nan"), StopIteration()])
+def test_a_layer_that_does_not_run_on_what_is_not_a_number_is_not_told_to_mix(error: Exception) -> None:
+    model, x = Stack(Block(), Block(after=Wary(error))), sequences(2)
+    of = AttentionRollout(model, find_layers(model))
+    assert_same(of.attribute(x), of.attribute(x, between="identity"))
+
+
+def test_a_lack_of_memory_is_no_answer() -> None:
+    model = Stack(Block(), Block(after=Wary(torch.OutOfMemoryError("Tried to allocate 20.00 GiB"))))
+    with pytest.raises(torch.OutOfMemoryError, match="Tried to allocate"):
+        AttentionRollout(model, find_layers(model)).attribute(sequences(2))
+
+
 def test_between_as_identity_is_the_product_of_the_maps() -> None:
     model, x = hybrid(), sequences(2)
     layers = find_layers(model)
