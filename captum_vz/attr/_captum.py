@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+import re
+import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -16,6 +19,14 @@ def logged(attribute: _Attribute) -> _Attribute:
     return log_usage(part_of_slo=True)(attribute)
 
 
+def warn(message: str) -> None:
+    """Warn at the line that called Captum or this package, however many of their frames lie between."""
+    frame, level = inspect.currentframe(), 1
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("captum", "captum_vz"):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, stacklevel=level)
+
+
 class WhileRunning(PerturbationAttribution):
     """Base of the methods that compute their scores while `forward_func` runs `layer`, one layer or several."""
 
@@ -23,6 +34,15 @@ class WhileRunning(PerturbationAttribution):
         PerturbationAttribution.__init__(self, forward_func)
         self.layer = layer
         self.device_ids = device_ids
+
+    @classmethod
+    def get_name(cls) -> str:
+        """The class's name in words, as Captum makes it, but with acronyms in one piece.
+
+        A class of our own that no user knows goes by the name of the public one that it is made of.
+        """
+        known = next(one for one in cls.__mro__ if "._" not in f"{one.__module__}.{one.__name__}")
+        return re.sub("(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", " ", known.__name__)
 
     @property
     def multiplies_by_inputs(self) -> bool:

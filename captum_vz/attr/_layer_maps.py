@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,7 +15,7 @@ from captum_vz._engine.collect import collect
 from captum_vz._engine.recording import AttentionCall, Recording
 from captum_vz._engine.sites import attention_call, end_of_given, valid_positions
 from captum_vz.attr._arguments import Arguments, Groups, Inputs, as_layers, check_per_eval, tokens_of, user_call
-from captum_vz.attr._captum import WhileRunning, logged
+from captum_vz.attr._captum import WhileRunning, logged, warn
 from captum_vz.attr._target import TokenTarget
 from captum_vz.functional import normalize_rows
 
@@ -155,7 +154,7 @@ class LayerMaps(LayerAttribution, WhileRunning):
         if shares:
             runs = [(index, target.rows_of(one)) for index, one in runs]
         if notes:
-            warnings.warn(f"{self.get_name()}: {'; '.join(dict.fromkeys(notes))}.", stacklevel=4)
+            warn(f"{self.get_name()}: {'; '.join(dict.fromkeys(notes))}.")
         return runs
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from abc import abstractmethod
 from contextlib import nullcontext
 from typing import Any, Literal
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 
 from captum_vz._engine.gaps import noting_gaps
 from captum_vz.attr._arguments import Arguments, Inputs, as_layers
-from captum_vz.attr._captum import WhileRunning, logged
+from captum_vz.attr._captum import WhileRunning, logged, warn
 from captum_vz.attr._layer_maps import PADDED_TARGET, LayerMaps
 from captum_vz.attr._target import TokenTarget
 from captum_vz.attr._without_model import WithoutModel
@@ -152,7 +151,7 @@ class RolledOut(WhileRunning):
             joined = [normalize_rows(one / field) for one, field in zip(joined, fields, strict=True)]
         kept = there if rows is None else there.gather(1, rows)
         if rows is not None and not kept.all():
-            warnings.warn(f"{self.get_name()}: {PADDED_TARGET}.", stacklevel=4)
+            warn(f"{self.get_name()}: {PADDED_TARGET}.")
         results = []
         for one in joined:
             if rows is None:

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from captum.attr import NoiseTunnel
 
-from captum_vz import AttentionFlow, AttentionRollout, LayerAttention, ValueZeroing, ValueZeroingRollout
+from captum_vz import (
+    ALTI,
+    AttentionFlow,
+    AttentionRollout,
+    HiddenTokenAttribution,
+    LayerAttention,
+    LayerAttentionNorm,
+    ValueZeroing,
+    ValueZeroingRollout,
+)
+from tests.captum.configurations import Configuration
 from tests.reference import FAMILIES, Case
 
 METHODS = [ValueZeroing, LayerAttention, ValueZeroingRollout, AttentionRollout, AttentionFlow]
@@ -46,6 +58,34 @@ def test_a_target_that_is_padding_is_told_once(method: Any, target: Any) -> None
     for row in rows:
         for b, length in enumerate((7, 5, 3)):
             assert row[b].any() == (targets[b] % 7 < length)
+
+
+# More frames than those of a single method lead to these, of this package or of Captum.
+WAYS: dict[str, tuple[Configuration, Callable[[Any, dict[str, Any]], Any]]] = {
+    "Hidden Token Attribution": (
+        Configuration(HiddenTokenAttribution, layers=0),
+        lambda method, arguments: method.attribute(**arguments, target=5),
+    ),
+    "Layer Attention Norm": (
+        Configuration(LayerAttentionNorm),
+        lambda method, arguments: method.mixing_ratio(**arguments, target=5),
+    ),
+    "ALTI": (
+        Configuration(ALTI, inputs="embeddings"),
+        lambda method, arguments: NoiseTunnel(method).attribute(**arguments, nt_samples=1, stdevs=0.0, target=5),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_a_warning_names_the_users_class_and_line(name: str) -> None:
+    configuration, run = WAYS[name]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run(configuration.build(), configuration.arguments)
+    (one,) = caught
+    assert one.filename == __file__
+    assert str(one.message) == f"{name}: the target token of an example is padding, its row stays zero."
 
 
 @pytest.mark.parametrize("target", [None, 1])

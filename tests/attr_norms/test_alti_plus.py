@@ -88,7 +88,7 @@ def test_the_rows_of_targets(name: str) -> None:
     assert_same(method.attribute(inputs, target=1), whole[:, 1])
     assert_same(method.attribute(inputs, target=[0, 2, 1]), whole[[0, 1, 2], [0, 2, 1]])
     assert_same(method.attribute(inputs, target=(2, SOURCES)), whole[:, 2, SOURCES])
-    with pytest.warns(UserWarning, match="A L T I Plus: the target token of an example is padding"):
+    with pytest.warns(UserWarning, match="ALTI Plus: the target token of an example is padding"):
         assert not method.attribute(inputs, target=4)[0].any()
     (one,) = ALTIPlus(lambda *ids: method.forward_func(**dict(zip(inputs, ids, strict=True))), method.layer).attribute(
         tuple(inputs.values()), target=1

@@ -55,12 +55,12 @@ NAMES = {
     "LayerAttentionNorm": "Layer Attention Norm",
     "AttentionRollout": "Attention Rollout",
     "GlobEnc": "Glob Enc",
-    "LayerALTI": "Layer A L T I",  # Captum puts a space before each capital
-    "ALTI": "A L T I",
+    "LayerALTI": "Layer ALTI",  # Captum would put a space before each capital
+    "ALTI": "ALTI",
     "AttentionFlow": "Attention Flow",
     "HiddenTokenAttribution": "Hidden Token Attribution",
-    "ALTIPlus": "A L T I Plus",
-    "ALTILogit": "A L T I Logit",
+    "ALTIPlus": "ALTI Plus",
+    "ALTILogit": "ALTI Logit",
 }
 RESIDUALS = {"ValueZeroingRollout": None, "AttentionRollout": 0.5, "AttentionFlow": 0.5, "GlobEnc": None, "ALTI": None}
 
