@@ -73,7 +73,8 @@ class LayerMaps(LayerAttribution, WhileRunning):
             target: The output tokens whose rows are wanted, each by its position; negative ones count from the end of
                 the sequence as given. None: all; an int or 1-element tensor: that one in every example; a list of
                 ints or a 1-D tensor: one for each example or, of a single example, several, `(1, row, in)`. Tuples
-                `(out, in)` pick single scores, `(slice,)` a range of rows. Rows cost what they are, not a whole map.
+                `(out, in)` pick single scores, `(slice,)` a range of rows. Rows cost what they are, not a whole map,
+                unless whole sequences are replayed: where attention is computed inline, or positions mix behind it.
             additional_forward_args: Further arguments for `forward_func`, after `inputs`: a tuple, or one object.
             feature_mask: Integers `(1 or batch, in)`: tokens with the same number are one feature (a word, a span, an
                 image region), treated together; all of them carry its score, and rows sum to 1 over features.
