@@ -286,6 +286,19 @@ def test_what_each_token_adds_to_a_sum_is_its_effect() -> None:
     assert_same(found, ablation)
 
 
+def test_classes_that_a_model_hides_behind_an_infinity() -> None:
+    block = Block()
+
+    def masked(x: Tensor) -> Tensor:
+        return block(x)[:, 0].index_fill(1, torch.tensor([2]), -torch.inf)
+
+    x = torch.randn(2, 5, BLOCK_WIDTH, dtype=torch.float64)
+    plain = ValueZeroingEffect(lambda x: block(x)[:, 0], block).attribute(x, target=0)
+    assert_same(ValueZeroingEffect(masked, block).attribute(x, target=0), plain)
+    with pytest.raises(AssertionError, match="numbers that are not finite"):
+        ValueZeroingEffect(masked, block).attribute(x, target=2)
+
+
 # Identities.
 
 

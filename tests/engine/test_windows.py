@@ -412,6 +412,36 @@ def test_layers_that_clear_nan_are_refused() -> None:
         ValueZeroing(block, block).attribute(x)
 
 
+class HandedOn(Halves):
+    """Behind its windows, each example hears the one before it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = super().forward(x)
+        return x + x.roll(1, dims=0).cumsum(1)
+
+
+def test_outputs_that_hear_another_example_are_refused() -> None:
+    block, x = HandedOn(lambda x: x), torch.randn(2, 6, WIDTH, dtype=torch.float64)
+    with pytest.raises(AssertionError, match="reaches from one example to another"):
+        ValueZeroing(block, block).attribute(x)
+
+
+class Twice(Block):
+    """Attends in two halves of the sequence, in each of which the first token is there twice."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        halves = self.attention_norm(x).reshape(-1, x.shape[1] // 2, x.shape[2])
+        twice = torch.cat([halves, halves[:, :1]], dim=1)
+        x = x + self.attention(twice)[:, :-1].reshape(x.shape)
+        return x + self.feed_forward(self.norm(x))
+
+
+def test_a_token_that_a_window_holds_twice_is_zeroed_at_both_places() -> None:
+    x = torch.randn(2, 6, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    run = Run(Twice(), (x,), {}, "attention.value", all_of(WIDTH), False)
+    assert_same(scores_of(run), run.expected)
+
+
 class Turned(Block):
     """A block whose attention sees its tokens in another order."""
 
