@@ -22,7 +22,18 @@ from captum_vz import (
     find_layers,
 )
 from captum_vz.study.methods import Batch
-from tests.engine.blocks import WIDTH, Block, CausalMean, Convolution, Mean, Shift, sequences, zeroed_one_by_one
+from tests.engine.blocks import (
+    WIDTH,
+    Block,
+    CausalMean,
+    Convolution,
+    Mean,
+    Shift,
+    Spoiled,
+    mask_of_spoiled,
+    sequences,
+    zeroed_one_by_one,
+)
 from tests.engine.compare import assert_same
 from tests.reference.case import randomize
 
@@ -224,6 +235,13 @@ def test_a_layer_that_does_not_run_on_what_is_not_a_number_is_not_told_to_mix(er
     model, x = Stack(Block(), Block(after=Wary(error))), sequences(2)
     of = AttentionRollout(model, find_layers(model))
     assert_same(of.attribute(x), of.attribute(x, between="identity"))
+
+
+def test_padding_that_is_no_number_is_not_what_mixes() -> None:
+    block, x, mask = Block(after=Spoiled()), sequences(2), mask_of_spoiled(2, 6)
+    assert block(x, mask)[1, -1].isnan().all()
+    of = AttentionRollout(block, block)
+    assert_same(of.attribute((x, mask)), of.attribute((x, mask), between="identity"))
 
 
 def test_a_lack_of_memory_is_no_answer() -> None:

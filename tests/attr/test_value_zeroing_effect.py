@@ -299,6 +299,17 @@ def test_classes_that_a_model_hides_behind_an_infinity() -> None:
         ValueZeroingEffect(masked, block).attribute(x, target=2)
 
 
+def test_a_number_that_is_a_difference_of_large_ones_is_not_compared_with_its_own_size() -> None:
+    block, x = Block(), torch.randn(2, 5, BLOCK_WIDTH, dtype=torch.float64)
+
+    def difference(x: Tensor) -> Tensor:
+        rounding = 1e-12 * len(x)  # another one for each number of copies
+        return 1e-6 * block(x)[:, 0, 0] + rounding
+
+    plain = ValueZeroingEffect(lambda x: 1e-6 * block(x)[:, 0, 0], block).attribute(x)
+    assert_same(ValueZeroingEffect(difference, block).attribute(x), plain, tolerance=1e-15)
+
+
 # Identities.
 
 

@@ -85,6 +85,15 @@ class TwoByTwo(nn.Module):
         return (pairs.flip(1) if self.handed_on else pairs).flatten(0, 1).cumsum(1)
 
 
+class Spoiled(nn.Module):
+    """Makes of the last token of every other example what is no number."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.clone()
+        x[1::2, -1] = torch.nan
+        return x
+
+
 class Convolution(nn.Module):
     """Mixes neighbours: position i hears i - 1 and i + 1."""
 
@@ -151,6 +160,13 @@ def mask_of_window(length: int, window: int) -> Tensor:
     """Causal, and no further back than `window` tokens, itself counted: `(1, 1, out, in)`, added to the scores."""
     visible = torch.ones(length, length).tril().triu(1 - window).bool()
     return torch.zeros(1, 1, length, length, dtype=torch.float64).masked_fill(~visible, torch.finfo(torch.float64).min)
+
+
+def mask_of_spoiled(batch: int, length: int) -> Tensor:
+    """The last token of every other example is padding: `(batch, 1, out, in)`, added to the scores."""
+    visible = torch.ones(batch, 1, length, length, dtype=torch.bool)
+    visible[1::2, :, -1] = visible[1::2, :, :, -1] = False
+    return torch.zeros(visible.shape, dtype=torch.float64).masked_fill(~visible, torch.finfo(torch.float64).min)
 
 
 def direction(x: Tensor) -> Tensor:

@@ -99,6 +99,19 @@ def test_padding_and_the_future_cost_nothing() -> None:
     assert first < last / 2
 
 
+def test_values_that_are_zero_already_cost_nothing() -> None:
+    case, inputs = FAMILIES["bert"].build(), case_of("bert")[1]
+    of = ValueZeroing(case.model, case.layers[0])
+    whole = operations(lambda: of.attribute(inputs))
+    with torch.no_grad(), case.layers[0].attention.self.value.register_forward_hook(without_every_other):
+        halved = operations(lambda: of.attribute(inputs))
+    assert halved < 0.8 * whole
+
+
+def without_every_other(module: Any, args: Any, values: Tensor) -> Tensor:
+    return values.index_fill(1, torch.arange(0, values.shape[1], 2), 0)
+
+
 def test_a_layer_that_is_not_asked_for_costs_nothing() -> None:
     case, inputs = case_of("bert")
     plain = operations(lambda: case.model(**inputs))

@@ -57,18 +57,31 @@ def test_examples_that_hear_each_other_are_refused() -> None:
         ValueZeroing(block, block).attribute(sequences(4))
 
 
-def test_a_mean_that_hardly_moves() -> None:
+@pytest.mark.parametrize("tokens", [3, 6])
+def test_a_mean_that_hardly_moves(tokens: int) -> None:
     """Values so small that float32 tells the mean of the changed positions from that of the clean ones by its check.
 
     No better than by what a replay of them in one sequence would get wrong.
     """
-    block, x = Block(after=Mean()), sequences(1)
+    block, x = Block(after=Mean()), sequences(1, tokens)
     with torch.no_grad():
         block.attention.value.weight.mul_(1e-4)
         block.attention.value.bias.mul_(1e-4)
     expected = zeroed_one_by_one(block, x)
     layer_map = ValueZeroing(block.float(), block).attribute(x.float())
     assert_same(layer_map.double(), expected, tolerance=0.02)
+
+
+class Viewing(Block):
+    """Takes another view of its hidden states, which copies of them have only in memory of their own."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        return super().forward(x.view(-1, WIDTH).view(x.shape), mask)
+
+
+def test_a_layer_that_views_its_input_is_run_on_copies() -> None:
+    block, x = Viewing(after=Mean()), sequences(1)
+    assert_same(ValueZeroing(block, block).attribute(x), zeroed_one_by_one(block, x))
 
 
 def test_a_source_reaches_a_row_through_its_neighbour() -> None:
