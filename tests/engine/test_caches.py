@@ -126,6 +126,25 @@ def test_an_encoder_that_is_read_along_with_the_own_tokens_is_no_cache() -> None
     assert_same(half.attribute({**inputs, "use_cache": True}), without, tolerance=0.05)
 
 
+def test_padding_of_tokens_that_are_read_along_with_an_encoder() -> None:
+    model = next(small_models("t5gemma2"))
+    inputs = {**working_inputs(model)[0], "use_cache": False}
+    inputs["decoder_attention_mask"] = (torch.arange(6) < torch.tensor([[6], [4], [2]])).long()
+    of = ValueZeroing(model, list(model.decoder.layers))
+    seen = torch.cat([inputs["decoder_attention_mask"], inputs["attention_mask"]], dim=1).bool()
+    together = of.attribute(inputs)
+    for example in range(3):
+        own = {name: value[[example]] for name, value in inputs.items() if name != "use_cache"}
+        for name in ("", "decoder_"):
+            kept = own[f"{name}attention_mask"][0].bool()
+            own |= {key: own[key][:, kept] for key in (f"{name}input_ids", f"{name}attention_mask")}
+        for one, alone in zip(together, of.attribute({**own, "use_cache": False}), strict=True):
+            rows = alone.shape[1]
+            assert_same(one[example, :rows, seen[example]], alone[0], tolerance=1e-5)
+            assert not one[example, rows:].any()
+            assert not one[example, :, ~seen[example]].any()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("model_type", ["gemma3n_text", "gemma4_text", "mistral_large4_text"])
 def test_what_layers_hand_to_those_above_stays_as_it_is(model_type: str, dtype: torch.dtype) -> None:
