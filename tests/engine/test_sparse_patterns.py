@@ -279,6 +279,18 @@ def test_padding_of_the_users_own_stays() -> None:
     assert not scores[:, 5:].any() and not scores[:, :, 5:].any()
 
 
+def test_tokens_that_a_function_puts_behind_its_inputs_stay() -> None:
+    """They are no padding, though there are more of them than were given."""
+    model = model_of("Longformer", **LONGFORMER)
+    method = partial(ValueZeroing, layer=find_layers(model))
+    words = model.get_input_embeddings()(IDS)
+
+    def with_prompt(given: Tensor) -> Any:
+        return model(inputs_embeds=torch.cat([given, words[:, 5:]], dim=1))
+
+    assert_same(method(with_prompt).attribute(words[:, :5]), method(model).attribute({"inputs_embeds": words}))
+
+
 @contextmanager
 def without_value_of(source: int, *projections: nn.Module, axis: int = 1) -> Iterator[None]:
     """Zero one row of what value projections return."""
