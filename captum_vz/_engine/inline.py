@@ -267,7 +267,7 @@ def _let_through(mask: Tensor, batch: int, out: int, sources: int, row: ValuePro
     if mask.dim() == 4 and mask.shape[0] in (1, batch) and mask.shape[2] in (1, out):
         allowed = mask != 0 if row.mask is Mask.FACTOR else lets_through(mask)
     elif mask.shape[:-1] in ((batch,), (batch, 1)):
-        added = row.mask is Mask.ADDED and mask.is_floating_point()
+        added = row.mask in (Mask.ADDED, Mask.HIDES) and mask.is_floating_point()
         if not added and not ((mask == 0) | (mask == 1)).all():
             return None
         allowed = (lets_through(mask) if added else mask.bool()).view(batch, 1, 1, sources)

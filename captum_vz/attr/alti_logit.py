@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 
 from captum_vz._engine.readout import Readout
 from captum_vz.attr._arguments import Arguments, Inputs, as_layers
-from captum_vz.attr._captum import WhileRunning, logged
+from captum_vz.attr._captum import WhileRunning, logged, warn
 from captum_vz.attr._layer_maps import PADDED_TARGET
 from captum_vz.attr._logit_updates import Entries, Step, Updates
 from captum_vz.attr._target import TokenTarget
@@ -202,6 +201,6 @@ class ALTILogit(WhileRunning):
         runs = call._maps(layers, TokenTarget(None), arguments)
         call.check()
         if wanted.rows is not None and not call.steps[-1].there.all():
-            warnings.warn(f"{self.get_name()}: {PADDED_TARGET}.", stacklevel=4)
+            warn(f"{self.get_name()}: {PADDED_TARGET}.")
         scale = call.steps[-1].scale
         return [one.to(scale.device) for _, one in runs], call.steps, scale

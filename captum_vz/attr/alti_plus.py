@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -13,6 +12,7 @@ from captum_vz._engine.parts import LayerParts
 from captum_vz._engine.recording import AttentionCall, Recording
 from captum_vz._engine.sites import attention_call
 from captum_vz.attr._arguments import Arguments
+from captum_vz.attr._captum import warn
 from captum_vz.attr._layer_maps import PADDED_TARGET
 from captum_vz.attr._rolled_out import RolledOut
 from captum_vz.attr._target import TokenTarget, rows_at
@@ -86,7 +86,7 @@ class ALTIPlus(RolledOut):
     def _by_feature(self, maps: list[Tensor], rows: Tensor | None, feature_mask: Any, all_layers: bool) -> list[Tensor]:
         there = maps[-1].sum(-1) != 0
         if rows is not None and not there.gather(1, rows).all():
-            warnings.warn(f"{self.get_name()}: {PADDED_TARGET}.", stacklevel=4)
+            warn(f"{self.get_name()}: {PADDED_TARGET}.")
         return [one.to(maps[0].dtype) for one in self._join(maps, rows, all_layers)]
 
     def _join(self, maps: list[Tensor], rows: Tensor | None, all_layers: bool) -> list[Tensor]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -25,7 +24,7 @@ from captum_vz._engine.recording import Recording
 from captum_vz._engine.sites import attention_call, end_of_given, valid_positions
 from captum_vz._engine.windows import reordered
 from captum_vz.attr._arguments import Groups, Inputs, as_layers, check_per_eval, tokens_of, user_call
-from captum_vz.attr._captum import WhileRunning, logged
+from captum_vz.attr._captum import WhileRunning, logged, warn
 from captum_vz.attr._heads import Heads, select_heads
 from captum_vz.functional import widen
 
@@ -150,10 +149,9 @@ class ValueZeroingEffect(WhileRunning):
 
         output, runs = model.run_clean(user_call(self.forward_func, inputs, additional_forward_args), compute)
         if any(half):
-            warnings.warn(
+            warn(
                 f"{self.get_name()}: the model runs in half precision, and effects are differences of its rounded "
-                "outputs. Load it in float32 to see small ones.",
-                stacklevel=3,
+                "outputs. Load it in float32 to see small ones."
             )
         members = _members([one for _, one in runs])
         batch = len(members)

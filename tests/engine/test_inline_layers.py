@@ -233,6 +233,17 @@ def test_an_attention_behind_one_that_is_inline(attention: str, name: str) -> No
     assert_same(scores, torch.stack(columns, dim=-1))
 
 
+def test_a_first_token_by_itself() -> None:
+    """FSMT's causal mask, which is added, is then a single 0, where its mask of padding hides what is 1."""
+    config = transformers.FSMTConfig(
+        langs=["en", "de"], src_vocab_size=30, tgt_vocab_size=30, d_model=16, encoder_layers=1, decoder_layers=1,
+        encoder_attention_heads=2, decoder_attention_heads=2, encoder_ffn_dim=32, decoder_ffn_dim=32,
+    )  # fmt: skip
+    model = transformers.FSMTModel(config).eval()
+    inputs = {"input_ids": torch.tensor([[5, 6, 7]]), "decoder_input_ids": torch.tensor([[2]]), "use_cache": False}
+    assert ValueZeroing(model, find_layers(model, stack="decoder")[0]).attribute(inputs).tolist() == [[[1.0]]]
+
+
 def test_torch_is_left_as_it_was() -> None:
     model, inputs = case("XLNet")
     einsum = torch.einsum
