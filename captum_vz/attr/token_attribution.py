@@ -105,7 +105,8 @@ class TokenAttribution(Attribution):
                 special tokens (CLS, SEP, BOS, EOS, padding) keep their own embeddings, and get scores of 0 from
                 methods that compare with the baseline.
             options: Passed on to the method's own `attribute`, such as `n_steps`, or `internal_batch_size` for
-                integrated gradients of large batches, which otherwise run all steps of all examples at once.
+                integrated gradients of large batches, which otherwise run all steps of all examples at once. Occlusion
+                takes one token at a time; `sliding_window_shapes=(tokens, d)` are other windows.
 
         Returns:
             `(batch, tokens)`, the shape of the ids, in at least float32; 0 at padding. Rows are not normalised: those
