@@ -381,6 +381,18 @@ def test_the_programs_exit_status_is_2_where_it_cannot(folder: Path) -> None:
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("stdout", "status", "told"),
+    [(">&-", 0, ""), (">/dev/full", 2, "captum-vz: cannot use stdout: No space left on device.\n")],
+)
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="it is a device of Linux")
+def test_an_output_that_is_closed_or_full_is_no_traceback(stdout: str, status: int, told: str, folder: Path) -> None:
+    command = ["sh", "-c", f'"$@" {stdout}', "sh", sys.executable, "-m", "captum_vz", "explain", SENTENCE]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (status, told)
+    assert (folder / "captum-vz.png").is_file()
+
+
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         main(["--version"])

@@ -120,6 +120,12 @@ def test_a_long_name_is_shortened() -> None:
     assert labels[0].get_text() == "a" * 19 + "…"
 
 
+def test_names_are_of_one_line_and_titles_no_formulas() -> None:
+    panel = draw_maps({"$x": a_map(2)}, ["a\nb", "$b$"]).axes[0]
+    assert [label.get_text() for label in panel.get_yticklabels()] == ["a\\nb", "$b$"]
+    assert not panel.title.get_parse_math()
+
+
 def test_the_picture_is_drawn_and_pyplot_knows_nothing_of_it() -> None:
     before = pyplot.get_fignums()
     one = torch.zeros(2, 2)

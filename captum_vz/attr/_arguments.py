@@ -77,6 +77,9 @@ def user_call(forward_func: Callable[..., Any], inputs: Inputs, additional_forwa
         tensors = {str(name): value for name, value in inputs.items()}
         _refuse_empty(tensors.values())
         return lambda: forward_func(**tensors)
+    assert inputs is not None, (
+        "inputs is None: pass what forward_func takes, a tensor, a tuple of tensors, or a tokenizer's output."
+    )
     formatted = _format_tensor_into_tuples(inputs)
     _refuse_empty(formatted)
     return lambda: _run_forward(forward_func, formatted, None, additional_forward_args)

@@ -47,13 +47,23 @@ class Explained(nn.Module):
                 f"position {position.tolist()} is out of range: there are {tokens} tokens."
             )
             logits = logits[torch.arange(len(logits), device=logits.device), position]
-        return logits if foil is None else logits - logits.gather(1, foil[:, None])
+        if foil is None:
+            return logits
+        classes = logits.shape[1]
+        assert ((foil >= 0) & (foil < classes)).all(), (
+            f"foil {foil.tolist()} is out of range: there are {classes} classes, 0 to {classes - 1}."
+        )
+        return logits - logits.gather(1, foil[:, None])
 
     @torch.no_grad()
     def check(self, ids: Tensor, embedded: Tensor, position: Tensor | None, foil: Tensor | None) -> None:
         """Refuse a model that computes something else from embeddings than from ids."""
         from_ids = self.read(self.model(input_ids=ids, **self.batched, **self.fixed), position, foil)
         from_embeddings = self(embedded, *self.batched.values(), position, foil)
+        assert from_ids.isfinite().all(), (
+            "forward_func gives values that are not finite (NaN or infinity): check its weights and inputs. float16 "
+            "overflows above 65504: load the model in bfloat16 or float32."
+        )
         tolerance = torch.finfo(from_ids.dtype).eps ** 0.5 * from_ids.abs().max().clamp_min(1)
         assert ((from_ids - from_embeddings).abs() <= tolerance).all(), (
             "forward_func gives another output for inputs_embeds than for input_ids. Some models count positions from "

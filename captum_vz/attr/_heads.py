@@ -10,15 +10,24 @@ Heads = int | Sequence[int] | None
 
 
 def select_heads(heads: Any, index: int, layers: int, count: int) -> tuple[int, ...] | None:
-    """The heads that are chosen in layer `index`, checked against the `count` that it has."""
-    if isinstance(heads, Sequence) and any(not isinstance(entry, int) for entry in heads):
+    """The heads that are chosen in layer `index`, checked against the `count` that it has.
+
+    With 0 `layers`, one selection is for all of them: a list for each layer is not offered.
+    """
+    if layers and _is_list(heads) and any(entry is None or _is_list(entry) for entry in heads):
         assert len(heads) == layers, f"heads has {len(heads)} selections, one a layer, but there are {layers} layers."
         heads = heads[index]
     if heads is None:
         return None
-    chosen = (heads,) if isinstance(heads, int) else tuple(heads)
-    assert chosen and all(isinstance(head, int) and 0 <= head < count for head in chosen), (
-        f"heads is {heads!r}, but layer {index} has the query heads 0 to {count - 1}: "
-        "pass an int, a list of ints, or a list with one selection for each layer."
+    chosen = tuple(heads) if _is_list(heads) else (heads,)
+    forms = (
+        "an int, a list of ints, or a list with one selection for each layer" if layers else "an int or a list of ints"
+    )
+    assert chosen and all(type(head) is int and 0 <= head < count for head in chosen), (
+        f"heads is {heads!r}, but layer {index} has the query heads 0 to {count - 1}: pass {forms}."
     )
     return chosen
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import Any, Literal, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from captum_vz._engine.decomposition import decompositions
 from captum_vz._engine.parts import LayerParts
 from captum_vz._engine.readout import Readout
 from captum_vz._engine.recording import AttentionCall, Recording, first_tensor
+from captum_vz.attr._arguments import as_layers
 from captum_vz.attr._target import TokenTarget, rows_at
 from captum_vz.attr.layer_alti import LayerALTI, alti_of_attention
 
@@ -67,10 +69,17 @@ class Updates(LayerALTI):
         self.entries = entries
         self.output: Any = None
         self.steps: list[Step] = []
+        self.left_out: list[nn.Module] | None = None
 
     def _keep(self, *args: Any, **kwargs: Any) -> Any:
-        self.output = self.explained(*args, **kwargs)
+        with register_module_forward_pre_hook(self._look):
+            self.output = self.explained(*args, **kwargs)
         return self.output
+
+    def _look(self, module: nn.Module, args: Any) -> None:
+        """Which layers come before the given ones: in the first module to run that lists them, for a function may."""
+        if self.left_out is None:
+            self.left_out = _before(module, as_layers(self.layer))
 
     def _layer_map(
         self,
@@ -133,6 +142,11 @@ class Updates(LayerALTI):
 
     def check(self) -> None:
         """Refuse layers that do not make up the whole model: their logits have to be the model's own."""
+        assert not self.left_out, (
+            f"The stack that holds the layers begins with {len(self.left_out)} of type "
+            f"{type(self.left_out[0]).__name__} that are left out, and what they add would count as the embedding: "
+            "pass all layers, in the order in which they run; captum_vz.find_layers(model) gives them."
+        )
         logits = self.output if isinstance(self.output, Tensor) else getattr(self.output, "logits", None)
         logits = first_tensor(self.output) if logits is None else logits
         last, tokens = self.steps[-1], self.steps[-1].sources.shape[2]
@@ -167,6 +181,17 @@ class Updates(LayerALTI):
             )
 
 
+def _before(model: nn.Module, layers: Sequence[nn.Module]) -> list[nn.Module] | None:
+    """What a module's list of layers holds before the first of `layers`, or None if there is no such list."""
+    first = layers[0]
+    for stack in model.modules():
+        if isinstance(stack, (nn.ModuleList, nn.Sequential)) and any(one is first for one in stack):
+            before = [one for one in takewhile(lambda one: one is not first, stack) if one not in layers]
+            # A Sequential may hold the embedding before its layers.
+            return before if isinstance(stack, nn.ModuleList) else [one for one in before if type(one) is type(first)]
+    return None
+
+
 def _chosen(name: str, value: Entries, rows: Tensor, tokens: int, there: Tensor, count: int) -> Tensor:
     """The entries at the wanted rows, `(batch, row)`."""
     each = torch.as_tensor(value, device=rows.device)
@@ -177,6 +202,7 @@ def _chosen(name: str, value: Entries, rows: Tensor, tokens: int, there: Tensor,
         f"({batch}, {tokens}), one for each position."
     )
     each = (each[:, None] if each.dim() == 1 else each).expand(batch, tokens).gather(1, rows)
+    each = each.long()  # small integers would wrap around where they are compared
     strange = each[((each < 0) | (each >= count)) & there]
     assert not len(strange), (
         f"{name} {int(strange[0])} is out of range: it names one of {count} vocabulary entries, 0 to {count - 1}."

@@ -42,12 +42,18 @@ class TokenTarget:
             isinstance(target, list)
             and target
             and all(isinstance(t, tuple) and len(t) in (1, 2) and _is_int(t[0]) for t in target)
+            and len({len(t) for t in target}) == 1
         ):
             return cls([t[0] for t in target], [t[1:] for t in target])
         raise AssertionError(
             f"target is {target!r}: it names output tokens, by an int, a tuple (out,) or (out, in), a list with one of "
-            "these for each example, or a tensor of integers."
+            "these, all of one form, for each example, or a tensor of integers."
         )
+
+    @property
+    def names_source(self) -> bool:
+        """Whether it picks from the rows."""
+        return any(self.rest) if isinstance(self.rows, list) else self.rest != ()
 
     def places(self, batch: int, tokens: int, device: torch.device) -> Tensor | None:
         """The positions of the wanted rows, `(batch, row)`, or None for all."""

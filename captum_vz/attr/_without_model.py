@@ -99,7 +99,7 @@ class WithoutModel(Attribution):
             f"attention_mask is {tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__}: pass 1 for "
             f"tokens and 0 for padding, ({batch}, {tokens})."
         )
-        features: Any = torch.arange(tokens)[None] if feature_mask is None else feature_mask
+        features: Any = torch.arange(tokens, device="cpu")[None] if feature_mask is None else feature_mask
         features = features[0] if isinstance(features, tuple) and len(features) == 1 else features
         fits = isinstance(features, Tensor) and features.shape in ((1, tokens), (batch, tokens))
         assert fits and not features.is_floating_point(), (
@@ -108,7 +108,7 @@ class WithoutModel(Attribution):
         )
         rows, there = text.detach().cpu(), mask.detach().cpu().bool()
         features = features.detach().cpu().expand(batch, tokens)
-        maps = torch.zeros(count, batch, tokens, tokens)
+        maps = torch.zeros(count, batch, tokens, tokens, dtype=torch.float32, device="cpu")
         for index in range(count):
             for example in range(batch):
                 places = there[example].nonzero()[:, 0]
@@ -121,6 +121,6 @@ class WithoutModel(Attribution):
 def _by_feature(scores: Tensor, features: Tensor) -> Tensor:
     """Scores `(out, in)` of features in place of tokens, normalised over features and carried by all their tokens."""
     names, member = features.unique(return_inverse=True)
-    places = torch.arange(len(member))
+    places = torch.arange(len(member), device="cpu")
     first = places.new_full((len(names),), len(member)).scatter_reduce(0, member, places, "amin")
     return normalize_rows(scores[:, first])[:, member]

@@ -172,9 +172,13 @@ class ALTILogit(WhileRunning):
             The terms, exact, which sum to the model's own logit; those of padding are 0.
 
         Raises:
-            AssertionError: As in :meth:`attribute`.
+            AssertionError: As in :meth:`attribute`; a target that names a source.
         """
         wanted = TokenTarget.parse(target)
+        assert not wanted.names_source, (
+            f"target is {target!r}, which names a source, but a logit has most of its terms of no source: pass output "
+            "tokens alone."
+        )
         _, steps, scale = self._explain(wanted, Arguments(inputs, additional_forward_args), entry, foil)
 
         def select(value: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from captum_vz._engine.parts import LayerParts
 from captum_vz._engine.recording import AttentionCall, Recording
 from captum_vz.attr._arguments import Inputs
 from captum_vz.attr._layer_maps import LayerMaps
+from captum_vz.attr._target import TokenTarget
 from captum_vz.functional import contribution_norms, mixing_norms
 
 Include = Literal["attention", "residual", "layer_norm", "encoder"]
@@ -107,9 +108,13 @@ class LayerAttentionNorm(LayerMaps):
             That of padding is 0.
 
         Raises:
-            AssertionError: As in :meth:`LayerMaps.attribute`; a cross-attention, whose sources are other tokens.
+            AssertionError: As in :meth:`LayerMaps.attribute`; a cross-attention, whose sources are other tokens; a
+                target that names a source.
         """
         assert self.attention == "self", "The mixing ratio needs self-attention: a token is no source of its own here."
+        assert not TokenTarget.parse(target).names_source, (
+            f"target is {target!r}, which names a source, but a mixing ratio is of all: pass output tokens alone."
+        )
         mixing = _Mixing(self.forward_func, self.layer, self.device_ids, include=self.include)
         shares = mixing.attribute(inputs, target, additional_forward_args)
         return [one[..., 0] for one in shares] if isinstance(shares, list) else shares[..., 0]

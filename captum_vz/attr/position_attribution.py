@@ -58,6 +58,6 @@ class PositionAttribution(WithoutModel):
         self.highest = highest
 
     def _scores(self, tokens: Tensor, index: int) -> Tensor:
-        places = torch.arange(len(tokens))
+        places = torch.arange(len(tokens), device="cpu")
         out, source = torch.meshgrid(places, places, indexing="ij")
-        return 1 / (1 + _DISTANCES[self.highest](out, source, len(tokens)))
+        return 1 / (1 + _DISTANCES[self.highest](out, source, len(tokens))).float()

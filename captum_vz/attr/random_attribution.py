@@ -43,5 +43,6 @@ class RandomAttribution(WithoutModel):
 
     def _scores(self, tokens: Tensor, index: int) -> Tensor:
         content = f"{self.seed} {index} {tokens.tolist()}".encode()
-        drawn = torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(content).digest()[:8], "big") >> 1)
-        return 1 - torch.rand(len(tokens), len(tokens), generator=drawn)  # of (0, 1]: no row is all zero
+        drawn = torch.Generator("cpu").manual_seed(int.from_bytes(hashlib.sha256(content).digest()[:8], "big") >> 1)
+        # The same lot whatever torch's default type and device are, and of (0, 1]: no row is all zero.
+        return 1 - torch.rand(len(tokens), len(tokens), generator=drawn, dtype=torch.float32, device="cpu")

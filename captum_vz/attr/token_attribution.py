@@ -105,7 +105,8 @@ class TokenAttribution(Attribution):
                 special tokens (CLS, SEP, BOS, EOS, padding) keep their own embeddings, and get scores of 0 from
                 methods that compare with the baseline.
             options: Passed on to the method's own `attribute`, such as `n_steps`, or `internal_batch_size` for
-                integrated gradients of large batches, which otherwise run all steps of all examples at once.
+                integrated gradients of large batches, which otherwise run all steps of all examples at once. Occlusion
+                takes one token at a time; `sliding_window_shapes=(tokens, d)` are other windows.
 
         Returns:
             `(batch, tokens)`, the shape of the ids, in at least float32; 0 at padding. Rows are not normalised: those
@@ -126,6 +127,10 @@ class TokenAttribution(Attribution):
         )
         assert self.objective is None or (position is None and foil is None), (
             "The objective says what is explained: position and foil have no meaning beside it."
+        )
+        each = isinstance(target, list) or _has_entries(target)
+        assert not each or len(target) == len(ids), (
+            f"target has {len(target)} entries, one an example, but the batch has {len(ids)}."
         )
         run = Explained(self.forward_func, self.objective, named, len(ids))
         words = self._words()
@@ -161,7 +166,10 @@ class TokenAttribution(Attribution):
         takes = signature(method.attribute).parameters
         tokens = torch.arange(embedded.shape[1], device=embedded.device)[None, :, None]
         masks = {name: tokens for name in ("feature_mask", "layer_mask") if name in takes}
-        given = {"baselines": reference} if "baselines" in takes else {}
+        given: dict[str, Any] = {"baselines": reference} if "baselines" in takes else {}
+        windows = "sliding_window_shapes" in takes
+        if windows:
+            given["sliding_window_shapes"] = (1, embedded.shape[2])
         found = method.attribute(
             embedded.clone().requires_grad_(),
             target=target,
@@ -173,8 +181,12 @@ class TokenAttribution(Attribution):
             f"{type(method).__name__} gave {shape}: expected ({len(embedded)}, {embedded.shape[1]}, d), one vector a "
             "token."
         )
+        assert not windows or torch.equal(found, found[..., :1].expand_as(found)), (
+            f"sliding_window_shapes is {options.get('sliding_window_shapes')!r}, which takes parts of tokens: pass "
+            f"(tokens, {found.shape[2]}), windows of whole vectors, or leave it out for one token at a time."
+        )
         # Where a token is one feature, each entry of its vector carries the score of the whole token.
-        return token_scores((found[..., :1] if masks else found).detach(), self.reduce)
+        return token_scores((found[..., :1] if masks or windows else found).detach(), self.reduce)
 
     def _words(self) -> nn.Module:
         words = self.embeddings
@@ -211,10 +223,10 @@ def _one_each(name: str, value: int | Sequence[int] | Tensor | None, ids: Tensor
     if value is None:
         return None
     each = torch.as_tensor(value, device=ids.device).reshape(-1)
-    assert len(each) in (1, len(ids)) and not each.is_floating_point(), (
+    assert len(each) in (1, len(ids)) and not each.is_floating_point() and each.dtype != torch.bool, (
         f"{name} is {value!r}: pass an integer, or one for each of the {len(ids)} examples."
     )
-    return each.expand(len(ids)).contiguous()
+    return each.long().expand(len(ids)).contiguous()
 
 
 def _has_entries(target: Any) -> bool:

@@ -9,6 +9,7 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -32,9 +33,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.command == "study" and options.config is not None:
             options = parser.parse_args(with_config(options.config, arguments))
         options.run(options)
+        if sys.stdout is not None:  # a shell may have closed it
+            sys.stdout.flush()
     # Assertions are the package's answer to input that it cannot use; the others a model's to inputs it cannot.
     except (CommandError, AssertionError, IndexError, RuntimeError) as error:
         print(f"captum-vz: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"captum-vz: cannot use {error.filename or 'stdout'}: {error.strerror or error}.", file=sys.stderr)
+        if sys.stdout is not None:
+            with suppress(OSError):  # closed, it is not tried again when Python ends
+                sys.stdout.close()
         return 2
     return 0
 
@@ -158,4 +167,5 @@ def _draw(found: Explanation, method: str, output: Path) -> None:
 
 def _wants_color() -> bool:
     """Whether stdout is a terminal that takes colours, and nobody asked for none (https://no-color.org)."""
-    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    is_terminal = sys.stdout is not None and sys.stdout.isatty()
+    return is_terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"

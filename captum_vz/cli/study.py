@@ -97,6 +97,8 @@ def _words(path: Path, name: str, value: Any) -> list[str]:
     if isinstance(value, bool):
         return [f"--{name}"] if value else []
     if name in _PATHS:
+        if not all(isinstance(one, str) for one in values):
+            raise CommandError(f"{path}: {name} is {value!r}: expected the name of a file or folder, in quotes.")
         values = [path.parent / one for one in values]
     return [f"--{name.replace('_', '-')}", *map(str, values)]
 

@@ -90,13 +90,15 @@ def top_k_overlap(one: Tensor, other: Tensor, k: int, keep: Tensor | None = None
         `(batch,)` in float64, from 0 to 1. NaN where one of the two holds a NaN, or no token is kept.
 
     Raises:
-        AssertionError: Shapes that do not fit, or k below 1.
+        AssertionError: Shapes that do not fit, or a k that is no integer of at least 1.
 
     >>> one, other = torch.tensor([[0.1, 0.2, 0.7]]), torch.tensor([[1.0, 3.0, 2.0]])
     >>> top_k_overlap(one, other, k=1), top_k_overlap(one, other, k=2)
     (tensor([0.], dtype=torch.float64), tensor([1.], dtype=torch.float64))
     """
-    assert k >= 1, f"k is {k!r}: pass how many of the highest scores to compare, at least 1."
+    assert type(k) is int and k >= 1, (
+        f"k is {k!r}: pass how many of the highest scores to compare, an integer of at least 1."
+    )
     first, second, kept = _pair(one, other, keep)
     places = kept.sum(-1, keepdim=True).clamp_max(k)
     a, b = (_share_of_places(row, kept, places) for row in (first, second))

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from captum_vz.functional import normalize_rows
 from captum_vz.metrics._rows import flags, scores_and_tokens
-from captum_vz.metrics._study import average_precision_score
+from captum_vz.metrics._study import average_precision_score, stats
 
 
 def cue_dot_product(scores: Tensor, cues: Tensor, keep: Tensor | None = None) -> Tensor:
@@ -83,8 +83,10 @@ def cue_average_precision(scores: Tensor, cues: Tensor, keep: Tensor | None = No
     precisions = torch.full(missing.shape, torch.nan, dtype=torch.float64)
     if not missing.all():
         values, kept, cued = (rows[~missing] for rows in (values, kept, cued))
-        # Tokens that do not count come last, where nothing is left to find.
-        last = values.masked_fill(~kept, torch.finfo(values.dtype).min)
+        # Ranks, for scores may be infinite; from 1 on, so that tokens that do not count come last, where nothing is
+        # left to find.
+        ranks = stats.rankdata(values.where(kept, 0).numpy(), method="dense", axis=-1)
+        last = torch.from_numpy(ranks).masked_fill(~kept, 0)
         # One call for all: most of its time goes into checking what it is given.
         found = average_precision_score(cued.numpy().T, last.numpy().T, average=None)
         precisions[~missing] = torch.from_numpy(np.atleast_1d(found))

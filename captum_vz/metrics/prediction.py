@@ -38,8 +38,8 @@ class Prediction:
         batch_size: How many sentences the model is given at once. The numbers are the same for any value.
 
     Raises:
-        AssertionError: Shapes that do not fit, positions or ids out of range, a model in train mode, logits of
-            another shape or that are not finite.
+        AssertionError: Shapes that do not fit, positions or ids out of range, forms of which two are the same, a model
+            in train mode, logits of another shape or that are not finite.
 
     >>> from captum_vz.testbed import load_agreement_model
     >>> model, tokenizer = load_agreement_model()
@@ -130,6 +130,7 @@ class Prediction:
     def _logits(self, examples: Tensor, removed: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """For chunk after chunk, the numbers of its examples and their logits at the target, `(chunk, vocabulary)`."""
         device = self.ids.device
+        most = 0 if self.forms is None else int(self.forms.max())
         for chunk, gone in zip(examples.split(self.batch_size), removed.split(self.batch_size), strict=True):
             chunk = chunk.to(device)
             ids, mask, target = _without(
@@ -140,6 +141,9 @@ class Prediction:
             assert isinstance(logits, Tensor) and logits.ndim == 3 and logits.shape[:2] == ids.shape, (
                 f"The model gave {describe(logits)} for ids {tuple(ids.shape)}: expected logits (batch, tokens, "
                 "vocabulary), or an output that has them as `logits`."
+            )
+            assert most < logits.shape[2], (
+                f"forms has the id {most}, but the model's vocabulary has the entries 0 to {logits.shape[2] - 1}."
             )
             at_target = logits[torch.arange(len(ids), device=device), target].double()
             assert not at_target.isnan().any(), "The model gave NaN for a logit at the target."
@@ -185,9 +189,11 @@ def _mask(attention_mask: Tensor, ids: Tensor) -> Tensor:
 def _positions(target: int | Sequence[int] | Tensor, ids: Tensor, mask: Tensor) -> Tensor:
     batch, tokens = ids.shape
     positions = torch.as_tensor(target, device=ids.device).reshape(-1)
-    assert len(positions) in (1, batch) and not positions.is_floating_point(), (
+    integers = not positions.is_floating_point() and positions.dtype != torch.bool
+    assert len(positions) in (1, batch) and integers, (
         f"target is {target!r}: pass a position, or one for each of the {batch} sentences."
     )
+    positions = positions.long()  # small integers would wrap around where they are compared
     assert bool(((positions >= -tokens) & (positions < tokens)).all()), (
         f"target {target!r} is out of range: there are {tokens} tokens, positions {-tokens} to {tokens - 1}."
     )
@@ -199,9 +205,16 @@ def _positions(target: int | Sequence[int] | Tensor, ids: Tensor, mask: Tensor) 
 def _forms(forms: Sequence[int] | Tensor, ids: Tensor) -> Tensor:
     batch = len(ids)
     table = torch.as_tensor(forms, device=ids.device)
-    fits = not table.is_floating_point() and (table.ndim == 1 or (table.ndim == 2 and len(table) == batch))
+    integers = not table.is_floating_point() and table.dtype != torch.bool
+    fits = integers and (table.ndim == 1 or (table.ndim == 2 and len(table) == batch))
     assert fits and table.numel(), (
         f"forms is {describe(table)}: pass token ids (forms,) for all sentences, or ({batch}, forms), the right one "
         "first."
     )
+    table = table.long()
+    assert (table >= 0).all(), f"forms has the id {int(table.min())}: pass token ids, which begin at 0."
+    # Among forms that are the same, only rounding would choose.
+    ordered = table.sort(-1).values
+    twice = ordered[..., 1:][ordered[..., 1:] == ordered[..., :-1]]
+    assert not len(twice), f"forms has the id {int(twice[0])} twice for one sentence: pass different ones."
     return table.expand(batch, -1)

@@ -54,7 +54,7 @@ def encode(
         example: The example.
         longest: How many tokens the model takes at most. None: any number.
         needs_cue: Whether an example without a cue is of no use.
-        needs_forms: Whether one is of no use that does not have two forms of one token each.
+        needs_forms: Whether one is of no use that does not have two different forms of one token each.
 
     Raises:
         BadExample: The example cannot be used. The message says why.
@@ -91,6 +91,8 @@ def encode(
         raise BadExample(str(error)) from error
     if needs_forms and encoded.forms is None:
         raise BadExample(f"the forms {example.good!r} and {example.bad!r} of the target are not one token each")
+    if needs_forms and encoded.forms is not None and len(set(encoded.forms)) == 1:
+        raise BadExample(f"the forms {example.good!r} and {example.bad!r} of the target are the same token")
     if longest is not None and len(encoded.ids) > longest:
         raise BadExample(f"it is {len(encoded.ids)} tokens long, but the model takes at most {longest}")
     return encoded

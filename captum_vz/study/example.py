@@ -140,7 +140,8 @@ def read_jsonl(path: str | Path, group: str | None = None) -> list[Example]:
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing: expected a file with one JSON object a line.")
     examples = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    # Only a line feed ends a line: JSON strings may hold the other separators. Some programs begin with a BOM.
+    for number, line in enumerate(path.read_text(encoding="utf-8-sig").split("\n"), start=1):
         if not line.strip():
             continue
         try:

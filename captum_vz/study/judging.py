@@ -156,14 +156,23 @@ def check_metrics(metrics: Iterable[str] | None) -> tuple[str, ...]:
     return names
 
 
+def check_removal(removal: str) -> None:
+    """Refuse what is no way of removing a token.
+
+    Raises:
+        ValueError: Another word.
+    """
+    if removal not in _REMOVALS:
+        raise ValueError(f"removal is {removal!r}: pass one of {', '.join(map(repr, _REMOVALS))}.")
+
+
 def removal_of(tokenizer: Any, removal: str) -> int | Literal["delete"]:
     """The id that takes the place of a removed token, or "delete".
 
     Raises:
         ValueError: Another word, or a token that the tokenizer does not have.
     """
-    if removal not in _REMOVALS:
-        raise ValueError(f"removal is {removal!r}: pass one of {', '.join(map(repr, _REMOVALS))}.")
+    check_removal(removal)
     if removal == "delete":
         return "delete"
     number = getattr(tokenizer, f"{removal}_token_id", None)

@@ -11,6 +11,7 @@ from typing import Any, Final
 import torch
 
 from captum_vz.study._extra import pa, parquet
+from captum_vz.study.shards import reading
 
 # A model and its tokenizer, or a function that loads them: it is called only if there is work left for that model.
 Loaded = tuple[Any, Any]
@@ -46,7 +47,8 @@ def check_weights(name: str, weights: str, paths: Sequence[Path]) -> None:
     finished = next((path for path in paths if path.exists()), None)
     if finished is None:
         return
-    before = (parquet.read_schema(finished).metadata or {}).get(_WEIGHTS, b"").decode()
+    with reading(finished):
+        before = (parquet.read_schema(finished).metadata or {}).get(_WEIGHTS, b"").decode()
     if before != weights:
         raise ValueError(
             f"{finished} was made with other weights than those of the model {name!r} now: pass that model, or another "

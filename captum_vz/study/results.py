@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -15,12 +14,11 @@ from captum_vz.metrics import summarize
 from captum_vz.study._extra import parquet, pd
 from captum_vz.study.figures import draw_summary
 from captum_vz.study.files import write_whole
+from captum_vz.study.shards import MANIFEST, read_settings, reading, shards_of
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-MANIFEST: Final = "study.json"
-SHARDS: Final = "shards"
 SUMMARY: Final = "summary.csv"
 SKIPPED: Final = "skipped.csv"
 FIGURES: Final = "figures"
@@ -37,6 +35,7 @@ class Study:
 
     Raises:
         FileNotFoundError: It holds no study.
+        ValueError: Its settings, or rows that are asked for, cannot be read, as the file is broken.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -45,7 +44,7 @@ class Study:
         if not manifest.is_file():
             raise FileNotFoundError(f"{manifest} is missing: expected the folder of a study.")
         #: How it was run.
-        self.settings: dict[str, Any] = json.loads(manifest.read_text(encoding="utf-8"))
+        self.settings: dict[str, Any] = read_settings(self.folder)
 
     def rows(self, columns: Sequence[str] | None = None) -> DataFrame:
         """All rows that are finished, one for each model, example, method and layer.
@@ -112,10 +111,15 @@ class Study:
         return draw_summary(self.summary, metric)
 
     def _read(self, columns: list[str] | None) -> DataFrame:
-        paths = sorted((self.folder / SHARDS).glob("*.parquet"))
-        tables = [parquet.read_table(path, columns=columns, partitioning=None).to_pandas() for path in paths]
+        paths = [shard.path for shard in shards_of(self.folder, self.settings) if shard.path.exists()]
+        tables = [_table(path, columns) for path in paths]
         rows = pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=columns)
         return rows.astype({name: "Int64" for name in ("layer", "target") if name in rows})
+
+
+def _table(path: Path, columns: list[str] | None) -> DataFrame:
+    with reading(path):
+        return parquet.read_table(path, columns=columns, partitioning=None).to_pandas()
 
 
 def write_results(folder: Path, confidence: float, resamples: int) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from tqdm import tqdm
@@ -19,16 +19,17 @@ from captum_vz import __version__
 from captum_vz.study._extra import PartialState, broadcast_object_list, pa, parse_flag_from_env
 from captum_vz.study.example import Example
 from captum_vz.study.files import TEMPORARY, remove_temporary, write_whole
-from captum_vz.study.judging import check_metrics
+from captum_vz.study.judging import check_metrics, check_removal
 from captum_vz.study.methods import check_methods
 from captum_vz.study.models import Source, check_weights, fingerprint, on_device, to_parquet
-from captum_vz.study.results import MANIFEST, SHARDS, Study, write_results
+from captum_vz.study.results import ALL, Study, write_results
 from captum_vz.study.scorer import Row, Scorer
+from captum_vz.study.shards import MANIFEST, read_settings, shards_of
 
 
 def run_study(
     models: Mapping[str, Source],
-    examples: Sequence[Example],
+    examples: Iterable[Example],
     output: str | Path,
     methods: Iterable[str] | None = None,
     metrics: Iterable[str] | None = None,
@@ -52,7 +53,8 @@ def run_study(
 
     Args:
         models: For each name a model in eval mode and its tokenizer, or a function that loads them. The model is moved
-            to the process's device, and back.
+            to the process's device, and back. The weights of a model that is passed are compared with those that made
+            what is finished, even if nothing is left to do; a function is called only where there is work left.
         examples: The examples; their ids are all different.
         output: The folder. It may hold a part of this study, but not another one.
         methods: Names of :data:`~captum_vz.study.METHODS`. None: all but gradients and flow.
@@ -70,7 +72,7 @@ def run_study(
 
     Raises:
         ValueError: Unknown names, no examples or models, ids that are not different, or a folder with a study of other
-            settings, or of a model with other weights.
+            settings, or of a model with other weights, or with a file that is broken.
         OSError: The folder cannot be written, or the disk is full. What is finished stays.
 
     >>> import tempfile
@@ -83,7 +85,7 @@ def run_study(
     >>> summary.query("layer == 3 and group == 'all'")[["method", "metric", "examples"]].values.tolist()
     [['value-zeroing', 'cue_dot', 4]]
     """
-    names, judged_by = check_methods(methods), check_metrics(metrics)
+    names, judged_by, examples = check_methods(methods), check_metrics(metrics), list(examples)
     settings = {
         "captum_vz": __version__,
         "models": list(models),
@@ -95,16 +97,30 @@ def run_study(
         "shard_size": shard_size,
         "examples": _check_examples(examples),
     }
-    if not models or shard_size < 1:
-        raise ValueError(f"models is {list(models)} and shard_size {shard_size}: pass at least 1 of each.")
+    # A folder belongs for good to the settings that are written there first: see before that they can be run.
+    if not models or min(shard_size, batch_size) < 1:
+        raise ValueError(
+            f"models is {list(models)}, shard_size {shard_size} and batch_size {batch_size}: pass at least 1 of each."
+        )
+    check_removal(removal)
+    scorer_of = partial(
+        Scorer,
+        methods=names,
+        metrics=judged_by,
+        batch_size=batch_size,
+        content_only=content_only,
+        removal=removal,
+    )
+    loaded = {name: source for name, source in models.items() if not callable(source)}
+    for model, tokenizer in loaded.values():
+        scorer_of(model, tokenizer)
     state = _processes()
     folder = Path(output)
     _claim(folder, settings, state.is_main_process)
-    shards = [
-        Shard(name, start, folder / SHARDS / f"{number:02d}-{_file_name(name)}-{start // shard_size:06d}.parquet")
-        for number, name in enumerate(models)
-        for start in range(0, len(examples), shard_size)
-    ]
+    shards = shards_of(folder, settings)
+    paths = {name: [shard.path for shard in shards if shard.model == name] for name in models}
+    for name, (model, tokenizer) in loaded.items():
+        check_weights(name, fingerprint(model, tokenizer), paths[name])
     # All look before any writes, so that all agree on what is left, and share it.
     left = [shard for shard in shards if not shard.path.exists()]
     state.wait_for_everyone()
@@ -117,17 +133,9 @@ def run_study(
             if not mine:
                 continue
             with on_device(source, state.device) as (model, tokenizer):
-                scorer = Scorer(
-                    model,
-                    tokenizer,
-                    names,
-                    judged_by,
-                    batch_size=batch_size,
-                    content_only=content_only,
-                    removal=removal,
-                )
+                scorer = scorer_of(model, tokenizer)
                 weights = fingerprint(model, tokenizer)
-                check_weights(name, weights, [shard.path for shard in shards if shard.model == name])
+                check_weights(name, weights, paths[name])
                 for shard in mine:
                     rows = scorer.score(examples[shard.start : shard.start + shard_size], bar.update)
                     write_whole(shard.path, _parquet(name, rows, scorer.schema, weights))
@@ -137,14 +145,6 @@ def run_study(
         write_results(folder, confidence, resamples)
     state.wait_for_everyone()
     return Study(folder)
-
-
-class Shard(NamedTuple):
-    """The rows of one model for some of the examples: from which one on, and where they are written."""
-
-    model: str
-    start: int
-    path: Path
 
 
 def _processes() -> Any:
@@ -182,7 +182,7 @@ def _claim_alone(folder: Path, settings: dict[str, Any]) -> None:
             raise ValueError(f"{folder} is not empty, and holds no {MANIFEST}: pass a new folder, or that of a study.")
         write_whole(manifest, json.dumps(settings, indent=2, ensure_ascii=False).encode())
         return
-    before = json.loads(manifest.read_text(encoding="utf-8"))
+    before = read_settings(folder)
     changed = [name for name in {**before, **settings} if before.get(name) != settings.get(name)]
     if changed:
         told = "; ".join(f"{name} was {before.get(name)!r} and is {settings.get(name)!r}" for name in changed)
@@ -198,6 +198,11 @@ def _check_examples(examples: Sequence[Example]) -> dict[str, Any]:
         raise ValueError(
             f"{len(repeated)} ids stand for several examples, such as {repeated[0]!r}: each needs its own."
         )
+    groups = {example.group for example in examples}
+    if ALL in groups and len(groups) > 1:
+        raise ValueError(
+            f"a group is called {ALL!r}, which stands for all examples in a summary: give it another name."
+        )
     lines = "\n".join(json.dumps(example.to_dict(), sort_keys=True) for example in examples)
     return {"count": len(examples), "sha256": hashlib.sha256(lines.encode()).hexdigest()}
 
@@ -205,7 +210,3 @@ def _check_examples(examples: Sequence[Example]) -> dict[str, Any]:
 def _parquet(model: str, rows: Sequence[Row], columns: Any, weights: str) -> bytes:
     schema = pa.schema([("model", pa.string()), *columns])
     return to_parquet(pa.Table.from_pylist([{"model": model} | row for row in rows], schema=schema), weights)
-
-
-def _file_name(model: str) -> str:
-    return re.sub(r"[^\w.-]+", "-", model)[-60:]

@@ -79,8 +79,8 @@ class Scorer:
         layers: The layers of the model, if :func:`~captum_vz.find_layers` does not find them.
 
     Raises:
-        ValueError: An unknown method or metric, a removal by a token that the tokenizer does not have, or a metric that
-            asks for words a model that has no head for them.
+        ValueError: A model in train mode, an unknown method or metric, a removal by a token that the tokenizer does not
+            have, or a metric that asks for words a model that has no head for them.
 
     >>> from captum_vz.study import Example, Scorer
     >>> from captum_vz.testbed import agreement_sentences, load_agreement_model
@@ -105,6 +105,8 @@ class Scorer:
         layers: list[nn.Module] | None = None,
     ) -> None:
         self.model = part_of(model)
+        if self.model.training:  # every method would refuse every example
+            raise ValueError("The model is in train mode: call model.eval() first.")
         self.tokenizer = tokenizer
         self.methods = check_methods(methods)
         self.metrics = check_metrics(metrics)
@@ -151,7 +153,7 @@ class Scorer:
         rows = self._score(examples, None)
         return {name: [row[name] for row in rows] for name in (*COLUMNS, *self.metrics)}
 
-    def score(self, examples: Sequence[Example], advance: Callable[[int], object] | None = None) -> list[Row]:
+    def score(self, examples: Iterable[Example], advance: Callable[[int], object] | None = None) -> list[Row]:
         """The scores of each method in each layer for each example, and how they are judged.
 
         Args:
@@ -165,7 +167,7 @@ class Scorer:
             names, NaN where there is none to give. A bad example has a single row with the reason in ``skipped``; a
             method that cannot explain an example has one for it. Elsewhere that is None.
         """
-        return self._score(examples, advance)
+        return self._score(list(examples), advance)
 
     def _score(self, examples: Sequence[Example | Row], advance: Callable[[int], object] | None) -> list[Row]:
         found: list[list[Row]] = [[] for _ in examples]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
@@ -15,7 +16,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from torch import Tensor
 
-from captum_vz.visualization.maps import CELL, COLORS, FONT_SIZE, MARK
+from captum_vz.visualization.maps import CELL, COLORS, FONT_SIZE, MARK, shortened
+from captum_vz.visualization.terminal import printable
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -88,16 +90,17 @@ class Table:
             A matplotlib figure; `figure.savefig("comparison.png")` writes it.
         """
         count, methods = len(self.tokens), list(self.scores)
+        names = [shortened(token) for token in self.tokens]
         numbered = count <= MOST_NUMBERED
         cell = 2.4 * CELL if numbered else CELL
-        names_take = 0.075 * max(map(len, methods)) + 0.075 * max(map(len, self.tokens))
-        size = (cell * count + names_take + 1.2, 0.26 * len(methods) + 0.075 * max(map(len, self.tokens)) + 0.9)
+        names_take = 0.075 * max(map(len, methods)) + 0.075 * max(map(len, names))
+        size = (cell * count + names_take + 1.2, 0.26 * len(methods) + 0.075 * max(map(len, names)) + 0.9)
         figure = Figure(figsize=size, dpi=150, layout="constrained")
         panel = figure.subplots()
         rows = [self.scores[name].tolist() for name in methods]
         highest = max(max(row) for row in rows) or 1
         image = panel.imshow(rows, cmap=COLORS, vmin=0, vmax=highest, aspect="auto")
-        panel.set_xticks(range(count), self.tokens, rotation=90, fontsize=FONT_SIZE)
+        panel.set_xticks(range(count), names, rotation=90, fontsize=FONT_SIZE)
         panel.set_yticks(range(len(methods)), methods, fontsize=FONT_SIZE)
         panel.tick_params(length=2)
         for text in panel.get_xticklabels():
@@ -115,9 +118,7 @@ class Table:
         bar = figure.colorbar(image, ax=panel, pad=0.01)
         bar.set_label("share", fontsize=FONT_SIZE)
         bar.ax.tick_params(labelsize=FONT_SIZE)
-        title = panel.set_title(
-            f"What {self.tokens[self.target]} draws on (layer {self.layer})", fontsize=FONT_SIZE + 2
-        )
+        title = panel.set_title(f"What {names[self.target]} draws on (layer {self.layer})", fontsize=FONT_SIZE + 2)
         title.set_parse_math(False)
         return figure
 
@@ -150,11 +151,10 @@ class Table:
 
     def to_markdown(self, path: str | Path | None = None) -> str:
         """A table in Markdown, the target in bold, written to `path` if there is one."""
-        heads = ["token", *self.scores]
+        heads = ["token", *map(_escaped, self.scores)]
         lines = [heads, ["---", *["---:"] * len(self.scores)]]
         for place, token in enumerate(self.tokens):
-            name = token.replace("\\", "\\\\").replace("|", "\\|").replace("*", "\\*").replace("`", "\\`")
-            name = f"**{name}**" if place == self.target else name
+            name = f"**{_escaped(token)}**" if place == self.target else _escaped(token)
             lines.append([name, *(f"{column[place].item():.3f}" for column in self.scores.values())])
         return _written("".join(f"| {' | '.join(line)} |\n" for line in lines), path)
 
@@ -169,6 +169,11 @@ class Table:
 def _aligned(columns: Sequence[Sequence[str]]) -> list[list[str]]:
     """The columns as wide as their widest entry."""
     return [[entry.ljust(max(map(len, column))) for entry in column] for column in columns]
+
+
+def _escaped(token: str) -> str:
+    """The token as Markdown shows it: in one line, and neither as a column, nor HTML, nor a formula, nor emphasis."""
+    return re.sub(r"[\\`*_<>&|~$]", r"\\\g<0>", printable(token))
 
 
 def _written(text: str, path: str | Path | None) -> str:

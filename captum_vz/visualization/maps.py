@@ -11,6 +11,7 @@ from matplotlib.patches import Rectangle
 from torch import Tensor
 
 from captum_vz.visualization._checks import one_example, place_of
+from captum_vz.visualization.terminal import printable
 
 # One hue from white to dark: it reads the same to the colour-blind and in print. The mark is the vermilion of
 # Okabe & Ito's palette, which nobody takes for a blue.
@@ -70,7 +71,7 @@ def draw_maps(
     place = place_of(target, tokens)
 
     rows, columns = _grid(len(panels))
-    names = [_shortened(token) for token in tokens]
+    names = [shortened(token) for token in tokens]
     side = min(max(CELL * len(tokens), SMALLEST_PANEL), LARGEST_PANEL)
     names_take = 0.075 * max(map(len, names))  # inches, about
     width, height = columns * (side + 0.15) + names_take + 1.3, rows * (side + names_take + 0.35) + 0.7
@@ -81,7 +82,7 @@ def draw_maps(
     for index, (title, one) in enumerate(panels.items()):
         panel = axes[index]
         image = panel.imshow(one.double().numpy(), cmap=COLORS, vmin=0, vmax=highest)
-        panel.set_title(title, fontsize=FONT_SIZE + 2)
+        panel.set_title(title, fontsize=FONT_SIZE + 2).set_parse_math(False)
         _name_tokens(panel, names, place, every=math.ceil(CELL * 0.75 * len(tokens) / side))
         panel.tick_params(labelleft=index % columns == 0)
         if place is not None:
@@ -122,5 +123,7 @@ def _name_tokens(panel: Axes, names: list[str], place: int | None, every: int) -
         panel.get_yticklabels()[shown.index(place)].set(color=MARK, fontweight="bold")
 
 
-def _shortened(token: str) -> str:
+def shortened(token: str) -> str:
+    """The token in one line of at most so many characters, as figures have room for it."""
+    token = printable(token)
     return token if len(token) <= LONGEST_LABEL else token[: LONGEST_LABEL - 1] + "…"

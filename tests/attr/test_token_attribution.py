@@ -20,6 +20,7 @@ from captum.attr import (
     LayerGradientShap,
     LayerGradientXActivation,
     LayerIntegratedGradients,
+    Occlusion,
     Saliency,
 )
 from torch import Tensor, nn
@@ -113,6 +114,16 @@ def test_ablation_is_the_fall_of_the_logit_by_each_token() -> None:
     torch.testing.assert_close(scores[0], torch.stack(falls), rtol=1e-9, atol=1e-12)
     assert scores[0, 0] == scores[0, -1] == 0  # special tokens are their own baselines
     torch.testing.assert_close(explain(FeatureAblation, ONE, position=PLACES[0], reduce="l2"), scores.abs())
+
+
+def test_occlusion_of_single_tokens_is_ablation() -> None:
+    ablated = explain(FeatureAblation).float()  # as Captum's Occlusion answers
+    torch.testing.assert_close(explain(Occlusion), ablated)
+    width = MODEL.config.hidden_size
+    torch.testing.assert_close(explain(Occlusion, sliding_window_shapes=(1, width)), ablated)
+    assert explain(Occlusion, sliding_window_shapes=(2, width)).shape == IDS.shape
+    with pytest.raises(AssertionError, match=rf"is \(1, 64\), which takes parts of tokens: pass \(tokens, {width}\)"):
+        explain(Occlusion, ONE, position=PLACES[0], sliding_window_shapes=(1, 64), strides=(1, 64))
 
 
 @pytest.mark.parametrize("baselines", ["pad", "mask", "zero"])
@@ -264,7 +275,11 @@ def test_a_function_takes_the_place_of_a_model() -> None:
         ({"inputs": {"attention_mask": IDS}}, "inputs holds no token ids"),
         ({"position": [1, 2, 3]}, r"position is \[1, 2, 3\]: pass an integer, or one for each of the 2 examples"),
         ({"position": 11}, r"position \[11, 11\] is out of range: there are 11 tokens"),
+        ({"position": True}, "position is True: pass an integer"),
         ({"foil": 0.5}, "foil is 0.5: pass an integer"),
+        ({"foil": -1}, r"foil \[-1, -1\] is out of range: there are \d+ classes, 0 to"),
+        ({"target": [ARE, IS, IS]}, "target has 3 entries, one an example, but the batch has 2"),
+        ({"target": torch.tensor([ARE, IS, IS])}, "target has 3 entries"),
         ({"baselines": "blank"}, "baselines is 'blank': pass 'pad', 'mask', 'zero' or token ids"),
         ({"baselines": IDS[:, :2]}, r"baselines is \(2, 2\) of torch.int64: pass token ids \(2, 11\)"),
         ({"objective": lambda output: output.logits, "foil": 1}, "position and foil have no meaning beside it"),
@@ -274,6 +289,17 @@ def test_a_function_takes_the_place_of_a_model() -> None:
 def test_what_does_not_fit_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(AssertionError, match=message):
         explain(IntegratedGradients, **options)
+
+
+def test_each_example_of_gradient_shap_has_one_target() -> None:
+    for targets in ([ARE], [ARE, IS, IS], torch.tensor([ARE, IS, IS])):
+        with pytest.raises(AssertionError, match=r"target has \d entries, one an example, but the batch has 2"):
+            explain(GradientShap, target=targets)
+
+
+def test_small_integers_are_positions_too() -> None:
+    places = torch.tensor(PLACES, dtype=torch.uint8)
+    torch.testing.assert_close(explain(Saliency, position=places), explain(Saliency))
 
 
 def test_outputs_that_are_not_as_described_are_refused() -> None:
@@ -286,6 +312,14 @@ def test_outputs_that_are_not_as_described_are_refused() -> None:
         TokenAttribution(bag, IntegratedGradients, TINY).attribute(TINY_IDS, target=0, baselines="mask")
     with pytest.raises(AssertionError, match=r"function without get_input_embeddings\(\): pass the module"):
         TokenAttribution(lambda **named: bag(**named), Saliency, TINY).attribute(TINY_IDS, target=0)
+
+
+def test_a_model_that_gives_nan_is_named() -> None:
+    bag = Bag(nn.ReLU()).eval()
+    with torch.no_grad():
+        next(bag.parameters()).fill_(torch.nan)
+    with pytest.raises(AssertionError, match=r"values that are not finite .* check its weights and inputs"):
+        TokenAttribution(bag, Saliency, TINY).attribute(TINY_IDS, target=0)
 
 
 def test_a_model_that_computes_something_else_from_embeddings_is_refused() -> None:

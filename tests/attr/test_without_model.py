@@ -83,6 +83,18 @@ def test_the_lot_is_the_sentences_own() -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
+@each_baseline
+def test_torchs_defaults_change_nothing(build: Any) -> None:
+    expected = build().attribute(IDS, attention_mask=MASK)
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.device("meta"):
+            found = build().attribute(IDS, attention_mask=MASK)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
 def test_every_source_has_the_same_chance() -> None:
     highest = [
         RandomAttribution().attribute(torch.tensor([[7, n, 5, 9]]), target=0).argmax().item() for n in range(800)

@@ -77,6 +77,14 @@ def test_a_batch_is_its_examples_one_by_one_and_padding_changes_nothing(name: st
         assert_batch_is_its_examples(method, case)
 
 
+@each_varied
+def test_a_batch_of_padding_alone_is_zero(name: str) -> None:
+    case = FAMILIES[name].case
+    inputs = case.inputs | {"attention_mask": torch.zeros_like(case.inputs["attention_mask"])}
+    for method in (LayerALTI(case.model, case.layers[-1]), ALTI(case.model, case.layers)):
+        assert not method.attribute(inputs).any()
+
+
 @pytest.mark.parametrize("rows", [1, 2, 5])
 @each_varied
 def test_any_size_of_chunk(name: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -205,6 +205,7 @@ def test_known_contributions() -> None:
         ({"entry": -1}, r"entry -1 is out of range"),
         ({"entry": [1, 2]}, r"entry is \[1, 2\]: pass a vocabulary entry, one for each of the 3 examples, or integers"),
         ({"entry": 1.5}, r"entry is 1.5: pass a vocabulary entry"),
+        ({"entry": torch.tensor(200, dtype=torch.uint8)}, r"entry 200 is out of range"),
         (
             {"entry": 5, "foil": torch.zeros(3, 6, dtype=torch.long)},
             r"foil is a tensor \(3, 6\) of torch.int64: pass .* \(3, 7\)",
@@ -240,6 +241,9 @@ def test_what_is_no_readout_is_named() -> None:
     refused(case.model, case.layers, r"does not give the model's own logits", final_norm=case.layers[1].ln_1)
     refused(case.model, case.layers[:2], r"does not give the model's own logits .*: pass all layers")
     refused(capped, case.layers, r"own logits .* scale or cap", final_norm=norm, unembedding=head)
+    later = r"begins with 1 of type GPT2Block that are left out.*pass all layers"
+    refused(case.model, case.layers[1:], later)
+    refused(call, case.layers[1:], later, final_norm=norm, unembedding=head)
     refused(case.model, [case.layers[0], case.layers[2]], r"Run 1 of the layers is not given what run 0 returned")
     refused(
         lambda **inputs: case.model(**inputs).logits[:, -1:],
@@ -283,6 +287,32 @@ def test_layers_that_are_no_pre_norm_decoders_are_named() -> None:
     )
     with pytest.raises(AssertionError, match=r"WhisperDecoderLayer has a second attention, .* ALTIPlus explains"):
         method.attribute(whisper.inputs, entry=8)
+
+
+def test_layers_of_a_sequential_may_come_behind_the_embedding() -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.value, self.out = nn.LayerNorm(8), nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, hidden: Tensor) -> Tensor:
+            value = self.value(self.norm(hidden))[:, None]  # of one head
+            context = nn.functional.scaled_dot_product_attention(value, value, value, is_causal=True)
+            return hidden + self.out(context.transpose(1, 2).flatten(2))
+
+    model = nn.Sequential(nn.Embedding(9, 8), Block(), Block(), nn.LayerNorm(8), nn.Linear(8, 9)).double().eval()
+    ids = torch.tensor([[1, 2, 3]])
+    method = ALTILogit(model, [model[1], model[2]], final_norm=model[3], unembedding=model[4])
+    assert_same(method.terms(ids, entry=4).total(), model(ids)[..., 4])
+    method = ALTILogit(model, model[2], final_norm=model[3], unembedding=model[4])
+    with pytest.raises(AssertionError, match="begins with 1 of type Block that are left out"):
+        method.attribute(ids, entry=4)
+
+
+@pytest.mark.parametrize("target", [(4, 0), (4, slice(2)), [(4, 0), (4, 1), (4, 2)]])
+def test_the_terms_are_of_no_source(target: Any) -> None:
+    with pytest.raises(AssertionError, match=r"which names a source, .* pass output tokens alone"):
+        method_of("gpt2").terms(language_model("gpt2").inputs, target=target, entry=8)
 
 
 def test_terms_are_named() -> None:

@@ -263,6 +263,15 @@ def test_tokens_that_are_in_the_cache_only() -> None:
         LayerAttentionNorm(forward, case.layers[0]).attribute(case.inputs["input_ids"][:1, 3:])
 
 
+@pytest.mark.parametrize("target", [(3, 0), (3, 1), [(3, 0), (3, 1), (3, 2)]])
+def test_a_mixing_ratio_is_of_all_sources(target: Any) -> None:
+    case = FAMILIES["bert"].case
+    method = LayerAttentionNorm(case.model, case.layers[0])
+    with pytest.raises(AssertionError, match=r"which names a source, .* pass output tokens alone"):
+        method.mixing_ratio(case.inputs, target=target)
+    assert_same(method.mixing_ratio(case.inputs, target=(2,)), method.mixing_ratio(case.inputs, target=2))
+
+
 def test_options_that_there_are_not() -> None:
     model = nn.Identity()
     with pytest.raises(AssertionError, match=r"include is 'all': pass one of 'attention', 'residual'"):

@@ -38,6 +38,7 @@ BAD_ARGUMENTS: list[tuple[dict[str, Any], str]] = [
     ({"target": [0, (1,), 2]}, "target is [0, (1,), 2]: it names output tokens"),
     ({"target": torch.tensor([0.0, 1.0, 2.0])}, "target is a tensor (3,) of torch.float32: pass one integer"),
     ({"target": torch.zeros(3, 2, dtype=torch.long)}, "target is a tensor (3, 2) of torch.int64: pass one integer"),
+    ({"target": [(0,), (0, 1), (0,)]}, "a list with one of these, all of one form, for each example"),
     ({"perturbations_per_eval": 0}, "perturbations_per_eval is 0: pass an integer of at least 1, or None"),
     ({"perturbations_per_eval": 1.5}, "perturbations_per_eval is 1.5: pass an integer of at least 1, or None"),
     ({"feature_mask": [0, 0, 1]}, "feature_mask is of type list: pass integers of shape (1 or batch, source tokens)"),
@@ -67,6 +68,12 @@ def test_inputs_in_a_list_are_refused_as_by_captum(method: Any) -> None:
     configuration = Configuration(method)
     with pytest.raises(AssertionError, match=r"`inputs` must be a torch.Tensor or a tuple"):
         configuration.build().attribute(list(configuration.case.inputs.values()))
+
+
+@each_method
+def test_no_inputs_are_named(method: Any) -> None:
+    with pytest.raises(AssertionError, match="inputs is None: pass what forward_func takes"):
+        Configuration(method).build().attribute(None)
 
 
 @each_method
@@ -177,6 +184,18 @@ def overflowing_case() -> Case:
         (ValueZeroing, {"heads": 4}, "heads is 4, but layer 0 has the query heads 0 to 3: pass an int"),
         (ValueZeroing, {"heads": []}, "heads is []"),
         (ValueZeroing, {"heads": [[0], [1]]}, "heads has 2 selections, one a layer, but there are 3 layers"),
+        (ValueZeroing, {"heads": True}, "heads is True, but layer 0 has the query heads 0 to 3: pass an int"),
+        (ValueZeroing, {"heads": [0, True]}, "heads is [0, True], but layer 0"),
+        (ValueZeroing, {"heads": 1.0}, "heads is 1.0, but layer 0"),
+        (ValueZeroing, {"heads": [[0], [1.0], [2]]}, "heads is [1.0], but layer 1"),
+        (ValueZeroing, {"heads": "all"}, "heads is 'all', but layer 0"),
+        (LayerAttention, {"heads": True}, "heads is True, but layer 0"),
+        (LayerAttention, {"heads": 1.0}, "heads is 1.0, but layer 0"),
+        (
+            LayerAttention,
+            {"heads": [[0], [1], [2]]},
+            "heads is [[0], [1], [2]], but layer 0 has the query heads 0 to 3",
+        ),
         (ValueZeroing, {"attention": "both"}, "attention is 'both': pass 'self' or 'cross'"),
         (LayerAttention, {"heads": "median"}, "heads is 'median': pass 'mean', 'max', the number of a head"),
         (LayerAttention, {"heads": -1}, "heads is -1, but layer 0 has the query heads 0 to 3"),

@@ -99,3 +99,6 @@ def test_what_does_not_fit_is_refused() -> None:
         kendall(torch.rand(1, 3), torch.rand(3))
     with pytest.raises(AssertionError, match="k is 0: pass how many"):
         top_k_overlap(torch.rand(1, 3), torch.rand(1, 3), 0)
+    for k in (1.5, True):
+        with pytest.raises(AssertionError, match=rf"k is {k}: pass .* an integer of at least 1"):
+            top_k_overlap(torch.rand(1, 3), torch.rand(1, 3), k)  # type: ignore[arg-type]  # wrong on purpose

@@ -66,6 +66,13 @@ def test_tokens_that_are_not_kept_do_not_count_and_rows_sum_to_one_without_them(
     assert not cue_average_precision(scores, CUES, keep).isnan()
 
 
+def test_infinite_scores_have_a_place_in_the_order_too() -> None:
+    scores = torch.tensor([[3.0, torch.inf, 2.0, -torch.inf, 1.0]])
+    ranks, cues = torch.tensor([[4.0, 5.0, 3.0, 1.0, 2.0]]), torch.tensor([[True, False, False, True, False]])
+    for keep in (None, torch.ones(1, 5), torch.tensor([[1, 1, 0, 1, 1]])):
+        assert cue_average_precision(scores, cues, keep).item() == cue_average_precision(ranks, cues, keep).item()
+
+
 def test_padding_that_is_not_kept_changes_nothing() -> None:
     scores, cues = torch.rand(1, 5), CUES
     padded, keep = torch.nn.functional.pad(scores, (0, 3)), torch.nn.functional.pad(torch.ones(1, 5), (0, 3))

@@ -214,6 +214,10 @@ def test_any_batch_size_and_a_real_model_sentence_by_sentence(removal: Any, batc
         ({"target": 6}, "target 6 points at padding"),
         ({"forms": torch.zeros(3, 2).long()}, r"forms is \(3, 2\) of torch.int64: pass token ids \(forms,\)"),
         ({"forms": [0.5]}, r"forms is \(1,\) of torch.float32"),
+        ({"forms": [-1, GOOD]}, "forms has the id -1: pass token ids, which begin at 0"),
+        ({"forms": [True, False]}, r"forms is \(2,\) of torch.bool"),
+        ({"forms": torch.tensor([[GOOD, BAD], [BAD, BAD]])}, f"forms has the id {BAD} twice for one sentence"),
+        ({"target": True}, "target is True: pass a position"),
         ({"content": CONTENT[:, :3]}, r"content is \(2, 3\) of torch.bool"),
         ({"removal": None}, "removal is None: .* whose unk_token_id or mask_token_id is None has no such token"),
         ({"removal": "mask"}, "removal is 'mask'"),
@@ -237,6 +241,12 @@ def test_what_does_not_fit_is_refused(changed: dict[str, Any], message: str) -> 
         Prediction(**arguments | changed)
 
 
+def test_small_integers_are_positions_too() -> None:
+    places = torch.tensor(TARGET, dtype=torch.uint8)
+    found = Prediction(additive, IDS, places, [GOOD, BAD], CONTENT, UNK, attention_mask=ATTENDED)
+    torch.testing.assert_close(blank_out(found), blank_out(toy()))
+
+
 def test_logits_of_another_kind_are_refused() -> None:
     def pooled(input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         return torch.zeros(len(input_ids), 16)
@@ -247,6 +257,9 @@ def test_logits_of_another_kind_are_refused() -> None:
     for model, message in ((pooled, r"gave \(2, 16\) of torch.float32 for ids \(2, 7\)"), (nan, "NaN for a logit")):
         with pytest.raises(AssertionError, match=message):
             Prediction(model, IDS, TARGET, [GOOD, BAD], CONTENT, UNK, attention_mask=ATTENDED).best()
+    beyond = Prediction(additive, IDS, TARGET, [GOOD, 999], CONTENT, UNK, attention_mask=ATTENDED)
+    with pytest.raises(AssertionError, match="forms has the id 999, but the model's vocabulary has the entries 0 to"):
+        beyond.best()
 
 
 def test_scores_and_fractions_that_do_not_fit_are_refused() -> None:

@@ -86,6 +86,8 @@ def test_blimp_is_read(folder: Path, capsys: pytest.CaptureFixture[str], monkeyp
         (["none.toml"], "cannot read none.toml: No such file"),
         (["odd.toml"], "odd.toml is no TOML file"),
         (["unknown.toml"], "unrecognized arguments: --modle agreement"),
+        (["number.toml"], "number.toml: output is 5: expected the name of a file or folder, in quotes"),
+        (["numbers.toml"], "numbers.toml: jsonl is ['a.jsonl', 3]: expected the name of a file"),
         (["table.toml"], "table.toml: model is {'name': 'agreement'}: expected a string"),
     ],
 )
@@ -97,6 +99,8 @@ def test_what_cannot_be_run_is_told_in_one_line(
     (folder / "other" / "thesis.tex").write_text("")
     (folder / "odd.toml").write_text("model = ")
     (folder / "unknown.toml").write_text('modle = "agreement"')
+    (folder / "number.toml").write_text("output = 5")
+    (folder / "numbers.toml").write_text('jsonl = ["a.jsonl", 3]')
     (folder / "table.toml").write_text('[model]\nname = "agreement"')
     assert told in refused(capsys, "study", *arguments)
 

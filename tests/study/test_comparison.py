@@ -196,7 +196,7 @@ def test_it_is_exported_whole(table: Table, tmp_path: Path) -> None:
     assert rows[2] == ["[MASK]", "True", "0.0", "0.25"]
     assert table.to_csv() == (tmp_path / "t.csv").read_text("utf-8")
     assert table.to_markdown().splitlines()[2:] == [
-        "| $a\\|b$ | 0.000 | 0.500 |",
+        "| \\$a\\|b\\$ | 0.000 | 0.500 |",
         "| it | 1.000 | 0.250 |",
         "| **[MASK]** | 0.000 | 0.250 |",
     ]
@@ -206,6 +206,26 @@ def test_it_is_exported_whole(table: Table, tmp_path: Path) -> None:
     page = table._repr_html_()
     assert page.count("<tr>") == 4
     assert "it is pre-norm" in page
+
+
+def test_any_token_is_one_cell_of_markdown() -> None:
+    tokens = ("<s>", "</s>", "a|b", "a\nb", "&amp;", "__x__")
+    table = Table(tokens, 0, {"random": torch.full((6,), 1 / 6)}, 0)
+    assert [line.split(" | ")[0] for line in table.to_markdown().split("\n")[2:]] == [
+        r"| **\<s\>**",
+        r"| \</s\>",
+        r"| a\|b",
+        r"| a\\nb",
+        r"| \&amp;",
+        r"| \_\_x\_\_",
+        "",
+    ]
+
+
+def test_a_long_token_is_shortened_in_a_figure() -> None:
+    panel = Table(("a" * 50, "b\n"), 0, {"random": torch.tensor([0.5, 0.5])}, 0).plot().axes[0]
+    assert [label.get_text() for label in panel.get_xticklabels()] == ["a" * 19 + "…", "b\\n"]
+    assert panel.get_title() == f"What {'a' * 19}… draws on (layer 0)"
 
 
 def test_it_draws_each_score_where_it_belongs(table: Table, tmp_path: Path) -> None:

@@ -53,6 +53,8 @@ def test_a_target_that_is_a_word_stays_and_has_no_forms(shipped: Shipped, decode
         ({"cue": (9,)}, "the cue is word 9, of 5 words"),
         ({"cue": (2,)}, "the cue is word 2, of 5 words, of which 2 is the target"),
         ({"good": "exasperate"}, "the forms 'exasperate' and 'is' of the target are not one token each"),
+        ({"bad": "are"}, "the forms 'are' and 'are' of the target are the same token"),
+        ({"bad": "Are"}, "the forms 'are' and 'Are' of the target are the same token"),  # it knows no capitals
         ({"bad": None}, "the forms 'are' and None of the target"),
         ({"words": ("the", "hats", "[MASK]", *["nice"] * 50)}, "it is 55 tokens long, but the model takes at most 32"),
         ({"text": "the wugs are nice."}, "'hats', is not what follows in"),

@@ -30,8 +30,16 @@ def test_a_record_of_the_testbed_is_the_same_as_an_example() -> None:
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     examples = [Example.from_record(record) for record in RECORDS]
     examples.append(Example("ünï", ("a", "b"), 0, (), label="x", group="other"))
+    # What Python takes for the end of a line in a text, and JSON does not.
+    examples.append(Example("lines", tuple(f"a{end}" for end in "\u2028\u2029\x85\x0b\x0c\x1c\r\n"), 0, group="other"))
     write_jsonl(tmp_path / "examples.jsonl", examples)
     assert read_jsonl(tmp_path / "examples.jsonl") == examples
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path: Path) -> None:
+    path = tmp_path / "wugs.jsonl"
+    path.write_text(json.dumps(WUGS), encoding="utf-8-sig")
+    assert [example.id for example in read_jsonl(path)] == ["wugs 1"]
 
 
 def test_any_jsonl_with_tokens_target_and_cue_is_read(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The paper's evaluations together: their tables are those of the parts, and a second start computes nothing again."""
 
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -90,12 +91,15 @@ def test_a_second_start_computes_what_is_missing_and_nothing_else(
 
 
 def test_results_of_other_weights_are_not_taken_for_this_models(
-    found: Reproduction, shipped: Shipped, sentences: list[Example], folder: Path
+    found: Reproduction, shipped: Shipped, sentences: list[Example], folder: Path, tmp_path: Path
 ) -> None:
     model, tokenizer = shipped
     other = type(model)(model.config).eval()
-    with pytest.raises(ValueError, match=r"probing\.parquet was made with other weights"):
-        reproduce({"agreement": (other, tokenizer)}, sentences, folder, METHODS, resamples=50, quiet=True)
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    for file in ("000000", "probing"):
+        with pytest.raises(ValueError, match=rf"{file}\.parquet was made with other weights"):
+            reproduce({"agreement": (other, tokenizer)}, sentences, copy, METHODS, resamples=50, quiet=True)
+        shutil.rmtree(copy / "agreement" / "shards")
 
 
 def test_the_report_and_the_files_say_what_was_found(found: Reproduction, folder: Path) -> None:

@@ -39,6 +39,11 @@ def study(folder: Path, examples: list[Example], models: Any = None, **changed: 
     return run_study(models, examples, folder, **options | {"quiet": True} | changed)
 
 
+def in_train_mode() -> tuple[Any, Any]:
+    model, tokenizer = load_agreement_model()
+    return model.train(), tokenizer
+
+
 def shards(folder: Path) -> dict[str, tuple[int, bytes]]:
     """Of each finished shard when it was written, and what it holds."""
     return {path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in folder.glob("shards/*.parquet")}
@@ -237,19 +242,26 @@ def test_other_examples_or_weights_in_the_same_folder_are_refused(
         study(reference.folder, [*bad[:-1], replace(bad[-1], cue=(0,))])
     folder = tmp_path / "study"
     study(folder, bad)
-    next((folder / "shards").iterdir()).unlink()
     model, tokenizer = shipped
-    other = type(model)(model.config).eval()
-    with pytest.raises(ValueError, match="was made with other weights than those of the model 'agreement' now"):
-        study(folder, bad, {"agreement": (other, tokenizer)})
+    other = type(model)(model.config).eval(), tokenizer
+    refused = pytest.raises(ValueError, match="was made with other weights than those of the model 'agreement' now")
+    with refused:  # nothing is left to do
+        study(folder, bad, {"agreement": other})
+    next((folder / "shards").iterdir()).unlink()
+    for source in (other, lambda: other):
+        with refused:
+            study(folder, bad, {"agreement": source})
 
 
 @pytest.mark.parametrize(
     ("passed", "complaint"),
     [
         ({"examples": []}, "examples is empty"),
-        ({"models": {}}, r"models is \[\] and shard_size 2: pass at least 1 of each"),
-        ({"shard_size": 0}, "shard_size 0: pass at least 1"),
+        ({"models": {}}, r"models is \[\], shard_size 2 and batch_size 32: pass at least 1 of each"),
+        ({"shard_size": 0}, "shard_size 0 and batch_size 32: pass at least 1"),
+        ({"batch_size": 0}, "batch_size 0: pass at least 1"),
+        ({"removal": "x"}, "removal is 'x': pass one of"),
+        ({"models": {"agreement": in_train_mode()}}, r"train mode: call model\.eval\(\) first"),
         ({"methods": ["magic"]}, "pass some of"),
     ],
 )
@@ -262,6 +274,51 @@ def test_what_cannot_be_run_is_told(passed: dict[str, Any], complaint: str, bad:
 def test_ids_that_are_not_their_own_are_told(bad: list[Example], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"1 ids stand for several examples, such as 'anaphor 0'"):
         study(tmp_path, [*bad, bad[0]])
+
+
+def test_a_loader_of_a_model_in_train_mode_leaves_the_folder_to_the_right_one(
+    bad: list[Example], reference: Study, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match="train mode"):
+        study(tmp_path / "s", bad, {"agreement": in_train_mode})
+    assert_same_study(study(tmp_path / "s", bad), reference)
+
+
+def test_a_group_called_as_all_examples_are_is_refused(bad: list[Example], tmp_path: Path) -> None:
+    mixed = [replace(bad[0], group="all"), *bad[1:]]
+    with pytest.raises(ValueError, match=r"a group is called 'all'.*another name"):
+        study(tmp_path / "s", mixed)
+    assert not (tmp_path / "s").exists()
+    alone = study(tmp_path / "s", [replace(example, group="all") for example in bad], methods=["random"])
+    assert alone.summary["examples"].tolist() == [8]
+
+
+def test_examples_may_come_from_a_generator(bad: list[Example], reference: Study, tmp_path: Path) -> None:
+    assert_same_study(study(tmp_path / "s", (example for example in bad)), reference)
+
+
+def test_a_copy_of_a_shard_is_no_shard(bad: list[Example], reference: Study, tmp_path: Path) -> None:
+    found = study(tmp_path / "s", bad)
+    one = next((tmp_path / "s" / "shards").iterdir())
+    one.with_name(f"{one.stem} (conflicted copy).parquet").write_bytes(one.read_bytes())
+    pd.testing.assert_frame_equal(found.rows(), reference.rows())
+    pd.testing.assert_frame_equal(study(tmp_path / "s", bad).summary, reference.summary)
+
+
+def test_a_file_that_is_broken_is_named(bad: list[Example], shipped: Shipped, tmp_path: Path) -> None:
+    folder = tmp_path / "s"
+    found = study(folder, bad, methods=["random"])
+    broken = min((folder / "shards").iterdir())
+    broken.write_bytes(broken.read_bytes()[:50])
+    for again in (found.rows, lambda: study(folder, bad, {"agreement": shipped}, methods=["random"])):
+        with pytest.raises(ValueError, match=rf"{re.escape(str(broken))} cannot be read.*delete it"):
+            again()
+    broken.unlink()
+    assert len(study(folder, bad, methods=["random"]).rows()) == 8
+    (folder / "study.json").write_text("{")
+    for again in (lambda: Study(folder), lambda: study(folder, bad, methods=["random"])):
+        with pytest.raises(ValueError, match=r"study\.json does not hold the settings .*delete the folder"):
+            again()
 
 
 def test_a_folder_of_something_else_is_left_alone(bad: list[Example], tmp_path: Path) -> None:

@@ -113,6 +113,11 @@ def test_bad_examples_are_skipped_with_their_reason_where_they_stood(shipped: Sh
     assert sum(done) == 5
 
 
+def test_a_generator_of_examples_will_do(shipped: Shipped) -> None:
+    scorer = Scorer(*shipped, ["random"], ["cue_dot"])
+    assert scorer.score(example for example in [SHORT]) == scorer.score([SHORT]) != []
+
+
 def test_a_decoder_is_judged_before_the_target(decoder: Decoder, examples: list[Example]) -> None:
     before = [example for example in examples if example.cue[0] < example.target - 1]
     rows = Scorer(*decoder, removal="delete", content_only=True).score(before)
