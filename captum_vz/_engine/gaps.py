@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from captum_vz._engine.interface import Attend, Listener, listening
 from captum_vz._engine.precision import without_caches
 from captum_vz._engine.recording import AttentionCall, Recording, first_tensor
-from captum_vz._engine.replay import FAILURES, bare, run_again
+from captum_vz._engine.replay import FAILURES, bare, run_again, with_stand_ins
 from captum_vz._engine.streams import as_one_vector, streams_axis
 from captum_vz._engine.windows import are_in_order
 
@@ -60,7 +61,8 @@ class Gaps:
 def _mixes(recording: Recording, output: Tensor) -> bool:
     """Whether other tokens than one depend on it when all attention is answered as in the clean pass.
 
-    Seen by NaN in its place. Not asked of layers whose attention cannot be answered, being inline or in parts.
+    Seen by NaN in its place. Not asked of layers whose attention cannot be answered, being in parts. A module that
+    computes attention inline answers as a whole: what else mixes inside of it is not seen.
     """
     calls = recording.calls
     axis = streams_axis(recording, calls[0]) if len(calls) == 1 else None
@@ -70,7 +72,8 @@ def _mixes(recording: Recording, output: Tensor) -> bool:
             recording, output = of_one, of_one.output
     arguments = without_caches((recording.args, recording.kwargs))
     hidden = next((x for x in tree_leaves(arguments) if isinstance(x, Tensor) and x.is_floating_point()), None)
-    known = bool(calls) and all(call.context is not None and call.parts == 1 for call in calls)
+    inline = [call for call in calls if call.value_projection is not None]
+    known = bool(calls) and all(call in inline or (call.context is not None and call.parts == 1) for call in calls)
     if not known or hidden is None or hidden.shape != output.shape or hidden.dim() != 3:
         return False
     axis = 0 if calls[0].sequence_first else 1
@@ -78,10 +81,11 @@ def _mixes(recording: Recording, output: Tensor) -> bool:
     marked = hidden.clone()
     marked.select(axis, token).fill_(torch.nan)
     args, kwargs = tree_map(lambda x: marked if x is hidden else x, arguments)
-    answers = _CleanAnswers(calls)
+    answers = _CleanAnswers([call for call in calls if call not in inline])
+    layer = with_stand_ins(bare(recording.layer), {call.module: _CleanModule(call) for call in inline})
     try:
         with listening(answers):
-            seen = first_tensor(run_again(bare(recording.layer), args, kwargs))
+            seen = first_tensor(run_again(layer, args, kwargs))
     # A layer that does not run with NaN in it, or asks for more attentions than it did, does not tell.
     except (*FAILURES, StopIteration) as error:
         if isinstance(error, torch.OutOfMemoryError):
@@ -105,6 +109,17 @@ class _CleanAnswers(Listener):
         call = next(self.calls)
         assert call.context is not None  # as was asked
         return call.context.clone(), call.weights
+
+
+class _CleanModule(nn.Module):
+    """Stands where a module stood that computes attention inline, and returns what it did in the clean pass."""
+
+    def __init__(self, call: AttentionCall) -> None:
+        super().__init__()
+        self.answer = call.answer
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, self.answer)
 
 
 def _follows(recording: Recording, returned: Tensor) -> bool:

@@ -299,6 +299,7 @@ class Recording(Listener):
                 parts=len(projected),
                 sequence_first=row.sequence_first,
                 value_projection=getattr(module, row.projection),
+                answer=output,
                 projection_beside=None if row.beside is None else getattr(module, row.beside),
                 transposed=row.transposed,
                 pads=row.pads,

@@ -74,8 +74,8 @@ class RolledOut(WhileRunning):
             between: What stands for what mixes tokens besides the attention of these layers: that which runs between
                 them where a layer is not given what the one before it returned (recurrent layers of a hybrid model,
                 layers left out of `layer`), and what runs beside the attention in a layer (Falcon-H1's, a Conformer's
-                convolution), but unseen beside an attention that is computed inline. None: nothing does, this is an
-                error. "identity": each token is taken to draw on itself alone there.
+                convolution), but unseen inside of a module that computes its attention inline. None: nothing does, this
+                is an error. "identity": each token is taken to draw on itself alone there.
 
         Returns:
             A map `(batch, out, in)`, or, with `target`, `(batch, in)`; a tuple with one of them if `inputs` is a tuple;

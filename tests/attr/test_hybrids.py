@@ -10,6 +10,7 @@ import pytest
 import torch
 import transformers
 from torch import Tensor, nn
+from transformers.models.fastspeech2_conformer.modeling_fastspeech2_conformer import FastSpeech2ConformerEncoder
 
 from captum_vz import (
     ALTI,
@@ -282,6 +283,18 @@ def test_a_recurrent_mixer_beside_the_attention_of_a_real_layer() -> None:
     model = transformers.FalconH1Model._from_config(config, attn_implementation="eager").double().eval()
     with pytest.raises(AssertionError, match=r"FalconH1DecoderLayer.* mix their tokens in another way"):
         ValueZeroingRollout(model, find_layers(model)).attribute(IDS)
+
+
+def test_a_convolution_beside_an_attention_that_is_inline() -> None:
+    sizes = {"encoder_num_attention_heads": 2, "encoder_layers": 2, "encoder_linear_units": 24, "num_mel_bins": 8}
+    config = transformers.FastSpeech2ConformerConfig(hidden_size=16, vocab_size=50, **sizes)
+    model = FastSpeech2ConformerEncoder(config, config.encoder_config, use_encoder_input_layer=True).eval()
+    layers, ids = find_layers(model), torch.randint(50, (2, 6))
+    with pytest.raises(AssertionError, match=r"FastSpeech2ConformerEncoderLayer.* mix their tokens in another way"):
+        ValueZeroingRollout(model, layers).attribute(ids)
+    first, second = ValueZeroing(model, layers).attribute(ids)
+    joined = ValueZeroingRollout(model, layers).attribute(ids, between="identity")
+    assert_same(joined, second @ first, tolerance=1e-6)
 
 
 @pytest.mark.parametrize("name", ["Jamba", "GraniteMoeHybrid"])
