@@ -275,6 +275,19 @@ class OneForward(nn.Module):
         return x + self.mlp(x)
 
 
+def written_over(x: Tensor) -> Tensor:
+    """Uses the room of its values for something else afterwards."""
+    values = x * 2
+    context = merged(F.scaled_dot_product_attention(heads_of(x), heads_of(x), heads_of(values)))
+    values.neg_()
+    return context
+
+
+def test_values_that_are_written_over() -> None:
+    block, x = OneForward(written_over), torch.randn(2, TOKENS, WIDTH, dtype=torch.float64)
+    torch.testing.assert_close(raw(block, block, x), twin(block, (x,), {}, TOKENS), rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize("attention", [difference, head_by_head, local_and_global, without_heads])
 def test_an_attention_that_is_called_in_parts(attention: Callable[[Tensor], Tensor]) -> None:
     block, x = OneForward(attention), torch.randn(2, TOKENS, WIDTH, dtype=torch.float64)
