@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from captum_vz._engine.interface import Attend, Listener, listening
+from captum_vz._engine.origins import are_in_order
 from captum_vz._engine.precision import without_caches
 from captum_vz._engine.recording import AttentionCall, Recording, first_tensor
 from captum_vz._engine.replay import FAILURES, bare, run_again, with_stand_ins
 from captum_vz._engine.streams import as_one_vector, streams_axis
-from captum_vz._engine.windows import are_in_order
 
 
 class Gaps:

@@ -20,6 +20,9 @@ from captum_vz._engine.recording import Recording, first_tensor, map_each
 
 HALF = (torch.float16, torch.bfloat16)
 
+# In how many ways a layer may fail that is run on other arguments than it was.
+LAYER_ERRORS = (RuntimeError, ValueError, LookupError, TypeError, AttributeError)
+
 Module = TypeVar("Module", bound=nn.Module)
 
 
@@ -64,7 +67,7 @@ def rerun_in_float32(recording: Recording) -> Recording:
         with listening(again), torch.autocast(_device_type(recording), enabled=False):
             again.output = layer.forward(*args, **kwargs)
             inside = is_half(again)
-    except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
+    except LAYER_ERRORS as error:
         if isinstance(error, torch.OutOfMemoryError):
             raise
         raise AssertionError(

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map
 
 from captum_vz._engine.inline import family_of, is_value_projection, visible_by_argument
 from captum_vz._engine.interface import Attend, Listener
-from captum_vz._engine.state import State
+from captum_vz._engine.state import State, version
 from captum_vz._engine.weights import same_numbers, weights_used
 
 if TYPE_CHECKING:
@@ -49,15 +49,12 @@ class Made:
     """A tensor of the clean pass, which the layer's own code may go on to write into."""
 
     def __init__(self, value: Tensor) -> None:
+        # No writing into inference tensors is told of, which is why they are cloned.
         self.value = value.clone() if value.is_inference() else value
-        self.version = self._version()
+        self.version = version(self.value)
 
     def is_as_it_was(self) -> bool:
-        return self._version() == self.version
-
-    def _version(self) -> int:
-        # Of inference tensors torch counts none, which is why they are cloned.
-        return 0 if self.value.is_inference() else self.value._version
+        return version(self.value) == self.version
 
 
 @dataclass(eq=False)

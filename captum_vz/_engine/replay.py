@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from captum_vz._engine.interface import Attend, Listener, listening
-from captum_vz._engine.precision import without_caches
+from captum_vz._engine.precision import LAYER_ERRORS, without_caches
 from captum_vz._engine.products import FastProducts
 from captum_vz._engine.recording import AttentionCall, Recording, at, first_tensor
 
@@ -38,8 +38,8 @@ class TooFewError(NotReproducedError):
     """This way of replaying gains nothing here, the rows being few."""
 
 
-# In how many ways a layer may fail that is run on other arguments than it was.
-FAILURES = (NotReproducedError, RuntimeError, ValueError, LookupError, TypeError, AttributeError)
+# All of which say that a way of replaying does not serve.
+FAILURES = (NotReproducedError, *LAYER_ERRORS)
 
 
 def run_again(layer: nn.Module, args: Any, kwargs: Any) -> Any:

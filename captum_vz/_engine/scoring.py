@@ -8,6 +8,7 @@ from torch import Tensor
 from captum_vz._engine.blocks import Pairs
 from captum_vz._engine.chunks import fitting
 from captum_vz._engine.folded import FoldedPairs
+from captum_vz._engine.origins import are_in_order
 from captum_vz._engine.precision import is_half, multiplies_halves_fast, rerun_in_float32
 from captum_vz._engine.recording import AttentionCall, Recording, at, first_tensor
 from captum_vz._engine.replay import (
@@ -23,7 +24,7 @@ from captum_vz._engine.replay import (
 )
 from captum_vz._engine.streams import as_one_vector
 from captum_vz._engine.whole_sequences import InItsBatch, WholeSequences
-from captum_vz._engine.windows import are_in_order, over_positions, reordered
+from captum_vz._engine.windows import over_positions, reordered
 from captum_vz._engine.zeroing import (
     Measure,
     Targets,
@@ -233,11 +234,10 @@ def _packed_pairs(
             context = torch.cat([contexts[before], left, contexts[unchanged]])
             answer = replay.run(targets.batch[everyone], targets.out[everyone], context)
             first, answer = answer.tensor_split((len(before),))
-            check_reproduced(torch.cat([first, answer[len(pair) :]]), outputs[torch.cat([before, unchanged])])
-            changes = (answer[: len(pair)] - answer[len(pair) :].index_select(0, which)).abs().amax(-1)
-            change.scatter_reduce_(0, target, changes, "amax")
-            error = (answer[len(pair) :] - outputs[unchanged]).abs().amax(-1)
-            off.scatter_reduce_(0, unchanged, error, "amax")
+            zeroed, again = answer.tensor_split((len(pair),))
+            check_reproduced(torch.cat([first, again]), outputs[torch.cat([before, unchanged])])
+            change.scatter_reduce_(0, target, (zeroed - again[which]).abs().amax(-1), "amax")
+            off.scatter_reduce_(0, unchanged, (again - outputs[unchanged]).abs().amax(-1), "amax")
             moved, clean = zeroing.measure.prepare(answer).tensor_split((len(pair),))
             distance = zeroing.measure.between(moved, clean[which])
             scores[targets.batch[target], targets.place[target], group] = distance.to(scores)

@@ -7,18 +7,11 @@ from torch import Tensor, nn
 
 from captum_vz._engine.interface import lets_through
 from captum_vz._engine.layers import is_stack
+from captum_vz._engine.origins import are_in_order, first_of_own, mixes_unseen, reads_elsewhere, reads_own
 from captum_vz._engine.recording import AttentionCall, Recording, first_tensor
 from captum_vz._engine.replay import NotReproducedError
 from captum_vz._engine.streams import as_one_vector, streams_axis
-from captum_vz._engine.windows import (
-    are_in_order,
-    first_of_own,
-    is_rearranged,
-    mixes_unseen,
-    over_positions,
-    reads_elsewhere,
-    reads_own,
-)
+from captum_vz._engine.windows import is_rearranged, over_positions
 
 
 def attention_call(recording: Recording, attention: str, streams: bool = False) -> AttentionCall:

@@ -28,7 +28,7 @@ class State:
         self.modules = [] if layer is None else list(layer.modules())
         self.objects = [x for x in tree_leaves(arguments) if hasattr(x, "__dict__") and not isinstance(x, _NO_STATE)]
         self.chance = torch.get_rng_state()
-        self.versions = {id(buffer): _version(buffer) for _, buffer in self._buffers()}
+        self.versions = {id(buffer): version(buffer) for _, buffer in self._buffers()}
 
     def drew_lots_in_training(self) -> bool:
         """Whether the layer is in train mode, and random numbers were drawn since, on the CPU."""
@@ -64,12 +64,13 @@ class State:
         return ((module, x) for module in self.modules for x in module._buffers.values() if x is not None)
 
     def _is_written(self, buffer: Tensor) -> bool:
-        version = _version(buffer)
-        return version is None or self.versions.get(id(buffer)) != version
+        now = version(buffer)
+        return now is None or self.versions.get(id(buffer)) != now
 
 
-def _version(x: Tensor) -> int | None:
-    return None if x.is_inference() else x._version  # of inference tensors torch counts none
+def version(x: Tensor) -> int | None:
+    """How often a tensor was written into, or None: of inference tensors torch counts nothing."""
+    return None if x.is_inference() else x._version
 
 
 def _identities(container: list[Any] | dict[Any, Any]) -> list[int]:

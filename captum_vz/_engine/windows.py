@@ -15,13 +15,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from captum_vz._engine.interface import Attend, Listener, listening
+from captum_vz._engine.interface import listening
+from captum_vz._engine.origins import Values, are_in_order, instead
 from captum_vz._engine.precision import without_caches
 from captum_vz._engine.products import FastProducts
 from captum_vz._engine.recording import AttentionCall, Recording, first_tensor
@@ -76,100 +76,6 @@ def reordered(recording: Recording, call: AttentionCall) -> AttentionCall | None
     return over
 
 
-def reads_elsewhere(recording: Recording, call: AttentionCall) -> bool:
-    """Whether the values come from other states than the layer's own, as those of a cross-attention do.
-
-    Told by parts of runs that end at the values, and only where there are such states. Values that come from neither
-    (Gemma 3n's upper layers take those of a lower one) are of the layer's own tokens.
-    """
-    own = recording.states[:1]
-    others = [x for x in recording.states[1:] if call.batch_first(x).shape[:2] == call.size[::3]]
-    others = [x for x in others if not torch.equal(x, own[0])]  # its own states may be given twice
-    return any(_reads(recording, call, x) for x in others) and not reads_own(recording, call)
-
-
-def reads_own(recording: Recording, call: AttentionCall) -> bool:
-    """Whether the values come from the layer's own states, as those of a cross-attention do not."""
-    return any(_reads(recording, call, x) for x in recording.states[:1])
-
-
-def _reads(recording: Recording, call: AttentionCall, states: Tensor) -> bool:
-    values = _first_values(recording, call, states, torch.full_like(states, torch.nan))
-    return values is not None and bool(values.isnan().any())
-
-
-def first_of_own(recording: Recording, call: AttentionCall) -> int | None:
-    """Where the layer's own tokens begin among more sources than these, or None where a part of a run does not tell.
-
-    A cache stands before them; torch.nn.MultiheadAttention puts what it adds behind.
-    """
-    _, _, out, sources = call.size
-    if sources <= out or not recording.states:
-        return None
-    own = recording.states[0]
-    marked = own.clone()
-    call.batch_first(marked)[:, :1] = torch.nan
-    values = _first_values(recording, call, own, marked)
-    if values is None or values.shape[1] != sources:
-        return None
-    places = values.isnan().any(-1).any(0).nonzero()
-    return int(places[0]) if len(places) else None
-
-
-def mixes_unseen(recording: Recording, call: AttentionCall) -> bool:
-    """Whether a token of the layer's own reaches others by another way than `call`, which reads other states."""
-    own, output = recording.states[0], first_tensor(recording.output)
-    marked = own.clone()
-    call.batch_first(marked)[:, :1] = torch.nan
-    args, kwargs = tree_map(partial(_instead, own, marked), without_caches((recording.args, recording.kwargs)))
-    with listening(None):
-        answer = first_tensor(run_again(bare(recording.layer), args, kwargs))
-    if output is None or answer is None or answer.dim() < 3:
-        return False
-    return bool((call.batch_first(answer)[:, 1:].isnan() & call.batch_first(output)[:, 1:].isfinite()).any())
-
-
-def are_in_order(recording: Recording, call: AttentionCall, alone: bool = False) -> bool:
-    """Whether each value depends on its own position at least, told by parts of runs that end at the values.
-
-    And, with `alone`, on no other.
-
-    In another order, some digit of a value's place is 1 where it is 0 for the position that it comes from.
-    """
-    arguments = without_caches((recording.args, recording.kwargs))
-    tensors = (x for x in tree_leaves(arguments) if isinstance(x, Tensor))
-    hidden = next((x for x in tensors if x.is_floating_point() and x.dim() > 1), None)
-    if hidden is None or hidden.shape[:2] != call.size[::2]:
-        return False
-    number = torch.arange(call.size[2], device=hidden.device)
-    for digit in range((call.size[2] - 1).bit_length()):
-        chosen = (number >> digit) % 2 == 1
-        marked = hidden.masked_fill(chosen.view(-1, *[1] * (hidden.dim() - 2)), torch.nan)
-        values = _first_values(recording, call, hidden, marked)
-        if values is None or values.shape[:2] != hidden.shape[:2] or not values[:, chosen].isnan().any(-1).all():
-            return False
-        if alone and values[:, ~chosen].isnan().any():
-            return False
-    return True
-
-
-def _first_values(recording: Recording, call: AttentionCall, old: Tensor, new: Tensor) -> Tensor | None:
-    """The values that `call` is given where `new` stands for the layer's input `old`, or None; nothing more is run."""
-    args, kwargs = tree_map(partial(_instead, old, new), without_caches((recording.args, recording.kwargs)))
-    try:
-        with listening(_FirstValues(call, recording.asked_before(call))):
-            run_again(bare(recording.layer), args, kwargs)
-    except _HeardError as heard:
-        return heard.args[0]
-    except FAILURES:
-        pass
-    return None
-
-
-def _instead(old: Tensor, new: Tensor, value: Any) -> Any:
-    return new if value is old else value
-
-
 class Windows:
     """Where the values of an attention come from, and runs of its layer with some of them zeroed.
 
@@ -205,7 +111,7 @@ class Windows:
 
     def _slots(self) -> tuple[Tensor, Tensor]:
         """The window of each slot, and its place in it."""
-        clean = _Values(self.call)
+        clean = Values(self.call)
         self._run(self.hidden, clean)
         sizes = [part.shape[:2] for part in clean.parts]
         place = [torch.arange(places).repeat(windows) for windows, places in sizes]
@@ -221,7 +127,7 @@ class Windows:
 
     def run(self, zeroed: Tensor, heads: Tensor) -> Tensor:
         """The layer's output `(batch, out, d)` with the values of `zeroed (slots,)` zeroed in `heads (head,)`."""
-        values = _Values(self.call, zeroed, 0.0, heads)
+        values = Values(self.call, zeroed, 0.0, heads)
         output = self._run(self.hidden, values)
         if sum(part[..., 0].numel() for part in values.parts) != len(zeroed):
             raise NotReproducedError("run again, its attention asked for other values")
@@ -247,8 +153,8 @@ class Windows:
         for number in range(int(groups.max()) + 1):
             yield group == number, torch.full((batch, out), number, device=group.device)
 
-    def _run(self, hidden: Tensor, values: _Values) -> Tensor:
-        args, kwargs = tree_map(partial(_instead, self.hidden, hidden), self.arguments)
+    def _run(self, hidden: Tensor, values: Values) -> Tensor:
+        args, kwargs = tree_map(partial(instead, self.hidden, hidden), self.arguments)
         with listening(values), FastProducts():
             output = first_tensor(run_again(self.layer, args, kwargs))
         if output is None:
@@ -261,7 +167,7 @@ class Windows:
 
         def values_that_come_from(chosen: Tensor) -> Tensor:
             marked = moved.masked_fill(chosen.view(moved.shape[:-1])[..., None], torch.nan)
-            values = _Values(self.call)
+            values = Values(self.call)
             self._run(marked.movedim(-1, self.axis).contiguous(), values)
             return torch.cat([part.isnan().any(-1).flatten() for part in values.parts])
 
@@ -281,7 +187,7 @@ class Windows:
             raise NotReproducedError("its attention reaches from one example to another")
 
         def outputs_that_see(values: Tensor) -> Tensor:
-            output = self.by_position(self._run(self.hidden, _Values(self.call, values, torch.nan)))
+            output = self.by_position(self._run(self.hidden, Values(self.call, values, torch.nan)))
             return output.isnan().any(-1).flatten()
 
         own = torch.arange(batch, device=held.device).repeat_interleave(out)
@@ -304,76 +210,3 @@ def _which_one(count: int, dependent: Callable[[Tensor], Tensor], device: torch.
     found = (ones.long() << torch.arange(len(digits), device=device)[:, None]).sum(0)
     found = found.where((ones ^ zeros).all(0), SEVERAL)
     return found.where((ones | zeros).any(0), NONE)
-
-
-class _Values(Listener):
-    """Hears the values of one attention, part by part `(windows, places, features)`, and replaces some by `filling`."""
-
-    def __init__(
-        self, call: AttentionCall, slots: Tensor | None = None, filling: float = 0.0, heads: Tensor | None = None
-    ) -> None:
-        self.call = call
-        self.slots = slots
-        self.filling = filling
-        self.heads = heads
-        self.parts: list[Tensor] = []
-
-    def attend(
-        self, module: nn.Module | None, attend: Attend, values: Tensor, visible: Tensor | None, dropout: float
-    ) -> tuple[Tensor, Tensor]:
-        slots = None if self.call.value_projection is not None else self._slots_of(values.transpose(1, 2).flatten(2))
-        if slots is None:
-            return attend(values)
-        filled, weights = attend(values.masked_fill(slots[:, None, :, None], self.filling))
-        if self.heads is None or self.heads.all():
-            return filled, weights
-        return torch.where(self.heads[:, None], filled, attend(values)[0]), weights
-
-    def returned(self, module: nn.Module | nn.Parameter, inputs: tuple[Any, ...], output: Any) -> Any:
-        if self.call.value_projection is None or module is not self.call.value_projection:
-            return None
-        rows = output.transpose(0, 1) if self.call.transposed else output
-        rows = rows.reshape(1 if rows.dim() == 2 else len(rows), -1, rows.shape[-1])
-        columns = self.call.value_columns
-        slots = self._slots_of(torch.cat([rows[..., own] for own in columns], dim=-1))
-        if slots is None:
-            return None
-        rows = rows.clone()
-        chosen = range(len(columns)) if self.heads is None else self.heads.nonzero().flatten().tolist()
-        if any(own == columns[head] for other, own in enumerate(columns) if other not in chosen for head in chosen):
-            raise NotReproducedError("its heads share their values, which cannot be zeroed for some of them alone")
-        for head in chosen:
-            zero = self.call.zero if isinstance(self.call.zero, float) else self.call.zero[head]
-            rows[..., columns[head]] = torch.where(slots[..., None], zero + self.filling, rows[..., columns[head]])
-        return rows.transpose(0, 1) if self.call.transposed else rows.view_as(output)
-
-    def _slots_of(self, values: Tensor) -> Tensor | None:
-        """Takes note of the next part, and says which of its slots to fill, `(windows, places)`; None: none at all."""
-        before = sum(part[..., 0].numel() for part in self.parts)
-        self.parts.append(values)
-        if self.slots is None:
-            return None
-        return self.slots[before : before + values[..., 0].numel()].view(values.shape[:2])
-
-
-class _HeardError(Exception):
-    """The values that were waited for have come; the argument is these."""
-
-
-class _FirstValues(_Values):
-    """Ends the run of a layer at the first values of an attention, before which others ask for theirs."""
-
-    def __init__(self, call: AttentionCall, before: int) -> None:
-        super().__init__(call)
-        self.before = before
-
-    def attend(
-        self, module: nn.Module | None, attend: Attend, values: Tensor, visible: Tensor | None, dropout: float
-    ) -> tuple[Tensor, Tensor]:
-        if self.before:
-            self.before -= 1
-            return attend(values)
-        return super().attend(module, attend, values, visible, dropout)
-
-    def _slots_of(self, values: Tensor) -> Tensor | None:
-        raise _HeardError(values)
