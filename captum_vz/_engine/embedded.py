@@ -74,12 +74,8 @@ def _returned_by(module: nn.Module, take: Take) -> Iterator[None]:
 
 @contextmanager
 def _given_to_first(layers: Sequence[nn.Module], take: Take) -> Iterator[None]:
-    """Finds what the first layer of a stack is given in a `with` block, in this thread.
-
-    Which model a function runs is not known: the first module to run that holds a layer of the stack shows the others.
-    """
+    """Finds what the first layer of a stack is given in a `with` block, in this thread."""
     thread = get_ident()
-    shown = False
 
     # Hooks are called by all threads. One that comes while another thread puts a hook on may call it without kwargs.
     def replace(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
@@ -90,6 +86,23 @@ def _given_to_first(layers: Sequence[nn.Module], take: Take) -> Iterator[None]:
             return (take(who, args[0]), *args[1:]), named
         return args, {name: take(who, x) if place == 0 else x for place, (name, x) in enumerate(named.items())}
 
+    def begin(model: nn.Module) -> None:
+        hooks.enter_context(_first(model, layers).register_forward_pre_hook(replace, with_kwargs=True))
+
+    with ExitStack() as hooks:
+        hooks.enter_context(holder_shown(layers, begin))
+        yield
+
+
+@contextmanager
+def holder_shown(layers: Sequence[nn.Module], show: Callable[[nn.Module], None]) -> Iterator[None]:
+    """Shows, in a `with` block and in this thread, the module that holds the layers, as soon as it runs.
+
+    Which model a function runs is not known: the first module to run that holds a layer of the stack shows the others.
+    """
+    thread = get_ident()
+    shown = False
+
     def look(module: nn.Module, args: Any) -> None:
         nonlocal shown
         if shown or get_ident() != thread:
@@ -97,10 +110,9 @@ def _given_to_first(layers: Sequence[nn.Module], take: Take) -> Iterator[None]:
         alone = type(module) is type(layers[0])  # layers that a function calls by hand: which is the first, none shows
         shown = alone or layers[0] in module.modules()
         if shown and not alone:
-            hooks.enter_context(_first(module, layers).register_forward_pre_hook(replace, with_kwargs=True))
+            show(module)
 
-    with ExitStack() as hooks:
-        hooks.enter_context(register_module_forward_pre_hook(look))
+    with register_module_forward_pre_hook(look):
         yield
 
 

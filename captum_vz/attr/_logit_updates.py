@@ -9,9 +9,9 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_pre_hook
 
 from captum_vz._engine.decomposition import decompositions
+from captum_vz._engine.embedded import holder_shown
 from captum_vz._engine.parts import LayerParts
 from captum_vz._engine.readout import Readout
 from captum_vz._engine.recording import AttentionCall, Recording, first_tensor
@@ -69,17 +69,15 @@ class Updates(LayerALTI):
         self.entries = entries
         self.output: Any = None
         self.steps: list[Step] = []
-        self.left_out: list[nn.Module] | None = None
+        self.left_out: list[nn.Module] = []  # what comes before the given layers
 
     def _keep(self, *args: Any, **kwargs: Any) -> Any:
-        with register_module_forward_pre_hook(self._look):
+        with holder_shown(as_layers(self.layer), self._look):
             self.output = self.explained(*args, **kwargs)
         return self.output
 
-    def _look(self, module: nn.Module, args: Any) -> None:
-        """Which layers come before the given ones: in the first module to run that lists them, for a function may."""
-        if self.left_out is None:
-            self.left_out = _before(module, as_layers(self.layer))
+    def _look(self, model: nn.Module) -> None:
+        self.left_out = _before(model, as_layers(self.layer))
 
     def _layer_map(
         self,
@@ -181,15 +179,15 @@ class Updates(LayerALTI):
             )
 
 
-def _before(model: nn.Module, layers: Sequence[nn.Module]) -> list[nn.Module] | None:
-    """What a module's list of layers holds before the first of `layers`, or None if there is no such list."""
+def _before(model: nn.Module, layers: Sequence[nn.Module]) -> list[nn.Module]:
+    """What a module's list of layers holds before the first of `layers`."""
     first = layers[0]
     for stack in model.modules():
         if isinstance(stack, (nn.ModuleList, nn.Sequential)) and any(one is first for one in stack):
             before = [one for one in takewhile(lambda one: one is not first, stack) if one not in layers]
             # A Sequential may hold the embedding before its layers.
             return before if isinstance(stack, nn.ModuleList) else [one for one in before if type(one) is type(first)]
-    return None
+    return []
 
 
 def _chosen(name: str, value: Entries, rows: Tensor, tokens: int, there: Tensor, count: int) -> Tensor:
