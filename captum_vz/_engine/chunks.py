@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-# Bytes that the widest activation of one chunk may take: on a CPU it should stay in the cache.
-CHUNK_BYTES = {"cpu": 8 << 20}
+# Bytes that the widest activation of one chunk may take: on a CPU it should stay in the cache, though each chunk costs
+# as much as some ten rows for what is not computed.
+CHUNK_BYTES = {"cpu": 12 << 20}
 CHUNK_BYTES_ELSEWHERE = 256 << 20
 
 

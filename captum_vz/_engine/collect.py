@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from captum_vz._engine.gaps import gaps_to_note
+from captum_vz._engine.products import FastProducts
 from captum_vz._engine.recording import Recording
 from captum_vz._engine.state import State
 from captum_vz._engine.watching import watching, where_it_runs
@@ -27,11 +28,12 @@ def collect(
     layers: Sequence[nn.Module],
     compute: Callable[[int, Recording], Tensor],
     device_ids: list[int] | None = None,
-    keeps: bool = False,
+    replays: bool = False,
 ) -> Runs:
     """Run `forward` and compute `(batch, ...)` from each run of each of `layers`, when it returns.
 
-    With `keeps`, what modules inside of a layer made is kept that long: replays need it.
+    With `replays`, which layers are to be run again by, what modules inside of a layer made is kept that long, and
+    `forward` multiplies as replays do, faster than torch by default. Without, it is torch's own to the last bit.
 
     Raises:
         AssertionError: A layer was not run, or has dropout switched on.
@@ -44,14 +46,15 @@ def collect(
     owners: dict[tuple[torch.device, int], nn.Module] = {}
     lock = threading.Lock()
     gaps = gaps_to_note()
+    fast = FastProducts()
 
     def begin(index: int, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Recording:
         args, kwargs = where_it_runs(layer, (args, kwargs))
-        return Recording(layer, args, kwargs, keeps=keeps, state=State(layer, (args, kwargs)))
+        return Recording(layer, args, kwargs, keeps=replays, state=State(layer, (args, kwargs)))
 
     def keep(index: int, recording: Recording, output: Any) -> None:
         recording.output = output
-        with recording.state.kept():
+        with fast.put_aside(), recording.state.kept():
             if gaps is not None:
                 gaps.note(index, recording)
             result = compute(index, recording)
@@ -68,7 +71,9 @@ def collect(
                 runs.append((index, result))
 
     with torch.no_grad(), uncompiled(), watching(layers, begin, keep):
-        forward()
+        gains = replays and fast.gain(weight for layer in layers for weight in layer.parameters())
+        with fast if gains else nullcontext():
+            forward()
     if replicas:
         runs = _join(replicas, device_ids)
     for index, layer in enumerate(layers):

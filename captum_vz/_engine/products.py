@@ -8,13 +8,14 @@ of them multiplies follows from the machine, the layout and the number of rows, 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
 # oneDNN compiles a kernel for each number of rows, and keeps it, half a megabyte: so rows come in few numbers. In
 # bfloat16, beyond some 600 rows, it takes twice the time for each (measured on AMX).
@@ -62,6 +63,25 @@ class FastProducts(TorchFunctionMode):
                 bias = None if bias is None else bias.contiguous()
                 return _by_onednn(rows.flatten(0, -2), weight, bias).unflatten(0, rows.shape[:-1])
         return func(*args, **(kwargs or {}))
+
+    @staticmethod
+    def gain(weights: Iterable[Tensor]) -> bool:
+        """Whether products with any of some weights would be faster: to ask at each function costs time."""
+        return not torch._C._len_torch_function_stack() and any(
+            x.dim() == 2 and x.dtype == torch.float32 and _most_rows_by_onednn(x) for x in weights
+        )
+
+    @contextmanager
+    def put_aside(self) -> Iterator[None]:
+        """Ask at no function for the length of a `with` block, inside of this one's, unless another mode lies above."""
+        if _get_current_function_mode() is not self:
+            yield
+            return
+        self.__exit__(None, None, None)
+        try:
+            yield
+        finally:
+            self.__enter__()
 
 
 # How linear modules multiply: torch's, and transformers' Conv1D.

@@ -25,9 +25,11 @@ HEADS = (
     "forward",
     "sequential",
     "floor",
+    "torch's floor",
     "seq/maps",
     "seq/fast",
     "maps/(floor+fwd)",
+    "maps/(torch's+fwd)",
     "row/fwd",
 )
 
@@ -52,11 +54,11 @@ def main() -> None:
     )
     for name in options.models:
         depth = len(SIZES[name].layers(build(SIZES[name], dtype, options.device)))
-        print(f"\n{name}: seconds for all {depth} layers\n" + " ".join(f"{head:>16}" for head in HEADS))
+        print(f"\n{name}: seconds for all {depth} layers\n" + " ".join(f"{head:>18}" for head in HEADS))
         for tokens in options.tokens:
             with_definition = tokens <= options.longest_sequential
             row = one_length(name, tokens, dtype, options.device, options.rounds, with_definition)
-            print(f"{tokens:>16} " + " ".join(f"{value:>16.3f}" for value in row), flush=True)
+            print(f"{tokens:>18} " + " ".join(f"{value:>18.3f}" for value in row), flush=True)
         memory_by_depth(name, options.tokens[-1], dtype, options.device, options.threads)
 
 
@@ -75,8 +77,11 @@ def one_length(
         "fast": lambda: fast.attribute(ids),
         "row": lambda: explain.attribute(ids, target=-1),
         "forward": lambda: model(ids),
-        "floor": floor(size, len(layers), pairs, dtype, device, 512 if device == "cpu" else 16384),
     }
+    for floor_name, by_torch in {"floor": False, "torch's floor": True}.items():
+        contenders[floor_name] = floor(
+            size, len(layers), pairs, dtype, device, 512 if device == "cpu" else 16384, by_torch
+        )
     if with_definition:
         contenders["sequential"] = sequential(model, layers, size, ids)
     seconds = medians(contenders, rounds, device)
@@ -88,9 +93,11 @@ def one_length(
         seconds["forward"],
         definition,
         seconds["floor"],
+        seconds["torch's floor"],
         definition / seconds["maps"],
         definition / seconds["fast"],
         seconds["maps"] / (seconds["floor"] + seconds["forward"]),
+        seconds["maps"] / (seconds["torch's floor"] + seconds["forward"]),
         seconds["row"] / seconds["forward"],
     )
 

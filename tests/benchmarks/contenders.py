@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
 from captum_vz._engine.products import Product
 from captum_vz.functional import cosine_distance, normalize_rows
@@ -44,12 +46,18 @@ def sequential(model: nn.Module, layers: list[nn.Module], size: Size, ids: Tenso
     return run
 
 
-def floor(size: Size, layers: int, pairs: int, dtype: torch.dtype, device: str, chunk: int) -> Callable[[], None]:
-    """The last matrix on that many pairs, in chunks, the fastest way known: what no exact map can do without."""
+def floor(
+    size: Size, layers: int, pairs: int, dtype: torch.dtype, device: str, chunk: int, by_torch: bool = False
+) -> Callable[[], None]:
+    """The last matrix on that many pairs, in chunks: what no exact map can do without.
+
+    The fastest way known, or by torch's default product, which the definition and a plain forward pass multiply by.
+    """
     chunk = min(chunk, pairs)
     width, out = size.last
     left = torch.randn(chunk, width, device=device, dtype=dtype)
-    product = Product(torch.randn(out, width, device=device, dtype=dtype).T, count=pairs)
+    weight = torch.randn(out, width, device=device, dtype=dtype)
+    product = partial(linear, weight=weight) if by_torch else Product(weight.T, count=pairs)
 
     def run() -> None:
         for _ in range(layers):

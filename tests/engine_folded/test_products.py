@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from copy import deepcopy
 from typing import Any
 
@@ -10,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode
 from transformers.pytorch_utils import Conv1D
 
-from captum_vz import ValueZeroing, find_layers
+from captum_vz import LayerAttention, ValueZeroing, find_layers
 from captum_vz._engine import products, scoring
 from captum_vz._engine.products import FEW, STEP, WORTH, FastProducts, Product
 from tests.engine_folded.lanes import long_case
@@ -230,18 +231,93 @@ def test_maps(way: int, name: str, by_onednn: list[int], monkeypatch: pytest.Mon
     torch.testing.assert_close(found.double(), expected, rtol=1e-3, atol=1e-4 * expected.max().item())
 
 
-@has_onednn
-def test_replays_alone(by_onednn: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The model's own run is torch's, to the last bit, and what a row costs is multiplied by oneDNN."""
+class Watched(nn.Module):
+    """A model that runs another one under a mode of its own, or under none, and then may fail."""
+
+    def __init__(self, model: nn.Module, mode: TorchFunctionMode | None = None, fails: bool = False) -> None:
+        super().__init__()
+        self.model = model
+        self.mode = mode
+        self.fails = fails
+
+    def forward(self, **inputs: Tensor) -> Any:
+        with nullcontext() if self.mode is None else self.mode:
+            output = self.model(**inputs)
+        if self.fails:
+            raise RuntimeError("it fails")
+        return output
+
+
+@pytest.fixture
+def bert() -> tuple[nn.Module, dict[str, Tensor]]:
     case = long_case("bert")
-    model = deepcopy(case.model).float()
-    with torch.no_grad():
-        expected = model(**case.inputs).last_hidden_state
+    return deepcopy(case.model).float(), case.inputs
+
+
+def last_states(model: nn.Module, explain: Callable[[], Any]) -> Tensor:
+    """What a model returned when something explained it."""
     seen: list[Tensor] = []
     handle = model.register_forward_hook(lambda module, inputs, output: seen.append(output.last_hidden_state))
-    layer, tokens = find_layers(model)[-1], case.inputs["input_ids"].shape[1]
-    ValueZeroing(model, layer).attribute(case.inputs, target=3)
+    explain()
     handle.remove()
-    assert torch.equal(seen[0], expected)
-    assert by_onednn  # rows of the examples' pairs
-    assert max(by_onednn) <= 3 * (tokens + 2)
+    return seen[0]
+
+
+@has_onednn
+def test_the_models_own_run(bert: tuple[nn.Module, dict[str, Tensor]], by_onednn: list[int]) -> None:
+    """Where layers are replayed, it is multiplied by oneDNN as they are; for other methods it is torch's to the bit."""
+    model, inputs = bert
+    layer, (examples, tokens) = find_layers(model)[-1], inputs["input_ids"].shape
+    with torch.no_grad():
+        expected = model(**inputs).last_hidden_state
+    assert torch.equal(last_states(model, lambda: LayerAttention(model, layer).attribute(inputs)), expected)
+    assert not by_onednn
+    found = last_states(model, lambda: ValueZeroing(model, layer).attribute(inputs, target=3))
+    torch.testing.assert_close(found, expected)
+    assert by_onednn.count(examples * tokens)
+    others = [rows for rows in by_onednn if rows != examples * tokens]
+    assert others  # rows of the examples' pairs
+    assert max(others) <= 3 * (tokens + 2)
+
+
+@has_onednn
+@pytest.mark.parametrize("build", [lambda: None, Seen], ids=["no mode", "a mode of the model's"])
+def test_no_mode_stays(
+    build: Callable[[], TorchFunctionMode | None], bert: tuple[nn.Module, dict[str, Tensor]]
+) -> None:
+    """Replays are asked by no mode of ours, the model's own sees them, and afterwards there is none, by error too."""
+    mode, (model, inputs) = build(), bert
+    layer, modes = find_layers(model)[-1], list[Any]()
+
+    def distance(moved: Tensor, clean: Tensor) -> Tensor:
+        modes.append(_get_current_function_mode())
+        return (moved - clean).norm(dim=-1)
+
+    expected = ValueZeroing(model, layer, distance=distance, normalize=False).attribute(inputs)
+    assert modes
+    assert set(modes) == {None}
+    modes.clear()
+    found = ValueZeroing(Watched(model, mode), layer, distance=distance, normalize=False).attribute(inputs)
+    assert modes
+    assert set(modes) == {mode}
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4 * expected.max().item())
+    with pytest.raises(RuntimeError, match="it fails"):
+        ValueZeroing(Watched(model, mode, fails=True), layer).attribute(inputs)
+
+    def wrong(moved: Tensor, clean: Tensor) -> Tensor:
+        raise RuntimeError("so does this")
+
+    with pytest.raises(RuntimeError, match="so does this"):
+        ValueZeroing(Watched(model, mode), layer, distance=wrong).attribute(inputs)
+    assert _get_current_function_mode() is None
+
+
+@has_onednn
+def test_where_modes_gain(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = torch.randn(24, 40)
+    assert FastProducts.gain([torch.randn(24), weight])
+    assert not FastProducts.gain([torch.randn(24), weight.double(), weight.bfloat16(), torch.randn(2, 3, 4)])
+    with Seen():
+        assert not FastProducts.gain([weight])
+    monkeypatch.setattr(products, "SMALL", weight.numel() + 1)
+    assert not FastProducts.gain([weight])
