@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
@@ -114,12 +115,15 @@ def _is_plain(rows: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
         all(type(x) in (Tensor, nn.Parameter) and x.layout == torch.strided and not x.is_nested for x in given)
         and all(x.dtype == torch.float32 and x.device.type == "cpu" for x in given)
         and weight.dim() == 2
+        and rows.dim() > 1
         and (bias is None or bias.shape == weight.shape[:1])
         and rows.shape[-1:] == weight.shape[1:]
         and rows.shape[:-1].numel() * weight.numel() >= LEAST_WORK
         and not torch.is_grad_enabled()
         and not torch.is_autocast_enabled("cpu")
         and not torch._C._len_torch_function_stack()  # modes of the user's, which are to see it
+        and forward_ad._current_level < 0  # oneDNN's products drop tangents
+        and torch._C._functorch.peek_interpreter_stack() is None
     )
 
 
@@ -130,6 +134,7 @@ def _most_rows_by_onednn(weight: Tensor) -> int:
         weight.numel() >= SMALL
         and weight.device.type == "cpu"
         and weight.dtype in ROWS
+        and not torch._C._len_torch_dispatch_stack()  # modes that count operations, say, know torch's own alone
         and (in_order or weight.T.is_contiguous())
         and torch.backends.mkldnn.is_available()
         and bool(torch.backends.mkldnn.enabled)

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
+from torch.utils.flop_counter import FlopCounterMode
 from transformers.pytorch_utils import Conv1D
 
 from captum_vz import LayerAttention, ValueZeroing, find_layers
@@ -47,6 +49,12 @@ def by_onednn(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(products, "_by_onednn", noted)
     return rows
+
+
+@pytest.fixture
+def bert() -> tuple[nn.Module, dict[str, Tensor]]:
+    case = long_case("bert")
+    return deepcopy(case.model).float(), case.inputs
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -184,6 +192,7 @@ def test_what_is_left_to_torch(by_onednn: list[int], monkeypatch: pytest.MonkeyP
             torch.addmm(bias, x, weight.T, beta=2)
             torch.addmm(2, bias, 1, x, weight.T)
             functional.linear(x[0], weight[0])
+            functional.linear(x[0], weight)
             functional.linear(x, weight, torch.randn(1))
             functional.linear(x.double(), weight.double())
             functional.linear(x, weight.to_sparse_csr())
@@ -191,6 +200,12 @@ def test_what_is_left_to_torch(by_onednn: list[int], monkeypatch: pytest.MonkeyP
             functional.linear(torch.nested.nested_tensor([x, x[:3]]), weight)
             functional.linear(x, weight.as_subclass(Doubled))
             assert type(functional.linear(x.as_subclass(Doubled), weight)) is Doubled
+            with forward_ad.dual_level():
+                moving = functional.linear(forward_ad.make_dual(x, x), weight)
+                torch.testing.assert_close(forward_ad.unpack_dual(moving).tangent, x @ weight.T)
+            tangent = torch.func.jvp(lambda x: functional.linear(x, weight), (x,), (x,))[1]
+            torch.testing.assert_close(tangent, x @ weight.T)
+            torch.vmap(functional.linear)(x[None], weight[None])
             with torch.autocast("cpu"):
                 assert functional.linear(x, weight).dtype == torch.bfloat16
             with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
@@ -206,6 +221,18 @@ def test_a_mode_of_the_user_sees_all_products(by_onednn: list[int]) -> None:
         functional.linear(x, weight)
     assert functional.linear in seen.calls
     assert not by_onednn
+
+
+def test_counted_operations(bert: tuple[nn.Module, dict[str, Tensor]], by_onednn: list[int]) -> None:
+    """Who counts operations is told of all of them: by oneDNN they would be operators that no counter knows."""
+    model, inputs = bert
+    explain = ValueZeroing(model, find_layers(model))
+    with FlopCounterMode(display=False) as counted:
+        explain.attribute(inputs)
+    assert not by_onednn
+    with torch.backends.mkldnn.flags(enabled=False), FlopCounterMode(display=False) as by_torch:
+        explain.attribute(inputs)
+    assert counted.get_total_flops() == by_torch.get_total_flops() > 0
 
 
 # The folded lane, for the shapes that it knows; packed pairs; whole sequences.
@@ -246,12 +273,6 @@ class Watched(nn.Module):
         if self.fails:
             raise RuntimeError("it fails")
         return output
-
-
-@pytest.fixture
-def bert() -> tuple[nn.Module, dict[str, Tensor]]:
-    case = long_case("bert")
-    return deepcopy(case.model).float(), case.inputs
 
 
 def last_states(model: nn.Module, explain: Callable[[], Any]) -> Tensor:
