@@ -32,8 +32,9 @@ def collect(
 ) -> Runs:
     """Run `forward` and compute `(batch, ...)` from each run of each of `layers`, when it returns.
 
-    With `replays`, which layers are to be run again by, what modules inside of a layer made is kept that long, and
-    `forward` multiplies as replays do, faster than torch by default. Without, it is torch's own to the last bit.
+    With `replays`, which layers are to be run again by, what modules inside of a layer made is kept that long, and layers
+    multiply as replays do, faster than torch by default. What runs before the first of them is torch's own to the last
+    bit, for it may choose between numbers that are nearly equal (the best queries of a detector).
 
     Raises:
         AssertionError: A layer was not run, or has dropout switched on.
@@ -46,14 +47,16 @@ def collect(
     owners: dict[tuple[torch.device, int], nn.Module] = {}
     lock = threading.Lock()
     gaps = gaps_to_note()
-    fast = FastProducts()
+    fast = FastProducts(on=False)
 
     def begin(index: int, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Recording:
         args, kwargs = where_it_runs(layer, (args, kwargs))
+        fast.on = True
         return Recording(layer, args, kwargs, keeps=replays, state=State(layer, (args, kwargs)))
 
     def keep(index: int, recording: Recording, output: Any) -> None:
         recording.output = output
+        fast.on = False
         with fast.put_aside(), recording.state.kept():
             if gaps is not None:
                 gaps.note(index, recording)

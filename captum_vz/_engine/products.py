@@ -53,12 +53,16 @@ class Product:
 
 
 class FastProducts(TorchFunctionMode):
-    """Lets the linear modules that run inside a `with` block multiply as `Product` does."""
+    """Lets the linear modules that run inside a `with` block multiply as `Product` does, while it is `on`."""
+
+    def __init__(self, on: bool = True) -> None:
+        super().__init__()
+        self.on = on
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if func in _LINEAR and 1 < len(args) <= 3 and not kwargs:
+        if self.on and func in _LINEAR and 1 < len(args) <= 3 and not kwargs:
             rows, weight, bias = _LINEAR[func](*args)
             if _is_plain(rows, weight, bias) and rows.shape[:-1].numel() <= _most_rows_by_onednn(weight):
                 bias = None if bias is None else bias.contiguous()

@@ -275,27 +275,30 @@ class Watched(nn.Module):
         return output
 
 
-def last_states(model: nn.Module, explain: Callable[[], Any]) -> Tensor:
-    """What a model returned when something explained it."""
+def states(model: nn.Module, run: Callable[[], Any]) -> list[Tensor]:
+    """What a model's layers returned in a run of it."""
     seen: list[Tensor] = []
-    handle = model.register_forward_hook(lambda module, inputs, output: seen.append(output.last_hidden_state))
-    explain()
-    handle.remove()
-    return seen[0]
+    handles = [layer.register_forward_hook(lambda *given: seen.append(given[-1])) for layer in find_layers(model)]
+    with torch.no_grad():
+        run()
+    for handle in handles:
+        handle.remove()
+    return seen
 
 
 @has_onednn
 def test_the_models_own_run(bert: tuple[nn.Module, dict[str, Tensor]], by_onednn: list[int]) -> None:
-    """Where layers are replayed, it is multiplied by oneDNN as they are; for other methods it is torch's to the bit."""
+    """Layers that are replayed are multiplied by oneDNN; what runs before them, and for other methods, by torch."""
     model, inputs = bert
     layer, (examples, tokens) = find_layers(model)[-1], inputs["input_ids"].shape
-    with torch.no_grad():
-        expected = model(**inputs).last_hidden_state
-    assert torch.equal(last_states(model, lambda: LayerAttention(model, layer).attribute(inputs)), expected)
+    expected = states(model, lambda: model(**inputs))
+    found = states(model, lambda: LayerAttention(model, layer).attribute(inputs))
+    assert all(map(torch.equal, found, expected))
     assert not by_onednn
-    found = last_states(model, lambda: ValueZeroing(model, layer).attribute(inputs, target=3))
-    torch.testing.assert_close(found, expected)
-    assert by_onednn.count(examples * tokens)
+    found = states(model, lambda: ValueZeroing(model, layer).attribute(inputs, target=3))
+    assert all(map(torch.equal, found[:-1], expected[:-1]))
+    torch.testing.assert_close(found[-1], expected[-1])
+    assert by_onednn.count(examples * tokens) == 6  # query, key, value, projection and the feed-forward
     others = [rows for rows in by_onednn if rows != examples * tokens]
     assert others  # rows of the examples' pairs
     assert max(others) <= 3 * (tokens + 2)
