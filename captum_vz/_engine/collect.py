@@ -32,9 +32,9 @@ def collect(
 ) -> Runs:
     """Run `forward` and compute `(batch, ...)` from each run of each of `layers`, when it returns.
 
-    With `replays`, which layers are to be run again by, what modules inside of a layer made is kept that long, and layers
-    multiply as replays do, faster than torch by default. What runs before the first of them is torch's own to the last
-    bit, for it may choose between numbers that are nearly equal (the best queries of a detector).
+    With `replays`, which layers are to be run again by, what modules inside of a layer made is kept that long, and
+    layers multiply as replays do, faster than torch by default. What runs before the first of them is torch's own to
+    the last bit, for it may choose between numbers that are nearly equal (the best queries of a detector).
 
     Raises:
         AssertionError: A layer was not run, or has dropout switched on.
