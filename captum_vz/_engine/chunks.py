@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 # Bytes that the widest activation of one chunk may take: on a CPU it should stay in the cache, though each chunk costs
-# as much as some ten rows for what is not computed.
+# as much as thirty rows more, for calls that do not grow with it.
 CHUNK_BYTES = {"cpu": 12 << 20}
 CHUNK_BYTES_ELSEWHERE = 256 << 20
 

@@ -401,6 +401,26 @@ def test_an_activation_that_is_clipped(seed: int, place: int, beyond: float, lan
     torch.testing.assert_close(fast, general, rtol=1e-10, atol=1e-14)
 
 
+class Switched(Block):
+    """A block whose attention is switched off at a few tokens."""
+
+    bound = torch.inf
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        x = x + self.attention(self.attention_norm(x), mask) * (x[..., :1] < self.bound)
+        return x + self.feed_forward(self.norm(x))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_an_attention_that_is_switched_off_at_a_few_tokens(seed: int, lanes: Lanes) -> None:
+    torch.manual_seed(seed)
+    block, x = Switched(), torch.randn(1, 40, WIDTH, dtype=torch.float64)
+    block.bound = float(x[..., 0].flatten().sort().values[-3])
+    with pytest.warns(UserWarning, match=r"3 row\(s\) of layer 0 \(Switched\) stay zero"):
+        fast, general = (maps(block, [block], x)[0] for maps in (lanes.fast, lanes.general))
+    torch.testing.assert_close(fast, general, rtol=1e-10, atol=1e-14)
+
+
 class Cut(nn.Module):
     """A feed-forward that writes into what its first matrix gave, where that is large."""
 

@@ -287,18 +287,20 @@ def states(model: nn.Module, run: Callable[[], Any]) -> list[Tensor]:
 
 
 @has_onednn
-def test_the_models_own_run(bert: tuple[nn.Module, dict[str, Tensor]], by_onednn: list[int]) -> None:
-    """Layers that are replayed are multiplied by oneDNN; what runs before them, and for other methods, by torch."""
+@pytest.mark.parametrize("place", [0, -1], ids=["first", "last"])
+def test_the_models_own_run(place: int, bert: tuple[nn.Module, dict[str, Tensor]], by_onednn: list[int]) -> None:
+    """Layers that are replayed are multiplied by oneDNN; all else of the model, and for other methods, by torch."""
     model, inputs = bert
-    layer, (examples, tokens) = find_layers(model)[-1], inputs["input_ids"].shape
+    layers, (examples, tokens) = find_layers(model), inputs["input_ids"].shape
     expected = states(model, lambda: model(**inputs))
-    found = states(model, lambda: LayerAttention(model, layer).attribute(inputs))
+    found = states(model, lambda: LayerAttention(model, layers[place]).attribute(inputs))
     assert all(map(torch.equal, found, expected))
     assert not by_onednn
-    found = states(model, lambda: ValueZeroing(model, layer).attribute(inputs, target=3))
-    assert all(map(torch.equal, found[:-1], expected[:-1]))
-    torch.testing.assert_close(found[-1], expected[-1])
-    assert by_onednn.count(examples * tokens) == 6  # query, key, value, projection and the feed-forward
+    found = states(model, lambda: ValueZeroing(model, layers[place]).attribute(inputs, target=3))
+    before = place % len(layers)
+    assert all(map(torch.equal, found[:before], expected[:before]))
+    torch.testing.assert_close(found, expected)
+    assert by_onednn.count(examples * tokens) == 6  # query, key, value, projection and the feed-forward, of one layer
     others = [rows for rows in by_onednn if rows != examples * tokens]
     assert others  # rows of the examples' pairs
     assert max(others) <= 3 * (tokens + 2)
