@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from captum_vz._engine.activations import Activation
 from captum_vz._engine.blocks import Chunk
 from captum_vz._engine.products import FastProducts, Product, padded
-from captum_vz._engine.replay import NEARLY, NotReproducedError
+from captum_vz._engine.recording import Made
+from captum_vz._engine.replay import NEARLY, NotReproducedError, check_reproduced
 from captum_vz._engine.shapes import Norm
 
 NEARLY_LOST = "nearly nothing is left of what it takes a difference from"
@@ -56,6 +57,8 @@ class Answers:
     shares: Tensor  # how much is added of each vector: minus the attention weights, (row, member * head)
     folded: list[Tensor]  # W g(f_h(j)) of each first matrix, (member * head, features)
     scale: Tensor  # of the norm, (row, 1)
+    expected: Tensor | None = None  # what the norm should be given, (row, d), where that is not to be taken on trust
+    made: Made  # what the norm gave
 
     def __init__(self, norm: Norm, scale: Tensor, firsts: list[First], lasts: list[Last]) -> None:
         self.norm = norm
@@ -76,7 +79,10 @@ class Answers:
 
     def normed(self, x: Tensor) -> Tensor:
         """The norm of `x (..., d)`, whose scale the first matrices will need."""
+        if self.expected is not None:
+            check_reproduced(x.flatten(0, -2), self.expected)
         normed, scale = self.norm.normed_and_scale(x)
+        self.made = Made(normed)
         self.scale = scale.reshape(-1, 1)
         pairs = self.chunk.pairs
         if (self.scale[:pairs] > self.largest[self.chunk.target[:pairs]]).any():
@@ -86,6 +92,8 @@ class Answers:
     def first(self, number: int, x: Tensor) -> Tensor:
         """What a first matrix makes of the norm's output `x (..., d)`."""
         first = self.firsts[number]
+        if not self._is_normed(x):
+            raise NotReproducedError("something becomes of the norm's output before the first matrix")
         if len(self.scale) != len(self.shares):
             raise NotReproducedError("the norm behind the attention saw other positions than it was given")
         result = first.result[: len(self.shares)]
@@ -121,6 +129,12 @@ class Answers:
     def activated(self, activation: Activation, x: Tensor) -> Tensor:
         """What an activation makes of `x`: in its place, if that is what a first matrix gave."""
         return activation(x.clone(memory_format=torch.contiguous_format) if self._room_of(x) is None else x)
+
+    def _is_normed(self, x: Tensor) -> bool:
+        """Whether `x` is what the norm gave, which clean rows alone would not show."""
+        normed = self.made.value
+        same = x.data_ptr() == normed.data_ptr() or torch.equal(x.flatten(0, -2), normed.flatten(0, -2))
+        return same and self.made.is_as_it_was()
 
     def _room_of(self, x: Tensor) -> Tensor | None:
         """What a first matrix fills, if `x` is what it has filled."""

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from captum_vz._engine.answers import NEARLY_LOST, Answers, Clean, First, Last, add_sums
 from captum_vz._engine.blocks import Block, Chunk, Pairs, blocks
+from captum_vz._engine.packing import is_known, packed_pairs
 from captum_vz._engine.products import FastProducts, Product, padded
 from captum_vz._engine.recording import AttentionCall, Recording, at
 from captum_vz._engine.replay import ModuleAnswer, NotReproducedError, PackedPairs, TooFewError, nearly_all_is_lost
@@ -50,10 +51,11 @@ class FoldedPairs:
         at_most: int | None,
         fast: bool = False,
     ) -> None:
-        general = PackedPairs(recording, call)
+        general = packed_pairs(recording, call, output, pairs.batch, pairs.out)
         assert call.context is not None  # PackedPairs saw to it
         if not isinstance(general.answer, ModuleAnswer) or general.later:
             raise NotReproducedError("its attention module is not answered as a whole, or another one follows")
+        self.known = is_known(recording)
         self.pairs = pairs
         self.fast = fast
         self.dtype = torch.bfloat16 if fast else output.dtype  # in which what changes is multiplied
@@ -125,6 +127,9 @@ class FoldedPairs:
         if not self.projection.abs().amax():  # in a fifth of the time that any() takes
             raise TooFewError("the projection of these heads is zero: nothing is to move, not even by rounding")
         self.answers: Answers | None = None
+        self.clean = clean  # what the norm is given, of each target
+        if shape.norm is None and not self.known:
+            raise NotReproducedError("what becomes of the attention's output is the layer's own, and not checked")
         if shape.norm is not None:
             scale = shape.norm.scale(clean)
             made = partial(self._in_the_pass, recording, call)
@@ -203,6 +208,8 @@ class FoldedPairs:
                 raise NotReproducedError(NEARLY_LOST)
             return changed
         self.answers.chunk, self.answers.shares = chunk, shares
+        if not self.known:  # it may cut what no clean one reaches
+            self.answers.expected = changed + (self.clean - self.base).index_select(0, chunk.target)
         return self.replay.run(batch, out, changed)
 
     def _head_values(self, batch: Tensor, source: Tensor) -> Tensor:

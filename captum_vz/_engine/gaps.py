@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,11 +19,19 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from captum_vz._engine.interface import Attend, Listener, listening
-from captum_vz._engine.origins import are_in_order
+from captum_vz._engine.origins import are_in_order, instead
 from captum_vz._engine.precision import without_caches
 from captum_vz._engine.recording import AttentionCall, Recording, first_tensor
-from captum_vz._engine.replay import FAILURES, bare, run_again, with_stand_ins
+from captum_vz._engine.replay import (
+    FAILURES,
+    NotReproducedError,
+    bare,
+    check_reproduced,
+    run_again,
+    with_stand_ins,
+)
 from captum_vz._engine.streams import as_one_vector, streams_axis
+from captum_vz._engine.whole_sequences import NOISES, noise_like
 
 
 class Gaps:
@@ -61,8 +70,9 @@ class Gaps:
 def _mixes(recording: Recording, output: Tensor) -> bool:
     """Whether other tokens than one depend on it when all attention is answered as in the clean pass.
 
-    Seen by NaN in its place. Not asked of layers whose attention cannot be answered, being in parts. A module that
-    computes attention inline answers as a whole: what else mixes inside of it is not seen.
+    Seen by NaN in its place, and by noise, for some layers stop NaN. Not asked of layers whose attention cannot be
+    answered, being in parts. A module that computes attention inline answers as a whole: what else mixes inside of it
+    is not seen.
     """
     calls = recording.calls
     axis = streams_axis(recording, calls[0]) if len(calls) == 1 else None
@@ -78,23 +88,31 @@ def _mixes(recording: Recording, output: Tensor) -> bool:
         return False
     axis = 0 if calls[0].sequence_first else 1
     token = (hidden.shape[axis] - 1) // 2
-    marked = hidden.clone()
-    marked.select(axis, token).fill_(torch.nan)
-    args, kwargs = tree_map(lambda x: marked if x is hidden else x, arguments)
-    answers = _CleanAnswers([call for call in calls if call not in inline])
+    others = torch.arange(hidden.shape[axis], device=hidden.device) != token
+    numbers = output.isfinite().all(-1).transpose(0, axis)[others]  # padding may be none
+    if not numbers.any():
+        return False
     layer = with_stand_ins(bare(recording.layer), {call.module: _CleanModule(call) for call in inline})
-    try:
-        with listening(answers):
-            seen = first_tensor(run_again(layer, args, kwargs))
-    # A layer that does not run with NaN in it, or asks for more attentions than it did, does not tell.
-    except (*FAILURES, StopIteration) as error:
-        if isinstance(error, torch.OutOfMemoryError):
-            raise
-        return False
-    if seen is None or seen.shape != output.shape:
-        return False
-    reached = seen.isnan().any(-1) & ~output.isnan().any(-1)
-    return bool(reached.sum() > reached.select(axis, token).sum())
+    for noise in NOISES:
+        disturbed = hidden.clone()
+        disturbed.select(axis, token).copy_(noise_like(hidden.select(axis, token), noise))
+        args, kwargs = tree_map(partial(instead, hidden, disturbed), arguments)
+        try:
+            with listening(_CleanAnswers([call for call in calls if call not in inline])):
+                seen = first_tensor(run_again(layer, args, kwargs))
+        # A layer that does not run with NaN in it, or asks for more attentions than it did, does not tell.
+        except (*FAILURES, StopIteration) as error:
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
+            continue
+        if seen is None or seen.shape != output.shape:
+            continue
+        found, clean = (x.transpose(0, axis)[others][numbers] for x in (seen, output))
+        try:
+            check_reproduced(found, clean)
+        except NotReproducedError:
+            return True
+    return False
 
 
 class _CleanAnswers(Listener):

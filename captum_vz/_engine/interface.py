@@ -22,6 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from captum_vz._engine.modes import BUILTIN, refuse_another_attention
+
 
 class _Name(str):
     """Our name, to be found under it, but equal to "eager" as well.
@@ -110,6 +112,9 @@ def _attention(
     listener = _listener.get()
     if listener is None:
         return attend(value)
+    if _original_implementation(module) != "eager":  # which calls functions that modes would have seen
+        with listening(None):
+            refuse_another_attention(BUILTIN, query, key, value, enable_gqa=True)
     dropout = dropout if module.training else 0.0  # eager functions drop nothing in eval mode, whatever the rate
     return listener.attend(module, attend, value, None if mask is None else lets_through(mask), dropout)
 

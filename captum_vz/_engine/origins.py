@@ -1,10 +1,13 @@
-"""Where the values of an attention come from, seen by NaN: runs of the layer that end there, and listeners to them.
+"""Where the values of an attention come from: runs of the layer that end there, and listeners to them.
 
-NaN in what goes into a layer turns into NaN those values that come from it, and no others.
+A nudge to what goes into a layer moves those values that come from it, and no others, and is so small that a layer
+which puts its tokens in an order of its own, by a score, keeps to it. NaN says whether anything at all comes from
+somewhere, but whatever is computed of NaN is NaN, a score as well; and what looks before it computes may stop it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -75,27 +78,97 @@ def _first_marked(recording: Recording, call: AttentionCall) -> Tensor:
 
 
 def are_in_order(recording: Recording, call: AttentionCall, alone: bool = False) -> bool:
-    """Whether each value depends on its own position at least, told by parts of runs that end at the values.
-
-    And, with `alone`, on no other.
-
-    In another order, some digit of a value's place is 1 where it is 0 for the position that it comes from.
-    """
+    """Whether each value depends on its own position of the layer's input at least; and, with `alone`, on no other."""
     arguments = without_caches((recording.args, recording.kwargs))
     tensors = (x for x in tree_leaves(arguments) if isinstance(x, Tensor))
     hidden = next((x for x in tensors if x.is_floating_point() and x.dim() > 1), None)
     if hidden is None or hidden.shape[:2] != call.size[::2]:
         return False
-    number = torch.arange(call.size[2], device=hidden.device)
-    for digit in range((call.size[2] - 1).bit_length()):
+    return bool(_stands_in_order(recording, call, hidden, alone))
+
+
+def values_are_in_order(recording: Recording, call: AttentionCall) -> bool:
+    """The same of whatever states the values come from; and where that is told of none."""
+    for states in recording.states:
+        if call.batch_first(states).shape[:2] == call.size[::3]:
+            in_order = _stands_in_order(recording, call, states)
+            if in_order is not None:
+                return in_order
+    return True
+
+
+def _stands_in_order(recording: Recording, call: AttentionCall, states: Tensor, alone: bool = False) -> bool | None:
+    """Whether each value depends on its own position, told by parts of runs that end at the values; None: on none.
+
+    In another order, some digit of a value's place is 1 where it is 0 for the position that it comes from.
+    """
+    clean = _first_values(recording, call, states, states)
+    size = call.batch_first(states).shape[:2]
+
+    def reached(mark: Callable[[Tensor, Tensor], Tensor], chosen: Tensor) -> Tensor | None:
+        values = _first_values(recording, call, states, mark(states, call.batch_first(chosen.expand(size))))
+        if values is None or clean is None or values.shape != clean.shape or values.shape[:2] != size:
+            return None
+        return is_changed(values, clean).any(-1)
+
+    number = torch.arange(size[1], device=states.device)
+    for mark in (nudged, marked):  # quantised numbers do not move with a nudge
+        moving = reached(mark, number >= 0)  # but for values that are zero whatever they come from
+        if moving is not None and moving.any():
+            break
+    else:
+        return None
+    for digit in range((size[1] - 1).bit_length()):
         chosen = (number >> digit) % 2 == 1
-        marked = hidden.masked_fill(chosen.view(-1, *[1] * (hidden.dim() - 2)), torch.nan)
-        values = _first_values(recording, call, hidden, marked)
-        if values is None or values.shape[:2] != hidden.shape[:2] or not values[:, chosen].isnan().any(-1).all():
+        own = reached(mark, chosen)
+        others = reached(marked, chosen) if alone else own
+        if own is None or others is None or not (own | ~moving)[:, chosen].all():
             return False
-        if alone and values[:, ~chosen].isnan().any():
+        if alone and (own | others)[:, ~chosen].any():
             return False
     return True
+
+
+def nudged(x: Tensor, chosen: Tensor) -> Tensor:
+    """`x (..., d)` with a little added to chosen positions `(...)`, or taken from them, by chance."""
+    size = x.abs().mean(-1, keepdim=True)
+    size = size.where(size > 0, size.mean()) * torch.finfo(x.dtype).eps ** 0.5
+    return torch.where(_over_features(chosen, x), x + size * chance(x), x)
+
+
+def chance(x: Tensor) -> Tensor:
+    """Numbers by chance, normally distributed, in the form of a tensor, and the same on any device."""
+    own = torch.Generator("cpu").manual_seed(0)  # the user's is not to be drawn from
+    return torch.randn(x.shape, generator=own, device="cpu").to(x)
+
+
+def marked(x: Tensor, chosen: Tensor) -> Tensor:
+    """`x (..., d)` with NaN at chosen positions `(...)`."""
+    return x.masked_fill(_over_features(chosen, x), torch.nan)
+
+
+def _over_features(chosen: Tensor, x: Tensor) -> Tensor:
+    return chosen.view(*chosen.shape, *[1] * (x.dim() - chosen.dim()))
+
+
+def is_changed(found: Tensor, clean: Tensor) -> Tensor:
+    """Where two runs of one code differ, to the last bit; NaN is no change where there was NaN."""
+    return (found != clean) & ~(found.isnan() & clean.isnan())
+
+
+def attention_answers(recording: Recording, call: AttentionCall, context: Tensor) -> Tensor | None:
+    """What the module that computes `call` returns, `(batch, out, d)`, where its attention answers with `context`.
+
+    None, where a part of a run does not tell.
+    """
+    try:
+        with listening(_Answering(call, recording.asked_before(call), context)):
+            run_again(bare(recording.layer), *without_caches((recording.args, recording.kwargs)))
+    except _HeardError as heard:
+        return heard.args[0]
+    except FAILURES:
+        pass
+    return None
 
 
 def _first_values(recording: Recording, call: AttentionCall, old: Tensor, new: Tensor) -> Tensor | None:
@@ -167,7 +240,7 @@ class Values(Listener):
 
 
 class _HeardError(Exception):
-    """The values that were waited for have come; the argument is these."""
+    """What was waited for has come; the argument is that."""
 
 
 class _FirstValues(Values):
@@ -187,3 +260,24 @@ class _FirstValues(Values):
 
     def _slots_of(self, values: Tensor) -> Tensor | None:
         raise _HeardError(values)
+
+
+class _Answering(Listener):
+    """Answers an attention, before which others are called, and ends the run when the module that called it returns."""
+
+    def __init__(self, call: AttentionCall, before: int, context: Tensor) -> None:
+        self.call = call
+        self.before = before
+        self.context = context
+
+    def attend(
+        self, module: nn.Module | None, attend: Attend, values: Tensor, visible: Tensor | None, dropout: float
+    ) -> tuple[Tensor, Tensor]:
+        context, weights = attend(values)
+        self.before -= 1
+        return (context if self.before >= 0 else self.context.to(context)), weights
+
+    def returned(self, module: nn.Module | nn.Parameter, inputs: tuple[Any, ...], output: Any) -> Any:
+        answer = first_tensor(output)
+        if module is self.call.module and self.before < 0 and answer is not None:
+            raise _HeardError(self.call.batch_first(answer))

@@ -180,6 +180,7 @@ class Recording(Listener):
     keeps: bool = False  # whether to keep what innermost modules with parameters took and gave behind the attention
     state: State = field(default_factory=State, repr=False)  # of the layer, before this run
     made: dict[int, tuple[Made, Made]] = field(default_factory=dict, repr=False)  # that, by their id
+    rows: dict[int, list[int]] = field(default_factory=dict, repr=False)  # how many vectors each such module took
     _running: list[nn.Module] = field(default_factory=list, repr=False)  # submodules that have begun, innermost last
     # What value projections gave, by the id of the attention module that runs.
     _projected_values: dict[int, list[Tensor]] = field(default_factory=dict, repr=False)
@@ -264,6 +265,8 @@ class Recording(Listener):
             self._projected_values.setdefault(id(self._running[-1]), []).append(values)
         if isinstance(module, nn.Parameter):
             return
+        if module._parameters and inputs and isinstance(inputs[0], Tensor):
+            self.rows.setdefault(id(module), []).append(inputs[0].shape[:-1].numel())
         kept = self.keeps and self.calls and module._parameters and not module._modules
         if kept and inputs and isinstance(inputs[0], Tensor) and isinstance(output, Tensor):
             self.made[id(module)] = Made(inputs[0]), Made(output)

@@ -53,13 +53,16 @@ def run_again(layer: nn.Module, args: Any, kwargs: Any) -> Any:
 class PackedPairs:
     """Replays single positions: `run(batch, out, context)` answers the layer's output for n of them.
 
-    Where the attention module returned the context or its projection, that module is answered as a whole. Where it
-    does more (ALBERT's norm and residual), its own code runs and only the attention function inside is answered.
+    Where the attention module returned the context or its projection, that module is answered as a whole, unless
+    `by_module` is off. Where it does more (ALBERT's norm and residual), its own code runs and only the attention
+    function inside is answered.
     Attentions that ran before the one that is zeroed answer what they answered in the clean pass; those after it really
     run, on the positions of one example at a time.
     """
 
-    def __init__(self, recording: Recording, call: AttentionCall, only_first: bool = False) -> None:
+    def __init__(
+        self, recording: Recording, call: AttentionCall, only_first: bool = False, by_module: bool = True
+    ) -> None:
         if call.context is None:
             raise NotReproducedError("its attention is computed inline, out of sight")
         if any(one.parts > 1 for one in recording.calls):
@@ -80,7 +83,7 @@ class PackedPairs:
             self.layer = with_stand_ins(self.layer, {before.module: answer})
             self.earlier.append((answer, before.batch_first(clean)))
         self.answer: ModuleAnswer | _FunctionAnswer
-        if call.answered and call.module is not recording.layer:
+        if by_module and call.answered and call.module is not recording.layer:
             self.answer = ModuleAnswer(call)
             self.layer = with_stand_ins(self.layer, {call.module: self.answer})
         else:

@@ -9,13 +9,13 @@ from captum_vz._engine.blocks import Pairs
 from captum_vz._engine.chunks import fitting
 from captum_vz._engine.folded import FoldedPairs
 from captum_vz._engine.origins import are_in_order
+from captum_vz._engine.packing import packed_pairs
 from captum_vz._engine.precision import is_half, multiplies_halves_fast, rerun_in_float32
 from captum_vz._engine.recording import AttentionCall, Recording, at, first_tensor
 from captum_vz._engine.replay import (
     FAILURES,
     ModuleAnswer,
     NotReproducedError,
-    PackedPairs,
     SameAgainError,
     TooFewError,
     check_against_changes,
@@ -191,7 +191,7 @@ def _packed_pairs(
 ) -> Tensor:
     members = group_members(call, zeroing)
     scores = empty_map(call, zeroing, members)
-    replay = PackedPairs(recording, call, only_first)
+    replay = packed_pairs(recording, call, output, targets.batch, targets.out, only_first)
     assert call.context is not None  # PackedPairs saw to it
     rows = _chunk_rows(recording, output)
     weights = zeroed_weights(call, zeroing, targets.sources, targets.batch, targets.out)  # (target, in, head)
@@ -268,12 +268,15 @@ def _whole_sequences(
     replay = kind(recording, call)
     if choose:
         replay.choose(output)
+    replay.check_examples_apart(output)
     count = members.shape[1]
     copies = max(1, _chunk_rows(recording, output) // output.shape[1])
     copies = copies if zeroing.at_most is None else min(copies, zeroing.at_most)
     heads = zeroed_heads(call, zeroing.heads)
+    examples = targets.batch.unique().tolist()
+    together = replay.copies_are_apart(examples[0], output[examples[0]])
 
-    for example in targets.batch.unique().tolist():
+    for example in examples:
         mine = targets.batch == example
         out, place = targets.out[mine], targets.place[mine]
         nothing = torch.zeros(1, len(heads), targets.sources.shape[1], dtype=torch.bool, device=output.device)
@@ -283,13 +286,16 @@ def _whole_sequences(
         rows = torch.arange(call.size[2], device=output.device)
         weights = zeroed_weights(call, zeroing, targets.sources, torch.full_like(rows, example), rows)
         active = (in_group & weights.ne(0).any(-1).any(0)).any(-1).nonzero().flatten()
-        for part in active.split(copies):
+        for part in active.split(copies if together else 1):
             # The last copy is left as it is and checked: copies may compete too, for experts of limited capacity.
             zeroed = torch.cat([in_group[part][:, None, :] & heads[:, None], nothing])
-            answer = replay.run(example, zeroed)[:, out]
+            if together:
+                answer = replay.run(example, zeroed)[:, out]
+            else:
+                answer = torch.cat([replay.run(example, one[None])[:, out] for one in zeroed])
             check_reproduced(answer[-1], output[example, out])
             # And some that are zeroed are to be the same each alone: one that is not may win against those that are.
-            first = example == targets.batch[0] and part[0] == active[0] and len(part) > 1
+            first = together and example == examples[0] and part[0] == active[0] and len(part) > 1
             for number in range(0, len(part) if first else 0, -(-len(part) // ALONE)):
                 check_reproduced(replay.run(example, zeroed[number][None])[0, out], answer[number])
             prepared = zeroing.measure.prepare(answer)

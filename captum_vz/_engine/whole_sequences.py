@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import cached_property
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from functools import cached_property, partial
 from itertools import islice, product
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from captum_vz._engine.interface import Attend, Listener, listening
+from captum_vz._engine.origins import chance
 from captum_vz._engine.precision import without_caches
 from captum_vz._engine.products import FastProducts
 from captum_vz._engine.recording import AttentionCall, Recording, first_tensor
@@ -30,6 +32,9 @@ from captum_vz._engine.weights import for_query_heads, weights_used
 HEADS = -1
 # How many readings of a layer's arguments are tried at most.
 TRIALS = 64
+# What stands in the place of an attention's answer where others are to hear nothing of it, as often as it is large:
+# something that wins and something that is no number, for experts who choose among positions, or have room for few.
+NOISES = (64.0, torch.nan)
 
 
 class WholeSequences:
@@ -70,18 +75,52 @@ class WholeSequences:
 
     def run(self, example: int, zeroed: Tensor) -> Tensor:
         """The layer's output `(n, out, d)`, values zeroed where `zeroed (n, head, in)` is True."""
-        each = zip(self.arguments, self.axes, strict=True)
-        return self._run([self._repeat(x, axis, example, len(zeroed)) for x, axis in each], zeroed)
+        return self._on_copies(example, ZeroingCopies(self.call, self.site, zeroed))
 
-    def _run(self, arguments: list[Any], zeroed: Tensor) -> Tensor:
-        out = self.call.size[2]
+    def check_examples_apart(self, output: Tensor) -> None:
+        """Raise NotReproducedError if an example of the batch hears others: then none can be run by itself."""
+        if len(output) == 1:
+            return
+        disturbed = torch.arange(len(output), device=output.device) % 2 == 0
+        for those in (disturbed, ~disturbed):
+            if not self._leave_alone(self._in_batch, those, output):
+                raise NotReproducedError("its examples are others beside noise")
+
+    def copies_are_apart(self, example: int, clean: Tensor) -> bool:
+        """Whether copies of an example, whose output is `clean (out, d)`, hear nothing of each other."""
+        disturbed = torch.tensor([True, False, True], device=clean.device)
+        return self._leave_alone(partial(self._on_copies, example), disturbed, clean.expand(3, -1, -1))
+
+    def _leave_alone(self, run: Callable[[Copies], Tensor], disturbed: Tensor, clean: Tensor) -> bool:
+        """Whether a run in which some copies are `disturbed (copies)` returns for the others what is `clean`."""
+        known = clean[~disturbed]
+        finite = known.isfinite().all(-1)  # rows of padding may be of anything
+        for noise in NOISES:
+            try:
+                answer = run(DisturbedCopies(self.call, self.site, disturbed, noise))[~disturbed]
+                if finite.any():
+                    check_reproduced(answer[finite], known[finite])
+            except FAILURES as error:
+                if isinstance(error, torch.OutOfMemoryError):
+                    raise
+                return False
+        return True
+
+    def _on_copies(self, example: int, copies: Copies) -> Tensor:
+        each = zip(self.arguments, self.axes, strict=True)
+        return self._run([self._repeat(x, axis, example, copies.count) for x, axis in each], copies)
+
+    def _in_batch(self, copies: Copies) -> Tensor:
+        # In memory of their own, for a layer may write into what it is given.
+        return self._run([x.clone() if isinstance(x, Tensor) else x for x in self.arguments], copies)
+
+    def _run(self, arguments: list[Any], copies: Copies) -> Tensor:
         args, kwargs = tree_unflatten(arguments, self.spec)
-        zeroing = ZeroingCopies(self.call, self.site, zeroed)
-        with listening(zeroing), FastProducts():
+        with listening(copies), FastProducts():
             output = first_tensor(run_again(self.layer, args, kwargs))
-        zeroing.check_asked()
-        if output is None or self.call.batch_first(output).shape[:2] != (len(zeroed), out):
-            raise NotReproducedError(f"on {len(zeroed)} examples it returned {described(output)}")
+        copies.check_asked()
+        if output is None or self.call.batch_first(output).shape[:2] != (copies.count, self.call.size[2]):
+            raise NotReproducedError(f"on {copies.count} examples it returned {described(output)}")
         return self.call.batch_first(output)
 
     def _repeat(self, value: Any, axis: int | None, example: int, copies: int) -> Any:
@@ -136,22 +175,28 @@ class InItsBatch(WholeSequences):
     def _clean(self) -> Tensor:
         return self._with_zeroed({})
 
+    def check_examples_apart(self, output: Tensor) -> None:
+        """Nothing: each run is checked for it."""
+
+    def copies_are_apart(self, example: int, clean: Tensor) -> bool:
+        """There are none that run together."""
+        return True
+
     def _with_zeroed(self, zeroed: Mapping[int, Tensor]) -> Tensor:
         batch, heads, _, sources = self.call.size
         values = torch.zeros(batch, heads, sources, dtype=torch.bool, device=self.call.values.device)
         for example, one in zeroed.items():
             values[example] = one
-        # Copies, for a layer may write into what it is given.
-        return self._run([x.clone() if isinstance(x, Tensor) else x for x in self.arguments], values)
+        return self._in_batch(ZeroingCopies(self.call, self.site, values))
 
 
-class ZeroingCopies(Listener):
-    """Computes one attention of a layer with a different set of values zeroed in each copy."""
+class Copies(Listener):
+    """Changes what one attention of a layer answers, in each of `count` copies otherwise."""
 
-    def __init__(self, call: AttentionCall, site: int, zeroed: Tensor) -> None:
+    def __init__(self, call: AttentionCall, site: int, count: int) -> None:
         self.call = call
         self.site = site
-        self.zeroed = zeroed
+        self.count = count
         self.attentions = 0
         self.times = 0
 
@@ -169,10 +214,8 @@ class ZeroingCopies(Listener):
             return context, weights
         self.times += 1
         used = weights_used(self.call.module, attend, values, context, weights)
-        # Summed over the others: the context less what is lost would be rounding where nearly all of it is.
-        left = (used * ~self.zeroed[:, :, None]) @ for_query_heads(values, used.shape[1])
         # In the memory format of the context, for a module may take a view of it.
-        return torch.empty_like(context).copy_(left.transpose(1, 2).reshape(context.shape)), weights
+        return torch.empty_like(context).copy_(self.changed(context, used, values)), weights
 
     def returned(self, module: nn.Module | nn.Parameter, inputs: tuple[Any, ...], output: Any) -> Any:
         if not self.call.projects(module):
@@ -181,7 +224,31 @@ class ZeroingCopies(Listener):
         projected = first_tensor(output)
         assert projected is not None  # it was one in the clean pass
         projected = projected.clone()
-        values = projected.transpose(0, 1) if self.call.transposed else self.call.batch_first(projected)
+        self.change(projected.transpose(0, 1) if self.call.transposed else self.call.batch_first(projected))
+        return projected if isinstance(output, Tensor) else (projected, *output[1:])
+
+    @abstractmethod
+    def changed(self, context: Tensor, weights: Tensor, values: Tensor) -> Tensor:
+        """What stands for the context `(copies, out, ...)`, of values `(copies, key-value head, in, d_head)`."""
+
+    @abstractmethod
+    def change(self, values: Tensor) -> None:
+        """Write into what an inline attention's values are projected to, `(copies, in, features)`."""
+
+
+class ZeroingCopies(Copies):
+    """Computes one attention of a layer with a different set of values zeroed in each copy."""
+
+    def __init__(self, call: AttentionCall, site: int, zeroed: Tensor) -> None:
+        super().__init__(call, site, len(zeroed))
+        self.zeroed = zeroed
+
+    def changed(self, context: Tensor, weights: Tensor, values: Tensor) -> Tensor:
+        # Summed over the others: the context less what is lost would be rounding where nearly all of it is.
+        left = (weights * ~self.zeroed[:, :, None]) @ for_query_heads(values, weights.shape[1])
+        return left.transpose(1, 2).reshape(context.shape)
+
+    def change(self, values: Tensor) -> None:
         for head, columns in enumerate(self.call.value_columns):
             zeroed = self.zeroed[:, head, :, None]
             sharing = [self.zeroed[:, other] for other, same in enumerate(self.call.value_columns) if same == columns]
@@ -189,4 +256,25 @@ class ZeroingCopies(Listener):
                 raise NotReproducedError("its heads share their values, which cannot be zeroed for some of them alone")
             zero = self.call.zero if isinstance(self.call.zero, float) else self.call.zero[head]
             values[..., columns] = torch.where(zeroed, zero, values[..., columns])
-        return projected if isinstance(output, Tensor) else (projected, *output[1:])
+
+
+class DisturbedCopies(Copies):
+    """Puts noise in the place of what an attention answers in some copies."""
+
+    def __init__(self, call: AttentionCall, site: int, disturbed: Tensor, noise: float) -> None:
+        super().__init__(call, site, len(disturbed))
+        self.disturbed = disturbed
+        self.noise = noise
+
+    def changed(self, context: Tensor, weights: Tensor, values: Tensor) -> Tensor:
+        context = context.clone()
+        self.change(context)
+        return context
+
+    def change(self, values: Tensor) -> None:
+        values[self.disturbed] = noise_like(values, self.noise)[self.disturbed]
+
+
+def noise_like(x: Tensor, noise: float) -> Tensor:
+    """Noise in the form of a tensor, so many times as large."""
+    return noise * x.abs().amax() * chance(x)

@@ -1,10 +1,10 @@
 """Layers whose attention sees the layer's positions in another arrangement: windows of an image, images of a batch.
 
 Swin and SAM cut a grid into windows, after shifting and padding it; other layers put all images into one sequence and
-attend to each by itself. No code that does so is read. Where a position went is seen: NaN at a position of the layer's
-input turns into NaN those values that come from it, and no others. Positions are numbered, and NaN is put where a
-binary digit of the number is 1, then where it is 0, so that two runs for each digit tell the position of every value.
-Which outputs depend on which window is seen in the same way, with NaN among the values.
+attend to each by itself. No code that does so is read. Where a position went is seen: a nudge to a position of the
+layer's input moves those values that come from it, and no others. Positions are numbered, and nudged where a binary
+digit of the number is 1, then where it is 0, so that two runs for each digit tell the position of every value. Which
+outputs depend on which window is seen in the same way, with something loud, and NaN, among the values.
 
 The replay is a run of the layer as it ran, on the whole batch, with some values zeroed: one in each window where no
 output depends on two windows, else those of one position.
@@ -21,13 +21,15 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from captum_vz._engine.interface import listening
-from captum_vz._engine.origins import Values, are_in_order, instead
+from captum_vz._engine.origins import Values, instead, is_changed, marked, nudged, values_are_in_order
 from captum_vz._engine.precision import without_caches
 from captum_vz._engine.products import FastProducts
 from captum_vz._engine.recording import AttentionCall, Recording, first_tensor
 from captum_vz._engine.replay import FAILURES, NotReproducedError, bare, run_again
 
 NONE, SEVERAL = -1, -2
+# How many times as large as all values the one is that is not to be overheard.
+LOUD = 8
 
 
 def is_rearranged(recording: Recording, call: AttentionCall) -> bool:
@@ -58,22 +60,16 @@ def over_positions(recording: Recording, call: AttentionCall) -> AttentionCall:
 
 
 def reordered(recording: Recording, call: AttentionCall) -> AttentionCall | None:
-    """The same for an attention that has all of the layer's tokens, but in another order; None: it has not."""
+    """The same for an attention that has all of the layer's tokens, but in another order; None: it has not.
+
+    Raises:
+        NotReproducedError: It has, and which it is cannot be told.
+    """
     if len(recording.calls) > 1 or call.parts > 1 or call.sequence_first or call.size[2] != call.size[3]:
         return None
-    if call.windows is not None:
+    if call.windows is not None or values_are_in_order(recording, call):
         return None
-    if are_in_order(recording, call):
-        return None
-    try:
-        over = over_positions(recording, call)
-    except NotReproducedError:
-        return None  # values that come from several positions, or from somewhere else: they belong to the attention's
-    assert over.windows is not None
-    position = over.windows.position
-    if (position == NONE).any() or torch.equal(position, torch.arange(len(position), device=position.device)):
-        return None
-    return over
+    return over_positions(recording, call)
 
 
 class Windows:
@@ -165,13 +161,22 @@ class Windows:
         batch, _, sources = self.shape
         moved = self.hidden.movedim(self.axis, -1)
 
-        def values_that_come_from(chosen: Tensor) -> Tensor:
-            marked = moved.masked_fill(chosen.view(moved.shape[:-1])[..., None], torch.nan)
+        def values_of(hidden: Tensor) -> list[Tensor]:
             values = Values(self.call)
-            self._run(marked.movedim(-1, self.axis).contiguous(), values)
-            return torch.cat([part.isnan().any(-1).flatten() for part in values.parts])
+            self._run(hidden.movedim(-1, self.axis).contiguous(), values)
+            return values.parts
 
-        positions = _which_one(batch * sources, values_that_come_from, self.hidden.device)
+        clean = values_of(moved)
+
+        def values_that_come_from(mark: Callable[[Tensor, Tensor], Tensor], chosen: Tensor) -> Tensor:
+            found = values_of(mark(moved, chosen.view(moved.shape[:-1])))
+            return torch.cat([is_changed(x, y).any(-1).flatten() for x, y in zip(found, clean, strict=True)])
+
+        everywhere = torch.ones(batch * sources, dtype=torch.bool, device=self.hidden.device)
+        # Quantised numbers may not move with a nudge.
+        spoiled = values_that_come_from(marked, everywhere)
+        mark = nudged if torch.equal(values_that_come_from(nudged, everywhere), spoiled) else marked
+        positions = _which_one(batch * sources, partial(values_that_come_from, mark), self.hidden.device)
         if (positions == SEVERAL).any():
             raise NotReproducedError("its values come from several positions each")
         return positions
@@ -186,9 +191,14 @@ class Windows:
         if (example[self.window[held]] != self.position[held] // sources).any():
             raise NotReproducedError("its attention reaches from one example to another")
 
-        def outputs_that_see(values: Tensor) -> Tensor:
-            output = self.by_position(self._run(self.hidden, Values(self.call, values, torch.nan)))
-            return output.isnan().any(-1).flatten()
+        values = Values(self.call)
+        clean = self._run(self.hidden, values)
+        loud = LOUD * max(float(part.abs().amax()) for part in values.parts)
+
+        def outputs_that_see(slots: Tensor) -> Tensor:
+            found = [self._run(self.hidden, Values(self.call, slots, filling)) for filling in (torch.nan, loud)]
+            seen = torch.stack([is_changed(self.by_position(x), self.by_position(clean)) for x in found])
+            return seen.any(0).any(-1).flatten()
 
         own = torch.arange(batch, device=held.device).repeat_interleave(out)
         seen = _which_one(batch, lambda chosen: outputs_that_see(chosen[example[self.window]] & held), held.device)
@@ -196,7 +206,7 @@ class Windows:
             raise NotReproducedError("its attention reaches from one example to another")
         home = _which_one(len(example), lambda chosen: outputs_that_see(chosen[self.window]), held.device)
         if (home == NONE).all():
-            raise NotReproducedError("its outputs seem to depend on no value (it may clear NaN, by which that is seen)")
+            raise NotReproducedError("its outputs seem to depend on no value")
         twice = len(torch.stack([self.window, self.position])[:, held].unique(dim=1).T) < held.sum()
         return None if twice or (home == SEVERAL).any() else home.view(batch, out)
 

@@ -48,8 +48,8 @@ def check_per_eval(perturbations_per_eval: Any) -> None:
 
 
 def as_layers(layer: Any) -> list[nn.Module]:
-    """The layers that `layer` names: itself, or the modules of a list."""
-    layers = list(layer) if isinstance(layer, (nn.ModuleList, list, tuple)) else [layer]
+    """The layers that `layer` names, itself or the modules of a list, once they were checked."""
+    layers = listed(layer)
     wrong = [type(entry).__name__ for entry in layers if not isinstance(entry, nn.Module)]
     assert layers and not wrong, (
         f"layer is {'empty' if not layers else 'of type ' + ', '.join(wrong)}: pass a module of the model, or a list "
@@ -65,6 +65,11 @@ def as_layers(layer: Any) -> list[nn.Module]:
     )
     # A compiled layer is a wrapper of the one that runs.
     return [getattr(entry, "_orig_mod", entry) for entry in layers]
+
+
+def listed(layer: Any) -> list[Any]:
+    """What a list of layers holds; of what is no list, itself alone."""
+    return list(layer) if isinstance(layer, (nn.ModuleList, list, tuple)) else [layer]
 
 
 def user_call(forward_func: Callable[..., Any], inputs: Inputs, additional_forward_args: Any) -> Callable[[], Any]:

@@ -11,7 +11,7 @@ from captum_vz._engine.precision import HALF, in_float32
 from captum_vz._engine.recording import AttentionCall, Recording
 from captum_vz._engine.scoring import value_zeroing_map
 from captum_vz._engine.zeroing import Measure, Zeroing
-from captum_vz.attr._arguments import as_layers
+from captum_vz.attr._arguments import listed
 from captum_vz.attr._heads import Heads, select_heads
 from captum_vz.attr._layer_maps import LayerMaps
 from captum_vz.functional import Distance, cosine_distance, get_distance, half_squared_distance, unit_vectors
@@ -95,7 +95,7 @@ class ValueZeroing(LayerMaps):
         assert call.streams is None or self.final_norm is None, (
             f"The layer {recording.name} carries several vectors of each token, and final_norm is for one: omit it."
         )
-        heads = select_heads(self.heads, index, len(as_layers(self.layer)), call.size[1])
+        heads = select_heads(self.heads, index, len(listed(self.layer)), call.size[1])
         zeroing = Zeroing(self._measure(), rows, groups, heads, at_most, fast=self.precision == "fast")
         scores, lost = value_zeroing_map(recording, call, zeroing)
         if lost:

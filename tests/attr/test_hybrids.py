@@ -31,6 +31,7 @@ from tests.engine.blocks import (
     Mean,
     Shift,
     Spoiled,
+    Stopping,
     mask_of_spoiled,
     sequences,
     zeroed_one_by_one,
@@ -204,7 +205,7 @@ def test_a_rollout_refuses_what_runs_between(method: Any, other: type[Recurrent]
     assert method(model, layers[1:]).attribute(x).shape == (2, 6, 6)
 
 
-@pytest.mark.parametrize("mixer", [Convolution, Mean, CausalMean, Shift])
+@pytest.mark.parametrize("mixer", [Convolution, Stopping, Mean, CausalMean, Shift])
 @pytest.mark.parametrize("method", [ValueZeroingRollout, AttentionRollout])
 def test_a_rollout_refuses_what_runs_beside_the_attention(method: Any, mixer: type[nn.Module]) -> None:
     torch.manual_seed(0)

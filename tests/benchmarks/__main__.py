@@ -12,8 +12,8 @@ import platform
 import torch
 
 from captum_vz import ValueZeroing
-from tests.benchmarks.contenders import floor, sequential
-from tests.benchmarks.measure import medians
+from tests.benchmarks.contenders import floor, highest_rate, sequential
+from tests.benchmarks.measure import medians, operations
 from tests.benchmarks.memory import memory_by_depth
 from tests.benchmarks.models import SIZES, build, token_ids
 
@@ -31,6 +31,8 @@ HEADS = (
     "maps/(floor+fwd)",
     "maps/(torch's+fwd)",
     "row/fwd",
+    "maps of peak",
+    "fast of peak",
 )
 
 
@@ -47,23 +49,32 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     dtype = getattr(torch, options.dtype)
+    # Half precision is replayed in float32, and what precision="fast" multiplies is in bfloat16.
+    peaks = highest_rate(torch.float32, options.device), highest_rate(torch.bfloat16, options.device)
     where = torch.cuda.get_device_name() if options.device != "cpu" else platform.processor() or platform.machine()
     print(
         f"torch {torch.__version__}, {where}, {options.threads} threads, {options.dtype}; "
-        f"median of {options.rounds} rounds"
+        f"median of {options.rounds} rounds; peak {' and '.join(f'{peak / 1e12:.2f}' for peak in peaks)} TFLOP/s in "
+        "float32 and bfloat16"
     )
     for name in options.models:
         depth = len(SIZES[name].layers(build(SIZES[name], dtype, options.device)))
         print(f"\n{name}: seconds for all {depth} layers\n" + " ".join(f"{head:>18}" for head in HEADS))
         for tokens in options.tokens:
             with_definition = tokens <= options.longest_sequential
-            row = one_length(name, tokens, dtype, options.device, options.rounds, with_definition)
+            row = one_length(name, tokens, dtype, options.device, options.rounds, with_definition, peaks)
             print(f"{tokens:>18} " + " ".join(f"{value:>18.3f}" for value in row), flush=True)
         memory_by_depth(name, options.tokens[-1], dtype, options.device, options.threads)
 
 
 def one_length(
-    name: str, tokens: int, dtype: torch.dtype, device: str, rounds: int, with_definition: bool
+    name: str,
+    tokens: int,
+    dtype: torch.dtype,
+    device: str,
+    rounds: int,
+    with_definition: bool,
+    peaks: tuple[float, float],
 ) -> tuple[float, ...]:
     """A row of the table, but for its first entry."""
     size = SIZES[name]
@@ -99,6 +110,7 @@ def one_length(
         seconds["maps"] / (seconds["floor"] + seconds["forward"]),
         seconds["maps"] / (seconds["torch's floor"] + seconds["forward"]),
         seconds["row"] / seconds["forward"],
+        *(operations(contenders[way]) / seconds[way] / peak for way, peak in zip(("maps", "fast"), peaks, strict=True)),
     )
 
 

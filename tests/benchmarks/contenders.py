@@ -12,6 +12,7 @@ from torch.nn.functional import linear
 
 from captum_vz._engine.products import Product
 from captum_vz.functional import cosine_distance, normalize_rows
+from tests.benchmarks.measure import medians
 from tests.benchmarks.models import Size
 
 
@@ -65,6 +66,14 @@ def floor(
                 product(left[: min(chunk, pairs - start)])
 
     return run
+
+
+def highest_rate(dtype: torch.dtype, device: str) -> float:
+    """Operations a second of the largest product that is worth measuring, by the fastest way known: the peak."""
+    size = 2048 if device == "cpu" else 8192
+    rows, weight = torch.randn(2, size, size, device=device).to(dtype)
+    product = Product(weight, count=size)
+    return 2 * size**3 / medians({"product": lambda: product(rows)}, 5, device)["product"]
 
 
 def first(output: Any) -> Tensor:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 
 def medians(contenders: Mapping[str, Callable[[], Any]], rounds: int, device: str) -> dict[str, float]:
@@ -26,6 +27,13 @@ def medians(contenders: Mapping[str, Callable[[], Any]], rounds: int, device: st
                 synchronize(device)
                 times[name].append(time.perf_counter() - start)
     return {name: statistics.median(seconds) for name, seconds in times.items()}
+
+
+def operations(run: Callable[[], Any]) -> int:
+    """How many floating-point operations `run` takes, as torch counts them."""
+    with FlopCounterMode(display=False) as counter:
+        run()
+    return counter.get_total_flops()
 
 
 def peak_bytes(run: Callable[[], Any], device: str) -> int | None:

@@ -105,6 +105,13 @@ class Convolution(nn.Module):
         return self.inner(x.mT).mT
 
 
+class Stopping(Convolution):
+    """The same, of what is above zero; NaN is not."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(torch.where(x > 0, x, 0))
+
+
 class Mean(nn.Module):
     """Mixes all positions, in whatever order they stand."""
 

@@ -6,6 +6,7 @@ The traps are those where the sequence that the layer knows would not give it aw
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ from tests.engine.blocks import (
     Mean,
     Shift,
     TwoByTwo,
+    direction,
     mask_of_window,
     sequences,
     zeroed_one_by_one,
@@ -138,27 +140,78 @@ def test_a_mixture_that_is_next_to_nothing(size: float) -> None:
 
 
 class ExpertsChoose(nn.Module):
-    """Each of two experts serves those positions that suit it best, half of all that are there."""
+    """Each of two experts serves those positions that suit it best, a share of all that are there."""
 
-    def __init__(self) -> None:
+    def __init__(self, share: float) -> None:
         super().__init__()
         self.router = nn.Linear(WIDTH, 2)
         self.experts = nn.ModuleList([nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)])
+        self.share = share
 
     def forward(self, x: Tensor) -> Tensor:
         flat = x.flatten(0, 1)
         answer = torch.zeros_like(flat)
-        for liking, expert in zip(self.router(flat).unbind(-1), self.experts, strict=True):
-            served = liking.topk(len(flat) // 2).indices
+        for number, expert in enumerate(self.experts):
+            served = self.served(self.router(flat).softmax(-1), number)
             answer = answer.index_add(0, served, expert(flat[served]))
         return answer.view_as(x)
 
+    def served(self, liking: Tensor, number: int) -> Tensor:
+        return liking[:, number].topk(int(len(liking) * self.share)).indices
 
-def test_experts_that_choose_their_positions() -> None:
-    for seed in range(6):
+
+class FirstCome(ExpertsChoose):
+    """Each position chooses an expert, who has room for a share of all that are there: for the first ones."""
+
+    def served(self, liking: Tensor, number: int) -> Tensor:
+        chosen = (liking.argmax(-1) == number).nonzero().flatten()
+        return self.ordered(chosen, liking[:, number])[: int(len(liking) * self.share)]
+
+    def ordered(self, chosen: Tensor, liking: Tensor) -> Tensor:
+        return chosen
+
+
+class BestFirst(FirstCome):
+    """The same, for those who are surest of it."""
+
+    def ordered(self, chosen: Tensor, liking: Tensor) -> Tensor:
+        return chosen[liking[chosen].argsort(descending=True)]
+
+
+@torch.no_grad()
+def zeroed_in_its_batch(block: nn.Module, x: Tensor) -> tuple[Tensor, bool]:
+    """The map of a block whose examples may hear each other, zeroing in one at a time; and whether they do."""
+    maps, clean, alone = [], block(x), True
+    for example in range(len(x)):
+        columns = []
+        for source in range(x.shape[1]):
+
+            def zero(module: nn.Module, inputs: Any, values: Tensor, place: Any = (example, source)) -> Tensor:
+                return values.index_put(tuple(map(torch.tensor, place)), torch.zeros((), dtype=values.dtype))
+
+            with block.get_submodule("attention.value").register_forward_hook(zero):
+                moved = block(x)
+            columns.append((direction(moved) - direction(clean)).square().sum(-1) / 2)
+        scores = torch.stack(columns, dim=-1)
+        alone = alone and not (scores[torch.arange(len(x)) != example] > 1e-20).any()
+        maps.append(scores[example])
+    scores = torch.stack(maps)
+    return scores / scores.sum(-1, keepdim=True), alone
+
+
+@pytest.mark.parametrize(("batch", "tokens"), [(1, 6), (1, 20), (2, 6), (3, 8)])
+@pytest.mark.parametrize("share", [0.25, 0.5, 0.6])
+@pytest.mark.parametrize("experts", [ExpertsChoose, FirstCome, BestFirst])
+def test_experts_with_room_for_some(experts: type[ExpertsChoose], share: float, batch: int, tokens: int) -> None:
+    for seed in range(4):
         torch.manual_seed(seed)
-        block, x = Block(after=ExpertsChoose()), torch.randn(1, 6, WIDTH, dtype=torch.float64)
-        assert_same(ValueZeroing(block, block).attribute(x), zeroed_one_by_one(block, x))
+        block, x = Block(after=experts(share)), torch.randn(batch, tokens, WIDTH, dtype=torch.float64)
+        expected, alone = zeroed_in_its_batch(block, x)
+        if alone:
+            assert_same(ValueZeroing(block, block).attribute(x), expected)
+        else:
+            with pytest.raises(AssertionError, match="what is zeroed in one example changes another"):
+                ValueZeroing(block, block).attribute(x)
 
 
 def check_one_by_one(case: Case) -> None:

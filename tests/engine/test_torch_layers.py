@@ -10,6 +10,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from transformers import LlamaConfig, LlamaModel
 
 from captum_vz import LayerAttention, ValueZeroing, find_layers
 
@@ -411,3 +413,48 @@ def test_a_function_of_the_users_in_torchs_place(monkeypatch: pytest.MonkeyPatch
         with pytest.raises(AssertionError, match="Another function stands in the place of"):
             raw(block, block, x)
     assert F.scaled_dot_product_attention is users
+
+
+TORCHS = F.scaled_dot_product_attention
+
+
+class Mode(TorchFunctionMode):
+    """Attends more sharply than is asked for; which function it sees, it looks up at once, or each time."""
+
+    def __init__(self, sharper: int, by_name: bool) -> None:
+        super().__init__()
+        self.sharper, self.by_name = sharper, by_name
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is (F.scaled_dot_product_attention if self.by_name else TORCHS):
+            args = (args[0] * self.sharper, *args[1:])
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("family", ["torch", "transformers"])
+def test_a_function_mode_of_the_users(family: str, inside: bool, by_name: bool) -> None:
+    block: nn.Module = OneForward(without_heads)
+    x = torch.randn(2, TOKENS, WIDTH, dtype=torch.float64)
+    if family == "transformers":
+        size = {"hidden_size": WIDTH, "num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 1.0}
+        model = LlamaModel(LlamaConfig(**size, intermediate_size=8, vocab_size=8, num_hidden_layers=1)).double().eval()
+        model.set_attn_implementation("sdpa")
+        block, forward = model.layers[0], lambda x: model(inputs_embeds=x).last_hidden_state
+    else:
+        forward = block
+
+    def attribute(sharper: int) -> Tensor:
+        def run(x: Tensor) -> Tensor:
+            with Mode(sharper, by_name):
+                return forward(x)
+
+        if inside:
+            return ValueZeroing(run, block).attribute(x)
+        with Mode(sharper, by_name):
+            return ValueZeroing(forward, block).attribute(x)
+
+    torch.testing.assert_close(attribute(1), ValueZeroing(forward, block).attribute(x), rtol=0, atol=1e-12)
+    with pytest.raises(AssertionError, match=r"^Mode stands in the place of .*computes something else"):
+        attribute(3)

@@ -26,7 +26,15 @@ from captum_vz import (
     ValueZeroingRollout,
     find_layers,
 )
-from tests.engine.blocks import HEADS, WIDTH, Block, SelfAttention, eager_attention_forward, mask_of_window
+from tests.engine.blocks import (
+    HEADS,
+    WIDTH,
+    Block,
+    SelfAttention,
+    Stopping,
+    eager_attention_forward,
+    mask_of_window,
+)
 from tests.engine.compare import assert_same
 from tests.reference.case import randomize
 
@@ -73,7 +81,7 @@ class Run:
     def where(self, positions: list[int]) -> Tensor:
         """The places whose values move with some positions of each example, `(places,)`."""
         moved = self.rows(self.hidden).clone()
-        moved[:, positions] += torch.randn(moved.shape[-1], dtype=moved.dtype)
+        moved[:, positions] += 1e-6 * torch.randn(moved.shape[-1], dtype=moved.dtype)
         if self.channels_first:
             moved = moved.transpose(1, 2)
         return (self.values(moved.reshape(self.hidden.shape)) != self.values(self.hidden)).any(-1)
@@ -404,10 +412,48 @@ def test_what_cannot_be_told_is_refused(reason: str) -> None:
         ValueZeroing(block, block).attribute(x, perturbations_per_eval=1)
 
 
-def test_layers_that_clear_nan_are_refused() -> None:
-    """NaN is what dependence is seen by; a map of zeros would be the answer."""
-    block, x = Halves(lambda x: x), torch.randn(2, 6, WIDTH, dtype=torch.float64)
+class Sorted(Block):
+    """Attends in two halves, of the tokens with the lower scores and of those with the higher ones."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        order = x.sum(-1).argsort(-1)
+        halves = self.attention_norm(x).gather(1, order[..., None].expand_as(x)).view(-1, x.shape[1] // 2, x.shape[2])
+        attended = self.attention(halves).reshape(x.shape)
+        x = x + attended.gather(1, order.argsort(-1)[..., None].expand_as(x))
+        return x + self.feed_forward(self.norm(x))
+
+
+class Stopped(Halves):
+    """Behind its windows, positions hear each other by way of something that lets no NaN through."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda x: x)
+        self.stopping = Stopping().double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = super().forward(x)
+        return x + self.stopping(x)
+
+
+def clearing() -> Halves:
+    block = Halves(lambda x: x)
     block.attention.finish = lambda attention, context, x: attention.output(context.nan_to_num())
+    return block
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("build", [Sorted, Stopped, clearing])
+def test_layers_in_which_nan_leads_astray(build: Callable[[], nn.Module], batch: int) -> None:
+    torch.manual_seed(5)
+    block, x = build().eval(), torch.randn(batch, 6, WIDTH, dtype=torch.float64)
+    run = Run(block, (x,), {}, "attention.value", all_of(WIDTH), channels_first=False)
+    assert_same(ValueZeroing(block, block, normalize=False).attribute(x), run.expected)
+
+
+def test_outputs_that_depend_on_no_value_are_refused() -> None:
+    block, x = clearing(), torch.randn(2, 6, WIDTH, dtype=torch.float64)
+    with torch.no_grad():
+        block.attention.output.weight.zero_()
     with pytest.raises(AssertionError, match="its outputs seem to depend on no value"):
         ValueZeroing(block, block).attribute(x)
 

@@ -145,7 +145,7 @@ def test_where_memory_is_short(products: list[torch.dtype], monkeypatch: pytest.
     assert told.count("found no memory for BertLayer, computed exactly") == 1
     found = ValueZeroing(case.model, case.layers).attribute(case.inputs)
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-14)
-    monkeypatch.setattr(scoring, "PackedPairs", no_memory)
+    monkeypatch.setattr(scoring, "packed_pairs", no_memory)
     with pytest.raises(torch.OutOfMemoryError, match="Tried to allocate"):
         ValueZeroing(case.model, case.layers).attribute(case.inputs)
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from captum_vz import ValueZeroing
 from captum_vz._engine import scoring
+from captum_vz._engine.replay import PackedPairs
 from captum_vz._engine.windows import Windows
 from tests.sweep.rows import Row
 from tests.sweep.twin import Product, Run, by_token, twin_scores, twin_scores_by_position
@@ -155,7 +156,7 @@ def valid_rows(mask: Tensor | None, run: Run, batch: int, out: int) -> Tensor:
 def replays_noted(tried: list[Any]) -> Iterator[None]:
     """Note which ways of replaying are tried: the last one is the one that served."""
     with ExitStack() as patches:
-        for way in (scoring.PackedPairs, scoring.WholeSequences, Windows):
+        for way in (PackedPairs, scoring.WholeSequences, Windows):
             made = patch.object(way, "__init__", _noting(way.__init__, tried))
             patches.enter_context(made)
         yield

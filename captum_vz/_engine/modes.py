@@ -1,0 +1,49 @@
+"""What a user has put in the place of torch's attention: a function, or a mode that sees each function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.overrides import _get_current_function_mode_stack
+
+# Torch's own function, and how far from it, relative to its largest number, one in its place may be (a quantised one).
+BUILTIN = torch._C._nn.scaled_dot_product_attention
+CLOSE = 0.03
+
+
+def refuse_another_attention(function: Callable[..., Tensor], *args: Any, **kwargs: Any) -> None:
+    """Refuse a function in the place of torch's attention, or a mode, that makes something else of these arguments.
+
+    No one is to listen to attention meanwhile.
+
+    Raises:
+        AssertionError: One does.
+    """
+    modes = [mode for mode in _get_current_function_mode_stack() if not type(mode).__module__.startswith("captum_vz.")]
+    if function is BUILTIN and not modes:
+        return
+    with torch._C.DisableTorchFunction():
+        expected = BUILTIN(*args, **kwargs)
+        found = {"Another function": function(*args, **kwargs)}
+        for mode in modes:
+            # It may know the function as torch's own, or by the name where ours stands now.
+            for known in (BUILTIN, functional.scaled_dot_product_attention):
+                found[f"{type(mode).__name__}, for {known}"] = mode.__torch_function__(known, (), args, kwargs)
+    for name, one in found.items():
+        assert _are_alike(one, expected), (
+            f"{name.partition(',')[0]} stands in the place of torch.nn.functional.scaled_dot_product_attention, and "
+            "computes something else. Its weights cannot be read: put torch's own back, or pass a model that calls it."
+        )
+
+
+def _are_alike(found: Any, expected: Tensor) -> bool:
+    """Whether what a mode gave, which may be anything, is nearly `expected`; NaN is to be where it is there."""
+    if not isinstance(found, Tensor) or found.shape != expected.shape:
+        return False
+    if not torch.equal(found.isnan(), expected.isnan()):
+        return False
+    return bool((found - expected).nan_to_num(0).abs().amax() <= CLOSE * expected.nan_to_num(0).abs().amax())

@@ -1,0 +1,184 @@
+"""Layers of anybody's own that give back their clean output when replayed, and would be wrong for anything else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from captum_vz import ValueZeroing
+from captum_vz._engine import packing
+from tests.engine.blocks import HEADS, WIDTH, Block, SelfAttention, direction, sequences, zeroed_one_by_one
+from tests.engine.compare import assert_same
+from tests.reference import FAMILIES
+
+Order = Callable[[Tensor], Tensor]
+
+
+def score(x: Tensor) -> Tensor:
+    return (x * torch.linspace(-1, 1, WIDTH, dtype=x.dtype)).sum(-1)
+
+
+ORDERS: dict[str, Order] = {
+    "backwards": lambda x: torch.arange(x.shape[1]).flip(0).expand(x.shape[:2]),
+    "one further": lambda x: torch.arange(x.shape[1]).roll(1).expand(x.shape[:2]),
+    "by a score": lambda x: score(x).argsort(-1),
+}
+
+
+def in_order(x: Tensor, order: Tensor) -> Tensor:
+    return x.gather(1, order[..., None].expand_as(x))
+
+
+class Reordering(SelfAttention):
+    """Reads its keys and values in another order than its queries: of its tokens, or of what it projected them to."""
+
+    def __init__(self, order: Order, tokens: bool) -> None:
+        super().__init__()
+        self.order, self.tokens = order, tokens
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        order = self.order(x)
+        if self.tokens:
+            key, value = (linear(in_order(x, order)) for linear in (self.key, self.value))
+        else:
+            key, value = (in_order(linear(x), order) for linear in (self.key, self.value))
+        parts = (one.unflatten(-1, (HEADS, -1)).transpose(1, 2) for one in (self.query(x), key, value))
+        return self.output(F.scaled_dot_product_attention(*parts).transpose(1, 2).flatten(2))
+
+
+class Sorting(SelfAttention):
+    """Puts all its tokens in another order, and what becomes of them back."""
+
+    def __init__(self, order: Order) -> None:
+        super().__init__()
+        self.order = order
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        order = self.order(x)
+        return in_order(super().forward(in_order(x, order)), order.argsort(-1))
+
+
+def by_tokens(block: Block, x: Tensor, places: Callable[[Tensor], Tensor]) -> Tensor:
+    """The map of a block whose value projection holds token j where `places(the attention's input)` is j."""
+    held = places(block.attention_norm(x))
+    clean, columns = block(x), []
+    for token in range(x.shape[1]):
+        zero = block.attention.value.register_forward_hook(
+            lambda module, inputs, values, token=token: values.masked_fill((held == token)[..., None], 0)
+        )
+        columns.append((direction(block(x)) - direction(clean)).square().sum(-1) / 2)
+        zero.remove()
+    scores = torch.stack(columns, dim=-1)
+    return scores / scores.sum(-1, keepdim=True)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("batch", "tokens"), [(1, 6), (2, 6), (1, 20)])
+@pytest.mark.parametrize("tokens_or_values", [True, False])
+@pytest.mark.parametrize("order", ORDERS)
+def test_values_in_another_order(order: str, tokens_or_values: bool, batch: int, tokens: int) -> None:
+    block, x = Block(), sequences(batch, tokens)
+    block.attention = Reordering(ORDERS[order], tokens_or_values).double()
+
+    def places(given: Tensor) -> Tensor:
+        return ORDERS[order](given) if tokens_or_values else torch.arange(tokens).expand(batch, -1)
+
+    expected = by_tokens(block, x, places)
+    found = ValueZeroing(block, block)
+    assert_same(found.attribute(x), expected)
+    assert_same(found.attribute(x, target=1), expected[:, 1])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("batch", "tokens"), [(1, 6), (2, 6), (1, 20)])
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_layer_that_sorts_its_tokens(order: str, batch: int, tokens: int) -> None:
+    block, x = Block(), sequences(batch, tokens)
+    block.attention = Sorting(ORDERS[order]).double()
+    assert_same(ValueZeroing(block, block).attribute(x), by_tokens(block, x, ORDERS[order]))
+
+
+def test_an_order_that_a_nudge_changes_is_refused() -> None:
+    """The sum of what was normed is nothing but rounding."""
+    block, x = Block(), sequences(2, 20)
+    block.attention = Sorting(lambda x: x.sum(-1).argsort(-1)).double()
+    with pytest.raises(AssertionError, match=r"Block cannot be replayed.*values come from several positions each"):
+        ValueZeroing(block, block).attribute(x)
+
+
+class CutBlock(Block):
+    """Cuts the context, the attention's output or the norm's at a limit."""
+
+    limit = torch.inf
+
+    def __init__(self, place: str, parallel: bool) -> None:
+        super().__init__(finish=lambda attention, context, x: attention.output(self.cut("context", context)))
+        self.place, self.parallel = place, parallel
+        if place != "context":
+            self.attention.finish = None
+
+    def cut(self, place: str, x: Tensor) -> Tensor:
+        if place != self.place:
+            return x
+        self.largest = float(x.abs().max())
+        return x.clamp(-self.limit, self.limit)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        attended = self.cut("output", self.attention(self.attention_norm(x), mask))
+        normed = self.cut("norm", self.norm(x if self.parallel else x + attended))
+        return x + attended + self.feed_forward(normed)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("tokens", [6, 20])
+@pytest.mark.parametrize(
+    ("place", "parallel"), [("context", False), ("output", False), ("output", True), ("norm", False)]
+)
+def test_limits_that_the_clean_pass_does_not_reach(place: str, parallel: bool, tokens: int) -> None:
+    reached = []
+    for seed in range(6):
+        torch.manual_seed(seed)
+        block, x = CutBlock(place, parallel), torch.randn(1, tokens, WIDTH, dtype=torch.float64)
+        unlimited = zeroed_one_by_one(block, x)
+        block(x)
+        block.limit = 1.0001 * block.largest
+        expected = zeroed_one_by_one(block, x)
+        reached.append(not torch.allclose(expected, unlimited, rtol=0, atol=1e-6))
+        assert_same(ValueZeroing(block, block).attribute(x), expected)
+    assert any(reached)
+
+
+def counted(monkeypatch: pytest.MonkeyPatch, layer: nn.Module, forward: nn.Module, inputs: dict[str, Tensor]) -> int:
+    """How often it is asked whether the values of a layer are in order."""
+    asked = []
+
+    def ask(recording: object, call: object) -> bool:
+        asked.append(recording)
+        return True
+
+    monkeypatch.setattr(packing, "values_are_in_order", ask)
+    ValueZeroing(forward, layer).attribute(inputs)
+    return len(asked)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_what_transformers_brings_along_is_taken_on_trust(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else one row would cost as much as several forward passes."""
+    case = FAMILIES[name].case
+    assert not counted(monkeypatch, case.layers[0], case.model, case.inputs)
+
+
+def test_what_a_user_changes_in_it_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = FAMILIES["bert"].case
+    layer = case.layers[0]
+    with layer.output.register_forward_hook(lambda module, inputs, output: output):
+        assert counted(monkeypatch, layer, case.model, case.inputs)
+    own = layer.attention.forward
+    monkeypatch.setattr(layer.attention, "forward", own)  # as accelerate leaves it
+    assert not counted(monkeypatch, layer, case.model, case.inputs)
+    monkeypatch.setattr(layer.attention, "forward", lambda *args, **kwargs: own(*args, **kwargs))
+    assert counted(monkeypatch, layer, case.model, case.inputs)
