@@ -18,6 +18,7 @@ from captum_vz._engine.recording import map_each
 from captum_vz._engine.sdpa import attention_patched
 
 L = TypeVar("L", bound=Listener)
+LOOKING = "transformers.utils.output_capturing"
 
 
 # Plain functions without state, so that a copy of a layer can carry them.
@@ -33,8 +34,12 @@ def _returned(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
 
 
 def is_hooked(module: nn.Module) -> bool:
-    """Whether a module carries hooks that are not ours."""
-    return not {_entered, _returned}.issuperset([*module._forward_pre_hooks.values(), *module._forward_hooks.values()])
+    """Whether a module carries hooks that could change what it does, or are to be called whenever it is.
+
+    Those of transformers that collect hidden states stay for good once some were asked for. They, and ours, only look.
+    """
+    hooks = [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
+    return any(hook not in (_entered, _returned) and getattr(hook, "__module__", "") != LOOKING for hook in hooks)
 
 
 # Submodules that carry our hooks now: id -> (the handles of the two, how many passes need them). Counted, because two
