@@ -19,19 +19,17 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from captum_vz._engine.interface import Attend, Listener, listening
-from captum_vz._engine.origins import are_in_order, instead
+from captum_vz._engine.origins import NOISES, are_in_order, instead, noise_like
 from captum_vz._engine.precision import without_caches
 from captum_vz._engine.recording import AttentionCall, Recording, first_tensor
 from captum_vz._engine.replay import (
-    FAILURES,
     NotReproducedError,
     bare,
-    check_reproduced,
+    is_reproduced,
     run_again,
     with_stand_ins,
 )
 from captum_vz._engine.streams import as_one_vector, streams_axis
-from captum_vz._engine.whole_sequences import NOISES, noise_like
 
 
 class Gaps:
@@ -89,9 +87,6 @@ def _mixes(recording: Recording, output: Tensor) -> bool:
     axis = 0 if calls[0].sequence_first else 1
     token = (hidden.shape[axis] - 1) // 2
     others = torch.arange(hidden.shape[axis], device=hidden.device) != token
-    numbers = output.isfinite().all(-1).transpose(0, axis)[others]  # padding may be none
-    if not numbers.any():
-        return False
     layer = with_stand_ins(bare(recording.layer), {call.module: _CleanModule(call) for call in inline})
     for noise in NOISES:
         disturbed = hidden.clone()
@@ -101,16 +96,11 @@ def _mixes(recording: Recording, output: Tensor) -> bool:
             with listening(_CleanAnswers([call for call in calls if call not in inline])):
                 seen = first_tensor(run_again(layer, args, kwargs))
         # A layer that does not run with NaN in it, or asks for more attentions than it did, does not tell.
-        except (*FAILURES, StopIteration) as error:
-            if isinstance(error, torch.OutOfMemoryError):
-                raise
+        except (NotReproducedError, StopIteration):
             continue
         if seen is None or seen.shape != output.shape:
             continue
-        found, clean = (x.transpose(0, axis)[others][numbers] for x in (seen, output))
-        try:
-            check_reproduced(found, clean)
-        except NotReproducedError:
+        if not is_reproduced(*(x.transpose(0, axis)[others] for x in (seen, output))):
             return True
     return False
 

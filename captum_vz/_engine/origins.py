@@ -18,7 +18,11 @@ from torch.utils._pytree import tree_leaves, tree_map
 from captum_vz._engine.interface import Attend, Listener, listening
 from captum_vz._engine.precision import without_caches
 from captum_vz._engine.recording import AttentionCall, Recording, first_tensor
-from captum_vz._engine.replay import FAILURES, NotReproducedError, bare, run_again
+from captum_vz._engine.replay import NotReproducedError, bare, is_reproduced, run_again
+
+# How many times as large noise is as what it stands for: something that wins, and something that is no number. Experts
+# choose among positions, or have room for few.
+NOISES = (64.0, torch.nan)
 
 
 def reads_elsewhere(recording: Recording, call: AttentionCall) -> bool:
@@ -39,8 +43,21 @@ def reads_own(recording: Recording, call: AttentionCall) -> bool:
 
 
 def _reads(recording: Recording, call: AttentionCall, states: Tensor) -> bool:
-    values = _first_values(recording, call, states, torch.full_like(states, torch.nan))
-    return values is not None and bool(values.isnan().any())
+    reached = _reached(recording, call, states, torch.ones(states.shape[:2], dtype=torch.bool, device=states.device))
+    return reached is not None and bool(reached.any())
+
+
+def _reached(recording: Recording, call: AttentionCall, states: Tensor, chosen: Tensor) -> Tensor | None:
+    """Which values `(batch, in)` depend on chosen positions of the layer's input; None where a run does not tell."""
+    clean = _first_values(recording, call, states, states)
+    reached = None
+    for mark in (marked, nudged):  # NaN reaches through what is quantised; a nudge, through what stops NaN
+        values = _first_values(recording, call, states, mark(states, chosen))
+        if values is not None and clean is not None and values.shape == clean.shape:
+            reached = is_changed(values, clean).any(-1)
+            if reached.any():
+                break
+    return reached
 
 
 def first_of_own(recording: Recording, call: AttentionCall) -> int | None:
@@ -51,30 +68,39 @@ def first_of_own(recording: Recording, call: AttentionCall) -> int | None:
     _, _, out, sources = call.size
     if sources <= out or not recording.states:
         return None
-    values = _first_values(recording, call, recording.states[0], _first_marked(recording, call))
-    if values is None or values.shape[1] != sources:
+    reached = _reached(recording, call, recording.states[0], _firsts(recording.states[0], call))
+    if reached is None or reached.shape[1] != sources:
         return None
-    places = values.isnan().any(-1).any(0).nonzero()
+    places = reached.any(0).nonzero()
     return int(places[0]) if len(places) else None
 
 
 def mixes_unseen(recording: Recording, call: AttentionCall) -> bool:
     """Whether a token of the layer's own reaches others by another way than `call`, which reads other states."""
-    output, marked = first_tensor(recording.output), _first_marked(recording, call)
+    output, states = first_tensor(recording.output), recording.states[0]
     arguments = without_caches((recording.args, recording.kwargs))
-    args, kwargs = tree_map(partial(instead, recording.states[0], marked), arguments)
-    with listening(None):
-        answer = first_tensor(run_again(bare(recording.layer), args, kwargs))
-    if output is None or answer is None or answer.dim() < 3:
+    if output is None or output.dim() < 3:
         return False
-    return bool((call.batch_first(answer)[:, 1:].isnan() & call.batch_first(output)[:, 1:].isfinite()).any())
+    for noise in NOISES:
+        disturbed = torch.where(_over_features(_firsts(states, call), states), noise_like(states, noise), states)
+        args, kwargs = tree_map(partial(instead, states, disturbed), arguments)
+        try:
+            with listening(None):
+                answer = first_tensor(run_again(bare(recording.layer), args, kwargs))
+        except NotReproducedError:  # it does not run on noise, and does not tell
+            continue
+        if answer is None or answer.shape != output.shape:
+            continue
+        if not is_reproduced(*(call.batch_first(x)[:, 1:].flatten(0, 1) for x in (answer, output))):
+            return True
+    return False
 
 
-def _first_marked(recording: Recording, call: AttentionCall) -> Tensor:
-    """The layer's own states with NaN for the first token of each example."""
-    marked = recording.states[0].clone()
-    call.batch_first(marked)[:, :1] = torch.nan
-    return marked
+def _firsts(states: Tensor, call: AttentionCall) -> Tensor:
+    """Where the first tokens of all examples are in the layer's input, `(batch, in)` or as that has them."""
+    firsts = torch.zeros(states.shape[:2], dtype=torch.bool, device=states.device)
+    call.batch_first(firsts)[:, 0] = True
+    return firsts
 
 
 def are_in_order(recording: Recording, call: AttentionCall, alone: bool = False) -> bool:
@@ -142,6 +168,11 @@ def chance(x: Tensor) -> Tensor:
     return torch.randn(x.shape, generator=own, device="cpu").to(x)
 
 
+def noise_like(x: Tensor, noise: float) -> Tensor:
+    """Noise in the form of a tensor, so many times as large."""
+    return noise * x.abs().amax() * chance(x)
+
+
 def marked(x: Tensor, chosen: Tensor) -> Tensor:
     """`x (..., d)` with NaN at chosen positions `(...)`."""
     return x.masked_fill(_over_features(chosen, x), torch.nan)
@@ -166,7 +197,7 @@ def attention_answers(recording: Recording, call: AttentionCall, context: Tensor
             run_again(bare(recording.layer), *without_caches((recording.args, recording.kwargs)))
     except _HeardError as heard:
         return heard.args[0]
-    except FAILURES:
+    except NotReproducedError:
         pass
     return None
 
@@ -179,7 +210,7 @@ def _first_values(recording: Recording, call: AttentionCall, old: Tensor, new: T
             run_again(bare(recording.layer), args, kwargs)
     except _HeardError as heard:
         return heard.args[0]
-    except FAILURES:
+    except NotReproducedError:
         pass
     return None
 

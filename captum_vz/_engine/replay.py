@@ -43,9 +43,18 @@ FAILURES = (NotReproducedError, *LAYER_ERRORS)
 
 
 def run_again(layer: nn.Module, args: Any, kwargs: Any) -> Any:
-    """What a layer's own code returns for other arguments than those of the clean pass."""
+    """What a layer's own code returns for other arguments than those of the clean pass.
+
+    Raises:
+        NotReproducedError: It does not take them.
+        torch.OutOfMemoryError: It has no memory for them, which is no reason to think so.
+    """
     try:
         return layer.forward(*args, **kwargs)
+    except torch.OutOfMemoryError:
+        raise
+    except LAYER_ERRORS as error:
+        raise NotReproducedError(str(error)) from error
     except AssertionError as error:  # of the layer about them, and not of a user's misuse
         raise NotReproducedError(f"it asserts something else of its arguments {error}".rstrip()) from error
 
@@ -133,6 +142,18 @@ def check_reproduced(replayed: Tensor, clean: Tensor) -> None:
         raise NotReproducedError(
             f"with nothing zeroed it differs from the layer's own output by {error:.1e} of its size"
         )
+
+
+def is_reproduced(replayed: Tensor, clean: Tensor) -> bool:
+    """Whether `check_reproduced` finds nothing, at those positions that are finite: padding may be of anything."""
+    finite = clean.isfinite().all(-1)
+    if not finite.any():
+        return True
+    try:
+        check_reproduced(replayed[finite], clean[finite])
+    except NotReproducedError:
+        return False
+    return True
 
 
 def check_against_changes(off: Tensor, change: Tensor, clean: Tensor) -> None:

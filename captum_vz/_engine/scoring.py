@@ -24,7 +24,7 @@ from captum_vz._engine.replay import (
 )
 from captum_vz._engine.streams import as_one_vector
 from captum_vz._engine.whole_sequences import InItsBatch, WholeSequences
-from captum_vz._engine.windows import over_positions, reordered
+from captum_vz._engine.windows import is_reordered, over_positions
 from captum_vz._engine.zeroing import (
     Measure,
     Targets,
@@ -257,12 +257,11 @@ def _whole_sequences(
     # Which axis holds the tokens was told by a shape. Packed pairs fail where it is another; whole sequences would not.
     if call.streams is not None and not are_in_order(recording, call, alone=True):
         raise NotReproducedError("its tokens have several vectors each, and a value does not depend on its own alone")
-    other_order = reordered(recording, call)
-    if other_order is not None:
+    if is_reordered(recording, call):
         # Which tokens are hidden is known in the attention's order only.
         if call.visible is not None and not call.visible.all():
             raise NotReproducedError("its attention sees its tokens in another order, and not all of them")
-        return _in_windows(recording, other_order, output, zeroing, targets)
+        return _in_windows(recording, over_positions(recording, call), output, zeroing, targets)
     members = group_members(call, zeroing)
     scores = empty_map(call, zeroing, members)
     replay = kind(recording, call)

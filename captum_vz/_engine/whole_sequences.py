@@ -13,17 +13,17 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from captum_vz._engine.interface import Attend, Listener, listening
-from captum_vz._engine.origins import chance
+from captum_vz._engine.origins import NOISES, noise_like
 from captum_vz._engine.precision import without_caches
 from captum_vz._engine.products import FastProducts
 from captum_vz._engine.recording import AttentionCall, Recording, first_tensor
 from captum_vz._engine.replay import (
-    FAILURES,
     NotReproducedError,
     SameAgainError,
     bare,
     check_reproduced,
     described,
+    is_reproduced,
     run_again,
 )
 from captum_vz._engine.weights import for_query_heads, weights_used
@@ -32,9 +32,6 @@ from captum_vz._engine.weights import for_query_heads, weights_used
 HEADS = -1
 # How many readings of a layer's arguments are tried at most.
 TRIALS = 64
-# What stands in the place of an attention's answer where others are to hear nothing of it, as often as it is large:
-# something that wins and something that is no number, for experts who choose among positions, or have room for few.
-NOISES = (64.0, torch.nan)
 
 
 class WholeSequences:
@@ -68,9 +65,8 @@ class WholeSequences:
                 for example, clean in enumerate(output):
                     check_reproduced(self.run(example, nothing).flatten(0, 1), clean.repeat(2, 1))
                 return
-            except FAILURES as error:
-                if isinstance(error, torch.OutOfMemoryError):
-                    raise
+            except NotReproducedError:
+                continue
         raise NotReproducedError("which of its arguments' axes the examples lie along cannot be told")
 
     def run(self, example: int, zeroed: Tensor) -> Tensor:
@@ -93,18 +89,11 @@ class WholeSequences:
 
     def _leave_alone(self, run: Callable[[Copies], Tensor], disturbed: Tensor, clean: Tensor) -> bool:
         """Whether a run in which some copies are `disturbed (copies)` returns for the others what is `clean`."""
-        known = clean[~disturbed]
-        finite = known.isfinite().all(-1)  # rows of padding may be of anything
-        for noise in NOISES:
-            try:
-                answer = run(DisturbedCopies(self.call, self.site, disturbed, noise))[~disturbed]
-                if finite.any():
-                    check_reproduced(answer[finite], known[finite])
-            except FAILURES as error:
-                if isinstance(error, torch.OutOfMemoryError):
-                    raise
-                return False
-        return True
+        try:
+            answers = (run(DisturbedCopies(self.call, self.site, disturbed, noise)) for noise in NOISES)
+            return all(is_reproduced(answer[~disturbed], clean[~disturbed]) for answer in answers)
+        except NotReproducedError:
+            return False
 
     def _on_copies(self, example: int, copies: Copies) -> Tensor:
         each = zip(self.arguments, self.axes, strict=True)
@@ -162,12 +151,8 @@ class InItsBatch(WholeSequences):
         for one in zeroed:
             answer = self._with_zeroed({example: one})
             others = torch.arange(len(answer), device=answer.device) != example
-            finite = self._clean[others].isfinite().all(-1)  # rows of padding may be of anything
-            try:
-                if finite.any():
-                    check_reproduced(answer[others][finite], self._clean[others][finite])
-            except NotReproducedError as error:
-                raise NotReproducedError("what is zeroed in one example changes another") from error
+            if not is_reproduced(answer[others], self._clean[others]):
+                raise NotReproducedError("what is zeroed in one example changes another")
             answers.append(answer[example])
         return torch.stack(answers)
 
@@ -273,8 +258,3 @@ class DisturbedCopies(Copies):
 
     def change(self, values: Tensor) -> None:
         values[self.disturbed] = noise_like(values, self.noise)[self.disturbed]
-
-
-def noise_like(x: Tensor, noise: float) -> Tensor:
-    """Noise in the form of a tensor, so many times as large."""
-    return noise * x.abs().amax() * chance(x)

@@ -59,17 +59,11 @@ def over_positions(recording: Recording, call: AttentionCall) -> AttentionCall:
     raise NotReproducedError(reasons[0])
 
 
-def reordered(recording: Recording, call: AttentionCall) -> AttentionCall | None:
-    """The same for an attention that has all of the layer's tokens, but in another order; None: it has not.
-
-    Raises:
-        NotReproducedError: It has, and which it is cannot be told.
-    """
+def is_reordered(recording: Recording, call: AttentionCall) -> bool:
+    """Whether an attention has all of the layer's tokens, one each, but in another order."""
     if len(recording.calls) > 1 or call.parts > 1 or call.sequence_first or call.size[2] != call.size[3]:
-        return None
-    if call.windows is not None or values_are_in_order(recording, call):
-        return None
-    return over_positions(recording, call)
+        return False
+    return call.windows is None and not values_are_in_order(recording, call)
 
 
 class Windows:

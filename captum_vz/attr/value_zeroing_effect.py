@@ -22,7 +22,7 @@ from captum_vz._engine.memory import repeat
 from captum_vz._engine.precision import is_half
 from captum_vz._engine.recording import Recording
 from captum_vz._engine.sites import attention_call, end_of_given, valid_positions
-from captum_vz._engine.windows import reordered
+from captum_vz._engine.windows import is_reordered
 from captum_vz.attr._arguments import Groups, Inputs, as_layers, check_per_eval, tokens_of, user_call
 from captum_vz.attr._captum import WhileRunning, logged, warn
 from captum_vz.attr._heads import Heads, select_heads
@@ -135,9 +135,9 @@ class ValueZeroingEffect(WhileRunning):
 
         def compute(index: int, recording: Recording) -> Tensor:
             call = attention_call(recording, self.attention)
-            assert call.windows is None and reordered(recording, call) is None, (
-                f"The attention of {recording.name} sees the layer's tokens in windows, in which "
-                f"{self.get_name()} zeroes no values. ValueZeroing has the maps of such layers."
+            assert call.windows is None and not is_reordered(recording, call), (
+                f"The attention of {recording.name} sees the layer's tokens in windows, or in another order, "
+                f"where {self.get_name()} zeroes no values. ValueZeroing has the maps of such layers."
             )
             model.zero_in(index, recording, call, select_heads(self.heads, index, len(layers), call.size[1]))
             half.append(is_half(recording))

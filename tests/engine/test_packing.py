@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 
 import pytest
 import torch
 import torch.nn.functional as F
+from accelerate.hooks import ModelHook, SequentialHook, add_hook_to_module
 from torch import Tensor, nn
 
-from captum_vz import ValueZeroing
+from captum_vz import ValueZeroing, ValueZeroingEffect
 from captum_vz._engine import packing
 from tests.engine.blocks import HEADS, WIDTH, Block, SelfAttention, direction, sequences, zeroed_one_by_one
 from tests.engine.compare import assert_same
@@ -108,6 +110,8 @@ def test_an_order_that_a_nudge_changes_is_refused() -> None:
     block.attention = Sorting(lambda x: x.sum(-1).argsort(-1)).double()
     with pytest.raises(AssertionError, match=r"Block cannot be replayed.*values come from several positions each"):
         ValueZeroing(block, block).attribute(x)
+    with pytest.raises(AssertionError, match="sees the layer's tokens in windows"):
+        ValueZeroingEffect(lambda x: block(x).sum((1, 2)), block).attribute(x)
 
 
 class CutBlock(Block):
@@ -184,3 +188,23 @@ def test_what_a_user_changes_in_it_is_not(monkeypatch: pytest.MonkeyPatch) -> No
     assert not counted(monkeypatch, layer, case.model, case.inputs)
     monkeypatch.setattr(layer.attention, "forward", lambda *args, **kwargs: own(*args, **kwargs))
     assert counted(monkeypatch, layer, case.model, case.inputs)
+
+
+class Hook(ModelHook):
+    """A user's own."""
+
+
+@pytest.mark.parametrize(
+    ("hook", "trusted"),
+    [
+        (ModelHook(), True),
+        (SequentialHook(ModelHook(), ModelHook()), True),
+        (Hook(), False),
+        (SequentialHook(ModelHook(), Hook()), False),
+    ],
+)
+def test_hooks_of_accelerate_only_move(hook: ModelHook, trusted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = deepcopy(FAMILIES["bert"].case)
+    for module in case.layers[0].modules():
+        add_hook_to_module(module, hook)
+    assert (not counted(monkeypatch, case.layers[0], case.model, case.inputs)) is trusted

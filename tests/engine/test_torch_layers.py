@@ -325,28 +325,42 @@ def test_two_attentions_over_the_same_tokens_are_refused(attention: str) -> None
 class Unread(nn.Module):
     """A decoder's layer whose first attention is written out, where nobody sees it; or that has none."""
 
-    def __init__(self, reads_itself: bool) -> None:
+    def __init__(self, reads_itself: bool, stops_nan: bool) -> None:
         super().__init__()
-        self.reads_itself = reads_itself
+        self.reads_itself, self.stops_nan = reads_itself, stops_nan
         self.cross = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True)
         self.mlp = nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 32), nn.GELU(), nn.Linear(32, WIDTH))
         self.double().eval()
 
-    def forward(self, x: Tensor, memory: Tensor) -> Tensor:
+    def forward(self, x: Tensor, memory: Tensor, hidden: Tensor | None = None) -> Tensor:
+        if self.stops_nan:
+            x, memory = x.nan_to_num(), memory.nan_to_num()
         if self.reads_itself:
             x = x + (x @ x.mT).softmax(-1) @ x
-        x = x + self.cross(x, memory, memory, need_weights=False)[0]
+        x = x + self.cross(x, memory, memory, key_padding_mask=hidden, need_weights=False)[0]
         return x + self.mlp(x)
 
 
+@pytest.mark.parametrize("stops_nan", [True, False])
 @pytest.mark.parametrize("sources", [TOKENS, 3])
-def test_a_cross_attention_is_not_taken_for_what_is_not_seen_before_it(sources: int) -> None:
+def test_a_cross_attention_is_not_taken_for_what_is_not_seen_before_it(sources: int, stops_nan: bool) -> None:
     x, memory = (torch.randn(2, length, WIDTH, dtype=torch.float64) for length in (TOKENS, sources))
-    layer = Unread(reads_itself=True)
+    layer = Unread(True, stops_nan)
     with pytest.raises(AssertionError, match="something else that mixes its tokens"):
         raw(layer, layer, (x, memory))
-    layer = Unread(reads_itself=False)
+    layer = Unread(False, stops_nan)
     torch.testing.assert_close(raw(layer, layer, (x, memory)), twin(layer, (x, memory), {}, sources))
+
+
+@pytest.mark.parametrize("stops_nan", [True, False])
+@pytest.mark.parametrize("sources", [TOKENS, TOKENS + 2])
+def test_sources_that_a_cross_attention_hides_are_no_padding_of_its_rows(sources: int, stops_nan: bool) -> None:
+    x, memory = (torch.randn(2, length, WIDTH, dtype=torch.float64) for length in (TOKENS, sources))
+    hidden = torch.zeros(2, sources, dtype=torch.bool)
+    hidden[0, 1:3] = True
+    layer = Unread(False, stops_nan)
+    inputs = x, memory, hidden
+    torch.testing.assert_close(raw(layer, layer, inputs), twin(layer, inputs, {}, sources))
 
 
 class WithMore(nn.Module):
