@@ -48,6 +48,10 @@ class Span:
     targets: slice | Tensor  # of each group's pairs; a slice where they follow each other, for it copies nothing
     folded: bool  # whether first matrices act on these vectors, or on these rows
 
+    def to(self, device: torch.device) -> Span:
+        """The same on a device."""
+        return replace(self, targets=self.targets.to(device)) if isinstance(self.targets, Tensor) else self
+
 
 @dataclass(frozen=True)
 class Chunk:
@@ -61,6 +65,11 @@ class Chunk:
     group: Tensor  # (row)
     spans: tuple[Span, ...]
     clean: slice  # the targets of which nothing is taken
+
+    def to(self, device: torch.device) -> Chunk:
+        """The same on a device."""
+        spans = tuple(span.to(device) for span in self.spans)
+        return replace(self, target=self.target.to(device), group=self.group.to(device), spans=spans)
 
     @property
     def pairs(self) -> int:
@@ -89,6 +98,11 @@ class Block:
     chunks: tuple[Chunk, ...]
     folded: int  # on so many, the first ones, first matrices act; the pairs of the others are fewer than their vectors
 
+    def to(self, device: torch.device) -> Block:
+        """The same on a device."""
+        chunks = tuple(chunk.to(device) for chunk in self.chunks)
+        return replace(self, batch=self.batch.to(device), source=self.source.to(device), chunks=chunks)
+
 
 def blocks(pairs: Pairs, width: int, depth: int, rows: int, at_most: int | None) -> tuple[list[Block], bool]:
     """All active pairs, in chunks of about `rows` rows and of at most `at_most` groups.
@@ -99,12 +113,14 @@ def blocks(pairs: Pairs, width: int, depth: int, rows: int, at_most: int | None)
     Raises:
         TooFewError: There are too few pairs to a group to pay for its vectors.
     """
-    target, group = pairs.active.nonzero(as_tuple=True)
-    number = pairs.batch[target] * pairs.members.shape[1] + group  # of each pair's group
-    sizes = number.bincount(minlength=pairs.members.shape[:2].numel())
+    # On the CPU, wherever the pairs are: each step here is small, and most wait for the one before it.
+    active, examples, lists = (x.cpu() for x in (pairs.active, pairs.batch, pairs.members))
+    target, group = active.nonzero(as_tuple=True)
+    number = examples[target] * lists.shape[1] + group  # of each pair's group
+    sizes = number.bincount(minlength=lists.shape[:2].numel())
     there = sizes.nonzero().flatten()
-    counts, batch = sizes[there], there // pairs.members.shape[1]
-    members = pairs.members[batch, there % pairs.members.shape[1]]  # (group, member)
+    counts, batch = sizes[there], there // lists.shape[1]
+    members = lists[batch, there % lists.shape[1]]  # (group, member)
     vectors = (members >= 0).sum(-1) * len(pairs.heads)
     gains, at_once, composed = _gains(counts, vectors, width, depth, len(pairs.heads))
     # All targets run twice more, changed as far as the norm and with nothing taken to the end: some two first matrices.
@@ -112,11 +128,12 @@ def blocks(pairs: Pairs, width: int, depth: int, rows: int, at_most: int | None)
         raise TooFewError("there are too few pairs to fold for")
     order = (gains <= 0).int().argsort(stable=True)  # groups that gain come first
     place = torch.empty_like(sizes)
-    place[there[order]] = torch.arange(len(order), device=place.device)
+    place[there[order]] = torch.arange(len(order))
     mine = place[number].argsort(stable=True)
     folded = int((gains > 0).sum())
     groups = _Groups(batch[order], members[order], counts[order], folded, len(pairs.heads), target[mine], group[mine])
-    return list(groups.blocks(len(pairs.batch), rows, at_most)), composed
+    device = pairs.active.device
+    return [block.to(device) for block in groups.blocks(len(pairs.batch), rows, at_most)], composed
 
 
 def _gains(counts: Tensor, vectors: Tensor, width: int, depth: int, heads: int) -> tuple[Tensor, int, bool]:
@@ -228,7 +245,7 @@ def _chunk(spans: tuple[Span, ...], target: Tensor, group: Tensor, clean: slice)
         first.targets[:1] if isinstance(first.targets, Tensor) else slice(first.targets.start, first.targets.start + 1)
     )
     taken = replace(first, rows=slice(end, end + 1), targets=one)
-    targets = torch.cat([target, torch.arange(clean.start, clean.stop, device=target.device), target[:1]])
+    targets = torch.cat([target, torch.arange(clean.start, clean.stop), target[:1]])
     groups = torch.cat([group, group[:1].expand(end + 1 - len(target))])
     return Chunk(targets, groups, (*spans, unmoved, taken), clean)
 

@@ -8,6 +8,15 @@ from torch import Tensor
 # as much as thirty rows more, for calls that do not grow with it.
 CHUNK_BYTES = {"cpu": 12 << 20}
 CHUNK_BYTES_ELSEWHERE = 256 << 20
+# How many neighbouring groups of sources are given the same targets, for one product to serve them all: a CPU computes
+# no pair that is zero, elsewhere a few of them cost less than a call for each group.
+NEIGHBOURS = {"cpu": 1}
+NEIGHBOURS_ELSEWHERE = 16
+
+
+def neighbours(like: Tensor) -> int:
+    """How many neighbouring groups are given the same targets."""
+    return NEIGHBOURS.get(like.device.type, NEIGHBOURS_ELSEWHERE)
 
 
 def fitting(like: Tensor, numbers: int) -> int:

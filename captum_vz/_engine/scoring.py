@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from captum_vz._engine.blocks import Pairs
-from captum_vz._engine.chunks import fitting
+from captum_vz._engine.chunks import fitting, neighbours
 from captum_vz._engine.folded import FoldedPairs
 from captum_vz._engine.origins import are_in_order
 from captum_vz._engine.packing import packed_pairs
@@ -31,6 +31,7 @@ from captum_vz._engine.zeroing import (
     Zeroing,
     active_groups,
     empty_map,
+    evened,
     group_blocks,
     group_members,
     left_context,
@@ -168,7 +169,9 @@ def _folded_pairs(
         recording.notes.append(f"precision='fast' found no fast bfloat16 on {output.device}, computed exactly")
     scores = empty_map(call, zeroing, members)
     weights = zeroed_weights(call, zeroing, targets.sources, targets.batch, targets.out)
-    active = active_groups(weights, members[targets.batch])
+    lists = members[targets.batch]  # (target, group, member)
+    changes = active_groups(weights, lists)
+    active = evened(changes, lists, neighbours(changes))
     pairs = Pairs(targets.batch, targets.out, weights[..., heads], heads, members, active)
     folded = FoldedPairs(recording, call, output, pairs, _chunk_rows(recording, output), zeroing.at_most, fast)
     clean = zeroing.measure.prepare(folded.outputs)
@@ -177,7 +180,7 @@ def _folded_pairs(
         distance = zeroing.measure.between(zeroing.measure.prepare(moved), clean.index_select(0, target))
         found.append((target, group, distance.to(scores)))
     target, group, distance = map(torch.cat, zip(*found, strict=True))
-    scores[targets.batch[target], targets.place[target], group] = distance
+    scores[targets.batch[target], targets.place[target], group] = distance.where(changes[target, group], 0)
     return scores
 
 

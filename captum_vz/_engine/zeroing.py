@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from captum_vz._engine.recording import AttentionCall, Recording
 from captum_vz._engine.sites import valid_positions
@@ -113,6 +114,14 @@ def active_groups(weights: Tensor, members: Tensor) -> Tensor:
     """Which groups, of `members (target, group, member)`, may change which targets, `(target, group)`."""
     seen = weights.ne(0).any(-1)  # (target, in)
     return (seen[:, None, :].expand(-1, members.shape[1], -1).gather(2, members.clamp_min(0)) & (members >= 0)).any(-1)
+
+
+def evened(active: Tensor, members: Tensor, count: int) -> Tensor:
+    """Which groups are active for a target, or are one of `count` neighbours of which some is; but for empty ones."""
+    if count == 1:
+        return active
+    blocks = functional.pad(active, (0, -active.shape[1] % count)).unflatten(1, (-1, count))
+    return blocks.any(-1).repeat_interleave(count, -1)[:, : active.shape[1]] & (members >= 0).any(-1)
 
 
 def lost_context(

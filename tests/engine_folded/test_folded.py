@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from captum_vz._engine import blocks, scoring
+from captum_vz._engine import blocks, chunks, scoring
 from tests.engine.blocks import WIDTH, Block, Convolution, Mean, sequences
 from tests.engine_folded.lanes import LENGTHS, Lanes, long_case
 from tests.reference import naive_value_zeroing
@@ -97,6 +97,25 @@ def test_chunks_of_any_size(name: str, rows: int, lanes: Lanes, monkeypatch: pyt
     lanes.agree(case.model, case.layers[:1], case.inputs)
 
 
+@pytest.mark.parametrize("name", ["gpt2", "llama", "phi"])
+@pytest.mark.parametrize("count", [5, 16])
+def test_neighbours_with_the_same_targets(name: str, count: int, lanes: Lanes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU: fewer products, the same numbers, and none but zero where one has no share."""
+    case = long_case(name)
+    found = spied(lanes)
+    general = lanes.general(case.model, case.layers, case.inputs)
+    spans = []
+    for neighbours in (1, count):
+        monkeypatch.setattr(chunks, "NEIGHBOURS", {"cpu": neighbours})
+        found.clear()
+        maps = lanes.fast(case.model, case.layers, case.inputs)
+        spans.append(sum(len(chunk.spans) for one, _ in found for block in one for chunk in block.chunks))
+        for one, other in zip(maps, general, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-14)
+            assert torch.equal(one == 0, other == 0)
+    assert spans[1] < spans[0]
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_any_mixture_of_inputs_options_and_chunks(seed: int, lanes: Lanes, monkeypatch: pytest.MonkeyPatch) -> None:
     draw = random.Random(seed)
@@ -115,6 +134,7 @@ def test_any_mixture_of_inputs_options_and_chunks(seed: int, lanes: Lanes, monke
     }
     rows = draw.choice([3, 11, 40, 10**6])
     monkeypatch.setattr(blocks, "VECTORS", draw.choice([1, 30, 1024]))
+    monkeypatch.setattr(chunks, "NEIGHBOURS", {"cpu": draw.choice([1, 1, 4, 16])})
     monkeypatch.setattr(scoring, "_chunk_rows", lambda recording, output: rows)
     inputs = {"input_ids": ids, "attention_mask": mask}
     fast = lanes.fast(case.model, case.layers, inputs, **options)
