@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from captum_vz._engine.answers import NEARLY_LOST, Answers, Clean, First, Last, add_sums
 from captum_vz._engine.blocks import Block, Chunk, Pairs, blocks
-from captum_vz._engine.packing import is_known, packed_pairs
+from captum_vz._engine.packing import packed_pairs
 from captum_vz._engine.products import FastProducts, Product, padded
 from captum_vz._engine.recording import AttentionCall, Recording, at
 from captum_vz._engine.replay import ModuleAnswer, NotReproducedError, PackedPairs, TooFewError, nearly_all_is_lost
@@ -55,7 +55,7 @@ class FoldedPairs:
         assert call.context is not None  # PackedPairs saw to it
         if not isinstance(general.answer, ModuleAnswer) or general.later:
             raise NotReproducedError("its attention module is not answered as a whole, or another one follows")
-        self.known = is_known(recording)
+        self.known = general.known
         self.pairs = pairs
         self.fast = fast
         self.dtype = torch.bfloat16 if fast else output.dtype  # in which what changes is multiplied

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from captum_vz._engine.interface import Attend, Listener, listening
-from captum_vz._engine.origins import NOISES, are_in_order, instead, noise_like
+from captum_vz._engine.noise import NOISES, noise_like
+from captum_vz._engine.origins import are_in_order, instead
 from captum_vz._engine.precision import without_caches
 from captum_vz._engine.recording import AttentionCall, Recording, first_tensor
 from captum_vz._engine.replay import (
@@ -88,19 +89,25 @@ def _mixes(recording: Recording, output: Tensor) -> bool:
     token = (hidden.shape[axis] - 1) // 2
     others = torch.arange(hidden.shape[axis], device=hidden.device) != token
     layer = with_stand_ins(bare(recording.layer), {call.module: _CleanModule(call) for call in inline})
+
+    def of_others(given: Tensor) -> Tensor | None:
+        """What the layer returns for the other tokens, or None where it does not run on what it is given."""
+        args, kwargs = tree_map(partial(instead, hidden, given), arguments)
+        try:
+            with listening(_CleanAnswers([call for call in calls if call not in inline])):
+                answer = first_tensor(run_again(layer, args, kwargs))
+        except (NotReproducedError, StopIteration):  # it asks for more attentions than it did
+            return None
+        return None if answer is None or answer.shape != output.shape else answer.transpose(0, axis)[others]
+
+    clean = of_others(hidden.clone())  # the recorded output may have been through a hook of the layer's
+    if clean is None:
+        return False
     for noise in NOISES:
         disturbed = hidden.clone()
         disturbed.select(axis, token).copy_(noise_like(hidden.select(axis, token), noise))
-        args, kwargs = tree_map(partial(instead, hidden, disturbed), arguments)
-        try:
-            with listening(_CleanAnswers([call for call in calls if call not in inline])):
-                seen = first_tensor(run_again(layer, args, kwargs))
-        # A layer that does not run with NaN in it, or asks for more attentions than it did, does not tell.
-        except (NotReproducedError, StopIteration):
-            continue
-        if seen is None or seen.shape != output.shape:
-            continue
-        if not is_reproduced(*(x.transpose(0, axis)[others] for x in (seen, output))):
+        found = of_others(disturbed)
+        if found is not None and not is_reproduced(found, clean):
             return True
     return False
 

@@ -7,7 +7,6 @@ somewhere, but whatever is computed of NaN is NaN, a score as well; and what loo
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -16,13 +15,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from captum_vz._engine.interface import Attend, Listener, listening
+from captum_vz._engine.noise import NOISES, chance, noise_like
 from captum_vz._engine.precision import without_caches
 from captum_vz._engine.recording import AttentionCall, Recording, first_tensor
 from captum_vz._engine.replay import NotReproducedError, bare, is_reproduced, run_again
-
-# How many times as large noise is as what it stands for: something that wins, and something that is no number. Experts
-# choose among positions, or have room for few.
-NOISES = (64.0, torch.nan)
 
 
 def reads_elsewhere(recording: Recording, call: AttentionCall) -> bool:
@@ -51,8 +47,8 @@ def _reached(recording: Recording, call: AttentionCall, states: Tensor, chosen: 
     """Which values `(batch, in)` depend on chosen positions of the layer's input; None where a run does not tell."""
     clean = _first_values(recording, call, states, states)
     reached = None
-    for mark in (marked, nudged):  # NaN reaches through what is quantised; a nudge, through what stops NaN
-        values = _first_values(recording, call, states, mark(states, chosen))
+    for other in (torch.full_like(states, torch.nan), nudged(states)):  # the second, for what stops NaN
+        values = _first_values(recording, call, states, replaced(states, other, chosen))
         if values is not None and clean is not None and values.shape == clean.shape:
             reached = is_changed(values, clean).any(-1)
             if reached.any():
@@ -82,7 +78,7 @@ def mixes_unseen(recording: Recording, call: AttentionCall) -> bool:
     if output is None or output.dim() < 3:
         return False
     for noise in NOISES:
-        disturbed = torch.where(_over_features(_firsts(states, call), states), noise_like(states, noise), states)
+        disturbed = replaced(states, noise_like(states, noise), _firsts(states, call))
         args, kwargs = tree_map(partial(instead, states, disturbed), arguments)
         try:
             with listening(None):
@@ -124,62 +120,65 @@ def values_are_in_order(recording: Recording, call: AttentionCall) -> bool:
 
 
 def _stands_in_order(recording: Recording, call: AttentionCall, states: Tensor, alone: bool = False) -> bool | None:
-    """Whether each value depends on its own position, told by parts of runs that end at the values; None: on none.
+    """Whether each value depends on its own position, told by parts of runs that end at the values.
 
-    In another order, some digit of a value's place is 1 where it is 0 for the position that it comes from.
+    None where it depends on none, as far as is told. The digits of a position's number say whether to replace it. In
+    another order, some digit of a value's place is not that of the position that it comes from.
     """
     clean = _first_values(recording, call, states, states)
     size = call.batch_first(states).shape[:2]
+    nothing = torch.full_like(states, torch.nan)
 
-    def reached(mark: Callable[[Tensor, Tensor], Tensor], chosen: Tensor) -> Tensor | None:
-        values = _first_values(recording, call, states, mark(states, call.batch_first(chosen.expand(size))))
+    def reached(other: Tensor, chosen: Tensor) -> Tensor | None:
+        values = _first_values(recording, call, states, replaced(states, other, call.batch_first(chosen.expand(size))))
         if values is None or clean is None or values.shape != clean.shape or values.shape[:2] != size:
             return None
         return is_changed(values, clean).any(-1)
 
+    def are_own(other: Tensor, moving: Tensor) -> bool | None:
+        for digit in range((size[1] - 1).bit_length()):
+            chosen = (number >> digit) % 2 == 1
+            own = reached(other, chosen)
+            others = reached(nothing, chosen) if alone else own
+            if own is None or others is None:
+                return None
+            if alone and (own | others)[:, ~chosen].any():
+                return False
+            if (own == chosen)[moving].all():
+                continue
+            rest = reached(other, ~chosen)
+            if rest is None:
+                return None
+            if not torch.where(chosen, own, rest)[moving].all():
+                # In another order, each from one position; or rounded by the largest of all, which NaN cannot be.
+                from_one = (own ^ rest)[moving].all()
+                as_many = own.sum(-1).amax() <= chosen.sum() and rest.sum(-1).amax() <= (~chosen).sum()
+                return False if from_one and (as_many or reached(nothing, number >= 0) is not None) else None
+        return True
+
     number = torch.arange(size[1], device=states.device)
-    for mark in (nudged, marked):  # quantised numbers do not move with a nudge
-        moving = reached(mark, number >= 0)  # but for values that are zero whatever they come from
+    told = False
+    # Numbers that are rounded to few (quantised ones) move with a small nudge now and then, or never.
+    for other in (nudged(states), nudged(states, 1.0), nothing):
+        moving = reached(other, number >= 0)  # but for values that are zero whatever they come from
         if moving is not None and moving.any():
-            break
-    else:
-        return None
-    for digit in range((size[1] - 1).bit_length()):
-        chosen = (number >> digit) % 2 == 1
-        own = reached(mark, chosen)
-        others = reached(marked, chosen) if alone else own
-        if own is None or others is None or not (own | ~moving)[:, chosen].all():
-            return False
-        if alone and (own | others)[:, ~chosen].any():
-            return False
-    return True
+            told = True
+            answer = are_own(other, moving)
+            if answer is not None:
+                return answer
+    return False if told else None
 
 
-def nudged(x: Tensor, chosen: Tensor) -> Tensor:
-    """`x (..., d)` with a little added to chosen positions `(...)`, or taken from them, by chance."""
+def nudged(x: Tensor, share: float | None = None) -> Tensor:
+    """`x (..., d)` with numbers by chance added to each position, of this share of its size; None: a small one."""
     size = x.abs().mean(-1, keepdim=True)
-    size = size.where(size > 0, size.mean()) * torch.finfo(x.dtype).eps ** 0.5
-    return torch.where(_over_features(chosen, x), x + size * chance(x), x)
+    share = torch.finfo(x.dtype).eps ** 0.5 if share is None else share
+    return x + share * size.where(size > 0, size.mean()) * chance(x)
 
 
-def chance(x: Tensor) -> Tensor:
-    """Numbers by chance, normally distributed, in the form of a tensor, and the same on any device."""
-    own = torch.Generator("cpu").manual_seed(0)  # the user's is not to be drawn from
-    return torch.randn(x.shape, generator=own, device="cpu").to(x)
-
-
-def noise_like(x: Tensor, noise: float) -> Tensor:
-    """Noise in the form of a tensor, so many times as large."""
-    return noise * x.abs().amax() * chance(x)
-
-
-def marked(x: Tensor, chosen: Tensor) -> Tensor:
-    """`x (..., d)` with NaN at chosen positions `(...)`."""
-    return x.masked_fill(_over_features(chosen, x), torch.nan)
-
-
-def _over_features(chosen: Tensor, x: Tensor) -> Tensor:
-    return chosen.view(*chosen.shape, *[1] * (x.dim() - chosen.dim()))
+def replaced(x: Tensor, other: Tensor, chosen: Tensor) -> Tensor:
+    """`x (..., d)` with `other` in its place at chosen positions `(...)`."""
+    return torch.where(chosen.view(*chosen.shape, *[1] * (x.dim() - chosen.dim())), other, x)
 
 
 def is_changed(found: Tensor, clean: Tensor) -> Tensor:

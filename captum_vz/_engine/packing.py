@@ -1,27 +1,32 @@
 """Packed pairs of layers that were looked at first: a replay that gives back the clean output may be wrong for others.
 
 The clean output does not show that the values stand in another order than the layer's tokens, that the context is cut
-where no clean one reaches, or that positions compete where the clean ones get along. What torch and transformers bring
-along does nothing of the kind, but that experts may have room for few; anybody's own layer may.
+where no clean one reaches, or that positions compete where the clean ones get along. Modules of torch and transformers
+do none of this, except for experts with limited room; anybody's own may.
 """
 
 from __future__ import annotations
 
 import inspect
-from itertools import product
+from functools import partial
+from types import BuiltinFunctionType, FunctionType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from captum_vz._engine.origins import NOISES, attention_answers, chance, noise_like, values_are_in_order
+from captum_vz._engine.noise import are_apart, chance, disturbed
+from captum_vz._engine.origins import attention_answers, values_are_in_order
 from captum_vz._engine.recording import AttentionCall, Recording, at
-from captum_vz._engine.replay import NotReproducedError, PackedPairs, check_reproduced, is_reproduced
+from captum_vz._engine.replay import NotReproducedError, PackedPairs, is_reproduced
 from captum_vz._engine.watching import is_hooked
 from captum_vz._engine.weights import for_query_heads
 
-KNOWN = ("torch.nn.", "transformers.")
-# Positions that run beside noise, and how many times as many that are noise.
-FEW, LOUDER = 8, 3
+# Where classes of modules are known from, and their functions.
+CLASSES = ("torch.nn.", "transformers.", "captum_vz._engine.")
+FUNCTIONS = (*CLASSES, "torch.", "contextlib.", "accelerate.hooks.")
+# How many positions are the crowd that another is to hear nothing of: it fills nine tenths of all that run with it.
+CROWD = 60
 
 
 def packed_pairs(
@@ -32,31 +37,56 @@ def packed_pairs(
     Raises:
         NotReproducedError: They cannot be told from what they are replayed beside, or by their sources.
     """
-    known = is_known(recording)
     replay = PackedPairs(recording, call, only_first)
-    if not known:
+    replay.known = _code_is_known(recording)
+    if not replay.known:
         if not values_are_in_order(recording, call):
             raise NotReproducedError("its values stand in another order than its tokens")
         if not _projects_any_context(recording, call):
             replay = PackedPairs(recording, call, only_first, by_module=False)
-    if not known or not _runs_each_module_on_each_position(recording):
+    if not replay.known or not _runs_each_module_on_each_position(recording):
         _check_apart(replay, call, output, batch, out)
     return replay
 
 
-def is_known(recording: Recording) -> bool:
+def _code_is_known(recording: Recording) -> bool:
     """Whether what a layer does is written in torch and transformers, and nowhere else."""
     return all(_is_known(m) and (m is recording.layer or not is_hooked(m)) for m in recording.layer.modules())
 
 
 def _is_known(module: nn.Module) -> bool:
+    kind = type(module)
+    classes = kind.__mro__[: kind.__mro__.index(nn.Module)]
+    functions = [x for one in classes for x in vars(one).values() if isinstance(x, FunctionType)]
+    functions += [x for x in vars(module).values() if callable(x) and not isinstance(x, (nn.Module, Tensor, type))]
     hook = getattr(module, "_hf_hook", None)
-    # Accelerate's wrapper of a forward moves what goes in and out. What it released keeps its own among its attributes.
-    moved = hook and all(type(one).__module__ == "accelerate.hooks" for one in (hook, *getattr(hook, "hooks", ())))
-    forward = vars(module)["_old_forward"] if moved else module.forward
-    forward = getattr(forward, "__func__", forward)
-    where = getattr(inspect.unwrap(forward), "__module__", None) or ""
-    return f"{where}.".startswith(KNOWN) and forward is type(module).forward
+    hooks = () if hook is None else (hook, *getattr(hook, "hooks", ()))
+    return (
+        all(f"{one.__module__}.".startswith(CLASSES) for one in classes)
+        and all(map(_is_known_function, functions))
+        # Accelerate's own move what goes in and out. What it released keeps its forward among its attributes.
+        and all(type(one).__module__ == "accelerate.hooks" for one in hooks)
+        and _unwrapped(module.forward) is _unwrapped(kind.forward)
+    )
+
+
+def _is_known_function(function: Any) -> bool:
+    """Whether a function, and all that it wraps, is written where it may be. What it wraps gives it its own names."""
+    while isinstance(function, partial):
+        function = function.func
+    function = getattr(function, "__func__", function)
+    if isinstance(function, BuiltinFunctionType):
+        return True
+    is_function = isinstance(function, FunctionType)
+    where = function.__globals__["__name__"] if is_function else type(function).__module__
+    wrapped = getattr(function, "__wrapped__", None)
+    known = f"{where}.".startswith(FUNCTIONS if is_function else CLASSES)
+    return known and (wrapped is None or _is_known_function(wrapped))
+
+
+def _unwrapped(function: Any) -> Any:
+    function = inspect.unwrap(function)
+    return getattr(function, "__func__", function)
 
 
 def _runs_each_module_on_each_position(recording: Recording) -> bool:
@@ -91,19 +121,14 @@ def _projects_any_context(recording: Recording, call: AttentionCall) -> bool:
 
 
 def _check_apart(replay: PackedPairs, call: AttentionCall, output: Tensor, batch: Tensor, out: Tensor) -> None:
-    """Raise NotReproducedError if positions `(batch, out)` hear others that run beside them, whatever those carry."""
+    """Raise NotReproducedError if the last of positions `(batch, out)` hears others that run beside it."""
     assert call.context is not None  # PackedPairs saw to it
-    few = torch.arange(len(batch), device=batch.device).flip(0)[:FEW]
-    beside = few[:1].expand(LOUDER * len(few))
-    clean = at(output, batch[few], out[few])
-    # Who comes first may be served first, or last.
-    for noise, at_end in product(NOISES, (False, True)):
-        everyone = torch.cat([few, beside] if at_end else [beside, few])
-        mine = slice(len(few)) if at_end else slice(len(beside), None)
-        context = at(call.context, batch[everyone], out[everyone]).flatten(1)
-        disturbed = noise_like(context, noise)
-        disturbed[mine] = context[mine]
-        try:
-            check_reproduced(replay.run(batch[everyone], out[everyone], disturbed)[mine], clean)
-        except NotReproducedError as error:
-            raise NotReproducedError(f"beside noise, {error}") from error
+    one = batch[-1:], out[-1:]
+    context = at(call.context, *one).flatten(1)
+
+    def run(strengths: Tensor) -> Tensor:
+        everyone = [x.expand(len(strengths)) for x in one]
+        return replay.run(everyone[0], everyone[1], disturbed(context.expand(len(strengths), -1), strengths))
+
+    if not are_apart(run, at(output, *one)[0], CROWD):
+        raise NotReproducedError("what becomes of a position depends on others that run beside it")

@@ -67,7 +67,12 @@ class PackedPairs:
     function inside is answered.
     Attentions that ran before the one that is zeroed answer what they answered in the clean pass; those after it really
     run, on the positions of one example at a time.
+
+    Attributes:
+        known: Whether what the layer does is written in torch and transformers, and nowhere else, as far as was asked.
     """
+
+    known = False
 
     def __init__(
         self, recording: Recording, call: AttentionCall, only_first: bool = False, by_module: bool = True

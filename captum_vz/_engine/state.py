@@ -28,7 +28,7 @@ class State:
         self.modules = [] if layer is None else list(layer.modules())
         self.objects = [x for x in tree_leaves(arguments) if hasattr(x, "__dict__") and not isinstance(x, _NO_STATE)]
         self.chance = torch.get_rng_state()
-        self.versions = {id(buffer): version(buffer) for _, buffer in self._buffers()}
+        self.versions = {id(x): version(x) for x in self._tensors()}
 
     def drew_lots_in_training(self) -> bool:
         """Whether the layer is in train mode, and random numbers were drawn since, on the CPU."""
@@ -42,7 +42,8 @@ class State:
         inside = [(value, value.copy()) for each in held for value in each.values() if isinstance(value, (list, dict))]
         # Only what the layer's own run wrote into: as many bytes as a layer's quantised weights are not to be copied.
         # Batch norms, which write in train mode only, do so past torch's count of versions.
-        written = [(x, x.clone()) for module, x in self._buffers() if module.training or self._is_written(x)]
+        trained = {id(x) for one in self.modules if one.training for x in one._buffers.values()}
+        written = [(x, x.clone()) for x in self._tensors() if id(x) in trained or self._is_written(x)]
         try:
             yield
         finally:
@@ -57,15 +58,17 @@ class State:
                 if _identities(container) != _identities(content):
                     container.clear()
                     container.extend(content) if isinstance(container, list) else container.update(content)
-            for buffer, clean in written:
-                buffer.copy_(clean)
+            for x, clean in written:
+                x.copy_(clean)
 
-    def _buffers(self) -> Iterator[tuple[nn.Module, Tensor]]:
-        return ((module, x) for module in self.modules for x in module._buffers.values() if x is not None)
+    def _tensors(self) -> Iterator[Tensor]:
+        """The buffers of the modules, and the plain tensors among their attributes."""
+        values = (x for one in self.modules for x in (*one._buffers.values(), *vars(one).values()))
+        return (x for x in values if isinstance(x, Tensor))
 
-    def _is_written(self, buffer: Tensor) -> bool:
-        now = version(buffer)
-        return now is None or self.versions.get(id(buffer)) != now
+    def _is_written(self, x: Tensor) -> bool:
+        now = version(x)
+        return now is None or self.versions.get(id(x)) != now
 
 
 def version(x: Tensor) -> int | None:

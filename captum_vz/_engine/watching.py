@@ -34,9 +34,9 @@ def _returned(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
 
 
 def is_hooked(module: nn.Module) -> bool:
-    """Whether a module carries hooks that could change what it does, or are to be called whenever it is.
+    """Whether a module carries hooks of a user's, which may change what it does, and have to be called.
 
-    Those of transformers that collect hidden states stay for good once some were asked for. They, and ours, only look.
+    Not those of transformers that collect hidden states, which stay for good once some were asked for; nor ours.
     """
     hooks = [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
     return any(hook not in (_entered, _returned) and getattr(hook, "__module__", "") != LOOKING for hook in hooks)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
-from functools import cached_property, partial
+from collections.abc import Mapping
+from functools import cached_property
 from itertools import islice, product
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from captum_vz._engine.interface import Attend, Listener, listening
-from captum_vz._engine.origins import NOISES, noise_like
+from captum_vz._engine.noise import NOISES, are_apart, disturbed
 from captum_vz._engine.precision import without_caches
 from captum_vz._engine.products import FastProducts
 from captum_vz._engine.recording import AttentionCall, Recording, first_tensor
@@ -32,6 +32,8 @@ from captum_vz._engine.weights import for_query_heads, weights_used
 HEADS = -1
 # How many readings of a layer's arguments are tried at most.
 TRIALS = 64
+# How many copies are the crowd that others are to hear nothing of.
+CROWD = 12
 
 
 class WholeSequences:
@@ -77,21 +79,21 @@ class WholeSequences:
         """Raise NotReproducedError if an example of the batch hears others: then none can be run by itself."""
         if len(output) == 1:
             return
-        disturbed = torch.arange(len(output), device=output.device) % 2 == 0
-        for those in (disturbed, ~disturbed):
-            if not self._leave_alone(self._in_batch, those, output):
-                raise NotReproducedError("its examples are others beside noise")
+        for noise, odd in product(NOISES, (0, 1)):
+            quiet = torch.arange(len(output), device=output.device) % 2 == odd
+            strengths = torch.where(quiet, 0, noise)
+            answer = self._in_batch(DisturbedCopies(self.call, self.site, strengths))
+            if not is_reproduced(answer[quiet], output[quiet]):
+                raise NotReproducedError("what becomes of an example depends on others of the batch")
 
     def copies_are_apart(self, example: int, clean: Tensor) -> bool:
         """Whether copies of an example, whose output is `clean (out, d)`, hear nothing of each other."""
-        disturbed = torch.tensor([True, False, True], device=clean.device)
-        return self._leave_alone(partial(self._on_copies, example), disturbed, clean.expand(3, -1, -1))
 
-    def _leave_alone(self, run: Callable[[Copies], Tensor], disturbed: Tensor, clean: Tensor) -> bool:
-        """Whether a run in which some copies are `disturbed (copies)` returns for the others what is `clean`."""
+        def run(strengths: Tensor) -> Tensor:
+            return self._on_copies(example, DisturbedCopies(self.call, self.site, strengths))
+
         try:
-            answers = (run(DisturbedCopies(self.call, self.site, disturbed, noise)) for noise in NOISES)
-            return all(is_reproduced(answer[~disturbed], clean[~disturbed]) for answer in answers)
+            return are_apart(run, clean, CROWD)
         except NotReproducedError:
             return False
 
@@ -244,17 +246,14 @@ class ZeroingCopies(Copies):
 
 
 class DisturbedCopies(Copies):
-    """Puts noise in the place of what an attention answers in some copies."""
+    """Puts noise in the place of what an attention answers, in each copy so many times as large; 0: in this not."""
 
-    def __init__(self, call: AttentionCall, site: int, disturbed: Tensor, noise: float) -> None:
-        super().__init__(call, site, len(disturbed))
-        self.disturbed = disturbed
-        self.noise = noise
+    def __init__(self, call: AttentionCall, site: int, strengths: Tensor) -> None:
+        super().__init__(call, site, len(strengths))
+        self.strengths = strengths
 
     def changed(self, context: Tensor, weights: Tensor, values: Tensor) -> Tensor:
-        context = context.clone()
-        self.change(context)
-        return context
+        return disturbed(context, self.strengths)
 
     def change(self, values: Tensor) -> None:
-        values[self.disturbed] = noise_like(values, self.noise)[self.disturbed]
+        values.copy_(disturbed(values, self.strengths))

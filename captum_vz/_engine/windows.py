@@ -21,7 +21,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from captum_vz._engine.interface import listening
-from captum_vz._engine.origins import Values, instead, is_changed, marked, nudged, values_are_in_order
+from captum_vz._engine.noise import largest
+from captum_vz._engine.origins import Values, instead, is_changed, nudged, replaced, values_are_in_order
 from captum_vz._engine.precision import without_caches
 from captum_vz._engine.products import FastProducts
 from captum_vz._engine.recording import AttentionCall, Recording, first_tensor
@@ -162,15 +163,16 @@ class Windows:
 
         clean = values_of(moved)
 
-        def values_that_come_from(mark: Callable[[Tensor, Tensor], Tensor], chosen: Tensor) -> Tensor:
-            found = values_of(mark(moved, chosen.view(moved.shape[:-1])))
+        def values_that_come_from(other: Tensor, chosen: Tensor) -> Tensor:
+            found = values_of(replaced(moved, other, chosen.view(moved.shape[:-1])))
             return torch.cat([is_changed(x, y).any(-1).flatten() for x, y in zip(found, clean, strict=True)])
 
         everywhere = torch.ones(batch * sources, dtype=torch.bool, device=self.hidden.device)
+        nudge, nothing = nudged(moved), torch.full_like(moved, torch.nan)
         # Quantised numbers may not move with a nudge.
-        spoiled = values_that_come_from(marked, everywhere)
-        mark = nudged if torch.equal(values_that_come_from(nudged, everywhere), spoiled) else marked
-        positions = _which_one(batch * sources, partial(values_that_come_from, mark), self.hidden.device)
+        seen = torch.equal(values_that_come_from(nudge, everywhere), values_that_come_from(nothing, everywhere))
+        other = nudge if seen else nothing
+        positions = _which_one(batch * sources, partial(values_that_come_from, other), self.hidden.device)
         if (positions == SEVERAL).any():
             raise NotReproducedError("its values come from several positions each")
         return positions
@@ -187,7 +189,7 @@ class Windows:
 
         values = Values(self.call)
         clean = self._run(self.hidden, values)
-        loud = LOUD * max(float(part.abs().amax()) for part in values.parts)
+        loud = LOUD * max(float(largest(part)) for part in values.parts)
 
         def outputs_that_see(slots: Tensor) -> Tensor:
             found = [self._run(self.hidden, Values(self.call, slots, filling)) for filling in (torch.nan, loud)]

@@ -191,6 +191,15 @@ ROLLOUTS: list[Callable[..., Any]] = [
 ]
 
 
+def test_a_hook_that_steers_a_layer_mixes_no_tokens() -> None:
+    model, x = Stack(Block(), Block()), sequences(2)
+    plain = LayerAttention(model, find_layers(model)).attribute(x)[0]
+    model.layers[0].register_forward_hook(lambda module, inputs, output: output + 1)
+    maps = LayerAttention(model, find_layers(model)).attribute(x)
+    assert_same(maps[0], plain)
+    assert_same(AttentionRollout(model, find_layers(model), residual=None).attribute(x), maps[1] @ maps[0])
+
+
 @pytest.mark.parametrize("method", ROLLOUTS)
 @pytest.mark.parametrize("other", [Recurrent, InPlace])
 def test_a_rollout_refuses_what_runs_between(method: Any, other: type[Recurrent]) -> None:

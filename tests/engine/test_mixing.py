@@ -199,16 +199,17 @@ def zeroed_in_its_batch(block: nn.Module, x: Tensor) -> tuple[Tensor, bool]:
     return scores / scores.sum(-1, keepdim=True), alone
 
 
-@pytest.mark.parametrize(("batch", "tokens"), [(1, 6), (1, 20), (2, 6), (3, 8)])
-@pytest.mark.parametrize("share", [0.25, 0.5, 0.6])
+@pytest.mark.parametrize(("batch", "tokens"), [(1, 4), (1, 6), (1, 20), (2, 6), (3, 8)])
+@pytest.mark.parametrize("share", [0.25, 0.5, 0.6, 0.9])
 @pytest.mark.parametrize("experts", [ExpertsChoose, FirstCome, BestFirst])
 def test_experts_with_room_for_some(experts: type[ExpertsChoose], share: float, batch: int, tokens: int) -> None:
-    for seed in range(4):
+    for seed in range(6):
         torch.manual_seed(seed)
         block, x = Block(after=experts(share)), torch.randn(batch, tokens, WIDTH, dtype=torch.float64)
         expected, alone = zeroed_in_its_batch(block, x)
         if alone:
             assert_same(ValueZeroing(block, block).attribute(x), expected)
+            assert_same(ValueZeroing(block, block).attribute(x, target=tokens // 2), expected[:, tokens // 2])
         else:
             with pytest.raises(AssertionError, match="what is zeroed in one example changes another"):
                 ValueZeroing(block, block).attribute(x)
@@ -230,8 +231,9 @@ def test_a_conformer(batch: int) -> None:
     check_one_by_one(replace(family, inputs=lambda: {"input_features": frames}).build())
 
 
-@pytest.mark.parametrize("capacity", [3, 12, 64])
+@pytest.mark.parametrize("capacity", [3, 5, 12, 64])
 def test_experts_of_limited_capacity(capacity: int) -> None:
+    torch.manual_seed(3)  # of capacity 5, all that run for row 5 get along, and those of the whole sequence do not
     size = T5_SIZE | {"num_layers": 2, "num_decoder_layers": 2, "num_sparse_encoder_layers": 2, "num_experts": 2}
     config = transformers.SwitchTransformersConfig(**size, expert_capacity=capacity)
     config._attn_implementation = "eager"
@@ -242,7 +244,10 @@ def test_experts_of_limited_capacity(capacity: int) -> None:
             module.dtype = torch.float64
     tokens = {"input_ids": torch.randint(4, 60, (1, 10)), "decoder_input_ids": torch.randint(4, 60, (1, 2))}
     attention = replace(T5_ATTENTION, weights="encoder_attentions")
-    check_one_by_one(Case(Family("", {}, "encoder.block", attention, mask=None), model, tokens))
+    case = Case(Family("", {}, "encoder.block", attention, mask=None), model, tokens)
+    check_one_by_one(case)
+    row = ValueZeroing(case.model, case.layers[1]).attribute(case.inputs, target=5)
+    assert_same(row, naive_value_zeroing(case, 1)[:, 5])
 
 
 @pytest.mark.parametrize("name", ["bart-decoder", "t5-decoder", "whisper-decoder"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
+from functools import partial, wraps
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from captum_vz import ValueZeroing, ValueZeroingEffect
 from captum_vz._engine import packing
+from captum_vz._engine.noise import noise_like
 from tests.engine.blocks import HEADS, WIDTH, Block, SelfAttention, direction, sequences, zeroed_one_by_one
 from tests.engine.compare import assert_same
 from tests.reference import FAMILIES
@@ -28,6 +30,10 @@ ORDERS: dict[str, Order] = {
     "backwards": lambda x: torch.arange(x.shape[1]).flip(0).expand(x.shape[:2]),
     "one further": lambda x: torch.arange(x.shape[1]).roll(1).expand(x.shape[:2]),
     "by a score": lambda x: score(x).argsort(-1),
+}
+# Others are read twice, and some never.
+PLACES = ORDERS | {
+    "the odd ones": lambda x: (torch.arange(x.shape[1]) | 1).clamp(max=x.shape[1] - 1).expand(x.shape[:2])
 }
 
 
@@ -81,13 +87,13 @@ def by_tokens(block: Block, x: Tensor, places: Callable[[Tensor], Tensor]) -> Te
 @torch.no_grad()
 @pytest.mark.parametrize(("batch", "tokens"), [(1, 6), (2, 6), (1, 20)])
 @pytest.mark.parametrize("tokens_or_values", [True, False])
-@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("order", PLACES)
 def test_values_in_another_order(order: str, tokens_or_values: bool, batch: int, tokens: int) -> None:
     block, x = Block(), sequences(batch, tokens)
-    block.attention = Reordering(ORDERS[order], tokens_or_values).double()
+    block.attention = Reordering(PLACES[order], tokens_or_values).double()
 
     def places(given: Tensor) -> Tensor:
-        return ORDERS[order](given) if tokens_or_values else torch.arange(tokens).expand(batch, -1)
+        return PLACES[order](given) if tokens_or_values else torch.arange(tokens).expand(batch, -1)
 
     expected = by_tokens(block, x, places)
     found = ValueZeroing(block, block)
@@ -156,6 +162,26 @@ def test_limits_that_the_clean_pass_does_not_reach(place: str, parallel: bool, t
     assert any(reached)
 
 
+class FirstHalf(nn.Module):
+    """Doubles those positions whose first feature is positive: the first ones, up to half of all that are there."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat = x.flatten(0, -2)
+        served = (flat[:, 0] > 0).nonzero().flatten()[: len(flat) // 2]
+        return torch.zeros_like(flat).index_copy(0, served, flat[served]).view_as(x)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("tokens", [6, 20])
+def test_positions_that_compete_without_a_module(tokens: int) -> None:
+    for seed in range(12):
+        torch.manual_seed(seed)
+        block, x = Block(after=FirstHalf()), torch.randn(1, tokens, WIDTH, dtype=torch.float64)
+        assert_same(ValueZeroing(block, block).attribute(x), zeroed_one_by_one(block, x))
+        expected = zeroed_one_by_one(block, x)[:, tokens // 2]
+        assert_same(ValueZeroing(block, block).attribute(x, target=tokens // 2), expected)
+
+
 def counted(monkeypatch: pytest.MonkeyPatch, layer: nn.Module, forward: nn.Module, inputs: dict[str, Tensor]) -> int:
     """How often it is asked whether the values of a layer are in order."""
     asked = []
@@ -208,3 +234,51 @@ def test_hooks_of_accelerate_only_move(hook: ModelHook, trusted: bool, monkeypat
     for module in case.layers[0].modules():
         add_hook_to_module(module, hook)
     assert (not counted(monkeypatch, case.layers[0], case.model, case.inputs)) is trusted
+
+
+class Renamed(nn.Linear):
+    """A class of a user's own."""
+
+
+def own(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A function of a user's own, which looks like the one that it wraps."""
+    return wraps(function)(lambda *args: function(*args))
+
+
+def with_forward(module: nn.Module, forward: Callable[..., Tensor]) -> nn.Module:
+    module.forward = forward
+    return module
+
+
+def encoder_layer(activation: Callable[[Tensor], Tensor]) -> nn.Module:
+    return nn.TransformerEncoderLayer(WIDTH, HEADS, activation=activation)
+
+
+CODE: dict[str, tuple[Callable[[], nn.Module], bool]] = {
+    "torch's": (lambda: nn.Linear(2, 2), True),
+    "its own method, bound": (lambda: with_forward(nn.GELU(), nn.GELU().forward), True),
+    "a function of torch": (lambda: encoder_layer(F.gelu), True),
+    "a part of one": (lambda: encoder_layer(partial(F.gelu, approximate="tanh")), True),
+    "a class": (lambda: Renamed(2, 2), False),
+    "a method": (lambda: with_forward(nn.GELU(), own(nn.GELU().forward)), False),
+    "the method of another": (lambda: with_forward(nn.GELU(), nn.Tanh().forward), False),
+    "a function": (lambda: encoder_layer(lambda x: x.relu()), False),
+    "a part of a function": (lambda: encoder_layer(partial(own(F.gelu))), False),
+}
+
+
+@pytest.mark.parametrize("code", CODE)
+def test_whose_code_it_is(code: str) -> None:
+    module, expected = CODE[code]
+    assert all(packing._is_known(m) for m in module().modules()) is expected
+
+
+def test_what_a_user_puts_into_a_class_of_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nn.Linear, "extra_repr", own(nn.Linear.extra_repr))
+    assert not packing._is_known(nn.Linear(2, 2))
+
+
+def test_noise_where_there_are_no_numbers() -> None:
+    x = torch.tensor([[torch.nan, 2.0], [1.0, torch.inf]])
+    assert torch.equal(noise_like(x, 64.0), noise_like(x.nan_to_num(0, 0, 0), 64.0))
+    assert noise_like(torch.zeros(2, 2), 64.0).all()

@@ -30,8 +30,8 @@ def refused(model: nn.Module, layer: Any, message: str, inputs: Any = None, meth
 def test_a_layer_that_is_never_twice_the_same() -> None:
     block = Block(after=Noise())
     message = (
-        r"layer Block cannot be replayed: .* clean output, .* Tried packed pairs: beside noise, with .*; "
-        "whole sequences: its examples are others beside noise"
+        r"layer Block cannot be replayed: .* clean output, .* packed pairs: what becomes of a position depends on .*; "
+        "whole sequences: what becomes of an example depends on others of the batch"
     )
     refused(block, block, message)
 

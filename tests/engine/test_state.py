@@ -16,7 +16,7 @@ from tests.engine.test_windows import Halves
 
 
 class Remembers(nn.Module):
-    """Keeps an average, a count, the last mean and all means of what it saw."""
+    """Keeps an average, a count, a sum (no buffer), the last mean and all means of what it saw."""
 
     average: Tensor
     count: Tensor
@@ -26,11 +26,13 @@ class Remembers(nn.Module):
         self.inner = inner
         self.register_buffer("average", torch.zeros(WIDTH))
         self.register_buffer("count", torch.zeros(()))
+        self.sum = torch.zeros(WIDTH, dtype=torch.float64)
         self.means: list[float] = []
 
     def forward(self, x: Tensor) -> Tensor:
         self.average.lerp_(x.flatten(0, -2).mean(0), 0.1)
         self.count = self.count + x[..., 0].numel()
+        self.sum += x.flatten(0, -2).sum(0)
         self.last = x.mean().item()
         self.means.append(self.last)
         return self.inner(x)
@@ -39,7 +41,7 @@ class Remembers(nn.Module):
 def kept_by(block: nn.Module) -> list[Any]:
     memory = block.feed_forward
     assert isinstance(memory, Remembers)
-    return [memory.average.tolist(), memory.count.item(), memory.last, memory.means]
+    return [memory.average.tolist(), memory.count.item(), memory.sum.tolist(), memory.last, memory.means]
 
 
 @pytest.mark.parametrize("kind", [Block, lambda: Halves(lambda x: x)], ids=["whole", "windows"])

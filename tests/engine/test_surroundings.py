@@ -14,6 +14,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from captum_vz import LayerAttention, ValueZeroing, find_layers
 from captum_vz._engine.precision import in_float32
+from tests.engine.blocks import zeroed_one_by_one
 from tests.reference import FAMILIES
 
 
@@ -172,6 +173,25 @@ def test_quantised_weights_give_the_maps_of_the_weights_that_they_stand_for(ids:
             other.get_submodule(place).weight.data = linear.dequantized(torch.float32)
     assert_same(maps_of(quantised, ids), maps_of(rounded, ids))
     assert quantised.layers[0].mlp.up_proj.weight.dtype == torch.int8
+
+
+@pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated")
+@pytest.mark.parametrize("tokens", [6, 24])
+def test_inputs_that_are_quantised_by_the_largest_of_all(tokens: int) -> None:
+    """What is zeroed may change how all the others are rounded, and NaN is not rounded at all."""
+    case = FAMILIES["bert"].build(torch.float32)
+    model = torch.ao.quantization.quantize_dynamic(case.model, {nn.Linear})
+    ids = torch.randint(1, 29, (1, tokens))
+    for layer, one in zip(find_layers(model), ValueZeroing(model, find_layers(model)).attribute(ids), strict=True):
+        expected = zeroed_one_by_one(layer, hidden_states(model, layer, ids), value="attention.self.value")
+        torch.testing.assert_close(one, expected, rtol=0, atol=1e-5)
+
+
+def hidden_states(model: nn.Module, layer: nn.Module, ids: Tensor) -> Tensor:
+    given: list[Tensor] = []
+    with layer.register_forward_pre_hook(lambda module, inputs: given.append(inputs[0])):
+        model(ids)
+    return given[0]
 
 
 @pytest.mark.parametrize("family", ["llama", "bert"])

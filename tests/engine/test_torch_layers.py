@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -320,6 +321,47 @@ def test_two_attentions_over_the_same_tokens_are_refused(attention: str) -> None
     layer = SideBySide().double().eval()
     with pytest.raises(AssertionError, match="two attentions over its own tokens, Attention and Attention"):
         raw(layer, layer, torch.randn(2, TOKENS, WIDTH, dtype=torch.float64), attention=attention)
+
+
+class ReadsBackwards(nn.TransformerEncoderLayer):
+    """Hands its attention keys and values in the reverse order."""
+
+    def _sa_block(self, x: Tensor, *masks: Any, is_causal: bool = False) -> Tensor:
+        y = x.flip(1)
+        return self.self_attn(x, y, y, need_weights=False)[0]
+
+
+def upper_half(x: Tensor) -> Tensor:
+    """What is larger than half of what is there."""
+    return x * (x > x.flatten(0, -2).median(0).values)
+
+
+class OnlyUpperHalf(nn.TransformerEncoderLayer):
+    """Keeps of its feed-forward what is larger than half of what it gives."""
+
+    def _ff_block(self, x: Tensor) -> Tensor:
+        return upper_half(super()._ff_block(x))
+
+
+LAYERS_OF_USERS: dict[str, Callable[..., nn.TransformerEncoderLayer]] = {
+    "a method of the attention": ReadsBackwards,
+    "a method of the feed-forward": OnlyUpperHalf,
+    "a function": partial(nn.TransformerEncoderLayer, activation=upper_half),
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("norm_first", [True, False])
+@pytest.mark.parametrize("kind", LAYERS_OF_USERS)
+def test_what_users_make_of_torchs_layers(kind: str, norm_first: bool) -> None:
+    """Their `forward` is torch's."""
+    for seed in range(4):
+        torch.manual_seed(seed)
+        layer = LAYERS_OF_USERS[kind](WIDTH, HEADS, 32, batch_first=True, norm_first=norm_first).double().eval()
+        x = torch.randn(1, 20, WIDTH, dtype=torch.float64)
+        expected = twin(layer, (x,), {}, 20)
+        expected = expected.flip(-1) if isinstance(layer, ReadsBackwards) else expected
+        torch.testing.assert_close(raw(layer, layer, x), expected)
 
 
 class Unread(nn.Module):

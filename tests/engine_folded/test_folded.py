@@ -364,6 +364,34 @@ def test_a_projection_that_is_zero_moves_nothing_by_rounding(lanes: Lanes) -> No
         assert not lanes.fast(block, [block], x)[0].any()
 
 
+class CutFeature(Block):
+    """Cuts one feature of the attention's output at a limit that single pairs reach, but no clean position."""
+
+    limit = torch.inf
+
+    def __init__(self, parallel: bool) -> None:
+        super().__init__()
+        self.parallel = parallel
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        attended = self.attention(self.attention_norm(x), mask)
+        self.largest = float(attended[..., 0].amax())
+        attended = torch.cat([attended[..., :1].clamp(max=self.limit), attended[..., 1:]], dim=-1)
+        return x + attended + self.feed_forward(self.norm(x if self.parallel else x + attended))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("parallel", [True, False])
+def test_a_limit_that_single_pairs_reach(parallel: bool, lanes: Lanes) -> None:
+    for seed in range(8):
+        torch.manual_seed(seed)
+        block, x = CutFeature(parallel), torch.randn(1, 40, WIDTH, dtype=torch.float64)
+        block(x)
+        block.limit = block.largest + 1e-6
+        torch.testing.assert_close(lanes.fast(block, [block], x), lanes.general(block, [block], x), rtol=0, atol=1e-14)
+    assert lanes.used == 0
+
+
 # What differs at single positions, which no sample of them shows.
 
 
