@@ -38,18 +38,18 @@ def packed_pairs(
         NotReproducedError: They cannot be told from what they are replayed beside, or by their sources.
     """
     replay = PackedPairs(recording, call, only_first)
-    replay.known = _code_is_known(recording)
+    replay.known = code_is_known(recording)
     if not replay.known:
         if not values_are_in_order(recording, call):
             raise NotReproducedError("its values stand in another order than its tokens")
         if not _projects_any_context(recording, call):
             replay = PackedPairs(recording, call, only_first, by_module=False)
-    if not replay.known or not _runs_each_module_on_each_position(recording):
+    if not replay.known or not has_no_experts(recording):
         _check_apart(replay, call, output, batch, out)
     return replay
 
 
-def _code_is_known(recording: Recording) -> bool:
+def code_is_known(recording: Recording) -> bool:
     """Whether what a layer does is written in torch and transformers, and nowhere else."""
     return all(_is_known(m) and (m is recording.layer or not is_hooked(m)) for m in recording.layer.modules())
 
@@ -89,8 +89,8 @@ def _unwrapped(function: Any) -> Any:
     return getattr(function, "__func__", function)
 
 
-def _runs_each_module_on_each_position(recording: Recording) -> bool:
-    """Whether each module with parameters, but those of the attention, ran once and on all positions: no experts."""
+def has_no_experts(recording: Recording) -> bool:
+    """Whether each module with parameters, but those of the attention, ran once and on all positions."""
     batch, _, out, _ = recording.calls[0].size
     inside = {id(module) for call in recording.calls for module in call.module.modules()}
     holders = [m for m in recording.layer.modules() if id(m) not in inside and m._parameters]

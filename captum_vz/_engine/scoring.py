@@ -9,7 +9,7 @@ from captum_vz._engine.blocks import Pairs
 from captum_vz._engine.chunks import fitting, neighbours
 from captum_vz._engine.folded import FoldedPairs
 from captum_vz._engine.origins import are_in_order
-from captum_vz._engine.packing import packed_pairs
+from captum_vz._engine.packing import code_is_known, has_no_experts, packed_pairs
 from captum_vz._engine.precision import is_half, multiplies_halves_fast, rerun_in_float32
 from captum_vz._engine.recording import AttentionCall, Recording, at, first_tensor
 from captum_vz._engine.replay import (
@@ -23,7 +23,7 @@ from captum_vz._engine.replay import (
     nearly_all_is_lost,
 )
 from captum_vz._engine.streams import as_one_vector
-from captum_vz._engine.whole_sequences import InItsBatch, WholeSequences
+from captum_vz._engine.whole_sequences import ENOUGH, InItsBatch, WholeSequences
 from captum_vz._engine.windows import is_reordered, over_positions
 from captum_vz._engine.zeroing import (
     Measure,
@@ -276,7 +276,9 @@ def _whole_sequences(
     copies = copies if zeroing.at_most is None else min(copies, zeroing.at_most)
     heads = zeroed_heads(call, zeroing.heads)
     examples = targets.batch.unique().tolist()
-    together = replay.copies_are_apart(examples[0], output[examples[0]])
+    together = code_is_known(recording) and has_no_experts(recording)
+    if not together and copies >= ENOUGH:
+        together = replay.copies_are_apart(examples[0], output[examples[0]])
 
     for example in examples:
         mine = targets.batch == example
@@ -288,13 +290,14 @@ def _whole_sequences(
         rows = torch.arange(call.size[2], device=output.device)
         weights = zeroed_weights(call, zeroing, targets.sources, torch.full_like(rows, example), rows)
         active = (in_group & weights.ne(0).any(-1).any(0)).any(-1).nonzero().flatten()
+        alone = None if together else replay.run(example, nothing)[:, out]
         for part in active.split(copies if together else 1):
-            # The last copy is left as it is and checked: copies may compete too, for experts of limited capacity.
-            zeroed = torch.cat([in_group[part][:, None, :] & heads[:, None], nothing])
-            if together:
-                answer = replay.run(example, zeroed)[:, out]
+            zeroed = in_group[part][:, None, :] & heads[:, None]
+            if alone is None:
+                # The last copy is left as it is and checked: copies may compete too, for experts of limited capacity.
+                answer = replay.run(example, torch.cat([zeroed, nothing]))[:, out]
             else:
-                answer = torch.cat([replay.run(example, one[None])[:, out] for one in zeroed])
+                answer = torch.cat([replay.run(example, zeroed)[:, out], alone])
             check_reproduced(answer[-1], output[example, out])
             # And some that are zeroed are to be the same each alone: one that is not may win against those that are.
             first = together and example == examples[0] and part[0] == active[0] and len(part) > 1

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from captum_vz._engine.interface import Attend, Listener, listening
-from captum_vz._engine.noise import NOISES, are_apart, disturbed
+from captum_vz._engine.noise import NOISES, QUIET, are_apart, disturbed
 from captum_vz._engine.precision import without_caches
 from captum_vz._engine.products import FastProducts
 from captum_vz._engine.recording import AttentionCall, Recording, first_tensor
@@ -32,8 +32,9 @@ from captum_vz._engine.weights import for_query_heads, weights_used
 HEADS = -1
 # How many readings of a layer's arguments are tried at most.
 TRIALS = 64
-# How many copies are the crowd that others are to hear nothing of.
+# How many copies are the crowd that others are to hear nothing of, and how many it takes with these others.
 CROWD = 12
+ENOUGH = CROWD + 2 * len(QUIET)
 
 
 class WholeSequences:
