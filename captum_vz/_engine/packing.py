@@ -51,22 +51,30 @@ def packed_pairs(
 
 def code_is_known(recording: Recording) -> bool:
     """Whether what a layer does is written in torch and transformers, and nowhere else."""
-    return all(_is_known(m) and (m is recording.layer or not is_hooked(m)) for m in recording.layer.modules())
+    modules = list(recording.layer.modules())
+    return (
+        all(map(_is_known_class, {type(module) for module in modules}))
+        and all(map(_has_nothing_of_its_own, modules))
+        and not any(is_hooked(module) for module in modules if module is not recording.layer)
+    )
 
 
-def _is_known(module: nn.Module) -> bool:
-    kind = type(module)
+def _is_known_class(kind: type[nn.Module]) -> bool:
     classes = kind.__mro__[: kind.__mro__.index(nn.Module)]
     functions = [x for one in classes for x in vars(one).values() if isinstance(x, FunctionType)]
-    functions += [x for x in vars(module).values() if callable(x) and not isinstance(x, (nn.Module, Tensor, type))]
+    return all(f"{one.__module__}.".startswith(CLASSES) for one in classes) and all(map(_is_known_function, functions))
+
+
+def _has_nothing_of_its_own(module: nn.Module) -> bool:
+    """Whether no function was put into a module that is not known, nor another `forward`."""
+    functions = [x for x in vars(module).values() if callable(x) and not isinstance(x, (nn.Module, Tensor, type))]
     hook = getattr(module, "_hf_hook", None)
     hooks = () if hook is None else (hook, *getattr(hook, "hooks", ()))
     return (
-        all(f"{one.__module__}.".startswith(CLASSES) for one in classes)
-        and all(map(_is_known_function, functions))
+        all(map(_is_known_function, functions))
         # Accelerate's own move what goes in and out. What it released keeps its forward among its attributes.
         and all(type(one).__module__ == "accelerate.hooks" for one in hooks)
-        and _unwrapped(module.forward) is _unwrapped(kind.forward)
+        and ("forward" not in vars(module) or _unwrapped(module.forward) is _unwrapped(type(module).forward))
     )
 
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from captum_vz import ValueZeroing, ValueZeroingEffect
 from captum_vz._engine import packing
 from captum_vz._engine.noise import noise_like
+from captum_vz._engine.recording import Recording
 from tests.engine.blocks import HEADS, WIDTH, Block, SelfAttention, direction, sequences, zeroed_one_by_one
 from tests.engine.compare import assert_same
 from tests.reference import FAMILIES
@@ -162,6 +163,17 @@ def test_limits_that_the_clean_pass_does_not_reach(place: str, parallel: bool, t
     assert any(reached)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_limit_that_no_sum_of_all_values_reaches(sign: int) -> None:
+    """Of values that are nearly alike and far from zero, a sum of all but one is smaller than any of them."""
+    limits = {1: (2.5, torch.inf), -1: (-torch.inf, -2.5)}[sign]
+    block, x = Block(finish=lambda attention, context, x: attention.output(context.clamp(*limits))), sequences(2, 4)
+    block.attention.value.weight.mul_(0.01)
+    block.attention.value.bias.fill_(3 * sign)
+    assert_same(ValueZeroing(block, block).attribute(x), zeroed_one_by_one(block, x))
+
+
 class FirstHalf(nn.Module):
     """Doubles those positions whose first feature is positive: the first ones, up to half of all that are there."""
 
@@ -270,12 +282,12 @@ CODE: dict[str, tuple[Callable[[], nn.Module], bool]] = {
 @pytest.mark.parametrize("code", CODE)
 def test_whose_code_it_is(code: str) -> None:
     module, expected = CODE[code]
-    assert all(packing._is_known(m) for m in module().modules()) is expected
+    assert packing.code_is_known(Recording(module(), (), {})) is expected
 
 
 def test_what_a_user_puts_into_a_class_of_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nn.Linear, "extra_repr", own(nn.Linear.extra_repr))
-    assert not packing._is_known(nn.Linear(2, 2))
+    assert not packing.code_is_known(Recording(nn.Linear(2, 2), (), {}))
 
 
 def test_noise_where_there_are_no_numbers() -> None:
