@@ -99,11 +99,10 @@ def test_one_row(build: Build, firsts: int, causal: bool, ways: int, monkeypatch
 @each_model
 def test_whole_sequences(build: Build, firsts: int, causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     copies = 1 + T + 4  # of the sentence: unchanged, with each source zeroed, and four of these alone
-    disturbed = 2 * 3  # two kinds of noise, in two copies of three
     zeroed = 2 * T * T * d  # what the context of one copy loses
     runs = 2 + (T - 1).bit_length()  # as it was, all of it nudged, once a digit: to see whose values they are
     expected = forward(T, firsts) + runs * 3 * 2 * T * d * d  # of the projections
-    expected += copies * (forward(T, firsts) + zeroed) + disturbed * forward(T, firsts)
+    expected += copies * (forward(T, firsts) + zeroed)
     assert operations(build, 3, monkeypatch) == expected
 
 
