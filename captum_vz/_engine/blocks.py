@@ -104,14 +104,16 @@ class Block:
         return replace(self, batch=self.batch.to(device), source=self.source.to(device), chunks=chunks)
 
 
-def blocks(pairs: Pairs, width: int, depth: int, rows: int, at_most: int | None) -> tuple[list[Block], bool]:
+def blocks(
+    pairs: Pairs, width: int, depth: int, rows: int, at_most: int | None, least: int = 0
+) -> tuple[list[Block], bool]:
     """All active pairs, in chunks of about `rows` rows and of at most `at_most` groups.
 
     Also whether the attention's projection and a first matrix should be multiplied with each other, for heads of
     `depth` features, rather than a first matrix with the vectors of `width` features.
 
     Raises:
-        TooFewError: There are too few pairs to a group to pay for its vectors.
+        TooFewError: There are too few pairs to a group to pay for its vectors, and to save `least` rows beyond that.
     """
     # On the CPU, wherever the pairs are: each step here is small, and most wait for the one before it.
     active, examples, lists = (x.cpu() for x in (pairs.active, pairs.batch, pairs.members))
@@ -124,7 +126,7 @@ def blocks(pairs: Pairs, width: int, depth: int, rows: int, at_most: int | None)
     vectors = (members >= 0).sum(-1) * len(pairs.heads)
     gains, at_once, composed = _gains(counts, vectors, width, depth, len(pairs.heads))
     # All targets run twice more, changed as far as the norm and with nothing taken to the end: some two first matrices.
-    if gains.clamp_min(0).sum() - at_once <= 2 * len(pairs.batch):
+    if gains.clamp_min(0).sum() - at_once <= 2 * len(pairs.batch) + least:
         raise TooFewError("there are too few pairs to fold for")
     order = (gains <= 0).int().argsort(stable=True)  # groups that gain come first
     place = torch.empty_like(sizes)

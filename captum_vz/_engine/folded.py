@@ -39,6 +39,7 @@ class FoldedPairs:
 
     What it gives is to be used before the next is asked for, which takes its place. With `fast`, what changes goes
     through the matrices in bfloat16 and is added to what does not: it is rounded beside the change, not the output.
+    `least` rows of a first matrix are to be saved.
     """
 
     def __init__(
@@ -50,7 +51,9 @@ class FoldedPairs:
         rows: int,
         at_most: int | None,
         fast: bool = False,
+        least: int = 0,
     ) -> None:
+        self.blocks, self.composed = blocks(pairs, output.shape[-1], call.values.shape[-1], rows, at_most, least)
         general = packed_pairs(recording, call, output, pairs.batch, pairs.out)
         assert call.context is not None  # PackedPairs saw to it
         if not isinstance(general.answer, ModuleAnswer) or general.later:
@@ -62,7 +65,6 @@ class FoldedPairs:
         self.values = call.values.transpose(1, 2)  # (batch, in, key-value head, d_head)
         self.heads = call.size[1]
         self.outputs = at(output, pairs.batch, pairs.out)
-        self.blocks, self.composed = blocks(pairs, output.shape[-1], self.values.shape[-1], rows, at_most)
         sizes = [len(chunk.target) for block in self.blocks for chunk in block.chunks]
         self.rows, self.longest = sum(sizes), max(sizes)
         self.vectors = sum(block.folded for block in self.blocks) * len(pairs.heads)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -85,7 +85,9 @@ class PackedPairs:
         self.call = call
         self.arguments = without_caches((recording.args, recording.kwargs))
         self.only_first = only_first
-        self.around: Callable[[], AbstractContextManager[Any]] = FastProducts
+        # To ask at each function costs time.
+        fast = FastProducts.gain(recording.parameters)
+        self.around: Callable[[], AbstractContextManager[Any]] = FastProducts if fast else nullcontext
         self.later = site + 1 < len(recording.calls)
         self.layer = bare(recording.layer)
         self.earlier: list[tuple[ModuleAnswer, Tensor]] = []

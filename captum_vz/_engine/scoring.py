@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from captum_vz._engine.blocks import Pairs
-from captum_vz._engine.chunks import fitting, neighbours
+from captum_vz._engine.chunks import fitting, neighbours, rows_to_save
 from captum_vz._engine.folded import FoldedPairs
 from captum_vz._engine.origins import are_in_order
 from captum_vz._engine.packing import code_is_known, has_no_experts, packed_pairs
@@ -155,25 +155,28 @@ def _folded_pairs(
     """The same numbers as `_packed_pairs`, faster: for layers of a known shape, and rows enough to gain by it."""
     if call.weights is None:
         raise NotReproducedError("its attention is computed inline, out of sight")
-    # A source whose vectors are folded for one target only gains nothing, and more for few only among many.
-    most = int(targets.batch.bincount().max())
-    if most <= 1:
-        raise TooFewError("there are too few rows to fold for")
-    heads = zeroed_heads(call, zeroing.heads).nonzero().flatten()
-    members = group_members(call, zeroing)
-    features = len(heads) * call.values.shape[-1]
-    if most <= len(heads) and len(targets) * members.shape[1] <= features:
-        raise TooFewError("there are too few rows to fold for")
     fast = zeroing.fast and multiplies_halves_fast(output.device)
     if zeroing.fast and not fast:
         recording.notes.append(f"precision='fast' found no fast bfloat16 on {output.device}, computed exactly")
+    largest = max((parameter.numel() for parameter in recording.parameters if parameter.dim() == 2), default=1)
+    least = rows_to_save(output, largest * (1 + fast))  # in bfloat16 the last matrix costs little, too
+    members = group_members(call, zeroing)
+    if len(targets) * members.shape[1] <= least:
+        raise TooFewError("there are too few pairs to fold for")
+    # A source whose vectors are folded for one target only gains nothing, and more for few only among many.
+    most = int(targets.batch.bincount().max())
+    heads = zeroed_heads(call, zeroing.heads).nonzero().flatten()
+    features = len(heads) * call.values.shape[-1]
+    if most <= 1 or (most <= len(heads) and len(targets) * members.shape[1] <= features):
+        raise TooFewError("there are too few rows to fold for")
     scores = empty_map(call, zeroing, members)
     weights = zeroed_weights(call, zeroing, targets.sources, targets.batch, targets.out)
     lists = members[targets.batch]  # (target, group, member)
     changes = active_groups(weights, lists)
     active = evened(changes, lists, neighbours(changes))
     pairs = Pairs(targets.batch, targets.out, weights[..., heads], heads, members, active)
-    folded = FoldedPairs(recording, call, output, pairs, _chunk_rows(recording, output), zeroing.at_most, fast)
+    rows = _chunk_rows(recording, output)
+    folded = FoldedPairs(recording, call, output, pairs, rows, zeroing.at_most, fast, least)
     clean = zeroing.measure.prepare(folded.outputs)
     found: list[tuple[Tensor, Tensor, Tensor]] = []
     for target, group, moved in folded.run():

@@ -45,8 +45,8 @@ class ValueZeroing(LayerMaps):
             bfloat16, and is added to what does not change. On hardware with units for bfloat16 a map then takes 0.7 to
             0.9 of the time, and scores are off by parts in ten thousand (of real weights, above 0.001: half of them by
             less than 0.04 %, the worst by 0.6 %). Without such units, and for layers of another shape than the usual
-            (linear or gated, behind a norm), a warning says so and the map is exact; so are a few rows, which would
-            gain nothing.
+            (linear or gated, behind a norm), a warning says so and the map is exact; so are a few rows, short sentences
+            and small models, which would gain nothing.
 
     >>> from captum_vz import ValueZeroing, find_layers
     >>> from captum_vz.testbed import load_agreement_model

@@ -26,6 +26,11 @@ def _bert(depth: int | None) -> nn.Module:
     return BertModel(BertConfig(num_hidden_layers=depth or 12), add_pooling_layer=False)
 
 
+def _minilm(depth: int | None) -> nn.Module:
+    config = BertConfig(hidden_size=384, num_hidden_layers=depth or 6, num_attention_heads=12, intermediate_size=1536)
+    return BertModel(config, add_pooling_layer=False)
+
+
 def _gpt2(depth: int | None) -> nn.Module:
     return GPT2Model(GPT2Config(num_hidden_layers=depth or 12, use_cache=False))
 
@@ -44,6 +49,14 @@ def _llama(depth: int | None) -> nn.Module:
 
 
 SIZES = {
+    "minilm": Size(
+        _minilm,
+        lambda model: list(model.encoder.layer),
+        lambda layer: layer.attention.self.value,
+        0,
+        (1536, 384),
+        causal=False,
+    ),
     "bert-base": Size(
         _bert,
         lambda model: list(model.encoder.layer),

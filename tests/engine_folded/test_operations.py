@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import BertConfig, BertModel, GPT2Config, GPT2Model, LlamaConfig, LlamaModel
 
 from captum_vz import ValueZeroing
-from captum_vz._engine import scoring
+from captum_vz._engine import chunks, scoring
 from captum_vz._engine.folded import FEW
 
 Build = Callable[[], tuple[torch.nn.Module, torch.nn.Module]]
@@ -146,3 +146,20 @@ def test_the_fast_lane(
 def test_the_fast_lane_needs_fewer_than_two_thirds(monkeypatch: pytest.MonkeyPatch) -> None:
     fast, slow = (operations(bert, ways, monkeypatch) for ways in (0, 1))
     assert fast < 2 / 3 * slow
+
+
+@pytest.mark.parametrize(("precision", "share"), [("exact", 1), ("fast", 2)])
+def test_the_fast_lane_is_taken_if_it_saves_more_than_its_calls_cost(
+    precision: str, share: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scoring, "multiplies_halves_fast", lambda device: True)
+    # Of the rows of the first matrix: one a pair, less a sum over each source's vectors and what its values cost;
+    # once, the attention's projection with that matrix, and two runs of all targets.
+    rows = T * T - T * H * (T / d + 1 / H) - d - 2 * T
+    saved = share * rows * 2 * d * D
+    for calls, ways in ((0.98 * saved, 0), (1.02 * saved, 1)):
+        expected = operations(bert, ways, monkeypatch, precision)
+        monkeypatch.setattr(chunks, "CALLS", {"cpu": calls})
+        assert operations(bert, 0, monkeypatch, precision) == expected
+        monkeypatch.setattr(chunks, "CALLS", {"cpu": 0})
+    assert operations(bert, 0, monkeypatch, precision) < operations(bert, 1, monkeypatch, precision)
