@@ -174,6 +174,39 @@ def test_a_limit_that_no_sum_of_all_values_reaches(sign: int) -> None:
     assert_same(ValueZeroing(block, block).attribute(x), zeroed_one_by_one(block, x))
 
 
+class CutFeature(Block):
+    """Cuts one feature of the context at a limit, on one side."""
+
+    limit = torch.inf
+
+    def __init__(self, feature: int, sign: int) -> None:
+        super().__init__(finish=self.cut)
+        self.feature, self.sign = torch.tensor([feature]), sign
+
+    def cut(self, attention: SelfAttention, context: Tensor, x: Tensor) -> Tensor:
+        context = self.sign * context.flatten(2)
+        one = context.index_select(-1, self.feature)
+        self.largest = float(one.amax())
+        context = context.index_copy(-1, self.feature, one.clamp(max=self.limit))
+        return attention.output(self.sign * context)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_limit_of_one_feature(sign: int) -> None:
+    """Of few tokens, what stands for all contexts that there may be is large in some features and small in others."""
+    x, reached = sequences(1, 2), 0
+    for feature in range(WIDTH):
+        block = CutFeature(feature, sign)
+        unlimited = zeroed_one_by_one(block, x)
+        block(x)
+        block.limit = block.largest + 1e-4
+        expected = zeroed_one_by_one(block, x)
+        reached += not torch.allclose(expected, unlimited, rtol=0, atol=1e-6)
+        assert_same(ValueZeroing(block, block).attribute(x), expected)
+    assert reached > WIDTH // 4
+
+
 class FirstHalf(nn.Module):
     """Doubles those positions whose first feature is positive: the first ones, up to half of all that are there."""
 

@@ -412,6 +412,48 @@ def test_what_cannot_be_told_is_refused(reason: str) -> None:
         ValueZeroing(block, block).attribute(x, perturbations_per_eval=1)
 
 
+class Alarmed(Halves):
+    """Attends in halves; what is larger anywhere than all of the clean pass changes both."""
+
+    limit = torch.inf
+
+    def __init__(self) -> None:
+        super().__init__(lambda x: x)
+        self.attention.output.register_forward_hook(self.alarm)
+
+    def alarm(self, module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+        self.largest = float(output.abs().amax())
+        # Of NaN nothing is larger.
+        return torch.where(output.abs() > self.limit, 1.0, 0.0).amax() * torch.arange(WIDTH) + output
+
+
+def test_windows_that_only_hear_what_is_loud() -> None:
+    across = []
+    for seed in range(6):
+        torch.manual_seed(seed)
+        layer, x = Alarmed().double(), torch.randn(1, 8, WIDTH, dtype=torch.float64)
+        run = Run(layer, (x,), {}, "attention.value", all_of(WIDTH), False)
+        assert run.clean.isfinite().all()
+        layer.limit = 1.0001 * layer.largest
+        assert_same(scores_of(run), run.expected)
+        across.append((run.expected[0, :4, 4:] > 1e-12).any() or (run.expected[0, 4:, :4] > 1e-12).any())
+    assert any(across)
+
+
+def test_windows_of_numbers_that_are_rounded_to_few() -> None:
+    """A nudge that is too small to be taken for another order moves none of them."""
+    layer, x = Halves(lambda x: (4 * x).round() / 4), torch.randn(1, 8, WIDTH, dtype=torch.float64)
+    run = Run(layer, (x,), {}, "attention.value", all_of(WIDTH), False)
+    assert not run.where(list(range(8))).any()
+    without = [run(x, lambda values, token=token: zeroed_at(values, token)) for token in range(8)]
+    expected = torch.stack([1 - F.cosine_similarity(one, run.clean, dim=-1) for one in without], dim=-1)
+    assert_same(scores_of(run), expected)
+
+
+def zeroed_at(values: Tensor, token: int) -> Tensor:
+    return values.index_fill(0, torch.tensor([token]), 0)
+
+
 class Sorted(Block):
     """Attends in two halves, of the tokens with the lower scores and of those with the higher ones."""
 
