@@ -44,7 +44,8 @@ def packed_pairs(
             raise NotReproducedError("its values stand in another order than its tokens")
         if not _projects_any_context(recording, call):
             replay = PackedPairs(recording, call, only_first, by_module=False)
-    if not replay.known or not has_no_experts(recording):
+    replay.apart = replay.known and has_no_experts(recording)
+    if not replay.apart:
         _check_apart(replay, call, output, batch, out)
     return replay
 

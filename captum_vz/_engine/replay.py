@@ -70,9 +70,11 @@ class PackedPairs:
 
     Attributes:
         known: Whether what the layer does is written in torch and transformers, and nowhere else, as far as was asked.
+        apart: Whether, moreover, nothing in it is known to let positions compete.
     """
 
     known = False
+    apart = False
 
     def __init__(
         self, recording: Recording, call: AttentionCall, only_first: bool = False, by_module: bool = True

@@ -14,7 +14,6 @@ from captum_vz._engine.precision import is_half, multiplies_halves_fast, rerun_i
 from captum_vz._engine.recording import AttentionCall, Recording, at, first_tensor
 from captum_vz._engine.replay import (
     FAILURES,
-    ModuleAnswer,
     NotReproducedError,
     SameAgainError,
     TooFewError,
@@ -32,15 +31,17 @@ from captum_vz._engine.zeroing import (
     active_groups,
     empty_map,
     evened,
-    group_blocks,
     group_members,
     left_context,
     lost_context,
+    pairs_at_a_time,
     wanted_targets,
     zeroed_heads,
     zeroed_weights,
 )
 
+# How many targets are replayed to see that they can be, before the pairs.
+FEW = 8
 # How many whole sequences of the first chunk are run by themselves as well.
 ALONE = 4
 # By how many units in the last place rounding may move what a layer returns: more than it does, lest it be overlooked.
@@ -209,44 +210,41 @@ def _packed_pairs(
     lists = members[targets.batch]  # (target, group, member)
     active = active_groups(weights, lists)
     off, change = outputs.new_zeros(2, len(targets))  # of each target: unchanged, and what zeroing changes at most
-    # A single target is checked in its chunk, among pairs that no sequence knows.
-    alone = len(targets) == 1 and isinstance(replay.answer, ModuleAnswer)
-    if not alone or not active.any():
-        # A layer that mixes positions reproduces its output on the sequence that it knows. So the first check is on
-        # another one: a few positions, backwards, and one of them many times. Among these one is given another context,
-        # of which the others are to hear nothing, should their own be alike.
-        few = torch.arange(len(targets), device=contexts.device).flip(0)[:8]
-        few = torch.cat([few, few[:1].expand(8)])
-        unlike = torch.arange(len(few), device=few.device) == len(few) - 5
-        answer = replay.run(targets.batch[few], targets.out[few], torch.where(unlike[:, None], -1, 1) * contexts[few])
-        check_reproduced(answer[~unlike], outputs[few[~unlike]])
 
-    for start, stop in group_blocks(lists.shape[1], zeroing.at_most):
-        pairs = active[:, start:stop].nonzero()
-        for begin in range(0, len(pairs), rows):
-            pair = pairs[begin : begin + rows]
-            target, group = pair[:, 0], pair[:, 1] + start
-            left = contexts[target] - lost_context(weights, values, targets.batch, lists, target, group)
-            anew = nearly_all_is_lost(left, contexts[target]).nonzero().flatten()
-            if len(anew):
-                of, lost = target[anew], lists[target[anew], group[anew]]
-                left[anew] = left_context(call, heads, targets.batch[of], targets.out[of], lost)
-            # Each target also runs unchanged, behind the pairs, and is checked again: where positions compete, as for
-            # experts of limited capacity, only the chunk itself shows it. A single one also runs before them: where
-            # positions hear those that follow, the last of a sequence hears as little as the last of a chunk.
-            unchanged, which = target.unique(return_inverse=True)
-            before = unchanged[: int(alone)]
-            everyone = torch.cat([before, target, unchanged])
-            context = torch.cat([contexts[before], left, contexts[unchanged]])
-            answer = replay.run(targets.batch[everyone], targets.out[everyone], context)
-            first, answer = answer.tensor_split((len(before),))
-            zeroed, again = answer.tensor_split((len(pair),))
-            check_reproduced(torch.cat([first, again]), outputs[torch.cat([before, unchanged])])
-            change.scatter_reduce_(0, target, (zeroed - again[which]).abs().amax(-1), "amax")
-            off.scatter_reduce_(0, unchanged, (again - outputs[unchanged]).abs().amax(-1), "amax")
-            moved, clean = zeroing.measure.prepare(answer).tensor_split((len(pair),))
-            distance = zeroing.measure.between(moved, clean[which])
-            scores[targets.batch[target], targets.place[target], group] = distance.to(scores)
+    def run(target: Tensor, left: Tensor, unchanged: Tensor) -> Tensor:
+        """Outputs of pairs, and behind them of some targets that are unchanged, backwards, between two of no use.
+
+        A layer that mixes positions reproduces its output on the sequence that it knows. So these stand backwards, and
+        beside another context, of which they are to hear nothing, should their own be alike.
+        """
+        behind = torch.cat([unchanged[-1:], unchanged.flip(0), unchanged[:1]])
+        context = contexts[behind]
+        context[[0, -1]] *= -1
+        everyone = torch.cat([target, behind])
+        answer = replay.run(targets.batch[everyone], targets.out[everyone], torch.cat([left, context]))
+        check_reproduced(answer[len(target) + 1 : -1].flip(0), outputs[unchanged])
+        return answer
+
+    # Where it may well fail, sooner than in a whole chunk; and where there is no pair to show it.
+    if (len(targets) > 1 and (not replay.apart or len(recording.calls) > 1)) or not active.any():
+        few = torch.arange(len(targets), device=contexts.device)[-FEW:]
+        run(few[:0], contexts[:0], few)
+    for target, group in pairs_at_a_time(active, rows, zeroing.at_most):
+        left = contexts[target] - lost_context(weights, values, targets.batch, lists, target, group)
+        anew = nearly_all_is_lost(left, contexts[target]).nonzero().flatten()
+        if len(anew):
+            of, lost = target[anew], lists[target[anew], group[anew]]
+            left[anew] = left_context(call, heads, targets.batch[of], targets.out[of], lost)
+        # All of the chunk's targets: where positions compete, as for experts of limited capacity, only it shows it.
+        unchanged, which = target.unique(return_inverse=True)
+        answer = run(target, left, unchanged)
+        zeroed, again = answer[: len(target)], answer[len(target) + 1 : -1].flip(0)
+        change.scatter_reduce_(0, target, (zeroed - again[which]).abs().amax(-1), "amax")
+        off.scatter_reduce_(0, unchanged, (again - outputs[unchanged]).abs().amax(-1), "amax")
+        prepared = zeroing.measure.prepare(answer)
+        moved, clean = prepared[: len(target)], prepared[len(target) + 1 : -1].flip(0)
+        distance = zeroing.measure.between(moved, clean[which])
+        scores[targets.batch[target], targets.place[target], group] = distance.to(scores)
     check_against_changes(off, change, outputs)
     return scores
 

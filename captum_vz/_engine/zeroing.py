@@ -104,16 +104,20 @@ def group_members(call: AttentionCall, zeroing: Zeroing) -> Tensor:
     return torch.where(belongs.gather(-1, order), order, -1)[..., :size]
 
 
-def group_blocks(count: int, at_most: int | None) -> Iterator[tuple[int, int]]:
-    step = count if at_most is None else at_most
-    for start in range(0, count, max(step, 1)):
-        yield start, min(start + step, count)
-
-
 def active_groups(weights: Tensor, members: Tensor) -> Tensor:
     """Which groups, of `members (target, group, member)`, may change which targets, `(target, group)`."""
     seen = weights.ne(0).any(-1)  # (target, in)
     return (seen[:, None, :].expand(-1, members.shape[1], -1).gather(2, members.clamp_min(0)) & (members >= 0)).any(-1)
+
+
+def pairs_at_a_time(active: Tensor, rows: int, at_most: int | None) -> Iterator[tuple[Tensor, Tensor]]:
+    """The active pairs `(target, group)`, so many, and of so many groups, at a time."""
+    start = 0
+    for groups in active.split(at_most or active.shape[1], dim=1):
+        target, group = groups.nonzero(as_tuple=True)
+        if len(target):
+            yield from zip(target.split(rows), (group + start).split(rows), strict=True)
+        start += groups.shape[1]
 
 
 def evened(active: Tensor, members: Tensor, count: int) -> Tensor:

@@ -76,8 +76,7 @@ def feed_forward(rows: int, firsts: int) -> int:
 
 
 def general(pairs: int, targets: int, firsts: int) -> int:
-    # Each target runs unchanged behind its pairs; of several, 16 rows run first, a single one before its pairs, too.
-    rows = pairs + targets + (16 if targets > 1 else 1)
+    rows = pairs + targets + 2  # behind its pairs each target runs unchanged, and two more of another context
     return 2 * rows * d * d + feed_forward(rows, firsts)
 
 
