@@ -211,19 +211,20 @@ def _packed_pairs(
     active = active_groups(weights, lists)
     off, change = outputs.new_zeros(2, len(targets))  # of each target: unchanged, and what zeroing changes at most
 
-    def run(target: Tensor, left: Tensor, unchanged: Tensor) -> Tensor:
-        """Outputs of pairs, and behind them of some targets that are unchanged, backwards, between two of no use.
+    def run(target: Tensor, left: Tensor, unchanged: Tensor) -> tuple[Tensor, Tensor]:
+        """What targets give with the contexts that are left, and what others give with nothing taken, which is checked.
 
-        A layer that mixes positions reproduces its output on the sequence that it knows. So these stand backwards, and
-        beside another context, of which they are to hear nothing, should their own be alike.
+        A layer that mixes positions reproduces its output on the sequence that it knows. So the latter run before the
+        pairs and behind them, there backwards, and beside another context, of which they are to hear nothing.
         """
-        behind = torch.cat([unchanged[-1:], unchanged.flip(0), unchanged[:1]])
-        context = contexts[behind]
-        context[[0, -1]] *= -1
-        everyone = torch.cat([target, behind])
-        answer = replay.run(targets.batch[everyone], targets.out[everyone], torch.cat([left, context]))
-        check_reproduced(answer[len(target) + 1 : -1].flip(0), outputs[unchanged])
-        return answer
+        first, last, backwards = unchanged[:1], unchanged[-1:], unchanged.flip(0)
+        everyone = torch.cat([last, target, last, backwards, first])
+        context = torch.cat([contexts[last], left, -contexts[last], contexts[backwards], -contexts[first]])
+        answer = replay.run(targets.batch[everyone], targets.out[everyone], context)
+        before, answer, _, again, _ = answer.split([1, len(target), 1, len(unchanged), 1])
+        again = again.flip(0)
+        check_reproduced(torch.cat([again, before]), outputs[torch.cat([unchanged, last])])
+        return answer, again
 
     # Where it may well fail, sooner than in a whole chunk; and where there is no pair to show it.
     if (len(targets) > 1 and (not replay.apart or len(recording.calls) > 1)) or not active.any():
@@ -237,13 +238,11 @@ def _packed_pairs(
             left[anew] = left_context(call, heads, targets.batch[of], targets.out[of], lost)
         # All of the chunk's targets: where positions compete, as for experts of limited capacity, only it shows it.
         unchanged, which = target.unique(return_inverse=True)
-        answer = run(target, left, unchanged)
-        zeroed, again = answer[: len(target)], answer[len(target) + 1 : -1].flip(0)
+        zeroed, again = run(target, left, unchanged)
         change.scatter_reduce_(0, target, (zeroed - again[which]).abs().amax(-1), "amax")
         off.scatter_reduce_(0, unchanged, (again - outputs[unchanged]).abs().amax(-1), "amax")
-        prepared = zeroing.measure.prepare(answer)
-        moved, clean = prepared[: len(target)], prepared[len(target) + 1 : -1].flip(0)
-        distance = zeroing.measure.between(moved, clean[which])
+        clean = zeroing.measure.prepare(again)
+        distance = zeroing.measure.between(zeroing.measure.prepare(zeroed), clean[which])
         scores[targets.batch[target], targets.place[target], group] = distance.to(scores)
     check_against_changes(off, change, outputs)
     return scores

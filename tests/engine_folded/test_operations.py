@@ -76,7 +76,7 @@ def feed_forward(rows: int, firsts: int) -> int:
 
 
 def general(pairs: int, targets: int, firsts: int) -> int:
-    rows = pairs + targets + 2  # behind its pairs each target runs unchanged, and two more of another context
+    rows = pairs + targets + 3  # each target runs unchanged, one of them twice, and two of another context
     return 2 * rows * d * d + feed_forward(rows, firsts)
 
 
