@@ -42,6 +42,9 @@ from captum_vz._engine.zeroing import (
 
 # How many targets are replayed to see that they can be, before the pairs.
 FEW = 8
+# How many rows of no use stand behind all others: the last ones of a product may be rounded in another way than the
+# rest, and what nothing changes would seem to change.
+LAST = 8
 # How many whole sequences of the first chunk are run by themselves as well.
 ALONE = 4
 # By how many units in the last place rounding may move what a layer returns: more than it does, lest it be overlooked.
@@ -217,11 +220,11 @@ def _packed_pairs(
         A layer that mixes positions reproduces its output on the sequence that it knows. So the latter run before the
         pairs and behind them, there backwards, and beside another context, of which they are to hear nothing.
         """
-        first, last, backwards = unchanged[:1], unchanged[-1:], unchanged.flip(0)
+        first, last, backwards = unchanged[:1].expand(LAST), unchanged[-1:], unchanged.flip(0)
         everyone = torch.cat([last, target, last, backwards, first])
         context = torch.cat([contexts[last], left, -contexts[last], contexts[backwards], -contexts[first]])
         answer = replay.run(targets.batch[everyone], targets.out[everyone], context)
-        before, answer, _, again, _ = answer.split([1, len(target), 1, len(unchanged), 1])
+        before, answer, _, again, _ = answer.split([1, len(target), 1, len(unchanged), LAST])
         again = again.flip(0)
         check_reproduced(torch.cat([again, before]), outputs[torch.cat([unchanged, last])])
         return answer, again

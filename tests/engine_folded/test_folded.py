@@ -356,15 +356,12 @@ def test_home_made_blocks(block: Block, lanes: Lanes) -> None:
     lanes.agree(block, [block], sequences(2, length=20))
 
 
-def test_a_projection_that_is_zero_moves_nothing_but_by_rounding(lanes: Lanes) -> None:
+def test_a_projection_that_is_zero_moves_nothing_by_rounding(lanes: Lanes) -> None:
     block, x = Block(), sequences(2, 24)
     with torch.no_grad():
         block.attention.output.weight.zero_()
-    with pytest.warns(UserWarning, match=r"stay zero, for no source changes them"):
-        scores = lanes.fast(block, [block], x)[0]
-    assert not lanes.used  # all of the fast lane's sums would be rounded, and each row be noise
-    assert (scores == 0).all(-1).sum() > 40
-    assert scores.max() < 1e-30
+    with pytest.warns(UserWarning, match=r"48 row\(s\) of layer 0 \(Block\) stay zero"):
+        assert not lanes.fast(block, [block], x)[0].any()
 
 
 class CutFeature(Block):

@@ -16,6 +16,7 @@ from transformers import BertConfig, BertModel, GPT2Config, GPT2Model, LlamaConf
 from captum_vz import ValueZeroing
 from captum_vz._engine import chunks, scoring
 from captum_vz._engine.folded import FEW
+from captum_vz._engine.scoring import LAST
 
 Build = Callable[[], tuple[torch.nn.Module, torch.nn.Module]]
 
@@ -76,7 +77,7 @@ def feed_forward(rows: int, firsts: int) -> int:
 
 
 def general(pairs: int, targets: int, firsts: int) -> int:
-    rows = pairs + targets + 3  # each target runs unchanged, one of them twice, and two of another context
+    rows = pairs + targets + 2 + LAST  # each target runs unchanged, one of them twice; and some of another context
     return 2 * rows * d * d + feed_forward(rows, firsts)
 
 
