@@ -218,15 +218,14 @@ def _packed_pairs(
         """What targets give with the contexts that are left, and what others give with nothing taken, which is checked.
 
         A layer that mixes positions reproduces its output on the sequence that it knows. So the latter run before the
-        pairs and behind them, there backwards, and beside another context, of which they are to hear nothing.
+        pairs and behind them, and there beside other contexts, of which they are to hear nothing.
         """
-        first, last, backwards = unchanged[:1].expand(LAST), unchanged[-1:], unchanged.flip(0)
-        everyone = torch.cat([last, target, last, backwards, first])
-        context = torch.cat([contexts[last], left, -contexts[last], contexts[backwards], -contexts[first]])
+        first, last = unchanged[:1], unchanged[-1:].expand(LAST)
+        everyone = torch.cat([first, target, last[:1], unchanged, last])  # by example
+        context = torch.cat([contexts[first], left, -contexts[last[:1]], contexts[unchanged], -contexts[last]])
         answer = replay.run(targets.batch[everyone], targets.out[everyone], context)
         before, answer, _, again, _ = answer.split([1, len(target), 1, len(unchanged), LAST])
-        again = again.flip(0)
-        check_reproduced(torch.cat([again, before]), outputs[torch.cat([unchanged, last])])
+        check_reproduced(torch.cat([before, again]), outputs[torch.cat([first, unchanged])])
         return answer, again
 
     # Where it may well fail, sooner than in a whole chunk; and where there is no pair to show it.

@@ -5,7 +5,9 @@ The traps are those where the sequence that the layer knows would not give it aw
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ import transformers
 from torch import Tensor, nn
 
 from captum_vz import ValueZeroing
+from captum_vz._engine import packing
 from tests.engine.blocks import (
     WIDTH,
     Ahead,
@@ -44,6 +47,53 @@ def test_a_layer_that_mixes_positions(mixture: type[nn.Module], batch: int, toke
     for row in range(0, tokens, 5):
         scores = ValueZeroing(block, block).attribute(x, target=row)
         assert_same(scores, expected[:, row])
+
+
+class OfHalf(nn.Module):
+    """Mixes the positions of the first half, or of the second."""
+
+    def __init__(self, second: bool) -> None:
+        super().__init__()
+        self.second = second
+
+    def forward(self, x: Tensor) -> Tensor:
+        half = x.shape[1] // 2
+        own = slice(half, None) if self.second else slice(half)
+        mixed = x.clone()
+        mixed[:, own] = x[:, own].mean(1, keepdim=True)
+        return mixed
+
+
+class Leading(nn.Module):
+    """Makes something else of the first positions."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = torch.arange(x.shape[1]) < 2
+        return torch.where(first[:, None], x.flip(-1), x)
+
+
+MIXTURES: list[Callable[[], nn.Module]] = [
+    *(Convolution, Mean, Shift, Ahead, CausalMean, Leading),
+    *(partial(OfHalf, second) for second in (False, True)),
+]
+
+
+@pytest.mark.parametrize("alike", [False, True])
+@pytest.mark.parametrize("tokens", [3, 4, 6, 20])
+@pytest.mark.parametrize("mixture", MIXTURES, ids=str)
+def test_the_pairs_themselves_show_it(
+    mixture: Callable[[], nn.Module], tokens: int, alike: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the code is taken on trust, and no run before them is to."""
+    monkeypatch.setattr(packing, "code_is_known", lambda recording: True)
+    monkeypatch.setattr(packing, "has_no_experts", lambda recording: True)
+    block, x = Block(after=mixture()), sequences(1, tokens)
+    if alike:
+        x = x[:, :1] + 1e-3 * x
+    expected = zeroed_one_by_one(block, x)
+    assert_same(ValueZeroing(block, block).attribute(x), expected)
+    for row in range(tokens):
+        assert_same(ValueZeroing(block, block).attribute(x, target=row), expected[:, row])
 
 
 def test_examples_that_run_in_pairs_only() -> None:
