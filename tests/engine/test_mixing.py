@@ -50,17 +50,17 @@ def test_a_layer_that_mixes_positions(mixture: type[nn.Module], batch: int, toke
 
 
 class OfHalf(nn.Module):
-    """Mixes the positions of the first half, or of the second."""
+    """Mixes the positions of the first half, or of the second: by much, or by a small share."""
 
-    def __init__(self, second: bool) -> None:
+    def __init__(self, second: bool, share: float = 1.0) -> None:
         super().__init__()
-        self.second = second
+        self.second, self.share = second, share
 
     def forward(self, x: Tensor) -> Tensor:
         half = x.shape[1] // 2
         own = slice(half, None) if self.second else slice(half)
         mixed = x.clone()
-        mixed[:, own] = x[:, own].mean(1, keepdim=True)
+        mixed[:, own] = x[:, own].lerp(x[:, own].mean(1, keepdim=True), self.share)
         return mixed
 
 
@@ -74,8 +74,14 @@ class Leading(nn.Module):
 
 MIXTURES: list[Callable[[], nn.Module]] = [
     *(Convolution, Mean, Shift, Ahead, CausalMean, Leading),
-    *(partial(OfHalf, second) for second in (False, True)),
+    *(partial(OfHalf, second, share) for second in (False, True) for share in (1.0, 1e-3)),
 ]
+
+
+def trust(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have any layer taken for one whose code is known."""
+    monkeypatch.setattr(packing, "code_is_known", lambda recording: True)
+    monkeypatch.setattr(packing, "has_no_experts", lambda recording: True)
 
 
 @pytest.mark.parametrize("alike", [False, True])
@@ -85,8 +91,7 @@ def test_the_pairs_themselves_show_it(
     mixture: Callable[[], nn.Module], tokens: int, alike: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where the code is taken on trust, and no run before them is to."""
-    monkeypatch.setattr(packing, "code_is_known", lambda recording: True)
-    monkeypatch.setattr(packing, "has_no_experts", lambda recording: True)
+    trust(monkeypatch)
     block, x = Block(after=mixture()), sequences(1, tokens)
     if alike:
         x = x[:, :1] + 1e-3 * x
@@ -145,8 +150,11 @@ def test_a_source_reaches_a_row_through_its_neighbour() -> None:
         assert_same(scores, expected[:, row])
 
 
-def test_a_row_that_is_reached_through_its_neighbour_only() -> None:
+@pytest.mark.parametrize("trusted", [False, True])
+def test_a_row_that_is_reached_through_its_neighbour_only(trusted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Row 0 of a causal model sees itself alone, and its own value is zero; but it hears row 1, which sees both."""
+    if trusted:
+        trust(monkeypatch)
     block, x, mask = Block(after=Ahead()), sequences(1), mask_of_window(6, window=6)
     x[:, 0] = block.attention_norm.bias.detach()
     with torch.no_grad():
