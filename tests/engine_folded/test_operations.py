@@ -159,7 +159,14 @@ def test_the_fast_lane_is_taken_if_it_saves_more_than_its_calls_cost(
     saved = share * rows * 2 * d * D
     for calls, ways in ((0.98 * saved, 0), (1.02 * saved, 1)):
         expected = operations(bert, ways, monkeypatch, precision)
-        monkeypatch.setattr(chunks, "CALLS", {"cpu": calls})
-        assert operations(bert, 0, monkeypatch, precision) == expected
-        monkeypatch.setattr(chunks, "CALLS", {"cpu": 0})
+        with monkeypatch.context() as patch:
+            patch.setattr(chunks, "CALLS", {"cpu": calls})
+            assert operations(bert, 0, monkeypatch, precision) == expected
     assert operations(bert, 0, monkeypatch, precision) < operations(bert, 1, monkeypatch, precision)
+
+
+def test_calls_cost_more_on_other_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    here, elsewhere = (chunks.rows_to_save(torch.empty(1, device=device), 768 * 3072) for device in ("cpu", "meta"))
+    assert 0 < here < 200  # rows of bert-base's first matrix
+    assert 100 * here < elsewhere
