@@ -21,6 +21,7 @@ from captum_vz.attr import (
     ValueZeroingEffect,
     ValueZeroingRollout,
 )
+from captum_vz.errors import ArgumentError, RefusedError, UnsupportedLayerError
 from captum_vz.functional import token_scores
 
 __version__ = "0.1.0"
@@ -29,6 +30,7 @@ __all__ = [
     "ALTI",
     "ALTILogit",
     "ALTIPlus",
+    "ArgumentError",
     "AttentionFlow",
     "AttentionRollout",
     "GlobEnc",
@@ -38,8 +40,10 @@ __all__ = [
     "LayerAttentionNorm",
     "PositionAttribution",
     "RandomAttribution",
+    "RefusedError",
     "Rollout",
     "TokenAttribution",
+    "UnsupportedLayerError",
     "ValueZeroing",
     "ValueZeroingEffect",
     "ValueZeroingRollout",

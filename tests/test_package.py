@@ -15,6 +15,7 @@ PACKAGE = Path(captum_vz.__file__).parent
 # From the ground up. A room may import from the rooms below its row, and from itself; "" is captum_vz/__init__.py.
 # `app` and `generation` are planned.
 ROOMS = [
+    {"errors"},
     {"functional"},
     {"_engine"},
     {"attr"},
