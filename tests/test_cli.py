@@ -71,8 +71,8 @@ def from_api(method: str, target: int | None = None, layer: int = -1) -> Tensor:
     inputs = tokenizer(SENTENCE, return_tensors="pt")
     layers = find_layers(model)
     if method in ("rollout", "attention-rollout"):
-        return METHODS[method](model, layers).attribute(inputs, target=target, all_layers=True)[layer][0]
-    return METHODS[method](model, layers[layer]).attribute(inputs, target=target)[0]
+        return METHODS[method](model, layers).attribute(inputs, token=target, all_layers=True)[layer][0]
+    return METHODS[method](model, layers[layer]).attribute(inputs, token=target)[0]
 
 
 # Numbers
@@ -246,7 +246,7 @@ def test_a_causal_model_from_a_folder(gpt2: str, capsys: pytest.CaptureFixture[s
     assert [row[3] for row in found["maps"][0][:3]] == [0, 0, 0]
     model = GPT2LMHeadModel.from_pretrained(gpt2).eval()
     tokenizer = PreTrainedTokenizerFast.from_pretrained(gpt2)
-    scores = ValueZeroing(model, find_layers(model)[-1]).attribute(tokenizer("a is b", return_tensors="pt"), target=3)
+    scores = ValueZeroing(model, find_layers(model)[-1]).attribute(tokenizer("a is b", return_tensors="pt"), token=3)
     assert found["scores"] == pytest.approx(scores[0].tolist(), abs=1e-6)
     after = model(**tokenizer("a is b", return_tensors="pt")).logits[0, -1].softmax(-1)
     assert found["predictions"][0]["probability"] == pytest.approx(after.max().item(), abs=1e-6)

@@ -7,6 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from captum_vz.attr._target import Indices, pick, tensor_of
+from captum_vz.errors import ArgumentError
+
 
 class Explained(nn.Module):
     """The number that is explained as a function of embeddings, and of all that has one entry an example."""
@@ -20,46 +23,45 @@ class Explained(nn.Module):
         self.fixed = {k: v for k, v in named.items() if k not in self.batched}
 
     def forward(self, embedded: Tensor, *further: Any) -> Tensor:
-        *batched, position, foil = further
+        *batched, foil = further
         named = dict(zip(self.batched, batched, strict=True))
-        return self.read(self.model(inputs_embeds=embedded, **named, **self.fixed), position, foil)
+        return self.read(self.model(inputs_embeds=embedded, **named, **self.fixed), foil)
 
     def example(self, b: int) -> dict[str, Any]:
         """Arguments for one example of the batch."""
         return {k: v[b : b + 1] for k, v in self.batched.items()} | self.fixed
 
-    def read(self, output: Any, position: Tensor | None, foil: Tensor | None) -> Tensor:
+    def read(self, output: Any, foil: Tensor | None) -> Tensor:
+        """The output `(batch, ...)` that `target` indexes, minus its entry that `foil (batch, axis)` indexes."""
         if self.objective is not None:
             return self.objective(output)
-        logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
-        shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(output).__name__
-        if position is None:
-            assert isinstance(logits, Tensor) and logits.ndim == 2, (
-                f"forward_func gave {shape}: expected logits (batch, classes). Of logits for each token, position "
-                "picks one; an objective reads another output."
+        found = tensor_of(output)
+        if found is None:
+            raise ArgumentError(
+                f"forward_func gave an object of type {type(output).__name__}: expected logits (batch, classes) or "
+                "(batch, tokens, classes). An objective reads another output."
             )
-        else:
-            assert isinstance(logits, Tensor) and logits.ndim == 3, (
-                f"forward_func gave {shape}: expected logits (batch, tokens, classes), of which position picks a token."
-            )
-            tokens = logits.shape[1]
-            assert ((position >= -tokens) & (position < tokens)).all(), (
-                f"position {position.tolist()} is out of range: there are {tokens} tokens."
-            )
-            logits = logits[torch.arange(len(logits), device=logits.device), position]
         if foil is None:
-            return logits
-        classes = logits.shape[1]
-        assert ((foil >= 0) & (foil < classes)).all(), (
-            f"foil {foil.tolist()} is out of range: there are {classes} classes, 0 to {classes - 1}."
-        )
-        return logits - logits.gather(1, foil[:, None])
+            return found
+        subtracted = found[(torch.arange(len(found), device=found.device), *foil.unbind(1))]
+        return found - subtracted.reshape(-1, *[1] * (found.ndim - 1))
 
     @torch.no_grad()
-    def check(self, ids: Tensor, embedded: Tensor, position: Tensor | None, foil: Tensor | None) -> None:
-        """Refuse a model that computes something else from embeddings than from ids."""
-        from_ids = self.read(self.model(input_ids=ids, **self.batched, **self.fixed), position, foil)
-        from_embeddings = self(embedded, *self.batched.values(), position, foil)
+    def check(self, ids: Tensor, embedded: Tensor, target: Indices, foil: Indices) -> None:
+        """Refuse indices that the output lacks, and a model whose output for embeddings differs from that for ids."""
+        from_ids = self.read(self.model(input_ids=ids, **self.batched, **self.fixed), None)
+        picked = pick(from_ids, target)
+        if picked.numel() != len(ids):
+            raise ArgumentError(
+                f"The output is {tuple(from_ids.shape)}, and target {target!r} picks {tuple(picked.shape)} for "
+                f"{len(ids)} examples: one number for each example is explained. For classes (batch, classes) pass a "
+                "class as target, for classes of tokens a tuple (token, class)."
+            )
+        if foil is not None and pick(from_ids, foil, "foil").shape != picked.shape:
+            raise ArgumentError(f"foil is {foil!r}: pass one number for each example, as target {target!r} does.")
+        # The tokens at which the output is not read may be padding.
+        from_ids = pick(from_ids, _without_last(target))
+        from_embeddings = pick(self(embedded, *self.batched.values(), None), _without_last(target))
         assert from_ids.isfinite().all(), (
             "forward_func gives values that are not finite (NaN or infinity): check its weights and inputs. float16 "
             "overflows above 65504: load the model in bfloat16 or float32."
@@ -69,3 +71,9 @@ class Explained(nn.Module):
             "forward_func gives another output for inputs_embeds than for input_ids. Some models count positions from "
             "the ids: pass position_ids. Some have dropout left on: call model.eval()."
         )
+
+
+def _without_last(indices: Indices) -> Indices:
+    if isinstance(indices, list):
+        return [one[:-1] for one in indices]
+    return indices and indices[:-1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from captum._utils.progress import NullProgress, progress
@@ -16,17 +17,37 @@ from captum_vz._engine.recording import AttentionCall, Recording
 from captum_vz._engine.sites import attention_call, end_of_given, valid_positions
 from captum_vz.attr._arguments import Arguments, Groups, Inputs, as_layers, check_per_eval, tokens_of, user_call
 from captum_vz.attr._captum import WhileRunning, logged, warn
-from captum_vz.attr._target import TokenTarget
+from captum_vz.attr._target import WantedTokens
 from captum_vz.functional import normalize_rows
 
 PADDED_TARGET = "the target token of an example is padding, its row stays zero"
 
 
+@dataclass(frozen=True)
+class MapRun:
+    """The maps of one pass.
+
+    Attributes:
+        maps: (index of the layer, its map), in the order in which the layers ran.
+        tokens: For each layer that ran, how many output tokens it has.
+        output: What `forward_func` returned; None: the model was not run.
+    """
+
+    maps: list[tuple[int, Tensor]]
+    tokens: dict[int, int]
+    output: Any = None
+
+    def check(self, wanted: WantedTokens, name: str) -> None:
+        """Refuse an output of the model that `target` does not index."""
+        for tokens in dict.fromkeys(self.tokens.values()):
+            wanted.check(self.output, tokens, name)
+
+
 class LayerMaps(LayerAttribution, WhileRunning):
     """Base of the methods that compute one map `(batch, out, in)` for each layer.
 
-    A map answers: how much does output token i of the layer depend on source token j? `target` names an output
-    *token*, never a class. A subclass says in `_layer_map` what one layer's map is; what is described here is shared.
+    A map answers: how much does output token i of the layer depend on source token j? A subclass says in `_layer_map`
+    what one layer's map is; what is described here is shared.
 
     Args:
         forward_func: A model, or any function that runs the layers.
@@ -63,18 +84,19 @@ class LayerMaps(LayerAttribution, WhileRunning):
         attribute_to_layer_input: bool = False,
         perturbations_per_eval: int | None = None,
         show_progress: bool = False,
+        *,
+        token: Any = None,
     ) -> Tensor | list[Tensor]:
-        r"""How much each output *token* of the layer (`target`: a token, never a class) depends on each source token.
+        r"""How much each output *token* of the layer depends on each source token.
 
         Args:
             inputs: What `forward_func` takes (token ids, embeddings, pixels, audio): a tensor or a tuple of tensors,
                 passed by position, or a mapping such as a tokenizer's output, passed by keyword. Dimension 0 is the
                 batch.
-            target: The output tokens whose rows are wanted, each by its position; negative ones count from the end of
-                the sequence as given. None: all; an int or 1-element tensor: that one in every example; a list of
-                ints or a 1-D tensor: one for each example or, of a single example, several, `(1, row, in)`. Tuples
-                `(out, in)` pick single scores, `(slice,)` a range of rows. Rows cost what they are, not a whole map,
-                unless whole sequences are replayed: where attention is computed inline, or positions mix behind it.
+            target: An index into what `forward_func` returned, in Captum's forms, if that has a token axis `(batch,
+                tokens, ...)`: the row of the token that its first index names is returned. So `target=(token, entry)`
+                is the same call as for Captum's gradient methods. An output without a token axis is refused: pass
+                `token`.
             additional_forward_args: Further arguments for `forward_func`, after `inputs`: a tuple, or one object.
             feature_mask: Integers `(1 or batch, in)`: tokens with the same number are one feature (a word, a span, an
                 image region), treated together; all of them carry its score, and rows sum to 1 over features.
@@ -83,12 +105,17 @@ class LayerMaps(LayerAttribution, WhileRunning):
             perturbations_per_eval: At most that many sources are zeroed at a time; None lets the engine choose by
                 memory. The numbers are the same for any value. (Methods that zero nothing ignore it.)
             show_progress: Whether to show a progress bar, one step a layer.
+            token: The output tokens whose rows are returned, each by its position; negative positions count from the
+                end of the sequence as given. None: all. An int: this position in every example. A list or 1-D tensor:
+                one position for each example. A tensor `(batch, k)`, a list of lists or a slice: several rows, `(batch,
+                k, in)`. A row costs less than a map, unless whole sequences are replayed: where attention is computed
+                inline, or where positions mix after the attention.
 
         Returns:
-            A map `(batch, out, in)`, or, with `target`, `(batch, in)`, in at least float32; a list of them if `layer`
-            is a list. Rows sum to 1 (unless `normalize=False`). Rows and columns of padding are 0; padding is what
-            the model's own attention mask says it is. What a model puts behind the inputs to fill its windows
-            (Longformer) is left out. Any other row that is all zero stays zero, with a warning.
+            A map `(batch, out, in)`, or, with one token for each example, `(batch, in)`, in at least float32; a list of
+            them if `layer` is a list. Rows sum to 1 (unless `normalize=False`). Rows and columns of padding are 0;
+            padding is what the model's own attention mask says it is. What a model puts behind the inputs to fill its
+            windows (Longformer) is left out. Any other row that is all zero stays zero, with a warning.
 
         Raises:
             AssertionError: Bad arguments; a layer that `forward_func` does not run, whose attention cannot be read, or
@@ -100,9 +127,11 @@ class LayerMaps(LayerAttribution, WhileRunning):
             "attribute_to_layer_input=True has no meaning here. Leave it False."
         )
         layers = as_layers(self.layer)
-        wanted = TokenTarget.parse(target)
+        wanted = WantedTokens.parse(token, target)
         arguments = Arguments(inputs, additional_forward_args, feature_mask, perturbations_per_eval, show_progress)
-        maps = dict(self._maps(layers, wanted, arguments))  # of a layer that runs more than once, its last run
+        run = self._maps(layers, wanted, arguments)
+        run.check(wanted, self.get_name())
+        maps = dict(run.maps)  # of a layer that runs more than once, its last run
         results = [wanted.select(maps[index]) for index in range(len(layers))]
         return results if isinstance(self.layer, (list, tuple, nn.ModuleList)) else results[0]
 
@@ -122,15 +151,17 @@ class LayerMaps(LayerAttribution, WhileRunning):
         counted from 0 (None: each its own).
         """
 
-    def _maps(self, layers: Sequence[nn.Module], target: TokenTarget, arguments: Arguments) -> list[tuple[int, Tensor]]:
-        """(index of the layer, its map `(batch, row, in)`), in the order in which the layers ran."""
+    def _maps(self, layers: Sequence[nn.Module], wanted: WantedTokens, arguments: Arguments) -> MapRun:
+        """The layers' maps, `(batch, row, in)` each, of one pass."""
         at_most = arguments.perturbations_per_eval
         check_per_eval(at_most)
         forward = user_call(self.forward_func, arguments.inputs, arguments.additional_forward_args)
         device_ids = self.device_ids or getattr(self.forward_func, "device_ids", None)
         masks = Groups(arguments.feature_mask, device_ids)
-        shares = bool(device_ids) and isinstance(target.rows, list)
+        shares = bool(device_ids) and wanted.depends_on_example
         notes: list[str] = []
+        outputs: list[Any] = []
+        lengths: dict[int, int] = {}
         title = f"{self.get_name()} attribution"
         with progress(desc=title, total=len(layers)) if arguments.show_progress else NullProgress() as bar:
 
@@ -139,7 +170,8 @@ class LayerMaps(LayerAttribution, WhileRunning):
                 batch, _, out, _ = call.size
                 end = end_of_given(recording, call, tokens_of(arguments.inputs))
                 # A replica does not know which examples it has: all rows then, the wanted ones picked at the end.
-                rows = None if shares else target.places(batch, end or out, call.values.device)
+                rows = None if shares else wanted.positions(batch, end or out, call.values.device)
+                lengths[index] = end or out
                 groups = masks.of(call, end)
                 scores = self._layer_map(index, recording, call, rows, groups, at_most)
                 notes.extend(recording.notes)
@@ -151,12 +183,12 @@ class LayerMaps(LayerAttribution, WhileRunning):
                     scores = spread * valid_positions(recording, call)[1][:, None, :]
                 return scores[:, : end if rows is None else None, :end]
 
-            runs = collect(forward, layers, compute, device_ids, self._replays)
+            runs = collect(lambda: outputs.append(forward()), layers, compute, device_ids, self._replays)
         if shares:
-            runs = [(index, target.rows_of(one)) for index, one in runs]
+            runs = [(index, wanted.rows_of(one)) for index, one in runs]
         if notes:
             warn(f"{self.get_name()}: {'; '.join(dict.fromkeys(notes))}.")
-        return runs
+        return MapRun(runs, lengths, *outputs)
 
 
 def _zero_rows(scores: Tensor, recording: Recording, call: AttentionCall, rows: Tensor | None, index: int) -> list[str]:

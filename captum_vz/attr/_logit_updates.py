@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, takewhile
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,11 +16,61 @@ from captum_vz._engine.parts import LayerParts
 from captum_vz._engine.readout import Readout
 from captum_vz._engine.recording import AttentionCall, Recording, first_tensor
 from captum_vz.attr._arguments import as_layers
-from captum_vz.attr._target import TokenTarget, rows_at
+from captum_vz.attr._target import WantedTokens, gather_rows, parse_indices
 from captum_vz.attr.layer_alti import LayerALTI, alti_of_attention
+from captum_vz.errors import ArgumentError
 
-# Vocabulary entries: one for all; one for each example; or one for each position, (batch, out).
-Entries: TypeAlias = int | Sequence[int] | Tensor
+
+@dataclass(frozen=True)
+class LogitTarget:
+    """The logits that are explained: where they are read, and of which vocabulary entries.
+
+    Attributes:
+        name: "target" or "foil".
+        rows: The output tokens.
+        entries: An entry for all; one for each example; or a list for each example, an entry for each of its tokens.
+    """
+
+    name: str
+    rows: WantedTokens
+    entries: int | list[int] | list[list[int]]
+
+    @classmethod
+    def parse(cls, target: Any, name: str = "target") -> LogitTarget:
+        """Read `(token, entry)` in Captum's forms; in a list of them, tokens and entries may be lists themselves."""
+        indices = parse_indices(target, name)
+        each = indices if isinstance(indices, list) else [indices or ()]
+        of_all = not isinstance(indices, list)
+        if any(len(one) != 2 or not _belong_together(*one, of_all) for one in each):
+            raise ArgumentError(
+                f"{name} is {target!r}: pass (token, entry), the position at which the logits (batch, tokens, entries) "
+                "are read, which is the token before the one that they predict, and the vocabulary entry; or "
+                "(slice(None), entry) for all tokens; or a list with one (token, entry), or one ([tokens], [entries]), "
+                "for each example."
+            )
+        rows, entries = [one[0] for one in each], [one[1] for one in each]
+        if of_all:
+            return cls(name, WantedTokens(rows[0], name=name), entries[0])
+        return cls(name, WantedTokens(rows, name=name), entries)
+
+    def at(self, rows: Tensor, there: Tensor, count: int) -> Tensor:
+        """The entries at rows `(batch, row)`, of which those that are not `there` are padding."""
+        each = torch.as_tensor(self.entries, device=rows.device)
+        each = (each[:, None] if each.dim() == 1 else each).expand_as(rows)
+        outside = each[((each < -count) | (each >= count)) & there]
+        if len(outside):
+            raise ArgumentError(
+                f"{self.name} names entry {int(outside[0])}, which is out of range: the vocabulary has {count} "
+                f"entries, {-count} to {count - 1}."
+            )
+        return (each % count).where(there, 0)
+
+
+def _belong_together(token: Any, entry: Any, of_all: bool) -> bool:
+    """Whether a token and an entry are one of each, or as many, or, in an index for all examples, many and one."""
+    if isinstance(entry, list):
+        return isinstance(token, list) and len(token) == len(entry) and not of_all
+    return isinstance(entry, int) and (isinstance(token, int) or (isinstance(token, slice) and of_all))
 
 
 @dataclass(frozen=True)
@@ -59,14 +109,13 @@ class Updates(LayerALTI):
         layer: Any,
         norm: Literal["l1", "l2"],
         readout: Readout,
-        wanted: TokenTarget,
-        entries: dict[str, Entries],
+        targets: list[LogitTarget],
     ) -> None:
         super().__init__(self._keep, layer, norm=norm)
         self.explained = forward_func
         self.readout = readout
-        self.wanted = wanted
-        self.entries = entries
+        self.targets = targets
+        self.wanted = targets[0].rows
         self.output: Any = None
         self.steps: list[Step] = []
         self.left_out: list[nn.Module] = []  # what comes before the given layers
@@ -107,13 +156,13 @@ class Updates(LayerALTI):
 
     def _step(self, parts: LayerParts) -> Step:
         batch, tokens, _ = parts.output.shape
-        rows = self.wanted.places(batch, tokens, parts.output.device)
+        rows = self.wanted.positions(batch, tokens, parts.output.device)
         if rows is None:
             rows = torch.arange(tokens, device=parts.output.device).expand(batch, -1)
         there = parts.rows.gather(1, rows)
         directions, constants = [], []
-        for name, value in self.entries.items():
-            chosen = _chosen(name, value, rows, tokens, there, self.readout.matrix.shape[1])
+        for target in self.targets:
+            chosen = target.at(rows, there, self.readout.matrix.shape[1])
             direction, constant = self.readout.along(chosen, parts.output)
             directions.append(direction)
             constants.append(constant)
@@ -153,14 +202,13 @@ class Updates(LayerALTI):
             f"forward_func gave {found}: expected logits (batch, {tokens}, entries), one row a token."
         )
         batch = len(logits)
-        rows = self.wanted.places(batch, tokens, logits.device)
-        at_rows = rows_at(logits, rows)
+        rows = self.wanted.positions(batch, tokens, logits.device)
+        at_rows = gather_rows(logits, rows)
         if rows is None:
             rows = torch.arange(tokens, device=logits.device).expand(batch, -1)
         there = last.there.to(logits.device)
         own = [
-            at_rows.gather(2, _chosen(name, value, rows, tokens, there, logits.shape[2])[..., None])[..., 0]
-            for name, value in self.entries.items()
+            at_rows.gather(2, target.at(rows, there, logits.shape[2])[..., None])[..., 0] for target in self.targets
         ]
         expected = (own[0] - own[1] if len(own) == 2 else own[0]) * there
         explained = (last.output * last.scale + last.constant).to(logits.device)
@@ -188,21 +236,3 @@ def _before(model: nn.Module, layers: Sequence[nn.Module]) -> list[nn.Module]:
             # A Sequential may hold the embedding before its layers.
             return before if isinstance(stack, nn.ModuleList) else [one for one in before if type(one) is type(first)]
     return []
-
-
-def _chosen(name: str, value: Entries, rows: Tensor, tokens: int, there: Tensor, count: int) -> Tensor:
-    """The entries at the wanted rows, `(batch, row)`."""
-    each = torch.as_tensor(value, device=rows.device)
-    batch, shape = len(rows), tuple(each.shape)
-    shown = f"a tensor {shape} of {value.dtype}" if isinstance(value, Tensor) and shape else repr(value)
-    assert not each.is_floating_point() and each.dtype != torch.bool and shape in ((), (batch,), (batch, tokens)), (
-        f"{name} is {shown}: pass a vocabulary entry, one for each of the {batch} examples, or integers "
-        f"({batch}, {tokens}), one for each position."
-    )
-    each = (each[:, None] if each.dim() == 1 else each).expand(batch, tokens).gather(1, rows)
-    each = each.long()  # small integers would wrap around where they are compared
-    strange = each[((each < 0) | (each >= count)) & there]
-    assert not len(strange), (
-        f"{name} {int(strange[0])} is out of range: it names one of {count} vocabulary entries, 0 to {count - 1}."
-    )
-    return each.where(there, 0)

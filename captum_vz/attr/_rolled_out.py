@@ -15,7 +15,7 @@ from captum_vz._engine.gaps import noting_gaps
 from captum_vz.attr._arguments import Arguments, Inputs, as_layers
 from captum_vz.attr._captum import WhileRunning, logged, warn
 from captum_vz.attr._layer_maps import PADDED_TARGET, LayerMaps
-from captum_vz.attr._target import TokenTarget
+from captum_vz.attr._target import WantedTokens
 from captum_vz.attr._without_model import WithoutModel
 from captum_vz.functional import Residual, normalize_rows, pool_groups, receptive_fields
 
@@ -23,8 +23,8 @@ from captum_vz.functional import Residual, normalize_rows, pool_groups, receptiv
 class RolledOut(WhileRunning):
     """Base of the methods that join the maps of a stack of layers into one map `(batch, out, in)`.
 
-    An input method in Captum's sense: a tensor in, a tensor out; a tuple in, a tuple out. `target` names an output
-    *token* of the last layer, never a class. A subclass gives the layers' maps and says in `_join` how they are joined.
+    An input method in Captum's sense: a tensor in, a tensor out; a tuple in, a tuple out. A subclass gives the layers'
+    maps and says in `_join` how they are joined.
 
     Args:
         maps: The method that computes the layers' maps.
@@ -56,13 +56,15 @@ class RolledOut(WhileRunning):
         show_progress: bool = False,
         all_layers: bool = False,
         between: Literal["identity"] | None = None,
+        *,
+        token: Any = None,
     ) -> Any:
-        """How much each output *token* of the last layer (`target`: a token, never a class) draws on each input token.
+        """How much each output *token* of the last layer draws on each input token.
 
         Args:
             inputs: See :meth:`LayerMaps.attribute`, like all arguments but `feature_mask`, `all_layers` and
                 `between`.
-            target: The output tokens whose rows are wanted.
+            target: An index into what `forward_func` returned, whose first index is an output token.
             additional_forward_args: Further arguments for `forward_func`.
             feature_mask: Integers `(1 or batch, in)`: tokens with the same number are one feature. Each layer's map is
                 pooled to features (a feature's row is the mean of its tokens' rows) before the maps are joined, and
@@ -76,11 +78,12 @@ class RolledOut(WhileRunning):
                 layers left out of `layer`), and what runs beside the attention in a layer (Falcon-H1's, a Conformer's
                 convolution), but unseen inside of a module that computes its attention inline. None: nothing does, this
                 is an error. "identity": each token is taken to draw on itself alone there.
+            token: The output tokens whose rows are returned.
 
         Returns:
-            A map `(batch, out, in)`, or, with `target`, `(batch, in)`; a tuple with one of them if `inputs` is a tuple;
-            a list of either with `all_layers`. Rows sum to 1, over features where there is a `feature_mask`; rows and
-            columns of padding are 0.
+            A map `(batch, out, in)`, or, with one token for each example, `(batch, in)`; a tuple with one of them if
+            `inputs` is a tuple; a list of either with `all_layers`. Rows sum to 1, over features where there is a
+            `feature_mask`; rows and columns of padding are 0.
 
         Raises:
             AssertionError: As in :meth:`LayerMaps.attribute`; layers given in another order than that in which they
@@ -97,11 +100,12 @@ class RolledOut(WhileRunning):
             "layer by layer, ALTIPlus joins them with those of the encoder and the decoder."
         )
         layers = as_layers(self.layer)
-        wanted = TokenTarget.parse(target)
+        wanted = WantedTokens.parse(token, target)
         arguments = Arguments(inputs, additional_forward_args, feature_mask, perturbations_per_eval, show_progress)
         # Told "identity", there is nothing to look for: it would run every layer once more.
         with noting_gaps() if between is None else nullcontext() as gaps:
-            runs = self.maps._maps(layers, TokenTarget(None), arguments)
+            run = self.maps._maps(layers, wanted.all_rows, arguments)
+        runs = run.maps
         order = list(dict.fromkeys(index for index, _ in runs))
         assert order == sorted(order), (
             f"The layers ran in the order {order} of the list given as `layer`: pass them in the order in which they "
@@ -114,7 +118,11 @@ class RolledOut(WhileRunning):
             # Maps of different shapes are not multiplied with each other: those of an encoder and of its decoder.
             pairs = [pair for pair in gaps.pairs if shape[pair[0]] == shape[pair[1]]]
             refuse_other_mixers(self.get_name(), layers, pairs, gaps.mixers)
-        rows = wanted.places(maps[-1].shape[0], maps[-1].shape[1], maps[-1].device)
+        rows = wanted.positions(maps[-1].shape[0], maps[-1].shape[1], maps[-1].device)
+        if run.tokens:
+            wanted.check(run.output, maps[-1].shape[1], self.get_name())
+        else:
+            wanted.check_without_output(self.get_name())
         joined = self._by_feature(maps, rows, feature_mask, all_layers)
         results = [_format_output(isinstance(inputs, tuple), (wanted.select(one),)) for one in joined]
         return results if all_layers else results[-1]

@@ -1,104 +1,253 @@
-"""`target`: the output tokens whose rows are wanted, in every form that Captum takes."""
+"""`token` and `target`: the output tokens whose rows are wanted, and what they index of the model's output."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+import operator
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from captum_vz.errors import ArgumentError
+
+# One index of the output for each example, without the batch; or one for all examples.
+Indices: TypeAlias = tuple[Any, ...] | list[tuple[Any, ...]] | None
+
+TOKEN_FORMS = (
+    "an int (this position in every example), a list or 1-D tensor of ints (one position for each example), a tensor "
+    "(batch, k) or a list of lists (k positions for each example), or a slice"
+)
+
 
 @dataclass(frozen=True)
-class TokenTarget:
-    """The rows of a map `(batch, out, in)` that `target` names.
+class WantedTokens:
+    """The rows of a map `(batch, out, in)` that `token` or `target` names.
 
     Attributes:
-        rows: None: all; an int or a slice: that row, or those, of every example; a list: one row an example, or, of a
-            single example, several.
-        rest: What `target` picks from each row: () the whole row; with a list of rows, one tuple an example.
+        rows: None: all. An int or a slice: this row, or these, of every example. A list: one row, or one list of rows,
+            for each example.
+        target: The index into the model's output that `rows` were read from; None: they were given as `token`.
+        name: The argument that names the rows.
     """
 
-    rows: int | slice | list[int] | None
-    rest: Any = ()
+    rows: int | slice | list[int] | list[list[int]] | None = None
+    target: Indices = None
+    name: str = "token"
 
     @classmethod
-    def parse(cls, target: Any) -> TokenTarget:
-        """Understand None, int, tuple, list of int, list of tuples or an integer tensor, as Captum does."""
-        if isinstance(target, Tensor):
-            integers = not (target.is_floating_point() or target.is_complex() or target.dtype == torch.bool)
-            assert integers and (target.numel() == 1 or target.dim() == 1), (
-                f"target is a tensor {tuple(target.shape)} of {target.dtype}: pass one integer, or one an example. "
-                "It names output tokens by their positions."
+    def parse(cls, token: Any, target: Any) -> WantedTokens:
+        """Read the rows from `token`, or from the first index of `target`."""
+        if target is None:
+            return cls(_parse_token(token))
+        if token is not None:
+            raise ArgumentError(
+                f"Both token={token!r} and target={target!r} were passed: token names output tokens, and the first "
+                "index of target names one as well. Pass one of the two."
             )
-            target = int(target.item()) if target.numel() == 1 else target.tolist()
-        if target is None or _is_int(target):
-            return cls(target)
-        if isinstance(target, tuple) and len(target) in (1, 2) and (_is_int(target[0]) or isinstance(target[0], slice)):
-            return cls(target[0], target[1:])
-        if isinstance(target, list) and target and all(map(_is_int, target)):
-            return cls(target, [()] * len(target))
-        if (
-            isinstance(target, list)
-            and target
-            and all(isinstance(t, tuple) and len(t) in (1, 2) and _is_int(t[0]) for t in target)
-            and len({len(t) for t in target}) == 1
-        ):
-            return cls([t[0] for t in target], [t[1:] for t in target])
-        raise AssertionError(
-            f"target is {target!r}: it names output tokens, by an int, a tuple (out,) or (out, in), a list with one of "
-            "these, all of one form, for each example, or a tensor of integers."
-        )
+        indices = parse_indices(target)
+        each = indices if isinstance(indices, list) else [indices or ()]
+        first = [one[0] for one in each if one and isinstance(one[0], int)]
+        if len(first) != len(each):
+            raise ArgumentError(
+                f"target is {target!r}: its first index has to be the position of one output token. Pass several "
+                f"tokens as token=: {TOKEN_FORMS}."
+            )
+        return cls(first if isinstance(indices, list) else first[0], indices, "target")
 
     @property
-    def names_source(self) -> bool:
-        """Whether it picks from the rows."""
-        return any(self.rest) if isinstance(self.rows, list) else self.rest != ()
+    def all_rows(self) -> WantedTokens:
+        """All rows in place of those that are wanted."""
+        return replace(self, rows=None)
 
-    def places(self, batch: int, tokens: int, device: torch.device) -> Tensor | None:
-        """The positions of the wanted rows, `(batch, row)`, or None for all."""
+    @property
+    def depends_on_example(self) -> bool:
+        """Whether examples have rows of their own."""
+        return isinstance(self.rows, list)
+
+    def positions(self, batch: int, tokens: int, device: torch.device) -> Tensor | None:
+        """The positions of the wanted rows, `(batch, row)`, or None for all.
+
+        A position read from `target` that is out of range becomes 0: `check` refuses it when the output is known.
+        """
         if self.rows is None:
             return None
         if isinstance(self.rows, slice):
-            return torch.arange(tokens, device=device)[self.rows].expand(batch, -1)
+            chosen = torch.arange(tokens, device=device)[self.rows]
+            if not len(chosen):
+                raise ArgumentError(f"{self.name} is {self.rows!r}, which selects none of the {tokens} output tokens.")
+            return chosen.expand(batch, -1)
         rows = self.rows if isinstance(self.rows, list) else [self.rows] * batch
-        assert len(rows) == batch or batch == 1, (
-            f"target has {len(rows)} entries, one an example, but the batch has {batch}."
-        )
-        for row in rows:
-            assert -tokens <= row < tokens, (
-                f"target {row} is out of range: it names an output token, and the map has {tokens} of them, "
-                f"positions {-tokens} to {tokens - 1}."
+        if len(rows) != batch:
+            raise ArgumentError(
+                f"{self.name} has {len(rows)} entries, one for each example, but the batch has {batch} examples."
             )
-        return torch.tensor(rows, device=device).reshape(batch, -1) % tokens
+        flat = [row for entry in rows for row in (entry if isinstance(entry, list) else [entry])]
+        outside = [row for row in flat if not -tokens <= row < tokens]
+        if outside and self.target is None:
+            raise ArgumentError(
+                f"{self.name} {outside[0]} is out of range: there are {tokens} output tokens, positions {-tokens} to "
+                f"{tokens - 1}."
+            )
+        flat = [0 if row in outside else row for row in flat]
+        return torch.tensor(flat, device=device).reshape(batch, -1) % tokens
 
     def rows_of(self, maps: Tensor) -> Tensor:
         """The wanted rows `(batch, row, in)` of a map `(batch, out, in)`."""
-        return rows_at(maps, self.places(maps.shape[0], maps.shape[1], maps.device))
+        return gather_rows(maps, self.positions(maps.shape[0], maps.shape[1], maps.device))
 
     def select(self, rows: Tensor) -> Tensor:
-        """What `target` asks for, of the wanted rows `(batch, row, in)`."""
-        if isinstance(self.rows, list):
-            if not any(self.rest):
-                return (rows[:, 0] if len(self.rows) == len(rows) else rows).contiguous()
-            flat = rows.flatten(0, 1)
-            return torch.stack([_pick(row, rest) for row, rest in zip(flat, self.rest, strict=True)])
-        return _pick(rows[:, 0] if isinstance(self.rows, int) else rows, self.rest).contiguous()
+        """The wanted rows `(batch, row, in)` in the form of the answer: `(batch, in)` for one row an example."""
+        one = isinstance(self.rows, int) or (isinstance(self.rows, list) and isinstance(self.rows[0], int))
+        return (rows[:, 0] if one else rows).contiguous()
+
+    def check(self, output: Any, tokens: int, name: str) -> None:
+        """Refuse an output of the model that `target` does not index, or that has no axis of `tokens`."""
+        if self.target is None:
+            return
+        found = tensor_of(output)
+        if found is None or found.ndim < 3 or found.shape[1] != tokens:
+            shown = f"an object of type {type(output).__name__}" if found is None else f"shape {tuple(found.shape)}"
+            raise ArgumentError(
+                f"forward_func returned {shown}, which has no axis of the layer's {tokens} output tokens, (batch, "
+                f"{tokens}, ...): {name} explains tokens and no classes, so pass token= (0 for the [CLS] of a BERT "
+                "classifier, -1 for the last token of a decoder); ValueZeroingEffect explains the class."
+            )
+        check_indices(tuple(found.shape), self.target, "target")
+
+    def check_without_output(self, name: str) -> None:
+        """Refuse a `target` that may name a class, for methods that do not run the model."""
+        if self.target is None:
+            return
+        each = self.target if isinstance(self.target, list) else [self.target]
+        if any(len(one) < 2 for one in each):
+            raise ArgumentError(
+                f"target is {self.target!r}, which may name a class: {name} does not run the model and explains tokens "
+                "only, so pass token=, or target=(token, entry)."
+            )
 
 
-def rows_at(maps: Tensor, places: Tensor | None) -> Tensor:
-    """The rows `(batch, row, in)` of a map `(batch, out, in)` at `places` `(batch, row)`; None: all of them."""
-    return maps if places is None else maps.gather(1, places[..., None].expand(-1, -1, maps.shape[2]))
+def tensor_of(output: Any) -> Tensor | None:
+    """What `target` indexes: the output itself, its logits or its last hidden state."""
+    candidates = (output, getattr(output, "logits", None), getattr(output, "last_hidden_state", None))
+    return next((one for one in candidates if isinstance(one, Tensor)), None)
 
 
-def _pick(rows: Tensor, rest: tuple[Any, ...]) -> Tensor:
-    for source in rest:
-        assert isinstance(source, slice) or (_is_int(source) and -rows.shape[-1] <= source < rows.shape[-1]), (
-            f"target names source {source!r}, which is out of range: there are {rows.shape[-1]} source tokens."
+def parse_indices(target: Any, name: str = "target") -> Indices:
+    """Read `target` in all of Captum's forms: None, int, tuple, tensor, list of ints, list of tuples."""
+    if target is None:
+        return None
+    if isinstance(target, (Tensor, np.ndarray)):
+        each = torch.as_tensor(target)
+        if not _holds_integers(each) or (each.dim() > 1 and each.numel() > 1):
+            raise ArgumentError(
+                f"{name} is a tensor {tuple(each.shape)} of {each.dtype}: pass one integer, or a 1-D tensor with one "
+                "integer for each example."
+            )
+        return (int(each.item()),) if each.numel() == 1 else [(row,) for row in each.tolist()]
+    one = _as_index(target)
+    if one is not None:
+        return one
+    if isinstance(target, list) and target:
+        several = [_as_index(entry) for entry in target]
+        found = [entry for entry in several if entry is not None]
+        if len(found) == len(target) and len({len(entry) for entry in found}) == 1:
+            return found
+    raise ArgumentError(
+        f"{name} is {target!r}, which does not index an output: pass an int, a tuple of ints such as (token, entry), a "
+        "list with one of these for each example, or a tensor of ints."
+    )
+
+
+def check_indices(shape: tuple[int, ...], indices: Indices, name: str) -> None:
+    """Refuse indices that an output of this shape, `(batch, ...)`, does not have."""
+    if isinstance(indices, list) and len(indices) != shape[0]:
+        raise ArgumentError(
+            f"{name} has {len(indices)} entries, one for each example, but the output {shape} has {shape[0]} examples."
         )
-        rows = rows[..., source]
-    return rows
+    for index in indices if isinstance(indices, list) else [indices or ()]:
+        if len(index) >= len(shape):
+            raise ArgumentError(
+                f"{name} {index!r} has {len(index)} indices, but the output {shape} has {len(shape) - 1} axes after "
+                "the batch."
+            )
+        for axis, (entry, count) in enumerate(zip(index, shape[1:], strict=False), 1):
+            if isinstance(entry, int) and not -count <= entry < count:
+                raise ArgumentError(
+                    f"{name} {index!r} is out of range: axis {axis} of the output {shape} has {count} entries, "
+                    f"{-count} to {count - 1}."
+                )
 
 
-def _is_int(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+def pick(output: Tensor, indices: Indices, name: str = "target") -> Tensor:
+    """What `indices` name in an output `(batch, ...)`."""
+    if indices is None:
+        return output
+    check_indices(tuple(output.shape), indices, name)
+    if isinstance(indices, tuple):
+        return output[(slice(None), *indices)]
+    return torch.stack([output[(example, *index)] for example, index in enumerate(indices)])
+
+
+def gather_rows(maps: Tensor, positions: Tensor | None) -> Tensor:
+    """The rows `(batch, row, in)` of a map `(batch, out, in)` at `positions` `(batch, row)`; None: all of them."""
+    return maps if positions is None else maps.gather(1, positions[..., None].expand(-1, -1, maps.shape[2]))
+
+
+def as_int(value: Any) -> int | None:
+    """An integer of Python, numpy or torch as an int; None: it is no integer."""
+    if isinstance(value, (bool, np.bool_)) or (isinstance(value, Tensor) and not _holds_integers(value)):
+        return None
+    try:
+        return operator.index(value)
+    except (TypeError, ValueError, RuntimeError):
+        return None
+
+
+def _as_index(entry: Any) -> tuple[Any, ...] | None:
+    """The indices of one example."""
+    one = as_int(entry)
+    if one is not None:
+        return (one,)
+    if not isinstance(entry, tuple) or not entry:
+        return None
+    each = [_as_part(part) for part in entry]
+    return None if None in each else tuple(each)
+
+
+def _as_part(part: Any) -> int | slice | list[int] | None:
+    """One index of a tuple: an int, a slice, or, as tensors are indexed, a list of ints."""
+    if isinstance(part, slice):
+        return part
+    if isinstance(part, (Tensor, np.ndarray)) and part.ndim == 1:
+        part = part.tolist()
+    if isinstance(part, list):
+        several = [one for one in map(as_int, part) if one is not None]
+        return several if several and len(several) == len(part) else None
+    return as_int(part)
+
+
+def _parse_token(token: Any) -> Any:
+    if token is None or isinstance(token, slice):
+        return token
+    if isinstance(token, (Tensor, np.ndarray)):
+        each = torch.as_tensor(token)
+        if not _holds_integers(each) or each.dim() > 2 or not each.numel():
+            raise ArgumentError(f"token is a tensor {tuple(each.shape)} of {each.dtype}: pass {TOKEN_FORMS}.")
+        return each.tolist()
+    one = as_int(token)
+    if one is not None:
+        return one
+    if isinstance(token, list) and token:
+        rows = [_as_part(entry) for entry in token]
+        lists = [row for row in rows if isinstance(row, list)]
+        if all(isinstance(row, int) for row in rows) or (
+            len(lists) == len(rows) and len({len(row) for row in lists}) == 1
+        ):
+            return rows
+    raise ArgumentError(f"token is {token!r}, which names no output tokens: pass {TOKEN_FORMS}.")
+
+
+def _holds_integers(value: Tensor) -> bool:
+    return not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)

@@ -13,14 +13,15 @@ from torch import Tensor, nn
 
 from captum_vz.attr._arguments import Arguments, Inputs, as_layers, text_of
 from captum_vz.attr._captum import logged
-from captum_vz.attr._target import TokenTarget
+from captum_vz.attr._layer_maps import MapRun
+from captum_vz.attr._target import WantedTokens
 from captum_vz.functional import normalize_rows
 
 
 class WithoutModel(Attribution):
     """Base of the baselines that look at the tokens only: one map `(batch, out, in)`, as methods that ask a model give.
 
-    `target` names an output *token*, never a class. A subclass says in `_scores` what the map of one example is; what
+    A subclass says in `_scores` what the map of one example is; what
     is described here is shared.
 
     Args:
@@ -44,27 +45,34 @@ class WithoutModel(Attribution):
         self,
         inputs: Inputs,
         target: TargetType = None,
-        attention_mask: Tensor | None = None,
+        additional_forward_args: Any = None,
         feature_mask: Tensor | None = None,
+        *,
+        token: Any = None,
+        attention_mask: Tensor | None = None,
     ) -> Tensor | list[Tensor]:
-        """A score of each source token for each output *token* (`target`: a token, never a class), without a model.
+        """A score of each source token for each output *token*, without a model.
 
         Args:
             inputs: Token ids `(batch, tokens)` or embeddings `(batch, tokens, d)`; a tuple that begins with either; or
                 a mapping that holds either as `input_ids` or `inputs_embeds`, and the attention mask.
-            target: The output tokens whose rows are wanted, as in :meth:`LayerMaps.attribute`.
-            attention_mask: 1 for tokens, 0 for padding, `(batch, tokens)`. None: there is no padding.
+            target: `(token, entry)`, as for methods that run the model: the row of the token is returned. A single
+                index is refused, because it may name a class.
+            additional_forward_args: Ignored, because no `forward_func` is called.
             feature_mask: Integers `(1 or batch, tokens)`: tokens with the same number are one feature. Its score is
                 that of its first token, which all of them carry, and rows sum to 1 over features.
+            token: The output tokens whose rows are returned, as in :meth:`LayerMaps.attribute`.
+            attention_mask: 1 for tokens, 0 for padding, `(batch, tokens)`. None: there is no padding.
 
         Returns:
-            A map `(batch, out, in)`, or, with `target`, `(batch, in)`, in float32; a list of them if `layer` is a
-            list. Rows sum to 1; rows and columns of padding are 0.
+            A map `(batch, out, in)`, or, with one token for each example, `(batch, in)`, in float32; a list of them if
+            `layer` is a list. Rows sum to 1; rows and columns of padding are 0.
 
         Raises:
             AssertionError: Inputs or a mask of another shape, or a target that is no token.
         """
-        wanted = TokenTarget.parse(target)
+        wanted = WantedTokens.parse(token, target)
+        wanted.check_without_output(self.get_name())
         several = isinstance(self.layer, (list, tuple, nn.ModuleList))
         count = len(as_layers(self.layer)) if several else 1
         maps = self._all_maps(count, inputs, attention_mask, feature_mask)
@@ -75,14 +83,10 @@ class WithoutModel(Attribution):
     def _scores(self, tokens: Tensor, index: int) -> Tensor:
         """The scores of one example without its padding in layer `index`, `(out, in)`: positive, not yet normalised."""
 
-    def _maps(self, layers: Sequence[nn.Module], target: TokenTarget, arguments: Arguments) -> list[tuple[int, Tensor]]:
-        """What :class:`Rollout` asks for, as of a :class:`LayerMaps`: (index of the layer, its map)."""
-        assert arguments.additional_forward_args is None, (
-            f"{type(self).__name__} calls no forward_func, so it takes no additional_forward_args. Pass a mapping as "
-            "inputs if there is an attention mask."
-        )
+    def _maps(self, layers: Sequence[nn.Module], wanted: WantedTokens, arguments: Arguments) -> MapRun:
+        """What :class:`Rollout` asks for, as of a :class:`LayerMaps`."""
         maps = self._all_maps(len(layers), arguments.inputs, None, arguments.feature_mask)
-        return [(index, target.rows_of(one)) for index, one in enumerate(maps)]
+        return MapRun([(index, wanted.rows_of(one)) for index, one in enumerate(maps)], {})
 
     def _all_maps(self, count: int, inputs: Inputs, attention_mask: Any, feature_mask: Any) -> list[Tensor]:
         """The maps `(batch, out, in)` of as many layers."""

@@ -19,7 +19,7 @@ class ALTI(Rollout):
     <https://aclanthology.org/2022.emnlp-main.595>`_, section 3, who roll out (Abnar & Zuidema 2020) without adding a
     residual: the maps hold it already.
 
-    `target` names an output token, never a class. Products are taken in float64. The arguments of `attribute`, what
+    Products are taken in float64. The arguments of `attribute`, what
     comes back and what is raised are described in :class:`~captum_vz.attr.RolledOut`.
 
     Args:
@@ -33,7 +33,7 @@ class ALTI(Rollout):
     >>> from captum_vz.testbed import load_agreement_model
     >>> model, tokenizer = load_agreement_model()
     >>> inputs = tokenizer("the pictures of some hat [MASK] scaring marcus.", return_tensors="pt")
-    >>> scores = ALTI(model, find_layers(model)).attribute(inputs["input_ids"], target=6)
+    >>> scores = ALTI(model, find_layers(model)).attribute(inputs["input_ids"], token=6)
     >>> scores.shape == inputs["input_ids"].shape, round(scores.sum().item(), 4)
     (True, 1.0)
     """

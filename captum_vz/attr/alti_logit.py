@@ -7,25 +7,25 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from captum._utils.common import _format_output
-from captum._utils.typing import TargetType
 from torch import Tensor, nn
 
 from captum_vz._engine.readout import Readout
 from captum_vz.attr._arguments import Arguments, Inputs, as_layers
 from captum_vz.attr._captum import WhileRunning, logged, warn
 from captum_vz.attr._layer_maps import PADDED_TARGET
-from captum_vz.attr._logit_updates import Entries, Step, Updates
-from captum_vz.attr._target import TokenTarget
+from captum_vz.attr._logit_updates import LogitTarget, Step, Updates
+from captum_vz.attr._target import WantedTokens
+from captum_vz.errors import ArgumentError
 from captum_vz.functional import logit_contributions
 
 
 class LogitTerms(NamedTuple):
-    """All that a logit is the sum of; each `(batch, out)` or, with a `target`, `(batch,)`.
+    """All that a logit is the sum of; each `(batch,)` or, with several tokens, `(batch, token)`.
 
     Attributes:
         embedding: What the first layer is given: the token's embedding, with its position if that is added.
-        attention: For each layer, what each source token's vector adds through its attention, `(batch, out, in)` or
-            `(batch, in)`.
+        attention: For each layer, what each source token's vector adds through its attention, `(batch, in)` or
+            `(batch, token, in)`.
         projection_bias: What the biases of the attentions' output projections add.
         feed_forward: What the feed-forwards add.
         constant: The biases of the last norm and of the unembedding.
@@ -55,9 +55,9 @@ class ALTILogit(WhileRunning):
     :math:`R_{-1} = I`. `Ferrando et al. 2023 <https://aclanthology.org/2023.acl-long.301>`_, section 3. For models that
     are a decoder only and norm what their layers are given (pre-norm: GPT-2, LLaMA); others are refused by name.
 
-    `target` names an output token by its position, never a class: the one at which the logits are read, which is the
-    token *before* the one that they predict. `entry` names the vocabulary entry; with `foil`, the difference of the two
-    logits is explained ("why this rather than that?"). Before it is used, norm and unembedding must reproduce the
+    `target` is `(token, entry)`: the position at which the logits are read, which is the token *before* the one that
+    they predict, and the vocabulary entry. With `foil`, the difference of the two logits is explained ("why this rather
+    than that?"). Before it is used, norm and unembedding must reproduce the
     model's own logits. Scores are signed, and rows sum to what attention adds to the logit: :meth:`terms` gives all
     that it is made of.
 
@@ -76,11 +76,11 @@ class ALTILogit(WhileRunning):
     >>> model = GPT2LMHeadModel(GPT2Config(vocab_size=50, n_embd=16, n_layer=2, n_head=2, n_positions=8)).eval()
     >>> ids = torch.tensor([[5, 6, 7, 8]])
     >>> method = ALTILogit(model, find_layers(model))
-    >>> scores = method.attribute(ids, target=-1, entry=9, foil=10)  # (batch, in)
+    >>> scores = method.attribute(ids, target=(-1, 9), foil=(-1, 10))  # (batch, in)
     >>> scores.shape == ids.shape
     True
     >>> logits = model(ids).logits[:, -1]
-    >>> terms = method.terms(ids, target=-1, entry=9, foil=10)
+    >>> terms = method.terms(ids, target=(-1, 9), foil=(-1, 10))
     >>> torch.allclose(terms.total(), logits[:, 9] - logits[:, 10], atol=1e-5)
     True
     """
@@ -105,33 +105,32 @@ class ALTILogit(WhileRunning):
     def attribute(
         self,
         inputs: Inputs,
-        target: TargetType = None,
+        target: Any = None,
         additional_forward_args: Any = None,
         feature_mask: Tensor | None = None,
         attribute_to_layer_input: bool = False,
         perturbations_per_eval: int | None = None,
         show_progress: bool = False,
         *,
-        entry: Entries,
-        foil: Entries | None = None,
+        foil: Any = None,
     ) -> Any:
-        """How much of the entry's logit at an output *token* (`target`: a token, never a class) each token gives.
+        """How much of the logit at `target` each token gives.
 
         Args:
             inputs: See :meth:`LayerMaps.attribute`, like all arguments but those below.
-            target: The output tokens at which the logit is read.
+            target: The logit that is explained, as it indexes the logits `(batch, tokens, entries)`: `(token, entry)`,
+                or a list with one such tuple for each example. `(slice(None), entry)` gives one row for each token. In
+                a list, `(tokens, entries)` may be lists or 1-D tensors of the same length.
             additional_forward_args: Further arguments for `forward_func`.
             feature_mask: Not offered: scores add up, so sum those of a feature.
             attribute_to_layer_input: Only False.
             perturbations_per_eval: Of no use here.
             show_progress: Whether to show a progress bar, one step a layer.
-            entry: The vocabulary entry whose logit is explained: an int for all; a list or 1-D tensor, one for each
-                example; or a tensor `(batch, out)`, one for each position, such as the tokens that follow.
-            foil: The entry whose logit is subtracted, in the same forms.
+            foil: The logit that is subtracted, in the same form, at the same tokens.
 
         Returns:
-            Signed scores `(batch, out, in)`, or, with `target`, `(batch, in)`, in at least float32; a tuple with one of
-            them if `inputs` is a tuple. Rows and columns of padding are 0.
+            Signed scores `(batch, in)`, or, with several tokens, `(batch, token, in)`, in at least float32; a tuple
+            with one of them if `inputs` is a tuple. Rows and columns of padding are 0.
 
         Raises:
             AssertionError: As in :meth:`LayerMaps.attribute`; entries that the vocabulary lacks; layers that are not
@@ -144,42 +143,34 @@ class ALTILogit(WhileRunning):
             f"feature_mask is not offered by {type(self).__name__}, whose scores add up: leave it None, and sum the "
             "columns of each feature in what comes back."
         )
-        wanted = TokenTarget.parse(target)
         arguments = Arguments(inputs, additional_forward_args, None, perturbations_per_eval, show_progress)
-        maps, steps, scale = self._explain(wanted, arguments, entry, foil)
+        wanted, maps, steps, scale = self._explain(target, foil, arguments)
         scores = logit_contributions([step.sources for step in steps], maps) * scale[..., None]
         return _format_output(isinstance(inputs, tuple), (wanted.select(scores.to(maps[0].dtype)),))
 
     def terms(
         self,
         inputs: Inputs,
-        target: TargetType = None,
+        target: Any = None,
         additional_forward_args: Any = None,
         *,
-        entry: Entries,
-        foil: Entries | None = None,
+        foil: Any = None,
     ) -> LogitTerms:
-        """All that the entry's logit at an output *token* is the sum of.
+        """All that the logit at `target` is the sum of.
 
         Args:
             inputs: See :meth:`attribute`, like all arguments.
-            target: The output tokens at which the logit is read; None: all.
+            target: The logit that is explained.
             additional_forward_args: Further arguments for `forward_func`.
-            entry: The vocabulary entry whose logit is explained.
-            foil: The entry whose logit is subtracted.
+            foil: The logit that is subtracted.
 
         Returns:
             The terms, exact, which sum to the model's own logit; those of padding are 0.
 
         Raises:
-            AssertionError: As in :meth:`attribute`; a target that names a source.
+            AssertionError: As in :meth:`attribute`.
         """
-        wanted = TokenTarget.parse(target)
-        assert not wanted.names_source, (
-            f"target is {target!r}, which names a source, but a logit has most of its terms of no source: pass output "
-            "tokens alone."
-        )
-        _, steps, scale = self._explain(wanted, Arguments(inputs, additional_forward_args), entry, foil)
+        wanted, _, steps, scale = self._explain(target, foil, Arguments(inputs, additional_forward_args))
 
         def select(value: Tensor) -> Tensor:
             return wanted.select(value[..., None])[..., 0]
@@ -195,16 +186,22 @@ class ALTILogit(WhileRunning):
         )
 
     def _explain(
-        self, wanted: TokenTarget, arguments: Arguments, entry: Entries, foil: Entries | None
-    ) -> tuple[list[Tensor], list[Step], Tensor]:
-        """ALTI's maps, what the layers add, and one over the last norm's deviation `(batch, row)`."""
+        self, target: Any, foil: Any, arguments: Arguments
+    ) -> tuple[WantedTokens, list[Tensor], list[Step], Tensor]:
+        """The wanted rows, ALTI's maps, what the layers add, and one over the last norm's deviation `(batch, row)`."""
         layers = as_layers(self.layer)
+        targets = [LogitTarget.parse(target)] + ([] if foil is None else [LogitTarget.parse(foil, "foil")])
+        wanted = targets[0].rows
+        if any(one.rows.rows != wanted.rows for one in targets):
+            raise ArgumentError(
+                f"target is {target!r} and foil is {foil!r}: pass the same tokens in both, because the two logits are "
+                "read from one residual stream."
+            )
         readout = Readout.of(self.forward_func, layers, self.final_norm, self.unembedding)
-        entries = {"entry": entry} if foil is None else {"entry": entry, "foil": foil}
-        call = Updates(self.forward_func, self.layer, self.norm, readout, wanted, entries)
-        runs = call._maps(layers, TokenTarget(None), arguments)
+        call = Updates(self.forward_func, self.layer, self.norm, readout, targets)
+        runs = call._maps(layers, WantedTokens(), arguments).maps
         call.check()
         if wanted.rows is not None and not call.steps[-1].there.all():
             warn(f"{self.get_name()}: {PADDED_TARGET}.")
         scale = call.steps[-1].scale
-        return [one.to(scale.device) for _, one in runs], call.steps, scale
+        return wanted, [one.to(scale.device) for _, one in runs], call.steps, scale

@@ -13,9 +13,9 @@ from captum_vz._engine.recording import AttentionCall, Recording
 from captum_vz._engine.sites import attention_call
 from captum_vz.attr._arguments import Arguments
 from captum_vz.attr._captum import warn
-from captum_vz.attr._layer_maps import PADDED_TARGET
+from captum_vz.attr._layer_maps import PADDED_TARGET, MapRun
 from captum_vz.attr._rolled_out import RolledOut
-from captum_vz.attr._target import TokenTarget, rows_at
+from captum_vz.attr._target import WantedTokens, gather_rows
 from captum_vz.attr.layer_alti import LayerALTI, alti_of_attention
 from captum_vz.functional import encoder_decoder_rollout, normalize_rows, rollout
 
@@ -36,8 +36,7 @@ class ALTIPlus(RolledOut):
     inputs, the *target prefix*, of which row i sees those up to i (the token that the decoder chooses there comes
     after it). Rows sum to 1 over both, so that the sum of the first columns is the share of the source.
 
-    `target` names an output token of the decoder, never a class; all of its forms work, with sources counted through
-    both parts. With `all_layers`, what comes out after each layer of the decoder. Products are taken in float64. The
+    With `all_layers`, what comes out after each layer of the decoder. Products are taken in float64. The
     other arguments of `attribute` and what is raised are described in :class:`~captum_vz.attr.RolledOut`;
     `feature_mask` is not offered: add up the columns of a feature.
 
@@ -93,18 +92,18 @@ class ALTIPlus(RolledOut):
         encoder = [one for one in maps if one.shape[1] == one.shape[2]]
         decoder = maps[len(encoder) :]
         rollouts = encoder_decoder_rollout(rollout(encoder)[-1] if encoder else None, decoder)
-        return [rows_at(one, rows) for one in (rollouts if all_layers else rollouts[-1:])]
+        return [gather_rows(one, rows) for one in (rollouts if all_layers else rollouts[-1:])]
 
 
 class _BlockALTI(LayerALTI):
     """ALTI's map of a block: of an encoder's `(batch, out, in)`, of a decoder's `(batch, out, source + in)`."""
 
-    def _maps(self, layers: Sequence[nn.Module], target: TokenTarget, arguments: Arguments) -> list[tuple[int, Tensor]]:
+    def _maps(self, layers: Sequence[nn.Module], wanted: WantedTokens, arguments: Arguments) -> MapRun:
         assert arguments.feature_mask is None, (
             "feature_mask is not offered by ALTIPlus, whose sources are tokens of two sequences: leave it None, and "
             "add up the columns of each feature in what comes back."
         )
-        return super()._maps(layers, target, arguments)
+        return super()._maps(layers, wanted, arguments)
 
     def _layer_map(
         self,

@@ -20,10 +20,10 @@ class AttentionFlow(RolledOut):
         \operatorname{capacity}\big((l{+}1, i) \to (l, j)\big) = \tfrac12 A_{l,ij} + \tfrac12 [i = j]
 
     for each pair by itself, rows normalised. `Abnar & Zuidema 2020 <https://aclanthology.org/2020.acl-main.385>`_,
-    section 3. One maximum flow a pair: ask for the row you need (`target`), see
+    section 3. One maximum flow a pair: ask for the row you need (`token`), see
     :func:`~captum_vz.functional.attention_flow` for what it costs.
 
-    `target` names an output token, never a class. The arguments of `attribute`, what comes back and what is raised are
+    The arguments of `attribute`, what comes back and what is raised are
     described in :class:`~captum_vz.attr.RolledOut`.
 
     Args:
@@ -36,7 +36,7 @@ class AttentionFlow(RolledOut):
     >>> from captum_vz.testbed import load_agreement_model
     >>> model, tokenizer = load_agreement_model()
     >>> inputs = tokenizer("some hat [MASK] scaring marcus.", return_tensors="pt")
-    >>> scores = AttentionFlow(model, find_layers(model)).attribute(inputs["input_ids"], target=3)
+    >>> scores = AttentionFlow(model, find_layers(model)).attribute(inputs["input_ids"], token=3)
     >>> scores.shape == inputs["input_ids"].shape, round(scores.sum().item(), 4)
     (True, 1.0)
     """

@@ -18,7 +18,7 @@ class AttentionRollout(Rollout):
     with :math:`A_l` the weights of layer l, heads averaged, see :class:`~captum_vz.LayerAttention`; the identity stands
     for the residual connection. `Abnar & Zuidema 2020 <https://aclanthology.org/2020.acl-main.385>`_, equation 1.
 
-    `target` names an output token, never a class. The arguments of `attribute`, what comes back and what is raised are
+    The arguments of `attribute`, what comes back and what is raised are
     described in :class:`~captum_vz.attr.RolledOut`.
 
     Args:
@@ -31,7 +31,7 @@ class AttentionRollout(Rollout):
     >>> from captum_vz.testbed import load_agreement_model
     >>> model, tokenizer = load_agreement_model()
     >>> inputs = tokenizer("the pictures of some hat [MASK] scaring marcus.", return_tensors="pt")
-    >>> scores = AttentionRollout(model, find_layers(model)).attribute(inputs["input_ids"], target=6)
+    >>> scores = AttentionRollout(model, find_layers(model)).attribute(inputs["input_ids"], token=6)
     >>> scores.shape == inputs["input_ids"].shape, round(scores.sum().item(), 4)
     (True, 1.0)
     """

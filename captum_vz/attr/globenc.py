@@ -26,7 +26,7 @@ class GlobEnc(Rollout):
     They roll the norms out as they are, so that tokens with long vectors count for more; later tools divide rows by
     their sums first (`Mohebbi et al. 2023 <https://aclanthology.org/2023.eacl-main.245>`_). The rankings differ.
 
-    `target` names an output token, never a class. Layers have to norm what comes of their attention (post-norm: BERT,
+    Layers have to norm what comes of their attention (post-norm: BERT,
     RoBERTa); :class:`~captum_vz.LayerAttentionNorm` says how they are read. Products are taken in float64. The
     arguments of `attribute`, what comes back and what is raised are described in :class:`~captum_vz.attr.RolledOut`.
 
@@ -43,7 +43,7 @@ class GlobEnc(Rollout):
     >>> from captum_vz.testbed import load_agreement_model
     >>> model, tokenizer = load_agreement_model()
     >>> inputs = tokenizer("the pictures of some hat [MASK] scaring marcus.", return_tensors="pt")
-    >>> scores = GlobEnc(model, find_layers(model)).attribute(inputs["input_ids"], target=6)
+    >>> scores = GlobEnc(model, find_layers(model)).attribute(inputs["input_ids"], token=6)
     >>> scores.shape == inputs["input_ids"].shape, round(scores.sum().item(), 4)
     (True, 1.0)
     """

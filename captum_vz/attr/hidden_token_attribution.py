@@ -14,8 +14,8 @@ from captum_vz._engine.embedded import Embedded
 from captum_vz._engine.recording import AttentionCall, Recording, first_tensor
 from captum_vz._engine.sites import valid_positions
 from captum_vz.attr._arguments import Arguments
-from captum_vz.attr._layer_maps import LayerMaps
-from captum_vz.attr._target import TokenTarget
+from captum_vz.attr._layer_maps import LayerMaps, MapRun
+from captum_vz.attr._target import WantedTokens
 from captum_vz.functional import widen
 
 
@@ -36,7 +36,7 @@ class HiddenTokenAttribution(LayerMaps):
     deviation is at most :math:`\sqrt{2 / n}` for n probes (that of C half of it), and smaller the more directions the
     Jacobian has that matter.
 
-    `target` names an output token, never a class, and costs one row in place of all. With `feature_mask`,
+    One `token` costs one row in place of all. With `feature_mask`,
     :math:`x^0` is all vectors of a group together. Gradients are computed also where the caller has switched them off,
     none of them for parameters, and in the precision of the model. The arguments of `attribute`, what comes back and
     what is raised are described in :class:`~captum_vz.attr.LayerMaps`, but for one: at most `perturbations_per_eval`
@@ -85,13 +85,13 @@ class HiddenTokenAttribution(LayerMaps):
         self.probes = probes
         self.seed = seed
 
-    def _maps(self, layers: Sequence[nn.Module], target: TokenTarget, arguments: Arguments) -> list[tuple[int, Tensor]]:
+    def _maps(self, layers: Sequence[nn.Module], wanted: WantedTokens, arguments: Arguments) -> MapRun:
         assert not torch.is_inference_mode_enabled(), (
             f"{self.get_name()} needs gradients, which torch.inference_mode() rules out: use torch.no_grad() instead."
         )
         call = copy(self)
         call._embedded = call.forward_func = Embedded(self.forward_func, layers, self.embeddings)
-        return super(HiddenTokenAttribution, call)._maps(layers, target, arguments)
+        return super(HiddenTokenAttribution, call)._maps(layers, wanted, arguments)
 
     def _layer_map(
         self,

@@ -27,7 +27,7 @@ class LayerALTI(LayerMaps):
     GPT-2, LLaMA, ViT) the vectors end at the residual connection, as no norm follows it. They are those of
     :class:`~captum_vz.LayerAttentionNorm` with "layer_norm" or "residual", which says how a layer is read.
 
-    `target` names an output token, never a class. With `feature_mask`, the vectors of a group's sources are added up
+    With `feature_mask`, the vectors of a group's sources are added up
     before they are compared. A row all of whose sources lead away from the sum is zero. The arguments of `attribute`,
     what comes back and what is raised are described in :class:`~captum_vz.attr.LayerMaps`.
 
@@ -41,7 +41,7 @@ class LayerALTI(LayerMaps):
     >>> from captum_vz.testbed import load_agreement_model
     >>> model, tokenizer = load_agreement_model()
     >>> inputs = tokenizer("the pictures of some hat [MASK] scaring marcus.", return_tensors="pt")
-    >>> row = LayerALTI(model, find_layers(model)[-1]).attribute(inputs, target=6)  # (batch, in)
+    >>> row = LayerALTI(model, find_layers(model)[-1]).attribute(inputs, token=6)  # (batch, in)
     >>> row.shape == inputs["input_ids"].shape, round(row.sum().item(), 4)
     (True, 1.0)
     """

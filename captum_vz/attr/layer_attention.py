@@ -12,7 +12,7 @@ from captum_vz._engine.recording import AttentionCall, Recording
 from captum_vz._engine.sites import valid_positions
 from captum_vz.attr._heads import select_heads
 from captum_vz.attr._layer_maps import LayerMaps
-from captum_vz.attr._target import rows_at
+from captum_vz.attr._target import gather_rows
 from captum_vz.functional import widen
 
 
@@ -24,7 +24,7 @@ class LayerAttention(LayerMaps):
     The baseline of `Abnar & Zuidema 2020 <https://aclanthology.org/2020.acl-main.385>`_ and others. Captum has no such
     class. The weights are read in the pass itself, whatever attention implementation the model was loaded with.
 
-    `target` names an output token, never a class. With `feature_mask`, the weights of a group's sources are added up.
+    With `feature_mask`, the weights of a group's sources are added up.
     The arguments of `attribute`, what comes back and what is raised are described in
     :class:`~captum_vz.attr.LayerMaps`.
 
@@ -38,7 +38,7 @@ class LayerAttention(LayerMaps):
     >>> from captum_vz.testbed import load_agreement_model
     >>> model, tokenizer = load_agreement_model()
     >>> inputs = tokenizer("the pictures of some hat [MASK] scaring marcus.", return_tensors="pt")
-    >>> row = LayerAttention(model, find_layers(model)[-1]).attribute(inputs, target=6)  # (batch, in)
+    >>> row = LayerAttention(model, find_layers(model)[-1]).attribute(inputs, token=6)  # (batch, in)
     >>> row.shape == inputs["input_ids"].shape, round(row.sum().item(), 4)
     (True, 1.0)
     """
@@ -75,7 +75,7 @@ class LayerAttention(LayerMaps):
         )
         valid, sources = valid_positions(recording, call)
         weights = weights * (valid[:, :, None] & sources[:, None, :])
-        weights = rows_at(weights, rows)
+        weights = gather_rows(weights, rows)
         if groups is None:
             return weights
         pooled = weights.new_zeros(*weights.shape[:2], int(groups.max()) + 1)

@@ -14,7 +14,6 @@ from captum_vz._engine.parts import LayerParts
 from captum_vz._engine.recording import AttentionCall, Recording
 from captum_vz.attr._arguments import Inputs
 from captum_vz.attr._layer_maps import LayerMaps
-from captum_vz.attr._target import TokenTarget
 from captum_vz.functional import contribution_norms, mixing_norms
 
 Include = Literal["attention", "residual", "layer_norm", "encoder"]
@@ -46,7 +45,7 @@ class LayerAttentionNorm(LayerMaps):
     by its part in :math:`\sigma_2` only. Layers that norm their attention's input (pre-norm: GPT-2, LLaMA, ViT) have
     "attention" and "residual" alone.
 
-    `target` names an output token, never a class. With `feature_mask`, the vectors of a group's sources are added up
+    With `feature_mask`, the vectors of a group's sources are added up
     before their norm is taken. The projection, the residual and the norms are found by what the layer's submodules take
     and make in one more run of it; a layer in which they are not recognised is refused. The arguments of `attribute`,
     what comes back and what is raised are described in :class:`~captum_vz.attr.LayerMaps`.
@@ -62,7 +61,7 @@ class LayerAttentionNorm(LayerMaps):
     >>> model, tokenizer = load_agreement_model()
     >>> inputs = tokenizer("the pictures of some hat [MASK] scaring marcus.", return_tensors="pt")
     >>> method = LayerAttentionNorm(model, find_layers(model)[-1], include="encoder")
-    >>> row = method.attribute(inputs, target=6)  # (batch, in)
+    >>> row = method.attribute(inputs, token=6)  # (batch, in)
     >>> row.shape == inputs["input_ids"].shape, round(row.sum().item(), 4)
     (True, 1.0)
     >>> method.mixing_ratio(inputs).shape == inputs["input_ids"].shape
@@ -88,7 +87,7 @@ class LayerAttentionNorm(LayerMaps):
         self.include: Include = include
 
     def mixing_ratio(
-        self, inputs: Inputs, target: TargetType = None, additional_forward_args: Any = None
+        self, inputs: Inputs, target: TargetType = None, additional_forward_args: Any = None, *, token: Any = None
     ) -> Tensor | list[Tensor]:
         r"""How much of each output *token* comes from other tokens.
 
@@ -100,23 +99,20 @@ class LayerAttentionNorm(LayerMaps):
 
         Args:
             inputs: See :meth:`LayerMaps.attribute`, like `additional_forward_args`.
-            target: The output tokens that are wanted; None: all.
+            target: An index into what `forward_func` returned, whose first index is an output token.
             additional_forward_args: Further arguments for `forward_func`.
+            token: The output tokens that are wanted; None: all.
 
         Returns:
-            Ratios between 0 and 1, `(batch, out)`, or, with `target`, `(batch,)`; a list of them if `layer` is a list.
-            That of padding is 0.
+            Ratios between 0 and 1, `(batch, out)`, or, with one token for each example, `(batch,)`; a list of them if
+            `layer` is a list. That of padding is 0.
 
         Raises:
-            AssertionError: As in :meth:`LayerMaps.attribute`; a cross-attention, whose sources are other tokens; a
-                target that names a source.
+            AssertionError: As in :meth:`LayerMaps.attribute`; a cross-attention, whose sources are other tokens.
         """
         assert self.attention == "self", "The mixing ratio needs self-attention: a token is no source of its own here."
-        assert not TokenTarget.parse(target).names_source, (
-            f"target is {target!r}, which names a source, but a mixing ratio is of all: pass output tokens alone."
-        )
         mixing = _Mixing(self.forward_func, self.layer, self.device_ids, include=self.include)
-        shares = mixing.attribute(inputs, target, additional_forward_args)
+        shares = mixing.attribute(inputs, target, additional_forward_args, token=token)
         return [one[..., 0] for one in shares] if isinstance(shares, list) else shares[..., 0]
 
     def _layer_map(

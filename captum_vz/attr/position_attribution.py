@@ -29,7 +29,7 @@ class PositionAttribution(WithoutModel):
     with positions counted from 0 among the n tokens that are no padding. Cues often stand near what depends on them,
     and much attention goes to the ends of a sentence: a method should find more than that.
 
-    `target` names an output token, never a class. The arguments of `attribute`, what comes back and what is raised are
+    The arguments of `attribute`, what comes back and what is raised are
     described in :class:`~captum_vz.attr.WithoutModel`.
 
     Args:
@@ -41,7 +41,7 @@ class PositionAttribution(WithoutModel):
         AssertionError: Another `highest`.
 
     >>> from captum_vz import PositionAttribution
-    >>> PositionAttribution(highest="first").attribute(torch.tensor([[101, 7592, 102]]), target=1)
+    >>> PositionAttribution(highest="first").attribute(torch.tensor([[101, 7592, 102]]), token=1)
     tensor([[0.5455, 0.2727, 0.1818]])
     """
 

@@ -21,7 +21,7 @@ class RandomAttribution(WithoutModel):
     in whatever batch, and other sentences get others. (From the seed alone, sentences that are explained one by one
     would all get the same scores, and the average over them would not be that of chance.)
 
-    `target` names an output token, never a class. The arguments of `attribute`, what comes back and what is raised are
+    The arguments of `attribute`, what comes back and what is raised are
     described in :class:`~captum_vz.attr.WithoutModel`.
 
     Args:
@@ -30,7 +30,7 @@ class RandomAttribution(WithoutModel):
 
     >>> from captum_vz import RandomAttribution
     >>> ids = torch.tensor([[101, 7592, 2088, 102]])
-    >>> row = RandomAttribution(seed=0).attribute(ids, target=1)  # (batch, in)
+    >>> row = RandomAttribution(seed=0).attribute(ids, token=1)  # (batch, in)
     >>> row.shape == ids.shape, round(row.sum().item(), 4)
     (True, 1.0)
     """

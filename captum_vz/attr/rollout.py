@@ -6,7 +6,7 @@ from torch import Tensor
 
 from captum_vz.attr._layer_maps import LayerMaps
 from captum_vz.attr._rolled_out import RolledOut
-from captum_vz.attr._target import rows_at
+from captum_vz.attr._target import gather_rows
 from captum_vz.attr._without_model import WithoutModel
 from captum_vz.attr.hidden_token_attribution import HiddenTokenAttribution
 from captum_vz.functional import Residual, rollout
@@ -23,7 +23,7 @@ class Rollout(RolledOut):
     :class:`~captum_vz.GlobEnc` and :class:`~captum_vz.ALTI` are this with the maps of one method and the residual of
     its paper.
 
-    `target` names an output token, never a class. A layer that runs more than once in a pass (ALBERT) counts once for
+    A layer that runs more than once in a pass (ALBERT) counts once for
     each run. Products are taken in float64. The arguments of `attribute`, what comes back and what is raised are
     described in :class:`~captum_vz.attr.RolledOut`.
 
@@ -40,7 +40,7 @@ class Rollout(RolledOut):
     >>> model, tokenizer = load_agreement_model()
     >>> inputs = tokenizer("the pictures of some hat [MASK] scaring marcus.", return_tensors="pt")
     >>> maps = LayerAttentionNorm(model, find_layers(model), include="residual")
-    >>> scores = Rollout(maps).attribute(inputs["input_ids"], target=6)
+    >>> scores = Rollout(maps).attribute(inputs["input_ids"], token=6)
     >>> scores.shape == inputs["input_ids"].shape, round(scores.sum().item(), 4)
     (True, 1.0)
     """
@@ -60,4 +60,4 @@ class Rollout(RolledOut):
 
     def _join(self, maps: list[Tensor], rows: Tensor | None, all_layers: bool) -> list[Tensor]:
         rollouts = rollout(maps, self.residual)
-        return [rows_at(one, rows) for one in (rollouts if all_layers else rollouts[-1:])]
+        return [gather_rows(one, rows) for one in (rollouts if all_layers else rollouts[-1:])]

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from inspect import signature
 from typing import Any, Literal
 
 import torch
-from captum._utils.typing import TargetType
 from captum.attr import Attribution, DeepLiftShap, GradientShap, LayerDeepLiftShap, LayerGradientShap
 from torch import Tensor, nn
 
 from captum_vz.attr._captum import logged
 from captum_vz.attr._explained import Explained
+from captum_vz.attr._target import Indices, parse_indices
+from captum_vz.errors import ArgumentError
 from captum_vz.functional import token_scores
 
 # Their baselines are a distribution that all examples share, not one baseline an example.
@@ -20,7 +21,7 @@ _ONE_EXAMPLE_AT_A_TIME = (GradientShap, LayerGradientShap, DeepLiftShap, LayerDe
 
 
 class TokenAttribution(Attribution):
-    r"""How much each token matters for the model's output at a class (`target`: a *class*, as in Captum itself).
+    r"""How much each token matters for the model's output at `target`, by one of Captum's own methods.
 
     .. math:: s_j = \textstyle\sum_k a_{jk}, \qquad
         a = \text{method}\big(x \mapsto o_{\text{target}}(x) - o_{\text{foil}}(x)\big), \qquad x_j = E[\text{id}_j]
@@ -30,9 +31,9 @@ class TokenAttribution(Attribution):
     forms. The embeddings enter as `inputs_embeds`, so that the model adds positions and token types as ever; that it
     then gives the same output as for the ids is checked.
 
-    Unlike the methods of this package that draw maps, these explain an *output*, so `target` names a class (for a
-    language model: a vocabulary entry) and `position` the token at which it is read. DeepLift has rules for the
-    activation *modules* of torch.nn only; elsewhere (transformers' GELU, attention) it is input times gradient.
+    These methods explain an *output*: `target` names a class or, of logits for each token, `(token, class)`. DeepLift
+    has rules for the activation *modules* of torch.nn only; elsewhere (transformers' GELU, attention) it is input times
+    gradient.
 
     Args:
         forward_func: A model, or a function that takes the same keywords: `inputs_embeds` and, for the check,
@@ -53,7 +54,7 @@ class TokenAttribution(Attribution):
     >>> inputs = tokenizer("the pictures of some hat [MASK] scaring marcus.", return_tensors="pt")
     >>> right, wrong = tokenizer.convert_tokens_to_ids(["are", "is"])
     >>> method = TokenAttribution(model, IntegratedGradients, tokenizer)
-    >>> scores = method.attribute(inputs, target=right, foil=wrong, position=6, baselines="mask")
+    >>> scores = method.attribute(inputs, target=(6, right), foil=(6, wrong), baselines="mask")
     >>> scores.shape == inputs["input_ids"].shape, inputs.tokens()[scores.argmax()]
     (True, 'pictures')
     """
@@ -81,25 +82,23 @@ class TokenAttribution(Attribution):
     def attribute(
         self,
         inputs: Tensor | Mapping[str, Any],
-        target: TargetType = None,
+        target: Any = None,
         *,
-        position: int | Sequence[int] | Tensor | None = None,
-        foil: int | Sequence[int] | Tensor | None = None,
+        foil: Any = None,
         baselines: Literal["pad", "mask", "zero"] | Tensor = "pad",
         **options: Any,
     ) -> Tensor:
-        """How much each token matters for the output at `target` (a *class*, as in Captum itself).
+        """How much each token matters for the output at `target`.
 
         Gradients are computed also where the caller has switched them off. The model is left as it was.
 
         Args:
             inputs: Token ids `(batch, tokens)`, or a mapping that holds them as `input_ids`, such as a tokenizer's
                 output.
-            target: The class whose logit is explained, in any of Captum's forms: one for all examples, or a list or
-                tensor with one for each.
-            position: The token at which the logits `(batch, tokens, classes)` are read: one for all examples, or one
-                for each. None: the logits are `(batch, classes)`.
-            foil: The class whose logit is subtracted ("why target rather than foil?"): one, or one for each example.
+            target: An index into what `forward_func` returned, in any of Captum's forms: a class of logits `(batch,
+                classes)`; `(token, class)` of logits `(batch, tokens, classes)`; a list or tensor with one for each
+                example. None: the output is one number for each example.
+            foil: The index of the number that is subtracted, in the same forms ("why target rather than foil?").
             baselines: What stands for a token that is not there, where the method has baselines: "pad", "mask" (the
                 embeddings of these tokens), "zero" (no embedding), or token ids `(1 or batch, tokens)`. By name, the
                 special tokens (CLS, SEP, BOS, EOS, padding) keep their own embeddings, and get scores of 0 from
@@ -125,21 +124,16 @@ class TokenAttribution(Attribution):
         assert isinstance(ids, Tensor) and ids.ndim == 2 and not ids.is_floating_point() and ids.numel(), (
             "inputs holds no token ids: pass a tensor of integers (batch, tokens), or a mapping with one as input_ids."
         )
-        assert self.objective is None or (position is None and foil is None), (
-            "The objective says what is explained: position and foil have no meaning beside it."
-        )
-        each = isinstance(target, list) or _has_entries(target)
-        assert not each or len(target) == len(ids), (
-            f"target has {len(target)} entries, one an example, but the batch has {len(ids)}."
-        )
+        if self.objective is not None and foil is not None:
+            raise ArgumentError("The objective says what is explained, so foil has no meaning: subtract it there.")
+        indices, other = parse_indices(target), parse_indices(foil, "foil")
         run = Explained(self.forward_func, self.objective, named, len(ids))
         words = self._words()
-        place, other = _one_each("position", position, ids), _one_each("foil", foil, ids)
         with torch.enable_grad():
             embedded = words(ids).detach()
-            run.check(ids, embedded, place, other)
+            run.check(ids, embedded, indices, other)
             reference = self._baselines(baselines, ids, embedded, words).detach()
-            scores = self._scores(run, embedded, reference, target, (place, other), options)
+            scores = self._scores(run, embedded, reference, indices, _one_each(other, ids), options)
         attended = named.get("attention_mask")
         if isinstance(attended, Tensor) and attended.shape == ids.shape:
             scores = scores.masked_fill(attended.to(scores.device) == 0, 0)
@@ -150,8 +144,8 @@ class TokenAttribution(Attribution):
         run: Explained,
         embedded: Tensor,
         reference: Tensor,
-        target: Any,
-        read: tuple[Tensor | None, ...],
+        target: Indices,
+        foil: Tensor | None,
         options: dict[str, Any],
     ) -> Tensor:
         method = self.method(run) if self.layer is None else self.method(run, self.layer)
@@ -159,8 +153,8 @@ class TokenAttribution(Attribution):
             rows = []
             for b in range(len(embedded)):
                 one = Explained(run.model, run.objective, run.example(b), 1)
-                alone = tuple(None if value is None else value[b : b + 1] for value in read)
-                chosen = target[b] if isinstance(target, list) or _has_entries(target) else target
+                alone = None if foil is None else foil[b : b + 1]
+                chosen = target[b] if isinstance(target, list) else target
                 rows.append(self._scores(one, embedded[b : b + 1], reference[b : b + 1], chosen, alone, options))
             return torch.cat(rows)
         takes = signature(method.attribute).parameters
@@ -173,7 +167,7 @@ class TokenAttribution(Attribution):
         found = method.attribute(
             embedded.clone().requires_grad_(),
             target=target,
-            additional_forward_args=(*run.batched.values(), *read),
+            additional_forward_args=(*run.batched.values(), foil),
             **given | masks | options,
         )
         shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
@@ -218,16 +212,9 @@ class TokenAttribution(Attribution):
         return words(ids.where(kept, number))
 
 
-def _one_each(name: str, value: int | Sequence[int] | Tensor | None, ids: Tensor) -> Tensor | None:
-    """One integer for each example, `(batch,)`."""
-    if value is None:
+def _one_each(indices: Indices, ids: Tensor) -> Tensor | None:
+    """The indices of each example, `(batch, axis)`, which Captum repeats with the batch."""
+    if indices is None:
         return None
-    each = torch.as_tensor(value, device=ids.device).reshape(-1)
-    assert len(each) in (1, len(ids)) and not each.is_floating_point() and each.dtype != torch.bool, (
-        f"{name} is {value!r}: pass an integer, or one for each of the {len(ids)} examples."
-    )
-    return each.long().expand(len(ids)).contiguous()
-
-
-def _has_entries(target: Any) -> bool:
-    return isinstance(target, Tensor) and target.numel() > 1
+    each = indices if isinstance(indices, list) else [indices] * len(ids)
+    return torch.tensor(each, device=ids.device)

@@ -28,7 +28,7 @@ class ValueZeroing(LayerMaps):
     itself, on its clean input. Where layers carry several vectors of each token (Gemma 3n, DeepSeek-V4), its output is
     all of them. `Mohebbi et al., EACL 2023 <https://aclanthology.org/2023.eacl-main.245>`_, section 3.
 
-    `target` names an output token, never a class. A layer that runs more than once in a pass (ALBERT) gives the map of
+    A layer that runs more than once in a pass (ALBERT) gives the map of
     its last run. Rows that change by hardly more than the model's number type rounds are told of by a warning. The
     other arguments of the constructor and those of `attribute`, what comes back and what is raised are described in
     :class:`~captum_vz.attr.LayerMaps`.
@@ -55,7 +55,7 @@ class ValueZeroing(LayerMaps):
     >>> mask = inputs["input_ids"][0].tolist().index(tokenizer.mask_token_id)
     >>> layers = find_layers(model)
     >>> maps = ValueZeroing(model, layers).attribute(inputs)  # one map (batch, out, in) a layer
-    >>> row = ValueZeroing(model, layers[-1]).attribute(inputs, target=mask)  # (batch, in)
+    >>> row = ValueZeroing(model, layers[-1]).attribute(inputs, token=mask)  # (batch, in)
     >>> row.shape == inputs["input_ids"].shape, round(row.sum().item(), 4)
     (True, 1.0)
     """

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from captum._utils.common import (
-    _expand_target,
     _format_additional_forward_args,
     _format_output,
     _format_tensor_into_tuples,
-    _select_targets,
 )
 from captum._utils.progress import NullProgress, progress
-from captum._utils.typing import TargetType
 from torch import Tensor
 
 from captum_vz._engine.copies import ModelCopies
@@ -26,11 +24,13 @@ from captum_vz._engine.windows import is_reordered
 from captum_vz.attr._arguments import Groups, Inputs, as_layers, check_per_eval, tokens_of, user_call
 from captum_vz.attr._captum import WhileRunning, logged, warn
 from captum_vz.attr._heads import Heads, select_heads
+from captum_vz.attr._target import Indices, parse_indices, pick, tensor_of
+from captum_vz.errors import ArgumentError, RefusedError
 from captum_vz.functional import widen
 
 
 class ValueZeroingEffect(WhileRunning):
-    r"""How much the model's *output* at `target` (a class, as in Captum itself) loses when a token's value is zeroed.
+    r"""How much the model's *output* at `target` loses when a token's value is zeroed.
 
     .. math:: s_j = o_{\text{target}} - o_{\text{target}}^{\neg j}
 
@@ -62,7 +62,7 @@ class ValueZeroingEffect(WhileRunning):
     >>> inputs = tokenizer("the pictures of some hat [MASK] scaring marcus.", return_tensors="pt")
     >>> right, wrong = tokenizer.convert_tokens_to_ids(["are", "is"])
     >>> effect = ValueZeroingEffect(model, find_layers(model))
-    >>> scores = effect.attribute(inputs, target=lambda output: output.logits[:, 6, right] - output.logits[:, 6, wrong])
+    >>> scores = effect.attribute(inputs, target=(6, right), foil=(6, wrong))
     >>> scores.shape == inputs["input_ids"].shape, inputs.tokens()[scores.argmax()]
     (True, 'pictures')
     """
@@ -84,14 +84,16 @@ class ValueZeroingEffect(WhileRunning):
     def attribute(
         self,
         inputs: Inputs,
-        target: TargetType | Callable[[Any], Tensor] = None,
+        target: Any = None,
         additional_forward_args: Any = None,
         feature_mask: Tensor | None = None,
         attribute_to_layer_input: bool = False,
         perturbations_per_eval: int | None = None,
         show_progress: bool = False,
+        *,
+        foil: Any = None,
     ) -> Any:
-        """How much the output at `target` (a *class*, as in Captum itself) loses with each token's value.
+        """How much the output at `target` loses with each token's value.
 
         In half precision the effects are differences of outputs that are rounded to two or three digits, and a warning
         says so: unlike single layers, whole models are not run again in float32.
@@ -99,10 +101,10 @@ class ValueZeroingEffect(WhileRunning):
         Args:
             inputs: What `forward_func` takes: a tensor or a tuple of tensors, passed by position, or a mapping such as
                 a tokenizer's output, passed by keyword. Dimension 0 is the batch.
-            target: What of the output is explained, in any of Captum's forms: a class; a tuple such as `(position,
-                vocabulary entry)`; a list or tensor with one for each example. Or a function of what `forward_func`
-                returned that gives one number an example, such as a difference of logits; it is called on copies of
-                the batch, one behind the other. None: the output is one number an example already.
+            target: An index into what `forward_func` returned, in any of Captum's forms: a class; a tuple such as
+                `(token, vocabulary entry)`; a list or tensor with one for each example. Or a function of what
+                `forward_func` returned that gives one number for each example; it is called on copies of the batch,
+                one after the other. None: the output is one number for each example.
             additional_forward_args: Further arguments for `forward_func`, after `inputs`: a tuple, or one object.
                 Tensors with an entry for each example are repeated with the batch.
             feature_mask: Integers `(1 or batch, in)`: tokens with the same number are one feature (a word, a span),
@@ -111,6 +113,7 @@ class ValueZeroingEffect(WhileRunning):
             perturbations_per_eval: At most that many sources are zeroed in one run of the model; one copy more is left
                 as it is. None lets the engine choose by memory. The numbers are the same for any value.
             show_progress: Whether to show a progress bar, one step a run of the model.
+            foil: The index of the number that is subtracted, in the same forms ("why target rather than foil?").
 
         Returns:
             `(batch, in)`, in at least float32, signed and not normalised; a tuple with one such tensor if `inputs` is a
@@ -126,6 +129,7 @@ class ValueZeroingEffect(WhileRunning):
             "attribute_to_layer_input=True has no meaning here. Leave it False."
         )
         check_per_eval(perturbations_per_eval)
+        question = _Question.parse(target, foil)
         layers = as_layers(self.layer)
         device_ids = self.device_ids or getattr(self.forward_func, "device_ids", None)
         masks = Groups(feature_mask, device_ids)
@@ -155,7 +159,7 @@ class ValueZeroingEffect(WhileRunning):
             )
         members = _members([one for _, one in runs])
         batch = len(members)
-        _read(output, target, batch)
+        question.read(output, batch, 1)
         order = _order(members)
         effects = members.new_zeros(order.shape, dtype=torch.float32)
         at_a_time = min(filter(None, (perturbations_per_eval, max(1, model.fit() - 1))))
@@ -167,7 +171,7 @@ class ValueZeroingEffect(WhileRunning):
                 zeroed = torch.cat([zeroed, torch.zeros_like(zeroed[:1])])
                 copied = _copies(inputs, additional_forward_args, len(zeroed), batch)
                 output = model.run(user_call(self.forward_func, *copied), zeroed)
-                numbers = _read(output, _expand_target(target, len(zeroed)), len(zeroed) * batch)
+                numbers = question.read(output, batch, len(zeroed))
                 numbers = numbers.unflatten(0, (len(zeroed), batch))
                 effects = effects.to(numbers)
                 effects[:, start:stop] = (numbers[-1] - numbers[:-1]).T
@@ -209,23 +213,48 @@ def _copies(inputs: Any, additional_forward_args: Any, copies: int, batch: int) 
     return copied, None if further is None else tuple(repeat(value, copies, batch) for value in further)
 
 
-def _read(output: Any, target: Any, examples: int) -> Tensor:
-    """The number that is explained, `(examples,)`."""
-    if callable(target):
-        numbers = target(output)
-        name = "target gave"
-    else:
-        logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
-        assert isinstance(logits, Tensor), (
-            f"forward_func gave an object of type {type(output).__name__} without logits: pass a target that takes it "
-            "and gives one number an example, or a forward_func that returns a tensor."
-        )
-        numbers = _select_targets(logits, target)
-        name = f"forward_func gave {tuple(logits.shape)}, and target {target!r} picks"
-    shape = tuple(numbers.shape) if isinstance(numbers, Tensor) else type(numbers).__name__
-    assert isinstance(numbers, Tensor) and numbers.dim() and len(numbers) == numbers.numel() == examples, (
-        f"{name} {shape} for {examples} examples: one number an example is explained. For classes (batch, classes) "
-        "pass a class as target, for classes of tokens a tuple (token, class)."
-    )
-    assert numbers.isfinite().all(), f"{name} numbers that are not finite (NaN or infinity)."
-    return widen(numbers.detach().reshape(-1))
+@dataclass(frozen=True)
+class _Question:
+    """The number of each example that is explained."""
+
+    target: Indices | Callable[[Any], Any]
+    foil: Indices
+
+    @classmethod
+    def parse(cls, target: Any, foil: Any) -> _Question:
+        if callable(target):
+            if foil is not None:
+                raise ArgumentError("target is a function, so foil has no meaning: let the function subtract it.")
+            return cls(target, None)
+        return cls(parse_indices(target), parse_indices(foil, "foil"))
+
+    def read(self, output: Any, batch: int, copies: int) -> Tensor:
+        """The numbers of copies of the batch, one after the other, `(copies * batch,)`."""
+        examples = batch * copies
+        if callable(self.target):
+            numbers = self.target(output)
+            name = "target gave"
+        else:
+            found = tensor_of(output)
+            if found is None:
+                raise ArgumentError(
+                    f"forward_func gave an object of type {type(output).__name__} without logits: pass a target that "
+                    "takes it and gives one number for each example, or a forward_func that returns a tensor."
+                )
+            numbers = pick(found, _repeated(self.target, copies))
+            name = f"forward_func gave {tuple(found.shape)}, and target {self.target!r} picks"
+            if self.foil is not None:
+                numbers = numbers - pick(found, _repeated(self.foil, copies), "foil")
+        shape = tuple(numbers.shape) if isinstance(numbers, Tensor) else type(numbers).__name__
+        if not (isinstance(numbers, Tensor) and numbers.dim() and len(numbers) == numbers.numel() == examples):
+            raise ArgumentError(
+                f"{name} {shape} for {examples} examples: one number for each example is explained. For classes "
+                "(batch, classes) pass a class as target, for classes of tokens a tuple (token, class)."
+            )
+        if not numbers.isfinite().all():
+            raise RefusedError(f"{name} numbers that are not finite (NaN or infinity).")
+        return widen(numbers.detach().reshape(-1))
+
+
+def _repeated(indices: Indices, copies: int) -> Indices:
+    return indices * copies if isinstance(indices, list) else indices

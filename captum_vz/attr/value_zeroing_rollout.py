@@ -22,7 +22,7 @@ class ValueZeroingRollout(Rollout):
     <https://aclanthology.org/2023.eacl-main.245>`_, who roll out (Abnar & Zuidema 2020) without adding a residual: the
     maps hold it already.
 
-    `target` names an output token, never a class. A layer that runs more than once in a pass (ALBERT) counts once for
+    A layer that runs more than once in a pass (ALBERT) counts once for
     each run. Products are taken in float64. The arguments of `attribute`, what comes back and what is raised are
     described in :class:`~captum_vz.attr.RolledOut`.
 
@@ -37,7 +37,7 @@ class ValueZeroingRollout(Rollout):
     >>> from captum_vz.testbed import load_agreement_model
     >>> model, tokenizer = load_agreement_model()
     >>> inputs = tokenizer("the pictures of some hat [MASK] scaring marcus.", return_tensors="pt")
-    >>> scores = ValueZeroingRollout(model, find_layers(model)).attribute(inputs["input_ids"], target=6)
+    >>> scores = ValueZeroingRollout(model, find_layers(model)).attribute(inputs["input_ids"], token=6)
     >>> scores.shape == inputs["input_ids"].shape, round(scores.sum().item(), 4)
     (True, 1.0)
     """

@@ -32,7 +32,7 @@ from captum_vz._engine.gaps import noting_gaps
 from captum_vz.attr import LayerMaps, RolledOut
 from captum_vz.attr._arguments import Arguments
 from captum_vz.attr._rolled_out import refuse_other_mixers
-from captum_vz.attr._target import TokenTarget
+from captum_vz.attr._target import WantedTokens
 from captum_vz.functional import normalize_rows
 
 # What a method gives: for each layer, or once, the row of each example's target, `(batch, tokens)`.
@@ -98,7 +98,7 @@ class Batch:
 
     def layer_rows(self, maps: str) -> Rows:
         """The targets' rows of the layers' maps, in the order in which the layers ran."""
-        wanted = TokenTarget.parse(self.target)
+        wanted = WantedTokens(self.target)
         if maps in self._whole:
             return [wanted.rows_of(one)[:, 0] for one in self._whole[maps]]
         return [one[:, 0] for one in self._run(maps, wanted)]
@@ -107,16 +107,16 @@ class Batch:
         """The targets' rows of the layers' maps joined as `method` joins them, up to each layer or through all."""
         if maps not in self._whole:
             with noting_gaps() as gaps:
-                self._whole[maps] = self._run(maps, TokenTarget(None))
+                self._whole[maps] = self._run(maps, WantedTokens())
             refuse_other_mixers(method.get_name(), self.layers, gaps.pairs, gaps.mixers)
         found = self._whole[maps]
         rows = torch.tensor(self.target, device=found[0].device)[:, None]
         return [one[:, 0] for one in method._by_feature(found, rows, None, all_layers)]
 
-    def _run(self, maps: str, wanted: TokenTarget) -> Rows:
+    def _run(self, maps: str, wanted: WantedTokens) -> Rows:
         """Maps `(batch, out, in)`, one for each run of a layer: ALBERT's one layer runs many times, and all count."""
         method = MAPS[maps](self.model, self.layers)
-        return [one for _, one in method._maps(self.layers, wanted, Arguments(self.inputs))]
+        return [one for _, one in method._maps(self.layers, wanted, Arguments(self.inputs)).maps]
 
 
 def _layer_rows(maps: str, batch: Batch) -> Rows:
@@ -129,7 +129,7 @@ def _joined_rows(kind: Callable[..., RolledOut], maps: str, all_layers: bool, ba
 
 def _without_model(kind: Any, batch: Batch) -> Rows:
     causal = any(getattr(module, "is_causal", False) for module in batch.layers[0].modules())  # in transformers
-    rows: Tensor = kind(causal=causal).attribute(batch.inputs, target=batch.target)
+    rows: Tensor = kind(causal=causal).attribute(batch.inputs, token=batch.target)
     return [rows]
 
 
@@ -137,7 +137,8 @@ def _gradients(kind: Any, options: Mapping[str, Any], batch: Batch) -> Rows:
     """A Captum method on the word embeddings: the Euclidean norm of each token's vector, as shares of their sum."""
     answers, foils, position = _question(batch)
     method = TokenAttribution(batch.model, kind, batch.tokenizer, reduce="l2")
-    scores = method.attribute(batch.inputs, target=answers, foil=foils, position=position, **options)
+    target, foil = _index(position, answers), None if foils is None else _index(position, foils)
+    scores = method.attribute(batch.inputs, target=target, foil=foil, **options)
     return [normalize_rows(scores)]
 
 
@@ -145,18 +146,18 @@ def _effects(together: bool, batch: Batch) -> Rows:
     """What the answer loses with each token's value, in all layers at once or in each: its size, as shares of all."""
     answers, foils, position = _question(batch)
 
-    def answer(output: Any) -> Tensor:
-        """The answer's logit, without the foil's, in copies of the batch, one behind the other."""
-        logits = output.logits
-        copies, device = len(logits) // len(answers), logits.device
-        if position is not None:
-            logits = logits[torch.arange(len(logits), device=device), position.repeat(copies)]
-        found = logits.gather(1, answers.repeat(copies)[:, None])
-        return (found if foils is None else found - logits.gather(1, foils.repeat(copies)[:, None]))[:, 0]
-
+    target, foil = _index(position, answers), None if foils is None else _index(position, foils)
     chosen: list[Any] = [batch.layers] if together else list(batch.layers)
-    effects = [ValueZeroingEffect(batch.model, layer).attribute(batch.inputs, target=answer) for layer in chosen]
+    effects = [
+        ValueZeroingEffect(batch.model, layer).attribute(batch.inputs, target=target, foil=foil) for layer in chosen
+    ]
     return [normalize_rows(one.abs()) for one in effects]
+
+
+def _index(position: Tensor | None, classes: Tensor) -> list[tuple[int, ...]]:
+    """Where the logits of each example's class stand in the output."""
+    each = classes[:, None] if position is None else torch.stack([position, classes], 1)
+    return [tuple(one) for one in each.tolist()]
 
 
 def _question(batch: Batch) -> tuple[Tensor, Tensor | None, Tensor | None]:

@@ -28,7 +28,7 @@ def test_every_layer_of_every_family(name: str) -> None:
     expected = naive_jacobian_norms(case)[-len(case.layers) :]  # of a layer that runs several times, the last run
     assert_same(HiddenTokenAttribution(case.model, case.layers, normalize=False).attribute(case.inputs), expected)
     shares = [one / one.sum(-1, keepdim=True).where(one.any(-1, keepdim=True), torch.tensor(1.0)) for one in expected]
-    rows = HiddenTokenAttribution(case.model, case.layers).attribute(case.inputs, target=1)
+    rows = HiddenTokenAttribution(case.model, case.layers).attribute(case.inputs, token=1)
     assert_same(rows, [share[:, 1] for share in shares])
 
 
@@ -184,11 +184,11 @@ def test_probes_are_unbiased() -> None:
     """The mean over seeds comes nearer to the exact squares than one of them, by the root of their number."""
     case = FAMILIES["bert"].case
     layer, seeds = case.layers[1], 60
-    exact = HiddenTokenAttribution(case.model, layer, normalize=False).attribute(case.inputs, target=1)
+    exact = HiddenTokenAttribution(case.model, layer, normalize=False).attribute(case.inputs, token=1)
     estimates = torch.stack(
         [
             HiddenTokenAttribution(case.model, layer, probes=1, seed=seed, normalize=False).attribute(
-                case.inputs, target=1
+                case.inputs, token=1
             )
             for seed in range(seeds)
         ]
@@ -225,10 +225,10 @@ def test_a_row_costs_a_row(probes: int | None, a_row: int, monkeypatch: pytest.M
     whole = method.attribute(inputs)
     assert sum(passes) == 7 * a_row
     passes.clear()
-    assert_same(method.attribute(inputs, target=[4, 0, 2]), whole[[0, 1, 2], [4, 0, 2]])
+    assert_same(method.attribute(inputs, token=[4, 0, 2]), whole[[0, 1, 2], [4, 0, 2]])
     assert sum(passes) == a_row
     passes.clear()
-    method.attribute(inputs, target=1, perturbations_per_eval=2)
+    method.attribute(inputs, token=1, perturbations_per_eval=2)
     assert max(passes) <= 2
     assert sum(passes) == a_row
 
@@ -277,9 +277,9 @@ def test_no_parameter_gets_a_gradient_and_no_grad_is_no_hindrance(implementation
     before, values = footprint(case.model), numbers(case.model)
     method = HiddenTokenAttribution(case.model, case.layers)
     with torch.no_grad():
-        inside = method.attribute(case.inputs, target=1)
+        inside = method.attribute(case.inputs, token=1)
         assert not torch.is_grad_enabled()
-    for one, other in zip(inside, method.attribute(case.inputs, target=1), strict=True):
+    for one, other in zip(inside, method.attribute(case.inputs, token=1), strict=True):
         assert torch.equal(one, other)
         assert not one.requires_grad
     assert footprint(case.model) == before
@@ -304,16 +304,16 @@ def test_a_backward_pass_that_cannot_be_batched() -> None:
     with case.layers[0].attn.register_forward_pre_hook(lambda module, args: (Twice.apply(args[0]), *args[1:])):
         method = HiddenTokenAttribution(case.model, case.layers[0])
         with pytest.raises(RuntimeError, match="item"):
-            method.attribute(case.inputs, target=1)
-        found = method.attribute(case.inputs, target=1, perturbations_per_eval=1)
+            method.attribute(case.inputs, token=1)
+        found = method.attribute(case.inputs, token=1, perturbations_per_eval=1)
     with case.layers[0].attn.register_forward_pre_hook(lambda module, args: (2 * args[0], *args[1:])):
-        assert_same(found, method.attribute(case.inputs, target=1))
+        assert_same(found, method.attribute(case.inputs, token=1))
 
 
 def test_the_layers_of_torch_with_tokens_in_front_of_examples() -> None:
     model = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 24, 0.0, batch_first=True), 2).double().eval()
     x = torch.randn(3, 4, 16, dtype=torch.float64)
-    settings: list[dict[str, Any]] = [{}, {"target": [3, 0, 1]}, {"feature_mask": torch.tensor([[0, 1, 1, 2]])}]
+    settings: list[dict[str, Any]] = [{}, {"token": [3, 0, 1]}, {"feature_mask": torch.tensor([[0, 1, 1, 2]])}]
     method = HiddenTokenAttribution(model, model.layers)
     expected = [method.attribute(x, **one) for one in settings]
     for layer in model.layers:

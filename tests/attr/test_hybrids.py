@@ -267,7 +267,7 @@ def test_between_as_identity_is_the_product_of_the_maps() -> None:
     maps = ValueZeroing(model, layers).attribute(x)
     joined = ValueZeroingRollout(model, layers).attribute(x, between="identity", all_layers=True)
     assert_same(joined, [maps[0], maps[1] @ maps[0], maps[2] @ maps[1] @ maps[0]])
-    row = ValueZeroingRollout(model, layers).attribute(x, target=3, between="identity")
+    row = ValueZeroingRollout(model, layers).attribute(x, token=3, between="identity")
     assert_same(row, joined[-1][:, 3])
 
 

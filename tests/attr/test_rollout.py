@@ -73,7 +73,7 @@ def test_the_maps_of_any_method_are_multiplied(name: str, case: Case, residual: 
     of = Rollout(MAPS[name](case), residual=residual)
     # Baselines are answered in float32, whatever the model's dtype.
     assert_same(of.attribute(case.inputs), expected[-1].to(maps[0].dtype), tolerance=1e-7)
-    rows = of.attribute(case.inputs, target=-5, all_layers=True)
+    rows = of.attribute(case.inputs, token=-5, all_layers=True)
     assert_same(rows, [one[:, -5].to(maps[0].dtype) for one in expected], tolerance=1e-7)
     torch.testing.assert_close(of.attribute(case.inputs).sum(-1), case.inputs["attention_mask"].to(maps[0].dtype))
 
@@ -131,7 +131,7 @@ def test_scores_for_each_receptive_field(method: Any, name: str) -> None:
     ]
     of = method(case.model, case.layers, per_receptive_field=True)
     assert_same(of.attribute(case.inputs, all_layers=True), expected)
-    assert_same(of.attribute(case.inputs, target=[6, 2, 1]), expected[-1][range(3), [6, 2, 1]])
+    assert_same(of.attribute(case.inputs, token=[6, 2, 1]), expected[-1][range(3), [6, 2, 1]])
     uncorrected = method(case.model, case.layers).attribute(case.inputs)
     assert (uncorrected - expected[-1]).abs().max() > 1e-3
 
@@ -140,8 +140,8 @@ def test_features_have_receptive_fields_too() -> None:
     case, by_token = GPT2.example(0), torch.arange(7)[None]
     of = AttentionRollout(case.model, case.layers, per_receptive_field=True)
     assert_same(of.attribute(case.inputs, feature_mask=by_token), of.attribute(case.inputs))
-    words = of.attribute(case.inputs, feature_mask=WORDS, target=5)
-    plain = AttentionRollout(case.model, case.layers).attribute(case.inputs, feature_mask=WORDS, target=5)
+    words = of.attribute(case.inputs, feature_mask=WORDS, token=5)
+    plain = AttentionRollout(case.model, case.layers).attribute(case.inputs, feature_mask=WORDS, token=5)
     # Of seven tokens in four words, the words reach 4, 3, 2 and 1 words; [5] is in the third.
     expected = plain[0] / torch.tensor([4, 4, 3, 3, 2, 2, 1])
     torch.testing.assert_close(words[0], expected / expected[[0, 2, 4, 6]].sum())
@@ -174,7 +174,7 @@ def test_a_row_of_flow_costs_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flow, "shortest_augmenting_path", counted)
     for correct in (False, True):
         pairs.clear()
-        AttentionFlow(BERT.model, BERT.layers, per_receptive_field=correct).attribute(BERT.inputs, target=[4, 2, 1])
+        AttentionFlow(BERT.model, BERT.layers, per_receptive_field=correct).attribute(BERT.inputs, token=[4, 2, 1])
         lengths = BERT.inputs["attention_mask"].sum(-1).tolist()
         assert pairs == [
             ((3, row), (0, token)) for row, length in zip([4, 2, 1], lengths, strict=True) for token in range(length)

@@ -107,9 +107,9 @@ def test_a_row_is_the_row_of_the_whole_and_padding_is_zero(method: Any, residual
         assert not one[~real].any()
         assert not one.mT[~real].any()
     for target in (0, -5, 2):
-        rows = of.attribute(case.inputs, target=target, all_layers=True)
+        rows = of.attribute(case.inputs, token=target, all_layers=True)
         assert_same(rows, [one[:, target] for one in whole])
-    several = of.attribute(case.inputs, target=[6, 0, 2], all_layers=True)
+    several = of.attribute(case.inputs, token=[6, 0, 2], all_layers=True)
     assert_same(several, [one[range(3), [6, 0, 2]] for one in whole])
 
 
@@ -162,7 +162,7 @@ def test_features(method: Any, residual: Any, name: str, mask: Tensor) -> None:
     case = FAMILIES[name].case
     of, expected = method(case.model, case.layers, residual=residual), by_feature(method, case, mask, residual)
     assert_same(of.attribute(case.inputs, feature_mask=mask, all_layers=True), expected)
-    row = of.attribute(case.inputs, feature_mask=mask, target=1)
+    row = of.attribute(case.inputs, feature_mask=mask, token=1)
     assert_same(row, expected[-1][:, 1])
 
 

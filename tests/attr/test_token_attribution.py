@@ -26,6 +26,7 @@ from captum.attr import (
 from torch import Tensor, nn
 
 from captum_vz import TokenAttribution, find_layers
+from captum_vz.errors import ArgumentError
 from captum_vz.testbed import load_agreement_model
 from tests.captum.footprint import assert_same_numbers, footprint, numbers
 
@@ -49,12 +50,24 @@ def explain(method: Any, inputs: Any = None, target: Any = ARE, position: Any = 
     keywords = {key: options.pop(key) for key in ("reduce", "objective", "embeddings") if key in options}
     if "IntegratedGradients" in getattr(method, "__name__", ""):
         options.setdefault("n_steps", 8)
+    position = PLACES if position is None and "objective" not in keywords else position
+    if "foil" in options:
+        options["foil"] = at(position, options["foil"])
     return TokenAttribution(MODEL, method, TOKENIZER, layer, **keywords).attribute(
-        BATCH if inputs is None else inputs,
-        target=target,
-        position=PLACES if position is None and "objective" not in keywords else position,
-        **options,
+        BATCH if inputs is None else inputs, target=at(position, target), **options
     )
+
+
+def at(position: Any, target: Any) -> Any:
+    """The index of one class, or of one for each example, at a position, or at one for each example."""
+    if position is None or target is None:
+        return target
+    several = [value for value in (position, target) if not isinstance(value, int)]
+    if not several:
+        return position, target
+    each = [[value] * len(several[0]) if isinstance(value, int) else [int(one) for one in value]
+            for value in (position, target)]
+    return list(zip(*each, strict=True))
 
 
 def word_embeddings(ids: Tensor) -> Tensor:
@@ -273,16 +286,9 @@ def test_a_function_takes_the_place_of_a_model() -> None:
     [
         ({"inputs": torch.zeros(1, 3)}, "inputs holds no token ids"),
         ({"inputs": {"attention_mask": IDS}}, "inputs holds no token ids"),
-        ({"position": [1, 2, 3]}, r"position is \[1, 2, 3\]: pass an integer, or one for each of the 2 examples"),
-        ({"position": 11}, r"position \[11, 11\] is out of range: there are 11 tokens"),
-        ({"position": True}, "position is True: pass an integer"),
-        ({"foil": 0.5}, "foil is 0.5: pass an integer"),
-        ({"foil": -1}, r"foil \[-1, -1\] is out of range: there are \d+ classes, 0 to"),
-        ({"target": [ARE, IS, IS]}, "target has 3 entries, one an example, but the batch has 2"),
-        ({"target": torch.tensor([ARE, IS, IS])}, "target has 3 entries"),
         ({"baselines": "blank"}, "baselines is 'blank': pass 'pad', 'mask', 'zero' or token ids"),
         ({"baselines": IDS[:, :2]}, r"baselines is \(2, 2\) of torch.int64: pass token ids \(2, 11\)"),
-        ({"objective": lambda output: output.logits, "foil": 1}, "position and foil have no meaning beside it"),
+        ({"objective": lambda output: output.logits, "foil": 1}, "so foil has no meaning: subtract it there"),
         ({"return_convergence_delta": True}, "IntegratedGradients gave tuple: expected"),
     ],
 )
@@ -291,23 +297,39 @@ def test_what_does_not_fit_is_refused(options: dict[str, Any], message: str) -> 
         explain(IntegratedGradients, **options)
 
 
-def test_each_example_of_gradient_shap_has_one_target() -> None:
-    for targets in ([ARE], [ARE, IS, IS], torch.tensor([ARE, IS, IS])):
-        with pytest.raises(AssertionError, match=r"target has \d entries, one an example, but the batch has 2"):
-            explain(GradientShap, target=targets)
+@pytest.mark.parametrize(
+    ("target", "foil", "message"),
+    [
+        ([(6, ARE)] * 3, None, r"target has 3 entries, one for each example, but the output .* has 2 examples"),
+        ((11, ARE), None, r"target \(11, \d+\) is out of range: axis 1 of the output"),
+        ((6, 10**6), None, r"target \(6, 1000000\) is out of range: axis 2 of the output"),
+        ((True, ARE), None, "which does not index an output"),
+        ((6, ARE), (6, 0.5), r"foil is \(6, 0.5\), which does not index an output"),
+        ((6, ARE), (6, 10**6), r"foil \(6, 1000000\) is out of range"),
+        ((6, ARE), 6, "foil is 6|foil is \\(6,\\): pass one number for each example"),
+        (ARE, None, r"target \(\d+,\) is out of range"),
+        (6, None, r"target \(6,\) picks \(2, \d+\) for 2 examples: .* a tuple \(token, class\)"),
+        (None, None, r"target None picks .* one number for each example is explained"),
+    ],
+)
+@pytest.mark.parametrize("method", [Saliency, GradientShap])
+def test_bad_targets_are_named(method: Any, target: Any, foil: Any, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        TokenAttribution(MODEL, method, TOKENIZER).attribute(BATCH, target=target, foil=foil)
 
 
 def test_small_integers_are_positions_too() -> None:
-    places = torch.tensor(PLACES, dtype=torch.uint8)
-    torch.testing.assert_close(explain(Saliency, position=places), explain(Saliency))
+    target = [(torch.tensor(place, dtype=torch.uint8), ARE) for place in PLACES]
+    found = TokenAttribution(MODEL, Saliency, TOKENIZER).attribute(BATCH, target=target)
+    torch.testing.assert_close(found, explain(Saliency))
 
 
 def test_outputs_that_are_not_as_described_are_refused() -> None:
-    with pytest.raises(AssertionError, match=r"gave \(2, 11, \d+\): expected logits \(batch, classes\)"):
-        TokenAttribution(MODEL, Saliency, TOKENIZER).attribute(BATCH, target=ARE)
     bag = Bag(nn.ReLU()).eval()
-    with pytest.raises(AssertionError, match=r"gave \(2, 3\): expected logits \(batch, tokens, classes\)"):
-        TokenAttribution(bag, Saliency, TINY).attribute(TINY_IDS, target=0, position=1)
+    with pytest.raises(ArgumentError, match=r"target \(1, 0\) has 2 indices, but the output \(2, 3\) has 1 axes"):
+        TokenAttribution(bag, Saliency, TINY).attribute(TINY_IDS, target=(1, 0))
+    with pytest.raises(ArgumentError, match=r"gave an object of type tuple: expected logits"):
+        TokenAttribution(lambda **x: (bag(**x),), Saliency, TINY, embeddings=bag.words).attribute(TINY_IDS, target=0)
     with pytest.raises(AssertionError, match="has no mask token: pass baselines='zero'"):
         TokenAttribution(bag, IntegratedGradients, TINY).attribute(TINY_IDS, target=0, baselines="mask")
     with pytest.raises(AssertionError, match=r"function without get_input_embeddings\(\): pass the module"):

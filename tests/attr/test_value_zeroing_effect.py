@@ -19,6 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from captum_vz import ValueZeroing, ValueZeroingEffect, find_layers
 from captum_vz._engine import copies, memory
+from captum_vz.errors import ArgumentError
 from captum_vz.testbed import load_agreement_model
 from tests.captum.configurations import embed
 from tests.captum.footprint import footprint
@@ -585,7 +586,7 @@ def test_dropout_anywhere_in_the_model_is_refused() -> None:
             {"target": None},
             r"forward_func gave \(3, 7, 32\), and target None picks \(3, 7, 32\) for 3 examples: one num",
         ),
-        ({"target": 3}, r"target 3 picks \(3, 32\) for 3 examples: one number an example is explained"),
+        ({"target": 3}, r"target \(3,\) picks \(3, 32\) for 3 examples: one number for each example is explained"),
         ({"target": lambda out: out.sum()}, r"target gave \(\) for 3 examples"),
         ({"target": lambda out: 1.0}, "target gave float for 3 examples"),
         ({"target": lambda out: out[:, 2, 3] / 0}, "target gave numbers that are not finite"),
@@ -616,8 +617,19 @@ def test_further_refusals() -> None:
         ValueZeroingEffect(pair.model, both).attribute(pair.inputs, read)
     with pytest.raises(NotImplementedError, match="attribute_future is not implemented for ValueZeroingEffect"):
         ValueZeroingEffect(case.model, case.layers).attribute_future()
-    with pytest.raises(IndexError):
+    with pytest.raises(ArgumentError, match=r"target \(2, 99\) is out of range: axis 2 .* has 32 entries, -32 to 31"):
         of_hidden_states(case, case.layers).attribute(case.inputs, target=(2, 99))
+    with pytest.raises(ArgumentError, match="target is a function, so foil has no meaning"):
+        ValueZeroingEffect(case.model, case.layers).attribute(case.inputs, read, foil=3)
+
+
+def test_a_foil_is_subtracted() -> None:
+    case = case_of("bert")
+    method = of_hidden_states(case, case.layers[1])
+    right, wrong = ([(2, 3), (0, 1), (1, 4)], [(1, 5), (2, 2), (0, 0)])
+    both = method.attribute(case.inputs, target=right, foil=wrong)
+    assert_same(both, method.attribute(case.inputs, target=right) - method.attribute(case.inputs, target=wrong))
+    assert_same(method.attribute(case.inputs, target=(2, 3)), method.attribute(case.inputs, target=[(2, 3)] * 3))
 
 
 @pytest.mark.parametrize("name", ["bert", "gptj", "t5-decoder"])

@@ -59,7 +59,7 @@ def test_a_digit_from_the_cls_row_to_captums_picture(digits: tuple[Tensor, Tenso
     images, labels = digits[0][1500:], digits[1][1500:]
     with torch.no_grad():
         assert (reader(images).logits.argmax(-1) == labels).float().mean() > 0.8  # 0.87 to 0.94, by how a machine sums
-    row = ValueZeroing(reader, find_layers(reader)[-1]).attribute(images[:4], target=0)  # 0 is CLS
+    row = ValueZeroing(reader, find_layers(reader)[-1]).attribute(images[:4], token=0)  # 0 is CLS
     assert row.shape == (4, 17)
     torch.testing.assert_close(row.sum(-1), torch.ones(4))
     patches = row[:, 1:].reshape(4, 1, 4, 4)
@@ -79,7 +79,7 @@ def test_regions_of_an_image_are_zeroed_together(digits: tuple[Tensor, Tensor], 
     quarters = torch.arange(4).reshape(2, 2).repeat_interleave(2, 0).repeat_interleave(2, 1).flatten() + 1
     mask = torch.cat([torch.tensor([0]), quarters])[None]  # CLS, and a quarter of the image each
     layer = find_layers(reader)[0]
-    grouped = ValueZeroing(reader, layer).attribute(digits[0][:2], feature_mask=mask, target=0)
+    grouped = ValueZeroing(reader, layer).attribute(digits[0][:2], feature_mask=mask, token=0)
     regions = pool_groups(grouped, mask)
     assert regions.shape == (2, 5)
     torch.testing.assert_close(regions.sum(-1), torch.ones(2))

@@ -41,7 +41,7 @@ def told(case: Case, method: Any, **arguments: Any) -> tuple[Any, list[str]]:
 @each_method
 def test_a_padded_batch_is_nothing_to_tell_of(method: Any, name: str) -> None:
     case = FAMILIES[name].case
-    for arguments in ({}, {"target": 0}, {"target": 2}):
+    for arguments in ({}, {"token": 0}, {"token": 2}):
         _, messages = told(case, method, **arguments)
         assert messages == []
 
@@ -50,7 +50,7 @@ def test_a_padded_batch_is_nothing_to_tell_of(method: Any, name: str) -> None:
 @each_method
 def test_a_target_that_is_padding_is_told_once(method: Any, target: Any) -> None:
     case = FAMILIES["bert"].case  # three examples of 7, 5 and 3 tokens
-    answer, (message,) = told(case, method, target=target)
+    answer, (message,) = told(case, method, token=target)
     name = method.get_name()
     assert message == f"{name}: the target token of an example is padding, its row stays zero."
     targets = [target] * 3 if isinstance(target, int) else [int(one) for one in target]
@@ -64,15 +64,15 @@ def test_a_target_that_is_padding_is_told_once(method: Any, target: Any) -> None
 WAYS: dict[str, tuple[Configuration, Callable[[Any, dict[str, Any]], Any]]] = {
     "Hidden Token Attribution": (
         Configuration(HiddenTokenAttribution, layers=0),
-        lambda method, arguments: method.attribute(**arguments, target=5),
+        lambda method, arguments: method.attribute(**arguments, token=5),
     ),
     "Layer Attention Norm": (
         Configuration(LayerAttentionNorm),
-        lambda method, arguments: method.mixing_ratio(**arguments, target=5),
+        lambda method, arguments: method.mixing_ratio(**arguments, token=5),
     ),
     "ALTI": (
         Configuration(ALTI, inputs="embeddings"),
-        lambda method, arguments: NoiseTunnel(method).attribute(**arguments, nt_samples=1, stdevs=0.0, target=5),
+        lambda method, arguments: NoiseTunnel(method).attribute(**arguments, nt_samples=1, stdevs=0.0, token=5),
     ),
 }
 
@@ -94,7 +94,7 @@ def test_a_row_that_nothing_changes_is_told(target: int | None) -> None:
     with torch.no_grad():
         case.layers[1].attention.self.value.weight.zero_()
         case.layers[1].attention.self.value.bias.zero_()
-    maps, (message,) = told(case, ValueZeroing, target=target)
+    maps, (message,) = told(case, ValueZeroing, token=target)
     rows = 15 if target is None else 3
     assert message == (f"Value Zeroing: {rows} row(s) of layer 1 (BertLayer) stay zero, for no source changes them.")
     assert not maps[1].any()
@@ -123,7 +123,7 @@ def test_a_row_that_changes_by_no_more_than_rounding_is_told(
         case.model.to(dtype)
         inputs = {key: value.to(dtype) if value.is_floating_point() else value for key, value in case.inputs.items()}
         method = partial(ValueZeroing, distance=distance)
-        maps, messages = told(replace(case, inputs=inputs), method, target=target)
+        maps, messages = told(replace(case, inputs=inputs), method, token=target)
         return maps[-1], messages
 
     (rounded, messages), (right, nothing) = of_last(torch.float32), of_last(torch.float64)

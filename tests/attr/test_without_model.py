@@ -10,6 +10,7 @@ import torch
 from scipy import stats
 
 from captum_vz import PositionAttribution, RandomAttribution
+from captum_vz.errors import ArgumentError
 
 IDS = torch.tensor([[7, 3, 5, 3, 9], [7, 4, 9, 0, 0]])
 MASK = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
@@ -33,12 +34,18 @@ def test_rows_sum_to_one_padding_is_zero_and_the_future_unseen(build: Any, causa
 
 
 @each_baseline
-def test_target_picks_rows_in_every_form(build: Any) -> None:
+def test_token_and_target_pick_rows(build: Any) -> None:
     whole = build().attribute(IDS, attention_mask=MASK)
-    assert torch.equal(build().attribute(IDS, 1, MASK), whole[:, 1])
-    assert torch.equal(build().attribute(IDS, -1, MASK), whole[:, -1])
-    assert torch.equal(build().attribute(IDS, [4, 2], MASK), whole[[0, 1], [4, 2]])
-    assert torch.equal(build().attribute(IDS, (1, 2), MASK), whole[:, 1, 2])
+    assert torch.equal(build().attribute(IDS, token=1, attention_mask=MASK), whole[:, 1])
+    assert torch.equal(build().attribute(IDS, token=-1, attention_mask=MASK), whole[:, -1])
+    assert torch.equal(build().attribute(IDS, token=[4, 2], attention_mask=MASK), whole[[0, 1], [4, 2]])
+    assert torch.equal(build().attribute(IDS, (1, 9), "ignored", attention_mask=MASK), whole[:, 1])
+
+
+@each_baseline
+def test_a_single_target_may_be_a_class(build: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"may name a class: .* explains tokens only, so pass token="):
+        build().attribute(IDS, 1)
 
 
 @each_baseline
@@ -76,7 +83,7 @@ def test_the_lot_is_the_sentences_own() -> None:
     assert torch.equal(of.attribute(IDS), of.attribute(IDS))
     assert torch.equal(of.attribute(IDS.flip(0)), of.attribute(IDS).flip(0))
     assert not torch.equal(of.attribute(IDS), RandomAttribution(seed=2).attribute(IDS))
-    one_by_one = [of.attribute(torch.tensor([[7, word, 9]]), target=1)[0] for word in range(200)]
+    one_by_one = [of.attribute(torch.tensor([[7, word, 9]]), token=1)[0] for word in range(200)]
     assert len({tuple(row.tolist()) for row in one_by_one}) == 200
     state = torch.get_rng_state()
     of.attribute(IDS)
@@ -97,7 +104,7 @@ def test_torchs_defaults_change_nothing(build: Any) -> None:
 
 def test_every_source_has_the_same_chance() -> None:
     highest = [
-        RandomAttribution().attribute(torch.tensor([[7, n, 5, 9]]), target=0).argmax().item() for n in range(800)
+        RandomAttribution().attribute(torch.tensor([[7, n, 5, 9]]), token=0).argmax().item() for n in range(800)
     ]
     counts = torch.bincount(torch.tensor(highest), minlength=4)
     assert stats.chisquare(counts).pvalue > 0.001
@@ -123,10 +130,10 @@ def test_a_feature_scores_what_its_first_token_does(build: Any, causal: bool) ->
 
 def test_a_list_of_layers_gives_a_list_of_maps() -> None:
     layers = [torch.nn.Identity() for _ in range(3)]
-    lots = RandomAttribution(None, layers).attribute(IDS, 1, MASK)
+    lots = RandomAttribution(None, layers).attribute(IDS, token=1, attention_mask=MASK)
     assert [lot.shape for lot in lots] == [(2, 5)] * 3
     assert not torch.equal(lots[0], lots[1])
-    assert torch.equal(lots[0], RandomAttribution(None, layers[0]).attribute(IDS, 1, MASK))
+    assert torch.equal(lots[0], RandomAttribution(None, layers[0]).attribute(IDS, token=1, attention_mask=MASK))
     places = PositionAttribution(None, layers).attribute(IDS)
     assert all(torch.equal(one, PositionAttribution().attribute(IDS)) for one in places)
 
@@ -138,7 +145,7 @@ def test_a_list_of_layers_gives_a_list_of_maps() -> None:
         ({"inputs": {}}, "inputs is NoneType: pass token ids"),
         ({"inputs": IDS[:, :0]}, r"inputs is \(2, 0\)"),
         ({"inputs": IDS, "attention_mask": MASK[:, :2]}, r"attention_mask is \(2, 2\): pass 1 for tokens"),
-        ({"inputs": IDS, "target": 5}, "target 5 is out of range"),
+        ({"inputs": IDS, "token": 5}, "token 5 is out of range"),
         ({"inputs": IDS, "feature_mask": MASK[:, :3]}, r"feature_mask is \(2, 3\): pass integers \(1, 5\) or \(2, 5\)"),
         ({"inputs": IDS, "feature_mask": MASK.float()}, r"feature_mask is \(2, 5\): pass integers"),
     ],

@@ -57,7 +57,7 @@ def test_the_vectors_of_a_group_are_added_up(name: str, normalize: bool) -> None
     for mask in (pairs[None], torch.stack([pairs, torch.arange(tokens) % 2, torch.zeros(tokens, dtype=torch.long)])):
         whole = method.attribute(case.inputs, feature_mask=mask)
         assert_same(whole, naive_alti(case, 1, groups=mask, normalize=normalize))
-        assert_same(method.attribute(case.inputs, feature_mask=mask, target=2), whole[:, 2])
+        assert_same(method.attribute(case.inputs, feature_mask=mask, token=2), whole[:, 2])
 
 
 @each_varied
@@ -65,9 +65,9 @@ def test_the_rows_of_targets(name: str) -> None:
     case = FAMILIES[name].case
     for method in (LayerALTI(case.model, case.layers[1]), ALTI(case.model, case.layers)):
         whole = method.attribute(case.inputs)
-        assert_same(method.attribute(case.inputs, target=1), whole[:, 1])
-        assert_same(method.attribute(case.inputs, target=[0, 2, 1]), whole[[0, 1, 2], [0, 2, 1]])
-        assert_same(method.attribute(case.inputs, target=(2, 1)), whole[:, 2, 1])
+        assert_same(method.attribute(case.inputs, token=1), whole[:, 1])
+        assert_same(method.attribute(case.inputs, token=[0, 2, 1]), whole[[0, 1, 2], [0, 2, 1]])
+        assert_same(method.attribute(case.inputs, target=(2, 1)), whole[:, 2])
 
 
 @each_family

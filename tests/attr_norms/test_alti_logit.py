@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -23,6 +24,7 @@ from tests.reference.alti_plus import stacks
 each_model = pytest.mark.parametrize("name", LANGUAGE_MODELS)
 each_varied = pytest.mark.parametrize("name", ["gpt2", "llama"])
 TOKENS = 7
+EVERY = slice(None)
 
 
 def method_of(name: str, **options: Any) -> ALTILogit:
@@ -40,7 +42,7 @@ def following(ids: Tensor) -> Tensor:
 def test_every_row_of_every_model(name: str, norm: Any) -> None:
     inputs = language_model(name).inputs
     entries = following(inputs["input_ids"])
-    found = method_of(name, norm=norm).attribute(inputs, entry=entries)
+    found = method_of(name, norm=norm).attribute(inputs, target=[(list(range(TOKENS)), row) for row in entries])
     assert_same(found, naive_alti_logit(name, entries, norm))
     assert not found.triu(1).any()
 
@@ -49,7 +51,7 @@ def test_every_row_of_every_model(name: str, norm: Any) -> None:
 def test_every_term_and_their_sum_is_the_logit(name: str) -> None:
     inputs, naive, entry = language_model(name).inputs, naive_logit(name), 11
     real = inputs["attention_mask"].double()
-    terms = method_of(name).terms(inputs, entry=entry)
+    terms = method_of(name).terms(inputs, target=(EVERY, entry))
     assert_same(terms.embedding, torch.from_numpy(naive.embedding[..., entry]))
     for one, expected in zip(terms.attention, naive.sources, strict=True):
         assert_same(one, torch.from_numpy(expected[..., entry]))
@@ -63,7 +65,7 @@ def test_every_term_and_their_sum_is_the_logit(name: str) -> None:
 def test_rows_sum_to_what_attention_adds(name: str) -> None:
     inputs = language_model(name).inputs
     method = method_of(name)
-    scores, terms = (ask(inputs, entry=5, foil=6) for ask in (method.attribute, method.terms))
+    scores, terms = (ask(inputs, target=(EVERY, 5), foil=(EVERY, 6)) for ask in (method.attribute, method.terms))
     assert_same(scores.sum(-1), torch.stack(terms.attention).sum((0, -1)))
     logits = torch.from_numpy(naive_logit(name).logits)
     assert_same(terms.total(), (logits[..., 5] - logits[..., 6]) * inputs["attention_mask"])
@@ -73,35 +75,32 @@ def test_rows_sum_to_what_attention_adds(name: str) -> None:
 def test_a_foil_is_subtracted(name: str) -> None:
     inputs, method = language_model(name).inputs, method_of(name)
     right, wrong, both = (
-        method.attribute(inputs, target=2, **entries)
-        for entries in ({"entry": 5}, {"entry": 6}, {"entry": 5, "foil": 6})
+        method.attribute(inputs, target=(2, entry), foil=foil)
+        for entry, foil in ((5, None), (6, None), (5, (2, 6)))
     )
     assert_same(both, right - wrong)
-    assert_same(method.attribute(inputs, target=2, entry=5, foil=5), torch.zeros_like(both))
+    assert_same(method.attribute(inputs, target=(2, 5), foil=(2, 5)), torch.zeros_like(both))
 
 
 @each_varied
-def test_the_forms_of_entries_and_targets(name: str) -> None:
+def test_target_in_every_form(name: str) -> None:
     inputs, method = language_model(name).inputs, method_of(name)
-    whole = {entry: method.attribute(inputs, entry=entry) for entry in (4, 9, 30)}
-    assert_same(method.attribute(inputs, target=1, entry=9), whole[9][:, 1])
-    assert_same(method.attribute(inputs, target=-6, entry=torch.tensor(9)), whole[9][:, 1])
-    assert_same(method.attribute(inputs, target=[0, 2, 1], entry=9), whole[9][[0, 1, 2], [0, 2, 1]])
-    each = torch.stack([whole[entry][b] for b, entry in enumerate((4, 9, 30))])
-    assert_same(method.attribute(inputs, entry=[4, 9, 30]), each)
-    assert_same(method.attribute(inputs, target=[0, 2, 1], entry=torch.tensor([4, 9, 30])), each[range(3), [0, 2, 1]])
-    assert_same(method.attribute(inputs, target=(2, 1), entry=9), whole[9][:, 2, 1])
-    places = torch.full((3, TOKENS), 4)
-    places[:, 2] = 30
-    assert_same(method.attribute(inputs, target=2, entry=places), whole[30][:, 2])
-    assert_same(method.terms(inputs, target=2, entry=places).total(), method.terms(inputs, entry=30).total()[:, 2])
+    whole = {entry: method.attribute(inputs, target=(EVERY, entry)) for entry in (4, 9, 30)}
+    assert_same(method.attribute(inputs, target=(1, 9)), whole[9][:, 1])
+    assert_same(method.attribute(inputs, target=(-6, np.int64(-51))), whole[9][:, 1])
+    assert_same(method.attribute(inputs, target=(slice(1, 3), 9)), whole[9][:, 1:3])
+    assert_same(method.attribute(inputs, target=[(0, 9), (2, 9), (1, 9)]), whole[9][[0, 1, 2], [0, 2, 1]])
+    found = method.attribute(inputs, target=[([0, 1], [4, 9]), ([2, 1], torch.tensor([30, 4])), ([0, 3], [9, 9])])
+    rows = [[whole[4][0, 0], whole[9][0, 1]], [whole[30][1, 2], whole[4][1, 1]], [whole[9][2, 0], whole[9][2, 3]]]
+    assert_same(found, torch.stack([torch.stack(row) for row in rows]))
+    assert_same(method.terms(inputs, target=(2, 30)).total(), method.terms(inputs, target=(EVERY, 30)).total()[:, 2])
     with pytest.warns(UserWarning, match="the target token of an example is padding"):
-        assert not method.attribute(inputs, target=6, entry=4)[2].any()
+        assert not method.attribute(inputs, target=(6, 4))[2].any()
 
 
 @each_model
 def test_a_batch_is_its_examples_one_by_one_and_padding_changes_nothing(name: str) -> None:
-    assert_batch_is_its_examples(method_of(name), language_model(name), entry=8)
+    assert_batch_is_its_examples(method_of(name), language_model(name), target=(EVERY, 8))
 
 
 def test_padding_may_stand_on_the_left() -> None:
@@ -109,7 +108,7 @@ def test_padding_may_stand_on_the_left() -> None:
     one = case.example(1).inputs
     one["position_ids"] = torch.arange(one["input_ids"].shape[1])[None]
     padded = {key: nn.functional.pad(value, (3, 0)) for key, value in one.items()}
-    alone, found = method.attribute(one, entry=8), method.attribute(padded, entry=8)
+    alone, found = method.attribute(one, target=(EVERY, 8)), method.attribute(padded, target=(EVERY, 8))
     # The model's softmax is in float32, whose rounding may depend on where a row stands in memory.
     assert_same(found[:, 3:, 3:], alone, 1e-6)
     assert not found[:, :3].any()
@@ -121,13 +120,13 @@ def test_one_layer_needs_no_rollout() -> None:
     case = LANGUAGE_MODELS["gpt2"].build()
     case.model.transformer.h = case.model.transformer.h[:1]
     method = ALTILogit(case.model, case.model.transformer.h)
-    (attention,) = method.terms(case.inputs, entry=8).attention
-    assert_same(method.attribute(case.inputs, entry=8), attention)
+    (attention,) = method.terms(case.inputs, target=(EVERY, 8)).attention
+    assert_same(method.attribute(case.inputs, target=(EVERY, 8)), attention)
 
 
 def test_the_form_of_inputs_is_that_of_the_answer() -> None:
     case = language_model("gpt2")
-    expected = method_of("gpt2").attribute(case.inputs, target=2, entry=8)
+    expected = method_of("gpt2").attribute(case.inputs, target=(2, 8))
 
     def forward(ids: Tensor, mask: Tensor) -> Tensor:
         return case.model(ids, attention_mask=mask).logits
@@ -136,8 +135,8 @@ def test_the_form_of_inputs_is_that_of_the_answer() -> None:
         forward, case.layers, final_norm=case.model.transformer.ln_f, unembedding=case.model.get_output_embeddings()
     )
     ids, mask = case.inputs.values()
-    assert_same(method.attribute(ids, 2, mask, entry=8), expected)
-    (one,) = method.attribute((ids, mask), target=2, entry=8)
+    assert_same(method.attribute(ids, (2, 8), mask), expected)
+    (one,) = method.attribute((ids, mask), target=(2, 8))
     assert_same(one, expected)
     assert one.is_contiguous()
 
@@ -145,7 +144,7 @@ def test_the_form_of_inputs_is_that_of_the_answer() -> None:
 def test_noise_tunnel_without_noise_is_the_plain_attribution() -> None:
     case = language_model("gpt2")
     vectors = case.model.get_input_embeddings()(case.inputs["input_ids"])
-    further = {"target": 2, "additional_forward_args": case.inputs["attention_mask"], "entry": 8}
+    further = {"target": (2, 8), "additional_forward_args": case.inputs["attention_mask"]}
     method = ALTILogit(
         lambda vectors, mask: case.model(inputs_embeds=vectors, attention_mask=mask),
         case.layers,
@@ -153,7 +152,7 @@ def test_noise_tunnel_without_noise_is_the_plain_attribution() -> None:
         unembedding=case.model.get_output_embeddings(),
     )
     smoothed = NoiseTunnel(method).attribute(vectors, nt_samples=2, stdevs=0.0, **further)
-    assert_same(smoothed, method_of("gpt2").attribute(case.inputs, target=2, entry=8))
+    assert_same(smoothed, method_of("gpt2").attribute(case.inputs, target=(2, 8)))
 
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
@@ -164,9 +163,9 @@ def test_the_model_is_left_as_it_was_found_and_a_cache_grows_by_one_pass(name: s
     method = ALTILogit(case.model, case.layers)
     kept = dict(vars(method))
     cache = DynamicCache(config=case.model.config)
-    found = method.attribute({**case.inputs, "past_key_values": cache, "use_cache": True}, entry=8)
+    found = method.attribute({**case.inputs, "past_key_values": cache, "use_cache": True}, target=(EVERY, 8))
     assert cache.get_seq_length() == TOKENS
-    assert_same(found, method_of(name).attribute(case.inputs, entry=8))
+    assert_same(found, method_of(name).attribute(case.inputs, target=(EVERY, 8)))
     assert vars(method) == kept
     assert footprint(case.model) == before
     assert_same_numbers(case.model, values)
@@ -175,8 +174,8 @@ def test_the_model_is_left_as_it_was_found_and_a_cache_grows_by_one_pass(name: s
 @each_varied
 def test_half_precision_is_followed_in_float32(name: str) -> None:
     case = LANGUAGE_MODELS[name].build(torch.bfloat16)
-    found = ALTILogit(case.model, case.layers).attribute(case.inputs, entry=8)
-    expected = method_of(name).attribute(case.inputs, entry=8)
+    found = ALTILogit(case.model, case.layers).attribute(case.inputs, target=(EVERY, 8))
+    expected = method_of(name).attribute(case.inputs, target=(EVERY, 8))
     assert found.dtype == torch.float32
     assert (found.double() - expected).abs().max() < 0.05 * expected.abs().max()
 
@@ -184,9 +183,9 @@ def test_half_precision_is_followed_in_float32(name: str) -> None:
 def test_the_rollout_is_altis() -> None:
     case = language_model("gpt2")
     rollouts = ALTI(case.model, case.layers).attribute(case.inputs, all_layers=True)
-    terms = method_of("gpt2").terms(case.inputs, entry=8)
+    terms = method_of("gpt2").terms(case.inputs, target=(EVERY, 8))
     expected = terms.attention[0] + terms.attention[1] @ rollouts[0] + terms.attention[2] @ rollouts[1]
-    assert_same(method_of("gpt2").attribute(case.inputs, entry=8), expected)
+    assert_same(method_of("gpt2").attribute(case.inputs, target=(EVERY, 8)), expected)
 
 
 def test_known_contributions() -> None:
@@ -201,18 +200,19 @@ def test_known_contributions() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"entry": 60}, r"entry 60 is out of range: it names one of 60 vocabulary entries, 0 to 59"),
-        ({"entry": -1}, r"entry -1 is out of range"),
-        ({"entry": [1, 2]}, r"entry is \[1, 2\]: pass a vocabulary entry, one for each of the 3 examples, or integers"),
-        ({"entry": 1.5}, r"entry is 1.5: pass a vocabulary entry"),
-        ({"entry": torch.tensor(200, dtype=torch.uint8)}, r"entry 200 is out of range"),
-        (
-            {"entry": 5, "foil": torch.zeros(3, 6, dtype=torch.long)},
-            r"foil is a tensor \(3, 6\) of torch.int64: pass .* \(3, 7\)",
-        ),
-        ({"entry": 5, "target": 7}, r"target 7 is out of range: it names an output token"),
-        ({"entry": 5, "feature_mask": torch.zeros(1, 7)}, r"feature_mask is not offered by ALTILogit"),
-        ({"entry": 5, "attribute_to_layer_input": True}, r"attribute_to_layer_input=True has no meaning here"),
+        ({"target": (2, 60)}, r"target names entry 60, which is out of range: .* 60 entries, -60 to 59"),
+        ({"target": (2, torch.tensor(200, dtype=torch.uint8))}, r"target names entry 200"),
+        ({"target": None}, r"target is None: pass \(token, entry\)"),
+        ({"target": 5}, r"target is 5: pass \(token, entry\)"),
+        ({"target": (2, 1.5)}, r"target is \(2, 1.5\), which does not index an output"),
+        ({"target": ([0, 1], [4, 9])}, r"pass \(token, entry\)"),
+        ({"target": [([0, 1], [4])] * 3}, r"pass \(token, entry\)"),
+        ({"target": [(0, 9), (2, 9)]}, r"target has 2 entries, one for each example, but the batch has 3"),
+        ({"target": (7, 5)}, r"target 7 is out of range: there are 7 output tokens"),
+        ({"target": (2, 5), "foil": (3, 6)}, r"pass the same tokens in both"),
+        ({"target": (2, 5), "foil": (2, 99)}, r"foil names entry 99"),
+        ({"target": (2, 5), "feature_mask": torch.zeros(1, 7)}, r"feature_mask is not offered by ALTILogit"),
+        ({"target": (2, 5), "attribute_to_layer_input": True}, r"attribute_to_layer_input=True has no meaning here"),
     ],
 )
 def test_bad_arguments_are_named(arguments: dict[str, Any], message: str) -> None:
@@ -226,7 +226,7 @@ def test_what_is_no_readout_is_named() -> None:
 
     def refused(forward_func: Any, layers: Any, match: str, **options: Any) -> None:
         with pytest.raises(AssertionError, match=match):
-            ALTILogit(forward_func, layers, **options).attribute(case.inputs, entry=8)
+            ALTILogit(forward_func, layers, **options).attribute(case.inputs, target=(EVERY, 8))
 
     def capped(**inputs: Tensor) -> Tensor:
         return case.model(**inputs).logits.tanh()
@@ -259,11 +259,11 @@ def test_a_norm_that_rounds_is_named() -> None:
     family = LANGUAGE_MODELS["llama"]
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**family.config)).eval()
     inputs = language_model("llama").inputs
-    terms = ALTILogit(model, model.model.layers).terms(inputs, entry=8)
+    terms = ALTILogit(model, model.model.layers).terms(inputs, target=(EVERY, 8))
     real = inputs["attention_mask"]
     assert_same(terms.total(), model(**inputs).logits[..., 8] * real, 1e-6)
     with pytest.raises(AssertionError, match=r"LlamaRMSNorm, which could not be read .* loaded in float32"):
-        ALTILogit(model.double(), model.model.layers).terms(inputs, entry=8)
+        ALTILogit(model.double(), model.model.layers).terms(inputs, target=(EVERY, 8))
 
 
 def test_layers_that_are_no_pre_norm_decoders_are_named() -> None:
@@ -277,7 +277,7 @@ def test_layers_that_are_no_pre_norm_decoders_are_named() -> None:
         unembedding=head,
     )
     with pytest.raises(AssertionError, match=r"BertLayer norms the sum .* \(post-norm\).* explains pre-norm decoders"):
-        method.attribute(bert.inputs, entry=8)
+        method.attribute(bert.inputs, target=(EVERY, 8))
     whisper = stacks("whisper")[1]
     method = ALTILogit(
         lambda **inputs: head(whisper.model(**inputs)[0]),
@@ -286,7 +286,7 @@ def test_layers_that_are_no_pre_norm_decoders_are_named() -> None:
         unembedding=head,
     )
     with pytest.raises(AssertionError, match=r"WhisperDecoderLayer has a second attention, .* ALTIPlus explains"):
-        method.attribute(whisper.inputs, entry=8)
+        method.attribute(whisper.inputs, target=(EVERY, 8))
 
 
 def test_layers_of_a_sequential_may_come_behind_the_embedding() -> None:
@@ -303,16 +303,10 @@ def test_layers_of_a_sequential_may_come_behind_the_embedding() -> None:
     model = nn.Sequential(nn.Embedding(9, 8), Block(), Block(), nn.LayerNorm(8), nn.Linear(8, 9)).double().eval()
     ids = torch.tensor([[1, 2, 3]])
     method = ALTILogit(model, [model[1], model[2]], final_norm=model[3], unembedding=model[4])
-    assert_same(method.terms(ids, entry=4).total(), model(ids)[..., 4])
+    assert_same(method.terms(ids, target=(EVERY, 4)).total(), model(ids)[..., 4])
     method = ALTILogit(model, model[2], final_norm=model[3], unembedding=model[4])
     with pytest.raises(AssertionError, match="begins with 1 of type Block that are left out"):
-        method.attribute(ids, entry=4)
-
-
-@pytest.mark.parametrize("target", [(4, 0), (4, slice(2)), [(4, 0), (4, 1), (4, 2)]])
-def test_the_terms_are_of_no_source(target: Any) -> None:
-    with pytest.raises(AssertionError, match=r"which names a source, .* pass output tokens alone"):
-        method_of("gpt2").terms(language_model("gpt2").inputs, target=target, entry=8)
+        method.attribute(ids, target=(EVERY, 4))
 
 
 def test_terms_are_named() -> None:

@@ -85,13 +85,13 @@ def test_padding_may_stand_on_the_left() -> None:
 def test_the_rows_of_targets(name: str) -> None:
     method, inputs = method_of(name), inputs_of(name)
     whole = method.attribute(inputs)
-    assert_same(method.attribute(inputs, target=1), whole[:, 1])
-    assert_same(method.attribute(inputs, target=[0, 2, 1]), whole[[0, 1, 2], [0, 2, 1]])
-    assert_same(method.attribute(inputs, target=(2, SOURCES)), whole[:, 2, SOURCES])
+    assert_same(method.attribute(inputs, token=1), whole[:, 1])
+    assert_same(method.attribute(inputs, token=[0, 2, 1]), whole[[0, 1, 2], [0, 2, 1]])
+    assert_same(method.attribute(inputs, target=(2, 3)), whole[:, 2])  # of the last hidden state
     with pytest.warns(UserWarning, match="ALTI Plus: the target token of an example is padding"):
-        assert not method.attribute(inputs, target=4)[0].any()
+        assert not method.attribute(inputs, token=4)[0].any()
     (one,) = ALTIPlus(lambda *ids: method.forward_func(**dict(zip(inputs, ids, strict=True))), method.layer).attribute(
-        tuple(inputs.values()), target=1
+        tuple(inputs.values()), token=1
     )
     assert_same(one, whole[:, 1])
 
@@ -163,10 +163,10 @@ def test_noise_tunnel_without_noise_is_the_plain_attribution() -> None:
         vectors,
         nt_samples=2,
         stdevs=0.0,
-        target=2,
+        token=2,
         additional_forward_args=tuple(case.inputs[name] for name in names),
     )
-    assert_same(smoothed, method.attribute(case.inputs, target=2))
+    assert_same(smoothed, method.attribute(case.inputs, token=2))
 
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
@@ -211,8 +211,8 @@ def test_bad_arguments() -> None:
         ALTIPlus(decoder.model, [*decoder.layers, *encoder.layers]).attribute(inputs)
     with pytest.raises(AssertionError, match=r"feature_mask is not offered by ALTIPlus"):
         method_of("bart").attribute(inputs, feature_mask=torch.zeros(1, 12, dtype=torch.long))
-    with pytest.raises(AssertionError, match=r"target 5 is out of range: .* has 5 of them"):
-        method_of("bart").attribute(inputs, target=5)
+    with pytest.raises(AssertionError, match=r"token 5 is out of range: there are 5 output tokens"):
+        method_of("bart").attribute(inputs, token=5)
     with pytest.raises(AssertionError, match="norm is 'max': pass 'l1' or 'l2'"):
         method_of("bart", norm="max")
     with pytest.raises(AssertionError, match=r"needs the map of at least one layer of a decoder"):

@@ -62,7 +62,7 @@ def test_the_mixing_ratio(name: str, include: Any) -> None:
     ratios = method.mixing_ratio(case.inputs)
     for index, ratio in enumerate(ratios):
         assert_same(ratio, naive_mixing_ratio(case, index, include))
-    assert_same(method.mixing_ratio(case.inputs, target=1), [ratio[:, 1] for ratio in ratios])
+    assert_same(method.mixing_ratio(case.inputs, token=1), [ratio[:, 1] for ratio in ratios])
 
 
 def decomposition_of(case: Case, include: str, layer_index: int = 0) -> Decomposition:
@@ -94,10 +94,10 @@ def test_the_rows_of_targets(name: str, include: Any) -> None:
     case = FAMILIES[name].case
     method = LayerAttentionNorm(case.model, case.layers[1], include=include)
     whole = method.attribute(case.inputs)
-    assert_same(method.attribute(case.inputs, target=1), whole[:, 1])
-    assert_same(method.attribute(case.inputs, target=[0, 2, 1]), whole[[0, 1, 2], [0, 2, 1]])
-    assert_same(method.attribute(case.inputs, target=(2, 1)), whole[:, 2, 1])
-    assert_same(method.attribute(case.inputs, target=(slice(0, 3),)), whole[:, :3])
+    assert_same(method.attribute(case.inputs, token=1), whole[:, 1])
+    assert_same(method.attribute(case.inputs, token=[0, 2, 1]), whole[[0, 1, 2], [0, 2, 1]])
+    assert_same(method.attribute(case.inputs, target=(2, 1)), whole[:, 2])
+    assert_same(method.attribute(case.inputs, token=slice(0, 3)), whole[:, :3])
 
 
 @pytest.mark.parametrize("normalize", [False, True])
@@ -115,7 +115,7 @@ def test_the_vectors_of_a_group_are_added_up(name: str, include: Any, normalize:
         method = LayerAttentionNorm(case.model, case.layers[1], include=include, normalize=normalize)
         whole = method.attribute(case.inputs, feature_mask=mask)
         assert_same(whole, naive_attention_norm(case, 1, include, groups=mask, normalize=normalize))
-        assert_same(method.attribute(case.inputs, feature_mask=mask, target=2), whole[:, 2])
+        assert_same(method.attribute(case.inputs, feature_mask=mask, token=2), whole[:, 2])
 
 
 @each
@@ -263,13 +263,10 @@ def test_tokens_that_are_in_the_cache_only() -> None:
         LayerAttentionNorm(forward, case.layers[0]).attribute(case.inputs["input_ids"][:1, 3:])
 
 
-@pytest.mark.parametrize("target", [(3, 0), (3, 1), [(3, 0), (3, 1), (3, 2)]])
-def test_a_mixing_ratio_is_of_all_sources(target: Any) -> None:
+def test_a_mixing_ratio_takes_targets() -> None:
     case = FAMILIES["bert"].case
     method = LayerAttentionNorm(case.model, case.layers[0])
-    with pytest.raises(AssertionError, match=r"which names a source, .* pass output tokens alone"):
-        method.mixing_ratio(case.inputs, target=target)
-    assert_same(method.mixing_ratio(case.inputs, target=(2,)), method.mixing_ratio(case.inputs, target=2))
+    assert_same(method.mixing_ratio(case.inputs, target=(2, 5)), method.mixing_ratio(case.inputs, token=2))
 
 
 def test_options_that_there_are_not() -> None:

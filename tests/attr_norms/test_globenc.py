@@ -49,7 +49,7 @@ def test_a_batch_is_its_examples_one_by_one_and_padding_changes_nothing(name: st
     case = FAMILIES[name].case
     method = GlobEnc(case.model, case.layers, normalize=normalize)
     together = assert_batch_is_its_examples(method, case)
-    rows = method.attribute(case.inputs, target=[0, 2, 1])
+    rows = method.attribute(case.inputs, token=[0, 2, 1])
     assert_same(rows, together[[0, 1, 2], [0, 2, 1]])
 
 

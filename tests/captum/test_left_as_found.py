@@ -51,7 +51,7 @@ def unchanged_by(case: Case, action: Callable[[], Any]) -> None:
 def test_after_success(method: Any, family: str, implementation: str) -> None:
     case = lively(family, implementation)
     clean = case.model(**case.inputs).last_hidden_state
-    unchanged_by(case, lambda: method(case.model, case.layers).attribute(case.inputs, target=1))
+    unchanged_by(case, lambda: method(case.model, case.layers).attribute(case.inputs, token=1))
     assert torch.equal(case.model(**case.inputs).last_hidden_state, clean)
 
 
@@ -179,17 +179,17 @@ def test_nothing_is_kept_on_the_attribution_between_calls(method: Any) -> None:
     case = lively()
     attribution = method(case.model, case.layers)
     before = dict(vars(attribution))
-    attribution.attribute(case.inputs, target=1)
+    attribution.attribute(case.inputs, token=1)
     assert vars(attribution) == before
 
 
 @each_method
 def test_inside_and_outside_of_no_grad(method: Any) -> None:
     case = lively()
-    outside = method(case.model, case.layers).attribute(case.inputs, target=1)
+    outside = method(case.model, case.layers).attribute(case.inputs, token=1)
     with torch.no_grad():
-        unchanged_by(case, lambda: method(case.model, case.layers).attribute(case.inputs, target=1))
-        inside = method(case.model, case.layers).attribute(case.inputs, target=1)
+        unchanged_by(case, lambda: method(case.model, case.layers).attribute(case.inputs, token=1))
+        inside = method(case.model, case.layers).attribute(case.inputs, token=1)
     for one, other in zip([*outside], [*inside], strict=True):
         assert torch.equal(one, other)
 
@@ -211,7 +211,7 @@ def test_what_a_user_put_in_the_place_of_torchs_attention_is_used_and_kept(
         F.scaled_dot_product_attention(*[torch.ones(1, 1, 2, 4)] * 3)  # outside of the layers that are explained
         return case.model(**inputs)
 
-    method(forward, case.layers).attribute(case.inputs, target=1)
+    method(forward, case.layers).attribute(case.inputs, token=1)
     assert len(calls) == 1
     assert F.scaled_dot_product_attention is users
 

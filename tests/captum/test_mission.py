@@ -1,55 +1,92 @@
-"""The mission in a screenful: one sentence and one model, Captum's methods and ours side by side, in one picture."""
+"""The mission in a screenful: one call for Captum's methods and ours, on one sentence and one forward function."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
-from captum.attr import IntegratedGradients, Saliency, visualization
+from captum.attr import (
+    IntegratedGradients,
+    LayerGradientXActivation,
+    LayerIntegratedGradients,
+    Saliency,
+    visualization,
+)
 from torch import Tensor
 
 from captum_vz import LayerAttention, ValueZeroing, ValueZeroingRollout, find_layers, token_scores
 from captum_vz.testbed import load_agreement_model
 from captum_vz.visualization import text_record
 
+model, tokenizer = load_agreement_model()
+encoding = tokenizer("the pictures of some hat [MASK] scaring marcus.", return_tensors="pt")
+ids, tokens = encoding["input_ids"], encoding.tokens()
+mask, are = tokens.index("[MASK]"), tokenizer.convert_tokens_to_ids("are")
+words, layers = model.get_input_embeddings(), find_layers(model)
+MAPS = ("Layer Attention", "Value Zeroing", "Value Zeroing Rollout")
 
-def test_five_methods_explain_one_sentence_in_one_picture() -> None:
-    model, tokenizer = load_agreement_model()
-    encoding = tokenizer("the pictures of some hat [MASK] scaring marcus.", return_tensors="pt")
-    ids, tokens = encoding["input_ids"], encoding.tokens()
-    mask = tokens.index("[MASK]")
-    right, wrong = tokenizer.convert_tokens_to_ids(["are", "is"])
 
-    # Captum's gradients explain a number, here by how much the model prefers "are", and reach down to the embeddings.
-    def preference(embeddings: Tensor) -> Tensor:
-        logits = model(inputs_embeds=embeddings).logits[:, mask]
-        return logits[:, right] - logits[:, wrong]
-
-    embeddings = model.get_input_embeddings()(ids).detach().requires_grad_()
-    integrated = token_scores(IntegratedGradients(preference).attribute(embeddings, n_steps=100))
-    saliency = token_scores(Saliency(preference).attribute(embeddings), "l2")
-
-    # Maps explain a token's vector, here that at [MASK], and take the token ids themselves.
-    layers = find_layers(model)
-    attention = LayerAttention(model, layers[-1]).attribute(ids, target=mask)
-    zeroing = ValueZeroing(model, layers[-1]).attribute(ids, target=mask)
-    rollout = ValueZeroingRollout(model, layers).attribute(ids, target=mask)
-
-    scores = {
-        "Integrated Gradients": integrated,
-        "Saliency": saliency,
-        "Layer Attention": attention,
-        "Value Zeroing": zeroing,
-        "Value Zeroing Rollout": rollout,
+def one_call(captums: dict[str, Any], forward_func: Any, inputs: Tensor) -> dict[str, Tensor]:
+    """The same call for each method: the logit of "are" at the mask, and the token whose logit that is."""
+    methods = captums | {
+        "Layer Attention": LayerAttention(forward_func, layers[-1]),
+        "Value Zeroing": ValueZeroing(forward_func, layers[-1]),
+        "Value Zeroing Rollout": ValueZeroingRollout(forward_func, layers),
     }
-    page = visualization.visualize_text(
-        [text_record(tokens, row, attr_class=name) for name, row in scores.items()]
-    ).data
+    return {name: method.attribute(inputs, target=(mask, are)) for name, method in methods.items()}
 
-    assert all(row.shape == ids.shape and row.isfinite().all() for row in scores.values())
-    gained = preference(embeddings) - preference(torch.zeros_like(embeddings))
-    torch.testing.assert_close(integrated.sum(1), gained, rtol=0.01, atol=0.01)  # completeness
-    assert (saliency > 0).all()
-    for row in (attention, zeroing, rollout):
+
+def from_embeddings() -> dict[str, Tensor]:
+    def logits(embeddings: Tensor) -> Tensor:
+        return model(inputs_embeds=embeddings).logits  # (batch, tokens, vocabulary)
+
+    captums = {"Integrated Gradients": IntegratedGradients(logits), "Saliency": Saliency(logits)}
+    return one_call(captums, logits, words(ids).detach().requires_grad_())
+
+
+def from_ids() -> dict[str, Tensor]:
+    def logits(ids: Tensor) -> Tensor:
+        return model(ids).logits
+
+    gradient = LayerGradientXActivation(logits, words, multiply_by_inputs=False)  # Saliency of a layer
+    captums = {"Integrated Gradients": LayerIntegratedGradients(logits, words), "Saliency": gradient}
+    return one_call(captums, logits, ids)
+
+
+def test_one_call_from_embeddings() -> None:
+    scores = from_embeddings()
+    whole = model(ids).logits[:, mask, are]
+    nothing = model(inputs_embeds=torch.zeros_like(words(ids))).logits[:, mask, are]
+    gained = scores["Integrated Gradients"].sum((1, 2))
+    torch.testing.assert_close(gained, whole - nothing, rtol=0.01, atol=0.01)  # completeness
+    assert (token_scores(scores["Saliency"], "l2") > 0).all()
+
+
+def test_one_call_from_ids() -> None:
+    scores, others = from_ids(), from_embeddings()
+    blank = torch.full_like(ids, 0)  # Captum's baseline of ids is id 0
+    gained = model(ids).logits[:, mask, are] - model(blank).logits[:, mask, are]
+    torch.testing.assert_close(scores["Integrated Gradients"].sum((1, 2)), gained, rtol=0.01, atol=0.01)
+    torch.testing.assert_close(scores["Saliency"].abs(), others["Saliency"])
+    for name in MAPS:
+        torch.testing.assert_close(scores[name], others[name])
+
+
+def test_maps_are_rows_of_the_mask() -> None:
+    scores = from_ids()
+    for name in MAPS:
+        row = scores[name]
+        assert row.shape == ids.shape
         assert (row >= 0).all()
         torch.testing.assert_close(row.sum(1), torch.ones(1))
+    map_of_layer = ValueZeroing(model, layers[-1]).attribute(ids)
+    torch.testing.assert_close(scores["Value Zeroing"], map_of_layer[:, mask])
+
+
+def test_all_methods_in_one_picture() -> None:
+    scores = from_ids()
+    rows = {name: one if name in MAPS else token_scores(one, "l2") for name, one in scores.items()}
+    page = visualization.visualize_text([text_record(tokens, row, attr_class=name) for name, row in rows.items()]).data
+    assert all(row.shape == ids.shape and row.isfinite().all() for row in rows.values())
     assert all(name in page for name in scores)
     assert all(page.count(f"> {token} ") == len(scores) * tokens.count(token) for token in tokens)

@@ -49,7 +49,7 @@ class Marks(HTMLParser):
 
 @each_method
 def test_visualize_text_colours_each_token_by_its_score(method: Any) -> None:
-    row = tensors(Configuration(method).run(target=2))[0][0]
+    row = tensors(Configuration(method).run(token=2))[0][0]
     tokens = [f"token{place}" for place in range(len(row))]
     record = visualization.VisualizationDataRecord(row, 0.9, 1, 1, "token2", row.sum(), tokens, 0.0)
     marks = Marks(visualization.visualize_text([record]).data)
@@ -62,7 +62,7 @@ def test_visualize_text_colours_each_token_by_its_score(method: Any) -> None:
 def test_visualize_image_attr_draws_the_row_of_cls_on_the_patches(method: Any, way: str) -> None:
     configuration = Configuration(method, "vit", layers=2 if method in LAYER_METHODS else None)
     image = configuration.case.inputs["pixel_values"][0].permute(1, 2, 0).numpy()  # (8, 8, 3), four patches
-    row = configuration.run(target=0)[:1]  # what [CLS], the first token, draws on
+    row = configuration.run(token=0)[:1]  # what [CLS], the first token, draws on
     patches = row[:, 1:].reshape(1, 1, 2, 2)
     attributions = LayerAttribution.interpolate(patches, (8, 8))[0].permute(1, 2, 0).numpy()
     figure, axes = visualization.visualize_image_attr(
@@ -100,7 +100,7 @@ def test_plot_token_attr_draws_the_square_map_of_a_causal_model(method: Any) -> 
 @each_method
 def test_plot_seq_attr_draws_one_row(method: Any) -> None:
     configuration = Configuration(method, "gpt2", layers=1 if method in LAYER_METHODS else None)
-    row = configuration.run(target=2)[0]
+    row = configuration.run(token=2)[0]
     tokens = [f"token{place}" for place in range(len(row))]
     figure, axes = LLMAttributionResult(input_tokens=tokens, output_tokens=["token2"], seq_attr=row).plot_seq_attr()
     figure.canvas.draw()

@@ -58,8 +58,8 @@ def in_replicas(model: nn.Module, count: int) -> Callable[..., list[Any]]:
 def test_a_replica_in_its_own_thread_gives_the_map_of_the_model(method: Any, family: str, target: Any) -> None:
     case = FAMILIES[family].case
     before = footprint(case.model)
-    expected = method(case.model, case.layers).attribute(case.inputs, target=target)
-    answer = method(in_replicas(case.model, 1), case.layers).attribute(case.inputs, target=target)
+    expected = method(case.model, case.layers).attribute(case.inputs, token=target)
+    answer = method(in_replicas(case.model, 1), case.layers).attribute(case.inputs, token=target)
     assert type(answer) is type(expected)
     for one, other in zip(tensors(answer), tensors(expected), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-14)
@@ -91,7 +91,7 @@ def test_an_error_in_a_replica_reaches_the_caller_and_leaves_nothing(method: Any
     case = FAMILIES["bert"].build()
     before = footprint(case.model)
     with pytest.raises(AssertionError, match="target 99 is out of range"):
-        method(in_replicas(case.model, 1), case.layers).attribute(case.inputs, target=99)
+        method(in_replicas(case.model, 1), case.layers).attribute(case.inputs, token=99)
     assert footprint(case.model) == before
 
 

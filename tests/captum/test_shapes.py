@@ -31,7 +31,7 @@ def test_a_map_has_a_row_and_a_column_for_each_token(configuration: Configuratio
     batch, tokens = configuration.case.batch, positions(configuration.case)
     for one in configuration.maps():
         assert one.shape == (batch, tokens, tokens)
-    for one in configuration.maps(target=1):
+    for one in configuration.maps(token=1):
         assert one.shape == (batch, tokens)
 
 
@@ -56,7 +56,7 @@ def test_rows_sum_to_one_and_padding_is_zero(configuration: Configuration) -> No
 @each_configuration
 def test_what_comes_back_is_contiguous_and_carries_no_gradient(configuration: Configuration) -> None:
     for target in (None, 1, [2, 0, 1][: configuration.case.batch]):
-        for one in configuration.maps(target=target):
+        for one in configuration.maps(token=target):
             assert one.is_contiguous()
             assert not one.requires_grad
             assert one.dtype == torch.float64
@@ -121,12 +121,12 @@ def test_an_input_method_gives_a_tuple_if_and_only_if_inputs_is_one(method: Any,
 @pytest.mark.parametrize("method", STACK_METHODS)
 def test_all_layers_gives_what_each_shorter_stack_gives(method: Any, inputs: str) -> None:
     configuration = Configuration(method, inputs=inputs)
-    steps = configuration.run(all_layers=True, target=1)
+    steps = configuration.run(all_layers=True, token=1)
     assert isinstance(steps, list)
     assert len(steps) == len(configuration.case.layers)
     for depth, step in enumerate(steps, start=1):
         shorter = method(configuration.forward_func, configuration.layer[:depth])
-        expected = shorter.attribute(**configuration.arguments, target=1)
+        expected = shorter.attribute(**configuration.arguments, token=1)
         assert type(step) is type(expected)
         for one, other in zip(tensors(step), tensors(expected), strict=True):
             torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-14)
@@ -153,8 +153,8 @@ def test_one_further_argument_need_not_stand_in_a_tuple(method: Any) -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_the_numbers_are_the_same_for_any_perturbations_per_eval(method: Any, per_eval: int) -> None:
     for target in (None, [2, 0, 1]):
-        expected = Configuration(method).maps(target=target)
+        expected = Configuration(method).maps(token=target)
         for one, other in zip(
-            Configuration(method).maps(perturbations_per_eval=per_eval, target=target), expected, strict=True
+            Configuration(method).maps(perturbations_per_eval=per_eval, token=target), expected, strict=True
         ):
             torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-13)

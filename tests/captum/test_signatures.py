@@ -68,6 +68,7 @@ STACK_METHODS = (*configurations.STACK_METHODS, *POST_NORM_METHODS)
 # The last one's target is a class, so that it is not in the tables of methods that draw maps.
 METHODS = (*LAYER_METHODS, *STACK_METHODS, captum_vz.ValueZeroingEffect)
 OF_OTHER_MODELS = (captum_vz.ALTIPlus, captum_vz.ALTILogit)  # than those that all the others run on
+EXPLAINING_OUTPUTS = (captum_vz.ValueZeroingEffect, captum_vz.ALTILogit)
 each_method = pytest.mark.parametrize("method", [*METHODS, *OF_OTHER_MODELS])
 
 
@@ -87,8 +88,9 @@ def test_the_constructor_takes_captums_three_by_position_and_its_own_by_keyword(
 @each_method
 def test_attribute_takes_captums_names_in_captums_order(method: Any) -> None:
     parameters = inspect.signature(method.attribute).parameters
-    own = {"all_layers": False, "between": None} if method in (*STACK_METHODS, captum_vz.ALTIPlus) else {}
-    own = {"entry": inspect.Parameter.empty, "foil": None} if method is captum_vz.ALTILogit else own
+    joins = method in (*STACK_METHODS, captum_vz.ALTIPlus)
+    own: dict[str, Any] = {"all_layers": False, "between": None} if joins else {}
+    own |= {"foil": None} if method in EXPLAINING_OUTPUTS else {"token": None}
     assert {name: parameter.default for name, parameter in parameters.items() if name != "self"} == ATTRIBUTE | own
     assert list(parameters) == ["self", *ATTRIBUTE, *own]
 

@@ -1,67 +1,185 @@
-"""Every form of `target` that Captum knows answers what slicing the whole map answers."""
+"""`token` and `target`: each form answers what slicing the whole map answers."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from captum.attr import NoiseTunnel
+from torch import Tensor, nn
+from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassification
 
+from captum_vz import LayerAttention, Rollout, ValueZeroing, ValueZeroingRollout, find_layers
+from captum_vz.errors import ArgumentError
 from tests.captum.configurations import CONFIGURATIONS, Configuration
+from tests.reference.families import FAMILIES
 
-# Positions that hold a token in every example of every case; tensors are as many as the examples.
-TARGETS: dict[str, Any] = {
-    "int": 2,
-    "negative int": -5,
-    "tensor of no dimension": torch.tensor(1),
-    "tensor of one entry": torch.tensor([2]),
-    "tuple of one": (1,),
-    "tuple of two": (2, 0),
-    "tuple of two, negative": (-5, -5),
-    "list of ints": [2, 0, 1],
-    "list of negative ints": [-5, 1, -5],
-    "tensor of ints": torch.tensor([1, 2, 0]),
-    "list of tuples of one": [(0,), (2,), (1,)],
-    "list of tuples of two": [(1, 0), (2, 2), (-5, 1)],
+# Positions that hold a token in each of the three examples.
+TOKENS: dict[str, tuple[Any, Any]] = {
+    "int": (2, 2),
+    "negative int": (-5, -5),
+    "numpy integer": (np.int64(2), 2),
+    "tensor of no dimension": (torch.tensor(1), 1),
+    "list": ([2, 0, 1], [2, 0, 1]),
+    "list of negative ints": ([-5, 1, -5], [-5, 1, -5]),
+    "list of numpy integers": ([np.int32(2), 0, torch.tensor(1)], [2, 0, 1]),
+    "tensor of ints": (torch.tensor([1, 2, 0], dtype=torch.uint8), [1, 2, 0]),
+    "array of ints": (np.array([1, 2, 0]), [1, 2, 0]),
+    "tensor of rows": (torch.tensor([[1, 2], [0, -5], [2, 2]]), [[1, 2], [0, -5], [2, 2]]),
+    "list of lists": ([[1, 2], [0, -5], [2, 2]], [[1, 2], [0, -5], [2, 2]]),
+    "tensor of one column": (torch.tensor([[1], [0], [2]]), [[1], [0], [2]]),
+    "slice": (slice(0, 3), slice(0, 3)),
+    "slice with a step": (slice(None, 4, 2), slice(None, 4, 2)),
+}
+# Indices of an output (batch, tokens, d), with the rows that they name.
+TARGETS: dict[str, tuple[Any, Any]] = {
+    "int": (2, 2),
+    "tensor of one entry": (torch.tensor([2]), 2),
+    "tuple of one": ((1,), 1),
+    "tuple of two": ((2, 9), 2),
+    "tuple, negative": ((-5, -32), -5),
+    "list of ints": ([2, 0, 1], [2, 0, 1]),
+    "tensor of ints": (torch.tensor([1, 2, 0]), [1, 2, 0]),
+    "list of tuples": ([(1, 0), (2, 31), (-5, 1)], [1, 2, -5]),
 }
 
 
-def for_batch(target: Any, batch: int) -> Any:
-    """A target for each example of a batch of this size."""
-    several = isinstance(target, list) or (isinstance(target, Tensor) and target.numel() > 1)
-    return target[:batch] if several else target
+def sliced(full: Tensor, rows: Any) -> Tensor:
+    """The rows of the whole map, picked one example at a time."""
+    return torch.stack([full[b][rows[b] if isinstance(rows, list) else rows] for b in range(len(full))])
 
 
-def sliced(full: Tensor, target: Any) -> Tensor:
-    """What `target` names, picked from the whole map one example at a time."""
-    targets = target.tolist() if isinstance(target, Tensor) else target
-    if isinstance(targets, list) and len(targets) == 1:
-        targets = targets[0]
-    answers = []
-    for b in range(len(full)):
-        one = targets[b] if isinstance(targets, list) else targets
-        answers.append(full[b][one])  # a tuple indexes row, then source
-    return torch.stack(answers)
+def assert_rows(found: Tensor, full: Tensor, rows: Any) -> None:
+    assert found.is_contiguous()
+    torch.testing.assert_close(found, sliced(full, rows), rtol=1e-10, atol=1e-13)
+
+
+@pytest.mark.parametrize("form", TOKENS)
+def test_every_form_of_token(form: str) -> None:
+    configuration = Configuration(ValueZeroing, layers=1)
+    token, rows = TOKENS[form]
+    assert_rows(configuration.run(token=token), configuration.run(), rows)
 
 
 @pytest.mark.parametrize("form", TARGETS)
-@pytest.mark.parametrize("configuration", CONFIGURATIONS, ids=lambda configuration: configuration.name)
-def test_a_target_gives_what_slicing_gives(configuration: Configuration, form: str) -> None:
-    target = for_batch(TARGETS[form], configuration.case.batch)
-    answers = configuration.maps(target=target)
-    fulls = configuration.maps()
-    assert len(answers) == len(fulls)
-    for answer, full in zip(answers, fulls, strict=True):
-        assert answer.is_contiguous()
-        torch.testing.assert_close(answer, sliced(full, target), rtol=1e-10, atol=1e-13)
+def test_every_form_of_target(form: str) -> None:
+    configuration = Configuration(ValueZeroing, layers=1)
+    target, rows = TARGETS[form]
+    assert_rows(configuration.run(target=target), configuration.run(), rows)
 
 
 @pytest.mark.parametrize("configuration", CONFIGURATIONS, ids=lambda configuration: configuration.name)
-def test_one_list_for_each_example_is_the_same_as_examples_one_by_one(configuration: Configuration) -> None:
+def test_each_class_on_one_form(configuration: Configuration) -> None:
     rows = [2, 0, 1][: configuration.case.batch]
-    for answer, *singles in zip(
-        configuration.maps(target=rows), *(configuration.maps(target=row) for row in rows), strict=True
-    ):
-        for b, single in enumerate(singles):
-            torch.testing.assert_close(answer[b], single[b], rtol=1e-10, atol=1e-13)
+    fulls = configuration.maps()
+    for answers in (configuration.maps(token=rows), configuration.maps(target=[(row, 3) for row in rows])):
+        assert len(answers) == len(fulls)
+        for answer, full in zip(answers, fulls, strict=True):
+            assert_rows(answer, full, rows)
+
+
+def test_a_batch_of_one() -> None:
+    case = FAMILIES["bert"].case.example(0)
+    method = ValueZeroing(case.model, case.layers[1])
+    full = method.attribute(case.inputs)
+    assert_rows(method.attribute(case.inputs, token=[4]), full, [4])
+    assert_rows(method.attribute(case.inputs, token=[[4, 0, -1]]), full, [[4, 0, -1]])
+    with pytest.raises(ArgumentError, match="token has 3 entries, one for each example, but the batch has 1"):
+        method.attribute(case.inputs, token=[4, 0, 1])
+
+
+def classifier() -> tuple[nn.Module, list[nn.Module], Tensor]:
+    config = BertConfig(vocab_size=30, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=8)
+    model = BertForSequenceClassification(config).eval()
+    return model, find_layers(model), torch.tensor([[5, 6, 7, 8], [9, 8, 7, 6]])
+
+
+@pytest.mark.parametrize("target", [1, 99, torch.tensor([0, 1]), (1, 0)])
+@pytest.mark.parametrize("method", [LayerAttention, ValueZeroingRollout])
+def test_a_class_is_refused(method: Any, target: Any) -> None:
+    model, layers, ids = classifier()
+    message = (
+        r"forward_func returned shape \(2, 2\), which has no axis of the layer's 4 output tokens, .* explains tokens "
+        r"and no classes, so pass token= \(0 for .* -1 for .*\); ValueZeroingEffect explains the class"
+    )
+    with pytest.raises(ArgumentError, match=message):
+        method(model, layers).attribute(ids, target=target)
+    assert method(model, layers[:1]).attribute(ids, token=0) is not None
+
+
+def test_an_output_of_other_tokens_is_refused() -> None:
+    model, layers, ids = classifier()
+    for output in (torch.zeros(2, 5, 30), torch.zeros(2, 4), [torch.zeros(2, 4, 30)]):
+
+        def forward(ids: Tensor, output: Any = output) -> Any:
+            model(ids)
+            return output
+
+        with pytest.raises(ArgumentError, match="which has no axis of the layer's 4 output tokens"):
+            LayerAttention(forward, layers).attribute(ids, target=(1, 0))
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ((7, 0), r"target \(7, 0\) is out of range: axis 1 of the output \(3, 7, 32\) has 7 entries, -7 to 6"),
+        ((0, 32), r"target \(0, 32\) is out of range: axis 2"),
+        ([(0, 1), (0, 1), (0, -33)], r"target \(0, -33\) is out of range"),
+        ((0, 1, 2), r"target \(0, 1, 2\) has 3 indices, but the output \(3, 7, 32\) has 2 axes after the batch"),
+        ([0, 1], "target has 2 entries, one for each example, but the batch has 3"),
+        ((slice(0, 2), 3), "its first index has to be the position of one output token"),
+        ((), "which does not index an output"),
+        ("the", "which does not index an output"),
+        (True, "which does not index an output"),
+        ([0, (1, 2), 2], "which does not index an output"),
+        (torch.tensor([0.0, 1.0, 2.0]), r"target is a tensor \(3,\) of torch.float32: pass one integer"),
+    ],
+)
+@pytest.mark.parametrize("method", [ValueZeroing, ValueZeroingRollout])
+def test_bad_targets_are_named(method: Any, target: Any, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        Configuration(method).run(target=target)
+
+
+@pytest.mark.parametrize(
+    ("token", "message"),
+    [
+        (7, "token 7 is out of range: there are 7 output tokens, positions -7 to 6"),
+        (-8, "token -8 is out of range"),
+        ([0, 1, 7], "token 7 is out of range"),
+        ([[0], [1], [-8]], "token -8 is out of range"),
+        ([0, 1], "token has 2 entries, one for each example, but the batch has 3"),
+        (torch.tensor([0]), "token has 1 entries, one for each example, but the batch has 3"),
+        (slice(5, 5), r"token is slice\(5, 5, None\), which selects none of the 7 output tokens"),
+        ((1, 2), r"token is \(1, 2\), which names no output tokens: pass an int"),
+        ([], "which names no output tokens"),
+        ([[0, 1], [0], [1]], "which names no output tokens"),
+        ([0, [1], 2], "which names no output tokens"),
+        (1.0, "which names no output tokens"),
+        (True, "which names no output tokens"),
+        (np.bool_(True), "which names no output tokens"),
+        (torch.tensor([True]), r"token is a tensor \(1,\) of torch.bool"),
+        (torch.zeros(3, 2, 2, dtype=torch.long), r"token is a tensor \(3, 2, 2\) of torch.int64: pass an int"),
+    ],
+)
+@pytest.mark.parametrize("method", [ValueZeroing, ValueZeroingRollout])
+def test_bad_tokens_are_named(method: Any, token: Any, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        Configuration(method).run(token=token)
+
+
+def test_token_and_target_together() -> None:
+    with pytest.raises(ArgumentError, match=r"Both token=1 and target=\(1, 2\) were passed: .* Pass one of the two"):
+        Configuration(ValueZeroing).run(token=1, target=(1, 2))
+
+
+def test_noise_tunnel_expands_targets() -> None:
+    config = BertConfig(vocab_size=30, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=8)
+    model = BertForMaskedLM(config).double().eval()
+    embeddings = torch.randn(2, 4, 16, dtype=torch.float64)
+    method = Rollout(LayerAttention(lambda x: model(inputs_embeds=x).logits, find_layers(model)))
+    target = [(1, 29), (3, 0)]
+    found = NoiseTunnel(method).attribute(embeddings, nt_samples=3, stdevs=0.0, target=target)
+    torch.testing.assert_close(found, method.attribute(embeddings, token=[1, 3]))

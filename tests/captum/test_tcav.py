@@ -20,11 +20,11 @@ def test_the_layer_may_be_replaced_between_calls(method: Any) -> None:
         answer = attribution.attribute.__wrapped__(
             attribution,
             configuration.arguments["inputs"],
-            target=2,
+            token=2,
             additional_forward_args=configuration.arguments["additional_forward_args"],
             attribute_to_layer_input=False,
         )
-        assert torch.equal(answer, Configuration(method, layers=index).run(target=2))
+        assert torch.equal(answer, Configuration(method, layers=index).run(token=2))
 
 
 @pytest.mark.parametrize("method", LAYER_METHODS)
@@ -43,6 +43,6 @@ def test_the_stack_of_a_rollout_may_be_replaced_too(method: Any) -> None:
     attribution = configuration.build()
     for depth in (1, 2, 3):
         attribution.layer = configuration.case.layers[:depth]
-        answer = attribution.attribute.__wrapped__(attribution, **configuration.arguments, target=2)
+        answer = attribution.attribute.__wrapped__(attribution, **configuration.arguments, token=2)
         shorter = method(configuration.forward_func, configuration.case.layers[:depth])
-        assert torch.equal(answer, shorter.attribute(**configuration.arguments, target=2))
+        assert torch.equal(answer, shorter.attribute(**configuration.arguments, token=2))

@@ -89,7 +89,7 @@ def test_two_explain_and_a_third_runs_the_same_model(method: Any, family: str, i
 def test_an_error_in_one_thread_does_not_disturb_the_other(method: Any) -> None:
     case = FAMILIES["bert"].build(attn_implementation="sdpa")
     before = footprint(case.model)
-    expected = method(case.model, case.layers).attribute(case.inputs, target=1)
+    expected = method(case.model, case.layers).attribute(case.inputs, token=1)
     started, failed = Event(), Event()
 
     def patient(**inputs: Tensor) -> Any:
@@ -100,10 +100,10 @@ def test_an_error_in_one_thread_does_not_disturb_the_other(method: Any) -> None:
     def fail() -> None:
         assert started.wait(SECONDS)
         with pytest.raises(AssertionError, match="target 99 is out of range"):
-            method(case.model, case.layers).attribute(case.inputs, target=99)
+            method(case.model, case.layers).attribute(case.inputs, token=99)
         failed.set()
 
-    answer, _ = together(lambda: method(patient, case.layers).attribute(case.inputs, target=1), fail)
+    answer, _ = together(lambda: method(patient, case.layers).attribute(case.inputs, token=1), fail)
     assert_equal(answer, expected)
     assert footprint(case.model) == before
 
@@ -121,7 +121,7 @@ def test_submodules_are_listened_to_once_however_many_explain(method: Any) -> No
         return case.model(**inputs)
 
     hooks: list[set[tuple[int, int]]] = []
-    together(*[lambda: method(count, case.layers).attribute(case.inputs, target=1)] * 3)
+    together(*[lambda: method(count, case.layers).attribute(case.inputs, token=1)] * 3)
     assert hooks == [{(1, 1)}] * 3
 
 
@@ -145,7 +145,7 @@ def test_a_pass_may_end_while_another_thread_is_inside_a_layer(method: Any, kind
         return case.model(**inputs)
 
     def explain() -> None:
-        method(forward, case.layers).attribute(case.inputs, target=1)
+        method(forward, case.layers).attribute(case.inputs, token=1)
         ended.set()
 
     def run() -> Tensor:
@@ -163,7 +163,7 @@ def test_many_explanations_at_once_are_the_same_as_one_after_the_other(method: A
     case = FAMILIES["llama"].build()
     attribution = method(case.model, case.layers)
     examples = [{name: value[b : b + 1] for name, value in case.inputs.items()} for b in range(3)] * 2
-    expected = [attribution.attribute(example, target=1) for example in examples]
-    answers = together(*(lambda example=example: attribution.attribute(example, target=1) for example in examples))
+    expected = [attribution.attribute(example, token=1) for example in examples]
+    answers = together(*(lambda example=example: attribution.attribute(example, token=1) for example in examples))
     for answer, other in zip(answers, expected, strict=True):
         assert_equal(answer, other)

@@ -58,17 +58,17 @@ def test_each_column_is_what_the_class_gives(layer: int, shipped: Shipped) -> No
     layers = find_layers(model)
     inputs = tokenizer(SENTENCE, return_tensors="pt")
     table = compare(model, tokenizer, SENTENCE, methods=METHODS, layer=layer, answer="are", foil="is")
-    expected = {name: kind(model, layers[layer]).attribute(inputs, target=MASK) for name, kind in LAYER_METHODS.items()}
+    expected = {name: kind(model, layers[layer]).attribute(inputs, token=MASK) for name, kind in LAYER_METHODS.items()}
     upto = layers if layer == -1 else layers[: layer + 1]
-    expected |= {name: kind(model, upto).attribute(inputs, target=MASK) for name, kind in ROLLED_OUT.items()}
-    expected["attention-flow"] = AttentionFlow(model, layers).attribute(inputs, target=MASK)
-    expected["random"] = RandomAttribution().attribute(inputs, target=MASK)
-    expected["position"] = PositionAttribution().attribute(inputs, target=MASK)
+    expected |= {name: kind(model, upto).attribute(inputs, token=MASK) for name, kind in ROLLED_OUT.items()}
+    expected["attention-flow"] = AttentionFlow(model, layers).attribute(inputs, token=MASK)
+    expected["random"] = RandomAttribution().attribute(inputs, token=MASK)
+    expected["position"] = PositionAttribution().attribute(inputs, token=MASK)
     right, wrong = tokenizer.convert_tokens_to_ids(["are", "is"])
     gradients = TokenAttribution(model, InputXGradient, tokenizer, reduce="l2")
-    expected["input-x-gradient"] = normalize_rows(gradients.attribute(inputs, target=right, foil=wrong, position=MASK))
+    expected["input-x-gradient"] = normalize_rows(gradients.attribute(inputs, target=(MASK, right), foil=(MASK, wrong)))
     hidden = HiddenTokenAttribution(model, layers[layer], probes=64)
-    expected["hidden-token-attribution"] = hidden.attribute(inputs, target=MASK)
+    expected["hidden-token-attribution"] = hidden.attribute(inputs, token=MASK)
 
     def choice(output: Any) -> torch.Tensor:
         difference: torch.Tensor = output.logits[:, MASK, right] - output.logits[:, MASK, wrong]
@@ -136,7 +136,7 @@ def test_all_runs_of_a_layer_that_runs_many_times_are_layers(shipped: Shipped) -
     model = AlbertModel(config).eval()
     table = compare(model, tokenizer, SENTENCE, ["attention", "attention-rollout"])
     assert table.layer == 2
-    expected = AttentionRollout(model, find_layers(model)).attribute(tokenizer(SENTENCE, return_tensors="pt"), target=6)
+    expected = AttentionRollout(model, find_layers(model)).attribute(tokenizer(SENTENCE, return_tensors="pt"), token=6)
     torch.testing.assert_close(table.scores["attention-rollout"], expected[0].double())
     with pytest.raises(ValueError, match="layer 3 is out of range: the model has 3 layers, -3 to 2"):
         compare(model, tokenizer, SENTENCE, "attention", layer=3)
