@@ -86,7 +86,7 @@ def one_length(
     contenders = {
         "maps": lambda: explain.attribute(ids),
         "fast": lambda: fast.attribute(ids),
-        "row": lambda: explain.attribute(ids, target=-1),
+        "row": lambda: explain.attribute(ids, token=-1),
         "forward": lambda: model(ids),
     }
     for floor_name, by_torch in {"floor": False, "torch's floor": True}.items():

@@ -60,7 +60,7 @@ def operations(run: Callable[[], Any]) -> int:
 def test_every_form_of_target_costs_one_row(name: str, form: str) -> None:
     case, inputs = case_of(name)
     plain = operations(lambda: case.model(**inputs))
-    row = operations(lambda: ValueZeroing(case.model, case.layers).attribute(inputs, target=ONE_ROW[form]))
+    row = operations(lambda: ValueZeroing(case.model, case.layers).attribute(inputs, token=ONE_ROW[form]))
     assert row < 2.5 * plain
     assert row < operations_of_a_map(name) / 3
 
@@ -77,7 +77,7 @@ def test_the_cost_of_a_row_grows_with_the_tokens_and_that_of_a_map_with_their_sq
         if "decoder" in name:
             inputs["decoder_input_ids"] = inputs["input_ids"]
         plain = operations(lambda: case.model(**inputs))
-        return operations(lambda: ValueZeroing(case.model, case.layers).attribute(inputs, target=target)) - plain
+        return operations(lambda: ValueZeroing(case.model, case.layers).attribute(inputs, token=target)) - plain
 
     assert cost(24, -1) < 2.5 * cost(12, -1)
     assert 3 * cost(12, None) < cost(24, None) < 4.5 * cost(12, None)
@@ -94,8 +94,8 @@ def test_padding_and_the_future_cost_nothing() -> None:
 
     causal, inputs = case_of("llama")
     plain = operations(lambda: causal.model(**inputs))
-    last = operations(lambda: ValueZeroing(causal.model, causal.layers).attribute(inputs, target=-1)) - plain
-    first = operations(lambda: ValueZeroing(causal.model, causal.layers).attribute(inputs, target=0)) - plain
+    last = operations(lambda: ValueZeroing(causal.model, causal.layers).attribute(inputs, token=-1)) - plain
+    first = operations(lambda: ValueZeroing(causal.model, causal.layers).attribute(inputs, token=0)) - plain
     assert first < last / 2
 
 

@@ -74,7 +74,7 @@ def test_layers_on_two_devices(name: str, method: Any, elsewhere: torch.device) 
 def test_options_on_two_devices(options: dict[str, Any], groups: Tensor | None, elsewhere: torch.device) -> None:
     case, whole = spread(FAMILIES["gpt2"], elsewhere), FAMILIES["gpt2"].case
     found, expected = (
-        ValueZeroing(one.model, one.layers, **options).attribute(one.inputs, target=-1, feature_mask=groups)
+        ValueZeroing(one.model, one.layers, **options).attribute(one.inputs, token=-1, feature_mask=groups)
         for one in (case, whole)
     )
     assert_same([one.cpu() for one in found], expected)

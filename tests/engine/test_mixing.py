@@ -45,7 +45,7 @@ def test_a_layer_that_mixes_positions(mixture: type[nn.Module], batch: int, toke
     expected = zeroed_one_by_one(block, x)
     assert_same(ValueZeroing(block, block).attribute(x), expected)
     for row in range(0, tokens, 5):
-        scores = ValueZeroing(block, block).attribute(x, target=row)
+        scores = ValueZeroing(block, block).attribute(x, token=row)
         assert_same(scores, expected[:, row])
 
 
@@ -98,14 +98,14 @@ def test_the_pairs_themselves_show_it(
     expected = zeroed_one_by_one(block, x)
     assert_same(ValueZeroing(block, block).attribute(x), expected)
     for row in range(tokens):
-        assert_same(ValueZeroing(block, block).attribute(x, target=row), expected[:, row])
+        assert_same(ValueZeroing(block, block).attribute(x, token=row), expected[:, row])
 
 
 def test_examples_that_run_in_pairs_only() -> None:
     block, x = Block(after=TwoByTwo(handed_on=False)), sequences(4)
     expected = zeroed_one_by_one(block, x)
     assert_same(ValueZeroing(block, block).attribute(x), expected)
-    assert_same(ValueZeroing(block, block).attribute(x, target=[1, 5, 0, 2]), expected[range(4), [1, 5, 0, 2]])
+    assert_same(ValueZeroing(block, block).attribute(x, token=[1, 5, 0, 2]), expected[range(4), [1, 5, 0, 2]])
 
 
 def test_examples_that_hear_each_other_are_refused() -> None:
@@ -146,7 +146,7 @@ def test_a_source_reaches_a_row_through_its_neighbour() -> None:
     expected = zeroed_one_by_one(block, x, mask)
     assert (expected[:, 4, 2] > 1e-4).all()  # out of row 4's own window, in that of row 3
     for row in range(6):
-        scores = ValueZeroing(block, block).attribute((x, mask), target=row)
+        scores = ValueZeroing(block, block).attribute((x, mask), token=row)
         assert_same(scores, expected[:, row])
 
 
@@ -160,7 +160,7 @@ def test_a_row_that_is_reached_through_its_neighbour_only(trusted: bool, monkeyp
     with torch.no_grad():
         block.attention.value.bias.zero_()
     expected = zeroed_one_by_one(block, x, mask)
-    assert_same(ValueZeroing(block, block).attribute((x, mask), target=0), expected[:, 0])
+    assert_same(ValueZeroing(block, block).attribute((x, mask), token=0), expected[:, 0])
 
 
 GET_ALONG = [(12, 1), (24, 1), (24, 3), (42, None), (50, None)]
@@ -267,7 +267,7 @@ def test_experts_with_room_for_some(experts: type[ExpertsChoose], share: float, 
         expected, alone = zeroed_in_its_batch(block, x)
         if alone:
             assert_same(ValueZeroing(block, block).attribute(x), expected)
-            assert_same(ValueZeroing(block, block).attribute(x, target=tokens // 2), expected[:, tokens // 2])
+            assert_same(ValueZeroing(block, block).attribute(x, token=tokens // 2), expected[:, tokens // 2])
         else:
             with pytest.raises(AssertionError, match="what is zeroed in one example changes another"):
                 ValueZeroing(block, block).attribute(x)
@@ -304,7 +304,7 @@ def test_experts_of_limited_capacity(capacity: int) -> None:
     attention = replace(T5_ATTENTION, weights="encoder_attentions")
     case = Case(Family("", {}, "encoder.block", attention, mask=None), model, tokens)
     check_one_by_one(case)
-    row = ValueZeroing(case.model, case.layers[1]).attribute(case.inputs, target=5)
+    row = ValueZeroing(case.model, case.layers[1]).attribute(case.inputs, token=5)
     assert_same(row, naive_value_zeroing(case, 1)[:, 5])
 
 

@@ -279,7 +279,7 @@ def test_a_further_argument(kind: str, batch: int, tokens: int) -> None:
     block, x = Conditioned(use), sequences(batch, tokens)
     of, expected = ValueZeroing(block, block), zeroed_one_by_one(block, x, condition)
     assert_same(of.attribute((x, condition)), expected)
-    assert_same(of.attribute((x, condition), target=0), expected[:, 0])
+    assert_same(of.attribute((x, condition), token=0), expected[:, 0])
 
 
 @pytest.mark.parametrize("batch", [1, 3, HEADS])

@@ -99,7 +99,7 @@ def test_values_in_another_order(order: str, tokens_or_values: bool, batch: int,
     expected = by_tokens(block, x, places)
     found = ValueZeroing(block, block)
     assert_same(found.attribute(x), expected)
-    assert_same(found.attribute(x, target=1), expected[:, 1])
+    assert_same(found.attribute(x, token=1), expected[:, 1])
 
 
 @torch.no_grad()
@@ -224,7 +224,7 @@ def test_positions_that_compete_without_a_module(tokens: int) -> None:
         block, x = Block(after=FirstHalf()), torch.randn(1, tokens, WIDTH, dtype=torch.float64)
         assert_same(ValueZeroing(block, block).attribute(x), zeroed_one_by_one(block, x))
         expected = zeroed_one_by_one(block, x)[:, tokens // 2]
-        assert_same(ValueZeroing(block, block).attribute(x, target=tokens // 2), expected)
+        assert_same(ValueZeroing(block, block).attribute(x, token=tokens // 2), expected)
 
 
 def counted(monkeypatch: pytest.MonkeyPatch, layer: nn.Module, forward: nn.Module, inputs: dict[str, Tensor]) -> int:

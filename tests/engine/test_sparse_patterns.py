@@ -257,7 +257,7 @@ def test_effects_leave_out_what_the_model_puts_behind_the_inputs() -> None:
 def test_targets_behind_the_inputs_are_out_of_range() -> None:
     wide, _ = wide_and_full()
     with pytest.raises(AssertionError, match="target 8 is out of range: it names an output token, and the map has 8"):
-        ValueZeroing(wide, find_layers(wide)[0]).attribute(INPUTS, target=TOKENS)
+        ValueZeroing(wide, find_layers(wide)[0]).attribute(INPUTS, token=TOKENS)
     with pytest.raises(
         AssertionError, match=r"feature_mask is \(1, 9\), but the layer's attention has 2 .* of 8 source"
     ):

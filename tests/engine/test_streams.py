@@ -91,9 +91,9 @@ def test_maps_are_of_all_streams(kind: str, axis: int) -> None:
     explain = ValueZeroing(layer, layer, normalize=False)
     expected = twin(layer, x, [[source] for source in range(5)])
     assert_same(explain.attribute(x), expected)
-    assert_same(explain.attribute(x, target=3), expected[:, 3])
+    assert_same(explain.attribute(x, token=3), expected[:, 3])
     assert_same(
-        explain.attribute(x, target=[1, 4], perturbations_per_eval=2), torch.stack([expected[0, 1], expected[1, 4]])
+        explain.attribute(x, token=[1, 4], perturbations_per_eval=2), torch.stack([expected[0, 1], expected[1, 4]])
     )
     words = torch.tensor([[0, 0, 1, 2, 2]])
     assert_same(explain.attribute(x, feature_mask=words), twin(layer, x, [[0, 1], [2], [3, 4]])[..., words[0]])
@@ -204,7 +204,7 @@ def test_a_rollout_refuses_streams_that_a_convolution_mixes(axis: int) -> None:
 def test_methods_of_one_vector_a_token_refuse_streams(method: type[ValueZeroing], axis: int) -> None:
     layer, x = layer_of("alone", axis), states(axis)
     with pytest.raises(AssertionError, match=r"carries several vectors .* is for one vector a token"):
-        method(lambda x: layer(x)[0].flatten(1), layer).attribute(x, target=0)
+        method(lambda x: layer(x)[0].flatten(1), layer).attribute(x, token=0)
     assert not layer._forward_hooks
 
 

@@ -66,5 +66,5 @@ def test_the_row_of_the_class_token(images: tuple[Any, Tensor]) -> None:
     ones = torch.ones_like(rollout[..., 0])
     torch.testing.assert_close(rollout.sum(-1), ones)
     torch.testing.assert_close(LayerAttention(model, layers[-1]).attribute(pixels).sum(-1), ones)
-    row = ValueZeroing(model, layers[-1]).attribute(pixels, target=0)
+    row = ValueZeroing(model, layers[-1]).attribute(pixels, token=0)
     torch.testing.assert_close(row, ValueZeroing(model, layers[-1]).attribute(pixels)[:, 0])

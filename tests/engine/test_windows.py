@@ -239,12 +239,12 @@ def mixing() -> Run:
 def test_targets_features_and_chunks(name: str, request: pytest.FixtureRequest) -> None:
     run = request.getfixturevalue(name)
     count = run.expected.shape[2]
-    assert_same(scores_of(run, target=[3, count - 1]), run.expected[[0, 1], [3, count - 1]])
+    assert_same(scores_of(run, token=[3, count - 1]), run.expected[[0, 1], [3, count - 1]])
     assert_same(scores_of(run, perturbations_per_eval=1), run.expected)
     features = torch.arange(count) % 7  # features across windows
     together = torch.stack([run.zeroed([p for p in range(count) if p % 7 == f]) for f in range(7)], dim=-1)
     assert_same(scores_of(run, feature_mask=features[None]), together[..., features])
-    assert_same(scores_of(run, feature_mask=features[None], target=4), together[:, 4][..., features])
+    assert_same(scores_of(run, feature_mask=features[None], token=4), together[:, 4][..., features])
 
 
 @pytest.mark.parametrize("name", ["shifted", "mixing"])
@@ -313,7 +313,7 @@ def test_images_in_one_sequence_without_examples(sizes: list[int]) -> None:
     run = Run(layer, (x,), {}, "attention.value", all_of(WIDTH), False)
     expected = torch.stack([zero_one(layer, x, position) for position in range(len(x))], dim=-1)
     assert_same(scores_of(run), expected[None])
-    assert_same(scores_of(run, target=2), expected[None, 2])
+    assert_same(scores_of(run, token=2), expected[None, 2])
     image_of = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
     assert ((expected > 1e-15) == (image_of[:, None] == image_of)).all()
 
@@ -545,7 +545,7 @@ def test_tokens_in_another_order_are_told_apart() -> None:
     block, x = Turned(), torch.randn(2, 6, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     run = Run(block, (x,), {}, "attention.value", all_of(WIDTH), False)
     assert_same(scores_of(run), run.expected)
-    assert_same(scores_of(run, target=[4, 0]), run.expected[[0, 1], [4, 0]])
+    assert_same(scores_of(run, token=[4, 0]), run.expected[[0, 1], [4, 0]])
     hidden = mask_of_window(6, window=3)
     with pytest.raises(AssertionError, match="sees its tokens in another order, and not all of them"):
         ValueZeroing(block, block).attribute((x, hidden))

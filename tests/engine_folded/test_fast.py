@@ -152,7 +152,7 @@ def test_where_memory_is_short(products: list[torch.dtype], monkeypatch: pytest.
 
 def test_a_few_rows_are_exact_and_nothing_is_said(products: list[torch.dtype]) -> None:
     case = long_case("bert")
-    assert not warned(case.model, case.layers, case.inputs, target=3)
+    assert not warned(case.model, case.layers, case.inputs, token=3)
 
 
 @pytest.mark.parametrize("units", ["amx_bf16", "avx512_bf16"])

@@ -176,7 +176,7 @@ def spied(lanes: Lanes) -> list[tuple[list[blocks.Block], bool]]:
 @each_shape
 def test_few_rows_go_the_general_way(name: str, lanes: Lanes) -> None:
     case = long_case(name)
-    lanes.fast(case.model, case.layers, case.inputs, target=3)
+    lanes.fast(case.model, case.layers, case.inputs, token=3)
     assert lanes.used == 0
     assert lanes.reasons == {"there are too few rows to fold for"}
 

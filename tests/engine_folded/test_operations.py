@@ -93,7 +93,7 @@ def test_the_general_way(build: Build, firsts: int, causal: bool, monkeypatch: p
 @pytest.mark.parametrize("ways", [0, 1])
 def test_one_row(build: Build, firsts: int, causal: bool, ways: int, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = forward(T, firsts) + general(T, 1, firsts)
-    assert operations(build, ways, monkeypatch, target=T - 1) == expected
+    assert operations(build, ways, monkeypatch, token=T - 1) == expected
 
 
 @each_model

@@ -296,7 +296,7 @@ def test_the_models_own_run(place: int, bert: tuple[nn.Module, dict[str, Tensor]
     found = states(model, lambda: LayerAttention(model, layers[place]).attribute(inputs))
     assert all(map(torch.equal, found, expected))
     assert not by_onednn
-    found = states(model, lambda: ValueZeroing(model, layers[place]).attribute(inputs, target=3))
+    found = states(model, lambda: ValueZeroing(model, layers[place]).attribute(inputs, token=3))
     before = place % len(layers)
     assert all(map(torch.equal, found[:before], expected[:before]))
     torch.testing.assert_close(found, expected)

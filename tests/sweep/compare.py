@@ -132,7 +132,7 @@ def further_checks(
     head, row = len(values) // batch - 1, out // 2
     of_head = ValueZeroing(method.forward_func, method.layer, attention=method.attention, heads=[head], normalize=False)
     try:
-        found = scores_of(words, of_head, inputs, count, target=row, perturbations_per_eval=3)
+        found = scores_of(words, of_head, inputs, count, token=row, perturbations_per_eval=3)
     except AssertionError:  # heads that share a value cannot lose it one by one, where attention is inline
         return
     yield found, Zeroed(words, head, row)
