@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from torch.nn.parallel.scatter_gather import scatter
 
-from captum_vz._engine.recording import AttentionCall
+from captum_vz._engine.capture.records import AttentionRecord
 
 # A tensor or a tuple of tensors, as in Captum; or a mapping, such as a tokenizer's BatchEncoding, passed as keywords.
 Inputs = Tensor | tuple[Tensor, ...] | Mapping[str, Any]
@@ -120,7 +120,7 @@ class Groups:
         if device_ids and len(self.mask) > 1:
             self.shares = {share.device: share for share in scatter(self.mask, device_ids)}
 
-    def of(self, call: AttentionCall, end: int | None = None) -> Tensor | None:
+    def of(self, call: AttentionRecord, end: int | None = None) -> Tensor | None:
         """The groups of the sources of one attention, `(batch, in)`; those behind `end` are one more."""
         if self.mask is None:
             return None

@@ -12,9 +12,9 @@ from captum._utils.typing import TargetType
 from captum.attr import LayerAttribution
 from torch import Tensor, nn
 
-from captum_vz._engine.collect import collect
-from captum_vz._engine.recording import AttentionCall, Recording
-from captum_vz._engine.sites import attention_call, end_of_given, valid_positions
+from captum_vz._engine.capture.forward_pass import run_and_record
+from captum_vz._engine.capture.records import AttentionRecord, LayerRecord
+from captum_vz._engine.structure.site import attention_call, end_of_given, valid_positions
 from captum_vz.attr._arguments import Arguments, Groups, Inputs, as_layers, check_per_eval, tokens_of, user_call
 from captum_vz.attr._captum import WhileRunning, logged, warn
 from captum_vz.attr._target import WantedTokens
@@ -139,8 +139,8 @@ class LayerMaps(LayerAttribution, WhileRunning):
     def _layer_map(
         self,
         index: int,
-        recording: Recording,
-        call: AttentionCall,
+        recording: LayerRecord,
+        call: AttentionRecord,
         rows: Tensor | None,
         groups: Tensor | None,
         at_most: int | None,
@@ -165,7 +165,7 @@ class LayerMaps(LayerAttribution, WhileRunning):
         title = f"{self.get_name()} attribution"
         with progress(desc=title, total=len(layers)) if arguments.show_progress else NullProgress() as bar:
 
-            def compute(index: int, recording: Recording) -> Tensor:
+            def compute(index: int, recording: LayerRecord) -> Tensor:
                 call = attention_call(recording, self.attention, self._of_streams)
                 batch, _, out, _ = call.size
                 end = end_of_given(recording, call, tokens_of(arguments.inputs))
@@ -183,7 +183,7 @@ class LayerMaps(LayerAttribution, WhileRunning):
                     scores = spread * valid_positions(recording, call)[1][:, None, :]
                 return scores[:, : end if rows is None else None, :end]
 
-            runs = collect(lambda: outputs.append(forward()), layers, compute, device_ids, self._replays)
+            runs = run_and_record(lambda: outputs.append(forward()), layers, compute, device_ids, self._replays)
         if shares:
             runs = [(index, wanted.rows_of(one)) for index, one in runs]
         if notes:
@@ -191,7 +191,7 @@ class LayerMaps(LayerAttribution, WhileRunning):
         return MapRun(runs, lengths, *outputs)
 
 
-def _zero_rows(scores: Tensor, recording: Recording, call: AttentionCall, rows: Tensor | None, index: int) -> list[str]:
+def _zero_rows(scores: Tensor, recording: LayerRecord, call: AttentionRecord, rows: Tensor | None, index: int) -> list[str]:
     """What to tell of rows that are all zero: those that were asked for, and those that are not padding."""
     valid, _ = valid_positions(recording, call)
     zero = scores.sum(-1) == 0

@@ -10,11 +10,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from captum_vz._engine.decomposition import decompositions
-from captum_vz._engine.embedded import holder_shown
-from captum_vz._engine.parts import LayerParts
-from captum_vz._engine.readout import Readout
-from captum_vz._engine.recording import AttentionCall, Recording, first_tensor
+from captum_vz._engine.capture.embeddings import first_module_holding
+from captum_vz._engine.capture.records import AttentionRecord, LayerRecord
+from captum_vz._engine.decomposition.attention_block import AttentionBlock
+from captum_vz._engine.decomposition.readout import Readout
+from captum_vz._engine.decomposition.vectors import decompositions
+from captum_vz._engine.numerics.tensors import first_tensor
 from captum_vz.attr._arguments import as_layers
 from captum_vz.attr._target import WantedTokens, gather_rows, parse_indices
 from captum_vz.attr.layer_alti import LayerALTI, alti_of_attention
@@ -121,7 +122,7 @@ class Updates(LayerALTI):
         self.left_out: list[nn.Module] = []  # what comes before the given layers
 
     def _keep(self, *args: Any, **kwargs: Any) -> Any:
-        with holder_shown(as_layers(self.layer), self._look):
+        with first_module_holding(as_layers(self.layer), self._look):
             self.output = self.explained(*args, **kwargs)
         return self.output
 
@@ -131,8 +132,8 @@ class Updates(LayerALTI):
     def _layer_map(
         self,
         index: int,
-        recording: Recording,
-        call: AttentionCall,
+        recording: LayerRecord,
+        call: AttentionRecord,
         rows: Tensor | None,
         groups: Tensor | None,
         at_most: int | None,
@@ -145,7 +146,7 @@ class Updates(LayerALTI):
             f"The layer {name} has a second attention, to an encoder: ALTILogit explains decoders "
             "only. ALTIPlus explains encoder-decoders."
         )
-        parts = LayerParts(recording, call)
+        parts = AttentionBlock(recording, call)
         assert parts.norm_after() is None, (
             f"The layer {name} norms the sum of its residual and its attention's output (post-norm), so that what it "
             f"adds does not reach the logits as it is: ALTILogit explains pre-norm decoders."
@@ -154,7 +155,7 @@ class Updates(LayerALTI):
         self.steps.append(step.to(self.steps[0].there.device) if self.steps else step)
         return alti_of_attention(parts, rows, groups, self.norm)
 
-    def _step(self, parts: LayerParts) -> Step:
+    def _step(self, parts: AttentionBlock) -> Step:
         batch, tokens, _ = parts.output.shape
         rows = self.wanted.positions(batch, tokens, parts.output.device)
         if rows is None:

@@ -11,7 +11,7 @@ from captum._utils.common import _format_output
 from captum._utils.typing import TargetType
 from torch import Tensor, nn
 
-from captum_vz._engine.gaps import noting_gaps
+from captum_vz._engine.whole_model.mixing import noting_other_mixing
 from captum_vz.attr._arguments import Arguments, Inputs, as_layers
 from captum_vz.attr._captum import WhileRunning, logged, warn
 from captum_vz.attr._layer_maps import PADDED_TARGET, LayerMaps
@@ -103,7 +103,7 @@ class RolledOut(WhileRunning):
         wanted = WantedTokens.parse(token, target)
         arguments = Arguments(inputs, additional_forward_args, feature_mask, perturbations_per_eval, show_progress)
         # Told "identity", there is nothing to look for: it would run every layer once more.
-        with noting_gaps() if between is None else nullcontext() as gaps:
+        with noting_other_mixing() if between is None else nullcontext() as gaps:
             run = self.maps._maps(layers, wanted.all_rows, arguments)
         runs = run.maps
         order = list(dict.fromkeys(index for index, _ in runs))

@@ -8,9 +8,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from captum_vz._engine.parts import LayerParts
-from captum_vz._engine.recording import AttentionCall, Recording
-from captum_vz._engine.sites import attention_call
+from captum_vz._engine.capture.records import AttentionRecord, LayerRecord
+from captum_vz._engine.decomposition.attention_block import AttentionBlock
+from captum_vz._engine.structure.site import attention_call
 from captum_vz.attr._arguments import Arguments
 from captum_vz.attr._captum import warn
 from captum_vz.attr._layer_maps import PADDED_TARGET, MapRun
@@ -108,8 +108,8 @@ class _BlockALTI(LayerALTI):
     def _layer_map(
         self,
         index: int,
-        recording: Recording,
-        call: AttentionCall,
+        recording: LayerRecord,
+        call: AttentionRecord,
         rows: Tensor | None,
         groups: Tensor | None,
         at_most: int | None,
@@ -117,7 +117,7 @@ class _BlockALTI(LayerALTI):
         own = super()._layer_map(index, recording, call, rows, groups, at_most)
         if len(recording.calls) == 1:
             return own
-        parts = LayerParts(recording, attention_call(recording, "cross"))
+        parts = AttentionBlock(recording, attention_call(recording, "cross"))
         cross = alti_of_attention(parts, rows, None, self.norm)
         own = normalize_rows(own)
         # A row whose own vectors all lead away is incomplete: it becomes zero, which is reported.

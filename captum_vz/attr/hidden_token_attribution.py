@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from captum_vz._engine.chunks import fitting
-from captum_vz._engine.embedded import Embedded
-from captum_vz._engine.recording import AttentionCall, Recording, first_tensor
-from captum_vz._engine.sites import valid_positions
+from captum_vz._engine.capture.embeddings import EmbeddingLeaf
+from captum_vz._engine.capture.records import AttentionRecord, LayerRecord
+from captum_vz._engine.numerics.budget import budget_of
+from captum_vz._engine.numerics.tensors import first_tensor
+from captum_vz._engine.structure.site import valid_positions
 from captum_vz.attr._arguments import Arguments
 from captum_vz.attr._layer_maps import LayerMaps, MapRun
 from captum_vz.attr._target import WantedTokens
@@ -64,7 +65,7 @@ class HiddenTokenAttribution(LayerMaps):
     (True, 1.0)
     """
 
-    _embedded: Embedded  # of one call, on a copy of the attribution that lives as long
+    _embedded: EmbeddingLeaf  # of one call, on a copy of the attribution that lives as long
 
     def __init__(
         self,
@@ -90,14 +91,14 @@ class HiddenTokenAttribution(LayerMaps):
             f"{self.get_name()} needs gradients, which torch.inference_mode() rules out: use torch.no_grad() instead."
         )
         call = copy(self)
-        call._embedded = call.forward_func = Embedded(self.forward_func, layers, self.embeddings)
+        call._embedded = call.forward_func = EmbeddingLeaf(self.forward_func, layers, self.embeddings)
         return super(HiddenTokenAttribution, call)._maps(layers, wanted, arguments)
 
     def _layer_map(
         self,
         index: int,
-        recording: Recording,
-        call: AttentionCall,
+        recording: LayerRecord,
+        call: AttentionRecord,
         rows: Tensor | None,
         groups: Tensor | None,
         at_most: int | None,
@@ -141,7 +142,7 @@ class HiddenTokenAttribution(LayerMaps):
         directions = directions.to(hidden)
         squares = widen(vectors.new_zeros(batch, rows.shape[1], vectors.shape[not tokens_first]))
         example = torch.arange(batch, device=rows.device)
-        at_once = at_most or fitting(hidden, hidden.numel() + vectors.numel())
+        at_once = at_most or budget_of(hidden.device).items_in_chunk(hidden, hidden.numel() + vectors.numel())
         for passes in torch.arange(rows.shape[1] * len(directions), device=rows.device).split(at_once):
             row, direction = passes // len(directions), passes % len(directions)
             seeds = hidden.new_zeros(len(passes), *hidden.shape)

@@ -8,9 +8,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from captum_vz._engine.decomposition import decompositions
-from captum_vz._engine.parts import LayerParts
-from captum_vz._engine.recording import AttentionCall, Recording
+from captum_vz._engine.capture.records import AttentionRecord, LayerRecord
+from captum_vz._engine.decomposition.attention_block import AttentionBlock
+from captum_vz._engine.decomposition.vectors import decompositions
 from captum_vz.attr._layer_maps import LayerMaps
 from captum_vz.functional import alti_contributions
 
@@ -62,17 +62,17 @@ class LayerALTI(LayerMaps):
     def _layer_map(
         self,
         index: int,
-        recording: Recording,
-        call: AttentionCall,
+        recording: LayerRecord,
+        call: AttentionRecord,
         rows: Tensor | None,
         groups: Tensor | None,
         at_most: int | None,
     ) -> Tensor:
-        return alti_of_attention(LayerParts(recording, call), rows, groups, self.norm)
+        return alti_of_attention(AttentionBlock(recording, call), rows, groups, self.norm)
 
 
 def alti_of_attention(
-    parts: LayerParts, rows: Tensor | None, groups: Tensor | None, norm: Literal["l1", "l2"]
+    parts: AttentionBlock, rows: Tensor | None, groups: Tensor | None, norm: Literal["l1", "l2"]
 ) -> Tensor:
     """ALTI's contributions `(batch, row, group)`; of a cross-attention, the residual connection's in a last column."""
     examples = []

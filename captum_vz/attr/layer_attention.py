@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from captum_vz._engine.recording import AttentionCall, Recording
-from captum_vz._engine.sites import valid_positions
+from captum_vz._engine.capture.records import AttentionRecord, LayerRecord
+from captum_vz._engine.structure.site import valid_positions
 from captum_vz.attr._heads import select_heads
 from captum_vz.attr._layer_maps import LayerMaps
 from captum_vz.attr._target import gather_rows
@@ -61,8 +61,8 @@ class LayerAttention(LayerMaps):
     def _layer_map(
         self,
         index: int,
-        recording: Recording,
-        call: AttentionCall,
+        recording: LayerRecord,
+        call: AttentionRecord,
         rows: Tensor | None,
         groups: Tensor | None,
         at_most: int | None,

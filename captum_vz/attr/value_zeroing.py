@@ -1,4 +1,4 @@
-"""Value Zeroing (Mohebbi et al., EACL 2023)."""
+"""Value Ablation (Mohebbi et al., EACL 2023)."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from captum_vz._engine.precision import HALF, in_float32
-from captum_vz._engine.recording import AttentionCall, Recording
-from captum_vz._engine.scoring import value_zeroing_map
-from captum_vz._engine.zeroing import Measure, Zeroing
+from captum_vz._engine.capture.float32 import HALF, in_float32
+from captum_vz._engine.capture.records import AttentionRecord, LayerRecord
+from captum_vz._engine.replay.base import Ablation, OutputDistance
+from captum_vz._engine.value_zeroing import value_zeroing_map
 from captum_vz.attr._arguments import listed
 from captum_vz.attr._heads import Heads, select_heads
 from captum_vz.attr._layer_maps import LayerMaps
@@ -86,8 +86,8 @@ class ValueZeroing(LayerMaps):
     def _layer_map(
         self,
         index: int,
-        recording: Recording,
-        call: AttentionCall,
+        recording: LayerRecord,
+        call: AttentionRecord,
         rows: Tensor | None,
         groups: Tensor | None,
         at_most: int | None,
@@ -96,7 +96,7 @@ class ValueZeroing(LayerMaps):
             f"The layer {recording.name} carries several vectors of each token, and final_norm is for one: omit it."
         )
         heads = select_heads(self.heads, index, len(listed(self.layer)), call.size[1])
-        zeroing = Zeroing(self._measure(), rows, groups, heads, at_most, fast=self.precision == "fast")
+        zeroing = Ablation(self._measure(), rows, groups, heads, at_most, fast=self.precision == "fast")
         scores, lost = value_zeroing_map(recording, call, zeroing)
         if lost:
             dtype = str(scores.dtype).removeprefix("torch.")
@@ -106,7 +106,7 @@ class ValueZeroing(LayerMaps):
             )
         return scores
 
-    def _measure(self) -> Measure:
+    def _measure(self) -> OutputDistance:
         norm = self.final_norm
         if norm is not None and any(parameter.dtype in HALF for parameter in norm.parameters()):
             norm = in_float32(norm)
@@ -127,4 +127,4 @@ class ValueZeroing(LayerMaps):
             assert distances.isfinite().all(), "distance gave values that are not finite (NaN or infinity)."
             return distances
 
-        return Measure(prepare, between)
+        return OutputDistance(prepare, between)

@@ -15,12 +15,11 @@ from captum._utils.common import (
 from captum._utils.progress import NullProgress, progress
 from torch import Tensor
 
-from captum_vz._engine.copies import ModelCopies
-from captum_vz._engine.memory import repeat
-from captum_vz._engine.precision import is_half
-from captum_vz._engine.recording import Recording
-from captum_vz._engine.sites import attention_call, end_of_given, valid_positions
-from captum_vz._engine.windows import is_reordered
+from captum_vz._engine.capture.float32 import is_half
+from captum_vz._engine.capture.records import LayerRecord
+from captum_vz._engine.numerics.tensors import repeat_examples
+from captum_vz._engine.structure.site import attention_call, end_of_given, is_reordered, valid_positions
+from captum_vz._engine.whole_model.replay import ModelReplay
 from captum_vz.attr._arguments import Groups, Inputs, as_layers, check_per_eval, tokens_of, user_call
 from captum_vz.attr._captum import WhileRunning, logged, warn
 from captum_vz.attr._heads import Heads, select_heads
@@ -133,11 +132,11 @@ class ValueZeroingEffect(WhileRunning):
         layers = as_layers(self.layer)
         device_ids = self.device_ids or getattr(self.forward_func, "device_ids", None)
         masks = Groups(feature_mask, device_ids)
-        model = ModelCopies(layers, device_ids)
+        model = ModelReplay(layers, device_ids)
         half: list[bool] = []
         ends: list[int | None] = []
 
-        def compute(index: int, recording: Recording) -> Tensor:
+        def compute(index: int, recording: LayerRecord) -> Tensor:
             call = attention_call(recording, self.attention)
             assert call.windows is None and not is_reordered(recording, call), (
                 f"The attention of {recording.name} sees the layer's tokens in windows, or in another order, "
@@ -207,10 +206,10 @@ def _steps(count: int, at_most: int) -> Iterator[tuple[int, int]]:
 def _copies(inputs: Any, additional_forward_args: Any, copies: int, batch: int) -> tuple[Any, Any]:
     """The arguments of the user's call for copies of the batch, one behind the other."""
     if isinstance(inputs, Mapping):
-        return {name: repeat(value, copies, batch) for name, value in inputs.items()}, None
-    copied = tuple(repeat(value, copies, batch) for value in _format_tensor_into_tuples(inputs))
+        return {name: repeat_examples(value, copies, batch) for name, value in inputs.items()}, None
+    copied = tuple(repeat_examples(value, copies, batch) for value in _format_tensor_into_tuples(inputs))
     further = _format_additional_forward_args(additional_forward_args)
-    return copied, None if further is None else tuple(repeat(value, copies, batch) for value in further)
+    return copied, None if further is None else tuple(repeat_examples(value, copies, batch) for value in further)
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from captum_vz import (
     ValueZeroingEffect,
     ValueZeroingRollout,
 )
-from captum_vz._engine.gaps import noting_gaps
+from captum_vz._engine.whole_model.mixing import noting_other_mixing
 from captum_vz.attr import LayerMaps, RolledOut
 from captum_vz.attr._arguments import Arguments
 from captum_vz.attr._rolled_out import refuse_other_mixers
@@ -106,7 +106,7 @@ class Batch:
     def joined_rows(self, method: RolledOut, maps: str, all_layers: bool) -> Rows:
         """The targets' rows of the layers' maps joined as `method` joins them, up to each layer or through all."""
         if maps not in self._whole:
-            with noting_gaps() as gaps:
+            with noting_other_mixing() as gaps:
                 self._whole[maps] = self._run(maps, WantedTokens())
             refuse_other_mixers(method.get_name(), self.layers, gaps.pairs, gaps.mixers)
         found = self._whole[maps]

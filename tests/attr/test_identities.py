@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from captum_vz import AttentionFlow, AttentionRollout, LayerAttention, ValueZeroing, ValueZeroingRollout
+from tests.budget import set_budget
 from tests.engine.compare import assert_same
 from tests.reference import FAMILIES, Case
 
@@ -87,7 +88,7 @@ def test_any_size_of_chunk(name: str, positions: int, monkeypatch: pytest.Monkey
         expected = maps_of(case, **options)
         with monkeypatch.context() as patch:
             # A position of these models is 48 to 96 numbers wide.
-            patch.setattr("captum_vz._engine.chunks.CHUNK_BYTES", {"cpu": positions * 96 * 8})
+            set_budget(patch, chunk_bytes=positions * 96 * 8)
             assert_same(maps_of(case, **options), expected)
 
 

@@ -18,9 +18,10 @@ from torch.nn.modules import module as torch_modules
 from torch.utils.flop_counter import FlopCounterMode
 
 from captum_vz import ValueZeroing, ValueZeroingEffect, find_layers
-from captum_vz._engine import copies, memory
+from captum_vz._engine.whole_model import clean_cache
 from captum_vz.errors import ArgumentError
 from captum_vz.testbed import load_agreement_model
+from tests.budget import set_budget
 from tests.captum.configurations import embed
 from tests.captum.footprint import footprint
 from tests.captum.test_replicas import in_replicas
@@ -403,10 +404,10 @@ def test_memory_bounds_the_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = effect(case)
     forward = Counted(case)
     widest = 3 * 7 * 48 * 8  # the feed-forward layer's
-    monkeypatch.setitem(copies.COPIES_BYTES, "cpu", 4 * widest)
+    set_budget(monkeypatch, copies_bytes=4 * widest)
     assert_same(ValueZeroingEffect(forward, case.layers).attribute(case.inputs, read), expected)
     assert forward.examples == [3, 12, 12, 6]
-    monkeypatch.setitem(copies.COPIES_BYTES, "cpu", 1)
+    set_budget(monkeypatch, copies_bytes=1)
     assert_same(ValueZeroingEffect(forward, case.layers).attribute(case.inputs, read), expected)
 
 
@@ -453,7 +454,7 @@ def test_a_causal_model_computes_anew_only_what_can_change(name: str, monkeypatc
     plain = operations(lambda: case.model(**inputs))
     found, cost = of.attribute(inputs, read), operations(lambda: of.attribute(inputs, read))
     cost_of_last = operations(lambda: last.attribute(inputs, read))
-    monkeypatch.setattr(memory, "FEW_LEFT", -1)  # as if everything had changed
+    monkeypatch.setattr(clean_cache, "MOST_CHANGED", -1)  # as if everything had changed
     assert_same(of.attribute(inputs, read), found)
     whole = operations(lambda: of.attribute(inputs, read))
     assert whole > 0.95 * plain * (tokens + 2)  # the clean pass, a copy for each token and one more

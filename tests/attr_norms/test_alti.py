@@ -10,6 +10,7 @@ from torch import nn
 
 from captum_vz import ALTI, LayerALTI
 from captum_vz.functional import alti_contributions
+from tests.budget import set_budget
 from tests.engine.compare import assert_batch_is_its_examples, assert_same
 from tests.reference import FAMILIES, naive_rollout
 from tests.reference.norms import POST_NORMS, PRE_NORM, naive_alti, naive_vectors
@@ -92,7 +93,7 @@ def test_any_size_of_chunk(name: str, rows: int, monkeypatch: pytest.MonkeyPatch
     method = LayerALTI(case.model, case.layers[0])
     expected = method.attribute(case.inputs)
     # So many rows of seven sources, 32 numbers each.
-    monkeypatch.setattr("captum_vz._engine.chunks.CHUNK_BYTES", {"cpu": rows * 7 * 32 * 8})
+    set_budget(monkeypatch, chunk_bytes=rows * 7 * 32 * 8)
     assert_same(method.attribute(case.inputs), expected)
 
 

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from captum_vz import LayerAttentionNorm, find_layers
-from captum_vz._engine.collect import collect
-from captum_vz._engine.decomposition import Decomposition, decompositions
-from captum_vz._engine.parts import LayerParts
-from captum_vz._engine.recording import Recording
-from captum_vz._engine.sites import attention_call
+from captum_vz._engine.capture.forward_pass import run_and_record
+from captum_vz._engine.capture.records import LayerRecord
+from captum_vz._engine.decomposition.attention_block import AttentionBlock
+from captum_vz._engine.decomposition.vectors import Decomposition, decompositions
+from captum_vz._engine.structure.site import attention_call
+from tests.budget import set_budget
 from tests.engine.compare import assert_same
 from tests.reference import FAMILIES, Case
 from tests.reference.norms import (
@@ -69,11 +70,11 @@ def decomposition_of(case: Case, include: str, layer_index: int = 0) -> Decompos
     """All examples and rows of a layer at once: these are so small that they fit one chunk."""
     found: list[Decomposition] = []
 
-    def keep(index: int, recording: Recording) -> Tensor:
-        found.extend(decompositions(LayerParts(recording, attention_call(recording, "self")), include, None, None))
+    def keep(index: int, recording: LayerRecord) -> Tensor:
+        found.extend(decompositions(AttentionBlock(recording, attention_call(recording, "self")), include, None, None))
         return torch.zeros(1)
 
-    collect(lambda: case.model(**case.inputs), [case.layers[layer_index]], keep)
+    run_and_record(lambda: case.model(**case.inputs), [case.layers[layer_index]], keep)
     return found[-1]  # of a layer that runs several times, the last run counts
 
 
@@ -140,7 +141,7 @@ def test_any_size_of_chunk(name: str, include: Any, rows: int, monkeypatch: pyte
     for options in ({}, {"feature_mask": mask}):
         expected = method.attribute(case.inputs, **options)
         with monkeypatch.context() as patch:
-            patch.setattr("captum_vz._engine.chunks.CHUNK_BYTES", {"cpu": rows * 7 * 32 * 8})
+            set_budget(patch, chunk_bytes=rows * 7 * 32 * 8)
             assert_same(method.attribute(case.inputs, **options), expected)
 
 

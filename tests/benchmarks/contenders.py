@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from captum_vz._engine.products import Product
+from captum_vz._engine.numerics.matmul import Product
 from captum_vz.functional import cosine_distance, normalize_rows
 from tests.benchmarks.measure import medians
 from tests.benchmarks.models import Size

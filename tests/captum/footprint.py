@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from captum_vz._engine.interface import current_listener
+from captum_vz._engine.taps.handler import current_handler
 
 HOOKS = [name for name in vars(nn.Module()) if "hook" in name]
 
@@ -25,7 +25,7 @@ def footprint(model: nn.Module) -> dict[str, Any]:
         "attention": {key: config._attn_implementation for key, config in configs.items()},
         "requires_grad": {name: parameter.requires_grad for name, parameter in model.named_parameters()},
         "gradients": {name: parameter.grad for name, parameter in model.named_parameters()},
-        "listener": current_listener(),
+        "listener": current_handler(),
         "grad mode": torch.is_grad_enabled(),
     }
 

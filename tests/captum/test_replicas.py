@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from captum_vz._engine.collect import _join
+from captum_vz._engine.capture.forward_pass import _join
 from tests.captum.configurations import METHODS, ONE_THREAD_METHODS, tensors
 from tests.captum.footprint import footprint
 from tests.reference.families import FAMILIES

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from captum_vz import ValueZeroing, ValueZeroingRollout
-from captum_vz._engine import scoring
-from captum_vz._engine.recording import Recording
+from captum_vz._engine import value_zeroing
+from captum_vz._engine.capture.records import LayerRecord
 from captum_vz.functional import rollout
 from tests.reference import FAMILIES, Case
 
@@ -70,7 +70,7 @@ def test_the_cost_of_a_row_grows_with_the_tokens_and_that_of_a_map_with_their_sq
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Without the fast lane, which pays by the source as well; what it costs is counted in tests/engine_folded.
-    monkeypatch.setattr(scoring, "WAYS", scoring.WAYS[1:])
+    monkeypatch.setattr(value_zeroing, "REPLAYS", value_zeroing.REPLAYS[1:])
 
     def cost(tokens: int, target: Any) -> int:
         case, inputs = case_of(name, tokens)
@@ -100,7 +100,7 @@ def test_padding_and_the_future_cost_nothing() -> None:
 
 
 def test_values_that_are_zero_already_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scoring, "WAYS", scoring.WAYS[1:])  # of no pairs at all, the fast lane is left at once
+    monkeypatch.setattr(value_zeroing, "REPLAYS", value_zeroing.REPLAYS[1:])  # of no pairs at all, the fast lane is left at once
     case, inputs = FAMILIES["bert"].build(), case_of("bert")[1]
     of = ValueZeroing(case.model, case.layers[0])
     values = case.layers[0].attention.self.value
@@ -145,7 +145,7 @@ def test_nothing_of_a_layer_outlives_it(method: Any, name: str) -> None:
     kept: list[weakref.ref[Tensor]] = []
 
     class Watched(ValueZeroing):
-        def _layer_map(self, index: int, recording: Recording, *rest: Any) -> Tensor:
+        def _layer_map(self, index: int, recording: LayerRecord, *rest: Any) -> Tensor:
             assert not any(one() is not None for one in kept)
             scores = super()._layer_map(index, recording, *rest)
             for call in recording.calls:

@@ -16,7 +16,7 @@ import transformers
 from torch import Tensor, nn
 
 from captum_vz import ValueZeroing
-from captum_vz._engine import packing
+from captum_vz._engine.replay import packed
 from tests.engine.blocks import (
     WIDTH,
     Ahead,
@@ -80,8 +80,8 @@ MIXTURES: list[Callable[[], nn.Module]] = [
 
 def trust(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have any layer taken for one whose code is known."""
-    monkeypatch.setattr(packing, "code_is_known", lambda recording: True)
-    monkeypatch.setattr(packing, "has_no_experts", lambda recording: True)
+    monkeypatch.setattr(packed, "is_library_code", lambda recording: True)
+    monkeypatch.setattr(packed, "each_module_runs_once", lambda recording: True)
 
 
 @pytest.mark.parametrize("alike", [False, True])

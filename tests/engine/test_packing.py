@@ -13,9 +13,9 @@ from accelerate.hooks import ModelHook, SequentialHook, add_hook_to_module
 from torch import Tensor, nn
 
 from captum_vz import ValueZeroing, ValueZeroingEffect
-from captum_vz._engine import packing
-from captum_vz._engine.noise import noise_like
-from captum_vz._engine.recording import Recording
+from captum_vz._engine.capture.records import LayerRecord
+from captum_vz._engine.numerics.perturbation import noise_like
+from captum_vz._engine.replay import packed, trust
 from tests.engine.blocks import HEADS, WIDTH, Block, SelfAttention, direction, sequences, zeroed_one_by_one
 from tests.engine.compare import assert_same
 from tests.reference import FAMILIES
@@ -235,7 +235,7 @@ def counted(monkeypatch: pytest.MonkeyPatch, layer: nn.Module, forward: nn.Modul
         asked.append(recording)
         return True
 
-    monkeypatch.setattr(packing, "values_are_in_order", ask)
+    monkeypatch.setattr(packed, "values_are_in_order", ask)
     ValueZeroing(forward, layer).attribute(inputs)
     return len(asked)
 
@@ -315,12 +315,12 @@ CODE: dict[str, tuple[Callable[[], nn.Module], bool]] = {
 @pytest.mark.parametrize("code", CODE)
 def test_whose_code_it_is(code: str) -> None:
     module, expected = CODE[code]
-    assert packing.code_is_known(Recording(module(), (), {})) is expected
+    assert trust.is_library_code(LayerRecord(module(), (), {})) is expected
 
 
 def test_what_a_user_puts_into_a_class_of_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nn.Linear, "extra_repr", own(nn.Linear.extra_repr))
-    assert not packing.code_is_known(Recording(nn.Linear(2, 2), (), {}))
+    assert not trust.is_library_code(LayerRecord(nn.Linear(2, 2), (), {}))
 
 
 def test_noise_where_there_are_no_numbers() -> None:

@@ -13,7 +13,7 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from captum_vz import LayerAttention, ValueZeroing, find_layers
-from captum_vz._engine.precision import in_float32
+from captum_vz._engine.capture.float32 import in_float32
 from tests.engine.blocks import zeroed_one_by_one
 from tests.reference import FAMILIES
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from captum_vz._engine.weights import weights_used
+from captum_vz._engine.taps.handler import weights_used
 
 BATCH, HEADS, OUT, SOURCES, WIDTH = 2, 4, 3, 7, 3
 

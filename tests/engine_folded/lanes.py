@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from captum_vz import ValueZeroing
-from captum_vz._engine import scoring
-from captum_vz._engine.replay import NotReproducedError
+from captum_vz._engine import value_zeroing
+from captum_vz._engine.numerics.tolerance import CannotReplay
 from tests.reference import FAMILIES, Case
 from tests.reference.inputs import noise, padded_tokens
 
@@ -29,18 +29,18 @@ class Lanes:
     def fast(self, model: nn.Module, layers: Any, inputs: Any, **options: Any) -> list[Tensor]:
         def counted(*args: Any) -> Tensor:
             try:
-                scores = scoring._folded_pairs(*args)
-            except NotReproducedError as error:
+                scores = value_zeroing._folded_pairs(*args)
+            except CannotReplay as error:
                 self.reasons.add(str(error))
                 raise
             self.used += 1
             return scores
 
-        self.monkeypatch.setattr(scoring, "WAYS", (counted, *scoring.WAYS[1:]))
+        self.monkeypatch.setattr(value_zeroing, "REPLAYS", (counted, *value_zeroing.REPLAYS[1:]))
         return self._maps(model, layers, inputs, **options)
 
     def general(self, model: nn.Module, layers: Any, inputs: Any, **options: Any) -> list[Tensor]:
-        self.monkeypatch.setattr(scoring, "WAYS", WAYS[1:])
+        self.monkeypatch.setattr(value_zeroing, "REPLAYS", WAYS[1:])
         return self._maps(model, layers, inputs, **options)
 
     def _maps(self, model: nn.Module, layers: Any, inputs: Any, **options: Any) -> list[Tensor]:
@@ -57,7 +57,15 @@ class Lanes:
             torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-14)
 
 
-WAYS = scoring.WAYS
+WAYS = value_zeroing.REPLAYS
+
+
+def set_chunk_rows(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
+    """Run so many rows at a time."""
+    for room in ("packed", "folded.replay"):
+        monkeypatch.setattr(f"captum_vz._engine.replay.{room}.chunk_rows", lambda record, output: rows)
+
+
 OF_CALL = ("target", "feature_mask", "perturbations_per_eval")
 
 

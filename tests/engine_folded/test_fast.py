@@ -12,9 +12,7 @@ from torch import Tensor, nn
 from transformers import AutoModel, AutoTokenizer
 
 from captum_vz import ValueZeroing, ValueZeroingRollout, find_layers
-from captum_vz._engine import scoring
-from captum_vz._engine.precision import multiplies_halves_fast
-from captum_vz._engine.products import Product
+from captum_vz._engine.numerics.matmul import Product, has_fast_bfloat16
 from tests.engine_folded.lanes import long_case
 from tests.engine_folded.test_folded import FOLDED, UNFOLDED
 
@@ -35,7 +33,7 @@ def products(monkeypatch: pytest.MonkeyPatch) -> list[torch.dtype]:
         return call(product, rows)
 
     monkeypatch.setattr(Product, "__call__", noted)
-    monkeypatch.setattr(scoring, "multiplies_halves_fast", lambda device: True)
+    monkeypatch.setattr("captum_vz._engine.replay.folded.replay.has_fast_bfloat16", lambda device: True)
     return seen
 
 
@@ -140,12 +138,12 @@ def test_where_memory_is_short(products: list[torch.dtype], monkeypatch: pytest.
 
     case = long_case("bert")
     expected = ValueZeroing(case.model, case.layers).attribute(case.inputs)
-    monkeypatch.setattr(scoring, "FoldedPairs", no_memory)
+    monkeypatch.setattr("captum_vz._engine.replay.folded.replay.FoldedPairs", no_memory)
     (told,) = warned(case.model, case.layers, case.inputs)
     assert told.count("found no memory for BertLayer, computed exactly") == 1
     found = ValueZeroing(case.model, case.layers).attribute(case.inputs)
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-14)
-    monkeypatch.setattr(scoring, "packed_pairs", no_memory)
+    monkeypatch.setattr("captum_vz._engine.replay.packed.packed_pairs", no_memory)
     with pytest.raises(torch.OutOfMemoryError, match="Tried to allocate"):
         ValueZeroing(case.model, case.layers).attribute(case.inputs)
 
@@ -158,14 +156,14 @@ def test_a_few_rows_are_exact_and_nothing_is_said(products: list[torch.dtype]) -
 @pytest.mark.parametrize("units", ["amx_bf16", "avx512_bf16"])
 def test_what_counts_as_fast(units: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {units: True}, raising=False)
-    assert multiplies_halves_fast(torch.device("cpu"))
+    assert has_fast_bfloat16(torch.device("cpu"))
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {}, raising=False)
-    assert not multiplies_halves_fast(torch.device("cpu"))
+    assert not has_fast_bfloat16(torch.device("cpu"))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-    assert not multiplies_halves_fast(torch.device("cuda"))
+    assert not has_fast_bfloat16(torch.device("cuda"))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    assert multiplies_halves_fast(torch.device("cuda"))
-    assert not multiplies_halves_fast(torch.device("mps"))
+    assert has_fast_bfloat16(torch.device("cuda"))
+    assert not has_fast_bfloat16(torch.device("mps"))
 
 
 @pytest.mark.parametrize("wrong", ["half", None, torch.bfloat16])

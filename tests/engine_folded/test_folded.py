@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from captum_vz._engine import blocks, chunks, scoring
+from captum_vz._engine.replay.folded import plan
+from tests.budget import set_budget
 from tests.engine.blocks import WIDTH, Block, Convolution, Mean, sequences
-from tests.engine_folded.lanes import LENGTHS, Lanes, long_case
+from tests.engine_folded.lanes import LENGTHS, Lanes, long_case, set_chunk_rows
 from tests.reference import naive_value_zeroing
 from tests.reference.case import WIDTH as MODEL_WIDTH
 
@@ -91,8 +92,8 @@ def test_groups_of_all_heads(lanes: Lanes) -> None:
 @each_shape
 @pytest.mark.parametrize("rows", [3, 7, 40])
 def test_chunks_of_any_size(name: str, rows: int, lanes: Lanes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocks, "VECTORS", 9)
-    monkeypatch.setattr(scoring, "_chunk_rows", lambda recording, output: rows)
+    monkeypatch.setattr(plan, "VECTORS", 9)
+    set_chunk_rows(monkeypatch, rows)
     case = long_case(name)
     lanes.agree(case.model, case.layers[:1], case.inputs)
 
@@ -106,7 +107,7 @@ def test_neighbours_with_the_same_targets(name: str, count: int, lanes: Lanes, m
     general = lanes.general(case.model, case.layers, case.inputs)
     spans = []
     for neighbours in (1, count):
-        monkeypatch.setattr(chunks, "NEIGHBOURS", {"cpu": neighbours})
+        set_budget(monkeypatch, neighbours=neighbours)
         found.clear()
         maps = lanes.fast(case.model, case.layers, case.inputs)
         spans.append(sum(len(chunk.spans) for one, _ in found for block in one for chunk in block.chunks))
@@ -133,9 +134,9 @@ def test_any_mixture_of_inputs_options_and_chunks(seed: int, lanes: Lanes, monke
         "target": draw.choice([None, [*range(20, 0, -1)]]) if batch == 1 else None,
     }
     rows = draw.choice([3, 11, 40, 10**6])
-    monkeypatch.setattr(blocks, "VECTORS", draw.choice([1, 30, 1024]))
-    monkeypatch.setattr(chunks, "NEIGHBOURS", {"cpu": draw.choice([1, 1, 4, 16])})
-    monkeypatch.setattr(scoring, "_chunk_rows", lambda recording, output: rows)
+    monkeypatch.setattr(plan, "VECTORS", draw.choice([1, 30, 1024]))
+    set_budget(monkeypatch, neighbours=draw.choice([1, 1, 4, 16]))
+    set_chunk_rows(monkeypatch, rows)
     inputs = {"input_ids": ids, "attention_mask": mask}
     fast = lanes.fast(case.model, case.layers, inputs, **options)
     general = lanes.general(case.model, case.layers, inputs, **options)
@@ -160,16 +161,16 @@ def test_sources_with_few_targets_fold_no_first_matrix(lanes: Lanes) -> None:
     assert all(0 < block.folded < len(block.source) for of_layer, _ in found for block in of_layer)
 
 
-def spied(lanes: Lanes) -> list[tuple[list[blocks.Block], bool]]:
+def spied(lanes: Lanes) -> list[tuple[list[plan.SourceBlock], bool]]:
     """How the pairs of each layer are to be run."""
-    found: list[tuple[list[blocks.Block], bool]] = []
-    blocks_of_a_layer = blocks.blocks
+    found: list[tuple[list[plan.SourceBlock], bool]] = []
+    blocks_of_a_layer = plan.plan_chunks
 
     def spy(*args: Any) -> Any:
         found.append(blocks_of_a_layer(*args))
         return found[-1]
 
-    lanes.monkeypatch.setattr("captum_vz._engine.folded.blocks", spy)
+    lanes.monkeypatch.setattr("captum_vz._engine.replay.folded.replay.plan_chunks", spy)
     return found
 
 

@@ -14,9 +14,12 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import BertConfig, BertModel, GPT2Config, GPT2Model, LlamaConfig, LlamaModel
 
 from captum_vz import ValueZeroing
-from captum_vz._engine import chunks, scoring
-from captum_vz._engine.folded import FEW
-from captum_vz._engine.scoring import LAST
+from captum_vz._engine import value_zeroing
+from captum_vz._engine.numerics.budget import budget_of
+from captum_vz._engine.replay.folded.replay import FEW
+from captum_vz._engine.replay.packed import LAST
+from tests.budget import set_budget
+from tests.engine_folded.lanes import set_chunk_rows
 
 Build = Callable[[], tuple[torch.nn.Module, torch.nn.Module]]
 
@@ -46,7 +49,7 @@ each_model = pytest.mark.parametrize(("build", "firsts", "causal"), MODELS)
 
 @pytest.fixture(autouse=True)
 def one_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scoring, "_chunk_rows", lambda recording, output: 10**6)
+    set_chunk_rows(monkeypatch, 10**6)
 
 
 def operations(
@@ -61,7 +64,7 @@ def operations(
     model, layer = build()
     # torch counts its own products, not oneDNN's, which are as many.
     with monkeypatch.context() as patch, torch.backends.mkldnn.flags(enabled=False):
-        patch.setattr(scoring, "WAYS", scoring.WAYS[ways:])
+        patch.setattr(value_zeroing, "REPLAYS", value_zeroing.REPLAYS[ways:])
         with FlopCounterMode(display=False) as counter:
             ValueZeroing(model, layer, precision=precision).attribute(torch.arange(tokens)[None], **options)
     return counter.get_total_flops()
@@ -119,8 +122,8 @@ def test_the_fast_lane(
     composed: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(scoring, "multiplies_halves_fast", lambda device: True)
-    monkeypatch.setattr("captum_vz._engine.products.STEP", 1)  # else up to 15 rows are added to each product
+    monkeypatch.setattr("captum_vz._engine.replay.folded.replay.has_fast_bfloat16", lambda device: True)
+    monkeypatch.setattr("captum_vz._engine.numerics.matmul.STEP", 1)  # else up to 15 rows are added to each product
     counts = [tokens - source for source in range(tokens)] if causal else [tokens] * tokens
     vector = 1 / H if composed else 1  # what one costs, in rows of the first matrix
     folded = [count for count in counts if count > H * (vector + count / d)]
@@ -152,7 +155,7 @@ def test_the_fast_lane_needs_fewer_than_two_thirds(monkeypatch: pytest.MonkeyPat
 def test_the_fast_lane_is_taken_if_it_saves_more_than_its_calls_cost(
     precision: str, share: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scoring, "multiplies_halves_fast", lambda device: True)
+    monkeypatch.setattr("captum_vz._engine.replay.folded.replay.has_fast_bfloat16", lambda device: True)
     # Of the rows of the first matrix: one a pair, less a sum over each source's vectors and what its values cost;
     # once, the attention's projection with that matrix, and two runs of all targets.
     rows = T * T - T * H * (T / d + 1 / H) - d - 2 * T
@@ -160,13 +163,13 @@ def test_the_fast_lane_is_taken_if_it_saves_more_than_its_calls_cost(
     for calls, ways in ((0.98 * saved, 0), (1.02 * saved, 1)):
         expected = operations(bert, ways, monkeypatch, precision)
         with monkeypatch.context() as patch:
-            patch.setattr(chunks, "CALLS", {"cpu": calls})
+            set_budget(patch, folding_calls=calls)
             assert operations(bert, 0, monkeypatch, precision) == expected
     assert operations(bert, 0, monkeypatch, precision) < operations(bert, 1, monkeypatch, precision)
 
 
 def test_calls_cost_more_on_other_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    here, elsewhere = (chunks.rows_to_save(torch.empty(1, device=device), 768 * 3072) for device in ("cpu", "meta"))
+    here, elsewhere = (budget_of(torch.device(kind)).rows_to_save(768 * 3072) for kind in ("cpu", "meta"))
     assert 0 < here < 200  # rows of bert-base's first matrix
     assert 100 * here < elsewhere

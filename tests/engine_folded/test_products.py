@@ -17,8 +17,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers.pytorch_utils import Conv1D
 
 from captum_vz import LayerAttention, ValueZeroing, find_layers
-from captum_vz._engine import products, scoring
-from captum_vz._engine.products import FEW, STEP, WORTH, FastProducts, Product
+from captum_vz._engine import value_zeroing
+from captum_vz._engine.numerics import matmul
+from captum_vz._engine.numerics.matmul import FEW, ROWS_THAT_PAY_REORDER, STEP, OneDnnLinears, Product
 from tests.engine_folded.lanes import long_case
 from tests.reference import naive_value_zeroing
 
@@ -32,8 +33,8 @@ has_onednn = pytest.mark.skipif(
 @pytest.fixture(autouse=True)
 def small_matrices_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever this machine, oneDNN is used as on one with AVX-512, and for matrices of any size."""
-    monkeypatch.setattr(products, "SMALL", 0)
-    monkeypatch.setattr(products, "LEAST_WORK", 0)
+    monkeypatch.setattr(matmul, "SMALL", 0)
+    monkeypatch.setattr(matmul, "LEAST_WORK", 0)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
 
 
@@ -41,13 +42,13 @@ def small_matrices_too(monkeypatch: pytest.MonkeyPatch) -> None:
 def by_onednn(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The number of rows of each product that oneDNN computed."""
     rows: list[int] = []
-    compute = products._by_onednn
+    compute = matmul._by_onednn
 
     def noted(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         rows.append(len(x))
         return compute(x, weight, bias)
 
-    monkeypatch.setattr(products, "_by_onednn", noted)
+    monkeypatch.setattr(matmul, "_by_onednn", noted)
     return rows
 
 
@@ -61,7 +62,7 @@ def bert() -> tuple[nn.Module, dict[str, Tensor]]:
 @pytest.mark.parametrize("rows", [1, STEP, STEP + 1, FEW + 1, 512, 1024, 2051])
 @pytest.mark.parametrize("transposed", [True, False], ids=["(out, in)", "(in, out)"])
 @pytest.mark.parametrize("with_bias", [True, False])
-@pytest.mark.parametrize("count", [0, 3 * WORTH], ids=["as it is", "laid out"])
+@pytest.mark.parametrize("count", [0, 3 * ROWS_THAT_PAY_REORDER], ids=["as it is", "laid out"])
 def test_the_same_numbers(dtype: torch.dtype, rows: int, transposed: bool, with_bias: bool, count: int) -> None:
     weight = torch.randn(24, 40, dtype=dtype)
     matrix = weight.T if transposed else weight.T.contiguous()
@@ -77,14 +78,14 @@ def test_the_same_numbers(dtype: torch.dtype, rows: int, transposed: bool, with_
 def test_a_bias_in_any_layout(bias: Tensor) -> None:
     weight, rows = torch.randn(24, 40), torch.randn(7, 40)
     torch.testing.assert_close(Product(weight.T, bias)(rows), rows @ weight.T + bias)
-    with torch.no_grad(), FastProducts():
+    with torch.no_grad(), OneDnnLinears():
         torch.testing.assert_close(functional.linear(rows, weight, bias), rows @ weight.T + bias)
 
 
 def test_rows_come_in_few_numbers() -> None:
-    found = {products.padded(rows) for rows in range(1, 1025)}
+    found = {matmul.padded(rows) for rows in range(1, 1025)}
     assert len(found) == FEW // 4 + (1024 - FEW) // STEP
-    assert all(0 <= products.padded(rows) - rows < STEP for rows in range(1, 1025))
+    assert all(0 <= matmul.padded(rows) - rows < STEP for rows in range(1, 1025))
 
 
 @has_onednn
@@ -106,7 +107,7 @@ def test_where_onednn_is_used(by_onednn: list[int], monkeypatch: pytest.MonkeyPa
     with monkeypatch.context() as elsewhere:
         elsewhere.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
         assert not used(weight.T)
-    monkeypatch.setattr(products, "SMALL", weight.numel() + 1)
+    monkeypatch.setattr(matmul, "SMALL", weight.numel() + 1)
     assert not used(weight.T)
 
 
@@ -114,11 +115,11 @@ def test_where_onednn_is_used(by_onednn: list[int], monkeypatch: pytest.MonkeyPa
 def test_where_onednn_is_used_with_avx2(by_onednn: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
     weight = torch.randn(24, 40)
-    in_order = Product(weight.T, count=3 * WORTH)
+    in_order = Product(weight.T, count=3 * ROWS_THAT_PAY_REORDER)
     for rows in (torch.randn(FEW, 40), torch.randn(FEW + 1, 40)):
         torch.testing.assert_close(in_order(rows), rows @ weight.T)
-        torch.testing.assert_close(Product(weight.T.contiguous(), count=3 * WORTH)(rows), rows @ weight.T)
-        with torch.no_grad(), FastProducts():
+        torch.testing.assert_close(Product(weight.T.contiguous(), count=3 * ROWS_THAT_PAY_REORDER)(rows), rows @ weight.T)
+        with torch.no_grad(), OneDnnLinears():
             torch.testing.assert_close(functional.linear(rows, weight), rows @ weight.T)
             torch.testing.assert_close(
                 torch.addmm(weight[:, 0], rows, weight.T.contiguous()), rows @ weight.T + weight[:, 0]
@@ -129,16 +130,16 @@ def test_where_onednn_is_used_with_avx2(by_onednn: list[int], monkeypatch: pytes
 @has_onednn
 def test_what_is_laid_out_anew() -> None:
     matrix = torch.randn(24, 40).T
-    assert not Product(matrix, count=WORTH - 1).weight.is_mkldnn
-    assert Product(matrix, count=WORTH).weight.is_mkldnn
-    assert not Product(matrix.contiguous(), count=WORTH).weight.is_mkldnn
-    assert Product(matrix.contiguous(), count=3 * WORTH).weight.is_mkldnn
+    assert not Product(matrix, count=ROWS_THAT_PAY_REORDER - 1).weight.is_mkldnn
+    assert Product(matrix, count=ROWS_THAT_PAY_REORDER).weight.is_mkldnn
+    assert not Product(matrix.contiguous(), count=ROWS_THAT_PAY_REORDER).weight.is_mkldnn
+    assert Product(matrix.contiguous(), count=3 * ROWS_THAT_PAY_REORDER).weight.is_mkldnn
 
 
 def test_a_torch_without_the_operators(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products.torch.ops, "mkldnn", object())
+    monkeypatch.setattr(matmul.torch.ops, "mkldnn", object())
     matrix, rows = torch.randn(24, 40).T, torch.randn(3, 24)
-    torch.testing.assert_close(Product(matrix.T, count=3 * WORTH)(rows), rows @ matrix.T)
+    torch.testing.assert_close(Product(matrix.T, count=3 * ROWS_THAT_PAY_REORDER)(rows), rows @ matrix.T)
 
 
 LINEAR: dict[str, Callable[[], nn.Module]] = {
@@ -155,7 +156,7 @@ def test_linear_modules(build: Callable[[], nn.Module], shape: tuple[int, ...], 
     module, x = build(), torch.randn(shape)
     with torch.no_grad():
         expected = module(x)
-        with FastProducts():
+        with OneDnnLinears():
             found = module(x)
         assert len(by_onednn) == 1
         module(x)
@@ -182,7 +183,7 @@ class Seen(TorchFunctionMode):
 
 def test_what_is_left_to_torch(by_onednn: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     x, weight, bias = torch.randn(7, 40), torch.randn(24, 40), torch.randn(24)
-    with FastProducts():
+    with OneDnnLinears():
         linear = nn.Linear(40, 24)
         linear(x).sum().backward()  # autograd
         assert linear.weight.grad is not None
@@ -210,14 +211,14 @@ def test_what_is_left_to_torch(by_onednn: list[int], monkeypatch: pytest.MonkeyP
                 assert functional.linear(x, weight).dtype == torch.bfloat16
             with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
                 functional.linear(x, torch.randn(24, 39))
-            monkeypatch.setattr(products, "LEAST_WORK", 7 * 40 * 24 + 1)
+            monkeypatch.setattr(matmul, "LEAST_WORK", 7 * 40 * 24 + 1)
             functional.linear(x, weight)
     assert not by_onednn
 
 
 def test_a_mode_of_the_user_sees_all_products(by_onednn: list[int]) -> None:
     x, weight = torch.randn(7, 40), torch.randn(24, 40)
-    with torch.no_grad(), Seen() as seen, FastProducts():
+    with torch.no_grad(), Seen() as seen, OneDnnLinears():
         functional.linear(x, weight)
     assert functional.linear in seen.calls
     assert not by_onednn
@@ -251,7 +252,7 @@ def test_maps(way: int, name: str, by_onednn: list[int], monkeypatch: pytest.Mon
     expected = naive_value_zeroing(case, -1, normalize=False)
     model = deepcopy(case.model).float()
     inputs = {key: x.float() if x.is_floating_point() else x for key, x in case.inputs.items()}
-    monkeypatch.setattr(scoring, "WAYS", scoring.WAYS[way : way + 1])
+    monkeypatch.setattr(value_zeroing, "REPLAYS", value_zeroing.REPLAYS[way : way + 1])
     layer = find_layers(model, stack="decoder" if name.endswith("decoder") else None)[-1]
     found = ValueZeroing(model, layer, normalize=False).attribute(inputs)
     assert len(by_onednn) > 2
@@ -341,9 +342,9 @@ def test_no_mode_stays(
 @has_onednn
 def test_where_modes_gain(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = torch.randn(24, 40)
-    assert FastProducts.gain([torch.randn(24), weight])
-    assert not FastProducts.gain([torch.randn(24), weight.double(), weight.bfloat16(), torch.randn(2, 3, 4)])
+    assert OneDnnLinears.gain([torch.randn(24), weight])
+    assert not OneDnnLinears.gain([torch.randn(24), weight.double(), weight.bfloat16(), torch.randn(2, 3, 4)])
     with Seen():
-        assert not FastProducts.gain([weight])
-    monkeypatch.setattr(products, "SMALL", weight.numel() + 1)
-    assert not FastProducts.gain([weight])
+        assert not OneDnnLinears.gain([weight])
+    monkeypatch.setattr(matmul, "SMALL", weight.numel() + 1)
+    assert not OneDnnLinears.gain([weight])

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from captum_vz import ValueZeroing
-from captum_vz._engine import scoring
-from captum_vz._engine.replay import PackedPairs
-from captum_vz._engine.windows import Windows
+from captum_vz._engine.replay.packed import PackedPairs
+from captum_vz._engine.replay.sequences import WholeSequences
+from captum_vz._engine.structure.windows import Windows
 from tests.sweep.rows import Row
 from tests.sweep.twin import Product, Run, by_token, twin_scores, twin_scores_by_position
 
@@ -156,7 +156,7 @@ def valid_rows(mask: Tensor | None, run: Run, batch: int, out: int) -> Tensor:
 def replays_noted(tried: list[Any]) -> Iterator[None]:
     """Note which ways of replaying are tried: the last one is the one that served."""
     with ExitStack() as patches:
-        for way in (PackedPairs, scoring.WholeSequences, Windows):
+        for way in (PackedPairs, WholeSequences, Windows):
             made = patch.object(way, "__init__", _noting(way.__init__, tried))
             patches.enter_context(made)
         yield
@@ -175,7 +175,7 @@ def way_of(tried: list[Any]) -> str:
         return ""
     if isinstance(tried[-1], Windows):
         return "windows"
-    if isinstance(tried[-1], scoring.WholeSequences):
+    if isinstance(tried[-1], WholeSequences):
         return "whole sequences"
     answered = isinstance(tried[-1].answer, torch.nn.Module)
     return "packed pairs" if answered else "packed, function answered"

@@ -1,0 +1,57 @@
+"""How much is computed at a time, and what pays for its calls: constants that depend on the device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The constants of one type of device.
+
+    Attributes:
+        chunk_bytes: Bytes of the widest activation of one chunk. On a CPU a chunk should stay in the cache, but each
+            chunk costs as much as thirty rows more, in calls whose time does not grow with the rows.
+        copies_bytes: Bytes of the largest output of any module on all copies of a model's inputs together. On a CPU,
+            twice as many were slower for large batches, and half as many split the tokens of one sentence for a large
+            vocabulary.
+        neighbours: How many neighbouring groups of sources share their targets, so that one product serves them all. A
+            CPU computes no pair whose weight is zero. Elsewhere a few such pairs cost less than one call for each group.
+        folding_calls: What the folded replay costs besides its products, in operations that the device could do
+            meanwhile. These are some hundreds of calls, which read a layer's structure and check the result.
+    """
+
+    chunk_bytes: int
+    copies_bytes: int
+    neighbours: int
+    folding_calls: float
+
+    def items_in_chunk(self, like: Tensor, numbers: int) -> int:
+        """How many items of `numbers` numbers fit in one chunk, at least one. `like` gives the dtype."""
+        return max(1, self.chunk_bytes // (numbers * like.element_size()))
+
+    def rows_to_save(self, numbers: int) -> int:
+        """How many rows of a product with a matrix of `numbers` numbers the folded replay must save to pay."""
+        return int(self.folding_calls / (2 * max(1, numbers)))
+
+
+# By device type. The CPU's constants are measured. Those of other devices are estimates by operation counts.
+BUDGETS = {"cpu": Budget(chunk_bytes=12 << 20, copies_bytes=128 << 20, neighbours=1, folding_calls=5e8)}
+OTHER_DEVICES = Budget(chunk_bytes=256 << 20, copies_bytes=1 << 30, neighbours=16, folding_calls=2e11)
+
+
+def budget_of(device: torch.device) -> Budget:
+    """The budget of a device."""
+    return BUDGETS.get(device.type, OTHER_DEVICES)
+
+
+def keep_freed_memory() -> None:
+    """Raise glibc's mmap threshold, so that chunk buffers are reused instead of being mapped for each chunk.
+
+    glibc returns large blocks to the system when they are freed, until a larger block was freed. It does so for blocks
+    of up to 32 MiB. Nothing is written into this block, so that it takes no memory.
+    """
+    torch.empty(31 << 20, dtype=torch.uint8, device="cpu")

@@ -1,0 +1,114 @@
+"""TODO."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from captum_vz._engine.numerics.tensors import for_query_heads, mask_as_bool
+from captum_vz._engine.taps.guards import check_attention_not_overridden
+from captum_vz._engine.taps.handler import current_handler, handled_by
+from captum_vz.functional import widen
+
+# What our functions stand for while a pass is on: torch's own, or what a user has put in their place.
+_torchs_attention = F.scaled_dot_product_attention
+_torchs_multi_head = F.multi_head_attention_forward
+# The weights that this thread computed last: multi_head_attention_forward returns them when asked to.
+_last_weights: ContextVar[Tensor | None] = ContextVar("captum_vz_weights", default=None)
+# How many passes are on, and whether the fast path was on before the first: two threads may each be in one.
+_passes = 0
+_fast_path = True
+_lock = threading.Lock()
+
+
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    listener = current_handler()
+    if listener is None or query.dim() not in (3, 4):
+        return _torchs_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    if query.dim() == 3:  # one head
+        mask = attn_mask[:, None] if attn_mask is not None and attn_mask.dim() == 3 else attn_mask
+        return _attention(query[:, None], key[:, None], value[:, None], mask, dropout_p, is_causal, scale)[:, 0]
+    with handled_by(None):
+        check_attention_not_overridden(
+            _torchs_attention, query, key, value, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+    if is_causal:
+        attn_mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).tril()
+    visible = None
+    if attn_mask is not None and not is_causal:
+        visible = mask_as_bool(attn_mask)[(None,) * (4 - attn_mask.dim())]
+
+    def attend(values: Tensor) -> tuple[Tensor, Tensor]:
+        weights = _weights(query, key, attn_mask, scale)
+        context = weights @ for_query_heads(values.to(weights), query.shape[1])
+        return context.transpose(1, 2).to(values), weights.to(query)
+
+    context, weights = listener.attend(None, attend, value, visible, dropout_p)
+    _last_weights.set(weights)
+    return context.transpose(1, 2)
+
+
+def _weights(query: Tensor, key: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
+    """The weights as torch documents them; a row that sees nothing is zero, as in torch's own kernels.
+
+    As there, too, half precision is computed in float32.
+    """
+    query, key = widen(query), widen(for_query_heads(key, query.shape[1]))
+    scores = query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)
+    if mask is None:
+        return scores.softmax(-1)
+    scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+    nothing = (scores == -torch.inf).all(-1, keepdim=True)
+    # Masked before as well as after: the gradient of a softmax of nothing but -inf is NaN.
+    return scores.masked_fill(nothing, 0).softmax(-1).masked_fill(nothing, 0)
+
+
+def _multi_head(*args: Any, **kwargs: Any) -> Any:
+    """The function of torch, made to call scaled_dot_product_attention also where it is asked for the weights."""
+    # Without weights to return, nor when torch comes back here from under a function mode, which it leaves for itself.
+    if current_handler() is None or not kwargs.get("need_weights", True):
+        return _torchs_multi_head(*args, **kwargs)
+    output, _ = _torchs_multi_head(*args, **{**kwargs, "need_weights": False})
+    weights = _last_weights.get()
+    _last_weights.set(None)
+    if weights is not None and kwargs.get("average_attn_weights", True):
+        weights = weights.mean(1)
+    return output, weights
+
+
+@contextmanager
+def attention_patched() -> Iterator[None]:
+    """Let every scaled_dot_product_attention of this thread's listener be seen, for the length of a `with` block."""
+    global _passes, _fast_path, _torchs_attention, _torchs_multi_head
+    with _lock:
+        if not _passes:
+            _fast_path = torch.backends.mha.get_fastpath_enabled()
+            torch.backends.mha.set_fastpath_enabled(False)
+            _torchs_attention, F.scaled_dot_product_attention = F.scaled_dot_product_attention, _attention
+            _torchs_multi_head, F.multi_head_attention_forward = F.multi_head_attention_forward, _multi_head
+        _passes += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _passes -= 1
+            if not _passes:
+                F.scaled_dot_product_attention = _torchs_attention
+                F.multi_head_attention_forward = _torchs_multi_head
+                torch.backends.mha.set_fastpath_enabled(_fast_path)
