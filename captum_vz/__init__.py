@@ -1,7 +1,7 @@
 """Value Zeroing and its attention baselines as Captum attributions."""
 
 from captum_vz import functional
-from captum_vz._engine.structure.find_layers import find_layers
+from captum_vz._engine import find_layers
 from captum_vz.attr import (
     ALTI,
     ALTILogit,

@@ -12,9 +12,7 @@ from captum._utils.typing import TargetType
 from captum.attr import LayerAttribution
 from torch import Tensor, nn
 
-from captum_vz._engine.capture.forward_pass import run_and_record
-from captum_vz._engine.capture.records import AttentionRecord, LayerRecord
-from captum_vz._engine.structure.site import attention_call, end_of_given, valid_positions
+from captum_vz._engine import AttentionSite, LayerRecord, attention_site, run_and_record
 from captum_vz.attr._arguments import Arguments, Groups, Inputs, as_layers, check_per_eval, tokens_of, user_call
 from captum_vz.attr._captum import WhileRunning, logged, warn
 from captum_vz.attr._target import WantedTokens
@@ -138,9 +136,7 @@ class LayerMaps(LayerAttribution, WhileRunning):
     @abstractmethod
     def _layer_map(
         self,
-        index: int,
-        recording: LayerRecord,
-        call: AttentionRecord,
+        site: AttentionSite,
         rows: Tensor | None,
         groups: Tensor | None,
         at_most: int | None,
@@ -165,25 +161,29 @@ class LayerMaps(LayerAttribution, WhileRunning):
         title = f"{self.get_name()} attribution"
         with progress(desc=title, total=len(layers)) if arguments.show_progress else NullProgress() as bar:
 
-            def compute(index: int, recording: LayerRecord) -> Tensor:
-                call = attention_call(recording, self.attention, self._of_streams)
-                batch, _, out, _ = call.size
-                end = end_of_given(recording, call, tokens_of(arguments.inputs))
+            from captum_vz.attr._noting import _noting
+            mixing = _noting.get()
+            note = None if mixing is None else mixing.note
+
+            def compute(record: LayerRecord) -> Tensor:
+                site, index = attention_site(record, self.attention, self._of_streams), record.index
+                batch, _, out, _ = site.shape
+                end = site.end_of_inputs(tokens_of(arguments.inputs))
                 # A replica does not know which examples it has: all rows then, the wanted ones picked at the end.
-                rows = None if shares else wanted.positions(batch, end or out, call.values.device)
+                rows = None if shares else wanted.positions(batch, end or out, site.attention.values.device)
                 lengths[index] = end or out
-                groups = masks.of(call, end)
-                scores = self._layer_map(index, recording, call, rows, groups, at_most)
-                notes.extend(recording.notes)
-                notes.extend(_zero_rows(scores, recording, call, rows, index))
+                groups = masks.of(site, end)
+                scores = self._layer_map(site, rows, groups, at_most)
+                notes.extend(site.layer.warnings)
+                notes.extend(_zero_rows(scores, site, rows, index))
                 scores = normalize_rows(scores) if self.normalize else scores
                 bar.update()
                 if groups is not None:
                     spread = scores.gather(2, groups[:, None, :].expand(-1, scores.shape[1], -1))
-                    scores = spread * valid_positions(recording, call)[1][:, None, :]
+                    scores = spread * (site.target_mask, site.source_mask)[1][:, None, :]
                 return scores[:, : end if rows is None else None, :end]
 
-            runs = run_and_record(lambda: outputs.append(forward()), layers, compute, device_ids, self._replays)
+            runs = run_and_record(lambda: outputs.append(forward()), layers, compute, device_ids=device_ids, replays=self._replays, on_record=note)
         if shares:
             runs = [(index, wanted.rows_of(one)) for index, one in runs]
         if notes:
@@ -191,9 +191,9 @@ class LayerMaps(LayerAttribution, WhileRunning):
         return MapRun(runs, lengths, *outputs)
 
 
-def _zero_rows(scores: Tensor, recording: LayerRecord, call: AttentionRecord, rows: Tensor | None, index: int) -> list[str]:
+def _zero_rows(scores: Tensor, site: AttentionSite, rows: Tensor | None, index: int) -> list[str]:
     """What to tell of rows that are all zero: those that were asked for, and those that are not padding."""
-    valid, _ = valid_positions(recording, call)
+    valid, _ = (site.target_mask, site.source_mask)
     zero = scores.sum(-1) == 0
     if rows is None:
         padding, unmoved = zero & False, zero & valid
@@ -204,6 +204,6 @@ def _zero_rows(scores: Tensor, recording: LayerRecord, call: AttentionRecord, ro
         notes.append(PADDED_TARGET)
     if unmoved.any():
         notes.append(
-            f"{int(unmoved.sum())} row(s) of layer {index} ({recording.name}) stay zero, for no source changes them"
+            f"{int(unmoved.sum())} row(s) of layer {index} ({site.layer.name}) stay zero, for no source changes them"
         )
     return notes

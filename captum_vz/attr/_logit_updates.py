@@ -10,12 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from captum_vz._engine.capture.embeddings import first_module_holding
-from captum_vz._engine.capture.records import AttentionRecord, LayerRecord
-from captum_vz._engine.decomposition.attention_block import AttentionBlock
-from captum_vz._engine.decomposition.readout import Readout
-from captum_vz._engine.decomposition.vectors import decompositions
-from captum_vz._engine.numerics.tensors import first_tensor
+from captum_vz._engine import AttentionBlock, AttentionSite, Readout, decompositions, first_module_holding, first_tensor
 from captum_vz.attr._arguments import as_layers
 from captum_vz.attr._target import WantedTokens, gather_rows, parse_indices
 from captum_vz.attr.layer_alti import LayerALTI, alti_of_attention
@@ -131,22 +126,20 @@ class Updates(LayerALTI):
 
     def _layer_map(
         self,
-        index: int,
-        recording: LayerRecord,
-        call: AttentionRecord,
+        site: AttentionSite,
         rows: Tensor | None,
         groups: Tensor | None,
         at_most: int | None,
     ) -> Tensor:
-        name = recording.name
-        assert not getattr(recording.layer, "_is_replica", False), (
+        name = site.layer.name
+        assert not getattr(site.layer.layer, "_is_replica", False), (
             "ALTILogit runs in one thread: pass the module that DataParallel wraps."
         )
-        assert len(recording.calls) == 1, (
+        assert len(site.layer.attentions) == 1, (
             f"The layer {name} has a second attention, to an encoder: ALTILogit explains decoders "
             "only. ALTIPlus explains encoder-decoders."
         )
-        parts = AttentionBlock(recording, call)
+        parts = AttentionBlock(site)
         assert parts.norm_after() is None, (
             f"The layer {name} norms the sum of its residual and its attention's output (post-norm), so that what it "
             f"adds does not reach the logits as it is: ALTILogit explains pre-norm decoders."

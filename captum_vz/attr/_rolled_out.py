@@ -11,10 +11,10 @@ from captum._utils.common import _format_output
 from captum._utils.typing import TargetType
 from torch import Tensor, nn
 
-from captum_vz._engine.whole_model.mixing import noting_other_mixing
 from captum_vz.attr._arguments import Arguments, Inputs, as_layers
 from captum_vz.attr._captum import WhileRunning, logged, warn
 from captum_vz.attr._layer_maps import PADDED_TARGET, LayerMaps
+from captum_vz.attr._noting import noting_other_mixing
 from captum_vz.attr._target import WantedTokens
 from captum_vz.attr._without_model import WithoutModel
 from captum_vz.functional import Residual, normalize_rows, pool_groups, receptive_fields

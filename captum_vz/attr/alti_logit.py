@@ -9,7 +9,7 @@ import torch
 from captum._utils.common import _format_output
 from torch import Tensor, nn
 
-from captum_vz._engine.decomposition.readout import Readout
+from captum_vz._engine import Readout
 from captum_vz.attr._arguments import Arguments, Inputs, as_layers
 from captum_vz.attr._captum import WhileRunning, logged, warn
 from captum_vz.attr._layer_maps import PADDED_TARGET

@@ -8,9 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from captum_vz._engine.capture.records import AttentionRecord, LayerRecord
-from captum_vz._engine.decomposition.attention_block import AttentionBlock
-from captum_vz._engine.structure.site import attention_call
+from captum_vz._engine import AttentionBlock, AttentionSite, attention_site
 from captum_vz.attr._arguments import Arguments
 from captum_vz.attr._captum import warn
 from captum_vz.attr._layer_maps import PADDED_TARGET, MapRun
@@ -107,17 +105,15 @@ class _BlockALTI(LayerALTI):
 
     def _layer_map(
         self,
-        index: int,
-        recording: LayerRecord,
-        call: AttentionRecord,
+        site: AttentionSite,
         rows: Tensor | None,
         groups: Tensor | None,
         at_most: int | None,
     ) -> Tensor:
-        own = super()._layer_map(index, recording, call, rows, groups, at_most)
-        if len(recording.calls) == 1:
+        own = super()._layer_map(site, rows, groups, at_most)
+        if len(site.layer.attentions) == 1:
             return own
-        parts = AttentionBlock(recording, attention_call(recording, "cross"))
+        parts = AttentionBlock(attention_site(site.layer, "cross"))
         cross = alti_of_attention(parts, rows, None, self.norm)
         own = normalize_rows(own)
         # A row whose own vectors all lead away is incomplete: it becomes zero, which is reported.

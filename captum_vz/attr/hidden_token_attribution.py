@@ -9,11 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from captum_vz._engine.capture.embeddings import EmbeddingLeaf
-from captum_vz._engine.capture.records import AttentionRecord, LayerRecord
-from captum_vz._engine.numerics.budget import budget_of
-from captum_vz._engine.numerics.tensors import first_tensor
-from captum_vz._engine.structure.site import valid_positions
+from captum_vz._engine import AttentionSite, EmbeddingLeaf, budget_of, first_tensor
 from captum_vz.attr._arguments import Arguments
 from captum_vz.attr._layer_maps import LayerMaps, MapRun
 from captum_vz.attr._target import WantedTokens
@@ -96,16 +92,14 @@ class HiddenTokenAttribution(LayerMaps):
 
     def _layer_map(
         self,
-        index: int,
-        recording: LayerRecord,
-        call: AttentionRecord,
+        site: AttentionSite,
         rows: Tensor | None,
         groups: Tensor | None,
         at_most: int | None,
     ) -> Tensor:
-        name = recording.name
-        output, vectors = first_tensor(recording.output), self._embedded.vectors
-        valid, sources = valid_positions(recording, call)
+        name = site.layer.name
+        output, vectors = first_tensor(site.layer.output), self._embedded.vectors
+        valid, sources = (site.target_mask, site.source_mask)
         assert output is not None  # attention_call saw to it
         assert output.isfinite().all(), (
             f"{name} returned values that are not finite (NaN or infinity) in {output.dtype}. float16 overflows "
@@ -116,7 +110,7 @@ class HiddenTokenAttribution(LayerMaps):
             "gradients off (torch.no_grad, detach), and the layer has to come behind what they were taken from."
         )
         # What went into the first layer has its axes in that layer's order.
-        tokens_first = call.sequence_first and self.embeddings is None
+        tokens_first = site.attention.tokens_first and self.embeddings is None
         size = (vectors.transpose(0, 1) if tokens_first else vectors).shape[:2]
         assert groups is None or groups.shape == size, (
             f"feature_mask is one of {groups.shape[1]} tokens, those that the layer's attention sees, but the map has "
@@ -124,7 +118,7 @@ class HiddenTokenAttribution(LayerMaps):
         )
         if rows is None:
             rows = torch.arange(valid.shape[1], device=valid.device).expand_as(valid)
-        squares = self._squares(call.batch_first(output), vectors, tokens_first, rows, at_most)
+        squares = self._squares(site.attention.batch_first(output), vectors, tokens_first, rows, at_most)
         squares = squares * valid.gather(1, rows)[:, :, None]
         if sources.shape == size:
             squares = squares * sources[:, None]

@@ -8,9 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from captum_vz._engine.capture.records import AttentionRecord, LayerRecord
-from captum_vz._engine.decomposition.attention_block import AttentionBlock
-from captum_vz._engine.decomposition.vectors import decompositions
+from captum_vz._engine import AttentionBlock, AttentionSite, decompositions
 from captum_vz.attr._layer_maps import LayerMaps
 from captum_vz.functional import alti_contributions
 
@@ -61,14 +59,12 @@ class LayerALTI(LayerMaps):
 
     def _layer_map(
         self,
-        index: int,
-        recording: LayerRecord,
-        call: AttentionRecord,
+        site: AttentionSite,
         rows: Tensor | None,
         groups: Tensor | None,
         at_most: int | None,
     ) -> Tensor:
-        return alti_of_attention(AttentionBlock(recording, call), rows, groups, self.norm)
+        return alti_of_attention(AttentionBlock(site), rows, groups, self.norm)
 
 
 def alti_of_attention(

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from captum_vz._engine.capture.records import AttentionRecord, LayerRecord
-from captum_vz._engine.structure.site import valid_positions
+from captum_vz._engine import AttentionSite
 from captum_vz.attr._heads import select_heads
 from captum_vz.attr._layer_maps import LayerMaps
 from captum_vz.attr._target import gather_rows
@@ -60,20 +59,18 @@ class LayerAttention(LayerMaps):
 
     def _layer_map(
         self,
-        index: int,
-        recording: LayerRecord,
-        call: AttentionRecord,
+        site: AttentionSite,
         rows: Tensor | None,
         groups: Tensor | None,
         at_most: int | None,
     ) -> Tensor:
-        assert call.weights is not None, call.why_no_weights
-        weights = self._fuse(widen(call.weights), index)
+        assert site.attention.weights is not None, "no weights"
+        weights = self._fuse(widen(site.attention.weights), site.layer.index)
         assert weights.isfinite().all(), (
-            f"The attention of {recording.name} has weights that are not finite (NaN or infinity) in "
-            f"{call.weights.dtype}. float16 overflows above 65504: load the model in bfloat16 or float32."
+            f"The attention of {site.layer.name} has weights that are not finite (NaN or infinity) in "
+            f"{site.attention.weights.dtype}. float16 overflows above 65504: load the model in bfloat16 or float32."
         )
-        valid, sources = valid_positions(recording, call)
+        valid, sources = (site.target_mask, site.source_mask)
         weights = weights * (valid[:, :, None] & sources[:, None, :])
         weights = gather_rows(weights, rows)
         if groups is None:

@@ -9,9 +9,7 @@ import torch
 from captum._utils.typing import TargetType
 from torch import Tensor
 
-from captum_vz._engine.capture.records import AttentionRecord, LayerRecord
-from captum_vz._engine.decomposition.attention_block import AttentionBlock
-from captum_vz._engine.decomposition.vectors import INCLUDES, Decomposition, decompositions
+from captum_vz._engine import INCLUDES, AttentionBlock, AttentionSite, Decomposition, decompositions
 from captum_vz.attr._arguments import Inputs
 from captum_vz.attr._layer_maps import LayerMaps
 from captum_vz.functional import contribution_norms, mixing_norms
@@ -117,14 +115,12 @@ class LayerAttentionNorm(LayerMaps):
 
     def _layer_map(
         self,
-        index: int,
-        recording: LayerRecord,
-        call: AttentionRecord,
+        site: AttentionSite,
         rows: Tensor | None,
         groups: Tensor | None,
         at_most: int | None,
     ) -> Tensor:
-        parts = AttentionBlock(recording, call)
+        parts = AttentionBlock(site)
         return torch.cat([self._scores(some) for some in decompositions(parts, self.include, rows, groups)])
 
     def _scores(self, some: Decomposition) -> Tensor:

@@ -7,10 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from captum_vz._engine.capture.float32 import HALF, in_float32
-from captum_vz._engine.capture.records import AttentionRecord, LayerRecord
-from captum_vz._engine.replay.base import Ablation, OutputDistance
-from captum_vz._engine.value_zeroing import value_zeroing_map
+from captum_vz._engine import HALF, Ablation, AttentionSite, OutputDistance, in_float32, value_zeroing_scores
 from captum_vz.attr._arguments import listed
 from captum_vz.attr._heads import Heads, select_heads
 from captum_vz.attr._layer_maps import LayerMaps
@@ -85,26 +82,17 @@ class ValueZeroing(LayerMaps):
 
     def _layer_map(
         self,
-        index: int,
-        recording: LayerRecord,
-        call: AttentionRecord,
+        site: AttentionSite,
         rows: Tensor | None,
         groups: Tensor | None,
         at_most: int | None,
     ) -> Tensor:
-        assert call.streams is None or self.final_norm is None, (
-            f"The layer {recording.name} carries several vectors of each token, and final_norm is for one: omit it."
+        assert site.streams is None or self.final_norm is None, (
+            f"The layer {site.layer.name} carries several vectors of each token, and final_norm is for one: omit it."
         )
-        heads = select_heads(self.heads, index, len(listed(self.layer)), call.size[1])
-        zeroing = Ablation(self._measure(), rows, groups, heads, at_most, fast=self.precision == "fast")
-        scores, lost = value_zeroing_map(recording, call, zeroing)
-        if lost:
-            dtype = str(scores.dtype).removeprefix("torch.")
-            recording.notes.append(
-                f"{lost} row(s) of layer {index} ({recording.name}) change by hardly more than "
-                f"{dtype} rounds" + ("" if dtype == "float64" else ": run the model in float64 (model.double())")
-            )
-        return scores
+        heads = select_heads(self.heads, site.layer.index, len(listed(self.layer)), site.shape[1])
+        zeroing = Ablation(rows, groups, heads, at_most, self.precision == "fast")
+        return value_zeroing_scores(site, zeroing, self._measure())
 
     def _measure(self) -> OutputDistance:
         norm = self.final_norm

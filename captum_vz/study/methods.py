@@ -28,9 +28,9 @@ from captum_vz import (
     ValueZeroingEffect,
     ValueZeroingRollout,
 )
-from captum_vz._engine.whole_model.mixing import noting_other_mixing
 from captum_vz.attr import LayerMaps, RolledOut
 from captum_vz.attr._arguments import Arguments
+from captum_vz.attr._noting import noting_other_mixing
 from captum_vz.attr._rolled_out import refuse_other_mixers
 from captum_vz.attr._target import WantedTokens
 from captum_vz.functional import normalize_rows

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from captum_vz import ValueZeroing
-from captum_vz._engine.numerics.tolerance import CannotReplay
+from captum_vz._engine.numerics.tolerance import CannotReplayError
 from captum_vz._engine.replay.packed import PackedPairs
 from captum_vz._engine.replay.sequences import WholeSequences
 from tests.engine.compare import assert_same
@@ -21,7 +21,7 @@ each_attention = pytest.mark.parametrize(("name", "attention"), ATTENTIONS)
 
 def forbid(way: type, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(self: Any, *args: Any, **kwargs: Any) -> None:
-        raise CannotReplay("not to be used here")
+        raise CannotReplayError("not to be used here")
 
     monkeypatch.setattr(way, "__init__", refuse)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from captum_vz._engine.capture.float32 import HALF, in_float32
-from captum_vz._engine.numerics.tolerance import CannotReplay
+from captum_vz._engine.numerics.tolerance import CannotReplayError
 from captum_vz._engine.structure.modules import Norm, matrix, read_norm
 
 
@@ -59,7 +59,7 @@ class Readout:
         try:
             with torch.no_grad():
                 return cls(read_norm(norm, probe, norm(probe)), rows.detach(), None if bias is None else bias.detach())
-        except (CannotReplay, RuntimeError) as error:
+        except (CannotReplayError, RuntimeError) as error:
             raise AssertionError(
                 f"final_norm is a {type(norm).__name__}, which could not be read as a LayerNorm or an RMSNorm of "
                 f"{rows.shape[0]} numbers: pass the norm behind the last layer. (One that rounds to float32 in a "

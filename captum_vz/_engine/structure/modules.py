@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from captum_vz._engine.numerics.tolerance import CannotReplay, check_reproduced
+from captum_vz._engine.numerics.tolerance import CannotReplayError, check_reproduced
 
 
 @dataclass(frozen=True)
@@ -57,11 +57,11 @@ def read_norm(module: nn.Module, x: Tensor, normed: Tensor) -> Norm:
     """The reading of a norm that explains what it made of `x (n, d)`, found by probing and not by its name.
 
     Raises:
-        CannotReplay: There is none.
+        CannotReplayError: There is none.
     """
     eps = [value for name, value in vars(module).items() if "eps" in name and isinstance(value, (float, type(None)))]
     if len(eps) != 1:
-        raise CannotReplay("the first module behind the attention is no norm")
+        raise CannotReplayError("the first module behind the attention is no norm")
     epsilon = torch.finfo(x.dtype).eps if eps[0] is None else eps[0]
     signs = x.new_ones(x.shape[-1])  # there may be no rows, of padding alone
     signs[1::2] = -1

@@ -1,0 +1,52 @@
+"""`scaled_dot_product_attention` imported by name: a call that does not go through torch.nn.functional."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import FunctionType
+from typing import Any
+
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from captum_vz._engine.taps import sdpa
+from captum_vz._engine.taps.guards import BUILTIN
+from captum_vz._engine.taps.handler import current_handler
+
+
+class _Mode(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is BUILTIN and current_handler() is not None:
+            return sdpa.attention(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+class SdpaByNameTap:
+    """Sees attention whose caller imported torch's function by name.
+
+    A function mode is asked at every function of torch, which takes time. So the mode is on only if a layer's code
+    holds the function under a name of its own.
+    """
+
+    @contextmanager
+    def attached(self, layers: Sequence[nn.Module]) -> Iterator[None]:
+        """See :class:`~captum_vz._engine.taps.handler.AttentionTap`."""
+        if not _holds_function(module for layer in layers for module in layer.modules()):
+            yield
+            return
+        with _Mode():
+            yield
+
+
+def _holds_function(modules: Iterator[nn.Module]) -> bool:
+    """Whether torch's function is an attribute of a module, or a global name of its code."""
+    scopes: dict[int, dict[str, Any]] = {}
+    for module in modules:
+        if any(value is BUILTIN for value in vars(module).values()):
+            return True
+        for cls in type(module).__mro__:
+            forward = vars(cls).get("forward")
+            if isinstance(forward, FunctionType):
+                scopes[id(forward.__globals__)] = forward.__globals__
+    return any(value is BUILTIN for scope in scopes.values() for value in list(scope.values()))
