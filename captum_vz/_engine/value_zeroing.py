@@ -37,7 +37,7 @@ def value_zeroing_map(recording: LayerRecord, call: AttentionRecord, zeroing: Ab
         f"{name} returned values that are not finite (NaN or infinity) in {output.dtype}; no distance can be taken of "
         "them. float16 overflows above 65504: load the model in bfloat16 or float32, and check its weights and inputs."
     )
-    assert not recording.state.drew_lots_in_training(), (
+    assert not recording.state.drew_random_numbers(), (
         f"The layer {name} draws random numbers, so that no two runs of it agree: call model.eval() first."
     )
     if not is_half(recording):

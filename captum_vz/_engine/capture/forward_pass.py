@@ -58,7 +58,7 @@ def run_and_record(
     def keep(index: int, recording: LayerRecord, output: Any) -> None:
         recording.output = output
         fast.on = False
-        with fast.put_aside(), recording.state.kept():
+        with fast.suspended(), recording.state.restored():
             if gaps is not None:
                 gaps.note(index, recording)
             result = compute(index, recording)
