@@ -50,7 +50,7 @@ class EmbeddingLeaf:
         if self._vectors is None:
             raise ArgumentError(
                 "forward_func ran a layer. Expected that it first runs, in this thread (DataParallel runs other "
-                "threads: pass the module that it wraps), {self._source}: {ADVICE}, and see that it runs first."
+                f"threads: pass the module that it wraps), {self._source}: {ADVICE}, and see that it runs first."
             )
         return self._vectors
 
