@@ -75,7 +75,7 @@ def value_zeroing_scores(site: AttentionSite, ablation: Ablation, distance: Outp
             "distance can be taken of them. float16 overflows above 65504: load the model in bfloat16 or float32, and "
             "check its weights and inputs."
         )
-    if site.layer.state.drew_lots_in_training():
+    if site.layer.state.drew_random_numbers():
         raise RefusedError(
             f"The layer {site.layer.name} draws random numbers, so no two runs of it agree. Call model.eval() first."
         )

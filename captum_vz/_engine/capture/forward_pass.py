@@ -69,7 +69,7 @@ def run_and_record(
         record = recorder.record
         record.output = output
         onednn.on = False
-        with onednn.put_aside(), record.state.kept():
+        with onednn.suspended(), record.state.restored():
             if on_record is not None:
                 on_record(record)
             result = compute(record)
