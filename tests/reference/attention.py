@@ -55,10 +55,12 @@ def attention_of_run(
 
 
 def with_residual(row: np.ndarray, i: int, residual: float | str | None) -> np.ndarray:
-    """Row i of a map with the residual stream mixed in: a share of it, or one added and the row renormalised."""
+    """Row i of a map with the residual added, see `captum_vz.functional.add_residual`."""
     unit = np.array([float(j == i) for j in range(len(row))])
     if residual is None:
         return row
+    if residual == "add":
+        return row + unit
     if residual == "renormalize":
         return (row + unit) / sum(row + unit)
     return (1.0 - residual) * row + residual * unit
