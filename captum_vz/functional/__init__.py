@@ -24,7 +24,7 @@ function                          takes                               returns
 `contributions`                   weights, vectors of parts           a vector for each output and source
 `contribution_norms`              the same                            the lengths of these vectors: a map
 `mixing_norms`                    the same                            `(batch, out, 2)`: from others, from itself
-`alti_contributions`              vectors of sources, their sum       how near each brings the sum: a map
+`alti_contributions`              vectors of sources, their sum       how near each is to the sum: a map
 `logit_contributions`             updates and maps, one a layer       contributions of input tokens to a logit
 ================================= =================================== ==============================================
 """

@@ -1,4 +1,4 @@
-"""How near a vector brings the sum that it is a part of, and ALTI-Logit's sum over layers."""
+"""The contributions of ALTI and ALTI-Logit."""
 
 from collections.abc import Iterable
 from typing import Literal
@@ -12,12 +12,13 @@ ORDERS = {"l1": 1, "l2": 2}
 
 
 def alti_contributions(vectors: Tensor, whole: Tensor, norm: Literal["l1", "l2"] = "l1") -> Tensor:
-    r"""How much nearer each vector brings the sum of all vectors to its final value.
+    r"""How near each vector is to the sum of all vectors, compared with zero.
 
     .. math:: c_{ij} = \max\big(0,\; \lVert r_i \rVert - \lVert r_i - V_{ij} \rVert\big)
 
-    :math:`r_i` is the sum of all :math:`V_{ij}` and of the terms that belong to no source. A vector that leads away
-    from this sum scores 0 (`Ferrando et al. 2022 <https://aclanthology.org/2022.emnlp-main.595>`_, section 3).
+    :math:`r_i` is the sum of all :math:`V_{ij}` and of the terms that belong to no source. The score is the distance
+    from zero to this sum, minus the distance from the vector to this sum. A vector that is farther from the sum than
+    zero scores 0 (`Ferrando et al. 2022 <https://aclanthology.org/2022.emnlp-main.595>`_, section 3).
 
     Args:
         vectors: The vectors :math:`V_{ij}`, `(..., out, in, d)`.

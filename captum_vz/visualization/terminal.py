@@ -43,9 +43,7 @@ def terminal_text(tokens: Sequence[str], scores: torch.Tensor, token: int | None
     """
     scores = one_example(scores, tokens, dimensions=1).double()
     if (scores < 0).any():
-        raise ArgumentError(
-            f"The lowest score is {scores.min():.3g}, but bars begin at 0: pass scores without a sign."
-        )
+        raise ArgumentError(f"The lowest score is {scores.min():.3g}, but bars begin at 0: pass scores without a sign.")
     marked = position_of(token, tokens)
     words = [printable(word) for word in tokens]
     width = max(map(len, words), default=0)
