@@ -8,13 +8,11 @@ from torch import Tensor
 
 from captum_vz.errors import ArgumentError
 
-ORDERS = {"l1": 1, "l2": 2}
 
-
-def alti_contributions(vectors: Tensor, whole: Tensor, norm: Literal["l1", "l2"] = "l1") -> Tensor:
+def alti_contributions(vectors: Tensor, whole: Tensor, p: Literal[1, 2] = 1) -> Tensor:
     r"""How near each vector is to the sum of all vectors, compared with zero.
 
-    .. math:: c_{ij} = \max\big(0,\; \lVert r_i \rVert - \lVert r_i - V_{ij} \rVert\big)
+    .. math:: c_{ij} = \max\big(0,\; \lVert r_i \rVert_p - \lVert r_i - V_{ij} \rVert_p\big)
 
     :math:`r_i` is the sum of all :math:`V_{ij}` and of the terms that belong to no source. The score is the distance
     from zero to this sum, minus the distance from the vector to this sum. A vector that is farther from the sum than
@@ -23,27 +21,27 @@ def alti_contributions(vectors: Tensor, whole: Tensor, norm: Literal["l1", "l2"]
     Args:
         vectors: The vectors :math:`V_{ij}`, `(..., out, in, d)`.
         whole: The sums :math:`r_i`, `(..., out, d)`.
-        norm: "l1" (the paper's) or "l2".
+        p: The order of the norm, 1 (the paper's) or 2.
 
     Returns:
         `(..., out, in)`, not negative. Rows do not sum to 1; see :func:`normalize_rows`.
 
     Raises:
-        ArgumentError: `norm` is unknown, or the shapes do not fit.
+        ArgumentError: `p` is not 1 or 2, or the shapes do not fit.
 
     >>> vectors = torch.tensor([[[3.0, 0.0], [0.0, 1.0], [-1.0, 0.0]]])
     >>> alti_contributions(vectors, vectors.sum(1))
     tensor([[1., 1., 0.]])
     """
-    if norm not in ORDERS:
-        raise ArgumentError(f"norm is {norm!r}: pass 'l1' or 'l2'.")
+    if p not in (1, 2):
+        raise ArgumentError(f"p is {p!r}: pass 1 or 2, the order of the norm.")
     if vectors.shape[:-2] + vectors.shape[-1:] != whole.shape:
         raise ArgumentError(
             f"vectors are {tuple(vectors.shape)} and whole is {tuple(whole.shape)}: "
             "pass (..., out, in, d) and (..., out, d)."
         )
-    length = torch.linalg.vector_norm(whole, ORDERS[norm], dim=-1)[..., None]
-    left = torch.linalg.vector_norm(whole[..., None, :] - vectors, ORDERS[norm], dim=-1)
+    length = torch.linalg.vector_norm(whole, p, dim=-1)[..., None]
+    left = torch.linalg.vector_norm(whole[..., None, :] - vectors, p, dim=-1)
     return (length - left).clamp_min(0)
 
 

@@ -27,7 +27,7 @@ REFUSED_CALLS = [
     "pool_groups(ones(1, 2, 2), torch.zeros(1, 2))",
     "pool_groups(torch.tensor([[0.1, 0.9]]), torch.tensor([[0, 0]]))",
     "head_vectors(ones(1, 2, 3, 4), ones(12, 5))",
-    "alti_contributions(ones(1, 1, 2), ones(1, 2), 'max')",
+    "alti_contributions(ones(1, 1, 2), ones(1, 2), p=3)",
     "alti_contributions(ones(1, 3, 2), ones(3, 2))",
     "logit_contributions([], [])",
     "logit_contributions([ones(1, 1, 2)], [])",
