@@ -73,7 +73,7 @@ def logit_contributions(updates: Iterable[Tensor], maps: Iterable[Tensor]) -> Te
     if not updates:
         raise ArgumentError("logit_contributions needs the update of at least one layer, got none.")
     if len(updates) != len(maps):
-        raise ArgumentError(f"updates has {len(updates)} tensors and maps has {len(maps)}: pass one of each a layer.")
+        raise ArgumentError(f"Got {len(updates)} updates and {len(maps)} maps: pass one update and one map a layer.")
     result = updates[0].double()
     rolled_out = maps[0].double()
     for update, layer_map in zip(updates[1:], maps[1:], strict=True):

@@ -13,7 +13,7 @@ Distance: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
 
 def cosine_distance(a: Tensor, b: Tensor) -> Tensor:
-    r"""One minus the cosine of the angle between two vectors, without cancellation.
+    r"""One minus the cosine of the angle between two vectors, computed without cancellation.
 
     .. math:: 1 - \cos(a, b) = \tfrac12 \lVert \hat a - \hat b \rVert_2^2,
         \qquad \hat a = a / \lVert a \rVert_2
@@ -27,8 +27,8 @@ def cosine_distance(a: Tensor, b: Tensor) -> Tensor:
         b: `(..., d)`, broadcast against `a`.
 
     Returns:
-        `(...)` in at least float32, between 0 and 2. A zero vector has no direction, so :math:`\hat a = 0` for it. The
-        distance is then 0 to another zero vector, and 1/2 to any other vector.
+        `(...)` in at least float32, between 0 and 2. A zero vector has no direction, so its :math:`\hat a` is 0. Its
+        distance is 0 to another zero vector, and 1/2 to any other vector.
 
     Raises:
         ArgumentError: The vectors differ in width.

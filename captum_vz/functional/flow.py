@@ -45,8 +45,8 @@ def attention_flow(
         `(batch, rows, tokens)` in float64. Rows sum to 1 if normalised.
 
     Raises:
-        ArgumentError: There is no map, the maps differ in shape, a weight is negative or not finite, a row is out of
-            range, or `residual` is unknown.
+        ArgumentError: There is no map, or the maps differ in shape. A weight is negative or not finite. A row is out of
+            range. `residual` is unknown.
 
     >>> halfway = torch.tensor([[[0.5, 0.5], [0.0, 1.0]]])
     >>> attention_flow([halfway, halfway], rows=[0], normalize=False)
@@ -62,8 +62,8 @@ def attention_flow(
     if not torch.all((capacities >= 0) & capacities.isfinite()):
         lowest, highest = (bound.item() for bound in capacities.aminmax())
         raise ArgumentError(
-            f"Weights must be finite and not negative, because they are capacities; they are {lowest:.3g} to "
-            f"{highest:.3g}."
+            "Weights must be finite and not negative, because they are capacities. "
+            f"The lowest is {lowest:.3g}, the highest is {highest:.3g}."
         )
     tokens = capacities.shape[-1]
     rows = range(tokens) if rows is None else rows

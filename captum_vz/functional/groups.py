@@ -36,8 +36,8 @@ def pool_groups(
 
     Returns:
         `(batch, groups, groups)`, or `(batch, groups)` for rows, in at least float32. Groups are sorted by number. The
-        rows and columns of a group that an example lacks are zero. If the rows of `scores` sum to 1, over groups
-        (`shared`) or over tokens (not `shared`), the rows of the result sum to 1 too, except for "max".
+        rows and columns of a group that an example lacks are zero. If each row of `scores` sums to 1
+        (over groups if `shared`, over tokens otherwise), each row of the result does too, except for "max".
 
     Raises:
         ArgumentError: Shapes do not fit, `groups` are not integers, `reduce` is unknown, or `shared` scores differ

@@ -63,7 +63,7 @@ def rollout(maps: Iterable[Tensor], residual: Residual = None) -> list[Tensor]:
 
     :math:`S_l` is the map of layer l with its residual added (`Abnar & Zuidema 2020
     <https://aclanthology.org/2020.acl-main.385>`_, equation 1). Maps of Value Zeroing include the residual, so
-    `residual` stays None for them.
+    leave `residual` None for them.
 
     Args:
         maps: One map `(batch, tokens, tokens)` for each layer, first layer first, or all maps in one tensor

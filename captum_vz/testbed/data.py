@@ -141,7 +141,7 @@ def training_records(blimp: str | Path) -> list[Record]:
 
 
 def drop_held_out(records: list[Record], blimp: str | Path) -> list[Record]:
-    """The records without a sentence of the held-out halves. Case and contractions are ignored."""
+    """The records that share no sentence with the held-out halves. Case and contractions are ignored."""
     evaluation = [record for half in held_out(blimp).values() for record in half]
     held = {sentence for record in evaluation for sentence in _sentences(record)}
     return [record for record in records if held.isdisjoint(_sentences(record))]

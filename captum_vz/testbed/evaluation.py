@@ -22,7 +22,7 @@ EVALUATION_PAIRS: Final = 1000
 def prefers_good(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, records: Sequence[Record], batch_size: int = 128
 ) -> Tensor:
-    """Whether a masked language model gives the good form a higher score than the bad form.
+    """Whether a masked language model gives the good form a higher score at the mask than the bad form.
 
     Args:
         model: A masked language model in eval mode.
@@ -72,7 +72,8 @@ def measure(folder: str | Path, blimp: str | Path, trained: Sequence[Record]) ->
 
     Returns:
         For ``"held_out"`` and ``"grammar"``, for each paradigm and ``"overall"``: the number of pairs, and the share of
-        pairs in which the model prefers the good form. ``"dropped"`` counts pairs with a form of several tokens.
+        pairs in which the model prefers the good form. ``"dropped"`` counts pairs with a form of several or unknown
+        tokens.
     """
     model, tokenizer = load_agreement_model(folder)
     seen = {record["sentence_good"] for record in trained}

@@ -62,7 +62,7 @@ def train_model(
 
     Args:
         tokenizer: A tokenizer from :func:`~captum_vz.testbed.tokenizer.build_tokenizer`.
-        records: Records with a mask. Records with a form of several tokens are left out.
+        records: Records with a mask. Records with a form that is not a single token are left out.
         epochs: The number of passes over the sentences.
         seed: The seed of all random numbers. The same seed, number of threads and machine give the same weights.
         layers: The number of layers.

@@ -50,8 +50,8 @@ def draw_maps(
         A matplotlib figure. `figure.savefig("maps.png")` writes it to a file, and a notebook shows it.
 
     Raises:
-        ArgumentError: There is no map, a map does not fit the tokens or is a batch of several examples, scores are
-            negative or not finite, or `token` is out of range.
+        ArgumentError: There is no map. A map does not fit the tokens, or is a batch of several examples. Scores are
+            negative or not finite. `token` is out of range.
 
     >>> from captum_vz import ValueZeroing, ValueZeroingRollout, find_layers
     >>> from captum_vz.testbed import load_agreement_model
