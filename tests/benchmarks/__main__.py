@@ -45,7 +45,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--longest-sequential", type=int, default=128, help="run the definition for up to this number of tokens")
+    parser.add_argument("--longest-sequential", type=int, default=128, help="the most tokens to run the definition for")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     dtype = getattr(torch, options.dtype)

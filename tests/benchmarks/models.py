@@ -12,7 +12,7 @@ from transformers import BertConfig, BertModel, GPT2Config, GPT2Model, LlamaConf
 
 @dataclass(frozen=True)
 class Size:
-    """How to build a model, find its layers, zero a value row by hand, and the size of the feed-forward's last matrix."""
+    """How to build a model, find its layers and zero a value row; and the size of the feed-forward's last matrix."""
 
     build: Callable[[int | None], nn.Module]
     layers: Callable[[nn.Module], list[nn.Module]]
