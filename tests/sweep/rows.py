@@ -131,7 +131,7 @@ The difference is the largest one, divided by the largest score.
 A type with several stacks counts once. It counts as disagreeing or failing if any of its stacks does, else by its \
 best outcome. A stack whose layers are replayed in several ways has a row for each way.
 
-There are four ways of replay: packed pairs of tokens; packed pairs of which only the attention function is answered, \
+There are four ways of replay: packed pairs of tokens; packed pairs with only the attention function answered, \
 because the attention module does more than to project; whole sequences; and windows. Windows means the whole batch, \
 where a layer sees its tokens in windows or in another order."""
 
