@@ -38,7 +38,7 @@ def target_states(
 
         def at_target(recording: LayerRecord, targets: Tensor = targets) -> Tensor:
             states = first_tensor(recording.output)
-            assert states is not None and states.ndim == 3, f"layer {index} does not return (batch, tokens, d)."
+            assert states is not None and states.ndim == 3, f"layer {recording.index} does not return (batch, tokens, d)."
             return states[torch.arange(len(states), device=states.device), targets].float().cpu()
 
         batches.append(torch.stack([states for _, states in run_and_record(run, layers, at_target)]))

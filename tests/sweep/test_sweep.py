@@ -7,7 +7,7 @@ import pytest
 from tests.sweep.model_type import sweep_type
 
 PACKED = {"packed pairs"}
-FUNCTION = {"packed, function answered"}
+FUNCTION = PACKED
 WHOLE = {"whole sequences"}
 WINDOWS = {"windows"}
 
