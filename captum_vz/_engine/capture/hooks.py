@@ -40,7 +40,10 @@ def submodule_hooks(modules: Iterable[nn.Module]) -> Iterator[None]:
             for module in modules:
                 handles, count = _hooked.get(id(module), ((), 0))
                 if not count:
-                    handles = (module.register_forward_pre_hook(on_submodule_enter), module.register_forward_hook(on_submodule_exit))
+                    handles = (
+                        module.register_forward_pre_hook(on_submodule_enter),
+                        module.register_forward_hook(on_submodule_exit),
+                    )
                 _hooked[id(module)] = handles, count + 1
                 hooked.append(module)
         yield

@@ -42,7 +42,7 @@ def _is_library_class(kind: type[nn.Module]) -> bool:
 
 
 def _holds_library_code(module: nn.Module) -> bool:
-    """Whether the functions among a module's attributes are library code, and `forward` is that of its class."""
+    """Whether the functions that a module holds are library code, and its `forward` is that of its class."""
     functions = [x for x in vars(module).values() if callable(x) and not isinstance(x, (nn.Module, Tensor, type))]
     hook = getattr(module, "_hf_hook", None)
     hooks = () if hook is None else (hook, *getattr(hook, "hooks", ()))

@@ -57,7 +57,9 @@ class ModelReplay:
         self._output: Tensor | None = None
         self._answers_whole = True  # modules that ran before the layers may be answered as a whole
 
-    def run_clean(self, forward: Callable[[], Any], compute: Callable[[LayerRecord], Tensor]) -> tuple[Any, LayerResults]:
+    def run_clean(
+        self, forward: Callable[[], Any], compute: Callable[[LayerRecord], Tensor]
+    ) -> tuple[Any, LayerResults]:
         """The clean pass: its output, and what `compute` makes of each record. `compute` calls `zero_in`."""
         outputs: list[Any] = []
         with self._cache.filling():
