@@ -93,7 +93,7 @@ class SequenceReplay:
         rows = torch.arange(problem.site.shape.out, device=clean.device)
         weights = zeroed_weights(problem.site, problem.heads, torch.full_like(rows, example), rows)
         active = (in_group & weights.ne(0).any(-1).any(0)).any(-1).nonzero().flatten()
-        unchanged = copies.run(example, nothing)[:, out] if independent else None
+        unchanged = None if independent else copies.run(example, nothing)[:, out]
         for number, groups in enumerate(active.split(count if independent else 1)):
             zeroed = in_group[groups][:, None, :] & problem.heads[:, None]
             if unchanged is None:
