@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -63,18 +62,19 @@ class ReplayTrace:
     failed: dict[str, str] = field(default_factory=dict)
 
 
-_traces: ContextVar[list[ReplayTrace] | None] = ContextVar("captum_vz_traces", default=None)
+# Not in a context variable, because layers are replayed in a context of their own.
+_traces: list[list[ReplayTrace]] = []
 
 
 @contextmanager
 def traced_replays() -> Iterator[list[ReplayTrace]]:
-    """Trace the replays of the maps that this thread computes inside a `with` block."""
+    """Trace the replays of all maps that are computed inside a `with` block, by any thread."""
     traces: list[ReplayTrace] = []
-    token = _traces.set(traces)
+    _traces.append(traces)
     try:
         yield traces
     finally:
-        _traces.reset(token)
+        _traces[:] = [one for one in _traces if one is not traces]
 
 
 def value_zeroing_scores(site: AttentionSite, ablation: Ablation, distance: OutputDistance) -> Tensor:
@@ -129,7 +129,7 @@ def _replayed(problem: ReplayProblem, distance: OutputDistance) -> Tensor:
             continue
         trace.replay = replay
         break
-    if (traces := _traces.get()) is not None:
+    for traces in _traces:
         traces.append(trace)
     if trace.replay is None:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in trace.failed.items() if name != "folded pairs")
