@@ -6,15 +6,33 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from captum_vz._engine.numerics.tolerance import CannotReplayError, with_rounding
-from captum_vz._engine.replay import REPLAYS
-from captum_vz._engine.replay.base import Ablation, Replay, ReplayProblem
-from captum_vz._engine.structure.site import AttentionSite
+from captum_vz._engine.replay.base import ReplayProblem
+from captum_vz._engine.replay.folded.replay import FoldedReplay
+from captum_vz._engine.replay.packed import PackedReplay
+from captum_vz._engine.replay.sequences import SequenceReplay
+from captum_vz._engine.replay.trust import LayerTrust
+from captum_vz._engine.replay.windows import WindowReplay
 from captum_vz.errors import RefusedError, UnsupportedLayerError
+
+if TYPE_CHECKING:
+    from captum_vz._engine.replay.base import Ablation, Replay
+    from captum_vz._engine.structure.site import AttentionSite
+
+# The first replay that holds for a layer gives its map. A new replay is one file and one entry here.
+REPLAYS: tuple[Replay, ...] = (
+    FoldedReplay(),
+    PackedReplay(),
+    PackedReplay(first_tensor_only=True),
+    SequenceReplay(),
+    SequenceReplay(search_axes=True),
+    WindowReplay(),
+)
 
 
 @dataclass(frozen=True)
@@ -81,7 +99,7 @@ def value_zeroing_scores(site: AttentionSite, ablation: Ablation, distance: Outp
         )
     site = site.in_float32()
     with torch.autocast(output.device.type, enabled=False):
-        problem = ReplayProblem.of(site, ablation)
+        problem = ReplayProblem.of(site, ablation, LayerTrust.of(site.layer))
         if not len(problem.targets):
             return problem.empty_map()
         # The user's distance is called once before any replay, so that its errors are not taken for a replay's.

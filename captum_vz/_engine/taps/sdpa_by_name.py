@@ -8,9 +8,9 @@ from types import FunctionType
 from typing import Any
 
 from torch import nn
+from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from captum_vz._engine.taps import sdpa
 from captum_vz._engine.taps.guards import BUILTIN
 from captum_vz._engine.taps.handler import current_handler
 
@@ -18,7 +18,7 @@ from captum_vz._engine.taps.handler import current_handler
 class _Mode(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is BUILTIN and current_handler() is not None:
-            return sdpa.attention(*args, **(kwargs or {}))
+            return functional.scaled_dot_product_attention(*args, **(kwargs or {}))  # SdpaTap's, while a pass runs
         return func(*args, **(kwargs or {}))
 
 
