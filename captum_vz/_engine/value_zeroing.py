@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -63,18 +63,24 @@ class ReplayTrace:
     failed: dict[str, str] = field(default_factory=dict)
 
 
-_traces: ContextVar[list[ReplayTrace] | None] = ContextVar("captum_vz_traces", default=None)
+class _Traces(threading.local):
+    """The traces that this thread asked for. No context variable, because each map is computed in its own context."""
+
+    wanted: list[ReplayTrace] | None = None
+
+
+_traces = _Traces()
 
 
 @contextmanager
 def traced_replays() -> Iterator[list[ReplayTrace]]:
     """Trace the replays of the maps that this thread computes inside a `with` block."""
     traces: list[ReplayTrace] = []
-    token = _traces.set(traces)
+    outer, _traces.wanted = _traces.wanted, traces
     try:
         yield traces
     finally:
-        _traces.reset(token)
+        _traces.wanted = outer
 
 
 def value_zeroing_scores(site: AttentionSite, ablation: Ablation, distance: OutputDistance) -> Tensor:
@@ -129,7 +135,7 @@ def _replayed(problem: ReplayProblem, distance: OutputDistance) -> Tensor:
             continue
         trace.replay = replay
         break
-    if (traces := _traces.get()) is not None:
+    if (traces := _traces.wanted) is not None:
         traces.append(trace)
     if trace.replay is None:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in trace.failed.items() if name != "folded pairs")
