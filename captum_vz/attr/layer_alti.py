@@ -77,6 +77,6 @@ def alti_of_attention(
     """ALTI's contributions `(batch, row, group)`; of a cross-attention, the residual connection's in a last column."""
     examples = []
     for some in decompositions(parts, None, rows, groups):
-        few = [alti_contributions(vectors, whole, norm) for vectors, whole in some.written_out()]
+        few = [alti_contributions(vectors, whole, 1 if norm == "l1" else 2) for vectors, whole in some.written_out()]
         examples.append(torch.cat(few, dim=1))
     return torch.cat(examples)

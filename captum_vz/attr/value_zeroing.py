@@ -14,7 +14,8 @@ from captum_vz._engine.value_zeroing import value_zeroing_map
 from captum_vz.attr._arguments import listed
 from captum_vz.attr._heads import Heads, select_heads
 from captum_vz.attr._layer_maps import LayerMaps
-from captum_vz.functional import Distance, cosine_distance, get_distance, half_squared_distance, unit_vectors
+from captum_vz.functional import Distance, cosine_distance, half_squared_distance, unit_vectors
+from captum_vz.functional.distances import get_distance
 
 
 class ValueZeroing(LayerMaps):

@@ -1,36 +1,39 @@
-"""Pure tensor functions: no modules, no state, each citing its equation.
+"""Pure tensor functions. They use no modules, keep no state, and each cites its equation.
 
 A *map* is `(batch, out, in)`: row i says how much output token i depends on each input token j.
 
-================================= ========================================= ===========================================
-function                          takes                                     gives
-================================= ========================================= ===========================================
-`cosine_distance` and its kin     two `(..., d)`                            `(...)`, zero where nothing changed
-`normalize_rows`                  scores `(..., in)`                        the same shape, rows sum to 1
-`add_residual`                    one map                                   one map, some weight on its diagonal
-`rollout`                         a map a layer, first layer first          a map a layer, rows sum to 1 if theirs do
-`encoder_decoder_rollout`         a map a layer of a decoder, an encoder's  a map a layer, rows sum to 1 if theirs do
-`attention_flow`                  a map a layer, first layer first          one map, rows sum to 1
-`receptive_fields`                a map a layer, first layer first          counts a layer, `(batch, tokens)`
-`pool_groups`                     a map of tokens                           a map of words, spans or regions
-`head_vectors`                    values, output projection                 each head's vectors `(batch, in, head, d)`
-`frozen_norm`                     vectors, a norm's scale                   the norm's linear part of them
-`contributions`                   weights, vectors of the parts of a source one vector an output and source
-`contribution_norms`              the same                                  their lengths: a map
-`alti_contributions`              vectors of sources, their whole           how near each comes to it: a map
-`mixing_norms`                    the same                                  `(batch, out, 2)`: from others, from itself
-`logit_contributions`             updates `(batch, row, in)`, a map, a layer their sum, each through the maps below it
-`token_scores`                    attributions `(batch, tokens, d)`         `(batch, tokens)`
-================================= ========================================= ===========================================
+================================= =================================== ==============================================
+function                          takes                               returns
+================================= =================================== ==============================================
+`cosine_distance`                 two `(..., d)`                      `(...)`, zero where nothing changed
+`euclidean_distance`              the same                            the same
+`half_squared_distance`           the same                            the same
+`l1_distance`                     the same                            the same
+`unit_vectors`                    `(..., d)`                          the same shape, vectors of length 1
+`normalize_rows`                  scores `(..., in)`                  the same shape, rows sum to 1
+`widen`                           values of any dtype                 the same values in at least float32
+`add_residual`                    a map                               a map with a residual on its diagonal
+`rollout`                         one map a layer                     one map a layer, rows sum to 1 as in the maps
+`encoder_decoder_rollout`         an encoder's map, a decoder's maps  one map a layer, rows sum to 1 as in the maps
+`receptive_fields`                one map a layer                     counts `(batch, tokens)` for each layer
+`attention_flow`                  one map a layer                     one map, rows sum to 1
+`pool_groups`                     a map of tokens                     a map of words, spans or regions
+`token_scores`                    attributions `(batch, tokens, d)`   `(batch, tokens)`
+`head_vectors`                    values, output projection           vectors of each head `(batch, in, head, d)`
+`frozen_norm`                     vectors, the scale of a norm        the vectors after the linear part of the norm
+`contributions`                   weights, vectors of parts           a vector for each output and source
+`contribution_norms`              the same                            the lengths of these vectors: a map
+`mixing_norms`                    the same                            `(batch, out, 2)`: from others, from itself
+`alti_contributions`              vectors of sources, their sum       how near each is to the sum: a map
+`logit_contributions`             updates and maps, one a layer       contributions of input tokens to a logit
+================================= =================================== ==============================================
 """
 
 from captum_vz.functional.alti import alti_contributions, logit_contributions
 from captum_vz.functional.distances import (
-    DISTANCES,
     Distance,
     cosine_distance,
     euclidean_distance,
-    get_distance,
     half_squared_distance,
     l1_distance,
     unit_vectors,
@@ -45,12 +48,10 @@ from captum_vz.functional.norms import (
     head_vectors,
     mixing_norms,
 )
-from captum_vz.functional.receptive_fields import receptive_fields
-from captum_vz.functional.rollout import Residual, add_residual, encoder_decoder_rollout, rollout
+from captum_vz.functional.rollout import Residual, add_residual, encoder_decoder_rollout, receptive_fields, rollout
 from captum_vz.functional.rows import normalize_rows, widen
 
 __all__ = [
-    "DISTANCES",
     "Distance",
     "Residual",
     "add_residual",
@@ -62,7 +63,6 @@ __all__ = [
     "encoder_decoder_rollout",
     "euclidean_distance",
     "frozen_norm",
-    "get_distance",
     "half_squared_distance",
     "head_vectors",
     "l1_distance",

@@ -1,4 +1,4 @@
-"""How near a vector comes to the whole that it is a part of."""
+"""The contributions of ALTI and ALTI-Logit."""
 
 from collections.abc import Iterable
 from typing import Literal
@@ -6,73 +6,77 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-ORDERS = {"l1": 1, "l2": 2}
+from captum_vz.errors import ArgumentError
 
 
-def alti_contributions(vectors: Tensor, whole: Tensor, norm: Literal["l1", "l2"] = "l1") -> Tensor:
-    r"""How much nearer to its end each of the vectors brings the sum that they are part of.
+def alti_contributions(vectors: Tensor, whole: Tensor, p: Literal[1, 2] = 1) -> Tensor:
+    r"""How near each vector is to the sum of all vectors, compared with zero.
 
-    .. math:: c_{ij} = \max\big(0,\; \lVert r_i \rVert - \lVert r_i - V_{ij} \rVert\big)
+    .. math:: c_{ij} = \max\big(0,\; \lVert r_i \rVert_p - \lVert r_i - V_{ij} \rVert_p\big)
 
-    with :math:`r_i` the sum of all :math:`V_{ij}` and of whatever belongs to no source. A vector that leads away from
-    the sum counts for nothing (`Ferrando et al. 2022 <https://aclanthology.org/2022.emnlp-main.595>`_, section 3).
+    :math:`r_i` is the sum of all :math:`V_{ij}` and of the terms that belong to no source. The score is the distance
+    from zero to this sum, minus the distance from the vector to this sum. A vector that is farther from the sum than
+    zero scores 0 (`Ferrando et al. 2022 <https://aclanthology.org/2022.emnlp-main.595>`_, section 3).
 
     Args:
-        vectors: `(..., out, in, d)`.
-        whole: `(..., out, d)`.
-        norm: "l1" (the paper's) or "l2".
+        vectors: The vectors :math:`V_{ij}`, `(..., out, in, d)`.
+        whole: The sums :math:`r_i`, `(..., out, d)`.
+        p: The order of the norm, 1 (the paper's) or 2.
 
     Returns:
-        `(..., out, in)`, not negative; rows sum to anything until they are normalised.
+        `(..., out, in)`, not negative. Rows do not sum to 1; see :func:`normalize_rows`.
 
     Raises:
-        AssertionError: Another norm, or shapes that do not fit.
+        ArgumentError: `p` is not 1 or 2, or the shapes do not fit.
 
     >>> vectors = torch.tensor([[[3.0, 0.0], [0.0, 1.0], [-1.0, 0.0]]])
     >>> alti_contributions(vectors, vectors.sum(1))
     tensor([[1., 1., 0.]])
     """
-    assert norm in ORDERS, f"norm is {norm!r}: pass 'l1' or 'l2'."
-    assert vectors.shape[:-2] + vectors.shape[-1:] == whole.shape, (
-        f"vectors are {tuple(vectors.shape)} and whole is {tuple(whole.shape)}: "
-        "pass (..., out, in, d) and (..., out, d)."
-    )
-    length = torch.linalg.vector_norm(whole, ORDERS[norm], dim=-1)[..., None]
-    left = torch.linalg.vector_norm(whole[..., None, :] - vectors, ORDERS[norm], dim=-1)
+    if p not in (1, 2):
+        raise ArgumentError(f"p is {p!r}: pass 1 or 2, the order of the norm.")
+    if vectors.shape[:-2] + vectors.shape[-1:] != whole.shape:
+        raise ArgumentError(
+            f"vectors are {tuple(vectors.shape)} and whole is {tuple(whole.shape)}: "
+            "pass (..., out, in, d) and (..., out, d)."
+        )
+    length = torch.linalg.vector_norm(whole, p, dim=-1)[..., None]
+    left = torch.linalg.vector_norm(whole[..., None, :] - vectors, p, dim=-1)
     return (length - left).clamp_min(0)
 
 
 def logit_contributions(updates: Iterable[Tensor], maps: Iterable[Tensor]) -> Tensor:
-    r"""How much of a logit comes from each input token through the attention of all layers.
+    r"""How much each input token contributes to a logit through the attention of all layers.
 
     .. math:: r_{tj} = \textstyle\sum_l \sum_k \Delta^l_{tk}\, R_{l-1,kj}, \qquad R_l = S_l R_{l-1}, \qquad R_{-1} = I
 
-    with :math:`\Delta^l_{tk}` what token k's vector gives to the logit at t through the attention of layer l, and
-    :math:`R_{l-1}` what token k has drawn from the input tokens by then (`Ferrando et al. 2023, ALTI-Logit
-    <https://aclanthology.org/2023.acl-long.301>`_).
+    :math:`\Delta^l_{tk}` is what the vector of token k adds to the logit at t through the attention of layer l.
+    :math:`S_l` is the map of layer l. :math:`R_{l-1}` is the rollout of the layers below layer l (`Ferrando et al.
+    2023, ALTI-Logit <https://aclanthology.org/2023.acl-long.301>`_).
 
     Args:
-        updates: One `(batch, row, tokens)` for each layer, in the order in which the layers run; signed.
-        maps: One map `(batch, tokens, tokens)` for each layer, rows summing to 1; that of the last layer is not used.
+        updates: One signed tensor `(batch, row, tokens)` for each layer, first layer first.
+        maps: One map `(batch, tokens, tokens)` for each layer. Rows sum to 1. The map of the last layer is not used.
 
     Returns:
-        `(batch, row, tokens)` in float64, signed. Rows sum to what the updates sum to.
+        `(batch, row, tokens)` in float64, signed. A row sums to the sum of the same row of all updates.
 
     Raises:
-        AssertionError: No layer.
-        ValueError: Another number of maps than of updates.
+        ArgumentError: There is no layer, or the number of maps is not that of updates.
 
     >>> updates = [torch.tensor([[[0.0, 2.0]]]), torch.tensor([[[1.0, -4.0]]])]
     >>> maps = [torch.tensor([[[1.0, 0.0], [0.5, 0.5]]])] * 2
     >>> logit_contributions(updates, maps)
     tensor([[[-1., 0.]]], dtype=torch.float64)
     """
-    result: Tensor | None = None
-    drawn: Tensor | None = None
-    for update, layer_map in zip(updates, maps, strict=True):
-        step, factor = update.double(), layer_map.double()
-        share = step if drawn is None else step @ drawn
-        result = share if result is None else result + share
-        drawn = factor if drawn is None else factor @ drawn
-    assert result is not None, "logit_contributions needs the update of at least one layer, got none."
+    updates, maps = list(updates), list(maps)
+    if not updates:
+        raise ArgumentError("logit_contributions needs the update of at least one layer, got none.")
+    if len(updates) != len(maps):
+        raise ArgumentError(f"Got {len(updates)} updates and {len(maps)} maps: pass one update and one map a layer.")
+    result = updates[0].double()
+    rolled_out = maps[0].double()
+    for update, layer_map in zip(updates[1:], maps[1:], strict=True):
+        result = result + update.double() @ rolled_out
+        rolled_out = layer_map.double() @ rolled_out
     return result

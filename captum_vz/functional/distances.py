@@ -6,31 +6,32 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from captum_vz.errors import ArgumentError
 from captum_vz.functional.rows import widen
 
 Distance: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
 
 def cosine_distance(a: Tensor, b: Tensor) -> Tensor:
-    r"""One minus the cosine of the angle between two vectors, computed without loss.
+    r"""One minus the cosine of the angle between two vectors, computed without cancellation.
 
     .. math:: 1 - \cos(a, b) = \tfrac12 \lVert \hat a - \hat b \rVert_2^2,
         \qquad \hat a = a / \lVert a \rVert_2
 
-    The distance of Value Zeroing (`Mohebbi et al. 2023 <https://aclanthology.org/2023.eacl-main.245>`_).
-    The left side subtracts two numbers near 1 and so loses, in float32, three digits of the distances that one zeroed
-    value causes (1e-3 to 1e-6); the right side keeps them.
+    This is the distance of Value Zeroing (`Mohebbi et al. 2023 <https://aclanthology.org/2023.eacl-main.245>`_).
+    One zeroed value causes distances of 1e-3 to 1e-6. The left side subtracts two numbers near 1, and so loses three
+    digits of such a distance in float32. The right side keeps them.
 
     Args:
         a: `(..., d)`.
         b: `(..., d)`, broadcast against `a`.
 
     Returns:
-        `(...)` in at least float32, between 0 and 2. A zero vector has no direction and is its own :math:`\hat a`: two
-        of them are 0 apart, and one is 1/2 from every other vector.
+        `(...)` in at least float32, between 0 and 2. A zero vector has no direction, so its :math:`\hat a` is 0. Its
+        distance is 0 to another zero vector, and 1/2 to any other vector.
 
     Raises:
-        AssertionError: The vectors differ in width.
+        ArgumentError: The vectors differ in width.
 
     >>> east, north = torch.tensor([2.0, 0.0]), torch.tensor([0.0, 3.0])
     >>> cosine_distance(torch.stack([east, north, -east]), east)
@@ -41,9 +42,11 @@ def cosine_distance(a: Tensor, b: Tensor) -> Tensor:
 
 
 def half_squared_distance(a: Tensor, b: Tensor) -> Tensor:
-    r"""Half the squared length of the difference of two vectors: of unit vectors, one minus their cosine.
+    r"""Half the squared Euclidean distance between two vectors.
 
     .. math:: \tfrac12 \lVert a - b \rVert_2^2
+
+    For unit vectors, this is one minus their cosine.
 
     Args:
         a: `(..., d)`.
@@ -53,7 +56,7 @@ def half_squared_distance(a: Tensor, b: Tensor) -> Tensor:
         `(...)` in at least float32, not negative.
 
     Raises:
-        AssertionError: The vectors differ in width.
+        ArgumentError: The vectors differ in width.
 
     >>> half_squared_distance(torch.tensor([3.0, 4.0]), torch.tensor([0.0, 0.0]))
     tensor(12.5000)
@@ -63,7 +66,7 @@ def half_squared_distance(a: Tensor, b: Tensor) -> Tensor:
 
 
 def euclidean_distance(a: Tensor, b: Tensor) -> Tensor:
-    r"""The length of the difference of two vectors.
+    r"""The Euclidean distance between two vectors.
 
     .. math:: \lVert a - b \rVert_2
 
@@ -75,7 +78,7 @@ def euclidean_distance(a: Tensor, b: Tensor) -> Tensor:
         `(...)` in at least float32, not negative.
 
     Raises:
-        AssertionError: The vectors differ in width.
+        ArgumentError: The vectors differ in width.
 
     >>> euclidean_distance(torch.tensor([3.0, 4.0]), torch.tensor([0.0, 0.0]))
     tensor(5.)
@@ -85,7 +88,7 @@ def euclidean_distance(a: Tensor, b: Tensor) -> Tensor:
 
 
 def l1_distance(a: Tensor, b: Tensor) -> Tensor:
-    r"""The sum of the absolute differences of two vectors.
+    r"""The sum of the absolute differences between the entries of two vectors.
 
     .. math:: \lVert a - b \rVert_1
 
@@ -97,7 +100,7 @@ def l1_distance(a: Tensor, b: Tensor) -> Tensor:
         `(...)` in at least float32, not negative.
 
     Raises:
-        AssertionError: The vectors differ in width.
+        ArgumentError: The vectors differ in width.
 
     >>> l1_distance(torch.tensor([3.0, 4.0]), torch.tensor([0.0, 0.0]))
     tensor(7.)
@@ -106,7 +109,7 @@ def l1_distance(a: Tensor, b: Tensor) -> Tensor:
     return (a - b).abs().sum(-1)
 
 
-DISTANCES: dict[str, Distance] = {
+_DISTANCES: dict[str, Distance] = {
     "cosine": cosine_distance,
     "euclidean": euclidean_distance,
     "l1": l1_distance,
@@ -114,30 +117,33 @@ DISTANCES: dict[str, Distance] = {
 
 
 def get_distance(distance: str | Distance) -> Distance:
-    """The distance of that name; a function is taken as it is.
+    """The distance with this name. A function is returned unchanged.
 
     Args:
         distance: "cosine", "euclidean", "l1", or a function `(..., d), (..., d) -> (...)` that broadcasts.
 
     Raises:
-        AssertionError: Neither a known name nor a function.
+        ArgumentError: `distance` is neither a known name nor a function.
 
     >>> get_distance("l1") is l1_distance
     True
     """
     if callable(distance):
         return distance
-    assert isinstance(distance, str) and distance in DISTANCES, (
-        f"distance is {distance!r}: pass one of {', '.join(map(repr, DISTANCES))}, "
-        "or a function of two tensors, (..., d), (..., d) -> (...)."
-    )
-    return DISTANCES[distance]
+    if not isinstance(distance, str) or distance not in _DISTANCES:
+        raise ArgumentError(
+            f"distance is {distance!r}: pass one of {', '.join(map(repr, _DISTANCES))}, "
+            "or a function of two tensors, (..., d), (..., d) -> (...)."
+        )
+    return _DISTANCES[distance]
 
 
 def _same_width(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    assert a.ndim and b.ndim and a.shape[-1] == b.shape[-1], (  # a width of 1 would broadcast into a wrong number
-        f"A distance needs two tensors (..., d) of the same d, got {tuple(a.shape)} and {tuple(b.shape)}."
-    )
+    # Vectors of width 1 would broadcast, and the distance would be wrong.
+    if not a.ndim or not b.ndim or a.shape[-1] != b.shape[-1]:
+        raise ArgumentError(
+            f"A distance needs two tensors (..., d) of the same d, got {tuple(a.shape)} and {tuple(b.shape)}."
+        )
     return widen(a), widen(b)
 
 
@@ -147,10 +153,10 @@ def unit_vectors(vectors: Tensor) -> Tensor:
     .. math:: \hat a = a / \lVert a \rVert_2
 
     Args:
-        vectors: `(..., d)`, of any size: no square overflows or underflows on the way.
+        vectors: `(..., d)`. Very large and very small vectors are safe: no square overflows or underflows.
 
     Returns:
-        `(..., d)` in at least float32; zero stays zero.
+        `(..., d)` in at least float32. A zero vector stays zero.
 
     >>> unit_vectors(torch.tensor([[3e30, 4e30], [0.0, 0.0]]))
     tensor([[0.6000, 0.8000],
@@ -161,6 +167,6 @@ def unit_vectors(vectors: Tensor) -> Tensor:
     number = torch.finfo(vectors.dtype)
     if bool(((length > number.tiny**0.25) & (length < number.max**0.25)).all()):
         return vectors / length
-    # Scaled to a largest entry of 1 first.
+    # Scale the largest entry to 1 first, so that no square overflows or underflows.
     vectors = vectors / vectors.abs().amax(-1, keepdim=True).clamp_min(number.tiny)
     return vectors / torch.linalg.vector_norm(vectors, dim=-1, keepdim=True).clamp_min(number.tiny)

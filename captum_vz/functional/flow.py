@@ -1,16 +1,17 @@
-"""Attention flow: layers as a network of pipes, and how much one token can send to another."""
+"""Attention flow: the largest flow from one token to another through all layers."""
 
 from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 
+from captum_vz.errors import ArgumentError
 from captum_vz.functional.rollout import Residual, add_residual
 from captum_vz.functional.rows import normalize_rows
 
-# Capacities are counted in units of 2**-53, float64's own step below 1. Python's integers have no limit, so the flow is
-# exact and the search for it ends. With floats, what a path leaves over may be a rounding error, and networkx promises
-# nothing: its Dinitz fails on one pair of tokens in ten.
+# Capacities are integers in units of 2**-53, the step of float64 below 1. Python's integers have no limit, so the flow
+# is exact and the search ends. With floats, rounding errors remain as capacity: networkx's Dinitz then fails on one
+# pair of tokens in ten.
 _UNITS = 2**53
 
 
@@ -20,45 +21,56 @@ def attention_flow(
     residual: Residual = 0.5,
     normalize: bool = True,
 ) -> Tensor:
-    r"""How much each input token can send to each token after the last layer, when weights are the widths of pipes.
+    r"""The largest flow from each input token to each token after the last layer, with weights as capacities.
 
     .. math:: F_{ij} = \operatorname{maxflow}\big((L, i) \to (0, j)\big), \qquad
         \operatorname{capacity}\big((l{+}1, i) \to (l, j)\big) = \tfrac12 A_{l,ij} + \tfrac12 [i = j]
 
-    for each pair by itself, then rows are normalised (`Abnar & Zuidema 2020
-    <https://aclanthology.org/2020.acl-main.385>`_). Before that, flow is never less than rollout, which is one flow of
-    many, and never more than 1. The flow after an earlier layer is that of the maps up to it.
+    Each pair of tokens is computed alone. Then rows are normalised (`Abnar & Zuidema 2020
+    <https://aclanthology.org/2020.acl-main.385>`_). Before that, flow is at most 1 if the rows of the maps sum to 1.
+    It is never less than rollout, which is one of the possible flows. To get the flow after an earlier layer, pass the
+    maps up to that layer.
 
-    The flows come from networkx, by shortest augmenting paths: the fastest of its solvers on these networks, about
-    20 ms for a pair at 12 layers and 32 tokens. Ask for the rows you need.
+    The flows are computed by networkx with shortest augmenting paths, the fastest of its solvers on these networks. One
+    pair takes about 20 ms at 12 layers and 32 tokens, so ask only for the rows that you need.
 
     Args:
-        maps: One map `(batch, tokens, tokens)` for each layer, in the order in which the layers run; or all of them in
-            one tensor `(layers, batch, tokens, tokens)`. Rows should sum to 1.
-        rows: The output tokens to compute, negative ones counted from the end; None: all.
-        residual: None, 0.5 or "renormalize", see :func:`add_residual`.
-        normalize: False leaves the flows as they are.
+        maps: One map `(batch, tokens, tokens)` for each layer, first layer first, or all maps in one tensor
+            `(layers, batch, tokens, tokens)`. Rows should sum to 1.
+        rows: The output tokens to compute. Negative positions count from the end. None: all tokens.
+        residual: None, 0.5, "renormalize" or "add", see :func:`add_residual`.
+        normalize: Whether to divide each row by its sum.
 
     Returns:
         `(batch, rows, tokens)` in float64. Rows sum to 1 if normalised.
 
     Raises:
-        AssertionError: No map, maps of different shapes, a weight that is negative or not finite, a row out of range,
-            or another residual.
+        ArgumentError: There is no map, or the maps differ in shape. A weight is negative or not finite. A row is out of
+            range. `residual` is unknown.
 
     >>> halfway = torch.tensor([[[0.5, 0.5], [0.0, 1.0]]])
     >>> attention_flow([halfway, halfway], rows=[0], normalize=False)
     tensor([[[0.7500, 0.5000]]], dtype=torch.float64)
     """
     layers = [add_residual(scores.double(), residual) for scores in maps]
-    assert layers, "attention_flow needs the map of at least one layer, got none."
+    if not layers:
+        raise ArgumentError("attention_flow needs the map of at least one layer, got none.")
     shapes = {tuple(layer.shape) for layer in layers}
-    assert len(shapes) == 1, f"All maps need one shape, got {sorted(shapes)}."
+    if len(shapes) != 1:
+        raise ArgumentError(f"All maps need one shape, got {sorted(shapes)}.")
     capacities = torch.stack(layers, dim=1)
-    assert torch.all((capacities >= 0) & capacities.isfinite()), "Weights must be finite and not negative."
+    if not torch.all((capacities >= 0) & capacities.isfinite()):
+        lowest, highest = (bound.item() for bound in capacities.aminmax())
+        raise ArgumentError(
+            "Weights must be finite and not negative, because they are capacities. "
+            f"The lowest is {lowest:.3g}, the highest is {highest:.3g}."
+        )
     tokens = capacities.shape[-1]
     rows = range(tokens) if rows is None else rows
-    assert all(-tokens <= row < tokens for row in rows), f"rows is {list(rows)}, but there are {tokens} tokens."
+    if not all(-tokens <= row < tokens for row in rows):
+        raise ArgumentError(
+            f"rows is {list(rows)}, but there are {tokens} tokens: pass positions from {-tokens} to {tokens - 1}."
+        )
     rows = [row % tokens for row in rows]
     flows = [_flow_of_example(example.tolist(), rows) for example in capacities.cpu()]
     flow = capacities.new_tensor(flows).reshape(len(flows), len(rows), tokens)
@@ -66,8 +78,8 @@ def attention_flow(
 
 
 def _flow_of_example(capacities: list[list[list[float]]], rows: list[int]) -> list[list[float]]:
-    """Flows (rows, tokens) through capacities (layers, tokens, tokens) of one example."""
-    import networkx as nx  # comes with torch; here, so that importing captum_vz does not wait for it
+    """Flows `(rows, tokens)` of one example with capacities `(layers, tokens, tokens)`."""
+    import networkx as nx  # a dependency of torch; imported here because its import is slow
     from networkx.algorithms.flow import build_residual_network, shortest_augmenting_path
 
     tokens = range(len(capacities[0]))
@@ -78,7 +90,7 @@ def _flow_of_example(capacities: list[list[list[float]]], rows: list[int]) -> li
             for source, weight in enumerate(row):
                 if units := round(weight * _UNITS):
                     network.add_edge((layer + 1, out), (layer, source), capacity=units)
-    residual = build_residual_network(network, "capacity")  # built once: each flow starts by clearing it
+    residual = build_residual_network(network, "capacity")  # reused: each flow clears it first
 
     def flow(row: int) -> list[float]:
         top = (len(capacities), row)

@@ -1,7 +1,8 @@
-r"""What each source token gives to an output token, as a vector, and how long that vector is.
+r"""The vector that each source token gives to an output token, and the length of this vector.
 
-The vector that source j gives to output i is a weighted sum of a few *parts* of j, which do not depend on i: the values
-of its heads, projected, and, where the residual connection counts, j itself, a part that only i = j gives any weight.
+The vector from source j to output i is a weighted sum of a few *parts* of j. The parts do not depend on i. They are the
+projected values of the heads of j and, where the residual connection counts, j itself. Only i = j gives a weight to the
+last part.
 
 .. math:: V_{ij} = \textstyle\sum_k w_{ijk} f_{jk}
 """
@@ -9,24 +10,28 @@ of its heads, projected, and, where the residual connection counts, j itself, a 
 import torch
 from torch import Tensor
 
+from captum_vz.errors import ArgumentError
+
 
 def head_vectors(values: Tensor, projection: Tensor) -> Tensor:
-    r"""Each head's value vectors, carried through the head's share of the output projection.
+    r"""The value vectors of each head, multiplied by the head's rows of the output projection.
 
     .. math:: f^h(x_j) = W_O^h v^h_j
 
-    (`Kobayashi et al. 2020 <https://aclanthology.org/2020.emnlp-main.574>`_, section 2.2: attention is a sum of these,
-    weighted.) The bias of the values is in them, that of the projection is not.
+    Attention is a weighted sum of these vectors (`Kobayashi et al. 2020
+    <https://aclanthology.org/2020.emnlp-main.574>`_, section 2.2). They include the bias of the values. They do not
+    include the bias of the projection.
 
     Args:
         values: `(batch, key-value head, in, d_head)`.
-        projection: `(head * d_head, d)`; neighbouring query heads share a key-value head where there are more of them.
+        projection: `(head * d_head, d)`. If there are more query heads than key-value heads, neighbouring query heads
+            share a key-value head.
 
     Returns:
         `(batch, in, head, d)`.
 
     Raises:
-        AssertionError: A projection whose width is no multiple of that of all values.
+        ArgumentError: The rows of `projection` are not a multiple of key-value heads times `d_head`.
 
     >>> values = torch.tensor([[[[1.0, 2.0]], [[3.0, 4.0]]]])  # two heads, one token
     >>> head_vectors(values, torch.eye(4))
@@ -34,26 +39,27 @@ def head_vectors(values: Tensor, projection: Tensor) -> Tensor:
               [0., 0., 3., 4.]]]])
     """
     _, shared, _, width = values.shape
-    assert projection.dim() == 2 and projection.shape[0] % (shared * width) == 0, (
-        f"projection is {tuple(projection.shape)}, but values {tuple(values.shape)} need (head * {width}, d) with a "
-        f"multiple of {shared} heads."
-    )
-    by_head = projection.unflatten(0, (shared, -1, width))  # (key-value head, query head of it, d_head, d)
+    if projection.dim() != 2 or projection.shape[0] % (shared * width):
+        raise ArgumentError(
+            f"projection is {tuple(projection.shape)}, but values {tuple(values.shape)} need (head * {width}, d) with "
+            f"a multiple of {shared} heads."
+        )
+    by_head = projection.unflatten(0, (shared, -1, width))  # (key-value head, its query head, d_head, d)
     return torch.einsum("bsjw,sqwd->bjsqd", values, by_head).flatten(2, 3)
 
 
 def frozen_norm(vectors: Tensor, scale: Tensor, centred: bool = True) -> Tensor:
-    r"""The linear part of a layer norm whose deviation is left to the caller, and whose bias is left out.
+    r"""The linear part of a layer norm, without its bias and not yet divided by a standard deviation.
 
     .. math:: \gamma \odot (u - \operatorname{mean} u)
 
-    Divided by the deviation of the norm's own input it is the map that takes each summand of that input to its share of
-    the norm's output (`Kobayashi et al. 2021 <https://aclanthology.org/2021.emnlp-main.373>`_).
+    Divide the result by the standard deviation of the norm's input. It is then the share of the norm's output that the
+    summand u of its input causes (`Kobayashi et al. 2021 <https://aclanthology.org/2021.emnlp-main.373>`_).
 
     Args:
-        vectors: `(..., d)`.
-        scale: `(d,)`.
-        centred: False for norms that subtract no mean (RMSNorm).
+        vectors: The summands u, `(..., d)`.
+        scale: The weight :math:`\gamma` of the norm, `(d,)`.
+        centred: Whether the norm subtracts the mean. False for RMSNorm.
 
     Returns:
         `(..., d)`.
@@ -65,11 +71,12 @@ def frozen_norm(vectors: Tensor, scale: Tensor, centred: bool = True) -> Tensor:
 
 
 def contributions(weights: Tensor, vectors: Tensor) -> Tensor:
-    r"""The vectors that sources give to outputs, written out.
+    r"""The vector that each source gives to each output.
 
     .. math:: V_{ij} = \textstyle\sum_k w_{ijk} f_{jk}
 
-    (`Kobayashi et al. 2020 <https://aclanthology.org/2020.emnlp-main.574>`_, section 2.2, before the sum over sources.)
+    These are the terms of the sum over sources in `Kobayashi et al. 2020
+    <https://aclanthology.org/2020.emnlp-main.574>`_, section 2.2.
 
     Args:
         weights: `(batch, out, in, part)`.
@@ -85,14 +92,13 @@ def contributions(weights: Tensor, vectors: Tensor) -> Tensor:
 
 
 def contribution_norms(weights: Tensor, vectors: Tensor) -> Tensor:
-    r"""How long the vectors are that sources give to outputs, without writing them out.
+    r"""The length of the vector that each source gives to each output, without computing the vectors.
 
     .. math:: \lVert V_{ij} \rVert_2 = \sqrt{w_{ij}^\top G_j\, w_{ij}}, \qquad
         (G_j)_{kl} = \langle f_{jk}, f_{jl} \rangle
 
-    The norm is taken after the parts are added up (`Kobayashi et al. 2020
-    <https://aclanthology.org/2020.emnlp-main.574>`_, section 3); by their inner products, memory grows with the
-    number of parts and not with d.
+    The norm is that of the sum of the parts (`Kobayashi et al. 2020 <https://aclanthology.org/2020.emnlp-main.574>`_,
+    section 3). It is computed from inner products, so that memory grows with the number of parts and not with d.
 
     Args:
         weights: `(batch, out, in, part)`.
@@ -106,25 +112,25 @@ def contribution_norms(weights: Tensor, vectors: Tensor) -> Tensor:
     """
     gram = vectors @ vectors.mT  # (batch, in, part, part)
     squared = (torch.einsum("bijk,bjkl->bijl", weights, gram) * weights).sum(-1)
-    return squared.clamp_min(0).sqrt()  # rounding may leave a little less than nothing
+    return squared.clamp_min(0).sqrt()  # rounding may leave small negative numbers
 
 
 def mixing_norms(weights: Tensor, vectors: Tensor, rows: Tensor | None = None) -> Tensor:
-    r"""How long the vector is that an output gets from all other tokens, and how long the one it gets from itself.
+    r"""The length of the vector that an output gets from all other tokens, and of the vector from itself.
 
     .. math:: \Big( \big\lVert \textstyle\sum_{j \ne i} V_{ij} \big\rVert_2,\; \lVert V_{ii} \rVert_2 \Big)
 
-    The first divided by the sum of both is the mixing ratio (`Kobayashi et al. 2021
-    <https://aclanthology.org/2021.emnlp-main.373>`_): 0 where a token keeps to itself, 1 where it is all
-    made of others.
+    The first length divided by the sum of both is the mixing ratio (`Kobayashi et al. 2021
+    <https://aclanthology.org/2021.emnlp-main.373>`_). It is 0 for a token that uses only itself, and 1 for a token that
+    uses only others.
 
     Args:
         weights: `(batch, row, in, part)`.
         vectors: `(batch, in, part, d)`.
-        rows: Which tokens the rows belong to, `(batch, row)`; None: row i to token i.
+        rows: The token of each row, `(batch, row)`. None: row i belongs to token i.
 
     Returns:
-        `(batch, row, 2)`, not negative.
+        `(batch, row, 2)`, not negative: from other tokens, from the token itself.
 
     >>> weights, vectors = torch.tensor([[[[1.0], [3.0]]]]), torch.ones(1, 2, 1, 1)
     >>> mixing_norms(weights, vectors)
@@ -135,4 +141,4 @@ def mixing_norms(weights: Tensor, vectors: Tensor, rows: Tensor | None = None) -
     itself = (rows[..., None] == torch.arange(weights.shape[2], device=weights.device))[..., None]
     shares = (weights * ~itself, weights * itself)
     sums = [torch.einsum("bijk,bjkd->bid", share, vectors) for share in shares]
-    return torch.stack([torch.linalg.vector_norm(one, dim=-1) for one in sums], dim=-1)
+    return torch.stack([torch.linalg.vector_norm(vector, dim=-1) for vector in sums], dim=-1)

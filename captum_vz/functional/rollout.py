@@ -1,4 +1,4 @@
-"""Rollout: the maps of consecutive layers, multiplied."""
+"""Rollout, the product of the maps of consecutive layers, and receptive fields."""
 
 from collections.abc import Iterable
 from typing import Literal, TypeAlias
@@ -6,71 +6,76 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
+from captum_vz.errors import ArgumentError
 from captum_vz.functional.rows import normalize_rows, widen
 
-Residual: TypeAlias = float | Literal["renormalize"] | None
+Residual: TypeAlias = float | Literal["renormalize", "add"] | None
 
 
 def add_residual(scores: Tensor, residual: Residual) -> Tensor:
-    r"""Gives a map the share that each token keeps of itself along the residual connection.
+    r"""Adds to a map the share that each token keeps of itself along the residual connection.
 
-    ============= ======================================== =============================
-    `residual`    formula                                  rows sum to 1
-    ============= ======================================== =============================
-    None          :math:`S`                                if those of :math:`S` do
-    0.5           :math:`\tfrac12 S + \tfrac12 I`          if those of :math:`S` do
-    "renormalize" :math:`(S + I)`, divided by its row sums always
-    ============= ======================================== =============================
+    ============= ======================================== ==============================
+    `residual`    formula                                  rows sum to
+    ============= ======================================== ==============================
+    None          :math:`S`                                1, if those of :math:`S` do
+    0.5           :math:`\tfrac12 S + \tfrac12 I`          1, if those of :math:`S` do
+    "renormalize" :math:`S + I`, divided by its row sums   1
+    "add"         :math:`S + I`                            2, if those of :math:`S` sum to 1
+    ============= ======================================== ==============================
 
-    The middle one is that of `Abnar & Zuidema 2020 <https://aclanthology.org/2020.acl-main.385>`_. A row that is all
-    zero belongs to a token that is not there (padding): it gets no residual and stays zero.
+    0.5 is the choice of `Abnar & Zuidema 2020 <https://aclanthology.org/2020.acl-main.385>`_. "add" is the choice of
+    `Chefer et al. 2021 <https://arxiv.org/abs/2103.15679>`_. A row of zeros belongs to padding. It gets no residual and
+    stays zero.
 
     Args:
         scores: A map `(batch, tokens, tokens)`.
-        residual: None, 0.5 or "renormalize".
+        residual: None, 0.5, "renormalize" or "add".
 
     Returns:
         A map of the same shape, in at least float32.
 
     Raises:
-        AssertionError: Another residual, or something that is not such a map.
+        ArgumentError: `residual` is unknown, or `scores` is not such a map.
 
     >>> add_residual(torch.tensor([[[0.2, 0.8], [0.0, 0.0]]]), 0.5)
     tensor([[[0.6000, 0.4000],
              [0.0000, 0.0000]]])
     """
-    assert residual in (None, 0.5, "renormalize"), f"residual is {residual!r}: pass None, 0.5 or 'renormalize'."
-    assert scores.ndim == 3 and scores.shape[1] == scores.shape[2], (
-        f"Expected a map (batch, tokens, tokens), got {tuple(scores.shape)}."
-    )
+    if residual not in (None, 0.5, "renormalize", "add"):
+        raise ArgumentError(f"residual is {residual!r}: pass None, 0.5, 'renormalize' or 'add'.")
+    if scores.ndim != 3 or scores.shape[1] != scores.shape[2]:
+        raise ArgumentError(f"Expected a map (batch, tokens, tokens), got {tuple(scores.shape)}.")
     scores = widen(scores)
     if residual is None:
         return scores
     present = (scores != 0).any(-1)
     total = scores + torch.diag_embed(present.to(scores))
-    return total / 2 if residual == 0.5 else normalize_rows(total)
+    if residual == "renormalize":
+        return normalize_rows(total)
+    return total if residual == "add" else total / 2
 
 
 def rollout(maps: Iterable[Tensor], residual: Residual = None) -> list[Tensor]:
-    r"""What each token has drawn from each input token, through all layers up to one.
+    r"""How much each token draws on each input token, through all layers up to each layer.
 
     .. math:: R_0 = S_0, \qquad R_l = S_l R_{l-1}
 
-    with :math:`S_l` the map of layer l, its residual added (`Abnar & Zuidema 2020
-    <https://aclanthology.org/2020.acl-main.385>`_, equation 1). Maps of Value Zeroing hold the
-    residual already and are rolled out as they are.
+    :math:`S_l` is the map of layer l with its residual added (`Abnar & Zuidema 2020
+    <https://aclanthology.org/2020.acl-main.385>`_, equation 1). Maps of Value Zeroing include the residual, so
+    leave `residual` None for them.
 
     Args:
-        maps: One map `(batch, tokens, tokens)` for each layer, in the order in which the layers run; or all of them in
-            one tensor `(layers, batch, tokens, tokens)`.
-        residual: None, 0.5 or "renormalize", see :func:`add_residual`.
+        maps: One map `(batch, tokens, tokens)` for each layer, first layer first, or all maps in one tensor
+            `(layers, batch, tokens, tokens)`.
+        residual: None, 0.5, "renormalize" or "add", see :func:`add_residual`.
 
     Returns:
-        The rollout after each layer, `(batch, tokens, tokens)` in float64, as these are products of many small
-        numbers. Rows sum to 1 if those of all maps do.
+        The rollout after each layer, `(batch, tokens, tokens)`. It is in float64, because it is a product of many small
+        numbers. Rows sum to 1 if those of all maps do, except for "add".
 
     Raises:
-        AssertionError: No map, maps of different shapes, or another residual.
+        ArgumentError: There is no map, the maps differ in shape, or `residual` is unknown.
 
     >>> halfway = torch.tensor([[[0.5, 0.5], [0.0, 1.0]]])
     >>> rollout([halfway, halfway])[-1]
@@ -80,34 +85,75 @@ def rollout(maps: Iterable[Tensor], residual: Residual = None) -> list[Tensor]:
     rollouts: list[Tensor] = []
     for scores in maps:
         step = add_residual(scores.double(), residual)
-        assert not rollouts or step.shape == rollouts[-1].shape, (
-            f"All maps need one shape: map {len(rollouts)} is {tuple(step.shape)}, "
-            f"those before it are {tuple(rollouts[-1].shape)}."
-        )
+        _check_shape(step, rollouts)
         rollouts.append(step @ rollouts[-1] if rollouts else step)
-    assert rollouts, "rollout needs the map of at least one layer, got none."
+    if not rollouts:
+        raise ArgumentError("rollout needs the map of at least one layer, got none.")
     return rollouts
 
 
+def receptive_fields(maps: Iterable[Tensor], residual: Residual = None) -> list[Tensor]:
+    r"""How many output tokens each input token reaches, through all layers up to each layer.
+
+    .. math:: n_{lj} = \textstyle\sum_i \big[ (S_l S_{l-1} \cdots S_0)_{ij} \neq 0 \big]
+
+    :math:`S_l` is the map of layer l with its residual added. In a causal stack of n tokens, :math:`n_{lj} = n - j`.
+    Rollout and flow, summed over output tokens, therefore favour early input tokens there. `Abnar & Zuidema 2020
+    <https://aclanthology.org/2020.acl-main.385>`_ advise to divide by the receptive field.
+
+    Args:
+        maps: One map `(batch, tokens, tokens)` for each layer, first layer first, or all maps in one tensor
+            `(layers, batch, tokens, tokens)`.
+        residual: None, 0.5, "renormalize" or "add", see :func:`add_residual`.
+
+    Returns:
+        The counts after each layer, `(batch, tokens)` in float64. They are 0 for padding.
+
+    Raises:
+        ArgumentError: There is no map, the maps differ in shape, or `residual` is unknown.
+
+    >>> causal = torch.tensor([[[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.2, 0.2, 0.6]]])
+    >>> receptive_fields([causal, causal])[-1]
+    tensor([[3., 2., 1.]], dtype=torch.float64)
+    """
+    reached: list[Tensor] = []
+    for scores in maps:
+        step = (add_residual(scores, residual) != 0).double()
+        _check_shape(step, reached)
+        # Numbers of paths, clamped to 1. Products of the maps themselves would underflow in a deep stack.
+        reached.append((step @ reached[-1]).clamp_max(1) if reached else step)
+    if not reached:
+        raise ArgumentError("receptive_fields needs the map of at least one layer, got none.")
+    return [tokens.sum(-2) for tokens in reached]
+
+
+def _check_shape(step: Tensor, before: list[Tensor]) -> None:
+    if before and step.shape != before[-1].shape:
+        raise ArgumentError(
+            f"All maps need one shape: map {len(before)} is {tuple(step.shape)}, "
+            f"those before it are {tuple(before[-1].shape)}."
+        )
+
+
 def encoder_decoder_rollout(encoder: Tensor | None, decoder: Iterable[Tensor]) -> list[Tensor]:
-    r"""What each token of a decoder has drawn from each token of its encoder and from each of its own inputs.
+    r"""How much each token of a decoder draws on each token of its encoder and on each of its own inputs.
 
     .. math:: R_l = \big[\, S_l^{\text{src}} E + S_l^{\text{tgt}} R_{l-1}^{\text{src}} \;\big|\;
         S_l^{\text{tgt}} R_{l-1}^{\text{tgt}} \,\big], \qquad R_{-1} = [\, 0 \mid I \,]
 
-    with :math:`E` the rollout of the encoder and :math:`S_l = [S_l^{\text{src}} \mid S_l^{\text{tgt}}]` the map of
-    layer l of the decoder (`Ferrando et al. 2022, ALTI+ <https://aclanthology.org/2022.emnlp-main.599>`_).
+    :math:`E` is the rollout of the encoder. :math:`S_l = [S_l^{\text{src}} \mid S_l^{\text{tgt}}]` is the map of layer
+    l of the decoder (`Ferrando et al. 2022, ALTI+ <https://aclanthology.org/2022.emnlp-main.599>`_).
 
     Args:
-        encoder: `(batch, source, source)`; None: the encoder's outputs are the sources themselves.
-        decoder: One map `(batch, out, source + out)` for each layer, in the order in which the layers run: first what
-            is drawn from the encoder's outputs, then from the layer's inputs.
+        encoder: `(batch, source, source)`. None: the sources are the encoder's outputs.
+        decoder: One map `(batch, out, source + out)` for each layer, first layer first. The columns are the encoder's
+            outputs, then the layer's inputs.
 
     Returns:
         The rollout after each layer, `(batch, out, source + out)` in float64. Rows sum to 1 if those of all maps do.
 
     Raises:
-        AssertionError: No map, or maps that do not fit each other.
+        ArgumentError: There is no map, or the maps do not fit each other.
 
     >>> encoder = torch.tensor([[[0.5, 0.5], [0.0, 1.0]]])
     >>> layer = torch.tensor([[[0.5, 0.0, 0.5]]])  # two source tokens, one of the decoder's own
@@ -118,20 +164,22 @@ def encoder_decoder_rollout(encoder: Tensor | None, decoder: Iterable[Tensor]) -
     for scores in decoder:
         out = scores.shape[1]
         source = scores.shape[2] - out
-        side = source if encoder is None else encoder.shape[1]
-        first = (len(scores), out, side + out)
-        before = tuple(rollouts[-1].shape) if rollouts else first
-        assert source >= 0 and source == side and before == first, (
-            f"Map {len(rollouts)} is {tuple(scores.shape)}, (batch, out, source + out), but the encoder has {side} "
-            f"tokens and the rollout before it is {before}."
-        )
+        encoder_tokens = source if encoder is None else encoder.shape[1]
+        shape = (len(scores), out, encoder_tokens + out)
+        before = tuple(rollouts[-1].shape) if rollouts else shape
+        if source < 0 or source != encoder_tokens or before != shape:
+            raise ArgumentError(
+                f"Map {len(rollouts)} is {tuple(scores.shape)}, (batch, out, source + out), but the encoder has "
+                f"{encoder_tokens} tokens and the rollout before it is {before}."
+            )
         drawn, own = scores.double().split([source, out], dim=2)
         if encoder is not None:
             drawn = drawn @ encoder.double()
         if rollouts:
             own = own @ rollouts[-1]
-            rollouts.append(torch.cat([drawn + own[..., :side], own[..., side:]], dim=2))
+            rollouts.append(torch.cat([drawn + own[..., :source], own[..., source:]], dim=2))
         else:
             rollouts.append(torch.cat([drawn, own], dim=2))
-    assert rollouts, "encoder_decoder_rollout needs the map of at least one layer of a decoder, got none."
+    if not rollouts:
+        raise ArgumentError("encoder_decoder_rollout needs the map of at least one layer of a decoder, got none.")
     return rollouts

@@ -1,14 +1,14 @@
-"""Rows of scores."""
+"""Rows of scores: their dtype, and their sums."""
 
 import torch
 from torch import Tensor
 
 
 def widen(values: Tensor) -> Tensor:
-    r"""Values in at least float32: half precision and integers are converted, float32 and float64 are left as they are.
+    r"""Values in at least float32. Half precision and integers are converted, float32 and float64 are not.
 
-    Half precision has no room for the sums and differences that a score is made of: of the numbers near 1, bfloat16
-    holds one in every :math:`2^{-7}`, while scores differ by a thousandth of that.
+    Half precision is too coarse for the sums and differences in a score. Near 1, the numbers of bfloat16 are
+    :math:`2^{-7}` apart, and scores differ by a thousandth of that.
 
     Args:
         values: Any shape, any real type.
@@ -27,15 +27,14 @@ def normalize_rows(scores: Tensor) -> Tensor:
 
     .. math:: \hat C_{ij} = C_{ij} \big/ \textstyle\sum_k C_{ik}
 
-    The last step of Value Zeroing (`Mohebbi et al. 2023 <https://aclanthology.org/2023.eacl-main.245>`_).
-    It is meant for scores that are not negative: signed ones may cancel in the sum.
+    This is the last step of Value Zeroing (`Mohebbi et al. 2023 <https://aclanthology.org/2023.eacl-main.245>`_).
+    Scores should not be negative, because signed scores may cancel in the sum.
 
     Args:
-        scores: `(..., in)`, a row along the last axis.
+        scores: `(..., in)`. A row is the last axis.
 
     Returns:
-        `(..., in)` in at least float32. Rows sum to 1, but for a row that is all zero: it stays zero and never turns
-        into NaN.
+        `(..., in)` in at least float32. Rows sum to 1, except for rows of zeros, which stay zero (not NaN).
 
     >>> normalize_rows(torch.tensor([[1.0, 3.0], [0.0, 0.0]]))
     tensor([[0.2500, 0.7500],

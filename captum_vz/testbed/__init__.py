@@ -1,15 +1,23 @@
-"""A testbed that needs no download: an embedded masked language model and sentences whose cue is known.
+"""A testbed without downloads: an embedded masked language model, and sentences whose cue is known.
 
-Agreement is the case in which one knows what a model must look at: in "the pictures of some hat [MASK] scaring
-marcus" only the cue, *pictures*, tells that the target is *are*. The model reads it nearly always; whether an
-attribution shows it is the question of Mohebbi et al. (2023, https://aclanthology.org/2023.eacl-main.245).
+In sentences with agreement, it is known which token a model must use. In "the pictures of some hat [MASK] scaring
+marcus", only the cue *pictures* decides that the target is *are*. The model predicts the right form nearly always.
+Whether an attribution shows the cue is the question of Mohebbi et al. (2023,
+https://aclanthology.org/2023.eacl-main.245).
 
-    load_agreement_model     the embedded model and its tokenizer
-    agreement_sentences      sentence pairs with known cue and target, from the package's own grammar
-    encode_record            a pair's masked sentence as tokens, with the token positions of cue and target
-    form_ids, prefers_good   the two forms as token ids, and which of them a model prefers
-    read_paradigm, held_out  BLiMP's own pairs in the same format, and those that the model was not trained on
-    mask_target, split_words, expand_contractions   what turns a BLiMP pair into a masked sentence
+========================== ===================================================================================
+function                   returns
+========================== ===================================================================================
+`load_agreement_model`     the embedded model and its tokenizer
+`agreement_sentences`      sentence pairs with known cue and target, from the package's own grammar
+`encode_record`            the tokens of a masked sentence, and the token positions of its cue and target
+`form_ids`, `prefers_good` the token ids of the two forms of the target, and whether a model prefers the good form
+`read_paradigm`            the sentence pairs of a BLiMP paradigm, in the same format
+`held_out`                 the BLiMP pairs that the embedded model was not trained on
+`mask_target`              a BLiMP pair with its masked sentence
+`split_words`              the words of a sentence
+`expand_contractions`      a sentence without negative contractions
+========================== ===================================================================================
 
 >>> model, tokenizer = load_agreement_model()
 >>> record = agreement_sentences(1, paradigm="relational_noun")[0]

@@ -1,4 +1,4 @@
-"""BLiMP's sentence pairs: reading them, finding the target word, and splitting them for training and evaluation."""
+"""The sentence pairs of BLiMP: how to read them, find the target word, and split them into training and held-out."""
 
 import json
 import random
@@ -11,7 +11,7 @@ Record = dict[str, Any]
 
 MASK: Final = "[MASK]"
 
-#: The paradigms of Mohebbi et al. (2023), half of whose pairs are held out from training.
+#: The paradigms of Mohebbi et al. (2023). Half of the pairs of each are held out from training.
 HELD_OUT_PARADIGMS: Final = (
     "anaphor_number_agreement",
     "determiner_noun_agreement_2",
@@ -30,7 +30,7 @@ _WORD: Final = re.compile(r"[^\s.,;:!?]+|[.,;:!?]")
 
 
 def expand_contractions(sentence: str) -> str:
-    """Writes out the fifteen negative contractions of BLiMP.
+    """The sentence with the fifteen negative contractions of BLiMP written out.
 
     >>> expand_contractions("Some niece of Anna hasn't left and can't. Won't she?")
     'Some niece of Anna has not left and cannot. Will not she?'
@@ -62,14 +62,19 @@ def word_spans(sentence: str) -> list[tuple[int, int]]:
 
 
 def mask_target(record: Record) -> Record:
-    """Adds to a BLiMP record where its two sentences differ.
+    """A BLiMP record with the word in which its two sentences differ.
 
-    Contractions are written out first. The keys added are ``good`` and ``bad``, the two forms of the one word in
-    which the sentences differ, ``target``, its position among the words of the sentence, and ``masked``, the sentence
-    with ``[MASK]`` in its place.
+    Contractions are written out first.
+
+    Args:
+        record: A record with ``sentence_good`` and ``sentence_bad``.
+
+    Returns:
+        The record with four more keys: ``good`` and ``bad``, the two forms of the differing word; ``target``, the
+        position of this word; and ``masked``, the sentence with ``[MASK]`` at this position.
 
     Raises:
-        ValueError: The sentences don't differ in exactly one word.
+        ValueError: The sentences do not differ in exactly one word.
 
     >>> masked = mask_target({"sentence_good": "Jill hasn't left.", "sentence_bad": "Jill haven't left."})
     >>> masked["masked"], masked["target"], masked["good"], masked["bad"]
@@ -92,11 +97,11 @@ def mask_target(record: Record) -> Record:
 
 
 def read_paradigm(blimp: str | Path, paradigm: str) -> list[Record]:
-    """Reads one paradigm of BLiMP, with the target masked.
+    """The records of one paradigm of BLiMP, with the target masked, see :func:`mask_target`.
 
     Args:
         blimp: The folder with BLiMP's `.jsonl` files.
-        paradigm: The name of a file in it, without its ending.
+        paradigm: The name of a file in this folder, without its ending.
 
     Raises:
         FileNotFoundError: The folder has no such file.
@@ -110,21 +115,21 @@ def read_paradigm(blimp: str | Path, paradigm: str) -> list[Record]:
 
 
 def held_out(blimp: str | Path) -> dict[str, list[Record]]:
-    """The half of each of the paper's five paradigms that the embedded model was not trained on.
+    """The pairs of the paper's five paradigms that the embedded model was not trained on: half of each paradigm.
 
-    The halves are drawn once and for all: they depend on nothing but the files.
+    The halves depend only on the files, so they are the same in each call.
 
     Args:
         blimp: The folder with BLiMP's `.jsonl` files.
 
     Returns:
-        For each of :data:`HELD_OUT_PARADIGMS` its held-out records, as :func:`mask_target` gives them.
+        A dict from each of :data:`HELD_OUT_PARADIGMS` to its held-out records, see :func:`mask_target`.
     """
     return {paradigm: _halves(read_paradigm(blimp, paradigm), paradigm)[1] for paradigm in HELD_OUT_PARADIGMS}
 
 
 def training_records(blimp: str | Path) -> list[Record]:
-    """All pairs of BLiMP's agreement paradigms but the held-out halves."""
+    """All pairs of BLiMP's agreement paradigms, except the held-out halves."""
     training: list[Record] = []
     for path in sorted(Path(blimp).glob("*.jsonl")):
         with path.open(encoding="utf-8") as lines:
@@ -136,7 +141,7 @@ def training_records(blimp: str | Path) -> list[Record]:
 
 
 def drop_held_out(records: list[Record], blimp: str | Path) -> list[Record]:
-    """The records of which neither sentence occurs in the held-out halves, be it in other case or contracted."""
+    """The records that share no sentence with the held-out halves. Case and contractions are ignored."""
     evaluation = [record for half in held_out(blimp).values() for record in half]
     held = {sentence for record in evaluation for sentence in _sentences(record)}
     return [record for record in records if held.isdisjoint(_sentences(record))]

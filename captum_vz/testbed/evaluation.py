@@ -1,4 +1,4 @@
-"""How often a masked language model prefers the right form."""
+"""The accuracy of masked language models on agreement."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +14,7 @@ from captum_vz.testbed.encoding import encode_record, form_ids
 from captum_vz.testbed.grammar import agreement_sentences
 from captum_vz.testbed.model import load_agreement_model
 
-#: How many sentences of the grammar a model is measured on.
+#: The number of sentence pairs of the grammar that `measure` draws.
 EVALUATION_PAIRS: Final = 1000
 
 
@@ -22,19 +22,19 @@ EVALUATION_PAIRS: Final = 1000
 def prefers_good(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, records: Sequence[Record], batch_size: int = 128
 ) -> Tensor:
-    """Whether a masked language model gives the good form at the mask a higher score than the bad one.
+    """Whether a masked language model gives the good form a higher score at the mask than the bad form.
 
     Args:
         model: A masked language model in eval mode.
-        tokenizer: Its tokenizer.
-        records: Records with a mask, whose two forms are one token each (see :func:`form_ids`).
-        batch_size: How many sentences one pass takes.
+        tokenizer: The tokenizer of the model.
+        records: Records with a mask. Both forms must be single tokens, see :func:`form_ids`.
+        batch_size: The number of sentences in one forward pass.
 
     Returns:
-        A boolean for each record, `(records,)`; its mean is the accuracy.
+        A boolean for each record, `(records,)`. The mean is the accuracy.
 
     Raises:
-        ValueError: A form is not a single token of the tokenizer.
+        ValueError: A form is not a single token.
 
     >>> model, tokenizer = load_agreement_model()
     >>> prefers_good(model, tokenizer, agreement_sentences(3))
@@ -47,8 +47,8 @@ def prefers_good(
         if None in forms:
             record = batch[forms.index(None)]
             raise ValueError(
-                f"{record['good']!r} or {record['bad']!r} in {record['masked']!r} is not a single token: leave the "
-                "record out, as form_ids tells."
+                f"{record['good']!r} or {record['bad']!r} in {record['masked']!r} is not a single token: leave out "
+                "records for which form_ids returns None."
             )
         encoded = [encode_record(tokenizer, record) for record in batch]
         sentences = [example.encoding["input_ids"][0] for example in encoded]
@@ -63,16 +63,17 @@ def prefers_good(
 
 
 def measure(folder: str | Path, blimp: str | Path, trained: Sequence[Record]) -> dict[str, Any]:
-    """The accuracy of the model in `folder`, as it loads, on the held-out halves and on fresh sentences of the grammar.
+    """The accuracy of the model in `folder` on the held-out halves of BLiMP and on new sentences of the grammar.
 
     Args:
-        folder: What :func:`save_model` has written.
+        folder: A folder written by :func:`~captum_vz.testbed.train.save_model`.
         blimp: The folder with BLiMP's `.jsonl` files.
-        trained: The records of the training; the grammar's sentences among them don't count as fresh.
+        trained: The records of the training. Their sentences do not count as new.
 
     Returns:
-        For ``"held_out"`` and ``"grammar"``, for each paradigm and ``"overall"``, the number of pairs and the share of
-        them in which the model prefers the good form. Pairs with a form that isn't one token are ``"dropped"``.
+        For ``"held_out"`` and ``"grammar"``, for each paradigm and ``"overall"``: the number of pairs, and the share of
+        pairs in which the model prefers the good form. ``"dropped"`` counts pairs with a form of several or unknown
+        tokens.
     """
     model, tokenizer = load_agreement_model(folder)
     seen = {record["sentence_good"] for record in trained}
@@ -82,11 +83,11 @@ def measure(folder: str | Path, blimp: str | Path, trained: Sequence[Record]) ->
     }
     results: dict[str, Any] = {}
     for name, records in evaluations.items():
-        whole = [record for record in records if form_ids(tokenizer, record) is not None]
-        right = prefers_good(model, tokenizer, whole).double()
-        results[name] = {"dropped": len(records) - len(whole), "overall": _share(right)}
-        for paradigm in dict.fromkeys(record["UID"] for record in whole):
-            results[name][paradigm] = _share(right[[record["UID"] == paradigm for record in whole]])
+        single = [record for record in records if form_ids(tokenizer, record) is not None]
+        right = prefers_good(model, tokenizer, single).double()
+        results[name] = {"dropped": len(records) - len(single), "overall": _share(right)}
+        for paradigm in dict.fromkeys(record["UID"] for record in single):
+            results[name][paradigm] = _share(right[[record["UID"] == paradigm for record in single]])
     return results
 
 

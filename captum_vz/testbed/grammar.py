@@ -1,7 +1,7 @@
-"""Sentence pairs from the package's own grammar, in which cue and target are known by construction.
+"""Sentence pairs from the package's own grammar. Their cue and target are known by construction.
 
-A paradigm is a function that writes one sentence from one choice per slot, and the slots it draws from. Every choice
-gives another sentence, so a paradigm holds exactly as many pairs as its slots have combinations.
+A paradigm has slots, and a function that writes a sentence from one choice for each slot. Different choices give
+different sentences, so a paradigm has as many pairs as its slots have combinations.
 """
 
 import math
@@ -14,7 +14,7 @@ from captum_vz.testbed.data import Record, mask_target
 
 
 class Draft(NamedTuple):
-    """A sentence with its cue between asterisks and its target written as ``_``, and the target's two forms."""
+    """A sentence with asterisks around its cue and ``_`` for its target, and the two forms of the target."""
 
     text: str
     singular: str
@@ -22,7 +22,7 @@ class Draft(NamedTuple):
 
 
 class Paradigm(NamedTuple):
-    """One kind of agreement: BLiMP's term for it, what writes a sentence, and the choices for each argument."""
+    """A kind of agreement: BLiMP's term for it, a function that writes a sentence, and choices for its arguments."""
 
     term: str
     write: Callable[..., Draft]
@@ -30,7 +30,7 @@ class Paradigm(NamedTuple):
 
     @property
     def capacity(self) -> int:
-        """The number of different pairs: both numbers times every combination of choices."""
+        """The number of different pairs: every combination of choices, in singular and plural."""
         return 2 * math.prod(map(len, self.slots))
 
 
@@ -39,7 +39,7 @@ def _inflect(noun: str, plural: bool) -> str:
 
 
 def _past(modal: str, verb: tuple[str, str]) -> str:
-    """A verb phrase that agrees with nothing: a modal and the base form, or the past."""
+    """A verb phrase that does not show number: a modal and the base form, or the past."""
     base, past = verb
     return f"{modal} {base}" if modal else past
 
@@ -115,7 +115,7 @@ PARADIGMS: Final[dict[str, Paradigm]] = {
 
 
 def _record(name: str, index: int, pair_id: int) -> Record:
-    """The pair that a paradigm's `index`-th combination of choices gives, as a BLiMP record with its cue."""
+    """The pair of the `index`-th combination of choices, as a BLiMP record with its cue."""
     paradigm = PARADIGMS[name]
     index, plural = divmod(index, 2)
     choices = []
@@ -134,7 +134,7 @@ def _record(name: str, index: int, pair_id: int) -> Record:
     good, bad = forms[plural], forms[not plural]
     good_words, bad_words = ([*words[:target], form, *words[target + 1 :]] for form in (good, bad))
     record: Record = {"sentence_good": " ".join(good_words) + ".", "sentence_bad": " ".join(bad_words) + "."}
-    # As in BLiMP: one prefix with two endings, or, where the cue comes last, two prefixes with one ending.
+    # As in BLiMP: one prefix with two endings or, if the cue comes after the target, two prefixes with one ending.
     if cue < target:
         record |= {
             "one_prefix_prefix": " ".join(words[:target]),
@@ -163,19 +163,21 @@ def _record(name: str, index: int, pair_id: int) -> Record:
 
 
 def agreement_sentences(n: int, seed: int = 0, paradigm: str | None = None) -> list[Record]:
-    """Draws `n` different sentence pairs that differ in one word, whose form one other word decides.
+    """`n` different pairs of sentences. The two sentences of a pair differ in the form of one word, the target.
 
-    The pairs are records in BLiMP's format (Warstadt et al. 2020, https://aclanthology.org/2020.tacl-1.25) with what
-    :func:`~captum_vz.testbed.mask_target` adds (``masked``, ``target``, ``good``, ``bad``), ``cue``, a list with the
-    position of the word that decides, and ``label``, its number: "singular" or "plural". Words are counted from 0 as
-    :func:`~captum_vz.testbed.split_words` splits them. The cue is the only word in the sentence that decides: no
-    determiner or verb beside it shows its number.
+    The number of one other word, the cue, decides the form of the target. No other word shows this number.
 
     Args:
-        n: How many pairs.
+        n: The number of pairs.
         seed: The same seed gives the same pairs.
-        paradigm: ``"anaphor"``, ``"determiner_noun"``, ``"determiner_adjective_noun"``, ``"relational_noun"`` (a
-            second noun stands between subject and verb) or ``"subject_verb"``. None takes them in turn.
+        paradigm: ``"anaphor"``, ``"determiner_noun"``, ``"determiner_adjective_noun"``, ``"relational_noun"`` (with a
+            second noun between subject and verb) or ``"subject_verb"``. None: all paradigms in turn.
+
+    Returns:
+        Records in BLiMP's format (Warstadt et al. 2020, https://aclanthology.org/2020.tacl-1.25) with the keys that
+        :func:`~captum_vz.testbed.mask_target` adds (``masked``, ``target``, ``good``, ``bad``) and two more: ``cue``, a
+        list with the position of the cue, and ``label``, its number, "singular" or "plural". Positions count the words
+        of :func:`~captum_vz.testbed.split_words` from 0.
 
     Raises:
         ValueError: The paradigm is unknown, `n` is negative, or the grammar has fewer than `n` pairs.
@@ -187,7 +189,7 @@ def agreement_sentences(n: int, seed: int = 0, paradigm: str | None = None) -> l
     (5, [1])
     """
     if paradigm is not None and paradigm not in PARADIGMS:
-        raise ValueError(f"paradigm is {paradigm!r}; expected None or one of {', '.join(PARADIGMS)}.")
+        raise ValueError(f"paradigm is {paradigm!r}: pass None or one of {', '.join(PARADIGMS)}.")
     names = list(PARADIGMS) if paradigm is None else [paradigm]
     capacity = len(names) * min(PARADIGMS[name].capacity for name in names)
     if not 0 <= n <= capacity:

@@ -1,7 +1,7 @@
-"""The words of the package's own grammar, grouped by the place they take in a sentence.
+"""The words of the package's own grammar, grouped by their function in a sentence.
 
-Nouns that can be a cue carry their number in their form alone (no *sheep*, no singular in *-s*), and the words beside a
-cue carry none, so that the cue is the only word from which the form of the target can be read.
+Nouns that can be a cue show their number in their form: there is no *sheep*, and no singular in *-s*. The words next to
+a cue show no number. The form of the target can therefore be inferred from the cue only.
 """
 
 from typing import Final
@@ -24,7 +24,7 @@ def _words(text: str) -> tuple[str, ...]:
 
 
 def add_s(word: str) -> str:
-    """The -s form of an English word: a noun's plural, or a verb's third person singular.
+    """The -s form of an English word: the plural of a noun, or the third person singular of a verb.
 
     >>> [add_s(word) for word in ("hat", "story", "boy", "watch", "child")]
     ['hats', 'stories', 'boys', 'watches', 'children']
@@ -38,7 +38,7 @@ def add_s(word: str) -> str:
     return word + "s"
 
 
-# Determiners that go with both numbers, and pairs (singular, plural) that do not.
+# Determiners for both numbers, and pairs (singular, plural) of determiners.
 NEUTRAL: Final = ("the", "some", "my", "your", "our")
 NUMBERED: Final = (("the", "the"), ("this", "these"), ("that", "those"), ("every", "all"), ("some", "most"))
 DEMONSTRATIVES: Final = (("this", "these"), ("that", "those"))
@@ -68,7 +68,7 @@ THINGS: Final = _words(
     "machine map mirror newspaper office pen pencil piano pillow plan problem question radio ring road robot room rope "
     "shoe ship shop spoon star station stone street ticket tool towel tower town toy train wall wheel"
 )
-# Relational nouns with the preposition that ties them to another noun: a picture of hats, the key to the cabinets.
+# Relational nouns with the preposition that connects them to another noun: a picture of hats, the key to the cabinets.
 RELATIONAL: Final = tuple(
     (noun, preposition)
     for preposition, nouns in (
@@ -95,7 +95,7 @@ ADJECTIVES: Final = _words(
 MODALS: Final = ("", "could", "should", "might", "will", "would not", "cannot", "did not")
 ADVERBS: Final = ("", "often", "always", "never", "really", "sometimes", "rarely")
 
-# Verbs, base and past: what one does to a thing, and what one does to a person or to oneself.
+# Verbs (base, past). HANDLE takes a thing as its object, MEET takes a person or a reflexive.
 HANDLE: Final = (
     ("buy", "bought"),
     ("sell", "sold"),
@@ -126,7 +126,7 @@ MEET: Final = (
     ("observe", "observed"),
     ("visit", "visited"),
 )
-# Verbs whose subject can be anyone or anything: base, -ing, participle.
+# Verbs (base, -ing, participle) whose subject can be a person or a thing.
 STIR: Final = (
     ("scare", "scaring", "scared"),
     ("annoy", "annoying", "annoyed"),
@@ -143,7 +143,7 @@ STIR: Final = (
     ("worry", "worrying", "worried"),
     ("bother", "bothering", "bothered"),
 )
-# Finite forms, singular and plural, with what follows them.
+# Finite verbs (singular, plural) with the rest of the sentence.
 PREDICATES: Final = tuple(
     (singular, plural, f"{rest} {patient}")
     for base, ing, participle in STIR

@@ -13,18 +13,19 @@ AGREEMENT_FOLDER: Final = Path(__file__).parent / "agreement"
 def load_agreement_model(
     folder: str | Path = AGREEMENT_FOLDER, attn_implementation: str | None = None
 ) -> tuple[BertForMaskedLM, PreTrainedTokenizerFast]:
-    """Loads the masked language model that is part of this package: four BERT layers trained on English agreement.
+    """The embedded masked language model and its tokenizer: four BERT layers trained on English agreement.
 
-    It was trained from scratch by :mod:`captum_vz.testbed.train` on BLiMP (Warstadt et al. 2020,
-    https://aclanthology.org/2020.tacl-1.25) and on :func:`agreement_sentences`; `card.json` beside its weights says
-    how, and how well it does. It needs no download, prints nothing and leaves the random state as it is.
+    :mod:`captum_vz.testbed.train` trained the model from scratch on BLiMP (Warstadt et al. 2020,
+    https://aclanthology.org/2020.tacl-1.25) and on :func:`agreement_sentences`. `card.json` in the folder of the
+    weights states the command, the settings and the accuracy. Loading needs no download, prints nothing and does not
+    change the random state.
 
     Args:
-        folder: Where the training script has written another model of this kind.
-        attn_implementation: As in transformers: ``"eager"``, ``"sdpa"``, ... None lets transformers choose.
+        folder: A folder written by the training script.
+        attn_implementation: As in transformers: ``"eager"``, ``"sdpa"``, ... None: the default of transformers.
 
     Returns:
-        The model, in float32 and in eval mode, and its lower-casing WordPiece tokenizer, which takes any text.
+        The model, in float32 and in eval mode, and its lower-casing WordPiece tokenizer, which encodes any text.
 
     Raises:
         FileNotFoundError: The folder holds no model.
@@ -37,9 +38,9 @@ def load_agreement_model(
     """
     weights = Path(folder) / "model.safetensors"
     if not weights.is_file():
-        raise FileNotFoundError(f"{weights} is missing: expected a folder that captum_vz.testbed.train has written.")
+        raise FileNotFoundError(f"{weights} is missing: pass a folder written by captum_vz.testbed.train.")
     config = BertConfig.from_pretrained(folder)
-    # from_pretrained would draw a progress bar on stderr, and a plain constructor draws random numbers.
+    # from_pretrained would print a progress bar to stderr. The constructor draws random numbers.
     with torch.random.fork_rng(devices=[]):
         model = BertForMaskedLM(config)
     load_model(model, weights)

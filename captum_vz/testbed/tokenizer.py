@@ -1,4 +1,4 @@
-"""A lower-casing WordPiece tokenizer, small enough to ship, that takes any text."""
+"""A small lower-casing WordPiece tokenizer that encodes any text."""
 
 import random
 import string
@@ -10,24 +10,24 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from transformers import PreTrainedTokenizerFast
 
 SPECIAL: Final = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-# What remains of Latin text once it is lower-cased and its accents are stripped, and common signs. Punctuation always
-# stands alone; everything else may also continue a word.
+# The characters of Latin text in lower case and without accents, and common signs. A punctuation mark is always a token
+# of its own. The other characters may also continue a word.
 CHARACTERS: Final = string.ascii_lowercase + string.digits + "ßæœøðþłđħŋı" + "€£¥°©®™½¼¾²³×÷±µ"
 PUNCTUATION: Final = string.punctuation + "‘’“”„‚«»‹›–—…·•§¶†‡¿¡′″"
-# A word of more characters than this is one [UNK].
+# Longer words, in characters, become one [UNK].
 LONGEST_WORD: Final = 200
 
 
 def build_tokenizer(sentences: Iterable[str], max_length: int, shared: int = 10) -> PreTrainedTokenizerFast:
-    """Builds a WordPiece tokenizer (Wu et al. 2016, https://arxiv.org/abs/1609.08144) around the words of a text.
+    """A WordPiece tokenizer (Wu et al. 2016, https://arxiv.org/abs/1609.08144) for the words of a text.
 
-    Every word of `sentences` is one piece. Other words fall apart into beginnings and endings that several of those
-    words share, and single characters where these do not suffice.
+    Each word of `sentences` is one piece. Other words are split into beginnings and endings that several words of
+    `sentences` share, and into single characters if there are no such pieces.
 
     Args:
         sentences: The text.
-        max_length: The longest sequence that the model takes, in tokens.
-        shared: In how many different words a beginning or an ending must occur to be a piece.
+        max_length: The maximum length of the model's input, in tokens.
+        shared: The number of different words in which a beginning or an ending must occur to become a piece.
 
     >>> tokenizer = build_tokenizer(["She hopes and jokes.", "We hoped and joked."], max_length=64, shared=2)
     >>> tokenizer.tokenize("We hoped; she copes!")
@@ -35,7 +35,7 @@ def build_tokenizer(sentences: Iterable[str], max_length: int, shared: int = 10)
     """
     normalizer = normalizers.BertNormalizer(lowercase=True)
     pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    # tokenizers' own WordPieceTrainer breaks ties by chance: two trainings would not give the same vocabulary.
+    # WordPieceTrainer of tokenizers breaks ties at random, so that two trainings would give different vocabularies.
     words = {word for text in sentences for word, _ in pre_tokenizer.pre_tokenize_str(normalizer.normalize_str(text))}
     parts = Counter(part for word in words for cut in range(1, len(word)) for part in (word[:cut], f"##{word[cut:]}"))
     characters = [*CHARACTERS, *(f"##{character}" for character in CHARACTERS), *PUNCTUATION]
@@ -68,15 +68,16 @@ def build_tokenizer(sentences: Iterable[str], max_length: int, shared: int = 10)
 
 
 def drop_matches(word: str, vocabulary: Mapping[str, int], rate: float, draw: random.Random) -> list[int]:
-    """Splits a word as WordPiece does, longest match first, but overlooks each match with probability `rate`.
+    """The ids of the pieces of a word, split by MaxMatch-Dropout.
 
-    Source: MaxMatch-Dropout (Hiraoka 2022, https://aclanthology.org/2022.coling-1.430).
+    The word is split as by WordPiece, longest match first, but each match is dropped with probability `rate` (Hiraoka
+    2022, https://aclanthology.org/2022.coling-1.430).
 
     Args:
-        word: A word of characters that are all pieces, at the start of a word and within.
-        vocabulary: Pieces and their ids.
-        rate: 0 splits as the tokenizer does; 1 gives single characters.
-        draw: Where the chance comes from.
+        word: A word. The vocabulary must hold each of its characters, both as a beginning and as a continuation.
+        vocabulary: A dict from pieces to ids.
+        rate: 0 splits as the tokenizer does. 1 splits into single characters.
+        draw: The random number generator.
 
     >>> vocabulary = {"h": 0, "##a": 1, "##t": 2, "##s": 3, "hat": 4, "hats": 5}
     >>> [drop_matches("hats", vocabulary, rate, random.Random(1)) for rate in (0, 0.5, 1)]

@@ -1,8 +1,8 @@
 """Trains the embedded model: ``python -m captum_vz.testbed.train --blimp PATH``.
 
-The objective is masked language modelling (Devlin et al. 2019) on grammatical sentences alone: the target is masked in
-most of them, any other word in some. Words that aren't the target fall apart into sub-words now and then, so that the
-model learns to read number from an ending and makes something of words that it has never seen.
+The objective is masked language modelling (Devlin et al. 2019) on grammatical sentences only. The target is masked with
+probability 0.8, other words with probability 0.15. Words other than the target are sometimes split into sub-words. The
+model thereby learns to infer number from endings, and to handle words that are not in its training.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from captum_vz.testbed.evaluation import measure
 from captum_vz.testbed.grammar import agreement_sentences
 from captum_vz.testbed.tokenizer import SPECIAL, build_tokenizer, drop_matches
 
-#: The grammar's share in the training is what agreement_sentences(GRAMMAR_PAIRS, GRAMMAR_SEED) gives.
+#: The grammar's part of the training data is agreement_sentences(GRAMMAR_PAIRS, GRAMMAR_SEED).
 GRAMMAR_PAIRS: Final = 8_000
 GRAMMAR_SEED: Final = 2023
 
@@ -38,14 +38,14 @@ DROP_MATCHES: Final = 0.1
 
 
 class Example(NamedTuple):
-    """A grammatical sentence as token ids, and the position of its target among them."""
+    """The token ids of a grammatical sentence, and the position of its target."""
 
     ids: list[int]
     target: int
 
 
 def training_pairs(blimp: str | Path, grammar_pairs: int = GRAMMAR_PAIRS) -> list[Record]:
-    """What the model is trained on: BLiMP's agreement pairs and some of the grammar's, but no held-out sentence."""
+    """The training data: BLiMP's agreement pairs and pairs of the grammar, without the held-out sentences."""
     return drop_held_out(training_records(blimp) + agreement_sentences(grammar_pairs, GRAMMAR_SEED), blimp)
 
 
@@ -58,15 +58,15 @@ def train_model(
     width: int = 128,
     heads: int = 4,
 ) -> BertForMaskedLM:
-    """Trains a BERT from scratch on the good sentences of `records`.
+    """A BERT trained from scratch on the good sentences of `records`.
 
     Args:
-        tokenizer: From :func:`build_tokenizer`.
-        records: Records with a mask; those whose good form isn't one token are left out.
-        epochs: How often each sentence is seen.
-        seed: Of everything drawn: the same seed, number of threads and machine give the same weights.
+        tokenizer: A tokenizer from :func:`~captum_vz.testbed.tokenizer.build_tokenizer`.
+        records: Records with a mask. Records with a form that is not a single token are left out.
+        epochs: The number of passes over the sentences.
+        seed: The seed of all random numbers. The same seed, number of threads and machine give the same weights.
         layers: The number of layers.
-        width: The width of the hidden states; the feed-forward layers are four times as wide.
+        width: The width of the hidden states. The feed-forward layers are four times as wide.
         heads: The number of attention heads.
 
     Returns:
@@ -125,10 +125,10 @@ def _examples(tokenizer: PreTrainedTokenizerFast, records: Sequence[Record]) -> 
 def _batches(
     examples: list[Example], tokenizer: PreTrainedTokenizerFast, draw: random.Random
 ) -> Iterator[list[Example]]:
-    """All examples once, some of their words in pieces, in batches of about one length."""
+    """Each example once, with some of its words split, in batches of similar length."""
     vocabulary = tokenizer.get_vocab()
     words = {index: piece for piece, index in vocabulary.items() if piece.isalnum()}
-    drawn = [_in_pieces(example, words, vocabulary, draw) for example in examples]
+    drawn = [_split_words(example, words, vocabulary, draw) for example in examples]
     drawn.sort(key=lambda example: len(example.ids) + 2 * draw.random())
     starts = list(range(0, len(drawn), BATCH_SIZE))
     draw.shuffle(starts)
@@ -136,7 +136,7 @@ def _batches(
         yield drawn[start : start + BATCH_SIZE]
 
 
-def _in_pieces(example: Example, words: dict[int, str], vocabulary: dict[str, int], draw: random.Random) -> Example:
+def _split_words(example: Example, words: dict[int, str], vocabulary: dict[str, int], draw: random.Random) -> Example:
     pieces = [
         drop_matches(words[token], vocabulary, DROP_MATCHES, draw)
         if token in words and position != example.target
@@ -147,7 +147,7 @@ def _in_pieces(example: Example, words: dict[int, str], vocabulary: dict[str, in
 
 
 def _loss(model: BertForMaskedLM, batch: list[Example], tokenizer: PreTrainedTokenizerFast) -> Tensor:
-    """Cross-entropy of the masked tokens; the vocabulary's scores are computed at these alone."""
+    """The cross-entropy of the masked tokens. Logits are computed for masked tokens only."""
     ids = pad_sequence(
         [torch.tensor(example.ids) for example in batch], batch_first=True, padding_value=tokenizer.pad_token_id
     )
@@ -161,27 +161,28 @@ def _loss(model: BertForMaskedLM, batch: list[Example], tokenizer: PreTrainedTok
 
 
 def save_model(model: BertForMaskedLM, tokenizer: PreTrainedTokenizerFast, folder: str | Path) -> None:
-    """Writes model and tokenizer as transformers reads them, the weights in half precision to halve the file.
+    """Writes a model and its tokenizer in the format of transformers.
 
-    The configuration keeps saying float32, so that every loader computes in it.
+    The weights are written in half precision, which halves the file. The configuration says float32, so that the loaded
+    model computes in float32.
     """
-    # named_parameters, unlike state_dict, gives the word embeddings once, which the output layer shares.
+    # The output layer shares the word embeddings. named_parameters, unlike state_dict, lists them once.
     model.save_pretrained(folder, state_dict={name: weight.half() for name, weight in model.named_parameters()})
     tokenizer.save_pretrained(folder)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Trains a model as the command line says, writes it with a card of its figures, and prints them."""
+    """Trains a model by the options of the command line, writes it with a card of its settings and accuracy."""
     parser = argparse.ArgumentParser(prog="python -m captum_vz.testbed.train", description=__doc__.splitlines()[0])
     parser.add_argument("--blimp", type=Path, required=True, help="the folder with BLiMP's .jsonl files")
     parser.add_argument("--output", type=Path, default=Path("agreement"), help="folder to write (default: agreement)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--epochs", type=int, default=30)
-    parser.add_argument("--grammar-pairs", type=int, default=GRAMMAR_PAIRS, help="sentences of the package's grammar")
+    parser.add_argument("--grammar-pairs", type=int, default=GRAMMAR_PAIRS, help="pairs of the package's grammar")
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--heads", type=int, default=4)
-    parser.add_argument("--threads", type=int, default=1, help="part of what makes a run reproducible (default: 1)")
+    parser.add_argument("--threads", type=int, default=1, help="weights depend on it (default: 1)")
     options = parser.parse_args(arguments)
 
     settings = {name: value for name, value in vars(options).items() if name not in ("blimp", "output")}

@@ -1,12 +1,12 @@
-"""Maps and scores to look at: as a figure, in Captum's own `visualize_text`, in a terminal.
+"""Pictures of maps and scores: a figure, a record for Captum's `visualize_text`, text for a terminal.
 
 ================= ================================ ========================================
-function          takes                            gives
+function          takes                            returns
 ================= ================================ ========================================
 `draw_maps`       maps `(out, in)` and the tokens  a matplotlib figure
 `text_record`     scores `(in,)` and the tokens    a record for Captum's `visualize_text`
-`terminal_text`   scores `(in,)` and the tokens    lines of text, coloured or not
-`readable_tokens` token ids                        the tokens as a person reads them
+`terminal_text`   scores `(in,)` and the tokens    lines of text, with or without colour
+`readable_tokens` token ids                        the tokens as readable strings
 ================= ================================ ========================================
 """
 

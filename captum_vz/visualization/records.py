@@ -1,4 +1,4 @@
-"""Scores as Captum draws them."""
+"""Records of scores for Captum's `visualize_text`."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ def text_record(
     pred_class: str = "",
     pred_prob: float = 0.0,
 ) -> visualization.VisualizationDataRecord:
-    r"""Turns tokens and their scores into what Captum's `visualize_text` draws: one row of coloured words.
+    r"""A record of tokens and their scores, which Captum's `visualize_text` draws as one row of coloured words.
 
     .. math:: \text{colour}_j = s_j / \textstyle\max_k |s_k|
 
-    Captum's colours end at -1 and 1, whatever the method. Scores of a row of T tokens are about 1/T, gradients of any
-    size; each row is therefore scaled by its own largest score, so that rows of different methods can be compared by
-    where they are darkest. The sum of the scores as they are stands in the column "Attribution Score".
+    Captum's colours end at -1 and 1 for every method. Scores of a row of T tokens are about 1/T, and gradients have any
+    size. Each row is therefore scaled by its own largest score, so that rows of different methods can be compared by
+    where they are darkest. The column "Attribution Score" holds the sum of the scores before scaling.
 
     Args:
-        tokens: The words to draw. Characters that mean something in HTML are escaped.
+        tokens: The words to draw. HTML characters such as ``<`` are escaped.
         scores: One score for each token, of any method and either sign: `(tokens,)`, or `(1, tokens)` as `attribute`
-            returns it for one sentence and one target.
-        attr_class: The column "Attribution Label": what the scores explain, or by which method.
+            returns it for one sentence and one token.
+        attr_class: The column "Attribution Label", such as the method, or what the scores explain.
         true_class: The column "True Label".
-        pred_class: The column "Predicted Label", what the model answers.
-        pred_prob: The probability of that answer, beside it.
+        pred_class: The column "Predicted Label", the model's prediction.
+        pred_prob: The probability of the prediction, written in the same column.
 
     Returns:
-        A record for the list that `captum.attr.visualization.visualize_text` takes.
+        A record. `captum.attr.visualization.visualize_text` takes a list of records.
 
     Raises:
-        AssertionError: Scores that do not fit the tokens, or that are not finite.
+        ArgumentError: Scores do not fit the tokens, or are not finite.
 
     >>> record = text_record(["the", "pictures", "[MASK]"], torch.tensor([0.1, 0.5, 0.4]), attr_class="Value Zeroing")
     >>> record.word_attributions, round(record.attr_score, 4)

@@ -1,4 +1,4 @@
-"""Tokens as they are read."""
+"""Readable tokens."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from captum_vz.visualization.terminal import printable
 
 
 def readable_tokens(tokenizer: Any, ids: Iterable[int]) -> list[str]:
-    """Tokens as a person reads them: "the" for GPT-2's "Ġthe", the vocabulary's own name for half a character.
+    """Readable strings of tokens, such as "the" for GPT-2's "Ġthe".
+
+    A token that is only a part of a character keeps its name in the vocabulary.
 
     Args:
         tokenizer: A tokenizer of transformers.
         ids: The token ids of one sentence.
 
     Returns:
-        A string for each id, with escapes for the characters that a terminal would obey.
+        A string for each id, with escapes for control characters.
 
     >>> from captum_vz.testbed import load_agreement_model
     >>> _, tokenizer = load_agreement_model()

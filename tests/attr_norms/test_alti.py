@@ -119,15 +119,15 @@ def test_known_contributions() -> None:
     vectors = torch.tensor([[[3.0, 0.0], [0.0, 4.0], [0.0, 0.0]]])
     whole = torch.tensor([[3.0, 4.0]])
     assert alti_contributions(vectors, whole).tolist() == [[3.0, 4.0, 0.0]]
-    assert alti_contributions(vectors, whole, "l2").tolist() == [[1.0, 2.0, 0.0]]
+    assert alti_contributions(vectors, whole, p=2).tolist() == [[1.0, 2.0, 0.0]]
     assert alti_contributions(-vectors, whole).tolist() == [[0.0, 0.0, 0.0]]
 
 
 def test_bad_arguments() -> None:
     with pytest.raises(AssertionError, match="norm is 'cosine': pass 'l1' or 'l2'"):
         LayerALTI(nn.Identity(), nn.Identity(), norm="cosine")  # type: ignore[arg-type]  # wrong on purpose
-    with pytest.raises(AssertionError, match="norm is 'max': pass 'l1' or 'l2'"):
-        alti_contributions(torch.ones(1, 1, 2), torch.ones(1, 2), "max")  # type: ignore[arg-type]  # wrong on purpose
+    with pytest.raises(AssertionError, match="p is 3: pass 1 or 2"):
+        alti_contributions(torch.ones(1, 1, 2), torch.ones(1, 2), p=3)  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(AssertionError, match=r"vectors are \(1, 3, 2\) and whole is \(3, 2\)"):
         alti_contributions(torch.ones(1, 3, 2), torch.ones(3, 2))
     case = FAMILIES["gemma2"].case

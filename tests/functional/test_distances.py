@@ -1,4 +1,4 @@
-"""The distances against loops in Python's own floats, and the digits the safe cosine keeps."""
+"""The distances equal loops over Python floats, and the cosine distance keeps its digits."""
 
 import math
 
@@ -6,14 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from captum_vz.functional import (
-    DISTANCES,
-    Distance,
-    cosine_distance,
-    euclidean_distance,
-    get_distance,
-    l1_distance,
-)
+from captum_vz.errors import ArgumentError
+from captum_vz.functional import Distance, cosine_distance, euclidean_distance, l1_distance
+from captum_vz.functional.distances import get_distance
 
 
 def naive_cosine(a: list[float], b: list[float]) -> float:
@@ -29,31 +24,32 @@ def naive_l1(a: list[float], b: list[float]) -> float:
     return sum(abs(x - y) for x, y in zip(a, b, strict=True))
 
 
-TWINS = {"cosine": naive_cosine, "euclidean": naive_euclidean, "l1": naive_l1}
+DISTANCES = {"cosine": cosine_distance, "euclidean": euclidean_distance, "l1": l1_distance}
+NAIVE = {"cosine": naive_cosine, "euclidean": naive_euclidean, "l1": naive_l1}
 every_distance = pytest.mark.parametrize("distance", DISTANCES.values(), ids=DISTANCES.keys())
 
 
 def close_pair(d: int = 768, step: float = 1e-3) -> tuple[Tensor, Tensor]:
-    """Two float64 vectors about `step ** 2 / 2` apart: what zeroing one value in a large model does."""
+    """Two float64 vectors about `step ** 2 / 2` apart, as after zeroing one value in a large model."""
     a = torch.randn(d, dtype=torch.float64)
     return a, a + step * torch.randn(d, dtype=torch.float64)
 
 
 @pytest.mark.parametrize("name", DISTANCES)
-def test_distance_equals_its_naive_twin(name: str) -> None:
+def test_distance_equals_naive_twin(name: str) -> None:
     a, b = torch.randn(2, 4, 3, 7, dtype=torch.float64)
-    expected = [[TWINS[name](a[i, j].tolist(), b[i, j].tolist()) for j in range(3)] for i in range(4)]
+    expected = [[NAIVE[name](a[i, j].tolist(), b[i, j].tolist()) for j in range(3)] for i in range(4)]
     torch.testing.assert_close(DISTANCES[name](a, b), torch.tensor(expected, dtype=torch.float64))
 
 
 @every_distance
-def test_the_second_vector_is_broadcast(distance: Distance) -> None:
+def test_distance_broadcasts_second_vector(distance: Distance) -> None:
     a, b = torch.randn(5, 3, 7), torch.randn(3, 7)
     torch.testing.assert_close(distance(a, b), torch.stack([distance(one, b) for one in a]))
 
 
 @every_distance
-def test_half_precision_is_answered_in_float32(distance: Distance) -> None:
+def test_distance_of_half_precision(distance: Distance) -> None:
     a, b = torch.randn(2, 9, 16, dtype=torch.bfloat16)
     result = distance(a, b)
     assert result.dtype == torch.float32
@@ -61,15 +57,15 @@ def test_half_precision_is_answered_in_float32(distance: Distance) -> None:
 
 
 @every_distance
-def test_nothing_changed_is_exactly_zero(distance: Distance) -> None:
+def test_distance_of_equal_vectors(distance: Distance) -> None:
     a = torch.randn(6, 16)
     assert torch.equal(distance(a, a.clone()), torch.zeros(6))
 
 
 @pytest.mark.parametrize("step", [1e-2, 1e-3, 1e-4])
-def test_cosine_keeps_its_digits_where_one_minus_cosine_loses_them(step: float) -> None:
+def test_cosine_keeps_digits(step: float) -> None:
     a, b = close_pair(step=step)
-    # In float64, with the two vectors as float32 holds them, so that only the arithmetic differs.
+    # The same float32 vectors, computed in float64, so that only the arithmetic differs.
     exact = 1 - torch.cosine_similarity(a.float().double(), b.float().double(), dim=-1)
     safe = cosine_distance(a.float(), b.float()).double()
     lossy = (1 - torch.cosine_similarity(a.float(), b.float(), dim=-1)).double()
@@ -78,49 +74,47 @@ def test_cosine_keeps_its_digits_where_one_minus_cosine_loses_them(step: float) 
 
 
 @pytest.mark.parametrize("scale", [1e-40, 1e-25, 1e25, 1e38])
-def test_cosine_does_not_depend_on_scale(scale: float) -> None:
+def test_cosine_ignores_scale(scale: float) -> None:
     a, b = torch.tensor([1.0, 2.0, 0.0]), torch.tensor([2.0, 1.0, 0.5])
     expected = cosine_distance(a, b).expand(2)
     result = torch.stack([cosine_distance(a * scale, b), cosine_distance(a, b * scale)])
     torch.testing.assert_close(result, expected, rtol=1e-4, atol=0)
 
 
-def test_cosine_of_zero_vectors_is_defined() -> None:
+def test_cosine_of_zero_vectors() -> None:
     zero, other = torch.zeros(4), torch.randn(4)
     assert cosine_distance(zero, zero) == 0
     torch.testing.assert_close(cosine_distance(zero, other), torch.tensor(0.5))
     torch.testing.assert_close(cosine_distance(other, zero), torch.tensor(0.5))
 
 
-def test_cosine_does_not_hide_what_is_not_a_number() -> None:
+def test_cosine_of_nan_and_infinity() -> None:
     assert cosine_distance(torch.tensor([math.nan, 1.0]), torch.ones(2)).isnan()
     assert cosine_distance(torch.tensor([math.inf, 1.0]), torch.ones(2)).isnan()
 
 
-def test_cosine_between_opposites_is_two() -> None:
+def test_cosine_of_opposite_vectors() -> None:
     a = torch.randn(8)
     torch.testing.assert_close(cosine_distance(a, -3 * a), torch.tensor(2.0))
 
 
 @pytest.mark.parametrize("shapes", [((4, 7), (4, 1)), ((7,), (8,)), ((), (3,))])
 @every_distance
-def test_different_widths_are_refused(distance: Distance, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+def test_distance_of_different_widths(distance: Distance, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
     a, b = (torch.ones(shape) for shape in shapes)
-    with pytest.raises(AssertionError, match=r"same d, got \(.*\) and \(.*\)"):
+    with pytest.raises(ArgumentError, match=r"same d, got \(.*\) and \(.*\)"):
         distance(a, b)
 
 
-def test_get_distance_takes_names_and_functions() -> None:
+def test_get_distance_by_name_or_function() -> None:
     def chebyshev(a: Tensor, b: Tensor) -> Tensor:
         return (a - b).abs().amax(-1)
 
-    assert get_distance("cosine") is cosine_distance
-    assert get_distance("euclidean") is euclidean_distance
-    assert get_distance("l1") is l1_distance
+    assert {name: get_distance(name) for name in DISTANCES} == DISTANCES
     assert get_distance(chebyshev) is chebyshev
 
 
 @pytest.mark.parametrize("wrong", ["Cosine", "l2", None, 3])
-def test_get_distance_says_what_there_is(wrong: object) -> None:
-    with pytest.raises(AssertionError, match=rf"distance is {wrong!r}: pass one of 'cosine', 'euclidean', 'l1', or"):
+def test_get_distance_of_unknown_name(wrong: object) -> None:
+    with pytest.raises(ArgumentError, match=rf"distance is {wrong!r}: pass one of 'cosine', 'euclidean', 'l1', or"):
         get_distance(wrong)

@@ -1,4 +1,4 @@
-"""One score a token from attributions to embeddings, against loops over plain numbers."""
+"""Scores of tokens from attributions to embeddings equal loops over numbers."""
 
 from math import sqrt
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from captum_vz.errors import ArgumentError
 from captum_vz.functional import token_scores
 
 NAIVE = {
@@ -16,7 +17,7 @@ NAIVE = {
 
 
 @pytest.mark.parametrize("reduce", NAIVE)
-def test_scores_equal_their_naive_twin(reduce: Any) -> None:
+def test_token_scores_equal_naive_twin(reduce: Any) -> None:
     attributions = torch.randn(2, 3, 5, dtype=torch.float64)
     scores = token_scores(attributions, reduce)
     assert scores.shape == (2, 3)
@@ -25,19 +26,19 @@ def test_scores_equal_their_naive_twin(reduce: Any) -> None:
             assert scores[b, j].item() == pytest.approx(NAIVE[reduce](attributions[b, j].tolist()), rel=1e-12)
 
 
-def test_the_sum_is_the_default_and_keeps_the_sign() -> None:
+def test_token_scores_default_keeps_sign() -> None:
     attributions = torch.tensor([[[1.0, -3.0], [2.0, 0.5]]])
     assert torch.equal(token_scores(attributions), torch.tensor([[-2.0, 2.5]]))
 
 
 @pytest.mark.parametrize("reduce", ["l1", "l2"])
-def test_norms_do_not_see_the_sign(reduce: Any) -> None:
+def test_token_scores_norms_ignore_sign(reduce: Any) -> None:
     attributions = torch.randn(2, 3, 5)
     assert torch.equal(token_scores(attributions, reduce), token_scores(-attributions, reduce))
 
 
 @pytest.mark.parametrize("reduce", NAIVE)
-def test_half_precision_is_added_up_in_float32(reduce: Any) -> None:
+def test_token_scores_of_half_precision(reduce: Any) -> None:
     attributions = torch.rand(1, 2, 1000).bfloat16()
     scores = token_scores(attributions, reduce)
     assert scores.dtype == torch.float32
@@ -53,6 +54,6 @@ def test_half_precision_is_added_up_in_float32(reduce: Any) -> None:
         (torch.zeros(2, 3, 4), "mean", "reduce is 'mean': pass 'sum', 'l1' or 'l2'"),
     ],
 )
-def test_what_is_not_an_attribution_to_embeddings_is_refused(attributions: Any, reduce: Any, message: str) -> None:
-    with pytest.raises(AssertionError, match=message):
+def test_token_scores_of_wrong_arguments(attributions: Any, reduce: Any, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
         token_scores(attributions, reduce)

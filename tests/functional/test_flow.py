@@ -1,4 +1,4 @@
-"""Attention flow against the smallest cut, a naive maximum flow, closed forms and its bounds."""
+"""Attention flow equals the smallest cut, a naive maximum flow and closed forms, and keeps its bounds."""
 
 from itertools import chain, combinations, product
 
@@ -6,19 +6,20 @@ import pytest
 import torch
 from torch import Tensor
 
+from captum_vz.errors import ArgumentError
 from captum_vz.functional import Residual, add_residual, attention_flow, normalize_rows, rollout
 from tests.reference.attention import naive_flow
 
-every_residual = pytest.mark.parametrize("residual", [None, 0.5, "renormalize"])
+every_residual = pytest.mark.parametrize("residual", [None, 0.5, "renormalize", "add"])
 
 
 def random_maps(layers: int = 3, batch: int = 2, tokens: int = 4, sharpness: float = 2.0) -> Tensor:
-    """Rows of each map (layers, batch, tokens, tokens) sum to 1; most weight is on few tokens, as in attention."""
+    """Maps (layers, batch, tokens, tokens). Rows sum to 1, with most weight on few tokens, as in attention."""
     return torch.softmax(sharpness * torch.randn(layers, batch, tokens, tokens, dtype=torch.float64), dim=-1)
 
 
 def smallest_cut(capacities: Tensor, out: int, source: int) -> float:
-    """Over all ways to part the nodes, the least capacity that leads from the part of `out` to that of `source`."""
+    """The smallest capacity from the part of `out` to the part of `source`, over all partitions of the nodes."""
     layers, tokens, _ = capacities.shape
     top, bottom = (layers, out), (0, source)
     others = [node for node in product(range(layers + 1), range(tokens)) if node not in (top, bottom)]
@@ -33,7 +34,7 @@ def smallest_cut(capacities: Tensor, out: int, source: int) -> float:
     )
 
 
-def test_flow_equals_the_smallest_cut() -> None:
+def test_flow_equals_smallest_cut() -> None:
     maps = random_maps(layers=2, batch=1, tokens=3)
     capacities = add_residual(maps[:, 0], 0.5)
     expected = [[smallest_cut(capacities, out, source) for source in range(3)] for out in range(3)]
@@ -42,7 +43,7 @@ def test_flow_equals_the_smallest_cut() -> None:
 
 
 @every_residual
-def test_flow_equals_its_naive_twin_after_each_layer(residual: Residual) -> None:
+def test_flow_equals_naive_twin(residual: Residual) -> None:
     maps = random_maps()
     maps[:, 1] = normalize_rows(maps[:, 1].tril())
     maps[:, 1, 3:] = 0  # the second example is causal, and its last token is padding
@@ -50,45 +51,45 @@ def test_flow_equals_its_naive_twin_after_each_layer(residual: Residual) -> None
         torch.testing.assert_close(attention_flow(maps[: layer + 1], residual=residual), naive, rtol=0, atol=1e-12)
 
 
-def test_one_layer_lets_through_its_capacities() -> None:
+def test_flow_of_one_layer() -> None:
     maps = random_maps(layers=1)
     torch.testing.assert_close(attention_flow(maps, normalize=False), add_residual(maps[0], 0.5), rtol=0, atol=1e-15)
 
 
 @pytest.mark.parametrize("sharpness", [0.5, 2.0, 6.0])
-def test_flow_lies_between_rollout_and_what_leaves_and_what_arrives(sharpness: float) -> None:
+def test_flow_bounds(sharpness: float) -> None:
     maps = random_maps(layers=5, tokens=6, sharpness=sharpness)
     flow = attention_flow(maps, normalize=False)
-    arrives = add_residual(maps[0], 0.5).sum(-2, keepdim=True)
+    into_source = add_residual(maps[0], 0.5).sum(-2, keepdim=True)
     assert (flow >= rollout(maps, 0.5)[-1] - 1e-12).all()
-    assert (flow <= arrives.clamp(max=1) + 1e-12).all()
+    assert (flow <= into_source.clamp(max=1) + 1e-12).all()
 
 
-def test_uniform_attention_has_a_closed_form() -> None:
-    # Two layers of two tokens, own pipe 3/4 and the other's 1/4. To itself: 3/4 straight on, 1/4 over the other token.
-    # To the other: 1/4 at the start and 3/4 after, and 3/4 at the start and 1/4 after.
+def test_flow_of_uniform_attention() -> None:
+    # Two layers of two tokens: capacity 3/4 to the token itself, 1/4 to the other token. To itself, 3/4 flows directly
+    # and 1/4 over the other token. To the other token, 1/4 flows on each of two paths.
     uniform = torch.full((2, 1, 2, 2), 0.5)
     expected = torch.tensor([[[1.0, 0.5], [0.5, 1.0]]], dtype=torch.float64)
     torch.testing.assert_close(attention_flow(uniform, normalize=False), expected)
 
 
-def test_rows_sum_to_one() -> None:
+def test_flow_rows_sum_to_one() -> None:
     flow = attention_flow(random_maps(layers=4))
     torch.testing.assert_close(flow.sum(-1), torch.ones(2, 4, dtype=torch.float64))
 
 
-def test_a_causal_stack_stays_causal() -> None:
+def test_flow_of_causal_maps() -> None:
     flow = attention_flow(normalize_rows(random_maps().tril()))
     assert torch.equal(flow, flow.tril())
 
 
 @pytest.mark.parametrize("rows", [[2], [-1], [3, 0], [1, 1], []])
-def test_rows_pick_from_the_whole_map(rows: list[int]) -> None:
+def test_flow_of_some_rows(rows: list[int]) -> None:
     maps = random_maps()
     assert torch.equal(attention_flow(maps, rows), attention_flow(maps)[:, rows])
 
 
-def test_only_the_rows_asked_for_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flow_computes_only_wanted_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     from networkx.algorithms import flow
 
     solve, pairs = flow.shortest_augmenting_path, []
@@ -102,7 +103,7 @@ def test_only_the_rows_asked_for_are_computed(monkeypatch: pytest.MonkeyPatch) -
     assert pairs == [((3, 2), (0, token)) for token in range(4)]
 
 
-def test_half_precision_is_answered_in_float64() -> None:
+def test_flow_of_half_precision() -> None:
     maps = random_maps().bfloat16()
     flow = attention_flow(maps, normalize=False)
     assert flow.dtype == torch.float64
@@ -110,21 +111,21 @@ def test_half_precision_is_answered_in_float64() -> None:
 
 
 @pytest.mark.parametrize("weight", [-0.1, float("nan"), float("inf")])
-def test_weights_that_are_no_capacities_are_refused(weight: float) -> None:
+def test_flow_of_invalid_weights(weight: float) -> None:
     maps = random_maps()
     maps[1, 0, 2, 3] = weight
-    with pytest.raises(AssertionError, match="Weights must be finite and not negative"):
+    with pytest.raises(ArgumentError, match="Weights must be finite and not negative"):
         attention_flow(maps)
 
 
 @pytest.mark.parametrize("row", [4, -5])
-def test_a_row_out_of_range_is_refused(row: int) -> None:
-    with pytest.raises(AssertionError, match=rf"rows is \[{row}\], but there are 4 tokens"):
+def test_flow_of_row_out_of_range(row: int) -> None:
+    with pytest.raises(ArgumentError, match=rf"rows is \[{row}\], but there are 4 tokens"):
         attention_flow(random_maps(), rows=[row])
 
 
-def test_no_map_and_unequal_maps_are_refused() -> None:
-    with pytest.raises(AssertionError, match="at least one layer, got none"):
+def test_flow_of_no_or_unequal_maps() -> None:
+    with pytest.raises(ArgumentError, match="at least one layer, got none"):
         attention_flow([])
-    with pytest.raises(AssertionError, match=r"one shape, got \[\(1, 2, 2\), \(1, 3, 3\)\]"):
+    with pytest.raises(ArgumentError, match=r"one shape, got \[\(1, 2, 2\), \(1, 3, 3\)\]"):
         attention_flow([torch.ones(1, 3, 3), torch.ones(1, 2, 2)])

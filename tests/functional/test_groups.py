@@ -1,4 +1,4 @@
-"""Pooling tokens to groups, against loops over the tokens of each group."""
+"""Pooled groups equal loops over the tokens of each group."""
 
 from typing import Literal
 
@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from captum_vz.errors import ArgumentError
 from captum_vz.functional import normalize_rows, pool_groups
 
 GROUPS = torch.tensor([[3, 3, 0, 7, 7, 7], [0, 0, 0, 3, 7, 7]])
@@ -24,7 +25,7 @@ def naive_pool(scores: Tensor, groups: Tensor, reduce: str, shared: bool) -> Ten
 
 
 def shared_scores(groups: Tensor = GROUPS) -> Tensor:
-    """A map in which the tokens of a group all carry one score, and rows sum to 1 over groups."""
+    """A map in which all tokens of a group carry one score. Rows sum to 1 over groups."""
     batch, tokens = groups.shape
     per_group = normalize_rows(torch.rand(batch, tokens, 3, dtype=torch.float64))
     member = groups.unique(return_inverse=True)[1]
@@ -33,12 +34,12 @@ def shared_scores(groups: Tensor = GROUPS) -> Tensor:
 
 @pytest.mark.parametrize("reduce", ["mean", "max"])
 @pytest.mark.parametrize("shared", [True, False])
-def test_pooling_equals_its_naive_twin(reduce: Literal["mean", "max"], shared: bool) -> None:
+def test_pool_equals_naive_twin(reduce: Literal["mean", "max"], shared: bool) -> None:
     scores = shared_scores() if shared else torch.rand(2, 6, 6, dtype=torch.float64)
     torch.testing.assert_close(pool_groups(scores, GROUPS, reduce, shared), naive_pool(scores, GROUPS, reduce, shared))
 
 
-def test_pooled_means_sum_to_one_over_groups() -> None:
+def test_pool_mean_rows_sum_to_one() -> None:
     ones = torch.ones(2, 3, dtype=torch.float64)
     torch.testing.assert_close(pool_groups(shared_scores(), GROUPS).sum(-1), ones)
     single = normalize_rows(torch.rand(2, 6, 6, dtype=torch.float64))
@@ -46,21 +47,21 @@ def test_pooled_means_sum_to_one_over_groups() -> None:
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_groups_of_one_token_change_nothing(shared: bool) -> None:
+def test_pool_groups_of_one_token(shared: bool) -> None:
     scores = torch.rand(2, 5, 5)
     assert torch.equal(pool_groups(scores, torch.arange(5)[None], shared=shared), scores)
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_a_row_is_pooled_as_the_map_it_came_from(shared: bool) -> None:
+def test_pool_single_rows(shared: bool) -> None:
     scores = shared_scores() if shared else torch.rand(2, 6, 6, dtype=torch.float64)
-    # Token 3 of the second example is a group by itself, so its row needs no reduction.
+    # Token 3 of the second example is a group of one, so its row needs no reduction.
     torch.testing.assert_close(
         pool_groups(scores[:, 3], GROUPS, shared=shared)[1], pool_groups(scores, GROUPS, shared=shared)[1, 1]
     )
 
 
-def test_one_grouping_serves_the_whole_batch() -> None:
+def test_pool_one_grouping_for_batch() -> None:
     scores = torch.rand(3, 6, 6)
     one = GROUPS[:1]
     torch.testing.assert_close(
@@ -68,19 +69,19 @@ def test_one_grouping_serves_the_whole_batch() -> None:
     )
 
 
-def test_a_group_that_an_example_lacks_is_zero_there() -> None:
+def test_pool_group_missing_in_example() -> None:
     groups = torch.tensor([[0, 0, 1], [0, 2, 2]])
     pooled = pool_groups(torch.rand(2, 3, 3) + 1, groups, shared=False)
     assert (pooled[0] > 0).tolist() == [[True, True, False], [True, True, False], [False, False, False]]
     assert (pooled[1] > 0).tolist() == [[True, False, True], [False, False, False], [True, False, True]]
 
 
-def test_the_order_is_that_of_the_numbers_not_of_the_tokens() -> None:
+def test_pool_sorts_groups_by_number() -> None:
     pooled = pool_groups(torch.tensor([[0.1, 0.2, 0.7]]), torch.tensor([[9, -1, 4]]))
     torch.testing.assert_close(pooled, torch.tensor([[0.2, 0.7, 0.1]]))
 
 
-def test_half_precision_is_summed_in_float32() -> None:
+def test_pool_half_precision() -> None:
     scores = torch.rand(1, 300, 300).bfloat16()
     one_group = torch.zeros(1, 300, dtype=torch.long)
     pooled = pool_groups(scores, one_group, shared=False)
@@ -88,8 +89,8 @@ def test_half_precision_is_summed_in_float32() -> None:
     torch.testing.assert_close(pooled, scores.double().sum(-1).mean().float().reshape(1, 1, 1))
 
 
-def test_scores_that_are_not_shared_are_not_taken_for_shared() -> None:
-    with pytest.raises(AssertionError, match=r"carry different scores.*shared=False"):
+def test_pool_scores_that_differ_within_group() -> None:
+    with pytest.raises(ArgumentError, match=r"carry different scores.*shared=False"):
         pool_groups(torch.tensor([[0.1, 0.2, 0.7]]), torch.tensor([[0, 0, 1]]))
 
 
@@ -104,18 +105,18 @@ def test_scores_that_are_not_shared_are_not_taken_for_shared() -> None:
         (torch.rand(2, 3, 3), torch.zeros(2, 3), r"must be integers, got torch.float32"),
     ],
 )
-def test_what_does_not_fit_is_refused(scores: Tensor, groups: Tensor, message: str) -> None:
-    with pytest.raises(AssertionError, match=message):
+def test_pool_wrong_shapes(scores: Tensor, groups: Tensor, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
         pool_groups(scores, groups)
 
 
-def test_another_reduction_is_refused() -> None:
-    with pytest.raises(AssertionError, match="reduce is 'median': pass 'mean' or 'max'"):
+def test_pool_unknown_reduction() -> None:
+    with pytest.raises(ArgumentError, match="reduce is 'median': pass 'mean' or 'max'"):
         pool_groups(torch.rand(1, 2, 2), torch.tensor([[0, 1]]), reduce="median")
 
 
-def test_padding_in_a_group_neither_disturbs_nor_dilutes_it() -> None:
-    """A word number given to padding: its rows and columns are zero, and count for nothing."""
+def test_pool_group_with_padding() -> None:
+    """Padding with the number of a word changes nothing, because its rows and columns are zero."""
     scores = torch.tensor([[[0.7, 0.3, 0.0], [0.4, 0.6, 0.0], [0.0, 0.0, 0.0]]])
     pooled = pool_groups(scores, torch.tensor([[0, 1, 1]]))
     torch.testing.assert_close(pooled, scores[:, :2, :2])

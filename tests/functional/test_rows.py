@@ -1,4 +1,4 @@
-"""Rows of scores: they sum to one, or they were zero and say so."""
+"""Rows of scores sum to one, except for rows of zeros."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ import torch
 from captum_vz.functional import normalize_rows, widen
 
 
-def test_rows_equal_their_naive_twin_and_sum_to_one() -> None:
+def test_normalize_rows_equals_naive_twin() -> None:
     scores = torch.rand(2, 3, 5, dtype=torch.float64)
     result = normalize_rows(scores)
     for b in range(2):
@@ -16,23 +16,23 @@ def test_rows_equal_their_naive_twin_and_sum_to_one() -> None:
     torch.testing.assert_close(result.sum(-1), torch.ones(2, 3, dtype=torch.float64))
 
 
-def test_a_row_of_zeros_stays_zero_beside_one_that_is_not() -> None:
+def test_normalize_rows_of_zeros() -> None:
     scores = torch.tensor([[0.0, 0.0], [1.0, 3.0]])
     assert torch.equal(normalize_rows(scores), torch.tensor([[0.0, 0.0], [0.25, 0.75]]))
 
 
-def test_scale_does_not_matter_however_small() -> None:
+def test_normalize_rows_ignores_scale() -> None:
     row = torch.tensor([1.0, 2.0, 5.0])
     torch.testing.assert_close(normalize_rows(row * 1e-30), normalize_rows(row))
 
 
-def test_normalising_twice_changes_nothing() -> None:
+def test_normalize_rows_twice() -> None:
     once = normalize_rows(torch.rand(4, 6, dtype=torch.float64))
     torch.testing.assert_close(normalize_rows(once), once)
 
 
 @pytest.mark.parametrize(
-    ("given", "answered"),
+    ("given", "returned"),
     [
         (torch.bfloat16, torch.float32),
         (torch.float16, torch.float32),
@@ -41,11 +41,11 @@ def test_normalising_twice_changes_nothing() -> None:
         (torch.float64, torch.float64),
     ],
 )
-def test_at_least_float32(given: torch.dtype, answered: torch.dtype) -> None:
-    assert widen(torch.ones(2, dtype=given)).dtype == answered
-    assert normalize_rows(torch.ones(2, dtype=given)).dtype == answered
+def test_widen_and_normalize_rows_dtype(given: torch.dtype, returned: torch.dtype) -> None:
+    assert widen(torch.ones(2, dtype=given)).dtype == returned
+    assert normalize_rows(torch.ones(2, dtype=given)).dtype == returned
 
 
-def test_half_precision_rows_are_summed_in_float32() -> None:
+def test_normalize_rows_of_half_precision() -> None:
     scores = torch.rand(3, 1000).bfloat16()
     torch.testing.assert_close(normalize_rows(scores).sum(-1), torch.ones(3))

@@ -1,4 +1,4 @@
-"""Ground truth for the tests: tiny models of many families and naive twins of the methods, in loops and float64."""
+"""Expected values for the tests: tiny models of many families, and naive twins of the methods in loops and float64."""
 
 from tests.reference.attention import naive_attention, naive_attention_maps, naive_flow, naive_rollout
 from tests.reference.case import Attention, Case, Family

@@ -1,4 +1,4 @@
-"""ALTI-Logit in loops: every vector that an attention adds to the residual stream, carried to one logit by hand."""
+"""ALTI-Logit in loops: the contribution to a logit of each vector that an attention adds to the residual stream."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.reference.norms import seen, vectors_of_run
 
 
 def with_head(name: str, model: str, stack: str, **settings: bool) -> Family:
-    """A family with its head for the next word, in which `stack` is the dotted name of the model without it."""
+    """A family with its language modelling head. `stack` is the dotted name of the model without the head."""
     family = FAMILIES[name]
     layers, norm = f"{stack}.{family.layers}", f"{stack}.{family.norm}"
     return replace(family, model=model, config={**family.config, **settings}, layers=layers, norm=norm)
@@ -28,7 +28,7 @@ LANGUAGE_MODELS = {
     "gpt2": with_head("gpt2", "GPT2LMHeadModel", "transformer"),
     "llama": with_head("llama", "LlamaForCausalLM", "model", attention_bias=True),
     "qwen2": with_head("qwen2", "Qwen2ForCausalLM", "model"),
-    # Its feed-forward runs beside its attention, and its unembedding has a bias.
+    # Phi runs its feed-forward parallel to its attention, and its unembedding has a bias.
     "phi": with_head("phi", "PhiForCausalLM", "model"),
     "opt": with_head("opt", "OPTForCausalLM", "model"),
 }
@@ -41,7 +41,7 @@ def language_model(name: str) -> Case:
 
 @dataclass
 class NaiveLogit:
-    """What is added to every logit at every position, by the last norm's deviation as it was found.
+    """The terms of each logit at each position, with the standard deviation of the last norm held fixed.
 
     Attributes:
         sources: ``(layer, batch, out, in, entry)``.
@@ -60,7 +60,7 @@ class NaiveLogit:
     logits: np.ndarray
 
     def contributions(self, b: int, t: int, entry: int) -> np.ndarray:
-        """What each input token gives to one logit by attention, ``(in,)``."""
+        """The contribution of each input token to one logit through attention, ``(in,)``."""
         tokens = self.maps.shape[-1]
         result = np.zeros(tokens)
         drawn = np.eye(tokens)

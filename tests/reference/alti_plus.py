@@ -1,6 +1,6 @@
-"""ALTI+ in loops: the vectors of every attention of an encoder and its decoder written out, then the rollout.
+"""ALTI+ in loops: the vectors of each attention of an encoder and its decoder, then the rollout.
 
-Nothing here is shared with the package: projections, residual connections and norms are found by their names.
+The code shares nothing with the package. It finds projections, residual connections and norms by their names.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from tests.reference.norms import linear_part, seen, vectors_of_run
 
 
 def bart(model: str) -> tuple[Family, Family]:
-    """A model whose code descends from BART's."""
+    """A model whose code is derived from BART's."""
     return (
         encoder_of(model, SEQ2SEQ_SIZE, "encoder.layers", BART_ATTENTION),
         decoder_of(model, SEQ2SEQ_SIZE, "decoder.layers", BART_ATTENTION, BART_CROSS),
     )
 
 
-# The two stacks of each model.
+# The encoder and the decoder of each model.
 ENCODER_DECODERS = {
     "bart": (FAMILIES["bart-encoder"], FAMILIES["bart-decoder"]),
     "marian": bart("MarianModel"),
@@ -42,7 +42,7 @@ ENCODER_DECODERS = {
     "t5": (FAMILIES["t5-encoder"], FAMILIES["t5-decoder"]),
     "whisper": (FAMILIES["whisper-encoder"], FAMILIES["whisper-decoder"]),
 }
-# Those whose layers norm what comes of their attentions.
+# Models whose layers apply a norm after the residual connection of each attention.
 POST_NORM = ("bart", "marian")
 SELF_NORM, CROSS_NORM = "self_attn_layer_norm", "encoder_attn_layer_norm"
 
@@ -56,7 +56,7 @@ def stacks(name: str) -> tuple[Case, Case]:
 
 
 def naive_alti_plus(encoder: Case, decoder: Case, post_norm: bool, norm: str = "l1") -> list[Tensor]:
-    """What comes out after each layer of the decoder, ``(batch, out, source + out)``."""
+    """The rollout after each layer of the decoder, ``(batch, out, source + out)``."""
     rolled: np.ndarray | None = None
     for number in range(len(encoder.layers)):
         factor = self_map(encoder, number, post_norm, norm)
@@ -80,7 +80,7 @@ def naive_alti_plus(encoder: Case, decoder: Case, post_norm: bool, norm: str = "
 
 @torch.no_grad()
 def self_map(case: Case, number: int, post_norm: bool, norm: str) -> np.ndarray:
-    """ALTI's map of a layer's self-attention, rows divided by their sums."""
+    """ALTI's map of a layer's self-attention. Rows sum to 1."""
     run = record(case)[0][number]
     naive = vectors_of_run(case, number, "residual")
     vectors, whole = naive.vectors, naive.whole
@@ -92,7 +92,7 @@ def self_map(case: Case, number: int, post_norm: bool, norm: str) -> np.ndarray:
 
 @torch.no_grad()
 def cross_map(case: Case, number: int, post_norm: bool, norm: str) -> np.ndarray:
-    """The same for its cross-attention, ``(batch, out, source + 1)``: the residual connection in the last column."""
+    """The same for cross-attention, ``(batch, out, source + 1)``. The last column is the residual connection."""
     run = record(case)[0][number]
     naive = vectors_of_run(case, number, "attention", "cross")
     if post_norm:

@@ -14,12 +14,12 @@ from tests.reference.naive import real_positions, record, run_of, site_of
 
 
 def naive_attention(case: Case, layer_index: int, **options: object) -> Tensor:
-    """The attention map of a layer's last run, ``(batch, out, in)``; see `attention_of_run` for the options."""
+    """The attention map of a layer's last run, ``(batch, out, in)``. See `attention_of_run` for the options."""
     return attention_of_run(case, run_of(case, layer_index), **options)
 
 
 def naive_attention_maps(case: Case, **options: object) -> list[Tensor]:
-    """The attention maps of all runs of all layers, in the order in which they ran."""
+    """The attention maps of all runs of all layers, in order."""
     runs, _ = record(case)
     return [attention_of_run(case, number, **options) for number in range(len(runs))]
 
@@ -32,11 +32,11 @@ def attention_of_run(
     normalize: bool = True,
     attention: str = "self",
 ) -> Tensor:
-    """The model's own attention weights, heads fused.
+    """The attention weights of the model, reduced over heads.
 
     Args:
-        heads: "mean" or "max" over all heads, the number of one head, or the numbers of those to average.
-        normalize: divide each row by its sum, which is not one for the maximum over heads and for attention sinks.
+        heads: "mean" or "max" over all heads, the number of one head, or the numbers of the heads to average.
+        normalize: whether to divide each row by its sum. With "max" or attention sinks, this sum is not 1.
         attention: "self" or "cross".
     """
     runs, output = record(case, output_attentions=True)
@@ -55,21 +55,23 @@ def attention_of_run(
 
 
 def with_residual(row: np.ndarray, i: int, residual: float | str | None) -> np.ndarray:
-    """Row i of a map with the residual stream mixed in: a share of it, or one added and the row renormalised."""
+    """Row i of a map with the residual added, see `captum_vz.functional.add_residual`."""
     unit = np.array([float(j == i) for j in range(len(row))])
     if residual is None:
         return row
+    if residual == "add":
+        return row + unit
     if residual == "renormalize":
         return (row + unit) / sum(row + unit)
     return (1.0 - residual) * row + residual * unit
 
 
 def naive_rollout(maps: Sequence[Tensor], residual: float | str | None = None) -> list[Tensor]:
-    """The rollout after each layer: ``R_0 = S_0``, ``R_l = S_l R_(l-1)``; a row of zeros (padding) stays one.
+    """The rollout after each layer: ``R_0 = S_0``, ``R_l = S_l R_(l-1)``; a row of zeros (padding) stays zero.
 
     Args:
         maps: ``(batch, token, token)`` of each run, in order.
-        residual: None, the share of the identity (0.5), or "renormalize".
+        residual: None, the share of the identity (0.5), "renormalize" or "add".
     """
     batch, length, _ = maps[0].shape
     rollouts: list[np.ndarray] = []
@@ -92,10 +94,10 @@ def naive_rollout(maps: Sequence[Tensor], residual: float | str | None = None) -
 
 
 def naive_flow(maps: Sequence[Tensor], residual: float | str | None = 0.5, normalize: bool = True) -> list[Tensor]:
-    """The maximum flow from each token after each layer down to each input token, one pair at a time.
+    """The maximum flow from each token after each layer to each input token, computed for each pair alone.
 
-    Node ``(l, i)`` is token i after l layers; the edge from ``(l + 1, i)`` to ``(l, j)`` carries at most ``S_l[i, j]``,
-    the residual mixed in.
+    Node ``(l, i)`` is token i after l layers. The edge from ``(l + 1, i)`` to ``(l, j)`` has the capacity ``S_l[i, j]``
+    with the residual added.
     """
     batch, length, _ = maps[0].shape
     flows = [np.zeros((batch, length, length)) for _ in maps]
@@ -122,7 +124,7 @@ def maximum_flow(
     source: tuple[int, int],
     sink: tuple[int, int],
 ) -> float:
-    """Edmonds and Karp (1972): push along a shortest path with room left until there is none."""
+    """The algorithm of Edmonds and Karp (1972): augment along shortest paths until there is none."""
     room = {(u, v): c for u, edges in capacity.items() for v, c in edges.items()}
     neighbours: dict[tuple[int, int], set[tuple[int, int]]] = {}
     for u, v in list(room):

@@ -1,4 +1,4 @@
-"""A tiny random Transformer, its inputs, and where its layers keep their values: what the naive twins are run on."""
+"""Tiny random Transformers with inputs, and the names of their value projections, for the naive twins."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ HEAD_WIDTH = WIDTH // HEADS
 
 @dataclass(frozen=True)
 class Attention:
-    """One attention of a layer: the submodules around it, and which features of the projection are values.
+    """One attention of a layer: the submodules around it, and the features of the projection that are values.
 
     Args:
-        value: dotted name, within the layer, of the module whose output carries the values.
-        output: dotted name of the module that takes the context, all heads side by side.
+        value: dotted name, within the layer, of the module whose output holds the values.
+        output: dotted name of the module whose input is the context of all heads, concatenated.
         heads: number of query heads.
-        value_heads: number of heads that own values; fewer than ``heads`` under grouped queries.
-        head_width: features of a head.
+        value_heads: number of heads with values of their own. It is less than ``heads`` for grouped queries.
+        head_width: number of features of a head.
         offset: output feature at which the values of head 0 begin.
-        stride: features from the values of a head to those of the next, ``head_width`` if None.
-        weights: field of the model's output that holds these attention weights.
+        stride: number of features from the values of one head to those of the next. None: ``head_width``.
+        weights: field of the model's output that holds the attention weights.
     """
 
     value: str
@@ -47,28 +47,28 @@ class Attention:
         return slice(start, start + self.head_width)
 
     def context(self, head: int) -> slice:
-        """The input features of the ``output`` module that a query head fills."""
+        """The input features of the ``output`` module that are the context of a query head."""
         return slice(head * self.head_width, (head + 1) * self.head_width)
 
     def value_head(self, head: int) -> int:
-        """The head whose values a query head reads: neighbouring query heads share one."""
+        """The head whose values a query head uses. Neighbouring query heads share one."""
         return head // (self.heads // self.value_heads)
 
 
 @dataclass(frozen=True, eq=False)
 class Family:
-    """One row of the table: how to build a model, and what has to be known of it to zero a value by hand.
+    """One row of the table: how to build a model, and the names that are needed to zero a value by hand.
 
     Args:
         model: class name in transformers.
         config: settings that make it tiny.
         layers: dotted name of the module list that holds the layers.
         attention: the self-attention of a layer.
-        causal: whether a position sees earlier ones only.
+        causal: whether a position attends only to itself and earlier ones.
         cross: the attention to the encoder, in the layers of a decoder.
-        norm: dotted name of the norm behind the last layer, if the stack has one.
-        inputs: makes the keyword arguments of the model, a padded batch where the family takes a mask.
-        mask: input that says which positions of the layers are real; None: all are.
+        norm: dotted name of the norm after the last layer, if there is one.
+        inputs: returns the keyword arguments of the model. They are a padded batch if the family takes a mask.
+        mask: the input that says which positions of the layers are real. None: all are.
         source_mask: the same for the positions that ``cross`` attends to.
     """
 
@@ -84,7 +84,7 @@ class Family:
     source_mask: str | None = "attention_mask"
 
     def build(self, dtype: torch.dtype = torch.float64, attn_implementation: str = "eager") -> Case:
-        """A fresh model of this family in eval mode, every parameter random, with its inputs."""
+        """A new model of this family in eval mode with random parameters, and its inputs."""
         model_class = getattr(transformers, self.model)
         config = model_class.config_class(**self.config)
         config._attn_implementation = attn_implementation
@@ -97,13 +97,13 @@ class Family:
 
     @cached_property
     def case(self) -> Case:
-        """The one float64 case that tests share; they leave its model as it is."""
+        """The float64 case that tests share. Tests must not change its model."""
         return self.build()
 
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """A built model with inputs: ``model(**inputs)`` runs ``layers``, a list in which each module stands once."""
+    """A model with inputs. ``model(**inputs)`` runs ``layers``, a list without repeated modules."""
 
     family: Family
     model: nn.Module
@@ -123,20 +123,20 @@ class Case:
 
     @property
     def final_norm(self) -> nn.Module | None:
-        """The norm behind the last layer."""
+        """The norm after the last layer."""
         return self.model.get_submodule(self.family.norm) if self.family.norm else None
 
     def mask(self, name: str | None, length: int) -> Tensor:
-        """Which of ``length`` positions are no padding, ``(batch, length)``, by the named input."""
+        """Whether each of ``length`` positions is real (not padding) by the named input, ``(batch, length)``."""
         if name is None or name not in self.inputs:
             return torch.ones(self.batch, length, dtype=torch.bool)
         mask = self.inputs[name]
-        if mask.shape[1] != length:  # the mask counts samples of sound, the layers frames
+        if mask.shape[1] != length:  # the mask is over samples of sound, the layers are over frames
             mask = self.model._get_feature_vector_attention_mask(length, mask)
         return mask.bool()
 
     def example(self, index: int) -> Case:
-        """The same model on one example of the batch, without its padding."""
+        """The same model on one example of the batch without padding."""
         inputs = {}
         for name, x in self.inputs.items():
             mask = self.inputs.get("decoder_attention_mask" if name.startswith("decoder_") else "attention_mask")
@@ -153,9 +153,9 @@ SINGLE_PRECISION_NORMS = {
 
 
 def replace_single_precision_norms(model: nn.Module) -> None:
-    """Puts torch's own norms in the place of those that round to float32 whatever the dtype of the model.
+    """Replaces norms that compute in float32 for any dtype of the model by torch's norms.
 
-    Only so is a float64 model one: float32 noise would bury what the tests compare.
+    Without this, float32 rounding in a float64 model would hide the differences that the tests look for.
     """
     for parent in list(model.modules()):
         for name, norm in parent.named_children():
@@ -165,7 +165,7 @@ def replace_single_precision_norms(model: nn.Module) -> None:
 
 
 def randomize(model: nn.Module, seed: int = 0) -> None:
-    """Draws every parameter anew, biases and norms too, so that none hides behind a zero or a one."""
+    """Draws all parameters at random, also biases and norms, which would otherwise be zeros and ones."""
     generator = torch.Generator().manual_seed(seed)
     embeddings = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     with torch.no_grad():

@@ -1,7 +1,7 @@
-"""The table of model families that the tests run on: one tiny random model a row.
+"""The table of model families that the tests run on. Each row is one tiny random model.
 
-``family = FAMILIES["gpt2"]``; ``family.case`` is the shared float64 model with inputs, ``family.build()`` a fresh one.
-`FIRST_FAMILIES` are those that every feature has to work on; `SEQUENCE_TO_SEQUENCE` has a row for each stack.
+With ``family = FAMILIES["gpt2"]``, ``family.case`` is the shared float64 model with inputs, and ``family.build()`` is a
+new one. Each feature must work on `FIRST_FAMILIES`. `SEQUENCE_TO_SEQUENCE` has a row for each encoder and decoder.
 """
 
 from __future__ import annotations
@@ -73,20 +73,20 @@ T5_CROSS = Attention("layer.1.EncDecAttention.v", "layer.1.EncDecAttention.o", h
 
 
 def bert(model: str, **settings: Any) -> Family:
-    """An encoder whose code descends from BERT's."""
+    """An encoder whose code is derived from BERT's."""
     attention = Attention("attention.self.value", "attention.output.dense")
     return Family(model, {**ENCODER_SIZE, **settings}, "encoder.layer", attention)
 
 
 def albert(layers_in_group: int, times: int) -> Family:
-    """Layers that are run several times over, one after the other."""
+    """Layers that run several times in turn."""
     size = {**ENCODER_SIZE, "embedding_size": 16, "num_hidden_layers": times, "inner_group_num": layers_in_group}
     layers = "encoder.albert_layer_groups.0.albert_layers"
     return Family("AlbertModel", size, layers, Attention("attention.value", "attention.dense"))
 
 
 def llama(model: str, head_width: int = HEAD_WIDTH, **settings: Any) -> Family:
-    """A decoder whose code descends from LLaMA's: two query heads share one head of keys and values."""
+    """A decoder whose code is derived from LLaMA's. Two query heads share one head of keys and values."""
     size = {**ENCODER_SIZE, "num_key_value_heads": 2, "head_dim": head_width}
     attention = Attention("self_attn.v_proj", "self_attn.o_proj", value_heads=2, head_width=head_width)
     inputs = barely_padded_tokens if "sliding_window" in settings else padded_tokens
@@ -101,7 +101,7 @@ def vit(model: str) -> Family:
 
 
 def encoder_of(model: str, size: dict[str, Any], layers: str, attention: Attention, **rest: Any) -> Family:
-    """The encoder of a model that has a decoder too."""
+    """The encoder of an encoder-decoder model."""
     attention = replace(attention, weights="encoder_attentions")
     return Family(model, size, layers, attention, **{"inputs": padded_token_pairs, **rest})
 
@@ -109,7 +109,7 @@ def encoder_of(model: str, size: dict[str, Any], layers: str, attention: Attenti
 def decoder_of(
     model: str, size: dict[str, Any], layers: str, attention: Attention, cross: Attention, **rest: Any
 ) -> Family:
-    """The decoder, with its two attentions in each layer."""
+    """The decoder of an encoder-decoder model, with two attentions in each layer."""
     attention = replace(attention, weights="decoder_attentions")
     cross = replace(cross, weights="cross_attentions")
     rest = {"inputs": padded_token_pairs, **rest}

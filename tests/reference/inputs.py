@@ -1,4 +1,4 @@
-"""Random inputs for the tiny models: batches of three examples, padded on the right where the model takes a mask."""
+"""Random inputs for the tiny models: batches of three examples, padded on the right if the model takes a mask."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ def noise(*shape: int) -> Tensor:
 
 
 def mask_of(lengths: tuple[int, ...]) -> Tensor:
-    """One for each of the first positions of an example, zero for the padding behind."""
+    """A mask ``(batch, tokens)``: one for each real position, zero for the padding after them."""
     return torch.tensor([[int(position < length) for position in range(max(lengths))] for length in lengths])
 
 
 def padded_tokens(lengths: tuple[int, ...] = (7, 5, 3), prefix: str = "") -> dict[str, Tensor]:
-    """Random token ids, id 0 being the padding, and their mask."""
+    """Random token ids and their mask. Padding has id 0."""
     mask = mask_of(lengths)
     tokens = torch.randint(4, VOCABULARY, mask.shape, generator=torch.Generator().manual_seed(1))
     return {f"{prefix}input_ids": tokens * mask, f"{prefix}attention_mask": mask}
 
 
 def barely_padded_tokens() -> dict[str, Tensor]:
-    """So little padding that a window of three tokens always shows a real one.
+    """Tokens with so little padding that each window of three tokens holds a real one.
 
-    Padding that sees only padding gets NaN from transformers' eager attention in a float64 model: the mask is the
-    lowest float64, the softmax is computed in float32.
+    If padding attends only to padding, transformers' eager attention returns NaN in a float64 model: the mask is the
+    lowest float64, but the softmax is computed in float32.
     """
     return padded_tokens((7, 6, 5))
 
@@ -39,12 +39,12 @@ def padded_token_pairs() -> dict[str, Tensor]:
 
 
 def spectrogram_and_tokens() -> dict[str, Tensor]:
-    """Seven encoder positions of sound, two frames each, and tokens for the decoder."""
+    """Sound for seven encoder positions of two frames each, and tokens for the decoder."""
     return {"input_features": noise(3, 8, 14)} | padded_tokens((3, 5, 4), prefix="decoder_")
 
 
 def padded_waves() -> dict[str, Tensor]:
-    """Sound of three lengths: 7, 5 and 3 frames of four samples, and a rest that fills no frame."""
+    """Sound of three lengths: 7, 5 and 3 frames of four samples, and two samples more, which fill no frame."""
     mask = mask_of((30, 22, 14))
     return {"input_values": noise(3, 30) * mask, "attention_mask": mask}
 

@@ -1,4 +1,4 @@
-"""Hidden Token Attribution in loops: one backward pass for each entry of each output, or one step of each input."""
+"""Hidden Token Attribution in loops: a backward pass for each output entry, or a finite difference for each input."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from tests.reference.case import Case
 from tests.reference.naive import hidden_states
 
 
-def given_to_first(case: Case, act: Callable[[Tensor], Tensor | None]) -> RemovableHandle:
-    """Calls `act` on what goes into the first layer, where a pass comes to it first; its answer goes in instead."""
+def replace_first_input(case: Case, act: Callable[[Tensor], Tensor | None]) -> RemovableHandle:
+    """Calls `act` on the first input of the first layer in a pass, and uses the result as input instead."""
     runs: list[nn.Module] = []
 
     def before(layer: nn.Module, args: tuple[Any, ...]) -> Any:
         runs.append(layer)
-        answer = act(args[0]) if len(runs) == 1 else None
-        return None if answer is None else (answer, *args[1:])
+        replaced = act(args[0]) if len(runs) == 1 else None
+        return None if replaced is None else (replaced, *args[1:])
 
     return case.layers[0].register_forward_pre_hook(before)
 
 
 def layer_outputs(case: Case, vectors: Tensor, module: nn.Module | None = None) -> list[Tensor]:
-    """What each layer returns when these vectors are given to the first, or in place of what a module returned."""
+    """The output of each layer if `vectors` are the input of the first layer, or the output of `module`."""
     outputs: list[Tensor] = []
 
     def keep(layer: nn.Module, args: tuple[Any, ...], output: Any) -> None:
@@ -38,7 +38,7 @@ def layer_outputs(case: Case, vectors: Tensor, module: nn.Module | None = None) 
         for layer in case.layers:
             hooks.enter_context(layer.register_forward_hook(keep))
         if module is None:
-            hooks.enter_context(given_to_first(case, lambda _: vectors))
+            hooks.enter_context(replace_first_input(case, lambda _: vectors))
         else:
             hooks.enter_context(module.register_forward_hook(lambda *_: vectors))
         case.model(**case.inputs)
@@ -46,10 +46,10 @@ def layer_outputs(case: Case, vectors: Tensor, module: nn.Module | None = None) 
 
 
 def vectors_of(case: Case, module: nn.Module | None = None) -> Tensor:
-    """The tokens' vectors in the clean pass: what goes into the first layer, or what a module returns."""
+    """The tokens' vectors in the clean pass: the input of the first layer, or the output of `module`."""
     seen: list[Tensor] = []
     if module is None:
-        hook = given_to_first(case, seen.append)
+        hook = replace_first_input(case, seen.append)
     else:
         hook = module.register_forward_hook(lambda module, args, output: seen.append(output))
     with torch.no_grad(), hook:
@@ -58,7 +58,7 @@ def vectors_of(case: Case, module: nn.Module | None = None) -> Tensor:
 
 
 def naive_jacobian_norms(case: Case, module: nn.Module | None = None) -> list[Tensor]:
-    """The map of each layer, ``(batch, out, in)``, rows of padding zero: a backward pass for each number."""
+    """The map of each layer, ``(batch, out, in)``. Rows of padding are zero."""
     vectors = vectors_of(case, module).requires_grad_()
     maps = []
     for hidden in layer_outputs(case, vectors, module):
@@ -67,7 +67,7 @@ def naive_jacobian_norms(case: Case, module: nn.Module | None = None) -> list[Te
         real = case.mask(case.family.mask, out)
         for i in range(out):
             for k in range(width):
-                # Examples do not touch each other, so that one pass serves them all.
+                # Examples are independent, so one backward pass serves all of them.
                 (gradient,) = torch.autograd.grad(hidden[:, i, k].sum(), vectors, retain_graph=True)
                 for b in range(batch):
                     if real[b, i]:
@@ -78,7 +78,7 @@ def naive_jacobian_norms(case: Case, module: nn.Module | None = None) -> list[Te
 
 @torch.no_grad()
 def stepped_jacobian_norm(case: Case, layer_index: int, b: int, i: int, j: int, step: float = 1e-5) -> float:
-    """One number of the map, without any gradient: the output's change over that of each entry of the vector."""
+    """One number of the map by finite differences, without gradients."""
     vectors = vectors_of(case)
     total = 0.0
     for k in range(vectors.shape[2]):

@@ -1,7 +1,7 @@
-"""Value Zeroing as the paper defines it, in loops: zero one value, rerun the whole layer, compare position by position.
+"""Value Zeroing in loops, as the paper defines it: zero one value, run the whole layer again, compare each position.
 
-Nothing here is shared with the package. Two twins: one zeroes rows of the value projection's output, which takes out
-all heads; the other computes the attention's context by hand and can leave out chosen query heads.
+The code shares nothing with the package. There are two twins. One zeroes rows of the value projection's output, for all
+heads. The other computes the context of the attention by hand, and can leave out chosen query heads.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.reference.case import Attention, Case
 
 @dataclass(frozen=True)
 class Run:
-    """One call of a layer in the clean pass: what it was given, what hidden states it returned."""
+    """One call of a layer in the clean pass: its arguments, and the hidden states that it returned."""
 
     layer: nn.Module
     args: tuple[Any, ...]
@@ -29,25 +29,25 @@ class Run:
     hidden: Tensor
 
     def again(self) -> Tensor:
-        """The hidden states of the same call once more, under whatever hooks are now in place."""
+        """The hidden states of the same call, run again with the hooks that are registered now."""
         return hidden_states(self.layer(*self.args, **self.kwargs))
 
 
 def hidden_states(output: Any) -> Tensor:
-    """A layer returns its hidden states, or a tuple that begins with them."""
+    """The hidden states in the output of a layer: the output, or the first entry of a tuple."""
     return output if isinstance(output, Tensor) else output[0]
 
 
 @torch.no_grad()
 def record(case: Case, **kwargs: Any) -> tuple[list[Run], Any]:
-    """Runs the model on its inputs; returns every call of its layers, in order, and the model's output."""
+    """All calls of the layers in a forward pass, in order, and the model's output."""
     runs: list[Run] = []
 
     def keep(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         runs.append(Run(layer, args, dict(kwargs), hidden_states(output)))
 
     if hasattr(case.model.config, "use_cache"):
-        kwargs["use_cache"] = False  # a layer that is run again would find its own keys in the cache
+        kwargs["use_cache"] = False  # a layer that runs again would find its own keys in the cache
     with ExitStack() as hooks:
         for layer in case.layers:
             hooks.enter_context(layer.register_forward_hook(keep, with_kwargs=True))
@@ -56,14 +56,14 @@ def record(case: Case, **kwargs: Any) -> tuple[list[Run], Any]:
 
 
 def run_of(case: Case, layer_index: int) -> int:
-    """Number of the last run of a layer: the one that counts where a layer runs more than once."""
+    """The number of the last run of a layer. For a layer that runs several times, this run counts."""
     runs, _ = record(case)
     return max(number for number, run in enumerate(runs) if run.layer is case.layers[layer_index])
 
 
 @torch.no_grad()
 def values_of(run: Run, site: Attention) -> Tensor:
-    """What the projection that carries the values returned in this run, ``(batch, in, features)``."""
+    """The output in this run of the projection that holds the values, ``(batch, in, features)``."""
     seen: list[Tensor] = []
     with run.layer.get_submodule(site.value).register_forward_hook(lambda module, args, output: seen.append(output)):
         run.again()
@@ -77,7 +77,7 @@ def site_of(case: Case, attention: str) -> Attention:
 
 
 def real_positions(case: Case, run: Run, attention: str) -> tuple[np.ndarray, np.ndarray]:
-    """Which target and which source positions are no padding, ``(batch, out)`` and ``(batch, in)``."""
+    """Whether targets and sources are real (not padding), ``(batch, out)`` and ``(batch, in)``."""
     source_mask = case.family.mask if attention == "self" else case.family.source_mask
     targets = case.mask(case.family.mask, run.hidden.shape[1])
     sources = case.mask(source_mask, values_of(run, site_of(case, attention)).shape[1])
@@ -86,7 +86,7 @@ def real_positions(case: Case, run: Run, attention: str) -> tuple[np.ndarray, np
 
 @torch.no_grad()
 def rerun_with_zeroed_rows(run: Run, site: Attention, zeroed: np.ndarray) -> Tensor:
-    """The layer's hidden states with the values of ``zeroed[b, j]`` put to zero in all heads."""
+    """The layer's hidden states after the values of ``zeroed[b, j]`` are set to zero in all heads."""
 
     def zero(module: nn.Module, args: tuple[Any, ...], values: Tensor) -> Tensor:
         values = values.clone()
@@ -103,7 +103,7 @@ def rerun_with_zeroed_rows(run: Run, site: Attention, zeroed: np.ndarray) -> Ten
 def rerun_with_zeroed_heads(
     run: Run, site: Attention, weights: Tensor, zeroed: np.ndarray, heads: Sequence[int]
 ) -> Tensor:
-    """The same with the values of ``zeroed[b, j]`` put to zero in some query heads, the context summed by hand."""
+    """The same, with the values set to zero only in some query heads, and the context summed by hand."""
     values = values_of(run, site)
 
     def give_context(module: nn.Module, args: tuple[Any, ...]) -> tuple[Tensor]:
@@ -121,7 +121,7 @@ def context_by_hand(
     zeroed: np.ndarray,
     heads: Sequence[int],
 ) -> Tensor:
-    """Sum over sources of weight times value, head by head, without the zeroed values of the chosen heads."""
+    """The sum over sources of weight times value for each head, without the zeroed values of the chosen heads."""
     context = np.zeros(clean.shape)
     batch, _, out, sources = weights.shape
     for b in range(batch):
@@ -136,7 +136,7 @@ def context_by_hand(
 
 
 def cosine(a: np.ndarray, b: np.ndarray) -> float:
-    """One minus the cosine; exactly zero where nothing changed, which rounding would miss."""
+    """One minus the cosine. Equal vectors give exactly zero, which rounding would not."""
     if np.array_equal(a, b):
         return 0.0
     return 1.0 - float(a @ b) / (sqrt(float(a @ a)) * sqrt(float(b @ b)))
@@ -158,12 +158,12 @@ DISTANCES: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
 
 
 def naive_value_zeroing(case: Case, layer_index: int, **options: Any) -> Tensor:
-    """The map of one layer, ``(batch, out, in)`` in float64; see `value_zeroing_of_run` for the options."""
+    """The map of one layer, ``(batch, out, in)`` in float64. See `value_zeroing_of_run` for the options."""
     return value_zeroing_of_run(case, run_of(case, layer_index), **options)
 
 
 def naive_value_zeroing_maps(case: Case, **options: Any) -> list[Tensor]:
-    """The maps of all runs of all layers, in the order in which they ran: the factors of a rollout."""
+    """The maps of all runs of all layers, in order: the factors of a rollout."""
     runs, _ = record(case)
     return [value_zeroing_of_run(case, number, **options) for number in range(len(runs))]
 
@@ -184,10 +184,10 @@ def value_zeroing_of_run(
 
     Args:
         distance: "cosine", "euclidean" or "l1".
-        groups: ``(1 or batch, in)`` integers; sources with the same one are zeroed together and all carry the score.
-        heads: zero the values in these query heads only; None: in all.
-        normalize: divide each row by its sum, in which a group counts once.
-        final_norm: applied to both sides before they are compared.
+        groups: ``(1 or batch, in)`` integers. Sources with the same number are zeroed together and carry one score.
+        heads: the query heads in which values are zeroed. None: all heads.
+        normalize: whether to divide each row by its sum, in which a group counts once.
+        final_norm: applied to both outputs before they are compared.
         attention: "self" or "cross".
     """
     runs, output = record(case, **({} if heads is None else {"output_attentions": True}))

@@ -1,7 +1,7 @@
-"""Norm-based analysis, GlobEnc's encoder and ALTI in loops: every vector that a token gives to another, written out.
+"""Norm-based analysis, GlobEnc's encoder and ALTI in loops, from the vectors that tokens give to each other.
 
-Nothing here is shared with the package: the projection, the residual and the norms are found by their names, the norms'
-statistics are computed from what the norms were given.
+The code shares nothing with the package. It finds the projection, the residual and the norms by their names, and
+computes the statistics of the norms from their inputs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from tests.reference.case import Case
 from tests.reference.naive import Run, real_positions, record, run_of, site_of, values_of
 
-# The norm behind the attention's residual connection, and that behind the feed-forward's.
+# The norms after the residual connections of the attention and of the feed-forward.
 BERT_NORMS = ("attention.output.LayerNorm", "output.LayerNorm")
 BART_NORMS = ("self_attn_layer_norm", "final_layer_norm")
 POST_NORMS = {
@@ -31,7 +31,7 @@ POST_NORMS = {
     "bart-encoder": BART_NORMS,
     "bart-decoder": BART_NORMS,
 }
-# Families whose layers add the attention's output to their own input, and do not norm the sum.
+# Families whose layers add the attention's output to their input without a norm after the sum.
 PRE_NORM = ["gpt2", "llama", "opt", "vit", "qwen3", "gpt-neox", "phi", "modernbert", "t5-encoder", "whisper-encoder"]
 
 
@@ -41,9 +41,9 @@ class Naive:
 
     Attributes:
         vectors: ``(batch, out, in, d)``, zero from and to padding.
-        rest: ``(batch, out, d)``, what is added to them and belongs to no source: biases, and the feed-forward.
-        whole: ``(batch, out, d)``, the model's own tensor that vectors and rest add up to.
-        real: ``(batch, out)``, which positions are no padding.
+        rest: ``(batch, out, d)``, the terms that belong to no source: biases and the feed-forward.
+        whole: ``(batch, out, d)``, the tensor of the model that is the sum of vectors and rest.
+        real: ``(batch, out)``, whether a position is real (not padding).
     """
 
     vectors: np.ndarray
@@ -53,13 +53,13 @@ class Naive:
 
 
 def naive_vectors(case: Case, layer_index: int, include: str, attention: str = "self") -> Naive:
-    """What each source gives to each output in the layer's last run."""
+    """The vectors from each source to each output in the layer's last run."""
     return vectors_of_run(case, run_of(case, layer_index), include, attention)
 
 
 @torch.no_grad()
 def vectors_of_run(case: Case, number: int, include: str, attention: str = "self") -> Naive:
-    """The same for any run.
+    """The vectors from each source to each output in any run.
 
     Args:
         include: "attention", "residual", "layer_norm" or "encoder".
@@ -72,7 +72,7 @@ def vectors_of_run(case: Case, number: int, include: str, attention: str = "self
     values = values_of(run, site).double().numpy()
     projection = run.layer.get_submodule(site.output)
     matrix = projection.weight.double().numpy()
-    if isinstance(projection, nn.Linear):  # GPT-2's Conv1D keeps its weights transposed
+    if isinstance(projection, nn.Linear):  # the weights of GPT-2's Conv1D are transposed
         matrix = matrix.T
     bias = np.zeros(matrix.shape[1]) if projection.bias is None else projection.bias.double().numpy()
 
@@ -99,7 +99,7 @@ def vectors_of_run(case: Case, number: int, include: str, attention: str = "self
     for name in names:
         norm = run.layer.get_submodule(name)
         given, made = seen(run, name)
-        rest = rest + (given - whole)  # what came in between: the feed-forward
+        rest = rest + (given - whole)  # the feed-forward, between the two norms
         for b, i in np.argwhere(real):
             rest[b, i] = linear_part(norm, rest[b, i], given[b, i]) + norm.bias.double().numpy()
             for j in range(vectors.shape[2]):
@@ -115,7 +115,7 @@ def case_name(case: Case) -> str:
 
 
 def seen(run: Run, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """What a submodule was given and what it made of it."""
+    """The input and the output of a submodule."""
     found: list[tuple[np.ndarray, np.ndarray]] = []
 
     def look(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
@@ -129,13 +129,13 @@ def seen(run: Run, name: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def linear_part(norm: nn.LayerNorm, vector: np.ndarray, given: np.ndarray) -> np.ndarray:
-    """A layer norm without its bias, with the statistics of what it was given."""
+    """The linear part of a layer norm, without its bias, with the statistics of its input `given`."""
     variance = sum((x - sum(given) / len(given)) ** 2 for x in given) / len(given)
     return norm.weight.double().numpy() * (vector - vector.mean()) / sqrt(variance + norm.eps)
 
 
 def normalized(scores: np.ndarray, groups: np.ndarray) -> np.ndarray:
-    """Each row divided by its sum, in which a group counts once."""
+    """Rows divided by their sums, in which a group counts once."""
     result = np.zeros_like(scores)
     for b, i in np.ndindex(scores.shape[:2]):
         alone = [j for j in range(scores.shape[2]) if scores[b, i, j] and not same_before(scores, groups, b, i, j)]
@@ -146,12 +146,12 @@ def normalized(scores: np.ndarray, groups: np.ndarray) -> np.ndarray:
 
 
 def same_before(scores: np.ndarray, groups: np.ndarray, b: int, i: int, j: int) -> bool:
-    """Whether a source before j that is there too belongs to the same group."""
+    """Whether a source before j with a score belongs to the same group."""
     return any(groups[b, k] == groups[b, j] and scores[b, i, k] for k in range(j))
 
 
 def scored(naive: Naive, score: Any, groups: Tensor | None, normalize: bool, sources: np.ndarray) -> Tensor:
-    """A map of ``score(vector, whole)``, vectors added up over groups, all of whose tokens carry the score."""
+    """A map of ``score(vector, whole)``. Vectors are summed over groups, and all tokens of a group carry the score."""
     batch, out, count, _ = naive.vectors.shape
     group = np.broadcast_to(np.arange(count) if groups is None else groups.numpy(), (batch, count))
     result = np.zeros((batch, out, count))
@@ -173,7 +173,7 @@ def naive_attention_norm(
     normalize: bool = True,
     attention: str = "self",
 ) -> Tensor:
-    """How long each vector is, ``(batch, out, in)``."""
+    """The length of each vector, ``(batch, out, in)``."""
     naive = naive_vectors(case, layer_index, include, attention)
     sources = real_positions(case, record(case)[0][run_of(case, layer_index)], attention)[1]
 
@@ -184,7 +184,7 @@ def naive_attention_norm(
 
 
 def naive_mixing_ratio(case: Case, layer_index: int, include: str) -> Tensor:
-    """The share of what comes from others, ``(batch, out)``."""
+    """The mixing ratio: the share of the vector from other tokens, ``(batch, out)``."""
     naive = naive_vectors(case, layer_index, include)
     ratios = np.zeros(naive.real.shape)
     for b, i in np.argwhere(naive.real):
@@ -197,7 +197,7 @@ def naive_mixing_ratio(case: Case, layer_index: int, include: str) -> Tensor:
 def naive_alti(
     case: Case, layer_index: int, *, norm: str = "l1", groups: Tensor | None = None, normalize: bool = True
 ) -> Tensor:
-    """How much nearer each vector brings the layer's whole to zero, ``(batch, out, in)``."""
+    """How much nearer to the layer's `whole` each vector is than zero, ``(batch, out, in)``."""
     include = "layer_norm" if case_name(case) in POST_NORMS else "residual"
     naive = naive_vectors(case, layer_index, include)
     sources = real_positions(case, record(case)[0][run_of(case, layer_index)], "self")[1]

@@ -1,4 +1,4 @@
-"""The twins are themselves checked against what must hold in any model, and each twin by the other."""
+"""The naive twins have the properties that hold in any model, and equal each other where both apply."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.reference.attention import naive_attention_maps, naive_flow, naive_rollout
-from tests.reference.families import FAMILIES, SEQUENCE_TO_SEQUENCE
+from tests.reference.families import FAMILIES, FURTHER_FAMILIES, SEQUENCE_TO_SEQUENCE
 from tests.reference.naive import (
     DISTANCES,
     naive_value_zeroing,
@@ -19,9 +19,11 @@ from tests.reference.naive import (
     site_of,
 )
 
-ATTENTIONS = [(name, "self") for name in FAMILIES]
-ATTENTIONS += [(name, "cross") for name, family in SEQUENCE_TO_SEQUENCE.items() if family.cross]
-each_family = pytest.mark.parametrize("name", FAMILIES)
+# The further families run with the slow tests.
+SLOW = {name: [pytest.mark.slow] for name in FURTHER_FAMILIES}
+ATTENTIONS = [pytest.param(name, "self", marks=SLOW.get(name, [])) for name in FAMILIES]
+ATTENTIONS += [pytest.param(name, "cross") for name, family in SEQUENCE_TO_SEQUENCE.items() if family.cross]
+each_family = pytest.mark.parametrize("name", [pytest.param(name, marks=SLOW.get(name, [])) for name in FAMILIES])
 each_attention = pytest.mark.parametrize(("name", "attention"), ATTENTIONS)
 
 
@@ -39,7 +41,7 @@ def test_zeroing_nothing_changes_nothing(name: str, attention: str) -> None:
 
 
 @each_attention
-def test_zeroing_all_heads_by_hand_equals_zeroing_the_row(name: str, attention: str) -> None:
+def test_zeroing_all_heads_equals_zeroing_row(name: str, attention: str) -> None:
     case = FAMILIES[name].case
     options = {"attention": attention, "distance": "l1", "normalize": False}
     by_hand = naive_value_zeroing(case, -1, heads=range(case.family.attention.heads), **options)
@@ -51,7 +53,7 @@ def test_zeroing_all_heads_by_hand_equals_zeroing_the_row(name: str, attention: 
 
 
 @each_attention
-def test_rows_sum_to_one_and_padding_is_zero(name: str, attention: str) -> None:
+def test_rows_sum_to_one(name: str, attention: str) -> None:
     case = FAMILIES[name].case
     targets, sources = (torch.from_numpy(mask) for mask in real_positions(case, record(case)[0][0], attention))
     maps = naive_value_zeroing_maps(case, attention=attention)
@@ -62,7 +64,7 @@ def test_rows_sum_to_one_and_padding_is_zero(name: str, attention: str) -> None:
 
 
 @each_attention
-def test_a_padded_batch_equals_its_examples_without_padding(name: str, attention: str) -> None:
+def test_padded_batch_equals_single_examples(name: str, attention: str) -> None:
     case = FAMILIES[name].case
     together = naive_value_zeroing(case, -1, attention=attention)
     for index in range(case.batch):
@@ -74,15 +76,15 @@ def test_a_padded_batch_equals_its_examples_without_padding(name: str, attention
 
 
 @each_family
-def test_only_a_causal_model_ignores_future_tokens(name: str) -> None:
+def test_causal_models_ignore_future_tokens(name: str) -> None:
     case = FAMILIES[name].case
     future = torch.stack([layer_map.triu(1) for layer_map in naive_value_zeroing_maps(case, normalize=False)]).max()
-    # A mixture of experts sorts its tokens anew in each run, which moves the last digit of all of them.
+    # A mixture of experts sorts its tokens again in each run, which changes their last digit.
     assert (future < 1e-15) if case.causal else (future > 1e-6)
 
 
 @each_family
-def test_the_final_norm_is_the_one_behind_the_last_layer(name: str) -> None:
+def test_final_norm_follows_last_layer(name: str) -> None:
     case = FAMILIES[name].case
     runs, output = record(case)
     if case.final_norm:
@@ -101,18 +103,18 @@ def test_groups_are_zeroed_together(heads: list[int] | None) -> None:
         naive_value_zeroing(case, 0, heads=heads, groups=torch.arange(7).flip(0).expand(3, 7)), each_alone
     )
 
-    # Six tokens left of seven: two are one now, the row still sums to one with that pair counted once.
+    # Tokens 2 and 3 are one group. The row sums to one if the group counts once.
     pair = naive_value_zeroing(case, 0, heads=heads, groups=[[0, 1, 2, 2, 3, 4, 5]])
     assert torch.equal(pair[0, :, 2], pair[0, :, 3])
     torch.testing.assert_close(pair[0].sum(-1) - pair[0, :, 3], torch.ones(7, dtype=torch.float64))
 
-    # All in one: nothing else to share with, but in the padding.
+    # All tokens are one group, which has the whole score, except for padding.
     everything = naive_value_zeroing(case, 0, heads=heads, groups=[[5] * 7])
     real = case.inputs["attention_mask"].double()
     assert torch.equal(everything, real[:, :, None] * real[:, None, :])
 
 
-def test_layers_that_run_several_times_give_a_map_for_each_run() -> None:
+def test_repeated_layers_give_several_maps() -> None:
     case = FAMILIES["albert-two-in-turn"].case
     maps = naive_value_zeroing_maps(case)
     assert [run.layer for run in record(case)[0]] == case.layers * 2
@@ -131,7 +133,7 @@ def test_distances_of_known_vectors() -> None:
 
 
 @pytest.mark.parametrize("residual", [None, 0.5, "renormalize"])
-def test_rollout_is_a_product_of_stochastic_matrices_below_the_flow(residual: float | str | None) -> None:
+def test_rollout_is_product_below_flow(residual: float | str | None) -> None:
     case = FAMILIES["bert"].case
     maps = naive_attention_maps(case)
     rollouts = naive_rollout(maps, residual)

@@ -1,4 +1,4 @@
-"""A small folder in BLiMP's format, made of the grammar's sentences, and the shipped model."""
+"""Fixtures: a small folder in BLiMP's format with sentences of the grammar, and the embedded model."""
 
 import json
 from pathlib import Path
@@ -29,5 +29,5 @@ def blimp(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def shipped() -> tuple[BertForMaskedLM, PreTrainedTokenizerFast]:
+def embedded() -> tuple[BertForMaskedLM, PreTrainedTokenizerFast]:
     return load_agreement_model()

@@ -1,4 +1,4 @@
-"""Reading pairs, finding the word in which they differ, and keeping the held-out half out of the training."""
+"""Pairs are read, the differing word is found, and the held-out half is not in the training data."""
 
 import shutil
 from pathlib import Path
@@ -36,18 +36,18 @@ CONTRACTIONS = {
 
 
 @pytest.mark.parametrize(("short", "long"), CONTRACTIONS.items())
-def test_each_contraction_is_written_out_within_a_sentence_and_at_its_start(short: str, long: str) -> None:
+def test_expand_each_contraction(short: str, long: str) -> None:
     assert expand_contractions(f"Jill {short} go.") == f"Jill {long} go."
     assert expand_contractions(f"{short.capitalize()} Jill go?") == f"{long.capitalize()} Jill go?"
 
 
 @pytest.mark.parametrize("sentence", ["Jill's sister left.", "The ant wanted it.", "", "they don", "Bob's isn'tville"])
-def test_nothing_else_is_changed(sentence: str) -> None:
+def test_expand_contractions_keeps_other_words(sentence: str) -> None:
     assert expand_contractions(sentence) == sentence
 
 
 @pytest.mark.parametrize("sentence", ["The cat, a pet, left.", "  Who?!", "", "ex-wife's 3.14 naïve", "[MASK] runs."])
-def test_words_lose_nothing_but_white_space(sentence: str) -> None:
+def test_split_words_keeps_all_characters(sentence: str) -> None:
     assert "".join(split_words(sentence)) == "".join(sentence.split())
     assert [sentence[start:end] for start, end in word_spans(sentence)] == split_words(sentence)
 
@@ -62,7 +62,7 @@ def test_words_lose_nothing_but_white_space(sentence: str) -> None:
         ("The actor who has seen the dogs has left.", "The actor who has seen the dogs have left.", 7),
     ],
 )
-def test_the_target_is_the_word_in_which_the_sentences_differ(good: str, bad: str, target: int) -> None:
+def test_mask_target_of_differing_word(good: str, bad: str, target: int) -> None:
     record = mask_target({"sentence_good": good, "sentence_bad": bad, "UID": "kept"})
     assert record["target"] == target
     assert record["UID"] == "kept"
@@ -74,30 +74,30 @@ def test_the_target_is_the_word_in_which_the_sentences_differ(good: str, bad: st
 @pytest.mark.parametrize(
     ("good", "bad"), [("Jill left.", "Jill left."), ("Jill left.", "Jim leaves."), ("Jill left.", "Jill left it.")]
 )
-def test_a_pair_that_differs_in_no_or_several_words_is_refused(good: str, bad: str) -> None:
+def test_mask_target_without_single_difference(good: str, bad: str) -> None:
     with pytest.raises(ValueError, match="in exactly one word, got 'Jill left"):
         mask_target({"sentence_good": good, "sentence_bad": bad})
 
 
-def test_half_of_each_paradigm_is_held_out_and_the_rest_is_trained_on(blimp: Path) -> None:
+def test_each_paradigm_is_halved(blimp: Path) -> None:
     evaluation = held_out(blimp)
     assert tuple(evaluation) == HELD_OUT_PARADIGMS
     training = training_records(blimp)
     for paradigm, records in evaluation.items():
-        ours = {record["pairID"] for record in records}
-        theirs = {record["pairID"] for record in training if record["UID"] == paradigm}
-        assert len(ours) == len(records) == PAIRS // 2
-        assert ours | theirs == {record["pairID"] for record in read_paradigm(blimp, paradigm)}
-        assert not ours & theirs
+        kept_out = {record["pairID"] for record in records}
+        trained = {record["pairID"] for record in training if record["UID"] == paradigm}
+        assert len(kept_out) == len(records) == PAIRS // 2
+        assert kept_out | trained == {record["pairID"] for record in read_paradigm(blimp, paradigm)}
+        assert not kept_out & trained
 
 
-def test_the_halves_are_a_shuffle_and_always_the_same(blimp: Path) -> None:
-    once, twice = held_out(blimp), held_out(str(blimp))
-    assert once == twice
-    assert len({tuple(record["pairID"] for record in records) for records in once.values()}) == len(once)
+def test_halves_are_random_and_reproducible(blimp: Path) -> None:
+    halves = held_out(blimp)
+    assert halves == held_out(str(blimp))
+    assert len({tuple(record["pairID"] for record in records) for records in halves.values()}) == len(halves)
 
 
-def test_a_held_out_sentence_from_elsewhere_is_dropped(blimp: Path) -> None:
+def test_held_out_sentences_are_dropped(blimp: Path) -> None:
     evaluation = [record for records in held_out(blimp).values() for record in records]
     shouted = [record | {"sentence_good": record["sentence_good"].upper()} for record in evaluation[:5]]
     shouted = [record | {"sentence_bad": record["sentence_bad"].upper()} for record in shouted]
@@ -110,7 +110,7 @@ def test_a_held_out_sentence_from_elsewhere_is_dropped(blimp: Path) -> None:
     assert drop_held_out([*evaluation[10:15], *shouted, *new, *swapped, contracted], blimp) == [*new, contracted]
 
 
-def test_contracted_or_not_a_sentence_is_the_same(blimp: Path, tmp_path: Path) -> None:
+def test_drop_held_out_ignores_contractions(blimp: Path, tmp_path: Path) -> None:
     folder = tmp_path / "blimp"
     shutil.copytree(blimp, folder)
     paradigm = HELD_OUT_PARADIGMS[3]
@@ -121,7 +121,7 @@ def test_contracted_or_not_a_sentence_is_the_same(blimp: Path, tmp_path: Path) -
     assert drop_held_out([written_out], blimp) == [written_out]
 
 
-def test_paradigms_of_other_phenomena_are_not_trained_on(blimp: Path, tmp_path: Path) -> None:
+def test_training_leaves_out_other_phenomena(blimp: Path, tmp_path: Path) -> None:
     folder = tmp_path / "blimp"
     shutil.copytree(blimp, folder)
     island = [record | {"linguistics_term": "island_effects"} for record in agreement_sentences(5, seed=9)]
@@ -129,6 +129,6 @@ def test_paradigms_of_other_phenomena_are_not_trained_on(blimp: Path, tmp_path: 
     assert training_records(folder) == training_records(blimp)
 
 
-def test_a_folder_without_blimp_is_named(tmp_path: Path) -> None:
+def test_folder_without_blimp(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"anaphor_number_agreement\.jsonl is missing: expected BLiMP's"):
         held_out(tmp_path)

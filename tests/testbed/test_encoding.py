@@ -1,4 +1,6 @@
-"""From words to tokens, with tokenizers of several kinds."""
+"""Word positions become token positions, with several kinds of tokenizers."""
+
+from functools import cache
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -7,7 +9,7 @@ from transformers import BertForMaskedLM, PreTrainedTokenizerFast
 from captum_vz.testbed import agreement_sentences, encode_record, form_ids, split_words
 from captum_vz.testbed.data import Record
 
-Shipped = tuple[BertForMaskedLM, PreTrainedTokenizerFast]
+Embedded = tuple[BertForMaskedLM, PreTrainedTokenizerFast]
 
 ODD: list[Record] = [
     {"masked": "[MASK] Zoë's ex-wives qwertyuiop!", "target": 0, "cue": [1, 2, 3]},
@@ -18,7 +20,7 @@ RECORDS = ODD + agreement_sentences(50, seed=5)
 
 
 def byte_level_tokenizer(mask: str) -> PreTrainedTokenizerFast:
-    """A tokenizer in RoBERTa's manner: pieces of bytes, the space before a word part of its first piece."""
+    """A tokenizer like RoBERTa's: pieces of bytes, and the space before a word belongs to its first piece."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -29,9 +31,12 @@ def byte_level_tokenizer(mask: str) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, mask_token=mask)
 
 
+shared_byte_level_tokenizer = cache(byte_level_tokenizer)
+
+
 @pytest.mark.parametrize("record", RECORDS)
-def test_positions_are_those_of_a_tokenizer_fed_word_by_word(shipped: Shipped, record: Record) -> None:
-    tokenizer = shipped[1]
+def test_positions_equal_encoding_by_words(embedded: Embedded, record: Record) -> None:
+    tokenizer = embedded[1]
     words = split_words(record["masked"])
     by_words = tokenizer(words, is_split_into_words=True)
     encoded = encode_record(tokenizer, record)
@@ -42,20 +47,20 @@ def test_positions_are_those_of_a_tokenizer_fed_word_by_word(shipped: Shipped, r
 
 @pytest.mark.parametrize("mask", ["<mask>", "[MASK]", "~"])
 @pytest.mark.parametrize("record", RECORDS)
-def test_positions_with_another_mask_and_byte_pieces(mask: str, record: Record) -> None:
-    tokenizer = byte_level_tokenizer(mask)
+def test_positions_with_byte_level_tokenizer(mask: str, record: Record) -> None:
+    tokenizer = shared_byte_level_tokenizer(mask)
     encoded = encode_record(tokenizer, record)
     ids = encoded.encoding["input_ids"][0]
     assert ids[encoded.target] == tokenizer.mask_token_id
     assert (ids == tokenizer.mask_token_id).sum() == 1
     words = split_words(record["masked"])
     for word, position in zip(record["cue"], encoded.cue, strict=True):
-        # Decoded from a word's first piece on, the text starts with the word.
+        # The text that starts at the first piece of a word starts with the word.
         assert tokenizer.decode(ids[position:]).strip().startswith(words[word])
 
 
-def test_forms_of_several_or_unknown_pieces_have_no_id(shipped: Shipped) -> None:
-    tokenizer = shipped[1]
+def test_form_ids_of_several_pieces(embedded: Embedded) -> None:
+    tokenizer = embedded[1]
     record: Record = {"masked": "The pictures [MASK] nice.", "target": 2, "good": "are", "bad": "is"}
     ids = form_ids(tokenizer, record)
     assert ids == (tokenizer.convert_tokens_to_ids("are"), tokenizer.convert_tokens_to_ids("is"))
@@ -65,15 +70,15 @@ def test_forms_of_several_or_unknown_pieces_have_no_id(shipped: Shipped) -> None
     assert form_ids(tokenizer, record | {"bad": "見"}) is None
 
 
-def test_a_tokenizer_without_a_mask_is_refused() -> None:
+def test_tokenizer_without_mask_token() -> None:
     tokenizer = byte_level_tokenizer("<mask>")
     tokenizer.mask_token = None
     with pytest.raises(ValueError, match="has no mask token: pass the tokenizer of a masked language model"):
         encode_record(tokenizer, RECORDS[0])
 
 
-def test_words_of_ones_own_and_a_target_that_is_not_masked(shipped: Shipped) -> None:
-    tokenizer = shipped[1]
+def test_own_words_and_unmasked_target(embedded: Embedded) -> None:
+    tokenizer = embedded[1]
     record: Record = {"masked": "The wugs, are nice.", "target": 1, "cue": [0]}
     own = record | {"words": ["The wugs,", "are", "nice."]}
     encoded = encode_record(tokenizer, own)
@@ -86,6 +91,6 @@ def test_words_of_ones_own_and_a_target_that_is_not_masked(shipped: Shipped) -> 
 
 
 @pytest.mark.parametrize("words", [["The", "nice"], ["The", "wugs", "wugs"]])
-def test_words_that_are_not_those_of_the_sentence_are_refused(words: list[str], shipped: Shipped) -> None:
+def test_own_words_missing_in_sentence(words: list[str], embedded: Embedded) -> None:
     with pytest.raises(ValueError, match="is not what follows in"):
-        encode_record(shipped[1], {"masked": "The wugs are nice.", "words": words, "target": 1})
+        encode_record(embedded[1], {"masked": "The wugs are nice.", "words": words, "target": 1})

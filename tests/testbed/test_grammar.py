@@ -1,4 +1,4 @@
-"""The grammar's sentences: BLiMP's format, and cues and targets that are what they are said to be."""
+"""The grammar's sentences have BLiMP's format, and the cue decides the form of the target."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from captum_vz.testbed import agreement_sentences, split_words
 from captum_vz.testbed.data import Record
 from tests.testbed.conftest import KINDS
 
-# Number by form, independent of how the grammar writes it.
+# The number of a form, independent of the code of the grammar.
 IRREGULAR_PLURALS = {"men", "women", "children", "wives", "people", "mice", "knives", "leaves", "shelves"}
 PLURAL_FORMS = {"these", "those", "are", "were", "have", "do", "themselves"}
 SINGULAR_FORMS = {"this", "that", "is", "was", "has", "does", "himself", "herself", "itself"}
@@ -44,7 +44,7 @@ def is_plural_form(form: str) -> bool:
     return not form.endswith("s") or form.endswith("ss")  # a finite verb: they impress, she impresses
 
 
-def test_the_good_form_has_the_number_of_the_cue_and_the_bad_form_has_not(records: list[Record]) -> None:
+def test_good_form_agrees_with_cue(records: list[Record]) -> None:
     for record in records:
         (cue,) = record["cue"]
         plural = is_plural_noun(split_words(record["masked"])[cue].lower())
@@ -52,7 +52,7 @@ def test_the_good_form_has_the_number_of_the_cue_and_the_bad_form_has_not(record
         assert is_plural_form(record["bad"]) != plural, record
 
 
-def test_no_word_before_the_cue_shows_its_number(records: list[Record]) -> None:
+def test_other_words_show_no_number(records: list[Record]) -> None:
     for record in records:
         words = [word.lower() for word in split_words(record["masked"])]
         (cue,) = record["cue"]
@@ -62,13 +62,13 @@ def test_no_word_before_the_cue_shows_its_number(records: list[Record]) -> None:
             assert cue - record["target"] in (1, 2)  # the target, perhaps an adjective, the cue
 
 
-def test_both_numbers_come_about_equally_often(records: list[Record]) -> None:
+def test_both_numbers_are_equally_frequent(records: list[Record]) -> None:
     plural = [is_plural_form(record["good"]) for record in records]
     assert 240 < sum(plural) < 360
     assert [record["label"] == "plural" for record in records] == plural
 
 
-def test_records_have_the_keys_of_blimp(records: list[Record]) -> None:
+def test_records_have_blimp_keys(records: list[Record]) -> None:
     for record in records:
         method = ONE_PREFIX_KEYS if record["one_prefix_method"] else TWO_PREFIX_KEYS
         assert set(record) == BLIMP_KEYS | method | OUR_KEYS
@@ -76,7 +76,7 @@ def test_records_have_the_keys_of_blimp(records: list[Record]) -> None:
     assert [record["pairID"] for record in records] == [str(number) for number in range(len(records))]
 
 
-def test_prefixes_continue_to_the_sentences(records: list[Record]) -> None:
+def test_sentences_start_with_prefixes(records: list[Record]) -> None:
     for record in records:
         for form in ("good", "bad"):
             if record["one_prefix_method"]:
@@ -86,7 +86,7 @@ def test_prefixes_continue_to_the_sentences(records: list[Record]) -> None:
             assert record[f"sentence_{form}"].startswith(start)
 
 
-def test_sentences_are_written_as_sentences_and_differ_in_the_target_alone(records: list[Record]) -> None:
+def test_sentences_differ_only_in_target(records: list[Record]) -> None:
     for record in records:
         for form in ("good", "bad"):
             sentence = record[f"sentence_{form}"]
@@ -97,7 +97,7 @@ def test_sentences_are_written_as_sentences_and_differ_in_the_target_alone(recor
         assert split_words(record["masked"])[record["target"]] == "[MASK]"
 
 
-def test_a_distractor_stands_between_subject_and_verb_and_often_has_the_other_number() -> None:
+def test_distractor_often_has_other_number() -> None:
     records = agreement_sentences(600, seed=3, paradigm="relational_noun")
     distracting = 0
     for record in records:
@@ -107,24 +107,24 @@ def test_a_distractor_stands_between_subject_and_verb_and_often_has_the_other_nu
     assert 240 < distracting < 360
 
 
-def test_no_pair_comes_twice() -> None:
+def test_pairs_are_different() -> None:
     records = agreement_sentences(5000, seed=1)
     assert len({record["sentence_good"] for record in records}) == 5000
 
 
-def test_the_seed_decides() -> None:
+def test_seed_determines_sentences() -> None:
     assert agreement_sentences(50, seed=1) == agreement_sentences(50, seed=1)
     assert agreement_sentences(50, seed=1) != agreement_sentences(50, seed=2)
 
 
-def test_without_a_paradigm_all_take_turns() -> None:
+def test_paradigms_alternate_by_default() -> None:
     records = agreement_sentences(12)
     assert [record["UID"] for record in records] == [*KINDS, *KINDS, *KINDS[:2]]
     assert agreement_sentences(0) == []
 
 
-def test_what_the_grammar_cannot_give_is_refused() -> None:
-    with pytest.raises(ValueError, match="paradigm is 'adverb'; expected None or one of anaphor, "):
+def test_unknown_paradigm_or_invalid_number() -> None:
+    with pytest.raises(ValueError, match="paradigm is 'adverb': pass None or one of anaphor, "):
         agreement_sentences(1, paradigm="adverb")
     with pytest.raises(ValueError, match="n is -1; the grammar gives from 0 to"):
         agreement_sentences(-1)

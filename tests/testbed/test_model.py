@@ -1,4 +1,4 @@
-"""The shipped model: its size, how it loads, what it takes, and whether it is right."""
+"""The embedded model: its size, its loading, its inputs and its accuracy."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from captum_vz.testbed.model import AGREEMENT_FOLDER
 from captum_vz.testbed.train import GRAMMAR_PAIRS, GRAMMAR_SEED
 from tests.testbed.conftest import KINDS
 
-Shipped = tuple[BertForMaskedLM, PreTrainedTokenizerFast]
+Embedded = tuple[BertForMaskedLM, PreTrainedTokenizerFast]
 
 ODD_TEXTS = [
     "",
@@ -34,47 +34,52 @@ ODD_TEXTS = [
 ]
 
 
-def test_everything_that_ships_is_four_megabytes_at_most() -> None:
+def test_model_files_are_small() -> None:
     files = {path.name: path.stat().st_size for path in AGREEMENT_FOLDER.iterdir()}
     assert {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"} <= set(files)
     assert sum(files.values()) <= 4e6
 
 
-def test_loading_prints_nothing_and_leaves_the_random_state_alone() -> None:
+def test_loading_keeps_random_state(capfd: pytest.CaptureFixture[str]) -> None:
+    torch.manual_seed(1)
+    expected = torch.rand(3)
+    torch.manual_seed(1)
+    load_agreement_model()
+    assert torch.equal(torch.rand(3), expected)
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.slow
+def test_loading_in_new_process_is_silent() -> None:
     program = """
-import torch
-torch.manual_seed(1)
-expected = torch.rand(3)
-torch.manual_seed(1)
 from captum_vz.testbed import load_agreement_model
 model, tokenizer = load_agreement_model()
 model(**tokenizer("the pictures of some hat [MASK] scaring marcus.", return_tensors="pt"))
-assert torch.equal(torch.rand(3), expected)
 """
     run = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, check=False)
     assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
 
 
-def test_it_comes_in_float32_and_in_eval_mode(shipped: Shipped) -> None:
-    model, _ = shipped
+def test_model_is_float32_in_eval_mode(embedded: Embedded) -> None:
+    model, _ = embedded
     assert {weight.dtype for weight in model.parameters()} == {torch.float32}
     assert not any(module.training for module in model.modules())
     assert all(weight.isfinite().all() for weight in model.parameters())
     assert model.cls.predictions.decoder.weight is model.bert.embeddings.word_embeddings.weight
 
 
-def test_transformers_own_loaders_read_the_same_from_the_folder(shipped: Shipped) -> None:
-    model, tokenizer = shipped
+def test_transformers_loaders_give_same_model(embedded: Embedded) -> None:
+    model, tokenizer = embedded
     text = "The pictures of some hat [MASK] scaring Marcus."
     batch = AutoTokenizer.from_pretrained(AGREEMENT_FOLDER)(text, return_tensors="pt")
     assert torch.equal(batch["input_ids"], tokenizer(text, return_tensors="pt")["input_ids"])
-    theirs = AutoModelForMaskedLM.from_pretrained(AGREEMENT_FOLDER)
-    assert theirs.dtype == torch.float32
-    torch.testing.assert_close(theirs(**batch).logits, model(**batch).logits, rtol=0, atol=0)
+    loaded = AutoModelForMaskedLM.from_pretrained(AGREEMENT_FOLDER)
+    assert loaded.dtype == torch.float32
+    torch.testing.assert_close(loaded(**batch).logits, model(**batch).logits, rtol=0, atol=0)
 
 
-def test_every_attention_implementation_computes_the_same(shipped: Shipped) -> None:
-    model, tokenizer = shipped
+def test_eager_and_sdpa_give_same_logits(embedded: Embedded) -> None:
+    model, tokenizer = embedded
     eager, _ = load_agreement_model(attn_implementation="eager")
     batch = tokenizer(["The boys [MASK] Anna.", "My sister"], padding=True, return_tensors="pt")
     output = eager(**batch, output_attentions=True)
@@ -82,22 +87,22 @@ def test_every_attention_implementation_computes_the_same(shipped: Shipped) -> N
     torch.testing.assert_close(output.logits, model(**batch).logits, rtol=1e-4, atol=1e-4)
 
 
-def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"model\.safetensors is missing: expected a folder that captum_vz"):
+def test_folder_without_model(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"model\.safetensors is missing: pass a folder written by captum_vz"):
         load_agreement_model(tmp_path)
 
 
 @pytest.mark.parametrize("text", ODD_TEXTS)
-def test_any_text_can_be_encoded_and_run(shipped: Shipped, text: str) -> None:
-    model, tokenizer = shipped
+def test_model_runs_on_any_text(embedded: Embedded, text: str) -> None:
+    model, tokenizer = embedded
     batch = tokenizer(text, return_tensors="pt", truncation=True)
     assert batch["input_ids"][0, 0] == tokenizer.cls_token_id
     assert batch["input_ids"][0, -1] == tokenizer.sep_token_id
     assert model(**batch).logits.isfinite().all()
 
 
-def test_english_is_never_unknown(shipped: Shipped) -> None:
-    _, tokenizer = shipped
+def test_english_text_has_no_unknown_token(embedded: Embedded) -> None:
+    _, tokenizer = embedded
     texts = [
         "Sphinx of black quartz, judge my vow; the quick brown fox jumps over a lazy dog!",
         "It's 1234567890 o'clock & she'll re-check 'that' \"naïve\" résumé (50% off @ $9.99, £8, 7€) #now…",
@@ -107,8 +112,8 @@ def test_english_is_never_unknown(shipped: Shipped) -> None:
         assert tokenizer.unk_token_id not in tokenizer(text)["input_ids"]
 
 
-def test_special_tokens_are_in_place(shipped: Shipped) -> None:
-    model, tokenizer = shipped
+def test_special_tokens(embedded: Embedded) -> None:
+    model, tokenizer = embedded
     tokens = tokenizer("The HAT [MASK] red.").tokens()
     assert tokens == ["[CLS]", "the", "hat", "[MASK]", "red", ".", "[SEP]"]
     assert len(tokenizer) == model.config.vocab_size
@@ -119,8 +124,8 @@ def test_special_tokens_are_in_place(shipped: Shipped) -> None:
     )
 
 
-def test_padding_does_not_change_what_the_model_prefers(shipped: Shipped) -> None:
-    model, tokenizer = shipped
+def test_prefers_good_in_padded_batches(embedded: Embedded) -> None:
+    model, tokenizer = embedded
     records = agreement_sentences(60, seed=11)
     one_by_one = torch.cat([prefers_good(model, tokenizer, [record]) for record in records])
     assert torch.equal(prefers_good(model, tokenizer, records, batch_size=25), one_by_one)
@@ -129,10 +134,10 @@ def test_padding_does_not_change_what_the_model_prefers(shipped: Shipped) -> Non
     assert prefers_good(model, tokenizer, []).shape == (0,)
 
 
-def test_a_form_of_several_pieces_is_refused(shipped: Shipped) -> None:
+def test_prefers_good_of_several_pieces(embedded: Embedded) -> None:
     record: Record = {"masked": "The wugs [MASK].", "target": 2, "good": "blicket", "bad": "blickets"}
     with pytest.raises(ValueError, match=r"'blicket' or 'blickets' in 'The wugs \[MASK\]\.' is not a single token"):
-        prefers_good(*shipped, [record])
+        prefers_good(*embedded, [record])
 
 
 @pytest.mark.parametrize(
@@ -145,21 +150,21 @@ def test_a_form_of_several_pieces_is_refused(shipped: Shipped) -> None:
         ("Anna bought these old lamps.", "Anna bought this old lamps."),
     ],
 )
-def test_it_reads_the_cue_and_not_the_distractor(shipped: Shipped, good: str, bad: str) -> None:
+def test_model_uses_cue_not_distractor(embedded: Embedded, good: str, bad: str) -> None:
     record = mask_target({"sentence_good": good, "sentence_bad": bad})
-    assert prefers_good(*shipped, [record]).all()
-    assert prefers_good(*shipped, [record | {"masked": record["masked"].lower()}]).all()
+    assert prefers_good(*embedded, [record]).all()
+    assert prefers_good(*embedded, [record | {"masked": record["masked"].lower()}]).all()
 
 
-def test_it_is_right_about_sentences_of_the_grammar_that_it_was_not_trained_on(shipped: Shipped) -> None:
+def test_accuracy_on_new_grammar_sentences(embedded: Embedded) -> None:
     trained = {record["sentence_good"] for record in agreement_sentences(GRAMMAR_PAIRS, GRAMMAR_SEED)}
     for kind in KINDS:
         fresh = [r for r in agreement_sentences(220, seed=77, paradigm=kind) if r["sentence_good"] not in trained]
         assert len(fresh) >= 200
-        assert prefers_good(*shipped, fresh).double().mean() >= 0.95, kind
+        assert prefers_good(*embedded, fresh).double().mean() >= 0.95, kind
 
 
-def test_the_card_tells_of_the_accuracy_that_was_asked_for() -> None:
+def test_accuracy_on_card() -> None:
     figures = json.loads((AGREEMENT_FOLDER / "card.json").read_text(encoding="utf-8"))["accuracy"]
     assert figures["held_out"]["overall"]["accuracy"] >= 0.97
     assert all(figures["held_out"][paradigm]["accuracy"] >= 0.95 for paradigm in HELD_OUT_PARADIGMS)
@@ -170,12 +175,12 @@ def test_the_card_tells_of_the_accuracy_that_was_asked_for() -> None:
     "CAPTUM_VZ_BLIMP" not in os.environ,
     reason="BLiMP is not part of this repository: set CAPTUM_VZ_BLIMP to the folder with its .jsonl files",
 )
-def test_it_is_right_about_the_held_out_half_of_blimp(shipped: Shipped) -> None:
-    _, tokenizer = shipped
+def test_accuracy_on_held_out_blimp(embedded: Embedded) -> None:
+    _, tokenizer = embedded
     evaluation = held_out(os.environ["CAPTUM_VZ_BLIMP"])
     records = [record for half in evaluation.values() for record in half if form_ids(tokenizer, record) is not None]
     assert len(records) >= 0.99 * 2500
-    right = prefers_good(*shipped, records)
+    right = prefers_good(*embedded, records)
     assert right.double().mean() >= 0.97
     correct, pairs = Counter[str](), Counter(record["UID"] for record in records)
     for record, is_right in zip(records, right.tolist(), strict=True):
@@ -185,5 +190,5 @@ def test_it_is_right_about_the_held_out_half_of_blimp(shipped: Shipped) -> None:
     )
     card = json.loads((AGREEMENT_FOLDER / "card.json").read_text(encoding="utf-8"))["accuracy"]["held_out"]
     for paradigm in HELD_OUT_PARADIGMS:
-        # A tie between the forms may fall otherwise on another machine.
+        # Ties between the two forms may be decided differently on another machine.
         assert correct[paradigm] / pairs[paradigm] == pytest.approx(card[paradigm]["accuracy"], abs=0.005)

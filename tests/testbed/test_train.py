@@ -1,4 +1,4 @@
-"""The training script, end to end, on a small folder in BLiMP's format."""
+"""The training script runs end to end on a small folder in BLiMP's format."""
 
 import json
 import random
@@ -25,21 +25,21 @@ def trained(blimp: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_script_writes_a_model_that_loads(trained: Path) -> None:
+def test_script_writes_loadable_model(trained: Path) -> None:
     model, tokenizer = load_agreement_model(trained)
     assert (model.config.num_hidden_layers, model.config.hidden_size) == (1, 16)
     batch = tokenizer("The hats [MASK] red.", return_tensors="pt")
     assert model(**batch).logits.shape == (1, batch["input_ids"].shape[1], len(tokenizer))
 
 
-def test_the_weights_ship_in_half_precision_and_each_once(trained: Path) -> None:
+def test_weights_are_written_once_in_half(trained: Path) -> None:
     model, _ = load_agreement_model(trained)
     weights = load_file(trained / "model.safetensors")
     assert {weight.dtype for weight in weights.values()} == {torch.float16}
     assert sum(weight.numel() for weight in weights.values()) == sum(weight.numel() for weight in model.parameters())
 
 
-def test_the_card_says_how_it_was_made_and_how_good_it_is(trained: Path, blimp: Path) -> None:
+def test_card_states_command_and_accuracy(trained: Path, blimp: Path) -> None:
     card = json.loads((trained / "card.json").read_text(encoding="utf-8"))
     assert card["command"].startswith(
         "python -m captum_vz.testbed.train --blimp PATH --seed 0 --epochs 1 --grammar-pair"
@@ -54,20 +54,19 @@ def test_the_card_says_how_it_was_made_and_how_good_it_is(trained: Path, blimp: 
     assert figures["overall"]["accuracy"] == pytest.approx(right / figures["overall"]["pairs"], abs=1e-3)
 
 
-def test_one_seed_gives_the_same_files_twice_and_another_seed_another_model(
-    trained: Path, blimp: Path, tmp_path: Path
-) -> None:
+@pytest.mark.slow
+def test_seed_determines_written_files(trained: Path, blimp: Path, tmp_path: Path) -> None:
     main(["--blimp", str(blimp), "--output", str(tmp_path / "again"), *TINY])
     for name in ("model.safetensors", "tokenizer.json", "config.json"):
         assert (tmp_path / "again" / name).read_bytes() == (trained / name).read_bytes()
     _, tokenizer = load_agreement_model(trained)
     other = train_model(tokenizer, training_pairs(blimp, 100), epochs=1, seed=1, layers=1, width=16, heads=2)
-    ours, _ = load_agreement_model(trained)
-    assert not torch.allclose(other.cls.predictions.decoder.weight, ours.cls.predictions.decoder.weight, atol=1e-2)
+    model, _ = load_agreement_model(trained)
+    assert not torch.allclose(other.cls.predictions.decoder.weight, model.cls.predictions.decoder.weight, atol=1e-2)
 
 
-def test_training_learns_the_good_forms_and_not_the_bad_ones() -> None:
-    """Where all good forms are plural, a few steps are enough to prefer the plural."""
+def test_training_learns_good_forms() -> None:
+    """All good forms are plural here, so that a few steps are enough to learn to prefer the plural."""
     records = [r for r in agreement_sentences(60, paradigm="determiner_noun") if r["good"] in ("these", "those")]
     sentences = [record[key] for record in records for key in ("sentence_good", "sentence_bad")]
     tokenizer = build_tokenizer(sentences, max_length=128)
@@ -76,14 +75,14 @@ def test_training_learns_the_good_forms_and_not_the_bad_ones() -> None:
     assert not model.training
 
 
-def test_the_held_out_half_is_never_seen(blimp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not even where the grammar happens to give the same sentences."""
+def test_training_pairs_leave_out_held_out(blimp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Held-out sentences are left out even if the grammar gives the same sentences."""
     monkeypatch.setattr(train, "GRAMMAR_SEED", BLIMP_SEED)
     evaluation = {record["sentence_good"] for records in held_out(blimp).values() for record in records}
-    given = {record["sentence_good"] for record in agreement_sentences(5 * PAIRS, BLIMP_SEED)}
-    assert given > evaluation
+    grammar = {record["sentence_good"] for record in agreement_sentences(5 * PAIRS, BLIMP_SEED)}
+    assert grammar > evaluation
     pairs = train.training_pairs(blimp, grammar_pairs=5 * PAIRS)
-    assert {record["sentence_good"] for record in pairs} == given - evaluation
+    assert {record["sentence_good"] for record in pairs} == grammar - evaluation
 
 
 @pytest.fixture(scope="module")
@@ -91,28 +90,28 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return build_tokenizer(["The hats and the hat are red; that cats have.", "Zoë's 2 wugs"], max_length=64, shared=2)
 
 
-def test_every_word_of_the_text_is_one_piece(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_words_of_text_are_pieces(tokenizer: PreTrainedTokenizerFast) -> None:
     pieces = tokenizer.tokenize("The hats and the hat are red; that cats have. Zoë's 2 wugs")
     assert " ".join(pieces) == "the hats and the hat are red ; that cats have . zoe ' s 2 wugs"
 
 
-def test_other_words_fall_apart_into_shared_beginnings_and_endings(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_other_words_are_split(tokenizer: PreTrainedTokenizerFast) -> None:
     assert tokenizer.tokenize("thats hat had") == ["that", "##s", "hat", "ha", "##d"]
 
 
-def test_dropping_no_match_splits_as_the_tokenizer_does(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_drop_matches_at_rate_zero(tokenizer: PreTrainedTokenizerFast) -> None:
     vocabulary = tokenizer.get_vocab()
     for word in ("hats", "thats", "hatred", "x", "and2"):
         expected = tokenizer.convert_tokens_to_ids(tokenizer.tokenize(word))
         assert drop_matches(word, vocabulary, 0, random.Random(0)) == expected
 
 
-def test_dropping_every_match_leaves_characters(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_drop_matches_at_rate_one(tokenizer: PreTrainedTokenizerFast) -> None:
     ids = drop_matches("hats", tokenizer.get_vocab(), 1, random.Random(0))
     assert tokenizer.convert_ids_to_tokens(ids) == ["h", "##a", "##t", "##s"]
 
 
-def test_a_word_stays_whole_as_often_as_its_match_is_kept(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_drop_matches_frequency(tokenizer: PreTrainedTokenizerFast) -> None:
     vocabulary, draw = tokenizer.get_vocab(), random.Random(0)
     splits = [tokenizer.convert_ids_to_tokens(drop_matches("hats", vocabulary, 0.3, draw)) for _ in range(2000)]
     assert sum(split == ["hats"] for split in splits) / 2000 == pytest.approx(0.7, abs=0.03)
@@ -120,7 +119,7 @@ def test_a_word_stays_whole_as_often_as_its_match_is_kept(tokenizer: PreTrainedT
     assert len({tuple(split) for split in splits}) > 2
 
 
-def test_a_wrong_folder_is_one_clear_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_script_with_wrong_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         main(["--blimp", str(tmp_path), "--output", str(tmp_path / "never")])
     assert stop.value.code == 2
