@@ -1,4 +1,4 @@
-"""Value Ablation (Mohebbi et al., EACL 2023)."""
+"""Value Zeroing (Mohebbi et al., EACL 2023)."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from typing import Any
 from torch import Tensor, nn
 
 from captum_vz._engine.capture.float32 import HALF, in_float32
-from captum_vz._engine.capture.records import AttentionRecord, LayerRecord
 from captum_vz._engine.replay.base import Ablation, OutputDistance
+from captum_vz._engine.sites import AttentionSite
 from captum_vz._engine.value_zeroing import value_zeroing_map
-from captum_vz.attr._arguments import listed
+from captum_vz.attr._arguments import as_list
 from captum_vz.attr._heads import Heads, select_heads
 from captum_vz.attr._layer_maps import LayerMaps
+from captum_vz.attr._wanted import Wanted
+from captum_vz.errors import ArgumentError, RefusedError, UnsupportedLayerError
 from captum_vz.functional import Distance, cosine_distance, half_squared_distance, unit_vectors
 from captum_vz.functional.distances import get_distance
 
@@ -42,12 +44,12 @@ class ValueZeroing(LayerMaps):
         final_norm: A module applied to both outputs before the distance is taken, such as the norm after the last
             layer of a pre-norm stack.
         normalize: False gives the raw distances.
-        precision: "exact", or "fast": what changes when a value is zeroed goes through the feed-forward's matrices in
-            bfloat16, and is added to what does not change. On hardware with units for bfloat16 a map then takes 0.7 to
-            0.9 of the time, and scores are off by parts in ten thousand (of real weights, above 0.001: half of them by
-            less than 0.04 %, the worst by 0.6 %). Without such units, and for layers of another shape than the usual
-            (linear or gated, behind a norm), a warning says so and the map is exact; so are a few rows, short sentences
-            and small models, which would gain nothing.
+        matmul_precision: "highest" or "medium", as in torch.set_float32_matmul_precision. With "medium", what changes
+            when a value is zeroed goes through the feed-forward's matrices in bfloat16. On hardware with bfloat16
+            units a map then takes 0.7 to 0.9 of the time, and scores are off by parts in ten thousand (of scores above
+            0.001 on real weights, half by less than 0.04 %, the worst by 0.6 %). Otherwise, and for layers of another
+            shape than linear or gated after a norm, the map is exact and a warning says so. A few rows, short
+            sentences and small models are exact as well, because they would gain nothing.
 
     >>> from captum_vz import ValueZeroing, find_layers
     >>> from captum_vz.testbed import load_agreement_model
@@ -61,8 +63,8 @@ class ValueZeroing(LayerMaps):
     (True, 1.0)
     """
 
-    _replays = True
-    _of_streams = True
+    replays_layers = True
+    accepts_streams = True
 
     def __init__(
         self,
@@ -75,34 +77,38 @@ class ValueZeroing(LayerMaps):
         heads: Heads | Sequence[Heads] = None,
         normalize: bool = True,
         final_norm: nn.Module | None = None,
-        precision: str = "exact",
+        matmul_precision: str = "highest",
     ) -> None:
         super().__init__(forward_func, layer, device_ids, attention=attention, normalize=normalize)
-        self.distance = get_distance(distance)
+        get_distance(distance)
+        self.distance = distance
         self.heads = heads
         self.final_norm = final_norm
-        assert precision in ("exact", "fast"), f"precision is {precision!r}: pass 'exact' or 'fast'."
-        self.precision = precision
+        if matmul_precision not in ("highest", "medium"):
+            raise ArgumentError(f"matmul_precision is {matmul_precision!r}: pass 'highest' or 'medium'.")
+        self.matmul_precision = matmul_precision
 
-    def _layer_map(
-        self,
-        index: int,
-        recording: LayerRecord,
-        call: AttentionRecord,
-        rows: Tensor | None,
-        groups: Tensor | None,
-        at_most: int | None,
-    ) -> Tensor:
-        assert call.streams is None or self.final_norm is None, (
-            f"The layer {recording.name} carries several vectors of each token, and final_norm is for one: omit it."
-        )
-        heads = select_heads(self.heads, index, len(listed(self.layer)), call.size[1])
-        zeroing = Ablation(self._measure(), rows, groups, heads, at_most, fast=self.precision == "fast")
-        scores, lost = value_zeroing_map(recording, call, zeroing)
+    def layer_scores(self, site: AttentionSite, wanted: Wanted) -> Tensor:
+        """The distances that the outputs move, `(batch, row, group)`."""
+        scores, lost = value_zeroing_map(site.layer, site.attention, self._ablation(site, wanted))
+        return self._noting_rounding(scores, lost, site)
+
+    def _ablation(self, site: AttentionSite, wanted: Wanted) -> Ablation:
+        """What is zeroed in one layer, and how the change is measured."""
+        if site.attention.streams is not None and self.final_norm is not None:
+            raise UnsupportedLayerError(
+                f"The layer {site.name} carries several vectors of each token, and final_norm is for one: omit it."
+            )
+        heads = select_heads(self.heads, site.index, len(as_list(self.layer)), site.attention.size[1])
+        fast = self.matmul_precision == "medium"
+        return Ablation(self._measure(), wanted.rows, wanted.groups, heads, wanted.max_groups, fast=fast)
+
+    def _noting_rounding(self, scores: Tensor, lost: int, site: AttentionSite) -> Tensor:
+        """The scores, with a warning for `lost` rows that change by hardly more than rounding."""
         if lost:
             dtype = str(scores.dtype).removeprefix("torch.")
-            recording.notes.append(
-                f"{lost} row(s) of layer {index} ({recording.name}) change by hardly more than "
+            site.layer.notes.append(
+                f"{lost} row(s) of layer {site.index} ({site.name}) change by hardly more than "
                 f"{dtype} rounds" + ("" if dtype == "float64" else ": run the model in float64 (model.double())")
             )
         return scores
@@ -112,8 +118,9 @@ class ValueZeroing(LayerMaps):
         if norm is not None and any(parameter.dtype in HALF for parameter in norm.parameters()):
             norm = in_float32(norm)
         # The cosine's unit vectors are computed once for a clean output, and not once a pair.
-        by_angle = self.distance is cosine_distance
-        distance = half_squared_distance if by_angle else self.distance
+        own = get_distance(self.distance)
+        by_angle = own is cosine_distance
+        distance = half_squared_distance if by_angle else own
 
         def prepare(outputs: Tensor) -> Tensor:
             outputs = outputs if norm is None else norm(outputs)
@@ -121,11 +128,13 @@ class ValueZeroing(LayerMaps):
 
         def between(zeroed: Tensor, clean: Tensor) -> Tensor:
             distances = distance(zeroed, clean)
-            assert distances.shape == zeroed.shape[:-1], (
-                f"distance gave {tuple(distances.shape)} for two tensors {tuple(zeroed.shape)}: it takes (..., d), "
-                f"(..., d) and gives one number for each pair of vectors, here {tuple(zeroed.shape[:-1])}."
-            )
-            assert distances.isfinite().all(), "distance gave values that are not finite (NaN or infinity)."
+            if distances.shape != zeroed.shape[:-1]:
+                raise ArgumentError(
+                    f"distance gave {tuple(distances.shape)} for two tensors {tuple(zeroed.shape)}: it takes (..., d), "
+                    f"(..., d) and gives one number for each pair of vectors, here {tuple(zeroed.shape[:-1])}."
+                )
+            if not distances.isfinite().all():
+                raise RefusedError("distance gave values that are not finite (NaN or infinity).")
             return distances
 
         return OutputDistance(prepare, between)

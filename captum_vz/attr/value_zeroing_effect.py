@@ -20,15 +20,15 @@ from captum_vz._engine.capture.records import LayerRecord
 from captum_vz._engine.numerics.tensors import repeat_examples
 from captum_vz._engine.structure.site import attention_call, end_of_given, is_reordered, valid_positions
 from captum_vz._engine.whole_model.replay import ModelReplay
-from captum_vz.attr._arguments import Groups, Inputs, as_layers, check_per_eval, tokens_of, user_call
-from captum_vz.attr._captum import WhileRunning, logged, warn
+from captum_vz.attr._arguments import FeatureGroups, Inputs, as_layers, bind_forward, check_per_eval, tokens_of
+from captum_vz.attr._captum import ForwardPassAttribution, logged, warn
 from captum_vz.attr._heads import Heads, select_heads
 from captum_vz.attr._target import Indices, parse_indices, pick, tensor_of
 from captum_vz.errors import ArgumentError, RefusedError
 from captum_vz.functional import widen
 
 
-class ValueZeroingEffect(WhileRunning):
+class ValueZeroingEffect(ForwardPassAttribution):
     r"""How much the model's *output* at `target` loses when a token's value is zeroed.
 
     .. math:: s_j = o_{\text{target}} - o_{\text{target}}^{\neg j}
@@ -123,15 +123,16 @@ class ValueZeroingEffect(WhileRunning):
                 dropout in train mode; an output that is not one number an example at `target`, or not finite; a model
                 whose examples depend on what else is in the batch. The model is left as it was.
         """
-        assert not attribute_to_layer_input, (
-            f"{self.get_name()} attributes to source tokens through the layers' attention; "
-            "attribute_to_layer_input=True has no meaning here. Leave it False."
-        )
+        if attribute_to_layer_input:
+            raise ArgumentError(
+                f"{self.get_name()} attributes to source tokens through the layers' attention; "
+                "attribute_to_layer_input=True has no meaning here. Leave it False."
+            )
         check_per_eval(perturbations_per_eval)
         question = _Question.parse(target, foil)
         layers = as_layers(self.layer)
         device_ids = self.device_ids or getattr(self.forward_func, "device_ids", None)
-        masks = Groups(feature_mask, device_ids)
+        masks = FeatureGroups(feature_mask, device_ids)
         model = ModelReplay(layers, device_ids)
         half: list[bool] = []
         ends: list[int | None] = []
@@ -150,7 +151,7 @@ class ValueZeroingEffect(WhileRunning):
             groups = torch.arange(call.size[3], device=sources.device).expand_as(sources) if groups is None else groups
             return groups.where(sources, -1)
 
-        output, runs = model.run_clean(user_call(self.forward_func, inputs, additional_forward_args), compute)
+        output, runs = model.run_clean(bind_forward(self.forward_func, inputs, additional_forward_args), compute)
         if any(half):
             warn(
                 f"{self.get_name()}: the model runs in half precision, and effects are differences of its rounded "
@@ -169,7 +170,7 @@ class ValueZeroingEffect(WhileRunning):
                 zeroed = members == order.T[start:stop, :, None]
                 zeroed = torch.cat([zeroed, torch.zeros_like(zeroed[:1])])
                 copied = _copies(inputs, additional_forward_args, len(zeroed), batch)
-                output = model.run(user_call(self.forward_func, *copied), zeroed)
+                output = model.run(bind_forward(self.forward_func, *copied), zeroed)
                 numbers = question.read(output, batch, len(zeroed))
                 numbers = numbers.unflatten(0, (len(zeroed), batch))
                 effects = effects.to(numbers)
@@ -184,10 +185,11 @@ class ValueZeroingEffect(WhileRunning):
 def _members(groups: list[Tensor]) -> Tensor:
     """The group of each source, `(batch, in)`, -1 for what is padding in all layers."""
     shapes = {tuple(one.shape) for one in groups}
-    assert len(shapes) == 1, (
-        f"The layers' attentions have different examples and sources: {sorted(shapes)}. Values can be zeroed together "
-        "only where their tokens are the same: pass layers of one stack."
-    )
+    if len(shapes) != 1:
+        raise ArgumentError(
+            f"The layers' attentions have different examples and sources: {sorted(shapes)}. Values can be zeroed "
+            "together only where their tokens are the same: pass layers of one stack."
+        )
     return torch.stack([one.to(groups[0].device) for one in groups]).amax(0)
 
 
