@@ -84,7 +84,7 @@ def _scores(recording: LayerRecord, call: AttentionRecord, output: Tensor, zeroi
                 if zeroing.fast and not isinstance(error, TooFewError):
                     room = isinstance(error, torch.OutOfMemoryError)
                     why = "found no memory for" if room else "knows no shape like that of"
-                    recording.notes.append(f"precision='fast' {why} {recording.name}, computed exactly")
+                    recording.notes.append(f"matmul_precision='medium' {why} {recording.name}, computed exactly")
             elif isinstance(error, torch.OutOfMemoryError):
                 raise
             elif not isinstance(error, SameAgainError):

@@ -49,7 +49,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     dtype = getattr(torch, options.dtype)
-    # Half precision is replayed in float32, and what precision="fast" multiplies is in bfloat16.
+    # Half precision is replayed in float32, and what matmul_precision="medium" multiplies is in bfloat16.
     peaks = highest_rate(torch.float32, options.device), highest_rate(torch.bfloat16, options.device)
     where = torch.cuda.get_device_name() if options.device != "cpu" else platform.processor() or platform.machine()
     print(
@@ -80,7 +80,7 @@ def one_length(
     size = SIZES[name]
     model = build(size, dtype, device)
     layers = size.layers(model)
-    explain, fast = ValueZeroing(model, layers), ValueZeroing(model, layers, precision="fast")
+    explain, fast = ValueZeroing(model, layers), ValueZeroing(model, layers, matmul_precision="medium")
     ids = token_ids(tokens, device)
     pairs = tokens * (tokens + 1) // 2 if size.causal else tokens * tokens
     contenders = {

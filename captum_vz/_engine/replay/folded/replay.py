@@ -244,7 +244,7 @@ def _folded_pairs(
         raise CannotReplay("its attention is computed inline, out of sight")
     fast = zeroing.fast and has_fast_bfloat16(output.device)
     if zeroing.fast and not fast:
-        recording.notes.append(f"precision='fast' found no fast bfloat16 on {output.device}, computed exactly")
+        recording.notes.append(f"matmul_precision='medium' found no fast bfloat16 on {output.device}, computed exactly")
     largest = max((parameter.numel() for parameter in recording.parameters if parameter.dim() == 2), default=1)
     least = budget_of(output.device).rows_to_save(largest * (1 + fast))  # in bfloat16 the last matrix costs little, too
     members = group_members(call, zeroing)
