@@ -15,7 +15,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from captum_vz import ValueZeroing, ValueZeroingRollout
 from captum_vz._engine import value_zeroing
-from captum_vz._engine.capture.records import LayerRecord
+from captum_vz._engine.sites import AttentionSite
+from captum_vz.attr import Wanted
 from captum_vz.functional import rollout
 from tests.reference import FAMILIES, Case
 
@@ -131,7 +132,8 @@ def test_a_rollout_that_is_told_what_is_between_does_not_look_for_it() -> None:
     of = ValueZeroingRollout(case.model, case.layers)
     maps = ValueZeroing(case.model, case.layers).attribute(inputs)
     product = operations(lambda: rollout(maps))
-    told = operations(lambda: of.attribute(inputs, between="identity"))
+    of.other_mixing = "ignore"
+    told = operations(lambda: of.attribute(inputs))
     assert told == operations_of_a_map("bert") + product
     assert told < operations(lambda: of.attribute(inputs))
 
@@ -145,10 +147,10 @@ def test_nothing_of_a_layer_outlives_it(method: Any, name: str) -> None:
     kept: list[weakref.ref[Tensor]] = []
 
     class Watched(ValueZeroing):
-        def _layer_map(self, index: int, recording: LayerRecord, *rest: Any) -> Tensor:
+        def layer_scores(self, site: AttentionSite, wanted: Wanted) -> Tensor:
             assert not any(one() is not None for one in kept)
-            scores = super()._layer_map(index, recording, *rest)
-            for call in recording.calls:
+            scores = super().layer_scores(site, wanted)
+            for call in site.layer.calls:
                 kept.extend(weakref.ref(one) for one in (call.weights, call.values, call.context) if one is not None)
             return scores
 

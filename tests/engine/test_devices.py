@@ -68,8 +68,8 @@ def test_layers_on_two_devices(name: str, method: Any, elsewhere: torch.device) 
     assert [(vars(module)["forward"], module._hf_hook) for module in case.layers] == wrappers
 
 
-@pytest.mark.filterwarnings("ignore:.*precision='fast':UserWarning")  # says that nothing is faster there
-@pytest.mark.parametrize("options", [{"heads": [1]}, {"precision": "fast"}], ids=str)
+@pytest.mark.filterwarnings("ignore:.*matmul_precision='medium':UserWarning")  # says that nothing is faster there
+@pytest.mark.parametrize("options", [{"heads": [1]}, {"matmul_precision": "medium"}], ids=str)
 @pytest.mark.parametrize("groups", [None, PAIRS])
 def test_options_on_two_devices(options: dict[str, Any], groups: Tensor | None, elsewhere: torch.device) -> None:
     case, whole = spread(FAMILIES["gpt2"], elsewhere), FAMILIES["gpt2"].case

@@ -204,7 +204,7 @@ def test_a_rollout_refuses_streams_that_a_convolution_mixes(axis: int) -> None:
 def test_methods_of_one_vector_a_token_refuse_streams(method: type[ValueZeroing], axis: int) -> None:
     layer, x = layer_of("alone", axis), states(axis)
     with pytest.raises(AssertionError, match=r"carries several vectors .* is for one vector a token"):
-        method(lambda x: layer(x)[0].flatten(1), layer).attribute(x, token=0)
+        method(lambda x: layer(x)[0].flatten(1), layer).attribute(x)
     assert not layer._forward_hooks
 
 
