@@ -1,6 +1,7 @@
 """The notebooks as they are in the repository. `.ci/run` executes them.
 
-Many people read a notebook without running it. So the outputs are kept, and have to be complete and free of machine paths.
+Many people read a notebook without running it. So the outputs are kept. They have to be complete and free of machine
+paths.
 """
 
 import re
