@@ -129,7 +129,7 @@ class FeatureGroups:
             self.shares = {share.device: share for share in scatter(self.mask, device_ids)}
 
     def of(self, call: AttentionRecord, end: int | None = None) -> Tensor | None:
-        """The groups of the sources of one attention, `(batch, in)`; those behind `end` are one more."""
+        """The groups of the sources of one attention, `(batch, in)`; those after `end` are one more."""
         if self.mask is None:
             return None
         batch, _, _, every = call.size

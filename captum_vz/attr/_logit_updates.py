@@ -83,9 +83,9 @@ class LayerTerms:
         given: Of the residual stream before the layer.
         sources: Of the vector of each source, `(batch, row, in)`.
         projected: Of the attention's output, all sources and the bias.
-        output: Of the residual stream behind the layer.
+        output: Of the residual stream after the layer.
         scale: One over the last norm's deviation, were this the last layer.
-        constant: What is added to the logit behind the last norm.
+        constant: What is added to the logit after the last norm.
         there: Which rows are no padding; all else is 0 for those that are.
     """
 

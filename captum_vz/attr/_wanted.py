@@ -65,6 +65,6 @@ class Wanted:
         count = int((zero & tokens).sum())
         if count:
             warnings.append(
-                f"{count} row(s) of layer {self.site.index} ({self.site.name}) stay zero, for no source changes them"
+                f"{count} row(s) of layer {self.site.index} ({self.site.name}) are zero: no source changes these tokens"
             )
         return warnings

@@ -96,7 +96,7 @@ def test_a_row_that_nothing_changes_is_told(target: int | None) -> None:
         case.layers[1].attention.self.value.bias.zero_()
     maps, (message,) = told(case, ValueZeroing, token=target)
     rows = 15 if target is None else 3
-    assert message == (f"Value Zeroing: {rows} row(s) of layer 1 (BertLayer) stay zero, for no source changes them.")
+    assert message == (f"Value Zeroing: {rows} row(s) of layer 1 (BertLayer) are zero: no source changes these tokens.")
     assert not maps[1].any()
     assert maps[0].any()
     assert maps[2].any()
