@@ -1,7 +1,7 @@
 """Value Zeroing and its attention baselines as Captum attributions."""
 
 from captum_vz import attr, functional
-from captum_vz._engine.structure.find_layers import find_layers
+from captum_vz._engine import find_layers
 from captum_vz.attr import *  # noqa: F403  # the one list of names is captum_vz.attr's
 from captum_vz.errors import ArgumentError, RefusedError, UnsupportedLayerError
 from captum_vz.functional import token_scores

@@ -1,1 +1,52 @@
-"""Record a layer, replay it: the only place that registers hooks."""
+"""Record the layers of one forward pass, replay them with values zeroed, take them apart.
+
+The rest of the package imports from here, and from no file inside. The rooms, from the ground up: `numerics` (tensors
+only), `taps` (where attention is read), `capture` (one pass recorded, one layer run again), `structure` (what a
+recorded layer is), `replay` and `decomposition`, then `whole_model` and the driver `value_zeroing`.
+"""
+
+from captum_vz._engine.capture.embeddings import EmbeddingLeaf, first_module_holding
+from captum_vz._engine.capture.float32 import HALF, in_float32, is_half
+from captum_vz._engine.capture.forward_pass import LayerResults, run_and_record
+from captum_vz._engine.capture.records import AttentionRecord, AttentionShape, LayerRecord
+from captum_vz._engine.decomposition.attention_block import AttentionBlock
+from captum_vz._engine.decomposition.readout import Readout
+from captum_vz._engine.decomposition.vectors import INCLUDES, Decomposition, decompositions
+from captum_vz._engine.numerics.budget import budget_of
+from captum_vz._engine.numerics.tensors import first_tensor, repeat_examples
+from captum_vz._engine.replay.base import Ablation
+from captum_vz._engine.structure.find_layers import find_layers
+from captum_vz._engine.structure.site import AttentionSite, attention_site
+from captum_vz._engine.value_zeroing import OutputDistance, traced_replays, value_zeroing_scores
+from captum_vz._engine.whole_model.mixing import OtherMixing
+from captum_vz._engine.whole_model.replay import ModelReplay
+
+__all__ = [
+    "HALF",
+    "INCLUDES",
+    "Ablation",
+    "AttentionBlock",
+    "AttentionRecord",
+    "AttentionShape",
+    "AttentionSite",
+    "Decomposition",
+    "EmbeddingLeaf",
+    "LayerRecord",
+    "LayerResults",
+    "ModelReplay",
+    "OtherMixing",
+    "OutputDistance",
+    "Readout",
+    "attention_site",
+    "budget_of",
+    "decompositions",
+    "find_layers",
+    "first_module_holding",
+    "first_tensor",
+    "in_float32",
+    "is_half",
+    "repeat_examples",
+    "run_and_record",
+    "traced_replays",
+    "value_zeroing_scores",
+]

@@ -1,104 +1,164 @@
-"""TODO."""
+"""Value Zeroing's driver: the first replay that serves, distances, and the map of one layer."""
 
 from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from captum_vz._engine.capture.float32 import is_half, rerun_in_float32
-from captum_vz._engine.capture.layer_runner import FAILURES
-from captum_vz._engine.capture.records import AttentionRecord, LayerRecord
-from captum_vz._engine.numerics.tensors import first_tensor, gather_rows
-from captum_vz._engine.numerics.tolerance import SameAgainError, TooFewError, with_rounding
-from captum_vz._engine.replay.base import Ablation, OutputDistance, TargetRows, empty_map, group_members, wanted_targets
-from captum_vz._engine.replay.folded.replay import _folded_pairs
-from captum_vz._engine.replay.packed import _packed_first, _packed_pairs
-from captum_vz._engine.replay.sequences import _in_its_batch, _whole_by_trial, _whole_sequences
-from captum_vz._engine.replay.windows import _in_windows
-from captum_vz._engine.structure.site import over_positions
-from captum_vz._engine.structure.streams import as_one_vector
+from captum_vz._engine.numerics.tolerance import CannotReplayError, with_rounding
+from captum_vz._engine.replay.base import ReplayProblem
+from captum_vz._engine.replay.folded.replay import FoldedReplay
+from captum_vz._engine.replay.packed import PackedReplay
+from captum_vz._engine.replay.sequences import SequenceReplay
+from captum_vz._engine.replay.trust import LayerTrust
+from captum_vz._engine.replay.windows import WindowReplay
+from captum_vz.errors import RefusedError, UnsupportedLayerError
 
-# Tried in this order. All give the same numbers: a test may leave the first one out.
-REPLAYS = (_folded_pairs, _packed_pairs, _packed_first, _whole_sequences, _whole_by_trial, _in_its_batch)
+if TYPE_CHECKING:
+    from captum_vz._engine.replay.base import Ablation, Replay
+    from captum_vz._engine.structure.site import AttentionSite
+
+# The first replay that holds for a layer gives its map. A new replay is one file and one entry here.
+REPLAYS: tuple[Replay, ...] = (
+    FoldedReplay(),
+    PackedReplay(),
+    PackedReplay(first_tensor_only=True),
+    SequenceReplay(),
+    SequenceReplay(search_axes=True),
+    WindowReplay(),
+)
 
 
-def value_zeroing_map(recording: LayerRecord, call: AttentionRecord, zeroing: Ablation) -> tuple[Tensor, int]:
-    """The raw distances of one layer, `(batch, row, group)`; padded rows and sources are 0.
+@dataclass(frozen=True)
+class OutputDistance:
+    """A distance in two steps, so that what one output needs alone is computed once.
 
-    And how many rows change, but by no more than rounding may: where what a layer adds is a millionth of what it
-    carries on, their scores say nothing.
+    Attributes:
+        prepare: What is done to outputs `(..., d)` first.
+        between: The distance between two prepared outputs, `(..., d), (..., d) -> (...)`.
     """
-    name = recording.name
-    if call.streams is not None:
-        recording = as_one_vector(recording, call.streams)
-    output = _output(recording, call)
-    assert output is not None  # attention_call saw to it
-    assert output.abs().amax().isfinite(), (
-        f"{name} returned values that are not finite (NaN or infinity) in {output.dtype}; no distance can be taken of "
-        "them. float16 overflows above 65504: load the model in bfloat16 or float32, and check its weights and inputs."
-    )
-    assert not recording.state.drew_lots_in_training(), (
-        f"The layer {name} draws random numbers, so that no two runs of it agree: call model.eval() first."
-    )
-    if not is_half(recording):
-        return _replayed(recording, call, output, zeroing)
-    site = 0 if call.windows is not None else recording.calls.index(call)
-    notes = recording.notes
-    recording.made.clear()  # in half precision, of no use
-    recording = rerun_in_float32(recording)
-    recording.notes = notes
+
+    prepare: Callable[[Tensor], Tensor]
+    between: Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass
+class ReplayTrace:
+    """How one map came about, for tests and for the table of supported models.
+
+    Attributes:
+        layer: The name of the layer's class.
+        replay: The replay that gave the map, or None.
+        failed: The replays that were tried before it, with the reasons why they do not hold.
+    """
+
+    layer: str
+    replay: Replay | None = None
+    failed: dict[str, str] = field(default_factory=dict)
+
+
+class _Traces(threading.local):
+    """The traces that this thread asked for. No context variable, because each map is computed in its own context."""
+
+    wanted: list[ReplayTrace] | None = None
+
+
+_traces = _Traces()
+
+
+@contextmanager
+def traced_replays() -> Iterator[list[ReplayTrace]]:
+    """Trace the replays of the maps that this thread computes inside a `with` block."""
+    traces: list[ReplayTrace] = []
+    outer, _traces.wanted = _traces.wanted, traces
+    try:
+        yield traces
+    finally:
+        _traces.wanted = outer
+
+
+def value_zeroing_scores(site: AttentionSite, ablation: Ablation, distance: OutputDistance) -> Tensor:
+    """The raw distances of one layer, `(batch, row, group)`. Padded rows and sources are 0.
+
+    The layer's record is given a warning for rows whose change is no larger than rounding.
+
+    Raises:
+        UnsupportedLayerError: No replay holds for the layer.
+        RefusedError: The layer's output is not finite, or random numbers were drawn.
+    """
+    output = site.output
+    if not output.abs().amax().isfinite():
+        raise RefusedError(
+            f"{site.layer.name} returned values that are not finite (NaN or infinity) in {output.dtype}, so no "
+            "distance can be taken of them. float16 overflows above 65504: load the model in bfloat16 or float32, and "
+            "check its weights and inputs."
+        )
+    if site.layer.state.drew_random_numbers():
+        raise RefusedError(
+            f"The layer {site.layer.name} draws random numbers, so no two runs of it agree. Call model.eval() first."
+        )
+    site = site.in_float32()
     with torch.autocast(output.device.type, enabled=False):
-        again = recording.calls[site]
-        again = again if call.windows is None else over_positions(recording, again)
-        again.streams = call.streams
-        output = _output(recording, again)
-        assert output is not None
-        return _replayed(recording, again, output, zeroing)
+        problem = ReplayProblem.of(site, ablation, LayerTrust.of(site.layer))
+        if not len(problem.targets):
+            return problem.empty_map()
+        # The user's distance is called once before any replay, so that its errors are not taken for a replay's.
+        rounding = _rounding(problem.clean, distance)
+        scores = _replayed(problem, distance)
+    largest = scores.amax(-1)[problem.targets.batch, problem.targets.row]
+    rounded = int(((largest > 0) & (largest < rounding.to(largest))).sum())
+    if rounded:
+        dtype = str(scores.dtype).removeprefix("torch.")
+        advice = "" if dtype == "float64" else ": run the model in float64 (model.double())"
+        site.layer.warnings.append(
+            f"{rounded} rows of layer {site.layer.index} ({site.layer.name}) change by hardly more than {dtype} "
+            f"rounds{advice}"
+        )
+    return scores
 
 
-def _rounding(clean: Tensor, measure: OutputDistance) -> Tensor:
-    """The distance by which rounding alone may move outputs `(n, d)`, `(n)`."""
-    prepared, rounded = measure.prepare(torch.cat([clean, with_rounding(clean)])).chunk(2)
-    return measure.between(with_rounding(rounded), prepared)  # for what the measure makes of them is rounded as well
-
-
-def _replayed(recording: LayerRecord, call: AttentionRecord, output: Tensor, zeroing: Ablation) -> tuple[Tensor, int]:
-    targets = wanted_targets(recording, call, zeroing)
-    if not len(targets):
-        return empty_map(call, zeroing, group_members(call, zeroing)), 0
-    # First: what the user's own functions raise is to be told as it is, and not as a layer's failure.
-    rounding = _rounding(gather_rows(output, targets.batch, targets.out), zeroing.measure)
-    scores = _scores(recording, call, output, zeroing, targets)
-    largest = scores.amax(-1)[targets.batch, targets.place]
-    return scores, int(((largest > 0) & (largest < rounding.to(largest))).sum())
-
-
-def _scores(recording: LayerRecord, call: AttentionRecord, output: Tensor, zeroing: Ablation, targets: TargetRows) -> Tensor:
-    reasons = []
-    for way in REPLAYS if call.windows is None else (_folded_pairs, _in_windows):
+def _replayed(problem: ReplayProblem, distance: OutputDistance) -> Tensor:
+    trace = ReplayTrace(problem.site.layer.name)
+    for replay in REPLAYS:
+        if not replay.fits(problem):
+            continue
         try:
-            return way(recording, call, output, zeroing, targets)
-        # A layer that does not fit a way can fail in it in any manner; the next way, or the error below, answers.
-        except FAILURES as error:
-            if way is _folded_pairs:  # a faster form of the next way, whose reason is the one that counts
-                if zeroing.fast and not isinstance(error, TooFewError):
-                    room = isinstance(error, torch.OutOfMemoryError)
-                    why = "found no memory for" if room else "knows no shape like that of"
-                    recording.notes.append(f"matmul_precision='medium' {why} {recording.name}, computed exactly")
-            elif isinstance(error, torch.OutOfMemoryError):
-                raise
-            elif not isinstance(error, SameAgainError):
-                reasons.append(f"{way.__name__.strip('_').replace('_', ' ')}: {error}")
-    raise AssertionError(
-        f"The layer {recording.name} cannot be replayed: run again on its own clean input, it does not "
-        f"return its clean output, so that no distance could be trusted. Tried {'; '.join(reasons)}. Pass a single "
-        "Transformer block in eval mode, whose output at each token depends on its input alone."
-    )
+            scores = _scores(replay, problem, distance)
+        except CannotReplayError as reason:
+            trace.failed[replay.name] = str(reason)
+            continue
+        trace.replay = replay
+        break
+    if (traces := _traces.wanted) is not None:
+        traces.append(trace)
+    if trace.replay is None:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in trace.failed.items() if name != "folded pairs")
+        raise UnsupportedLayerError(
+            f"{trace.layer} cannot be replayed: no replay reproduces its clean output on its own clean input. Tried "
+            f"{reasons}. Pass a single Transformer block in eval mode, whose output at each token depends on its input "
+            "alone."
+        )
+    return scores
 
 
-def _output(recording: LayerRecord, call: AttentionRecord) -> Tensor | None:
-    """The layer's hidden states, `(batch, out, d)`."""
-    output = first_tensor(recording.output)
-    if output is not None and call.windows is not None:
-        return call.windows.by_position(output)
-    return output if output is None else call.batch_first(output)
+def _scores(replay: Replay, problem: ReplayProblem, distance: OutputDistance) -> Tensor:
+    scores, targets = problem.empty_map(), problem.targets
+    clean: Tensor | None = None
+    for chunk in replay(problem):
+        if chunk.clean is not clean:
+            clean, prepared = chunk.clean, distance.prepare(chunk.clean)
+        changed = distance.between(distance.prepare(chunk.output), prepared.index_select(0, chunk.clean_row))
+        scores[targets.batch[chunk.target], targets.row[chunk.target], chunk.group] = changed.to(scores)
+    return scores
+
+
+def _rounding(clean: Tensor, distance: OutputDistance) -> Tensor:
+    """Upper bound on the distance by which rounding alone moves outputs `(n, d)`, `(n,)`."""
+    prepared, rounded = distance.prepare(torch.cat([clean, with_rounding(clean)])).chunk(2)
+    return distance.between(with_rounding(rounded), prepared)  # prepared outputs are rounded as well

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from torch.nn.parallel.scatter_gather import scatter
 
-from captum_vz._engine.capture.records import AttentionRecord
+from captum_vz._engine import AttentionSite
 from captum_vz.errors import ArgumentError
 
 # A tensor or a tuple of tensors, as in Captum; or a mapping, such as a tokenizer's BatchEncoding, passed as keywords.
@@ -128,13 +128,14 @@ class FeatureGroups:
         if device_ids and len(self.mask) > 1:
             self.shares = {share.device: share for share in scatter(self.mask, device_ids)}
 
-    def of(self, call: AttentionRecord, end: int | None = None) -> Tensor | None:
+    def of(self, site: AttentionSite, end: int | None = None) -> Tensor | None:
         """The groups of the sources of one attention, `(batch, in)`; those after `end` are one more."""
         if self.mask is None:
             return None
-        batch, _, _, every = call.size
+        batch, _, _, every = site.shape
         sources = every if end is None else end
-        mask = self.shares.get(call.values.device, self.mask).to(call.values.device)
+        device = site.source_mask.device
+        mask = self.shares.get(device, self.mask).to(device)
         shapes = dict.fromkeys(((1, sources), (batch, sources)))
         if mask.shape not in shapes:
             raise ArgumentError(

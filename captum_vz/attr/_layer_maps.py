@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -14,12 +13,14 @@ from captum._utils.typing import TargetType
 from captum.attr import LayerAttribution
 from torch import Tensor, nn
 
-from captum_vz._engine.capture.embeddings import EmbeddingLeaf
-from captum_vz._engine.capture.forward_pass import run_and_record
-from captum_vz._engine.capture.records import LayerRecord
-from captum_vz._engine.sites import AttentionSite
-from captum_vz._engine.structure.site import attention_call, end_of_given
-from captum_vz._engine.whole_model.mixing import noting_other_mixing
+from captum_vz._engine import (
+    AttentionSite,
+    EmbeddingLeaf,
+    LayerRecord,
+    OtherMixing,
+    attention_site,
+    run_and_record,
+)
 from captum_vz.attr._arguments import (
     Arguments,
     FeatureGroups,
@@ -201,14 +202,14 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
         title = f"{self.get_name()} attribution"
         with progress(desc=title, total=len(layers)) if arguments.show_progress else NullProgress() as bar:
 
-            def compute(index: int, record: LayerRecord) -> Tensor:
-                site = AttentionSite(index, record, attention_call(record, self.attention, self.accepts_streams))
-                batch, _, out, _ = site.attention.size
-                end = end_of_given(record, site.attention, tokens_of(arguments.inputs))
-                lengths[index] = end or out
+            def compute(record: LayerRecord) -> Tensor:
+                site = attention_site(record, self.attention, self.accepts_streams)
+                batch, _, out, _ = site.shape
+                end = site.end_of_inputs(tokens_of(arguments.inputs))
+                lengths[record.index] = end or out
                 rows = None if shares else wanted.positions(batch, end or out, site.attention.values.device)
                 leaf = forward_func.vectors if isinstance(forward_func, EmbeddingLeaf) else None
-                of_layer = groups.of(site.attention, end)
+                of_layer = groups.of(site, end)
                 asked = Wanted(site, rows, of_layer, arguments.perturbations_per_eval, end, leaf)
                 scores = self.layer_scores(site, asked)
                 if find_restart:
@@ -217,19 +218,24 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
                 place = next(count)
                 if isinstance(scores, Tensor):
                     result = asked.finish(scores, self.normalize)
-                    notes.extend(record.notes)
+                    notes.extend(record.warnings)
                     return result
                 later[place] = asked, scores
                 return self._placeholder(record)
 
-            with noting_other_mixing() if find_other_mixing else nullcontext() as mixing:
-                maps = run_and_record(
-                    lambda: outputs.append(forward()), layers, compute, device_ids, self.replays_layers
-                )
+            mixing = OtherMixing() if find_other_mixing else None
+            maps = run_and_record(
+                lambda: outputs.append(forward()),
+                layers,
+                compute,
+                device_ids=device_ids,
+                replays=self.replays_layers,
+                on_record=None if mixing is None else mixing.note,
+            )
         for place, (asked, scores) in later.items():
             with torch.set_grad_enabled(self.needs_graph):
                 maps[place] = maps[place][0], asked.finish(scores(outputs[0]), self.normalize)
-            notes.extend(asked.site.layer.notes)
+            notes.extend(asked.site.layer.warnings)
         if shares:
             maps = [(index, wanted.rows_of(one)) for index, one in maps]
         if notes:
@@ -240,8 +246,7 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
         """The forward function, in which the vectors that the stack starts from are the leaf of a graph."""
         if torch.is_inference_mode_enabled():
             raise ArgumentError(
-                f"{self.get_name()} needs gradients, which torch.inference_mode() rules out: use torch.no_grad() "
-                "instead."
+                f"{self.get_name()} needs gradients, which inference mode rules out: use torch.no_grad() instead."
             )
         return EmbeddingLeaf(self.forward_func, layers, self.embeddings)
 

@@ -10,12 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from captum_vz._engine.capture.embeddings import first_module_holding
-from captum_vz._engine.decomposition.attention_block import AttentionBlock
-from captum_vz._engine.decomposition.readout import Readout
-from captum_vz._engine.decomposition.vectors import decompositions
-from captum_vz._engine.numerics.tensors import first_tensor
-from captum_vz._engine.sites import AttentionSite
+from captum_vz._engine import AttentionBlock, AttentionSite, Readout, decompositions, first_module_holding, first_tensor
 from captum_vz.attr._arguments import as_layers
 from captum_vz.attr._target import WantedTokens, gather_rows, parse_indices
 from captum_vz.attr._wanted import Wanted
@@ -133,16 +128,16 @@ class LogitUpdates(LayerALTI):
     def layer_scores(self, site: AttentionSite, wanted: Wanted) -> Tensor:
         if getattr(site.layer.layer, "_is_replica", False):
             raise UnsupportedLayerError("ALTILogit runs in one thread: pass the module that DataParallel wraps.")
-        if len(site.layer.calls) != 1:
+        if len(site.layer.attentions) != 1:
             raise UnsupportedLayerError(
-                f"The layer {site.name} has a second attention, to an encoder: ALTILogit explains decoders only. "
+                f"The layer {site.layer.name} has a second attention, to an encoder: ALTILogit explains decoders only. "
                 "ALTIPlus explains encoder-decoders."
             )
-        block = AttentionBlock(site.layer, site.attention)
+        block = AttentionBlock(site)
         if block.norm_after() is not None:
             raise UnsupportedLayerError(
-                f"The layer {site.name} norms the sum of its residual and its attention's output (post-norm), so that "
-                "what it adds does not reach the logits as it is: ALTILogit explains pre-norm decoders."
+                f"The layer {site.layer.name} norms the sum of its residual and its attention's output (post-norm), so "
+                "that what it adds does not reach the logits as it is: ALTILogit explains pre-norm decoders."
             )
         terms = self._terms_of(block)
         self.terms.append(terms.to(self.terms[0].there.device) if self.terms else terms)

@@ -14,7 +14,7 @@ from torch import Tensor
 from captum_vz.attr._arguments import Arguments, Inputs, as_layers
 from captum_vz.attr._captum import ForwardPassAttribution, logged, warn
 from captum_vz.attr._layer_maps import LayerMaps
-from captum_vz.attr._map_run import MapRun
+from captum_vz.attr._map_run import MapRun, mark_unreached
 from captum_vz.attr._model_free import ModelFreeAttribution
 from captum_vz.attr._of_maps import OtherMixingRule, of_maps
 from captum_vz.attr._target import WantedTokens
@@ -140,7 +140,7 @@ class MapAggregation(ForwardPassAttribution):
         """
 
     def join_last(self, maps: list[Tensor], rows: Tensor | None) -> Tensor:
-        """The last result of :meth:`join`."""
+        """The last result of `join`."""
         return self.join(maps, rows)[-1]
 
     def _check_attention(self) -> None:
@@ -158,7 +158,7 @@ class MapAggregation(ForwardPassAttribution):
         maps = [one.to(run.maps[0][1].device) for _, one in run.maps]
         self._check(maps)
         if self.residual == "add" and run.there is not None:
-            maps = [_marked(one, run.there.to(one.device)) for one in maps]
+            maps = [mark_unreached(one, run.there.to(one.device)) for one in maps]
         if self.other_mixing == "refuse" and run.mixing is not None:
             shape = {index: one.shape for index, one in run.maps}
             # Maps of different shapes are not multiplied with each other: those of an encoder and of its decoder.
@@ -243,15 +243,6 @@ class MapAggregation(ForwardPassAttribution):
             one = one.gather(2, member[:, None, :].expand(-1, one.shape[1], -1))
             results.append((one * (kept[:, :, None] & there[:, None, :])).to(maps[0].dtype))
         return results
-
-
-def _marked(scores: Tensor, there: Tensor) -> Tensor:
-    """A map in which rows of zeros are padding only: other such tokens get a number on the diagonal that adds nothing.
-
-    A gradient reaches few tokens of the last layer; the others keep themselves by the residual connection.
-    """
-    unreached = there & (scores == 0).all(-1)
-    return scores + torch.diag_embed(unreached.to(scores) * torch.finfo(scores.dtype).tiny)
 
 
 def _names(layer: Any) -> list[str]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from captum_vz._engine.sites import AttentionSite
-from captum_vz._engine.whole_model.mixing import OtherMixing
+from captum_vz._engine import AttentionSite, OtherMixing
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,20 @@ class RunOrder:
 
     def note(self, site: AttentionSite, end: int | None) -> None:
         """A layer whose index is not larger than that of the layer before continues only what that layer returned."""
-        before, output = self._before, site.output
-        if getattr(site.layer.layer, "_is_replica", False):
+        before, layer = self._before, site.layer
+        if getattr(layer.layer, "_is_replica", False):
             return  # replicas run side by side
         self.there = site.target_mask[:, :end] if self.there is None else self.there
-        if before is not None and site.index <= before[0] and not site.is_given(before[1]):
-            self.restart = self.restart or (before[0], site.index)
+        if before is not None and layer.index <= before[0] and not layer.is_given(before[1]):
+            self.restart = self.restart or (before[0], layer.index)
         # A copy, because models write into their tensors.
-        self._before = None if output is None else (site.index, output.clone())
+        self._before = layer.index, layer.first_output.clone()
+
+
+def mark_unreached(scores: Tensor, there: Tensor) -> Tensor:
+    """A map in which rows of zeros are padding only: other such tokens get a number on the diagonal that adds nothing.
+
+    A gradient reaches few tokens of the last layer; the others keep themselves by the residual connection.
+    """
+    unreached = there & (scores == 0).all(-1)
+    return scores + torch.diag_embed(unreached.to(scores) * torch.finfo(scores.dtype).tiny)

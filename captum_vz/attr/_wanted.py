@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from captum_vz._engine.sites import AttentionSite
+from captum_vz._engine import Ablation, AttentionSite
 from captum_vz.attr._target import gather_rows
 from captum_vz.functional import normalize_rows
 
@@ -45,9 +45,13 @@ class Wanted:
         pooled = scores.new_zeros(*scores.shape[:2], int(self.groups.max()) + 1)
         return pooled.scatter_add(2, self.groups[:, None, :].expand_as(scores), scores)
 
+    def ablation(self, heads: tuple[int, ...] | None = None, bfloat16_changes: bool = False) -> Ablation:
+        """What to zero in a replay of the layer: each group for each wanted row, in these heads (None: all)."""
+        return Ablation(self.rows, self.groups, heads, self.max_groups, bfloat16_changes)
+
     def finish(self, scores: Tensor, normalize: bool) -> Tensor:
         """The map `(batch, row, in)` of scores `(batch, row, group)`."""
-        self.site.layer.notes.extend(self._zero_rows(scores))
+        self.site.layer.warnings.extend(self._zero_rows(scores))
         scores = (normalize_rows(scores) if normalize else scores).detach()
         if self.groups is not None:
             spread = scores.gather(2, self.groups[:, None, :].expand(-1, scores.shape[1], -1))
@@ -65,6 +69,7 @@ class Wanted:
         count = int((zero & tokens).sum())
         if count:
             warnings.append(
-                f"{count} row(s) of layer {self.site.index} ({self.site.name}) are zero: no source changes these tokens"
+                f"{count} rows of layer {self.site.layer.index} ({self.site.layer.name}) are zero: no source changes "
+                "these tokens"
             )
         return warnings

@@ -9,7 +9,7 @@ import torch
 from captum._utils.common import _format_output
 from torch import Tensor, nn
 
-from captum_vz._engine.decomposition.readout import Readout
+from captum_vz._engine import Readout
 from captum_vz.attr._arguments import Arguments, Inputs, as_layers
 from captum_vz.attr._captum import ForwardPassAttribution, logged, warn
 from captum_vz.attr._logit_updates import LayerTerms, LogitTarget, LogitUpdates

@@ -8,9 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from captum_vz._engine.decomposition.attention_block import AttentionBlock
-from captum_vz._engine.sites import AttentionSite
-from captum_vz._engine.structure.site import attention_call
+from captum_vz._engine import AttentionBlock, AttentionSite, attention_site
 from captum_vz.attr._arguments import Arguments
 from captum_vz.attr._captum import warn
 from captum_vz.attr._map_aggregation import MapAggregation
@@ -123,9 +121,9 @@ class _BlockALTI(LayerALTI):
 
     def layer_scores(self, site: AttentionSite, wanted: Wanted) -> Tensor:
         own = super().layer_scores(site, wanted)
-        if len(site.layer.calls) == 1:
+        if len(site.layer.attentions) == 1:
             return own
-        cross = alti_of_attention(AttentionBlock(site.layer, attention_call(site.layer, "cross")), wanted, self.p)
+        cross = alti_of_attention(AttentionBlock(attention_site(site.layer, "cross")), wanted, self.p)
         own = normalize_rows(own)
         # A row whose own vectors all lead away is incomplete: it becomes zero, with a warning.
         cross = normalize_rows(cross) * (own != 0).any(-1, keepdim=True)

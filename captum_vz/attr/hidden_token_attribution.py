@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from captum_vz._engine.numerics.budget import budget_of
-from captum_vz._engine.sites import AttentionSite
+from captum_vz._engine import AttentionSite, budget_of
 from captum_vz.attr._layer_maps import LayerMaps
 from captum_vz.attr._wanted import Wanted
 from captum_vz.errors import ArgumentError, RefusedError, UnsupportedLayerError
@@ -89,17 +88,17 @@ class HiddenTokenAttribution(LayerMaps):
         assert output is not None and vectors is not None  # narrows the types: the shell saw to both
         if not output.isfinite().all():
             raise RefusedError(
-                f"{site.name} returned values that are not finite (NaN or infinity) in {output.dtype}. float16 "
+                f"{site.layer.name} returned values that are not finite (NaN or infinity) in {output.dtype}. float16 "
                 "overflows above 65504: load the model in bfloat16 or float32, and check its weights and inputs."
             )
         if not output.requires_grad:
             raise UnsupportedLayerError(
-                f"The output of {site.name} does not depend on the vectors by any gradient: forward_func must not "
-                "switch gradients off (torch.no_grad, detach), and the layer has to run after the module that the "
+                f"The output of {site.layer.name} does not depend on the vectors by any gradient: forward_func must "
+                "not switch gradients off (torch.no_grad, detach), and the layer has to run after the module that the "
                 "vectors were taken from."
             )
         # What went into the first layer has its axes in that layer's order.
-        tokens_first = site.attention.sequence_first and self.embeddings is None
+        tokens_first = site.attention.tokens_first and self.embeddings is None
         size = (vectors.transpose(0, 1) if tokens_first else vectors).shape[:2]
         if groups is not None and groups.shape != size:
             raise ArgumentError(

@@ -8,9 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from captum_vz._engine.decomposition.attention_block import AttentionBlock
-from captum_vz._engine.decomposition.vectors import decompositions
-from captum_vz._engine.sites import AttentionSite
+from captum_vz._engine import AttentionBlock, AttentionSite, decompositions
 from captum_vz.attr._layer_maps import LayerMaps
 from captum_vz.attr._wanted import Wanted
 from captum_vz.errors import ArgumentError
@@ -64,7 +62,7 @@ class LayerALTI(LayerMaps):
 
     def layer_scores(self, site: AttentionSite, wanted: Wanted) -> Tensor:
         """How near each vector comes to the sum, `(batch, row, group)`."""
-        block = AttentionBlock(site.layer, site.attention)
+        block = AttentionBlock(site)
         return alti_of_attention(block, wanted, self.p)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from captum_vz._engine.sites import AttentionSite
+from captum_vz._engine import AttentionSite
 from captum_vz.attr._arguments import as_list
 from captum_vz.attr._heads import Heads, select_heads
 from captum_vz.attr._layer_maps import LayerMaps
@@ -69,7 +69,7 @@ class LayerAttention(LayerMaps):
 
     def layer_scores(self, site: AttentionSite, wanted: Wanted) -> Tensor:
         """The weights of the heads as one map, `(batch, row, group)`."""
-        return wanted.pool(self._fuse(widen(site.weights()), site.index))
+        return wanted.pool(self._fuse(widen(site.weights()), site.layer.index))
 
     def _fuse(self, weights: Tensor, index: int) -> Tensor:
         """The heads of weights `(batch, head, out, in)` as one, `(batch, out, in)`."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from captum_vz._engine.sites import AttentionSite
+from captum_vz._engine import AttentionSite
 from captum_vz.attr._layer_maps import LayerMaps
 from captum_vz.attr._wanted import Wanted
 from captum_vz.errors import ArgumentError, RefusedError, UnsupportedLayerError
@@ -75,7 +75,7 @@ class LayerAttentionGradient(LayerMaps):
         weights = site.weights()
 
         def scores(output: Any) -> Tensor:
-            gradient = _gradient(self._explained(output, len(weights)), weights, site.name)
+            gradient = _gradient(self._explained(output, len(weights)), weights, site.layer.name)
             return wanted.pool((widen(weights) * widen(gradient).relu()).mean(1))
 
         return scores

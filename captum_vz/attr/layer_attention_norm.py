@@ -9,9 +9,7 @@ import torch
 from captum._utils.typing import TargetType
 from torch import Tensor
 
-from captum_vz._engine.decomposition.attention_block import AttentionBlock
-from captum_vz._engine.decomposition.vectors import INCLUDES, Decomposition, decompositions
-from captum_vz._engine.sites import AttentionSite
+from captum_vz._engine import INCLUDES, AttentionBlock, AttentionSite, Decomposition, decompositions
 from captum_vz.attr._arguments import Inputs
 from captum_vz.attr._layer_maps import LayerMaps
 from captum_vz.attr._wanted import Wanted
@@ -125,7 +123,7 @@ class LayerAttentionNorm(LayerMaps):
 
     def layer_scores(self, site: AttentionSite, wanted: Wanted) -> Tensor:
         """The norms of the vectors, `(batch, row, group)`."""
-        block = AttentionBlock(site.layer, site.attention)
+        block = AttentionBlock(site)
         examples = decompositions(block, self.include, wanted.rows, wanted.groups)
         return torch.cat([self._scores(some) for some in examples])
 

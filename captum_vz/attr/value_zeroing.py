@@ -7,10 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from captum_vz._engine.capture.float32 import HALF, in_float32
-from captum_vz._engine.replay.base import Ablation, OutputDistance
-from captum_vz._engine.sites import AttentionSite
-from captum_vz._engine.value_zeroing import value_zeroing_map
+from captum_vz._engine import HALF, AttentionSite, OutputDistance, in_float32, value_zeroing_scores
 from captum_vz.attr._arguments import as_list
 from captum_vz.attr._heads import Heads, select_heads
 from captum_vz.attr._layer_maps import LayerMaps
@@ -92,31 +89,19 @@ class ValueZeroing(LayerMaps):
 
     def layer_scores(self, site: AttentionSite, wanted: Wanted) -> Tensor:
         """The distances that the outputs move, `(batch, row, group)`."""
-        scores, lost = value_zeroing_map(site.layer, site.attention, self._ablation(site, wanted))
-        return self._noting_rounding(scores, lost, site)
-
-    def _ablation(self, site: AttentionSite, wanted: Wanted) -> Ablation:
-        """What is zeroed in one layer, and how the change is measured."""
-        if site.attention.streams is not None and self.final_norm is not None:
-            raise UnsupportedLayerError(
-                f"The layer {site.name} carries several vectors of each token, and final_norm is for one: omit it."
-            )
-        heads = select_heads(self.heads, site.index, len(as_list(self.layer)), site.attention.size[1])
         fast = self.matmul_precision == "medium"
-        return Ablation(self._measure(), wanted.rows, wanted.groups, heads, wanted.max_groups, fast=fast)
+        return value_zeroing_scores(site, wanted.ablation(self._heads(site), fast), self._distance(site))
 
-    def _noting_rounding(self, scores: Tensor, lost: int, site: AttentionSite) -> Tensor:
-        """The scores, with a warning for `lost` rows that change by hardly more than rounding."""
-        if lost:
-            dtype = str(scores.dtype).removeprefix("torch.")
-            site.layer.notes.append(
-                f"{lost} row(s) of layer {site.index} ({site.name}) change by hardly more than "
-                f"{dtype} rounds" + ("" if dtype == "float64" else ": run the model in float64 (model.double())")
-            )
-        return scores
+    def _heads(self, site: AttentionSite) -> tuple[int, ...] | None:
+        return select_heads(self.heads, site.layer.index, len(as_list(self.layer)), site.shape.heads)
 
-    def _measure(self) -> OutputDistance:
+    def _distance(self, site: AttentionSite) -> OutputDistance:
         norm = self.final_norm
+        if site.streams is not None and norm is not None:
+            raise UnsupportedLayerError(
+                f"The layer {site.layer.name} carries several vectors of each token, and final_norm is for one: omit "
+                "it."
+            )
         if norm is not None and any(parameter.dtype in HALF for parameter in norm.parameters()):
             norm = in_float32(norm)
         # The cosine's unit vectors are computed once for a clean output, and not once a pair.

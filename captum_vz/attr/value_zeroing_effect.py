@@ -15,11 +15,7 @@ from captum._utils.common import (
 from captum._utils.progress import NullProgress, progress
 from torch import Tensor
 
-from captum_vz._engine.capture.float32 import is_half
-from captum_vz._engine.capture.records import LayerRecord
-from captum_vz._engine.numerics.tensors import repeat_examples
-from captum_vz._engine.structure.site import attention_call, end_of_given, is_reordered, valid_positions
-from captum_vz._engine.whole_model.replay import ModelReplay
+from captum_vz._engine import LayerRecord, ModelReplay, attention_site, is_half, repeat_examples
 from captum_vz.attr._arguments import FeatureGroups, Inputs, as_layers, bind_forward, check_per_eval, tokens_of
 from captum_vz.attr._captum import ForwardPassAttribution, logged, warn
 from captum_vz.attr._heads import Heads, select_heads
@@ -136,19 +132,19 @@ class ValueZeroingEffect(ForwardPassAttribution):
         half: list[bool] = []
         ends: list[int | None] = []
 
-        def compute(index: int, recording: LayerRecord) -> Tensor:
-            call = attention_call(recording, self.attention)
-            if not (call.windows is None and not is_reordered(recording, call)):
+        def compute(record: LayerRecord) -> Tensor:
+            site = attention_site(record, self.attention)
+            if site.windows is not None or site.is_reordered():
                 raise UnsupportedLayerError(
-                    f"The attention of {recording.name} sees the layer's tokens in windows, or in another order, "
-                    f"where {self.get_name()} zeroes no values. ValueZeroing has the maps of such layers."
+                    f"The attention of {record.name} sees the layer's tokens in windows, or in another order, where "
+                    f"{self.get_name()} cannot zero values. ValueZeroing has the maps of such layers."
                 )
-            model.zero_in(index, recording, call, select_heads(self.heads, index, len(layers), call.size[1]))
-            half.append(is_half(recording))
-            _, sources = valid_positions(recording, call)
-            ends.append(end_of_given(recording, call, tokens_of(inputs)))
-            groups = masks.of(call, ends[-1])
-            groups = torch.arange(call.size[3], device=sources.device).expand_as(sources) if groups is None else groups
+            model.zero_in(site, select_heads(self.heads, record.index, len(layers), site.shape.heads))
+            half.append(is_half(record))
+            ends.append(site.end_of_inputs(tokens_of(inputs)))
+            groups, sources = masks.of(site, ends[-1]), site.source_mask
+            if groups is None:
+                groups = torch.arange(site.shape.sources, device=sources.device).expand_as(sources)
             return groups.where(sources, -1)
 
         output, runs = model.run_clean(bind_forward(self.forward_func, inputs, additional_forward_args), compute)
@@ -162,7 +158,7 @@ class ValueZeroingEffect(ForwardPassAttribution):
         question.read(output, batch, 1)
         order = _order(members)
         effects = members.new_zeros(order.shape, dtype=torch.float32)
-        at_a_time = min(filter(None, (perturbations_per_eval, max(1, model.fit() - 1))))
+        at_a_time = min(filter(None, (perturbations_per_eval, max(1, model.copies_that_fit() - 1))))
         steps = list(_steps(order.shape[1], at_a_time))
         title = f"{self.get_name()} attribution"
         with progress(desc=title, total=len(steps)) if show_progress else NullProgress() as bar:

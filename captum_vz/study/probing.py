@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import Tensor, nn
 
-from captum_vz._engine.capture.forward_pass import run_and_record
-from captum_vz._engine.capture.records import LayerRecord
-from captum_vz._engine.numerics.tensors import first_tensor
+from captum_vz._engine import LayerRecord, first_tensor, run_and_record
 from captum_vz.metrics import BOUNDARIES, description_length, summarize
 from captum_vz.study._extra import pd
 from captum_vz.study.encoding import Encoded, pad
@@ -38,9 +36,9 @@ def target_states(
         def run(inputs: dict[str, Tensor] = inputs) -> Any:
             return model(**inputs)
 
-        def at_target(index: int, recording: LayerRecord, targets: Tensor = targets) -> Tensor:
+        def at_target(recording: LayerRecord, targets: Tensor = targets) -> Tensor:
             states = first_tensor(recording.output)
-            assert states is not None and states.ndim == 3, f"layer {index} does not return (batch, tokens, d)."
+            assert states is not None and states.ndim == 3, f"layer {recording.index} does not return (batch, tokens, d)."
             return states[torch.arange(len(states), device=states.device), targets].float().cpu()
 
         batches.append(torch.stack([states for _, states in run_and_record(run, layers, at_target)]))

@@ -1,1 +1,1 @@
-"""How fast the maps are, as ratios taken in one run: `python -m tests.benchmarks --help`. Run by hand."""
+"""How fast the maps are, as ratios of times in one run. Run by hand: `python -m tests.benchmarks --help`."""

@@ -1,4 +1,4 @@
-"""What the maps are measured against: the definition, run one token at a time, and the machine's own matrix product."""
+"""References for the time of the maps: the definition, one token at a time, and the machine's matrix product."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.benchmarks.models import Size
 
 
 def sequential(model: nn.Module, layers: list[nn.Module], size: Size, ids: Tensor) -> Callable[[], list[Tensor]]:
-    """The definition as the paper's code runs it: for each layer and each token, one more call of the layer."""
+    """The definition as in the paper's code: one more call of the layer for each layer and each token."""
 
     def run() -> list[Tensor]:
         calls: list[tuple[nn.Module, Any, Any, Tensor]] = []
@@ -50,9 +50,9 @@ def sequential(model: nn.Module, layers: list[nn.Module], size: Size, ids: Tenso
 def floor(
     size: Size, layers: int, pairs: int, dtype: torch.dtype, device: str, chunk: int, by_torch: bool = False
 ) -> Callable[[], None]:
-    """The last matrix on that many pairs, in chunks: what no exact map can do without.
+    """The feed-forward's last matrix on all pairs, in chunks: a lower bound, because every exact map needs it.
 
-    The fastest way known, or by torch's default product, which the definition and a plain forward pass multiply by.
+    The product is the package's fastest one, or (`by_torch`) torch's default, which a plain forward pass uses.
     """
     chunk = min(chunk, pairs)
     width, out = size.last
@@ -69,7 +69,7 @@ def floor(
 
 
 def highest_rate(dtype: torch.dtype, device: str) -> float:
-    """Operations a second of the largest product that is worth measuring, by the fastest way known: the peak."""
+    """Peak operations a second: those of a large matrix product, by the package's fastest product."""
     size = 2048 if device == "cpu" else 8192
     rows, weight = torch.randn(2, size, size, device=device).to(dtype)
     product = Product(weight, count=size)
@@ -77,5 +77,5 @@ def highest_rate(dtype: torch.dtype, device: str) -> float:
 
 
 def first(output: Any) -> Tensor:
-    """A layer returns its hidden states, or a tuple that begins with them."""
+    """The hidden states of a layer: its output, or the first entry of a tuple."""
     return output if isinstance(output, Tensor) else output[0]

@@ -13,11 +13,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 
 def medians(contenders: Mapping[str, Callable[[], Any]], rounds: int, device: str) -> dict[str, float]:
-    """Median seconds of each contender, all of them run in every round, in an order that alternates."""
+    """Median seconds of each contender. Every round runs all of them, in alternating order."""
     times: dict[str, list[float]] = {name: [] for name in contenders}
     with torch.no_grad():
         for run in contenders.values():
-            run()  # warms caches and allocators
+            run()  # warm up caches and allocators
         for number in range(rounds):
             names = list(contenders) if number % 2 == 0 else list(reversed(contenders))
             for name in names:
@@ -30,14 +30,14 @@ def medians(contenders: Mapping[str, Callable[[], Any]], rounds: int, device: st
 
 
 def operations(run: Callable[[], Any]) -> int:
-    """How many floating-point operations `run` takes, as torch counts them."""
+    """The number of floating-point operations of `run`, counted by torch."""
     with FlopCounterMode(display=False) as counter:
         run()
     return counter.get_total_flops()
 
 
 def peak_bytes(run: Callable[[], Any], device: str) -> int | None:
-    """How much more memory was in use at the highest moment of `run` than before it; None where it cannot be told."""
+    """Peak memory during `run`, minus the memory in use before it. None if this system does not report it."""
     with torch.no_grad():
         if device != "cpu":
             synchronize(device)
@@ -46,7 +46,7 @@ def peak_bytes(run: Callable[[], Any], device: str) -> int | None:
             run()
             return torch.cuda.max_memory_allocated() - before
         try:
-            Path("/proc/self/clear_refs").write_text("5")  # Linux: forget the highest resident size so far
+            Path("/proc/self/clear_refs").write_text("5")  # Linux: reset the peak resident size
         except OSError:
             return None
         before = _status("VmRSS")
@@ -62,6 +62,6 @@ def _status(field: str) -> int:
 
 
 def synchronize(device: str) -> None:
-    """Wait for the device: its work is queued, not done, when a call returns."""
+    """Wait until the device has done its work, because a call returns before that."""
     if device != "cpu":
         torch.cuda.synchronize()

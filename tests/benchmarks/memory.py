@@ -1,4 +1,4 @@
-"""How much memory the maps take, and that it does not grow with depth."""
+"""The memory that the maps take. It must not grow with the number of layers."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from tests.benchmarks.models import SIZES, build, token_ids
 
 
 def memory_by_depth(name: str, tokens: int, dtype: torch.dtype, device: str, threads: int) -> None:
-    """Peak memory of the maps of 3, 6 and 12 layers: it should not grow but by the maps themselves."""
+    """Print the peak memory of the maps of 3, 6 and 12 layers. Only the maps themselves may add to it."""
     peaks = []
     for depth in (3, 6, 12):
-        # In a process of its own: what an earlier run has freed may still be there to be used.
+        # In a process of its own, because memory that an earlier run freed may be used again.
         with multiprocessing.get_context("spawn").Pool(1) as pool:
             peak = pool.apply(memory, (name, tokens, dtype, device, threads, depth))
         peaks.append(f"{depth} layers " + ("unknown" if peak is None else f"{peak / 1e6:.0f} MB"))
@@ -23,7 +23,7 @@ def memory_by_depth(name: str, tokens: int, dtype: torch.dtype, device: str, thr
 
 
 def memory(name: str, tokens: int, dtype: torch.dtype, device: str, threads: int, depth: int) -> int | None:
-    """Bytes that the maps of so many layers take at their highest moment, beyond what a forward pass leaves."""
+    """Peak bytes of the maps of `depth` layers, beyond the memory in use after a forward pass."""
     torch.set_num_threads(threads)
     model = build(SIZES[name], dtype, device, depth)
     explain = ValueZeroing(model, SIZES[name].layers(model))

@@ -1,4 +1,4 @@
-"""Random models of real sizes: speed does not depend on what the weights are."""
+"""Random models of real sizes, because speed does not depend on the values of the weights."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from transformers import BertConfig, BertModel, GPT2Config, GPT2Model, LlamaConf
 
 @dataclass(frozen=True)
 class Size:
-    """A model, where its layers are, how a value row is zeroed by hand, and the feed-forward's last matrix."""
+    """How to build a model, find its layers and zero a value row; and the size of the feed-forward's last matrix."""
 
     build: Callable[[int | None], nn.Module]
     layers: Callable[[nn.Module], list[nn.Module]]
@@ -85,7 +85,7 @@ SIZES = {
 
 
 def build(size: Size, dtype: torch.dtype, device: str, depth: int | None = None) -> nn.Module:
-    """A random model in eval mode. It is drawn on the CPU from a fixed seed."""
+    """A random model in eval mode, drawn on the CPU from a fixed seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return size.build(depth).eval().requires_grad_(False).to(device, dtype)

@@ -73,6 +73,64 @@ class Block(nn.Module):
         return x + self.feed_forward(self.norm(x))
 
 
+class Projections(nn.Module):
+    """The linear layers of an attention module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.value, self.output = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
+
+    def heads(self, x: Tensor) -> list[Tensor]:
+        return [one(x).unflatten(-1, (HEADS, -1)).transpose(1, 2) for one in (self.query, self.key, self.value)]
+
+
+def block_of(attention: nn.Module) -> Block:
+    """A block with another attention."""
+    block = Block()
+    block.attention = attention
+    return block.double().eval()
+
+
+class Reader(SelfAttention):
+    """A cross-attention by itself."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None, memory: Tensor | None = None) -> Tensor:
+        read = x if memory is None else memory
+        given = ((self.query, x), (self.key, read), (self.value, read))
+        parts = [linear(one).unflatten(-1, (HEADS, -1)).transpose(1, 2) for linear, one in given]
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
+        return x + self.output(attend(self, *parts, mask)[0].flatten(2))
+
+
+class Conditioned(Block):
+    """Takes one more tensor, and lets `use` say what becomes of it behind the attention."""
+
+    def __init__(self, use: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.use = use
+
+    def forward(self, x: Tensor, condition: Tensor, mask: Tensor | None = None) -> Tensor:
+        x = self.use(x + self.attention(self.attention_norm(x), mask), condition)
+        return x + self.feed_forward(self.norm(x))
+
+
+def scale_each_position(x: Tensor, condition: Tensor) -> Tensor:
+    return x * condition
+
+
+class Halves(Block):
+    """A block that attends in two halves of the sequence, `prepare` acting on it before."""
+
+    def __init__(self, prepare: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.prepare = prepare
+
+    def forward(self, x: Tensor) -> Tensor:
+        halves = self.prepare(self.attention_norm(x)).reshape(-1, x.shape[1] // 2, x.shape[2])
+        x = x + self.attention(halves).reshape(x.shape)
+        return x + self.feed_forward(self.norm(x))
+
+
 class TwoByTwo(nn.Module):
     """Takes examples in pairs, and cannot run a single one; with `handed_on`, each hears the other of its pair."""
 
@@ -190,8 +248,8 @@ def zeroed_one_by_one(
     for source in range(x.shape[1]):
 
         def zero(module: nn.Module, inputs: Any, values: Tensor, source: int = source) -> Tensor:
-            values = values.clone()
-            values[:, source] = 0
+            values = values.clone(memory_format=torch.contiguous_format)
+            values.view(len(x), -1, values.shape[-1])[:, source] = 0  # in windows, too
             return values
 
         with block.get_submodule(value).register_forward_hook(zero):

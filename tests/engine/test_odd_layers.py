@@ -19,10 +19,13 @@ from tests.engine.blocks import (
     HEADS,
     WIDTH,
     Block,
+    Conditioned,
+    Reader,
     SelfAttention,
     direction,
     eager_attention_forward,
     mask_of_window,
+    scale_each_position,
     sequences,
     zeroed_one_by_one,
 )
@@ -221,24 +224,8 @@ def test_a_layer_may_be_the_attention_module_itself(layer: str) -> None:
             ValueZeroing(block, block.attention.output).attribute(x)
 
 
-class Conditioned(Block):
-    """Takes one more tensor, and lets `use` say what becomes of it behind the attention."""
-
-    def __init__(self, use: Callable[[Tensor, Tensor], Tensor]) -> None:
-        super().__init__()
-        self.use = use
-
-    def forward(self, x: Tensor, condition: Tensor, mask: Tensor | None = None) -> Tensor:
-        x = self.use(x + self.attention(self.attention_norm(x), mask), condition)
-        return x + self.feed_forward(self.norm(x))
-
-
 def scale_each_example(x: Tensor, condition: Tensor) -> Tensor:
     return x * condition[:, None, :]
-
-
-def scale_each_position(x: Tensor, condition: Tensor) -> Tensor:
-    return x * condition
 
 
 def scale_by_column(x: Tensor, condition: Tensor) -> Tensor:
@@ -302,17 +289,6 @@ def test_tokens_that_do_not_see_themselves_are_no_padding(tokens: int) -> None:
     layer_map = ValueZeroing(block, block).attribute((x, mask))
     assert_same(layer_map, expected)
     assert not layer_map.diagonal(dim1=1, dim2=2).any()
-
-
-class Reader(SelfAttention):
-    """A cross-attention by itself."""
-
-    def forward(self, x: Tensor, mask: Tensor | None = None, memory: Tensor | None = None) -> Tensor:
-        read = x if memory is None else memory
-        given = ((self.query, x), (self.key, read), (self.value, read))
-        parts = [linear(one).unflatten(-1, (HEADS, -1)).transpose(1, 2) for linear, one in given]
-        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
-        return x + self.output(attend(self, *parts, mask)[0].flatten(2))
 
 
 @pytest.mark.parametrize(("tokens", "sources"), [(5, 5), (5, 8), (8, 5)])

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from captum_vz import ValueZeroing, ValueZeroingRollout
-from tests.engine.blocks import WIDTH, Block, sequences
-from tests.engine.test_windows import Halves
+from tests.engine.blocks import WIDTH, Block, Halves, sequences
 
 
 class Remembers(nn.Module):

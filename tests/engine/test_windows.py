@@ -30,6 +30,7 @@ from tests.engine.blocks import (
     HEADS,
     WIDTH,
     Block,
+    Halves,
     SelfAttention,
     Stopping,
     eager_attention_forward,
@@ -382,19 +383,6 @@ def test_an_attention_that_is_given_its_values_apart(tokens: int, sources: int, 
     expected = torch.stack(columns, dim=-1)
     assert (expected.sum(-1) > 1e-6).all()
     assert_same(ValueZeroing(model, model.attention, normalize=False).attribute(given), expected)
-
-
-class Halves(Block):
-    """A block that attends in two halves of the sequence, `prepare` acting on it before."""
-
-    def __init__(self, prepare: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.prepare = prepare
-
-    def forward(self, x: Tensor) -> Tensor:
-        halves = self.prepare(self.attention_norm(x)).reshape(-1, x.shape[1] // 2, x.shape[2])
-        x = x + self.attention(halves).reshape(x.shape)
-        return x + self.feed_forward(self.norm(x))
 
 
 REFUSED = {

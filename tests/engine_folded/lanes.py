@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from captum_vz import ValueZeroing
 from captum_vz._engine import value_zeroing
-from captum_vz._engine.numerics.tolerance import CannotReplay
+from captum_vz._engine.numerics.tolerance import CannotReplayError
 from tests.reference import FAMILIES, Case
 from tests.reference.inputs import noise, padded_tokens
 
@@ -30,7 +30,7 @@ class Lanes:
         def counted(*args: Any) -> Tensor:
             try:
                 scores = value_zeroing._folded_pairs(*args)
-            except CannotReplay as error:
+            except CannotReplayError as error:
                 self.reasons.add(str(error))
                 raise
             self.used += 1

@@ -1,1 +1,1 @@
-"""A sweep over transformers itself: every model type against a twin that reruns the layer with one value row zeroed."""
+"""A sweep over the model types of transformers: maps are compared with reruns of a layer with one value row zeroed."""

@@ -1,4 +1,4 @@
-"""Tiny configs of any model type: the numeric fields of its default config, shrunk by their names."""
+"""Tiny configs of any model type: numeric fields of the default config are shrunk by rules for their names."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ VOCABULARY = 128
 IMAGE = 64
 PATCH = 16
 
-# (the name of a field, what becomes of its value), first match wins; lists are shrunk entry by entry.
+# (pattern of a field's name, its new value); the first match counts; lists are shrunk entry by entry.
 RULES: list[tuple[str, Any]] = [
     (r"(^|_)(in_chan\w*|num_channels|channels|audio_channels|mask_input_channels|in_channels)$", lambda v: v),
     (r"type_vocab|kernel|stride|padding|dilation|ratio|factor|frequency|interval|_every_|_step$", lambda v: v),
@@ -46,7 +46,7 @@ RULES: list[tuple[str, Any]] = [
     (r"(size|dim|dims|width|channels|rank|n_embd|d_model|units|hidden|d_ff)$", lambda v: min(v, WIDTH)),
 ]
 SPECIAL = re.compile(r"(token_id|token_index|_idx|_index|eos|bos|pad)$")
-# What a shallow model keeps.
+# The fields that a shallow model keeps.
 WIDTHS = (
     r"^(?!.*(vocab|image_size))"
     r".*(size|dim|width|channels|rank|n_embd|d_model|units|hidden|d_ff|heads|n_head|ffn|d_kv|^d_|rope)"
@@ -55,7 +55,7 @@ KEPT = {"transformers_version", "id2label", "label2id", "torch_dtype", "dtype", 
 
 
 def tiny_config(model_type: str, shallow: bool = False) -> PreTrainedConfig:
-    """The config of a small model of this type; `shallow` shrinks no widths."""
+    """The config of a small model of this type; `shallow` keeps all widths."""
     config_class = CONFIG_MAPPING[model_type]
     fields = _shrunk(config_class(), shallow)
     return config_class(**_merged(fields, EXCEPTIONS.get(model_type, {})))
@@ -65,16 +65,16 @@ def _merged(fields: dict[str, Any], exceptions: dict[str, Any]) -> dict[str, Any
     merged = dict(fields)
     for name, value in exceptions.items():
         nested = isinstance(value, dict) and isinstance(merged.get(name), dict)
-        merged[name] = _merged(merged[name], value) if nested else deepcopy(value)  # configs change what they are given
+        merged[name] = _merged(merged[name], value) if nested else deepcopy(value)  # configs change their arguments
     return merged
 
 
 def _shrunk(config: PreTrainedConfig, shallow: bool) -> dict[str, Any]:
-    """The fields of a config that change, nested configs as dicts."""
+    """The fields of a config that change. Nested configs become dicts."""
     fields: dict[str, Any] = {}
     special = iter(range(VOCABULARY - 60, VOCABULARY))
     default = vars(config)
-    stock = vars(type(config)())  # what is left out of a nested config becomes what its class says, not its parent
+    stock = vars(type(config)())  # a nested config takes omitted fields from its own class
     for name, value in default.items():
         if name.startswith("_") or name in KEPT:
             continue
@@ -99,7 +99,7 @@ def _shrunk(config: PreTrainedConfig, shallow: bool) -> dict[str, Any]:
 
 
 def _keep_relations(default: dict[str, Any], fields: dict[str, Any]) -> None:
-    """What is equal, or a sum, in the default stays so."""
+    """Keep fields equal to others, or sums of others, if they are in the default config."""
 
     def was(name: str) -> Any:
         return default.get(name)
@@ -130,7 +130,7 @@ def _keep_relations(default: dict[str, Any], fields: dict[str, Any]) -> None:
 
 
 def _kinds(layers: list[Any]) -> list[Any]:
-    """Each kind of layer once, in order of appearance, and two layers at least."""
+    """Each kind of layer once, in the order of the config, and at least two layers."""
     kinds = list(dict.fromkeys(layers))
     return kinds if len(kinds) >= LAYERS else kinds * LAYERS
 

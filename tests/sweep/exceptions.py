@@ -1,11 +1,11 @@
-"""What the names of a config's fields do not tell, a row for each model type that needs one."""
+"""Fields that the rules of `configs` shrink wrongly, by model type."""
 
 from __future__ import annotations
 
 from typing import Any
 
 DEFAULT_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
-# Rotary embeddings in three sections for heads of 16.
+# Rotary embeddings in three sections, for heads of 16 features.
 SECTIONS = {"rope_parameters": {**DEFAULT_ROPE, "mrope_section": [4, 2, 2]}}
 HALF_SECTIONS = {"rope_parameters": {**DEFAULT_ROPE, "partial_rotary_factor": 0.5, "mrope_section": [2, 1, 1]}}
 EXPERTS = {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1}

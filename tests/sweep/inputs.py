@@ -1,4 +1,7 @@
-"""Inputs for any model, told by the names of what its forward takes: three examples, padded where there is a mask."""
+"""Inputs for any model, chosen by the names of the arguments of its `forward`.
+
+Texts are three sentences of different lengths. They are padded if the model takes a mask.
+"""
 
 from __future__ import annotations
 
@@ -9,31 +12,33 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-LENGTHS = (7, 5, 4)
-TOKENS = max(LENGTHS)
+# How many tokens each sentence of a batch has.
+SHORT = (7, 5, 4)
+LONG = (36, 29, 20)
 WAVE = 4000
 FRAMES = 64
 PATCH = 16
 
 
-def candidate_inputs(model: nn.Module) -> Iterator[dict[str, Any]]:
-    """The inputs that a forward with these arguments may take, the likeliest first."""
+def candidate_inputs(model: nn.Module, lengths: tuple[int, ...] = SHORT) -> Iterator[dict[str, Any]]:
+    """Inputs that the model's `forward` may take, the most likely ones first."""
     names = inspect.signature(model.forward).parameters
     config = getattr(model, "config", None)
-    texts = list(_texts(names, config))
+    mask = padding_mask(lengths)
+    texts = list(_texts(names, config, mask))
     pictures = [*_patches(names, config), *_pictures(names, config)]
     sounds = list(_sounds(names, config))
     extra = {"use_cache": False} if "use_cache" in names else {}
     both = [other | _first(text, other) for other in (*pictures, *sounds) for text in texts]
     for parts in (texts, both):
-        yield from (part | _decoder(names, config, part) | extra for part in parts)
-    for parts in (pictures, sounds, _series(names, config), _embeddings(names, config)):
-        yield from (part | _decoder(names, config, part) | extra for part in parts)
+        yield from (part | _decoder(names, config, part, mask) | extra for part in parts)
+    for parts in (pictures, sounds, _series(names, config), _embeddings(names, config, mask)):
+        yield from (part | _decoder(names, config, part, mask) | extra for part in parts)
 
 
-def padding_mask() -> Tensor:
-    """Ones for the tokens of each example, zeros behind them, `(batch, tokens)`."""
-    return torch.tensor([[int(place < length) for place in range(TOKENS)] for length in LENGTHS])
+def padding_mask(lengths: tuple[int, ...]) -> Tensor:
+    """Ones for the tokens of each sentence, zeros for the padding after them, `(batch, tokens)`."""
+    return (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]).long()
 
 
 def _tokens(seed: int, mask: Tensor, pad: int) -> Tensor:
@@ -42,7 +47,7 @@ def _tokens(seed: int, mask: Tensor, pad: int) -> Tensor:
 
 
 def _first(text: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """As many of the texts as there are pictures or sounds beside them."""
+    """The first texts, as many as the batch has images or sounds."""
     return {name: value[: len(next(iter(other.values())))] for name, value in text.items()}
 
 
@@ -51,7 +56,7 @@ def _noise(*shape: int) -> Tensor:
 
 
 def _value(config: Any, *names: str, default: Any = None) -> Any:
-    """The first of these fields that a config or one of its nested configs has."""
+    """The first of these fields that the config or a nested config has."""
     nested = [value for value in vars(config).values() if hasattr(value, "to_dict")] if config is not None else []
     for one in (config, *nested):
         for name in names:
@@ -66,30 +71,29 @@ def _pad(config: Any) -> int:
     return pad if isinstance(pad, int) and 0 <= pad < 128 else 0
 
 
-def _texts(names: Any, config: Any) -> Iterator[dict[str, Any]]:
+def _texts(names: Any, config: Any, mask: Tensor) -> Iterator[dict[str, Any]]:
     if "input_ids" not in names:
         return
-    mask = padding_mask()
     text: dict[str, Any] = {"input_ids": _tokens(1, mask, _pad(config))}
     if "attention_mask" in names:
         text["attention_mask"] = mask
     if "bbox" in names:
         corners = torch.tensor([1, 2, 5, 9]).expand(*mask.shape, 4)
-        # Beside the boxes of patches they are fractions of a page.
+        # Models that also take boxes of patches expect fractions of a page.
         text["bbox"] = corners / 10 if "visual_bbox" in names else corners
     yield text
     yield {"input_ids": text["input_ids"]}
     codes = _value(config, "n_codes_total", "num_channels")
-    if isinstance(codes, int):  # sounds, as a token of each codebook
+    if isinstance(codes, int):  # a sound is one token of each codebook
         codebook = {"codebook_idx": codes - 1} if "codebook_idx" in names else {}
         yield text | {"input_ids": text["input_ids"][..., None].expand(-1, -1, codes)} | codebook
 
 
-def _decoder(names: Any, config: Any, inputs: dict[str, Any]) -> dict[str, Any]:
+def _decoder(names: Any, config: Any, inputs: dict[str, Any], mask: Tensor) -> dict[str, Any]:
     if "decoder_input_ids" not in names:
         return {}
     batch = len(next(iter(inputs.values())))
-    mask = padding_mask()[:batch, :6].flip(0)
+    mask = mask[:batch, :-1].flip(0)  # not as long as the encoder's sentences
     decoder: dict[str, Any] = {"decoder_input_ids": _tokens(2, mask, _pad(config))}
     if "decoder_attention_mask" in names:
         decoder["decoder_attention_mask"] = mask
@@ -97,7 +101,7 @@ def _decoder(names: Any, config: Any, inputs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _patches(names: Any, config: Any) -> Iterator[dict[str, Any]]:
-    """Two pictures of 4 by 4 patches, one behind the other in one sequence, or padded to the same number of patches."""
+    """Two images of 4 by 4 patches, either joined in one sequence or padded to the same number of patches."""
     pixels = next((name for name in ("pixel_values", "hidden_states") if name in names), None)
     channels = _value(config, "in_channels", "num_channels", "in_chans", default=3)
     side = _value(config, "patch_size", default=PATCH)
@@ -132,14 +136,14 @@ def _pictures(names: Any, config: Any) -> Iterator[dict[str, Any]]:
     height, width = size if isinstance(size, list | tuple) else (size, size)
     channels = _value(config, "num_channels", "in_channels", "in_chans", default=3)
     channels = channels if isinstance(channels, int) else 3
-    height = width if "prompt_masks" in names else height  # where a picture has its prompt above it
+    height = width if "prompt_masks" in names else height  # the model puts the prompt above the image
     prompt = {prompt: _noise(2, channels, height, width) for prompt in ("prompt_pixel_values", "prompt_masks")}
     yield {name: _noise(2, channels, height, width)} | {key: value for key, value in prompt.items() if key in names}
     frames = _value(config, "num_frames", "frames_per_clip", default=4)
     yield {name: _noise(2, frames, channels, height, width)}
     yield {name: _noise(2, channels, 128, 128)}
     yield {name: _noise(2, 2, channels, 128, 128)}
-    yield {name: _noise(frames, channels, height, width)}  # the frames of one film
+    yield {name: _noise(frames, channels, height, width)}  # the frames of one video
 
 
 def _sounds(names: Any, config: Any) -> Iterator[dict[str, Any]]:
@@ -157,7 +161,7 @@ def _sounds(names: Any, config: Any) -> Iterator[dict[str, Any]]:
         yield {"input_features": _noise(2, FRAMES, mels)} | (short if "attention_mask" in names else {})
         yield {"input_features": _noise(2, mels, 2 * seconds)}
         yield {"input_features": _noise(2, mels, FRAMES)}
-        for bins in (128, 4 * mels):  # what no config says, and frames that are stacked
+        for bins in (128, 4 * mels):  # a width that no config names; four frames in one
             yield {"input_features": _noise(2, FRAMES, bins)} | (short if "attention_mask" in names else {})
         if "input_features_mask" in names:
             for frames in (FRAMES, 2 * seconds, 4 * _value(config, "n_window", default=FRAMES)):
@@ -165,12 +169,12 @@ def _sounds(names: Any, config: Any) -> Iterator[dict[str, Any]]:
                 yield {"input_features": _noise(2, mels, frames), "input_features_mask": valid}
                 yield {"input_features": _noise(2, frames, mels), "input_features_mask": valid}
             yield {"input_features": _noise(2, frames, 7 * mels), "input_features_mask": valid}
-        if "feature_lens" in names:  # one sound behind the other
+        if "feature_lens" in names:  # both sounds in one sequence
             yield {"input_features": _noise(mels, FRAMES + 40), "feature_lens": torch.tensor([FRAMES, 40])}
 
 
 def _series(names: Any, config: Any) -> Iterator[dict[str, Any]]:
-    """Values in the past, and those to be foretold."""
+    """Past and future values of a time series."""
     if "past_values" not in names:
         return
     if "past_values_padding" in names:
@@ -190,12 +194,13 @@ def _series(names: Any, config: Any) -> Iterator[dict[str, Any]]:
     }
 
 
-def _embeddings(names: Any, config: Any) -> Iterator[dict[str, Any]]:
+def _embeddings(names: Any, config: Any, mask: Tensor) -> Iterator[dict[str, Any]]:
     width = _value(config, "hidden_size", "d_model", "embed_dim", default=64)
     for name in ("inputs_embeds", "hidden_states", "query_embeds", "inputs"):
         if name in names and isinstance(width, int):
-            mask = {"attention_mask": padding_mask()} if "attention_mask" in names else {}
+            padding = {"attention_mask": mask} if "attention_mask" in names else {}
+            batch, tokens = mask.shape
             read = _value(config, "encoder_hidden_size", default=width)
-            encoder = {"encoder_hidden_states": _noise(3, 9, read)} if name == "query_embeds" else {}
-            yield {name: _noise(3, TOKENS, width)} | mask | encoder
-            yield {name: _noise(3, TOKENS, width)} | encoder
+            encoder = {"encoder_hidden_states": _noise(batch, 9, read)} if name == "query_embeds" else {}
+            yield {name: _noise(batch, tokens, width)} | padding | encoder
+            yield {name: _noise(batch, tokens, width)} | encoder

@@ -1,6 +1,8 @@
-"""One model type of the sweep: build it, find its stacks, compare the layers of each with the twin."""
+"""One model type of the sweep: build a model, find its stacks, compare their layers with the twin."""
 
 from __future__ import annotations
+
+from contextlib import nullcontext
 
 import torch
 from torch import nn
@@ -8,30 +10,40 @@ from transformers import PreTrainedModel
 
 from captum_vz import find_layers
 from tests.sweep.compare import compare, describe
+from tests.sweep.inputs import LONG, SHORT
 from tests.sweep.models import small_models, working_inputs
+from tests.sweep.replays import folding_threshold
 from tests.sweep.rows import Row
 from tests.sweep.twin import record
 
 
-def sweep_type(model_type: str) -> list[Row]:
-    """All the rows of one model type."""
+def sweep_type(model_type: str, long: bool = False) -> list[Row]:
+    """All rows of one model type, for sentences of seven tokens or for `long` ones, with folding wherever possible."""
+    with folding_threshold(on=False) if long else nullcontext():
+        return _sweep_type(model_type, long)
+
+
+def _sweep_type(model_type: str, long: bool) -> list[Row]:
     rows: list[Row] = []
     models = small_models(model_type)
     while True:
         try:
             model = next(models, None)
-        except Exception as error:  # whatever a constructor may raise on sizes it was not meant for
+        except Exception as error:  # a constructor may raise anything on sizes that do not fit
             return rows or [Row(model_type, "", "not built", note=describe(error))]
         if model is None:
             return rows
-        found = sweep_model(model_type, model)
+        found = sweep_model(model_type, model, long)
         rows = rows or found
         if any(row.outcome != "not run" for row in found):
             return found
 
 
-def sweep_model(model_type: str, model: nn.Module) -> list[Row]:
-    """A row for every stack: run by the model itself where its inputs reach it, else by the part that holds it."""
+def sweep_model(model_type: str, model: nn.Module, long: bool) -> list[Row]:
+    """A row for every stack.
+
+    The model itself runs the stack if its inputs reach it, else the submodule that holds the stack.
+    """
     rows: list[Row] = []
     done: set[nn.Module] = set()
     missed: dict[Row, list[nn.Module]] = {}
@@ -45,10 +57,10 @@ def sweep_model(model_type: str, model: nn.Module) -> list[Row]:
                 missed[Row(model_type, "", "no layers", note=describe(error))] = []
             continue
         stacks = {stack: layers for stack, layers in stacks.items() if not done.intersection(layers)}
-        inputs, problem = working_inputs(part) if stacks else ({}, None)
+        inputs, problem = working_inputs(part, LONG if long else SHORT) if stacks else ({}, None)
 
         def forward(part: nn.Module = part, **inputs: object) -> object:
-            torch.manual_seed(0)  # some models choose at random what they mask
+            torch.manual_seed(0)  # some models mask tokens at random
             return part(**inputs)
 
         for stack, layers in stacks.items():
@@ -56,7 +68,7 @@ def sweep_model(model_type: str, model: nn.Module) -> list[Row]:
             runs = record(lambda inputs=inputs: forward(**inputs), layers) if inputs else []
             if runs:
                 done.update(layers)
-                found = [row for run in runs for row in compare(model_type, label, forward, inputs, run)]
+                found = [row for run in runs for row in compare(model_type, label, forward, inputs, run, long)]
                 rows += worst_of_each_kind(found)
             else:
                 note = describe(problem) if problem else "its inputs do not reach it"
@@ -68,7 +80,7 @@ def sweep_model(model_type: str, model: nn.Module) -> list[Row]:
 
 
 def stacks_of(model: nn.Module) -> dict[str, list[nn.Module]]:
-    """The layers of each stack of a model, by its name."""
+    """The layers of each stack of a model, by the stack's name."""
     try:
         return {"": find_layers(model)}
     except AssertionError:
@@ -84,10 +96,10 @@ def stacks_of(model: nn.Module) -> dict[str, list[nn.Module]]:
 
 
 def worst_of_each_kind(rows: list[Row]) -> list[Row]:
-    """Of the layers of a stack, one row for each outcome and way of replay: that with the largest difference."""
-    worst: dict[tuple[str, str, str], Row] = {}
+    """Of the layers of a stack, the row with the largest difference for each outcome and replay, folded or not."""
+    worst: dict[tuple[str, str, str, str], Row] = {}
     for row in rows:
-        key = row.stack, row.outcome, row.way
+        key = row.stack, row.outcome, row.way, row.folds
         if key not in worst or (row.difference or 0) > (worst[key].difference or 0):
             worst[key] = row
     return list(worst.values())

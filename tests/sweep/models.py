@@ -1,4 +1,4 @@
-"""A small random model of any type, and inputs that it takes."""
+"""A small random model of any type, and inputs for it."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from torch import nn
 from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
 from tests.sweep.configs import tiny_config
-from tests.sweep.inputs import candidate_inputs
+from tests.sweep.inputs import SHORT, candidate_inputs
 
 LARGEST = 200_000_000  # parameters
 
 
 def small_models(model_type: str) -> Iterator[nn.Module]:
-    """Models of this type: first one of tiny width, then one that is only shallow.
+    """Models of this type: first a narrow one, then one of full width with few layers.
 
     Raises:
-        Exception: Whatever the constructors raise, if none can be built.
+        Exception: The constructor's error, if no model can be built.
     """
     problem = None
     for shallow in (False, True):
         try:
             model = _build(model_type, shallow)
-        except Exception as error:  # sizes that do not fit together fail in any manner
+        except Exception as error:  # a constructor may raise anything on sizes that do not fit
             problem = problem or error
             continue
         yield model
@@ -50,7 +50,7 @@ def _build(model_type: str, shallow: bool) -> nn.Module:
 
 @torch.no_grad()
 def randomise(model: nn.Module) -> None:
-    """Weights at which attention matters: products keep the size of what they are given, norms scale by about one."""
+    """Draw weights with which attention matters: matrices keep the size of their input, norms scale by about one."""
     generator = torch.Generator().manual_seed(0)
     for name, parameter in model.named_parameters():
         if not parameter.is_floating_point():
@@ -66,14 +66,16 @@ def randomise(model: nn.Module) -> None:
             parameter.copy_(noise)
 
 
-def working_inputs(model: nn.Module) -> tuple[dict[str, Any], Exception | None]:
-    """The first inputs that the model runs on, or none, and what it said to the likeliest."""
+def working_inputs(
+    model: nn.Module, lengths: tuple[int, ...] = SHORT
+) -> tuple[dict[str, Any], Exception | None]:
+    """The first inputs that the model runs on; if there are none, {} and the error of the most likely ones."""
     problem: Exception | None = None
-    for inputs in candidate_inputs(model):
+    for inputs in candidate_inputs(model, lengths):
         try:
             with torch.no_grad():
                 model(**inputs)
             return inputs, None
-        except Exception as error:  # inputs that do not fit fail in any manner
+        except Exception as error:  # a model may raise anything on inputs that do not fit
             problem = problem or error
-    return {}, problem or ValueError("no inputs are known for what its forward takes")
+    return {}, problem or ValueError("the sweep knows no inputs for the arguments of its forward")

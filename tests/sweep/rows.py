@@ -1,7 +1,8 @@
-"""What the sweep found, a row for each stack of each model type, and the table that it is written to."""
+"""The rows of the sweep, one for each stack of each model type, and the two tables that they are written to."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -9,25 +10,40 @@ from pathlib import Path
 
 from torch import Tensor
 
+from tests.sweep.replays import PACKED
+
 RESULTS = Path(__file__).with_name("RESULTS.md")
 
+TITLE = "# Value Zeroing on every model type of transformers"
+SHORT_HEADING = "## Sentences of seven tokens"
+LONG_HEADING = "## Sentences of 36, 29 and 20 tokens"
+
 OUTCOMES = {
-    "agrees": "the map equals the twin's to 1e-4 of its largest score, and so do those of words and of a head",
-    "disagrees": "it does not: a bug",
+    "agrees": "the map equals the twin's to 1e-4 of its largest score, and so do the maps of words and of one head",
+    "disagrees": "the map differs from the twin's: a bug",
     "fails": "captum_vz raises an error that does not say why: a bug",
-    "refused": "captum_vz raises the error that is given, and returns no number",
-    "other form": "neither captum_vz, which raises an error, nor the twin finds softmaxed weights times values: its "
-    "layers attend in buckets or approximations (Reformer, MRA), linearly, or not at all",
-    "no twin": "captum_vz answers, but the twin cannot rerun the layer or cannot see one attention in it",
+    "refused": "captum_vz raises the error shown, and returns no number",
+    "other form": "captum_vz raises an error, and the twin finds no softmaxed weights times values either: the layers "
+    "attend in buckets, by approximation (Reformer, MRA), linearly, or not at all",
+    "no twin": "captum_vz returns a map, but the twin cannot rerun the layer or finds no single attention in it",
+    "other replay": "the layer is not replayed as packed pairs, so it cannot fold; it is not compared again",
     "no layers": "find_layers finds no stack of layers with attention, and says so",
     "not run": "the sweep has no inputs that reach the stack",
-    "not built": "the sweep has no config for which the model can be built small here",
+    "not built": "the sweep has no config for a small model of this type",
+}
+BUGS = ("disagrees", "fails")
+
+# How much of the folded replay a layer gets.
+FOLDED = {
+    "yes": "some layer folds as users have it",
+    "no threshold": "some layer folds, but only with the threshold off, because these models are tiny",
+    "never": "no layer folds",
 }
 
 
 @dataclass(eq=False)
 class Row:
-    """One line of the table: a stack of a model type."""
+    """One line of a table: a stack of a model type."""
 
     model_type: str
     stack: str
@@ -35,22 +51,30 @@ class Row:
     way: str = ""
     difference: float | None = None
     note: str = ""
+    folds: str = ""  # a key of FOLDED, or "" in the sweep of short sentences
 
     def judge(self, pairs: list[tuple[Tensor, Tensor]], tolerance: float) -> None:
-        """Whether scores are the twin's: `pairs` of some that were found and what was expected."""
+        """Set the outcome from pairs of scores: those of captum_vz, and those of the twin."""
         largest = max(expected.abs().max().item() for _, expected in pairs)
         self.difference = max((found - expected).abs().max().item() for found, expected in pairs) / largest
         self.outcome = "agrees" if self.difference <= tolerance else "disagrees"
 
     def __str__(self) -> str:
         difference = "" if self.difference is None else f"{self.difference:.1e}"
-        return f"{self.model_type:28} {self.stack:28} {self.outcome:12} {self.way:25} {difference:8} {self.note}"
+        cells = f"{self.model_type:28} {self.stack:28} {self.outcome:12} {self.way:25} {difference:8}"
+        return f"{cells} {self.folds:12} {self.note}" if self.folds else f"{cells} {self.note}"
+
+    def line(self, long: bool) -> str:
+        """The row in Markdown."""
+        difference = "" if self.difference is None else f"{self.difference:.0e}"
+        cells = [self.model_type, self.stack, self.outcome, self.way, difference]
+        cells += [self.folds] * long + [self.note.replace("|", "\\|")]
+        return "| " + " | ".join(cells) + " |"
 
 
 def outcomes_of_types(rows: Iterable[Row]) -> dict[str, str]:
-    """One outcome for each model type: a bug, if any stack shows one, else its best."""
-    bugs = ["disagrees", "fails"]
-    ranks = [*bugs, *(outcome for outcome in OUTCOMES if outcome not in bugs)]
+    """One outcome for each model type: a bug, if any of its stacks has one, else the best outcome of its stacks."""
+    ranks = [*BUGS, *(outcome for outcome in OUTCOMES if outcome not in BUGS)]
     by_type: dict[str, str] = {}
     for row in rows:
         before = by_type.get(row.model_type, row.outcome)
@@ -58,35 +82,106 @@ def outcomes_of_types(rows: Iterable[Row]) -> dict[str, str]:
     return by_type
 
 
-def write_table(rows: list[Row], versions: str) -> None:
-    """Write all rows to RESULTS.md, those that agree first."""
+def folding_of_types(rows: Iterable[Row]) -> dict[str, str]:
+    """How far each model type folds: that of its row that folds best."""
+    by_type: dict[str, str] = {}
+    for row in rows:
+        if row.folds:
+            before = by_type.get(row.model_type, row.folds)
+            by_type[row.model_type] = min(before, row.folds, key=list(FOLDED).index)
+    return by_type
+
+
+def reasons(rows: Iterable[Row]) -> dict[str, list[str]]:
+    """The model types that never fold, by the reason that the folded replay gave."""
+    rows = list(rows)
+    never = {model_type for model_type, folds in folding_of_types(rows).items() if folds == "never"}
+    by_reason: dict[str, list[str]] = {}
+    for row in rows:
+        if row.model_type in never and row.folds:
+            # Amounts differ between types.
+            types = by_reason.setdefault(re.sub(r"\d\.\de[+-]\d+", "some amount", row.note), [])
+            if row.model_type not in types:
+                types.append(row.model_type)
+    return dict(sorted(by_reason.items(), key=lambda item: -len(item[1])))
+
+
+def packed_types() -> list[str]:
+    """The model types with a stack that is replayed as packed pairs, from the first table of RESULTS.md."""
+    rows = (line.strip("| ").split(" | ") for line in _section(SHORT_HEADING).splitlines())
+    packed = [cells[0] for cells in rows if len(cells) > 3 and cells[3].startswith(PACKED)]
+    if not packed:
+        raise SystemExit(f"{RESULTS.name} names no type that is packed: run `python -m tests.sweep` first.")
+    return list(dict.fromkeys(packed))
+
+
+def write_table(rows: list[Row], long: bool, versions: str) -> None:
+    """Write one table to RESULTS.md. The other table stays as it is."""
+    sections = {heading: _section(heading) for heading in (SHORT_HEADING, LONG_HEADING)}
+    sections[LONG_HEADING if long else SHORT_HEADING] = _written(rows, long, versions)
+    RESULTS.write_text("\n\n".join(filter(None, (TITLE, INTRODUCTION, *sections.values()))) + "\n")
+
+
+INTRODUCTION = """\
+The sweep builds a small random float32 model of each type in `MODEL_MAPPING`. It runs it on a batch, with padding if \
+the model takes a mask. It compares each layer's map with a twin that reruns the layer with one value row zeroed. It \
+then compares the scores of words of two tokens, and the scores of words in the last head alone (except for windows). \
+The difference is the largest one, divided by the largest score.
+
+A type with several stacks counts once. It counts as disagreeing or failing if any of its stacks does, else by its \
+best outcome. A stack whose layers are replayed in several ways has a row for each way.
+
+There are four ways of replay: packed pairs of tokens; packed pairs with only the attention function answered, \
+because the attention module does more than to project; whole sequences; and windows. Windows means the whole batch, \
+where a layer sees its tokens in windows or in another order."""
+
+
+def _section(heading: str) -> str:
+    """The text of one table in RESULTS.md with its heading, or "" if there is none."""
+    text = RESULTS.read_text() if RESULTS.exists() else ""
+    return next((part.strip() for part in re.split(r"(?m)^(?=## )", text) if part.startswith(f"{heading}\n")), "")
+
+
+def _written(rows: list[Row], long: bool, versions: str) -> str:
     counts = Counter(outcomes_of_types(rows).values())
-    lines = [
-        "# Value Zeroing on every model type of transformers",
-        "",
-        f"Written by `python -m tests.sweep` with {versions}: a small random float32 model of each type in "
-        "`MODEL_MAPPING`, batches with padding where the model takes a mask. Each layer's map is compared with a twin "
-        "that reruns the layer with one value row zeroed; then with those of a word of two tokens, and, but for "
-        "windows, with those of a word in the last head alone. The difference is the largest one over the largest "
-        "score.",
-        "",
-        "| model types | outcome | meaning |",
-        "|---|---|---|",
-        *(f"| {counts[outcome]} | {outcome} | {meaning} |" for outcome, meaning in OUTCOMES.items()),
-        f"| {sum(counts.values())} | | all |",
-        "",
-        "A type with several stacks counts once: as disagreeing or failing if any stack does, else by the best. The "
-        "replay is of packed pairs of tokens, of whole sequences, or, where a layer sees its tokens in windows or in "
-        "another order, of the whole batch, tokens told by their positions (windows). A stack whose layers are "
-        "replayed in several ways "
-        "has a row for each.",
-        "",
-        "| model type | stack | outcome | replay | difference | why |",
-        "|---|---|---|---|---|---|",
-    ]
+    command = "python -m tests.sweep" + " --long" * long
     order = list(OUTCOMES)
-    for row in sorted(rows, key=lambda row: (order.index(row.outcome), row.model_type, row.stack)):
-        difference = "" if row.difference is None else f"{row.difference:.0e}"
-        note = row.note.replace("|", "\\|")
-        lines.append(f"| {row.model_type} | {row.stack} | {row.outcome} | {row.way} | {difference} | {note} |")
-    RESULTS.write_text("\n".join(lines) + "\n")
+    rows = sorted(rows, key=lambda row: (order.index(row.outcome), row.model_type, row.stack, row.folds))
+    shown = {one: text for one, text in OUTCOMES.items() if counts[one] or one in BUGS}
+    return "\n".join(
+        [
+            LONG_HEADING if long else SHORT_HEADING,
+            "",
+            f"Written by `{command}` with {versions}.",
+            "",
+            "| model types | outcome | meaning |",
+            "|---|---|---|",
+            *(f"| {counts[one]} | {one} | {text} |" for one, text in shown.items()),
+            f"| {sum(counts.values())} | | all |",
+            "",
+            *(_about_folding(rows) if long else ()),
+            f"| model type | stack | outcome | replay | difference | {'folds | ' * long}why |",
+            "|---|---|---|---|---|---|" + "---|" * long,
+            *(row.line(long) for row in rows),
+        ]
+    )
+
+
+def _about_folding(rows: list[Row]) -> list[str]:
+    counts = Counter(folding_of_types(rows).values())
+    return [
+        "Long sentences take the folded replay, a faster form of packed pairs. So this table has the types with a "
+        "stack of packed pairs in the table above. The threshold below which folding does not pay is off, because "
+        "tiny models never reach it. Texts have these lengths; images and sounds are as above.",
+        "",
+        "| model types | folds | meaning |",
+        "|---|---|---|",
+        *(f"| {counts[one]} | {one} | {meaning} |" for one, meaning in FOLDED.items()),
+        "",
+        "Why no layer of a type folds, by the reason that the folded replay gives:",
+        "",
+        "| model types | reason | such as |",
+        "|---|---|---|",
+        *(f"| {len(types)} | {reason} | {', '.join(types[:6])} |" for reason, types in reasons(rows).items()),
+        "",
+    ]

@@ -1,7 +1,7 @@
 """The table of families that compute attention inline names the values of each head, and nothing else.
 
-Zeroing head h's value of source j must leave the weights as they are and take from the context what that head
-adds, its weight times its value. Both factors are read where the module multiplies them.
+Zeroing the value of source j in head h must not change the weights. It must take weight times value from the context
+of that head. Both factors are read where the module multiplies them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from captum_vz._engine.taps.projection_table import family_of
 from tests.sweep.models import small_models, working_inputs
 from tests.sweep.twin import Product, Products, Run, cosine_distance, hidden_states, record
 
-# model type -> the field of its output that holds the weights of its first attention, if it returns them as they are
+# model type -> the field of its output with the unchanged weights of its first attention, or None
 FAMILIES = {
     "big_bird": "attentions",
     "bloom": "attentions",
@@ -57,12 +57,12 @@ FAMILIES = {
     "pvt_v2": None,
     "table-transformer": None,
     "timesformer": None,
-    "vilt": None,  # whose patches come in another order each time
+    "vilt": None,  # its patches have another order in each run
 }
 
 
 def with_zeroed_value(run: Run, head: int, source: int) -> Product:
-    """The product of the attention module's run with one head's value zeroed by the table's row."""
+    """The product in the attention module, with one head's value zeroed as the table says."""
     row = family_of(run.layer)
     assert row is not None
 
@@ -82,7 +82,7 @@ def with_zeroed_value(run: Run, head: int, source: int) -> Product:
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)
-def test_a_row_names_the_values_of_each_head(model_type: str) -> None:
+def test_row_names_values_of_head(model_type: str) -> None:
     model = next(small_models(model_type))
     inputs, problem = working_inputs(model)
     assert inputs, problem
@@ -105,7 +105,7 @@ def test_a_row_names_the_values_of_each_head(model_type: str) -> None:
         zeroed = with_zeroed_value(run, head, source)
         expected = values.clone()
         for other in range(heads):
-            if columns[other] == columns[head]:  # heads that share their values
+            if columns[other] == columns[head]:  # heads that share a value
                 expected[:, other, source] = 0
         torch.testing.assert_close(zeroed.values.unflatten(0, (batch, -1)), expected, rtol=0, atol=1e-6)
         torch.testing.assert_close(zeroed.weights, clean.weights, rtol=0, atol=1e-6)
@@ -115,13 +115,13 @@ def test_a_row_names_the_values_of_each_head(model_type: str) -> None:
         torch.testing.assert_close(change, lost, rtol=1e-4, atol=1e-5)
 
 
-# model type -> the attention that samples its values
+# model type -> the attention that samples its values between positions
 DEFORMABLE = {"deformable_detr": "self", "rf_detr": "cross", "rt_detr": "cross", "rt_detr_v2": "cross"}
 
 
 @pytest.mark.parametrize(("model_type", "attention"), DEFORMABLE.items())
-def test_values_that_are_sampled_between_positions(model_type: str, attention: str) -> None:
-    """A twin sees no product with weights there: what a row names is zeroed by hand, in a rerun of the layer."""
+def test_sampled_values_equal_rerun(model_type: str, attention: str) -> None:
+    """The twin sees no product of weights there, so the values are zeroed by hand in a rerun of the layer."""
     model, inputs = next((m, inputs) for m in small_models(model_type) if (inputs := working_inputs(m)[0]))
     model.double()
     pixels = inputs["pixel_values"].double()

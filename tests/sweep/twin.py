@@ -1,8 +1,8 @@
 """The naive twin: rerun a recorded layer with one value row zeroed, once for each source token.
 
-It knows no model and no name: whatever comes out of a softmax and is multiplied with something by a matrix product is
-taken for attention weights, and what it is multiplied with for the values. It is torch's own operators that are
-watched, below all modules and functions, and nothing is shared with the package.
+The twin knows no model and no name, and shares no code with the package. It watches torch's operators, below all
+modules and functions. It takes the output of a softmax for attention weights, if a matrix product multiplies it. It
+takes the other factor of that product for the values.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from transformers import Cache
 aten = torch.ops.aten
 SOFTMAX = {aten._softmax.default, aten._safe_softmax.default}
 GROWS = {aten.constant_pad_nd.default}
-# What leaves weights weights: copies, casts, scalings and masks of the same size, and parts of them.
+# Operators whose output is still weights: copies, casts, scalings and masks of the same size, and padding.
 KEEPS = {
     aten.clone.default,
     aten._to_copy.default,
@@ -45,12 +45,12 @@ PRODUCTS = {aten.bmm.default, aten.mm.default}
 class Product:
     """A product of weights `(batch * heads, out, in)` with values `(batch * heads, in, d_head)`."""
 
-    number: int  # how many came before it in the run
+    number: int  # how many products came before it in the run
     weights: Tensor
     values: Tensor
 
     def values_of(self, sources: list[int], head: int | None, batch: int) -> Tensor:
-        """A mask of the values of some sources: in one head of each of `batch` examples, or (None) in all heads."""
+        """A mask of the values of some sources, in one head of each of `batch` examples or (None) in all heads."""
         mask = torch.zeros(self.values.shape, dtype=torch.bool)
         mask[..., sources, :] = True
         if head is not None:
@@ -60,16 +60,16 @@ class Product:
 
 
 class Products(TorchDispatchMode):
-    """Notes the products of softmaxed weights with values, and zeroes some values.
+    """Collects the products of softmaxed weights with values, and zeroes some values.
 
-    `zeroed`: number of the product -> a mask of its values.
+    `zeroed` maps the number of a product to a mask of its values.
     """
 
     def __init__(self, zeroed: dict[int, Tensor] | None = None) -> None:
         super().__init__()
         self.zeroed = zeroed or {}
         self.found: list[Product] = []
-        self._softmaxed: dict[int, Tensor] = {}  # by storage, kept alive so that no other takes its place
+        self._softmaxed: dict[int, Tensor] = {}  # by storage; kept alive so that torch does not reuse it
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in PRODUCTS and any(map(self._is_weights, args)):
@@ -102,7 +102,7 @@ def _same_size(value: Any, output: Any) -> bool:
 
 @dataclass
 class Run:
-    """One call of a layer: what it was given and what it returned."""
+    """One call of a layer: its arguments and its output."""
 
     layer: nn.Module
     args: tuple[Any, ...]
@@ -110,13 +110,13 @@ class Run:
     hidden: Tensor
 
     def again(self, products: Products) -> Tensor:
-        """The layer's hidden states once more, its products watched."""
+        """The hidden states of the layer in another run, with its products watched."""
         with watched(products):
             return hidden_states(self.layer(*self.args, **self.kwargs))
 
     @cached_property
     def clean(self) -> tuple[Tensor, list[Product]]:
-        """What the layer returns when it is run again, and the products on the way."""
+        """The hidden states of the layer in another run with nothing zeroed, and its products."""
         products = Products()
         return self.again(products), products.found
 
@@ -125,7 +125,7 @@ class Run:
         return torch.allclose(self.clean[0], self.hidden, rtol=1e-4, atol=1e-4, equal_nan=True)
 
     def attentions(self) -> list[list[Product]]:
-        """The products of each attention: those over the same sources belong together."""
+        """The products of each attention. Products with weights of the same shape are one attention."""
         attentions: dict[torch.Size, list[Product]] = {}
         for product in self.clean[1]:
             attentions.setdefault(product.weights.shape[1:], []).append(product)
@@ -134,7 +134,7 @@ class Run:
 
 @contextmanager
 def watched(products: Products) -> Iterator[None]:
-    """Let `products` see every matrix product: torch's fused attention is taken apart."""
+    """Show every matrix product to `products`: torch's fused attention is off."""
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -145,7 +145,7 @@ def watched(products: Products) -> Iterator[None]:
 
 
 def hidden_states(output: Any) -> Tensor:
-    """A layer returns its hidden states, or a tuple, or tuples in it, that begin with them."""
+    """The hidden states of a layer: its output, or the first tensor of a nested tuple."""
     while not isinstance(output, Tensor):
         output = output[0]
     return output
@@ -181,7 +181,7 @@ def twin_scores(
 ) -> Tensor:
     """How far each output moves when the values of each group of sources are zeroed, `(batch, out, group)`.
 
-    In all heads, or in one of each of the `batch` examples.
+    The values are zeroed in all heads (None), or in one head of each of the `batch` examples.
     """
     clean = by_token(run.clean[0], batch, products[0].weights.shape[1])
     masks = [{one.number: one.values_of(group, head, batch) for one in products} for group in groups]
@@ -190,7 +190,7 @@ def twin_scores(
 
 
 def by_token(hidden: Tensor, batch: int, out: int) -> Tensor:
-    """All vectors of a token behind each other, `(batch, out, d)`, where each has several."""
+    """The hidden states as one vector for each token, `(batch, out, d)`, also if a token has several vectors."""
     if hidden.shape[:2] == (batch, out) and hidden.dim() == 4:
         return hidden.flatten(2)
     if hidden.shape[1:3] == (batch, out) and hidden.dim() == 4:
@@ -199,14 +199,14 @@ def by_token(hidden: Tensor, batch: int, out: int) -> Tensor:
 
 
 def twin_scores_by_position(run: Run, shape: torch.Size, groups: list[list[int]]) -> Tensor | None:
-    """The same where the layer's positions are somewhere in windows: the values that move with them are zeroed.
+    """The same for layers that see their positions in windows: the values that change with a position are zeroed.
 
-    `shape (batch, out, in)` is what the layer's positions should come to; None: they do not.
+    Returns None if the layer's positions do not make a map of `shape (batch, out, in)`.
     """
     clean, products = run.clean
     tensors = (x for x in tree_leaves((run.args, run.kwargs)) if isinstance(x, Tensor))
     hidden = next(x for x in tensors if x.is_floating_point() and x.dim() > 1)
-    for axis in (-1, 1):  # where the features are
+    for axis in (-1, 1):  # the axis of the features
         inputs, outputs = (_by_position(x.movedim(axis, -1)) for x in (hidden, clean))
         if (*outputs.shape[:2], inputs.shape[1]) == tuple(shape):
             break
@@ -227,5 +227,5 @@ def twin_scores_by_position(run: Run, shape: torch.Size, groups: list[list[int]]
 
 
 def _by_position(hidden: Tensor) -> Tensor:
-    """`(batch, positions, features)`, grids row by row."""
+    """`(batch, positions, features)`; a grid is flattened row by row."""
     return hidden[None] if hidden.dim() == 2 else hidden.reshape(len(hidden), -1, hidden.shape[-1])

@@ -1,4 +1,4 @@
-"""TODO."""
+"""The token vectors that a stack of layers starts from, as a leaf of the graph, to differentiate layers with."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-# What to put in the place of vectors that were found; the text says who has them.
+from captum_vz.errors import ArgumentError, UnsupportedLayerError
+
+# (words for where the vectors were found, the vectors) -> what replaces them.
 ReplaceVectors = Callable[[str, Any], Any]
 ADVICE = "pass the module that returns the vectors as `embeddings`, such as model.get_input_embeddings()"
 
 
 class EmbeddingLeaf:
-    """One call of a forward function, in which the vectors of its tokens are a leaf of the graph.
+    """One call of a forward function in which the token vectors `(batch, tokens, d)` are a leaf of the graph.
 
-    They are what `module` returns, `(batch, tokens, d)`; if it is None, what goes into the first layer of the stack
-    that `layers` are part of, with the axes in that layer's order.
+    The token vectors are the output of `module`. If `module` is None, they are the input of the first layer of the
+    stack that contains `layers`, with the axes in the order of that layer.
     """
 
     def __init__(self, forward_func: Callable[..., Any], layers: Sequence[nn.Module], module: nn.Module | None) -> None:
@@ -34,34 +36,41 @@ class EmbeddingLeaf:
             self._source = f"the {type(module).__name__} that is passed as `embeddings`"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the forward function with gradients, whatever the caller has switched off."""
+        """Run the forward function with gradients enabled, whatever the caller's setting."""
         with torch.enable_grad(), self._finding:
             return self.forward_func(*args, **kwargs)
 
     @property
     def vectors(self) -> Tensor:
-        """The leaf, once it was found."""
-        assert self._vectors is not None, (
-            "forward_func ran a layer, but not before it, in this thread (DataParallel runs others: pass the module "
-            f"that it wraps), {self._source}: {ADVICE}, and see that it runs first."
-        )
+        """The leaf. Available after the call.
+
+        Raises:
+            ArgumentError: No vectors were found.
+        """
+        if self._vectors is None:
+            raise ArgumentError(
+                "forward_func ran a layer. Expected that it first runs, in this thread (DataParallel runs other "
+                f"threads: pass the module that it wraps), {self._source}: {ADVICE}, and see that it runs first."
+            )
         return self._vectors
 
-    def _take(self, who: str, vectors: Any) -> Any:
-        """Make vectors the leaf, if they are the first, and give what goes on in their place."""
+    def _take(self, found_in: str, vectors: Any) -> Any:
+        """Make the first vectors that are found the leaf, and return what the model continues with."""
         if self._vectors is not None:
             return vectors
         found = f"{vectors.dtype} {tuple(vectors.shape)}" if isinstance(vectors, Tensor) else type(vectors).__name__
-        assert isinstance(vectors, Tensor) and vectors.dim() == 3 and vectors.is_floating_point(), (
-            f"{who} {found}, which is not one vector a token (batch, tokens, d): {ADVICE}."
-        )
+        if not (isinstance(vectors, Tensor) and vectors.dim() == 3 and vectors.is_floating_point()):
+            raise ArgumentError(
+                f"{found_in} {found}, which is not one vector for each token. Expected numbers (batch, tokens, d): "
+                f"{ADVICE}."
+            )
         self._vectors = vectors.detach().requires_grad_()
-        return self._vectors.clone()  # a model may write into it
+        return self._vectors.clone()  # the model may write to it, and a leaf must not be written to
 
 
 @contextmanager
 def _returned_by(module: nn.Module, take: ReplaceVectors) -> Iterator[None]:
-    """Finds what a module returns in a `with` block, in this thread."""
+    """Pass the outputs of a module through `take` inside a `with` block, in this thread."""
     thread = get_ident()
 
     def replace(module: nn.Module, args: Any, output: Any) -> Any:
@@ -73,17 +82,17 @@ def _returned_by(module: nn.Module, take: ReplaceVectors) -> Iterator[None]:
 
 @contextmanager
 def _given_to_first(layers: Sequence[nn.Module], take: ReplaceVectors) -> Iterator[None]:
-    """Finds what the first layer of a stack is given in a `with` block, in this thread."""
+    """Pass the inputs of a stack's first layer through `take` inside a `with` block, in this thread."""
     thread = get_ident()
 
-    # Hooks are called by all threads. One that comes while another thread puts a hook on may call it without kwargs.
+    # All threads call the hook. A thread that runs the layer while the hook is being added may call it without kwargs.
     def replace(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
         if get_ident() != thread:
             return None
-        who, named = f"The first layer, a {type(module).__name__}, was given", kwargs or {}
+        found_in, named = f"The first layer, a {type(module).__name__}, was given", kwargs or {}
         if args:
-            return (take(who, args[0]), *args[1:]), named
-        return args, {name: take(who, x) if place == 0 else x for place, (name, x) in enumerate(named.items())}
+            return (take(found_in, args[0]), *args[1:]), named
+        return args, {name: take(found_in, x) if index == 0 else x for index, (name, x) in enumerate(named.items())}
 
     def begin(model: nn.Module) -> None:
         hooks.enter_context(_first(model, layers).register_forward_pre_hook(replace, with_kwargs=True))
@@ -95,9 +104,10 @@ def _given_to_first(layers: Sequence[nn.Module], take: ReplaceVectors) -> Iterat
 
 @contextmanager
 def first_module_holding(layers: Sequence[nn.Module], show: Callable[[nn.Module], None]) -> Iterator[None]:
-    """Shows, in a `with` block and in this thread, the module that holds the layers, as soon as it runs.
+    """Call `show` with the first module to run that contains `layers[0]`, before it runs, in a `with` block.
 
-    Which model a function runs is not known: the first module to run that holds a layer of the stack shows the others.
+    The module is found when it runs in this thread, because the model inside a forward function is not known. `show`
+    is not called if a layer of the same class runs before such a module.
     """
     thread = get_ident()
     shown = False
@@ -106,7 +116,8 @@ def first_module_holding(layers: Sequence[nn.Module], show: Callable[[nn.Module]
         nonlocal shown
         if shown or get_ident() != thread:
             return
-        alone = type(module) is type(layers[0])  # layers that a function calls by hand: which is the first, none shows
+        # A function may call the layers one by one. Then no module shows which of them is the first.
+        alone = type(module) is type(layers[0])
         shown = alone or layers[0] in module.modules()
         if shown and not alone:
             show(module)
@@ -116,22 +127,30 @@ def first_module_holding(layers: Sequence[nn.Module], show: Callable[[nn.Module]
 
 
 def _first(model: nn.Module, layers: Sequence[nn.Module]) -> nn.Module:
-    """The first layer of a stack, which is all that the outermost list of modules holds in which `layers` are."""
+    """Return the first layer of the stack: the outermost list of modules in `model` that contains the layers.
+
+    Raises:
+        ArgumentError: The layers belong to several stacks.
+        UnsupportedLayerError: The structure of the model does not show which layer is the first.
+    """
     stack = next((one for one in _lists(model) if layers[0] in one.modules()), model)
     kind = type(layers[0])
     elsewhere = set(model.modules()) - set(stack.modules())
-    assert elsewhere.isdisjoint(layers), (
-        "layer lists layers of several stacks, each of which starts from vectors of its own: pass those of one, or "
-        f"{ADVICE}."
-    )
+    if not elsewhere.isdisjoint(layers):
+        raise ArgumentError(
+            "layer lists layers of several stacks. Expected layers of one stack, because each stack starts from "
+            f"its own vectors: pass the layers of one stack, or {ADVICE}."
+        )
     alike = [module for module in stack.modules() if type(module) is kind]
     above = [one for one in _lists(stack) if alike[0] in one.modules()]
-    assert (above or len(alike) == 1) and all(alike[0] in next(one.children()).modules() for one in above), (
-        f"{type(model).__name__} does not show which layer of the stack is the first: looked for a ModuleList or "
-        f"Sequential that begins with a {kind.__name__}, as the first of `layer` is; {ADVICE}."
-    )
+    if not ((above or len(alike) == 1) and all(alike[0] in next(one.children()).modules() for one in above)):
+        raise UnsupportedLayerError(
+            f"{type(model).__name__} does not show which layer of the stack is the first. Expected a ModuleList or "
+            f"Sequential that begins with a {kind.__name__}, the class of the first of `layer`: {ADVICE}."
+        )
     return alike[0]
 
 
 def _lists(model: nn.Module) -> list[nn.Module]:
+    """Return the lists of modules in a model."""
     return [module for module in model.modules() if isinstance(module, (nn.ModuleList, nn.Sequential))]

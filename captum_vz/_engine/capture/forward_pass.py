@@ -1,4 +1,4 @@
-"""TODO."""
+"""Run the user's forward function once, and keep one result for each run of a layer."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from captum._utils.common import _sort_key_list
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
-from captum_vz._engine.capture.hooks import layer_hooks, where_it_runs
+from captum_vz._engine.capture.hooks import layer_hooks, on_its_device
 from captum_vz._engine.capture.module_state import ModuleState
+from captum_vz._engine.capture.recorder import Recorder
 from captum_vz._engine.capture.records import LayerRecord
 from captum_vz._engine.numerics.budget import keep_freed_memory
 from captum_vz._engine.numerics.matmul import OneDnnLinears
-from captum_vz._engine.whole_model.mixing import other_mixing_to_note
+from captum_vz.errors import RefusedError, UnsupportedLayerError
 
 # (index of the layer, its result), in the order in which the layers ran.
 LayerResults = list[tuple[int, Tensor]]
@@ -27,77 +28,89 @@ LayerResults = list[tuple[int, Tensor]]
 def run_and_record(
     forward: Callable[[], Any],
     layers: Sequence[nn.Module],
-    compute: Callable[[int, LayerRecord], Tensor],
+    compute: Callable[[LayerRecord], Tensor],
+    *,
     device_ids: list[int] | None = None,
     replays: bool = False,
+    on_record: Callable[[LayerRecord], None] | None = None,
 ) -> LayerResults:
-    """Run `forward` and compute `(batch, ...)` from each run of each of `layers`, when it returns.
+    """Run `forward` once, and compute `(batch, ...)` from the record of each run of each layer.
 
-    With `replays`, which layers are to be run again by, what modules inside of a layer made is kept that long, and
-    layers multiply as replays do, faster than torch by default. What runs before the first of them is torch's own to
-    the last bit, for it may choose between numbers that are nearly equal (the best queries of a detector).
+    Args:
+        forward: The user's call.
+        layers: The layers to record.
+        compute: Makes the result of one run. It is called when the layer returns, and the record is dropped then.
+        device_ids: The devices of a DataParallel model, in the order of their shares of the batch.
+        replays: Whether `compute` replays layers. Then inputs and outputs of modules are kept until the layer returns,
+            and layers multiply as replays do. What runs before the first layer is torch's own to the last bit, because
+            it may choose between numbers that are nearly equal (the best queries of a detector).
+        on_record: Called with each record before `compute`.
 
     Raises:
-        AssertionError: A layer was not run, or has dropout switched on.
+        UnsupportedLayerError: A layer was not run.
+        RefusedError: A layer has active dropout.
     """
     for layer in layers:
-        refuse_dropout(layer)
+        check_no_dropout(layer)
     keep_freed_memory()
-    runs: LayerResults = []
+    results: LayerResults = []
     replicas: dict[torch.device, LayerResults] = {}
     owners: dict[tuple[torch.device, int], nn.Module] = {}
     lock = threading.Lock()
-    gaps = other_mixing_to_note()
-    fast = OneDnnLinears(on=False)
+    onednn = OneDnnLinears(on=False)
 
-    def begin(index: int, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LayerRecord:
-        args, kwargs = where_it_runs(layer, (args, kwargs))
-        fast.on = True
-        return LayerRecord(layer, args, kwargs, keeps=replays, state=ModuleState(layer, (args, kwargs)))
+    def begin(index: int, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Recorder:
+        args, kwargs = on_its_device(layer, (args, kwargs))
+        onednn.on = True
+        state = ModuleState(layer, (args, kwargs))
+        return Recorder(LayerRecord(layer, args, kwargs, index, keep_module_io=replays, state=state))
 
-    def keep(index: int, recording: LayerRecord, output: Any) -> None:
-        recording.output = output
-        fast.on = False
-        with fast.put_aside(), recording.state.kept():
-            if gaps is not None:
-                gaps.note(index, recording)
-            result = compute(index, recording)
+    def end(recorder: Recorder, output: Any) -> None:
+        record = recorder.record
+        record.output = output
+        onednn.on = False
+        with onednn.suspended(), record.state.restored():
+            if on_record is not None:
+                on_record(record)
+            result = compute(record)
         with lock:
-            if getattr(recording.layer, "_is_replica", False):
-                owner = owners.setdefault((result.device, index), recording.layer)
-                assert owner is recording.layer, (
-                    f"forward_func ran more than one replica of layer {index} on {result.device}, so that the order of "
-                    "their shares of the batch is unknown: list each device once in DataParallel's device_ids, and run "
-                    "the model once."
-                )
-                replicas.setdefault(result.device, []).append((index, result))
+            if getattr(record.layer, "_is_replica", False):
+                owner = owners.setdefault((result.device, record.index), record.layer)
+                if owner is not record.layer:
+                    raise RefusedError(
+                        f"forward_func ran more than one replica of layer {record.index} on {result.device}, so the "
+                        "order of their shares of the batch is unknown. List each device once in DataParallel's "
+                        "device_ids, and run the model once."
+                    )
+                replicas.setdefault(result.device, []).append((record.index, result))
             else:
-                runs.append((index, result))
+                results.append((record.index, result))
 
-    with torch.no_grad(), uncompiled(), layer_hooks(layers, begin, keep):
-        gains = replays and fast.gain(weight for layer in layers for weight in layer.parameters())
-        with fast if gains else nullcontext():
+    with torch.no_grad(), original_modules(), layer_hooks(layers, begin, end):
+        gains = replays and onednn.gain(weight for layer in layers for weight in layer.parameters())
+        with onednn if gains else nullcontext():
             forward()
     if replicas:
-        runs = _join(replicas, device_ids)
+        results = _join(replicas, device_ids)
     for index, layer in enumerate(layers):
-        assert any(index == run for run, _ in runs), (
-            f"forward_func did not run layer {index} of {len(layers)}, a {type(layer).__name__}: pass a layer of the "
-            "model that forward_func calls, not of a copy, and one that these inputs reach. (Where a model runs "
-            "`layer.forward(...)` and not `layer(...)`, as SqueezeBERT does, torch tells no one.)"
-        )
-    return runs
+        if not any(index == run for run, _ in results):
+            raise UnsupportedLayerError(
+                f"forward_func did not run layer {index} of {len(layers)}, a {type(layer).__name__}. Pass a layer of "
+                "the model that forward_func calls, not of a copy, and a layer that these inputs reach. A model that "
+                "runs `layer.forward(...)` and not `layer(...)`, as SqueezeBERT does, calls no hooks."
+            )
+    return results
 
 
-def uncompiled() -> AbstractContextManager[Any]:
-    """Run the original modules where a model was compiled: a compiled layer would be compiled anew with our hooks."""
+def original_modules() -> AbstractContextManager[Any]:
+    """Run the original modules of a compiled model. A compiled layer would be compiled again with our hooks."""
     if "torch._dynamo" in sys.modules and hasattr(torch.compiler, "set_stance"):
         return torch.compiler.set_stance("force_eager")
     return nullcontext()
 
 
 def _join(replicas: dict[torch.device, LayerResults], device_ids: list[int] | None) -> LayerResults:
-    """Put the shares of a batch, each computed by a replica on its own device, together again."""
+    """Concatenate the shares of a batch that replicas computed on their devices."""
     devices = _sort_key_list(list(replicas), device_ids)
     first = devices[0]
     return [
@@ -106,15 +119,15 @@ def _join(replicas: dict[torch.device, LayerResults], device_ids: list[int] | No
     ]
 
 
-def refuse_dropout(layer: nn.Module) -> None:
-    """Dropout would make every run of a layer another one, and the distances noise."""
+def check_no_dropout(layer: nn.Module) -> None:
+    """Refuse active dropout: each run of the layer would differ, and distances would be noise."""
     for name, module in layer.named_modules():
         if not module.training:
             continue
         rates = {"p": module.p} if isinstance(module, _DropoutNd) else vars(module)
         for key, rate in rates.items():
-            active = isinstance(rate, float) and rate > 0 and (key == "p" or "drop" in key)
-            assert not active, (
-                f"The layer {type(layer).__name__} is in train mode and has dropout "
-                f"({name or 'itself'}: {key}={rate}), so that no two runs of it agree. Call model.eval() first."
-            )
+            if isinstance(rate, float) and rate > 0 and (key == "p" or "drop" in key):
+                raise RefusedError(
+                    f"The layer {type(layer).__name__} is in train mode and has dropout ({name or 'itself'}: "
+                    f"{key}={rate}), so no two runs of it agree. Call model.eval() first."
+                )

@@ -1,4 +1,4 @@
-"""TODO."""
+"""Hooks on layers and their submodules, for the length of a `with` block."""
 
 from __future__ import annotations
 
@@ -13,36 +13,43 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from captum_vz._engine.numerics.tensors import map_each
-from captum_vz._engine.taps.handler import AttentionHandler, _entered, _returned, current_handler, set_handler
-from captum_vz._engine.taps.projection import ParameterProjectionMode, projects_by_parameter
-from captum_vz._engine.taps.sdpa import attention_patched
-from captum_vz._engine.taps.transformers import attention_selected
+from captum_vz._engine.taps import TAPS
+from captum_vz._engine.taps.handler import (
+    AttentionHandler,
+    current_handler,
+    on_submodule_enter,
+    on_submodule_exit,
+    set_handler,
+)
 
-L = TypeVar("L", bound=AttentionHandler)
+H = TypeVar("H", bound=AttentionHandler)
 # Submodules that carry our hooks now: id -> (the handles of the two, how many passes need them). Counted, because two
-# threads may explain one model at the same time, and each listener is to be told once.
+# threads may explain one model at the same time, and each handler should be called once.
 _hooked: dict[int, tuple[tuple[RemovableHandle, ...], int]] = {}
 _hook_lock = threading.Lock()
-# The pass that this thread is in: hooks are shared by all threads that use the model.
+# The pass that this thread runs. Hooks are shared by all threads that use the model.
 _pass: ContextVar[object] = ContextVar("captum_vz_pass", default=None)
 
 
 @contextmanager
 def submodule_hooks(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Let submodules tell the listener when they begin and when they return, for the length of a `with` block."""
-    telling: list[nn.Module] = []
+    """Let submodules call the handler when they begin and when they return, inside a `with` block."""
+    hooked: list[nn.Module] = []
     try:
         with _hook_lock:
             for module in modules:
                 handles, count = _hooked.get(id(module), ((), 0))
                 if not count:
-                    handles = (module.register_forward_pre_hook(_entered), module.register_forward_hook(_returned))
+                    handles = (
+                        module.register_forward_pre_hook(on_submodule_enter),
+                        module.register_forward_hook(on_submodule_exit),
+                    )
                 _hooked[id(module)] = handles, count + 1
-                telling.append(module)
+                hooked.append(module)
         yield
     finally:
         with _hook_lock:
-            for module in telling:
+            for module in hooked:
                 handles, count = _hooked.pop(id(module))
                 if count > 1:
                     _hooked[id(module)] = handles, count - 1
@@ -54,40 +61,39 @@ def submodule_hooks(modules: Iterable[nn.Module]) -> Iterator[None]:
 @contextmanager
 def layer_hooks(
     layers: Sequence[nn.Module],
-    on_begin: Callable[[int, nn.Module, tuple[Any, ...], dict[str, Any]], L],
-    on_return: Callable[[int, L, Any], None],
+    begin: Callable[[int, nn.Module, tuple[Any, ...], dict[str, Any]], H],
+    end: Callable[[H, Any], None],
 ) -> Iterator[None]:
-    """Listen to each of `layers` whenever it runs inside the `with` block.
+    """Handle the attention of each of `layers` whenever it runs inside the `with` block.
 
-    `on_begin(index of the layer, layer, args, kwargs)` gives the listener, `on_return(index, listener, output)` is
-    called when the layer returns. The layers' hooks are registered here, and are gone when the block is left, by
-    whatever way.
+    `begin(index of the layer, layer, args, kwargs)` makes the handler of a run. `end(handler, output)` is called when
+    the layer returns. All hooks are gone when the block is left, also by an error.
     """
     this_pass = object()
     token = _pass.set(this_pass)
 
-    def ours(module: nn.Module) -> bool:
+    def is_ours(module: nn.Module) -> bool:
         # DataParallel runs its replicas in threads of their own, which inherit no context.
         return _pass.get() is this_pass or getattr(module, "_is_replica", False)
 
     def hooks(index: int) -> tuple[Callable[..., None], Callable[..., None]]:
-        running: dict[int, tuple[L, AttentionHandler | None]] = {}
+        running: dict[int, tuple[H, AttentionHandler | None]] = {}
 
-        # A thread that runs the model while this pass puts its hooks on or takes them off may call them without
-        # kwargs, for torch notes apart from a hook whether it wants them: only `ours` are looked at.
+        # torch stores `with_kwargs` separately from the hook, so another thread may call a hook without kwargs while
+        # the hook is being added or removed. Only runs of this pass are handled.
         def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
-            if ours(module):
-                listener = on_begin(index, module, args, kwargs or {})
-                running[id(module)] = listener, current_handler()
-                set_handler(listener)
+            if is_ours(module):
+                handler = begin(index, module, args, kwargs or {})
+                running[id(module)] = handler, current_handler()
+                set_handler(handler)
 
         def after(module: nn.Module, args: tuple[Any, ...], *kwargs_and_output: Any) -> None:
-            if ours(module):
-                listener, outer = running.pop(id(module))
+            if is_ours(module):
+                handler, outer = running.pop(id(module))
                 set_handler(outer)
-                # In a context of its own, lest whoever else follows the user's pass hears the replays: transformers'
-                # collector of attentions and hidden states would take theirs for the model's.
-                Context().run(on_return, index, listener, kwargs_and_output[-1])
+                # In a context of its own. transformers' collector of attentions and hidden states, which follows the
+                # user's pass by a context variable, would otherwise collect those of replays.
+                Context().run(end, handler, kwargs_and_output[-1])
 
         return before, after
 
@@ -95,11 +101,9 @@ def layer_hooks(
     outer = current_handler()
     try:
         with ExitStack() as stack:
-            stack.enter_context(attention_selected(layers))
-            stack.enter_context(attention_patched())
+            for tap in TAPS:
+                stack.enter_context(tap.attached(layers))
             stack.enter_context(submodule_hooks(submodules.values()))
-            if any(map(projects_by_parameter, submodules.values())):
-                stack.enter_context(ParameterProjectionMode())
             for index, layer in enumerate(layers):
                 before, after = hooks(index)
                 stack.enter_context(layer.register_forward_pre_hook(before, with_kwargs=True))
@@ -110,10 +114,10 @@ def layer_hooks(
         _pass.reset(token)
 
 
-def where_it_runs(layer: nn.Module, arguments: Any) -> Any:
-    """A layer's arguments, on the device that it runs on.
+def on_its_device(layer: nn.Module, arguments: Any) -> Any:
+    """A layer's arguments on the device that it runs on.
 
-    Where accelerate spreads a model over devices, a wrapper of the layer's forward moves them, and replays go past it.
+    Where accelerate spreads a model over devices, a wrapper of the layer's forward moves them. Replays run without it.
     """
     hook = getattr(layer, "_hf_hook", None)
     for one in getattr(hook, "hooks", (hook,)):

@@ -1,39 +1,126 @@
-"""TODO."""
+"""Run a recorded layer's own code again, with other arguments, attention or submodules."""
 
 from __future__ import annotations
 
 import sys
 from collections import OrderedDict, UserDict
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from captum_vz._engine.numerics.tolerance import CannotReplay
+from captum_vz._engine.numerics.tensors import first_tensor
+from captum_vz._engine.numerics.tolerance import CannotReplayError
+from captum_vz._engine.taps.handler import handled_by
 
-# In how many ways a layer may fail that is run on other arguments than it was.
+if TYPE_CHECKING:
+    from captum_vz._engine.capture.records import LayerRecord
+    from captum_vz._engine.taps.handler import AttentionHandler
+
+# What the code of a layer may raise when it runs on arguments that it does not expect.
 LAYER_ERRORS = (RuntimeError, ValueError, LookupError, TypeError, AttributeError)
-# All of which say that a way of replaying does not serve.
-FAILURES = (CannotReplay, *LAYER_ERRORS)
 
 
-def run_again(layer: nn.Module, args: Any, kwargs: Any) -> Any:
-    """What a layer's own code returns for other arguments than those of the clean pass.
+class TokenLayout(Protocol):
+    """How a layer's tensors hold tokens."""
 
-    Raises:
-        CannotReplay: It does not take them.
-        torch.OutOfMemoryError: It has no memory for them, which is no reason to think so.
+    def tokens(self, x: Tensor) -> Tensor:
+        """A tensor of the layer, as one vector a token."""
+
+    def restore(self, x: Tensor) -> Tensor:
+        """Back to the layer's own layout."""
+
+
+class LayerRunner:
+    """Runs the code of a recorded layer, without its hooks and without key-value caches.
+
+    Attributes:
+        args: The layer's positional arguments. With a `layout`, its hidden states are one vector a token.
+        kwargs: Its keyword arguments, likewise.
+        layer: The layer without hooks. Submodules may be replaced.
     """
-    try:
-        return layer.forward(*args, **kwargs)
-    except torch.OutOfMemoryError:
-        raise
-    except LAYER_ERRORS as error:
-        raise CannotReplay(str(error)) from error
-    except AssertionError as error:  # of the layer about them, and not of a user's misuse
-        raise CannotReplay(f"it asserts something else of its arguments {error}".rstrip()) from error
+
+    def __init__(self, record: LayerRecord, layout: TokenLayout | None = None) -> None:
+        self.layer = without_hooks(record.layer)
+        self.args, self.kwargs = without_caches((record.args, record.kwargs))
+        self._layout = layout
+        self._states: frozenset[int | str] = frozenset()
+        if layout is not None:
+            shape = record.first_output.shape
+            named = [*enumerate(self.args), *self.kwargs.items()]
+            self._states = frozenset(name for name, x in named if isinstance(x, Tensor) and x.shape == shape)
+            self.args, self.kwargs = self._each_state(layout.tokens, self.args, self.kwargs)
+
+    @property
+    def arguments(self) -> tuple[Any, Any]:
+        """Positional and keyword arguments."""
+        return self.args, self.kwargs
+
+    @property
+    def states(self) -> list[Tensor]:
+        """The arguments that may be hidden states: the layer's own first, then those of other layers."""
+        given = [x for x in (*self.args, *self.kwargs.values()) if isinstance(x, Tensor)]
+        return [x for x in given if x.is_floating_point() and x.dim() > 2]
+
+    def replace_modules(self, replacements: Mapping[nn.Module, nn.Module]) -> None:
+        """Let other modules run in the place of some submodules. The layer of the model is not touched."""
+        self.layer = with_submodules_replaced(self.layer, replacements)
+
+    def arguments_with(self, old: Tensor, new: Tensor) -> tuple[Any, Any]:
+        """The arguments with `new` in the place of the tensor `old`."""
+        args, kwargs = tree_map(partial(_replaced, old, new), self.arguments)
+        return args, kwargs
+
+    def run(
+        self,
+        handler: AttentionHandler | None,
+        args: Any = None,
+        kwargs: Any = None,
+        around: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    ) -> Tensor | None:
+        """The hidden states that the layer returns, or None if it returns no tensor.
+
+        Args:
+            handler: The handler of its attention calls. None: attention is computed.
+            args: Positional arguments. None (with `kwargs` None): those of the clean pass.
+            kwargs: Keyword arguments.
+            around: Entered while the layer runs.
+
+        Raises:
+            CannotReplayError: The layer does not run on these arguments.
+            torch.OutOfMemoryError: There is not enough memory. This says nothing of the layer.
+        """
+        if args is None and kwargs is None:
+            args, kwargs = self.arguments
+        if self._layout is not None:
+            args, kwargs = self._each_state(self._layout.restore, args, kwargs)
+        with handled_by(handler), around():
+            output = first_tensor(self._forward(args, kwargs))
+        return output if output is None or self._layout is None else self._layout.tokens(output)
+
+    def _forward(self, args: Any, kwargs: Any) -> Any:
+        try:
+            return self.layer.forward(*args, **kwargs)
+        except torch.OutOfMemoryError:
+            raise
+        except LAYER_ERRORS as error:
+            raise CannotReplayError(str(error)) from error
+        except AssertionError as error:  # the layer's own, about its arguments
+            raise CannotReplayError(f"it asserts something of its arguments {error}".rstrip()) from error
+
+    def _each_state(
+        self, change: Callable[[Tensor], Tensor], args: Any, kwargs: Any
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        changed = [change(x) if place in self._states else x for place, x in enumerate(args)]
+        return tuple(changed), {name: change(x) if name in self._states else x for name, x in kwargs.items()}
+
+
+def _replaced(old: Tensor, new: Tensor, value: Any) -> Any:
+    return new if value is old else value
 
 
 def without_hooks(module: nn.Module) -> nn.Module:
@@ -47,12 +134,12 @@ def without_hooks(module: nn.Module) -> nn.Module:
     return copied
 
 
-def with_submodules_replaced(module: nn.Module, stand_ins: Mapping[nn.Module, nn.Module]) -> nn.Module:
-    """A copy of a module in which others stand for some that are inside of it. The module itself is not touched."""
-    if module in stand_ins:
-        return stand_ins[module]
+def with_submodules_replaced(module: nn.Module, replacements: Mapping[nn.Module, nn.Module]) -> nn.Module:
+    """A copy of a module in which other modules stand for some of its submodules. The module is not touched."""
+    if module in replacements:
+        return replacements[module]
     children = {name: child for name, child in module._modules.items() if child is not None}
-    copies = {name: with_submodules_replaced(child, stand_ins) for name, child in children.items()}
+    copies = {name: with_submodules_replaced(child, replacements) for name, child in children.items()}
     if all(copies[name] is child for name, child in children.items()):
         return module
     copied = without_hooks(module)
@@ -61,26 +148,22 @@ def with_submodules_replaced(module: nn.Module, stand_ins: Mapping[nn.Module, nn
 
 
 def without_caches(arguments: Any) -> Any:
-    """A layer's arguments with every key-value cache left out, so that running the layer again grows none.
+    """A layer's arguments without key-value caches, so that running the layer again grows none.
 
-    And what it hands to the layers above in a dict of another kind (Gemma 4 does its values) in a plain one, which each
-    run has for itself.
+    Dicts that a layer writes to for later layers (Gemma 4) are copied, so that each run has its own.
     """
-    return tree_map(_without_cache, arguments, is_leaf=_is_cache)
+    return tree_map(_without_cache, arguments, is_leaf=is_cache)
 
 
 def _without_cache(value: Any) -> Any:
-    if _is_cache(value):
+    if is_cache(value):
         return None
+    # A subclass of UserDict, as Gemma 4's is, becomes a plain dict.
     return dict(value) if isinstance(value, UserDict) else value
 
 
-def _is_cache(value: Any) -> bool:
-    # Not imported: who passes a cache has imported its module.
+def is_cache(value: Any) -> bool:
+    """Whether a value is a key-value cache of transformers."""
+    # Not imported: whoever passes a cache has imported its module.
     caches = sys.modules.get("transformers.cache_utils")
     return caches is not None and isinstance(value, caches.Cache)
-
-
-def instead(old: Tensor, new: Tensor, value: Any) -> Any:
-    """What stands in the place of an argument: `new` for `old`, any other as it is."""
-    return new if value is old else value

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from captum_vz._engine.capture.float32 import cached_only, is_half, rerun_in_float32
+from captum_vz._engine.capture.float32 import tokens_in_cache
 from captum_vz._engine.capture.layer_runner import without_caches
-from captum_vz._engine.capture.records import AttentionRecord, LayerRecord
+from captum_vz._engine.capture.recorder import Recorder
+from captum_vz._engine.capture.records import LayerRecord
 from captum_vz._engine.numerics.tensors import first_tensor
-from captum_vz._engine.numerics.tolerance import CannotReplay, is_close_up_to_tf32, is_same_sum
-from captum_vz._engine.structure.modules import Norm, matrix, read_norm
-from captum_vz._engine.structure.site import valid_positions
+from captum_vz._engine.numerics.tolerance import CannotReplayError, is_close_up_to_tf32, is_same_sum
+from captum_vz._engine.structure.modules import matrix, read_norm
 from captum_vz._engine.taps.handler import handled_by
+from captum_vz.errors import RefusedError, UnsupportedLayerError
+
+if TYPE_CHECKING:
+    from captum_vz._engine.structure.modules import Norm
+    from captum_vz._engine.structure.site import AttentionSite
 
 # How many positions the structure is looked for at: it is the same at all.
 SAMPLE = 16
@@ -40,79 +45,81 @@ class _Step:
     made: Tensor | None
 
 
-@dataclass
-class _Trace(LayerRecord):
-    """A layer's run with all its steps, in the order in which they returned."""
+class _StepRecorder(Recorder):
+    """Records a layer's run with all its steps, in the order in which they returned."""
 
-    site: int = 0
-    shape: torch.Size = field(default_factory=torch.Size)  # of the layer's output
-    steps: list[_Step] = field(default_factory=list)
-    projection: nn.Module | None = None  # the first submodule that made something of the context
-    projected: Tensor | None = None
+    def __init__(self, record: LayerRecord, number: int, shape: torch.Size) -> None:
+        super().__init__(record)
+        self.steps: list[_Step] = []
+        self.projection: nn.Module | None = None  # the first submodule that made something of the context
+        self.projected: Tensor | None = None
+        self._number = number  # of the attention
+        self._shape = shape  # of the layer's output
 
-    def returned(self, module: nn.Module | nn.Parameter, inputs: tuple[Any, ...], output: Any) -> None:
-        super().returned(module, inputs, output)
+    def on_exit(self, module: nn.Module | nn.Parameter, inputs: tuple[Any, ...], output: Any) -> None:
+        super().on_exit(module, inputs, output)
         if isinstance(module, nn.Parameter):
             return
         given, made = first_tensor(inputs), first_tensor(output)
         self.steps.append(_Step(module, self._tokens(given), self._tokens(made)))
         if given is None or made is None or len(inputs) > 1 or self.projection is not None:
             return
-        if len(self.calls) > self.site:
-            context = self.calls[self.site].context
+        if len(self.record.attentions) > self._number:
+            context = self.record.attentions[self._number].context
             if context is not None and _holds(given, context) and not _holds(made, context):
                 self.projection, self.projected = module, self._tokens(made)
 
     def _tokens(self, value: Tensor | None) -> Tensor | None:
-        """A copy, for layers may go on to write into their tensors; some lay all positions side by side."""
-        fits = value is not None and value.shape[-1:] == self.shape[-1:] and value.numel() == self.shape.numel()
-        return value.reshape(self.shape).clone() if fits and value is not None else None
+        """A copy, because layers may write into their tensors. Some layers lay all positions side by side."""
+        fits = value is not None and value.shape[-1:] == self._shape[-1:] and value.numel() == self._shape.numel()
+        return value.reshape(self._shape).clone() if fits and value is not None else None
 
 
 class AttentionBlock:
-    """The parts of one recorded layer around one of its attentions; in float32 where the layer is in half precision.
+    """The parts of a recorded layer around one of its attentions, in float32 if the layer is in half precision.
 
-    All tensors are `(batch, out, d)`, also where the layer has its tokens first.
+    All tensors are `(batch, out, d)`, whatever the layer's layout.
     """
 
-    def __init__(self, recording: LayerRecord, call: AttentionRecord) -> None:
-        self.name = recording.name
-        self.rows, self.sources = valid_positions(recording, call)
-        output = first_tensor(recording.output)
-        assert output is not None  # attention_call saw to it
-        assert output.isfinite().all(), (
-            f"{self.name} returned values that are not finite (NaN or infinity) in {output.dtype}. float16 overflows "
-            "above 65504: load the model in bfloat16 or float32, and check its weights and inputs."
-        )
-        trace = _trace(recording, call)
-        self.call = trace.calls[trace.site]
+    def __init__(self, site: AttentionSite) -> None:
+        self.name = site.layer.name
+        self.rows, self.sources = site.target_mask, site.source_mask
+        output = site.layer.first_output
+        if not output.isfinite().all():
+            raise RefusedError(
+                f"{self.name} returned values that are not finite (NaN or infinity) in {output.dtype}. float16 "
+                "overflows above 65504: load the model in bfloat16 or float32, and check its weights and inputs."
+            )
+        number, recorder = _record_steps(site)
+        record = recorder.record
+        self.attention = record.attentions[number]
         self.steps = [
-            _Step(step.module, self._batch_first(step.given), self._batch_first(step.made)) for step in trace.steps
+            _Step(step.module, self._batch_first(step.given), self._batch_first(step.made)) for step in recorder.steps
         ]
-        self.output = call.batch_first(trace.output)
+        self.output = self.attention.batch_first(record.output)
         self.inputs = [
-            self.call.batch_first(value)
-            for value in tree_leaves((trace.args, trace.kwargs))
-            if isinstance(value, Tensor) and value.shape == trace.shape
+            self.attention.batch_first(value)
+            for value in tree_leaves((record.args, record.kwargs))
+            if isinstance(value, Tensor) and value.shape == record.output.shape
         ]
         # A second attention reads what the first one made of the layer's input.
-        self.second = trace.site > 0
+        self.second = number > 0
         if self.second:
             self.inputs = [step.given for step in self.steps if step.given is not None]
         self._sample = self.rows.nonzero()[:: max(1, int(self.rows.sum()) // SAMPLE)][:SAMPLE].unbind(1)
-        self._projection, self._projected = trace.projection, self._batch_first(trace.projected)
-        if self.call.projection is not None:
-            self._projection = self.call.projection
-            self._projected = self._batch_first(first_tensor(self.call.answer))
+        self._projection, self._projected = recorder.projection, self._batch_first(recorder.projected)
+        if self.attention.projection is not None:
+            self._projection = self.attention.projection
+            self._projected = self._batch_first(first_tensor(self.attention.output))
         self.matrix, self.projected = self._project()
 
     def _batch_first(self, value: Tensor | None) -> Tensor | None:
-        return None if value is None else self.call.batch_first(value)
+        return None if value is None else self.attention.batch_first(value)
 
     def _project(self) -> tuple[Tensor, Tensor]:
         """The output projection `(head * d_head, d)`, its bias left out, and what it made of the context."""
-        assert self.call.context is not None
-        context = self.call.context.flatten(2)
+        assert self.attention.context is not None
+        context = self.attention.context.flatten(2)
         advice = "so that what each head's value adds to the output is not known."
         assert self._projection is not None and self._projected is not None, (
             f"The layer {self.name} has no output projection that can be recognised: looked for a submodule that is "
@@ -196,34 +203,34 @@ class AttentionBlock:
             return None
         try:
             norm = read_norm(step.module, step.given[self._sample], step.made[self._sample])
-        except CannotReplay:
+        except CannotReplayError:
             return None
         return FrozenNorm(norm, norm.scale(step.given))
 
 
-def _trace(recording: LayerRecord, call: AttentionRecord) -> _Trace:
-    """Run the layer again on its own input and note each step."""
-    name = recording.name
-    assert call.weights is not None and call.context is not None, call.why_no_weights
-    assert call.parts == 1, (
-        f"The attention of {name} takes its values in {call.parts} parts, which no norm-based method knows. "
-        "ValueZeroing can explain it."
-    )
-    missing = cached_only(recording)
-    assert not missing, (
-        f"The layer {name} has to be run again to see what becomes of its attention, but {missing} of its tokens are "
-        "in the key-value cache only: pass the whole sequence at once."
-    )
-    site = recording.calls.index(call)
-    if is_half(recording):
-        recording = rerun_in_float32(recording)
-    args, kwargs = without_caches((recording.args, recording.kwargs))
-    output = first_tensor(recording.output)
-    assert output is not None
-    trace = _Trace(recording.layer, args, kwargs, site=site, shape=output.shape)
-    with handled_by(trace), torch.autocast(output.device.type, enabled=False):
-        trace.output = first_tensor(trace.layer.forward(*args, **kwargs))
-    return trace
+def _record_steps(site: AttentionSite) -> tuple[int, _StepRecorder]:
+    """Run the layer again on its own input, and record each step."""
+    site.weights()  # or an error that says why they cannot be read
+    name, attention = site.layer.name, site.attention
+    if attention.calls != 1 or attention.context is None:
+        raise UnsupportedLayerError(
+            f"The attention of {name} takes its values in {attention.calls} parts, which norm-based methods do not "
+            "support. ValueZeroing can explain it."
+        )
+    missing = tokens_in_cache(site.layer)
+    if missing:
+        raise RefusedError(
+            f"The layer {name} has to be run again to see what becomes of its attention, but {missing} of its tokens "
+            "are in the key-value cache only. Pass the whole sequence at once."
+        )
+    number = site.layer.attentions.index(attention)
+    layer = site.in_float32().layer
+    args, kwargs = without_caches((layer.args, layer.kwargs))
+    output = layer.first_output
+    recorder = _StepRecorder(LayerRecord(layer.layer, args, kwargs), number, output.shape)
+    with handled_by(recorder), torch.autocast(output.device.type, enabled=False):
+        recorder.record.output = first_tensor(layer.layer.forward(*args, **kwargs))
+    return number, recorder
 
 
 def _affine(module: nn.Module, width: int, like: Tensor) -> tuple[Tensor, Tensor]:

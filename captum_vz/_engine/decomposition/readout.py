@@ -1,22 +1,29 @@
-"""TODO."""
+"""The final norm and the unembedding, which turn the last layer's output into logits.
+
+The norm is linear once its scale is known.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from captum_vz._engine.capture.float32 import HALF, in_float32
-from captum_vz._engine.numerics.tolerance import CannotReplay
-from captum_vz._engine.structure.modules import Norm, matrix, read_norm
+from captum_vz._engine.numerics.tolerance import CannotReplayError
+from captum_vz._engine.structure.modules import matrix, read_norm
+from captum_vz.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from captum_vz._engine.structure.modules import Norm
 
 
 @dataclass(frozen=True)
 class Readout:
-    """The logit of entry w at x is `norm.scale(x) * direction_w @ x + constant_w`."""
+    """The logit of vocabulary entry w at hidden state x is `norm.scale(x) * direction_w @ x + constant_w`."""
 
     norm: Norm
     matrix: Tensor  # (d, entry)
@@ -30,28 +37,31 @@ class Readout:
         final_norm: nn.Module | None,
         unembedding: nn.Module | None,
     ) -> Readout:
-        """Read the modules, found in `forward_func` where they are not given.
+        """Read the norm and the unembedding. A module that is None is looked for in `forward_func`.
 
         Raises:
-            AssertionError: There are none, or they are not what they are looked for as.
+            ArgumentError: A module was not found, or is no norm or no linear module.
         """
         name = type(forward_func).__name__
         if unembedding is None and hasattr(forward_func, "get_output_embeddings"):
             unembedding = forward_func.get_output_embeddings()
-        assert isinstance(unembedding, nn.Module), (
-            f"forward_func is a {name} without get_output_embeddings(): pass the linear module that makes logits of "
-            "hidden states as `unembedding`."
-        )
+        if not isinstance(unembedding, nn.Module):
+            raise ArgumentError(
+                f"forward_func is a {name} without get_output_embeddings(): pass the linear module that computes "
+                "logits from hidden states as `unembedding`."
+            )
         rows = matrix(unembedding)
-        assert rows is not None, (
-            f"unembedding is a {type(unembedding).__name__}: looked for a linear module, whose rows the logits' "
-            "directions are."
-        )
+        if rows is None:
+            raise ArgumentError(
+                f"unembedding is a {type(unembedding).__name__}: looked for a linear module, because each logit needs "
+                "a direction. Pass the linear module that computes logits from hidden states."
+            )
         norm = final_norm if final_norm is not None else _last_norm(forward_func, layers)
-        assert isinstance(norm, nn.Module), (
-            f"forward_func is a {name} in which no norm outside of the layers was found: pass the norm behind the last "
-            "layer as `final_norm`."
-        )
+        if not isinstance(norm, nn.Module):
+            raise ArgumentError(
+                f"forward_func is a {name} in which no norm outside of the layers was found: pass the norm after the "
+                "last layer as `final_norm`."
+            )
         if any(parameter.dtype in HALF for parameter in norm.parameters()):
             norm = in_float32(norm)
         bias = getattr(unembedding, "bias", None)
@@ -59,16 +69,16 @@ class Readout:
         try:
             with torch.no_grad():
                 return cls(read_norm(norm, probe, norm(probe)), rows.detach(), None if bias is None else bias.detach())
-        except (CannotReplay, RuntimeError) as error:
-            raise AssertionError(
+        except (CannotReplayError, RuntimeError) as error:
+            raise ArgumentError(
                 f"final_norm is a {type(norm).__name__}, which could not be read as a LayerNorm or an RMSNorm of "
-                f"{rows.shape[0]} numbers: pass the norm behind the last layer. (One that rounds to float32 in a "
-                "float64 model, as transformers' RMSNorms do, is read when the model is loaded in float32.)"
+                f"{rows.shape[0]} numbers: pass the norm after the last layer. A norm that rounds to float32 in a "
+                "float64 model, as transformers' RMSNorms do, can be read if the model is loaded in float32."
             ) from error
 
     def along(self, entries: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
-        """The entries' directions `(..., d)` and constants `(...)`, for hidden states like these."""
-        entries = entries.to(self.matrix.device)  # of a model that is spread over devices
+        """Return the directions `(..., d)` and constants `(...)` of entries, in the dtype of `like`, on its device."""
+        entries = entries.to(self.matrix.device)  # the model may be spread over several devices
         rows, gamma, beta = self.matrix.T[entries].to(like), self.norm.gamma.to(like), self.norm.beta.to(like)
         direction = gamma * rows
         if self.norm.centred:
@@ -78,7 +88,10 @@ class Readout:
 
 
 def _last_norm(forward_func: Any, layers: Sequence[nn.Module]) -> nn.Module | None:
-    """The last module outside of the layers that looks like a norm; whether it is the one, the logits tell."""
+    """Return the last module outside the layers that has an epsilon, as norms do, or None.
+
+    The caller compares logits to verify that this is the final norm.
+    """
     if not isinstance(forward_func, nn.Module):
         return None
     inside = {id(module) for layer in layers for module in layer.modules()}

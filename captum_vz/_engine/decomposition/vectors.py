@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from captum_vz._engine.decomposition.attention_block import AttentionBlock, FrozenNorm
 from captum_vz._engine.numerics.budget import budget_of
 from captum_vz.functional import contributions, frozen_norm, head_vectors
+
+if TYPE_CHECKING:
+    from captum_vz._engine.decomposition.attention_block import AttentionBlock, FrozenNorm
 
 # How far a layer is followed: its attention, plus its residual connection, plus the norm after that, plus the last one.
 INCLUDES = ("attention", "residual", "layer_norm", "encoder")
@@ -81,7 +84,7 @@ def decompositions(
     whole = whole.masked_fill(~parts.rows[..., None], 0).gather(1, wide)
     beside = None if beside is None else beside.gather(1, wide)
     count = weights.shape[2] if groups is None else int(groups.max()) + 1
-    values = parts.call.values
+    values = parts.attention.values
     width = weights.shape[3] * parts.matrix.shape[1]
     for few in torch.arange(len(weights)).split(budget_of(values.device).items_in_chunk(values, values.shape[2] * width)):
         of = slice(int(few[0]), int(few[-1]) + 1)
@@ -99,7 +102,7 @@ def _follow(parts: AttentionBlock, include: str | None) -> tuple[Tensor | None, 
     """The residual that is added, the norms that are applied, and what comes out, biases and all."""
     if include == "attention":
         return None, [], parts.projected
-    tokens, sources = parts.call.size[2:]
+    tokens, sources = parts.attention.shape[2:]
     assert tokens == sources or parts.second, (
         f"The attention of {parts.name} has {sources} sources for {tokens} tokens, so that the residual connection "
         "belongs to none of them: include='attention' needs none."
@@ -128,8 +131,8 @@ def _normed(vectors: Tensor, norms: list[FrozenNorm]) -> Tensor:
 
 def _weights(parts: AttentionBlock, residual: bool, norms: list[FrozenNorm]) -> Tensor:
     """`(batch, out, in, part)`: those of the heads and of the residual connection, over the norms' deviations."""
-    assert parts.call.weights is not None  # the parts saw to it
-    weights = parts.call.weights.to(parts.call.values.dtype).permute(0, 2, 3, 1)
+    assert parts.attention.weights is not None  # the parts saw to it
+    weights = parts.attention.weights.to(parts.attention.values.dtype).permute(0, 2, 3, 1)
     if residual:
         itself = torch.eye(weights.shape[1], dtype=weights.dtype, device=weights.device)
         weights = torch.cat([weights, itself.expand(len(weights), -1, -1)[..., None]], dim=3)

@@ -1,4 +1,10 @@
-"""TODO."""
+"""Linear products through oneDNN, on CPUs where oneDNN is faster than torch's default.
+
+In float32 on a CPU, torch uses MKL. MKL reaches about half of the processor's peak for few rows, and about two thirds
+for many rows on processors that are not Intel's. oneDNN, which torch includes, comes close to the peak. The choice
+depends on the machine, the layout of the weight and the number of rows. It depends on no timing, so the numbers are the
+same in each run.
+"""
 
 from __future__ import annotations
 
@@ -13,23 +19,23 @@ from torch.autograd import forward_ad
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
-# oneDNN compiles a kernel for each number of rows, and keeps it, half a megabyte: so rows come in few numbers. In
-# bfloat16, beyond some 600 rows, it takes twice the time for each (measured on AMX).
+# oneDNN compiles a kernel of half a megabyte for each number of rows and keeps it, so rows are padded to few numbers.
+# In bfloat16 a product of more than about 600 rows takes twice the time for each row (measured on AMX).
 STEP = 16
 FEW, STEP_OF_FEW = 128, 4
 ROWS = {torch.float32: 1024, torch.bfloat16: 512}
-# What a call of oneDNN costs, besides the product, is too much for matrices of fewer numbers, or for so few rows that
-# the product has fewer multiplications.
+# The overhead of a oneDNN call is too high for a matrix of fewer entries, and for a product of fewer multiplications.
 SMALL = 1 << 17
 LEAST_WORK = 1 << 22
-# With AVX-512 oneDNN gains for any rows; with AVX2 for few, by an (out, in) weight (measured on Zen 4 and Zen 3).
-# Elsewhere nothing is known, and torch's own serve.
+# With AVX-512, oneDNN is faster for any number of rows (measured on Zen 4). With AVX2, it is faster for few rows and a
+# contiguous (out, in) weight (measured on Zen 3). Other processors were not measured and use torch's default.
 UNLIMITED = sys.maxsize
-# Of compiled models, the only ones that take a matrix in oneDNN's own layout. torch does not promise to keep them.
+# torch has these operators for compiled models and may remove them. No others accept a matrix in oneDNN's own layout.
 OPERATORS = ("_linear_pointwise", "_reorder_linear_weight", "_is_mkldnn_bf16_supported")
-# Rows that pay for putting an (out, in) weight into oneDNN's layout; one that is (in, out) takes three times as long.
+# Number of rows from which converting an (out, in) weight to oneDNN's layout saves time. Converting an (in, out) weight
+# takes three times as long.
 ROWS_THAT_PAY_REORDER = 1536
-# How linear modules multiply: torch's, and transformers' Conv1D.
+# Functions that linear modules call, with their arguments as (rows, weight, bias): nn.Linear, transformers' Conv1D.
 _LINEAR: dict[Any, Callable[..., tuple[Tensor, Tensor, Tensor | None]]] = {
     functional.linear: lambda rows, weight, bias=None: (rows, weight, bias),
     torch.addmm: lambda bias, rows, matrix: (rows, matrix.T, bias),
@@ -37,11 +43,14 @@ _LINEAR: dict[Any, Callable[..., tuple[Tensor, Tensor, Tensor | None]]] = {
 
 
 class Product:
-    """`rows @ matrix + bias` for rows `(n, a)` and a matrix `(a, b)`, about `count` of them in many calls."""
+    """Compute `rows @ matrix + bias` for rows `(n, a)` and a matrix `(a, b)`.
+
+    `count` is about the number of rows that all calls together will pass.
+    """
 
     def __init__(self, matrix: Tensor, bias: Tensor | None = None, count: int = 0) -> None:
         self.weight = matrix.T
-        self.bias = None if bias is None else bias.contiguous()  # oneDNN reads it as if it were
+        self.bias = None if bias is None else bias.contiguous()  # oneDNN ignores its strides
         self.by_onednn = _most_rows_by_onednn(self.weight)
         if self.by_onednn == UNLIMITED and count >= ROWS_THAT_PAY_REORDER * (1 if self.weight.is_contiguous() else 3):
             self.weight = torch.ops.mkldnn._reorder_linear_weight(self.weight)
@@ -53,7 +62,7 @@ class Product:
 
 
 class OneDnnLinears(TorchFunctionMode):
-    """Lets the linear modules that run inside a `with` block multiply as `Product` does, while it is `on`."""
+    """Let linear modules that run inside a `with` block multiply as `Product` does, while `on` is True."""
 
     def __init__(self, on: bool = True) -> None:
         super().__init__()
@@ -71,14 +80,17 @@ class OneDnnLinears(TorchFunctionMode):
 
     @staticmethod
     def gain(weights: Iterable[Tensor]) -> bool:
-        """Whether products with any of some weights would be faster: to ask at each function costs time."""
+        """Return whether this mode makes products with any of the weights faster.
+
+        Ask before the mode is entered, because a mode costs time at each function call.
+        """
         return not torch._C._len_torch_function_stack() and any(
             x.dim() == 2 and x.dtype == torch.float32 and _most_rows_by_onednn(x) for x in weights
         )
 
     @contextmanager
-    def put_aside(self) -> Iterator[None]:
-        """Ask at no function for the length of a `with` block, inside of this one's, unless another mode lies above."""
+    def suspended(self) -> Iterator[None]:
+        """Leave this mode inside a `with` block, to save its overhead, unless another mode was entered after it."""
         if _get_current_function_mode() is not self:
             yield
             return
@@ -90,7 +102,7 @@ class OneDnnLinears(TorchFunctionMode):
 
 
 def with_onednn(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A module, or another function, that multiplies as within `OneDnnLinears`."""
+    """Return a function that calls `function`, a module for example, inside `OneDnnLinears`."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         with OneDnnLinears():
@@ -100,13 +112,13 @@ def with_onednn(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def padded(rows: int) -> int:
-    """The next of the few numbers of rows that products come in."""
+    """Return the number of rows that a product of `rows` rows is padded to."""
     step = STEP if rows > FEW else min(STEP, STEP_OF_FEW)
     return -(-rows // step) * step
 
 
 def _is_plain(rows: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    """Whether a product is a linear module's, of many rows in float32, with nothing else that is to happen to it."""
+    """Return whether a product may go to oneDNN: large enough, plain float32 tensors, and no gradients or modes."""
     given = [rows, weight] if bias is None else [rows, weight, bias]
     return (
         all(type(x) in (Tensor, nn.Parameter) and x.layout == torch.strided and not x.is_nested for x in given)
@@ -118,20 +130,20 @@ def _is_plain(rows: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
         and rows.shape[:-1].numel() * weight.numel() >= LEAST_WORK
         and not torch.is_grad_enabled()
         and not torch.is_autocast_enabled("cpu")
-        and not torch._C._len_torch_function_stack()  # modes of the user's, which are to see it
-        and forward_ad._current_level < 0  # oneDNN's products drop tangents
+        and not torch._C._len_torch_function_stack()  # the user's modes must see this call
+        and forward_ad._current_level < 0  # oneDNN drops forward-mode tangents
         and torch._C._functorch.peek_interpreter_stack() is None
     )
 
 
 def _most_rows_by_onednn(weight: Tensor) -> int:
-    """How many rows at most oneDNN multiplies by a weight `(out, in)` in less time than torch; 0 where it cannot."""
+    """Return the largest number of rows for which oneDNN is faster with a weight `(out, in)`; 0 if never."""
     in_order = weight.is_contiguous()
     if not (
         weight.numel() >= SMALL
         and weight.device.type == "cpu"
         and weight.dtype in ROWS
-        and not torch._C._len_torch_dispatch_stack()  # modes that count operations, say, know torch's own alone
+        and not torch._C._len_torch_dispatch_stack()  # a mode that counts operations may not know oneDNN's
         and (in_order or weight.T.is_contiguous())
         and torch.backends.mkldnn.is_available()
         and bool(torch.backends.mkldnn.enabled)
@@ -145,18 +157,19 @@ def _most_rows_by_onednn(weight: Tensor) -> int:
 
 def _by_onednn(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     linear = torch.ops.mkldnn._linear_pointwise
-    parts = [linear(part, weight, bias, "none", [], "") for part in _in_few_sizes(rows)]
+    parts = [linear(part, weight, bias, "none", [], "") for part in _in_padded_parts(rows)]
     return (parts[0] if len(parts) == 1 else torch.cat(parts))[: len(rows)]
 
 
-def _in_few_sizes(rows: Tensor) -> Iterator[Tensor]:
+def _in_padded_parts(rows: Tensor) -> Iterator[Tensor]:
+    """Split rows into parts of at most `ROWS`, the last padded by copies of its last row."""
     for part in rows.split(ROWS[rows.dtype]):
         missing = padded(len(part)) - len(part)
         yield torch.cat([part, part[-1:].expand(missing, -1)]) if missing else part
 
 
 def has_fast_bfloat16(device: torch.device) -> bool:
-    """Whether the device has units for products in bfloat16, several times as fast as those in float32."""
+    """Return whether the device has units for bfloat16 products, several times as fast as float32 products."""
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device) >= (8, 0)
     if device.type == "cpu" and hasattr(torch.cpu, "get_capabilities"):

@@ -1,4 +1,10 @@
-"""TODO."""
+"""Reproducible noise, small nudges, and a test whether rows that run together are independent.
+
+A row is a position of a packed sequence, or a copy of an example. Mixture-of-experts layers with limited capacity make
+rows compete. To detect this, some rows are run together with many identical rows of large norm, the crowd. The rows
+under test hold their clean values or small noise, because noise may choose an expert that no clean value chooses. They
+are placed before and after the crowd because capacity may be assigned in either order.
+"""
 
 from __future__ import annotations
 
@@ -9,60 +15,72 @@ from torch import Tensor
 
 from captum_vz._engine.numerics.tolerance import is_reproduced
 
-# How many times as large noise is as what it stands for: something that wins, its opposite, and what is no number.
+# Strengths of the crowd's noise, relative to the values that it replaces. An expert that is not chosen at one strength
+# is chosen at its opposite. NaN marks every value that depends on the crowd.
 PROBE_STRENGTHS = (64.0, -64.0, torch.nan)
-# The same of those before the crowd, and behind it in the reverse order.
+# Strengths of the rows under test: in this order before the crowd, in the reverse order after it.
 SMALL_STRENGTHS = (0.0, 1.0, -1.0, 8.0, -8.0)
 
 
 def is_independent(run: Callable[[Tensor], Tensor], clean: Tensor, crowd: int) -> bool:
-    """Whether those in `run(strengths (n,)) -> (n, ...)` hear nothing of each other; strength 0 gives `clean (...)`."""
+    """Return whether the rows of `run(strengths (n,)) -> (n, ...)` are independent of each other.
+
+    `strengths` scales the noise of each row. A row of strength 0 must equal `clean (...)`. A row under test must give
+    the same output before and after the crowd of `crowd` rows, for each of `PROBE_STRENGTHS`.
+    """
     first: Tensor | None = None
-    for noise in PROBE_STRENGTHS:
-        strengths = torch.tensor([*SMALL_STRENGTHS, *[noise] * crowd, *reversed(SMALL_STRENGTHS)], device=clean.device)
-        answer = run(strengths)
-        before, behind = answer[: len(SMALL_STRENGTHS)], answer[-len(SMALL_STRENGTHS) :].flip(0)
+    for strength in PROBE_STRENGTHS:
+        tested = len(SMALL_STRENGTHS)
+        strengths = [*SMALL_STRENGTHS, *[strength] * crowd, *reversed(SMALL_STRENGTHS)]
+        outputs = run(torch.tensor(strengths, device=clean.device))
+        before, after = outputs[:tested], outputs[-tested:].flip(0)
         first = torch.cat([clean[None], before[1:]]) if first is None else first
-        if not all(is_reproduced(one.flatten(0, -2), first.flatten(0, -2)) for one in (before, behind)):
+        if not all(is_reproduced(rows.flatten(0, -2), first.flatten(0, -2)) for rows in (before, after)):
             return False
     return True
 
 
 def with_noise(x: Tensor, strengths: Tensor) -> Tensor:
-    """`x (n, ..., features)` with noise in its place, so many times as large `(n,)`; as it is where that is 0."""
+    """Replace row i of `x (n, ..., features)` by noise of relative strength `strengths[i]`; 0 leaves it unchanged."""
     strengths = strengths.to(x).view(-1, *[1] * (x.dim() - 1))
     return torch.where(strengths == 0, x, noise_like(x, 1.0) * strengths)
 
 
-def noise_like(x: Tensor, noise: float) -> Tensor:
-    """Noise in the form of `x (..., features)`, so many times as large: the same for all."""
-    return noise * max_abs(x) * fixed_normal(x.new_empty(x.shape[-1:])).expand_as(x)
+def noise_like(x: Tensor, strength: float) -> Tensor:
+    """Return noise in the shape of `x (..., features)`, the same vector for all positions.
+
+    The noise is normally distributed, with a standard deviation of `strength` times the largest entry of `x`.
+    """
+    return strength * max_abs(x) * fixed_normal(x.new_empty(x.shape[-1:])).expand_as(x)
 
 
 def max_abs(x: Tensor) -> Tensor:
-    """How large a tensor's numbers are at most, those that are numbers; 1 where all are zero."""
+    """Return the largest absolute value among the finite entries of a tensor, or 1 if all of them are zero."""
     size = x.nan_to_num(0, 0, 0).abs().amax()
     return size.where(size > 0, 1)
 
 
 def fixed_normal(x: Tensor) -> Tensor:
-    """Numbers by fixed_normal, normally distributed, in the form of a tensor, and the same on any device."""
-    own = torch.Generator("cpu").manual_seed(0)  # the user's is not to be drawn from
-    return torch.randn(x.shape, generator=own, device="cpu").to(x)
+    """Return standard normal numbers in the shape of `x`, the same in each call and on each device."""
+    generator = torch.Generator("cpu").manual_seed(0)  # the user's generator must not advance
+    return torch.randn(x.shape, generator=generator, device="cpu").to(x)
 
 
 def nudged(x: Tensor, share: float | None = None) -> Tensor:
-    """`x (..., d)` with numbers by fixed_normal added to each position, of this share of its size; None: a small one."""
+    """Add normal noise to each position of `x (..., d)`, of `share` times the mean absolute value of the position.
+
+    `share` is `eps**0.5` of the dtype if it is None. At a position of zeros, the mean over all positions is used.
+    """
     size = x.abs().mean(-1, keepdim=True)
     share = torch.finfo(x.dtype).eps ** 0.5 if share is None else share
     return x + share * size.where(size > 0, size.mean()) * fixed_normal(x)
 
 
 def replaced(x: Tensor, other: Tensor, chosen: Tensor) -> Tensor:
-    """`x (..., d)` with `other` in its place at chosen positions `(...)`."""
+    """Replace `x (..., d)` by `other` at the positions where `chosen (...)` is True."""
     return torch.where(chosen.view(*chosen.shape, *[1] * (x.dim() - chosen.dim())), other, x)
 
 
 def is_changed(found: Tensor, clean: Tensor) -> Tensor:
-    """Where two runs of one code differ, to the last bit; NaN is no change where there was NaN."""
+    """Return where two runs of the same code differ, to the last bit. NaN in both runs is no difference."""
     return (found != clean) & ~(found.isnan() & clean.isnan())

@@ -1,4 +1,4 @@
-"""TODO."""
+"""Operations on tensors, and on the nested arguments and outputs of modules."""
 
 from __future__ import annotations
 
@@ -10,14 +10,20 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 
 def first_tensor(output: Any) -> Tensor | None:
-    """A module's output, or the first element of it where it returns tuples, in tuples; None if that is no tensor."""
+    """Return a module's output, or its first element if it is a tuple or list, at any depth.
+
+    None if the result is not a tensor.
+    """
     while isinstance(output, (tuple, list)) and output:
         output = output[0]
     return output if isinstance(output, Tensor) else None
 
 
 def map_each(change: Callable[[Any], Any], arguments: Any) -> Any:
-    """A layer's arguments changed one by one; what it is given twice stays one (states, as queries and as values)."""
+    """Apply `change` to each leaf of a layer's arguments.
+
+    An object that occurs twice (states passed as queries and as values) is changed once, so it stays one object.
+    """
     changed: dict[int, Any] = {}
 
     def once(value: Any) -> Any:
@@ -29,41 +35,47 @@ def map_each(change: Callable[[Any], Any], arguments: Any) -> Any:
 
 
 def gather_rows(x: Tensor, first: Tensor, second: Tensor) -> Tensor:
-    """`x[first, second]` of places that count from 0: whole rows at a time, in a fraction of that one's time."""
-    place = first * x.shape[1] + second
-    return x.flatten(0, 1).index_select(0, place.flatten()).unflatten(0, place.shape)
+    """Return `x[first, second]` for indices that are not negative, in a fraction of the time of plain indexing."""
+    row = first * x.shape[1] + second
+    return x.flatten(0, 1).index_select(0, row.flatten()).unflatten(0, row.shape)
 
 
 def for_query_heads(shared: Tensor, heads: int, dim: int = 1) -> Tensor:
-    """What key-value heads hold along `dim`, for each of the query heads, of which several may share one."""
+    """Repeat key-value heads along `dim`, because several of the `heads` query heads may share one."""
     times = heads // shared.shape[dim]
     return shared if times == 1 else shared.repeat_interleave(times, dim=dim)
 
 
 def mask_as_bool(mask: Tensor) -> Tensor:
-    """What an attention mask lets through: of booleans or 0 and 1, itself; of added numbers, all but the smallest.
+    """Return an attention mask as booleans, True where a source is visible.
 
-    Models hide with anything from -10000 to the smallest number of the dtype; position biases stay far above that.
+    Integer masks hold 1 for a visible source. Floating-point masks are added to the scores: models hide a source with
+    a number between -10000 and the smallest number of the dtype. Position biases stay far above these numbers.
     """
     return mask > -9e3 if mask.is_floating_point() else mask.bool()
 
 
 def describe(output: Tensor | None) -> str:
+    """Return the words for an output in an error message."""
     return "no tensor" if output is None else f"a tensor of shape {tuple(output.shape)}"
 
 
 def repeat_examples(value: Any, copies: int, batch: int) -> Any:
-    """`copies` of a tensor that has one entry an example, one behind the other; anything else as it is."""
+    """Repeat a tensor with one entry for each of the `batch` examples: all examples, `copies` times in a row.
+
+    Any other value is returned unchanged.
+    """
     if not isinstance(value, Tensor) or not value.dim() or len(value) != batch:
         return value
     return value.repeat(copies, *[1] * (value.dim() - 1))
 
 
 def clone_tensor(value: Any) -> Any:
+    """Return a clone of a tensor. Any other value is returned unchanged."""
     return value.clone() if isinstance(value, Tensor) else value
 
 
 def first_numbers(output: Any) -> Tensor | None:
-    """The first tensor of an output that holds numbers for each example."""
+    """Return the first floating-point tensor of a nested output that is not a scalar, or None."""
     found = [x for x in tree_leaves(output) if isinstance(x, Tensor) and x.dim() and x.is_floating_point()]
     return found[0] if found else None

@@ -1,4 +1,8 @@
-"""TODO."""
+"""When two runs count as equal: each rule with its bound, and what the bound was measured against.
+
+Bounds are given by the machine epsilon `eps` of the dtype. `eps**0.6` is 7e-5 in float32 and 4e-10 in float64, a
+hundred times what another order of summation costs.
+"""
 
 from __future__ import annotations
 
@@ -7,92 +11,90 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# To how small a part a context, or a residual stream, may shrink before what is left of it is not told by a difference.
+# A difference of vectors loses its digits when less than one part in so many is left of the vector.
 CANCELLATION = 64
-TOO_LITTLE_LEFT = "nearly nothing is left of what it takes a difference from"
-ANOTHER_FUNCTION = 0.03
-# By how many units in the last place rounding may move what a layer returns: more than it does, lest it be overlooked.
-ROUNDINGS = 5
+TOO_LITTLE_LEFT = "too little is left of the context, so its rounding errors would show"
+# Share of the largest entry by which a projection may differ when it is computed once more.
+PROJECTED = 1e-5
+# Upper bound on the rounding error of a layer's output, in units in the last place.
+OUTPUT_ROUNDING = 5
+# Share of the largest entry by which another attention function may differ from torch's (a quantised one does).
+OTHER_ATTENTION = 0.03
+# Share of the largest entry by which two runs of a layer in half precision may differ.
+HALF_PRECISION = 0.02
 
 
-class CannotReplay(Exception):
-    """This way of replaying does not give back the layer's clean output; the message says how."""
-
-
-class SameAgainError(CannotReplay):
-    """This way of replaying would do what one before it did."""
-
-
-class TooFewError(CannotReplay):
-    """This way of replaying gains nothing here, the rows being few."""
+class CannotReplayError(Exception):
+    """A replay does not hold for this layer. The message says why. The next replay is tried."""
 
 
 def is_cancelled(left: Tensor, context: Tensor) -> Tensor:
-    """Where what is left of contexts `(..., features)` is so little that the rounding of a difference shows in it.
+    """Where too little is left of contexts `(..., features)`, so that `left` consists of rounding errors.
 
-    A norm behind the attention, or a distance between directions, would make a whole vector of that rounding.
+    A norm after the attention, or a distance between directions, would blow these errors up to a whole vector.
     """
     return left.abs().amax(-1) < context.abs().amax(-1) / CANCELLATION
 
 
 def check_reproduced(replayed: Tensor, clean: Tensor) -> None:
-    """Raise CannotReplay unless `replayed` equals `clean` `(n, d)` but for rounding.
+    """Raise CannotReplayError unless `replayed` equals `clean`, both `(n, d)`, up to rounding.
 
-    The bound is on each position's largest difference over its largest entry: 7e-5 in float32, 4e-10 in float64,
-    a hundred times what another order of summation costs.
+    Each position's largest difference is at most `eps**0.6` of its largest entry.
     """
     scale = clean.abs().amax(-1)
     error = ((replayed - clean).abs().amax(-1) / scale.clamp_min(torch.finfo(clean.dtype).tiny)).max().item()
     if not error < torch.finfo(clean.dtype).eps ** 0.6:
-        raise CannotReplay(
-            f"with nothing zeroed it differs from the layer's own output by {error:.1e} of its size"
-        )
+        raise CannotReplayError(f"with nothing zeroed, it differs from its clean output by {error:.1e} of its size")
 
 
 def is_reproduced(replayed: Tensor, clean: Tensor) -> bool:
-    """Whether `check_reproduced` finds nothing, at those positions that are finite: padding may be of anything."""
+    """Whether `check_reproduced` passes at the positions where `clean` is finite. Padding may hold anything."""
     finite = clean.isfinite().all(-1)
     if not finite.any():
         return True
     try:
         check_reproduced(replayed[finite], clean[finite])
-    except CannotReplay:
+    except CannotReplayError:
         return False
     return True
 
 
-def check_against_changes(off: Tensor, change: Tensor, clean: Tensor) -> None:
-    """Raise CannotReplay where a position is off by much of what zeroing changes at it, if by more than rounding.
+def check_against_changes(error: Tensor, change: Tensor, clean: Tensor) -> None:
+    """Raise CannotReplayError where the replay's error is large beside the change that zeroing makes.
 
-    For what a layer adds may be so little beside what it carries on (LayerScale) that `check_reproduced` overlooks all
-    of it. Largest differences `(n)`: of the replay with nothing zeroed from `clean (n, d)`, and of those with a value
-    zeroed from that replay.
+    A layer may add so little to its residual stream (LayerScale) that `check_reproduced` overlooks all of it. The error
+    is at most 4 eps of the position's largest entry, or 1/32 of the change.
+
+    Args:
+        error: The largest difference of each position with nothing zeroed from the clean output, `(n,)`.
+        change: The largest difference that zeroing a value makes, `(n,)`.
+        clean: The clean output, `(n, d)`.
     """
-    wrong = (off > 4 * torch.finfo(clean.dtype).eps * clean.abs().amax(-1)) & (off > change / 32)
+    wrong = (error > 4 * torch.finfo(clean.dtype).eps * clean.abs().amax(-1)) & (error > change / 32)
     if wrong.any():
-        raise CannotReplay(
-            f"with nothing zeroed it is off by {(off / change)[wrong].amax():.1e} of what zeroing a value changes"
-        )
+        share = (error / change)[wrong].amax()
+        raise CannotReplayError(f"with nothing zeroed, it is wrong by {share:.1e} of the change that zeroing makes")
 
 
 def same_numbers(expected: Tensor, found: Tensor, share: float) -> bool:
-    """Whether two tensors of one size differ by no more than a share of the largest entry expected; NaN differs."""
-    # Mostly they are the same to the bit, which takes a fraction of the time to see.
+    """Whether two tensors of one size differ by at most `share` of the largest expected entry. NaN differs."""
+    # Mostly they are equal bit for bit, which takes a fraction of the time to find.
     return torch.equal(expected, found) or bool((expected - found).abs().amax() <= share * expected.abs().amax())
 
 
 def is_close_up_to_tf32(value: Tensor, expected: Tensor) -> bool:
-    """Whether two computations of `(..., d)` agree, be one of them in a lower precision (as TF32 is)."""
+    """Whether two computations of `(..., d)` agree to 1e-3 of each row, as they do if one of them uses TF32."""
     return bool(((value - expected).abs().amax(-1) <= 1e-3 * expected.abs().amax(-1)).all())
 
 
 def is_same_sum(value: Tensor, expected: Tensor, scale: Tensor | None = None) -> bool:
-    """Whether two `(..., d)` are the same sum of the same numbers, taken in whatever order."""
+    """Whether two `(..., d)` are sums of the same numbers in any order: equal to 16 eps of each row, or of `scale`."""
     bound = (expected.abs() if scale is None else scale).amax(-1) * 16 * torch.finfo(expected.dtype).eps
     return bool(((value - expected).abs().amax(-1) <= bound).all())
 
 
-def is_same_module_output(found: Tensor, expected: Tensor) -> bool:
+def is_same_function(found: Tensor, expected: Tensor) -> bool:
+    """Whether two activations give the same output: equal to 16 eps of the tensor, its last row left out."""
     if found.shape != expected.shape:
         return False
     error = (found[:-1] - expected[:-1]).abs().max()
@@ -100,38 +102,42 @@ def is_same_module_output(found: Tensor, expected: Tensor) -> bool:
 
 
 def folded_bound(expected: Tensor, clean: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """By how much a run may miss what is `expected (n, d)`, seen from `clean`: by rounding, of each position's size."""
+    """By how much the folded replay may differ from what is `expected (n, d)`, for each position `(n,)`.
+
+    At most `eps**0.6` of the change from `clean`, plus 64 eps of the size. Changes that are multiplied in bfloat16 may
+    differ by 8 eps of bfloat16: a product is off by some eps, a sum of hundreds by more.
+    """
     eps = torch.finfo(clean.dtype).eps
-    # A product of bfloat16 is off by some eps of it, other sums by hundreds.
     share = 8 * torch.finfo(dtype).eps if dtype == torch.bfloat16 else eps**0.6
     return share * (expected - clean).abs().amax(-1) + 64 * eps * expected.abs().amax(-1)
 
 
-def check_folded(moved: Tensor, expected: Tensor, bound: Tensor) -> None:
-    """Raise CannotReplay unless `moved` is `expected (n, d)` but for `bound (n)`."""
-    error = (moved - expected).abs().amax(-1)
+def check_folded(found: Tensor, expected: Tensor, bound: Tensor) -> None:
+    """Raise CannotReplayError unless `found` equals `expected (n, d)` up to `bound (n,)`."""
+    error = (found - expected).abs().amax(-1)
     if not (error <= bound).all():
-        raise CannotReplay(f"the fast way differs by {error.max():.1e} from the general way")
+        raise CannotReplayError(f"the folded replay differs by {error.max():.1e} from the packed replay")
 
 
 def is_close_in_half(again: Tensor, clean: Tensor) -> bool:
-    there = clean.isfinite() & again.isfinite()
-    again, clean = again.where(there, 0).float(), clean.where(there, 0).float()
-    return bool((again - clean).abs().amax() <= 0.02 * clean.abs().amax())
+    """Whether two runs in half precision agree where both are finite."""
+    finite = clean.isfinite() & again.isfinite()
+    again, clean = again.where(finite, 0).float(), clean.where(finite, 0).float()
+    return bool((again - clean).abs().amax() <= HALF_PRECISION * clean.abs().amax())
 
 
 def is_same_attention(found: Any, expected: Tensor) -> bool:
-    """Whether what a mode gave, which may be anything, is nearly `expected`; NaN is to be where it is there."""
+    """Whether `found`, which may be anything, is nearly the attention that is `expected`, with NaN at its places."""
     if not isinstance(found, Tensor) or found.shape != expected.shape:
         return False
     if not torch.equal(found.isnan(), expected.isnan()):
         return False
-    return bool((found - expected).nan_to_num(0).abs().amax() <= ANOTHER_FUNCTION * expected.nan_to_num(0).abs().amax())
+    return bool((found - expected).nan_to_num(0).abs().amax() <= OTHER_ATTENTION * expected.nan_to_num(0).abs().amax())
 
 
 def with_rounding(x: Tensor) -> Tensor:
-    """`x` with all its entries off by rounding, every second in the other direction."""
-    share = ROUNDINGS * torch.finfo(x.dtype).eps
+    """`x (..., d)` with each entry off by the largest rounding error, with alternating signs along the last axis."""
+    share = OUTPUT_ROUNDING * torch.finfo(x.dtype).eps
     factors = x.new_full(x.shape[-1:], 1 + share)
     factors[1::2] = 1 - share
     return x * factors

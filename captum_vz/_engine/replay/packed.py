@@ -1,104 +1,146 @@
-"""TODO."""
+"""Packed pairs: after the attention each position is independent, so all pairs run as one long sequence.
+
+The context of each pair is computed beforehand, and the attention answers it. The layer's own code does the rest.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from captum_vz._engine.capture.interventions import AnswerContext, ModuleAnswer
-from captum_vz._engine.capture.layer_runner import run_again, with_submodules_replaced, without_caches, without_hooks
-from captum_vz._engine.capture.records import AttentionRecord, LayerRecord
 from captum_vz._engine.numerics.matmul import OneDnnLinears
 from captum_vz._engine.numerics.perturbation import is_independent, with_noise
 from captum_vz._engine.numerics.tensors import describe, first_tensor, gather_rows
 from captum_vz._engine.numerics.tolerance import (
-    CannotReplay,
-    SameAgainError,
+    CannotReplayError,
     check_against_changes,
     check_reproduced,
     is_cancelled,
 )
-from captum_vz._engine.replay.base import (
-    Ablation,
-    TargetRows,
-    active_groups,
-    chunk_rows,
-    context_change,
-    context_without,
-    empty_map,
-    group_members,
-    pairs_at_a_time,
-    zeroed_heads,
-    zeroed_weights,
-)
-from captum_vz._engine.replay.trust import each_module_runs_once, is_library_code, projects_any_context
-from captum_vz._engine.structure.dependence import values_are_in_order
-from captum_vz._engine.taps.handler import AttentionHandler, handled_by
+from captum_vz._engine.replay.answers import AnswerContext, ModuleAnswer
+from captum_vz._engine.replay.base import ReplayChunk, pairs_at_a_time
+from captum_vz._engine.replay.contexts import context_change, context_without
+from captum_vz._engine.structure.dependence import projects_any_context, values_follow_token_order
+from captum_vz._engine.taps.handler import AttentionHandler
 
-# How many positions are the crowd that another is to hear nothing of: it fills nine tenths of all that run with it.
+if TYPE_CHECKING:
+    from captum_vz._engine.capture.records import AttentionRecord
+    from captum_vz._engine.replay.base import ReplayProblem
+    from captum_vz._engine.structure.site import AttentionSite
+
+# How many targets run first where a replay is likely to fail.
+FIRST_TARGETS = 8
+# How many unused rows follow all others. The last rows of a product may be rounded in another way than the rest, so
+# that unchanged rows would seem to change.
+UNUSED_ROWS = 8
+# How many noisy positions run beside one position that must not depend on them: nine tenths of all that run.
 CROWD_SIZE = 60
-# How many targets are replayed to see that they can be, before the pairs.
-FEW = 8
-# How many rows of no use stand behind all others: the last ones of a product may be rounded in another way than the
-# rest, and what nothing changes would seem to change.
-LAST = 8
+
+
+class PackedReplay:
+    """Runs all pairs as positions of one sequence, in chunks.
+
+    Attributes:
+        first_tensor_only: Whether only the first tensor of the layer's arguments holds one entry a position. A decoder
+            whose sequence is as long as its encoder's has others of the same shape.
+    """
+
+    def __init__(self, first_tensor_only: bool = False) -> None:
+        self.first_tensor_only = first_tensor_only
+        self.name = "packed pairs, first tensor only" if first_tensor_only else "packed pairs"
+
+    def fits(self, problem: ReplayProblem) -> bool:
+        """See :class:`~captum_vz._engine.replay.base.Replay`."""
+        if problem.site.windows is not None:
+            return False
+        return not self.first_tensor_only or len(problem.site.layer.attentions) > 1
+
+    def __call__(self, problem: ReplayProblem) -> Iterator[ReplayChunk]:
+        """See :class:`~captum_vz._engine.replay.base.Replay`."""
+        pairs = packed_pairs(problem, self.first_tensor_only)
+        targets, clean = problem.targets, problem.clean
+        contexts = gather_rows(pairs.contexts, targets.batch, targets.out).flatten(1)
+        # Of each target: the largest error with nothing zeroed, and the largest change by zeroing.
+        error, change = clean.new_zeros(2, len(targets))
+
+        def run(target: Tensor, context: Tensor, unchanged: Tensor) -> tuple[Tensor, Tensor]:
+            """Outputs of targets with ablated contexts, and of `unchanged` targets with clean contexts.
+
+            The latter must equal the recorded output. A layer that mixes positions reproduces its output on the
+            sequence that it knows. So unchanged targets run before and after the pairs, and beside other contexts.
+            """
+            first, last = unchanged[:1], unchanged[-1:].expand(UNUSED_ROWS)
+            rows = torch.cat([first, target, last[:1], unchanged, last])  # by example
+            context = torch.cat([contexts[first], context, -contexts[last[:1]], contexts[unchanged], -contexts[last]])
+            answer = pairs.run(targets.batch[rows], targets.out[rows], context)
+            before, answer, _, after, _ = answer.split([1, len(target), 1, len(unchanged), UNUSED_ROWS])
+            check_reproduced(torch.cat([before, after]), clean[torch.cat([first, unchanged])])
+            return answer, after
+
+        # A few targets run before a whole chunk does, where the replay is likely to fail or no pair would show it.
+        likely_to_fail = not problem.trust.independent or len(problem.site.layer.attentions) > 1
+        if (len(targets) > 1 and likely_to_fail) or not problem.active.any():
+            few = torch.arange(len(targets), device=contexts.device)[-FIRST_TARGETS:]
+            run(few[:0], contexts[:0], few)
+        for target, group in pairs_at_a_time(problem.active, problem.chunk_rows, problem.ablation.max_groups):
+            left = contexts[target] - context_change(problem, target, group)
+            cancelled = is_cancelled(left, contexts[target]).nonzero().flatten()
+            if len(cancelled):
+                left[cancelled] = context_without(problem, target[cancelled], group[cancelled])
+            # All targets of the chunk run unchanged too. Where positions compete, only this shows it.
+            unchanged, clean_row = target.unique(return_inverse=True)
+            zeroed, again = run(target, left, unchanged)
+            change.scatter_reduce_(0, target, (zeroed - again[clean_row]).abs().amax(-1), "amax")
+            error.scatter_reduce_(0, unchanged, (again - clean[unchanged]).abs().amax(-1), "amax")
+            yield ReplayChunk(target, group, zeroed, again, clean_row)
+        check_against_changes(error, change, clean)
 
 
 class PackedPairs:
-    """Replays single positions: `run(batch, out, context)` answers the layer's output for n of them.
+    """Runs single positions of a layer with given contexts.
 
-    Where the attention module returned the context or its projection, that module is answered as a whole, unless
-    `by_module` is off. Where it does more (ALBERT's norm and residual), its own code runs and only the attention
-    function inside is answered.
-    Attentions that ran before the one that is zeroed answer what they answered in the clean pass; those after it really
-    run, on the positions of one example at a time.
-
-    Attributes:
-        known: Whether what the layer does is written in torch and transformers, and nowhere else, as far as was asked.
-        apart: Whether, moreover, nothing in it is known to let positions compete.
+    If the attention module returned the context or its projection, the module is answered as a whole, unless
+    `by_module` is False. If the module does more (ALBERT's norm and residual), its own code runs, and only the
+    attention function inside is answered. Attentions before the one that is zeroed answer their clean output. Those
+    after it really run, on the positions of one example at a time.
     """
 
-    known = False
-    apart = False
-
-    def __init__(
-        self, recording: LayerRecord, call: AttentionRecord, only_first: bool = False, by_module: bool = True
-    ) -> None:
-        if call.context is None:
-            raise CannotReplay("its attention is computed inline, out of sight")
-        if any(one.parts > 1 for one in recording.calls):
-            raise CannotReplay("its attention calls the attention function several times, each for some values")
-        site = recording.calls.index(call)
-        self.call = call
-        self.arguments = without_caches((recording.args, recording.kwargs))
-        self.only_first = only_first
-        # To ask at each function costs time.
-        fast = OneDnnLinears.gain(recording.parameters)
-        self.around: Callable[[], AbstractContextManager[Any]] = OneDnnLinears if fast else nullcontext
-        self.later = site + 1 < len(recording.calls)
-        self.layer = without_hooks(recording.layer)
-        self.earlier: list[tuple[ModuleAnswer, Tensor]] = []
-        for before in recording.calls[:site]:
-            clean = first_tensor(before.answer)
-            if not before.answered or clean is None:
-                raise CannotReplay("an attention before the one that is meant cannot be answered")
+    def __init__(self, site: AttentionSite, first_tensor_only: bool = False, by_module: bool = True) -> None:
+        attention, layer = site.attention, site.layer
+        if attention.context is None:
+            raise CannotReplayError("its attention is computed inline, so its contexts cannot be read")
+        if any(one.calls > 1 for one in layer.attentions):
+            raise CannotReplayError("its attention calls the attention function several times, each for some values")
+        number = layer.attentions.index(attention)
+        self.contexts = attention.context  # (batch, out, head, d_head)
+        self.attention = attention
+        self.runner = site.runner()
+        self.first_tensor_only = first_tensor_only
+        # A function mode costs time at each function.
+        self.around: Any = OneDnnLinears if OneDnnLinears.gain(layer.parameters) else nullcontext
+        self.later = number + 1 < len(layer.attentions)
+        self._earlier: list[tuple[ModuleAnswer, Tensor]] = []
+        for before in layer.attentions[:number]:
+            clean = first_tensor(before.output)
+            if not before.replaceable or clean is None:
+                raise CannotReplayError("an attention before the one that is zeroed cannot be answered")
             answer = ModuleAnswer(before, projected=True)
-            self.layer = with_submodules_replaced(self.layer, {before.module: answer})
-            self.earlier.append((answer, before.batch_first(clean)))
+            self.runner.replace_modules({before.module: answer})
+            self._earlier.append((answer, before.batch_first(clean)))
         self.answer: ModuleAnswer | AnswerContext
-        if by_module and call.answered and call.module is not recording.layer:
-            self.answer = ModuleAnswer(call)
-            self.layer = with_submodules_replaced(self.layer, {call.module: self.answer})
+        if by_module and attention.replaceable and attention.module is not layer.layer:
+            self.answer = ModuleAnswer(attention)
+            self.runner.replace_modules({attention.module: self.answer})
         else:
-            self.answer = AnswerContext(call)
+            self.answer = AnswerContext(attention.context.shape[2:])
 
     def run(self, batch: Tensor, out: Tensor, context: Tensor) -> Tensor:
-        """The layer's output `(n, d)` at positions `(batch, out)` with attention contexts `(n, head * d_head)`."""
+        """The layer's output `(n, d)` at positions `(batch, out)` with contexts `(n, head * d_head)`."""
         if self.later and len(batch):
             parts = batch.unique_consecutive(return_counts=True)[1].tolist()
             if len(parts) > 1:
@@ -107,151 +149,79 @@ class PackedPairs:
         return self._run(batch, out, context)
 
     def _run(self, batch: Tensor, out: Tensor, context: Tensor) -> Tensor:
-        packed = _Packing(self.call, batch, out, self.only_first, self.later)
-        args, kwargs = tree_map(packed, self.arguments)
-        for answer, clean in self.earlier:
+        packing = _Packing(self.attention, batch, out, self.first_tensor_only, self.later)
+        args, kwargs = tree_map(packing, self.runner.arguments)
+        for answer, clean in self._earlier:
             answer.put(gather_rows(clean, batch, out)[None])
         self.answer.put(context[None])
-        with handled_by(self.answer if isinstance(self.answer, AttentionHandler) else None), self.around():
-            output = first_tensor(run_again(self.layer, args, kwargs))
-        for asked in (self.answer, *(answer for answer, _ in self.earlier)):
+        handler = self.answer if isinstance(self.answer, AttentionHandler) else None
+        output = self.runner.run(handler, args, kwargs, around=self.around)
+        for asked in (self.answer, *(answer for answer, _ in self._earlier)):
             asked.check_used()
-        if output is None or self.call.batch_first(output).shape[:2] != (1, len(batch)):
-            raise CannotReplay(f"on {len(batch)} packed positions it returned {describe(output)}")
-        return self.call.batch_first(output)[0]
+        if output is None or self.attention.batch_first(output).shape[:2] != (1, len(batch)):
+            raise CannotReplayError(f"on {len(batch)} packed positions it returned {describe(output)}")
+        return self.attention.batch_first(output)[0]
+
+
+def packed_pairs(problem: ReplayProblem, first_tensor_only: bool = False) -> PackedPairs:
+    """Runs positions of the problem's layer, which is checked where it is not trusted.
+
+    Raises:
+        CannotReplayError: Its values are permuted, or its positions depend on each other.
+    """
+    site, trust = problem.site, problem.trust
+    pairs = PackedPairs(site, first_tensor_only)
+    if not trust.library_code:
+        if not values_follow_token_order(site.runner(), site.attention):
+            raise CannotReplayError("its values stand in another order than its tokens")
+        own_code = site.attention.module is site.layer.layer  # which runs in any case
+        if not own_code and not projects_any_context(site.runner(), site.attention):
+            pairs = PackedPairs(site, first_tensor_only, by_module=False)
+    if not trust.independent:
+        _check_independent(pairs, problem)
+    return pairs
+
+
+def _check_independent(pairs: PackedPairs, problem: ReplayProblem) -> None:
+    """Raise CannotReplayError if the last target depends on other positions that run beside it."""
+    batch, out = problem.targets.batch[-1:], problem.targets.out[-1:]
+    context = gather_rows(pairs.contexts, batch, out).flatten(1)
+
+    def run(strengths: Tensor) -> Tensor:
+        count = len(strengths)
+        return pairs.run(batch.expand(count), out.expand(count), with_noise(context.expand(count, -1), strengths))
+
+    if not is_independent(run, gather_rows(problem.output, batch, out)[0], CROWD_SIZE):
+        raise CannotReplayError("a position depends on other positions that run beside it")
 
 
 class _Packing:
-    """Takes positions `(batch, out)` of every tensor that has one entry a position: `(1, n, ...)`."""
+    """Takes positions `(batch, out)` of each tensor that has one entry a position: `(1, n, ...)`."""
 
-    def __init__(self, call: AttentionRecord, batch: Tensor, out: Tensor, only_first: bool, later: bool) -> None:
-        self.call = call
+    def __init__(
+        self, attention: AttentionRecord, batch: Tensor, out: Tensor, first_tensor_only: bool, later: bool
+    ) -> None:
+        self.attention = attention
         self.batch = batch
         self.out = out
-        self.left = 1 if only_first else -1  # how many tensors may still be packed; -1: any number
+        self.left = 1 if first_tensor_only else -1  # how many tensors may still be packed; -1: any number
         self.later = later
 
     def __call__(self, value: Any) -> Any:
         if not isinstance(value, Tensor) or value.dim() < 2:
             return value
-        batch, _, tokens, _ = self.call.size
-        there = self.call.batch_first(value)
-        if self.left and there.shape[1] == tokens and there.shape[0] in (1, batch):
+        batch, _, tokens, _ = self.attention.shape
+        rows = self.attention.batch_first(value)
+        if self.left and rows.shape[1] == tokens and rows.shape[0] in (1, batch):
             self.left -= 1
-            position = self.out if there.shape[0] == 1 else self.batch * tokens + self.out
-            return self.call.batch_first(there.flatten(0, 1).index_select(0, position)[None])
+            position = self.out if rows.shape[0] == 1 else self.batch * tokens + self.out
+            return self.attention.batch_first(rows.flatten(0, 1).index_select(0, position)[None])
         if not self.later:
             return value
-        # Attentions that really run, on positions of one example: its own sources, and its own rows of a mask.
+        # Later attentions really run, on positions of one example, with its own sources and its rows of a mask.
         if value.dim() == 4 and value.shape[2] == tokens and value.shape[0] in (1, batch):
             own = value[int(self.batch[0]) if value.shape[0] == batch else 0]
             return own[:, self.out][None]
-        if batch > 1 and there.shape[0] == batch:
-            return self.call.batch_first(there[self.batch[:1]])
+        if batch > 1 and rows.shape[0] == batch:
+            return self.attention.batch_first(rows[self.batch[:1]])
         return value
-
-
-def packed_pairs(
-    recording: LayerRecord, call: AttentionRecord, output: Tensor, batch: Tensor, out: Tensor, only_first: bool = False
-) -> PackedPairs:
-    """What replays packed positions of a layer, some of them being `(batch, out)`.
-
-    Raises:
-        CannotReplay: They cannot be told from what they are replayed beside, or by their sources.
-    """
-    replay = PackedPairs(recording, call, only_first)
-    replay.known = is_library_code(recording)
-    if not replay.known:
-        if not values_are_in_order(recording, call):
-            raise CannotReplay("its values stand in another order than its tokens")
-        if not projects_any_context(recording, call):
-            replay = PackedPairs(recording, call, only_first, by_module=False)
-    replay.apart = replay.known and each_module_runs_once(recording)
-    if not replay.apart:
-        _check_apart(replay, call, output, batch, out)
-    return replay
-
-
-def _check_apart(replay: PackedPairs, call: AttentionRecord, output: Tensor, batch: Tensor, out: Tensor) -> None:
-    """Raise CannotReplay if the last of positions `(batch, out)` hears others that run beside it."""
-    assert call.context is not None  # PackedPairs saw to it
-    one = batch[-1:], out[-1:]
-    context = gather_rows(call.context, *one).flatten(1)
-
-    def run(strengths: Tensor) -> Tensor:
-        everyone = [x.expand(len(strengths)) for x in one]
-        return replay.run(everyone[0], everyone[1], with_noise(context.expand(len(strengths), -1), strengths))
-
-    if not is_independent(run, gather_rows(output, *one)[0], CROWD_SIZE):
-        raise CannotReplay("what becomes of a position depends on others that run beside it")
-
-
-def _packed_first(
-    recording: LayerRecord, call: AttentionRecord, output: Tensor, zeroing: Ablation, targets: TargetRows
-) -> Tensor:
-    """Packed pairs, with the first tensor of the layer's arguments alone taken to hold one entry a position.
-
-    Where a decoder's sequence is as long as its encoder's, the shapes of the others do not tell.
-    """
-    if len(recording.calls) == 1:
-        raise SameAgainError
-    return _packed_pairs(recording, call, output, zeroing, targets, only_first=True)
-
-
-def _packed_pairs(
-    recording: LayerRecord,
-    call: AttentionRecord,
-    output: Tensor,
-    zeroing: Ablation,
-    targets: TargetRows,
-    only_first: bool = False,
-) -> Tensor:
-    members = group_members(call, zeroing)
-    scores = empty_map(call, zeroing, members)
-    replay = packed_pairs(recording, call, output, targets.batch, targets.out, only_first)
-    assert call.context is not None  # PackedPairs saw to it
-    rows = chunk_rows(recording, output)
-    weights = zeroed_weights(call, zeroing, targets.sources, targets.batch, targets.out)  # (target, in, head)
-    values = call.values.transpose(1, 2)  # (batch, in, key-value head, d_head)
-    contexts = gather_rows(call.context, targets.batch, targets.out).flatten(1)
-
-    outputs = gather_rows(output, targets.batch, targets.out)
-    heads = zeroed_heads(call, zeroing.heads)
-    lists = members[targets.batch]  # (target, group, member)
-    active = active_groups(weights, lists)
-    off, change = outputs.new_zeros(2, len(targets))  # of each target: unchanged, and what zeroing changes at most
-
-    def run(target: Tensor, left: Tensor, unchanged: Tensor) -> tuple[Tensor, Tensor]:
-        """What targets give with the contexts that are left, and what others give with nothing taken, which is checked.
-
-        A layer that mixes positions reproduces its output on the sequence that it knows. So the latter run before the
-        pairs and behind them, and there beside other contexts, of which they are to hear nothing.
-        """
-        first, last = unchanged[:1], unchanged[-1:].expand(LAST)
-        everyone = torch.cat([first, target, last[:1], unchanged, last])  # by example
-        context = torch.cat([contexts[first], left, -contexts[last[:1]], contexts[unchanged], -contexts[last]])
-        answer = replay.run(targets.batch[everyone], targets.out[everyone], context)
-        before, answer, _, again, _ = answer.split([1, len(target), 1, len(unchanged), LAST])
-        check_reproduced(torch.cat([before, again]), outputs[torch.cat([first, unchanged])])
-        return answer, again
-
-    # Where it may well fail, sooner than in a whole chunk; and where there is no pair to show it.
-    if (len(targets) > 1 and (not replay.apart or len(recording.calls) > 1)) or not active.any():
-        few = torch.arange(len(targets), device=contexts.device)[-FEW:]
-        run(few[:0], contexts[:0], few)
-    for target, group in pairs_at_a_time(active, rows, zeroing.at_most):
-        left = contexts[target] - context_change(weights, values, targets.batch, lists, target, group)
-        anew = is_cancelled(left, contexts[target]).nonzero().flatten()
-        if len(anew):
-            of, lost = target[anew], lists[target[anew], group[anew]]
-            left[anew] = context_without(call, heads, targets.batch[of], targets.out[of], lost)
-        # All of the chunk's targets: where positions compete, as for experts of limited capacity, only it shows it.
-        unchanged, which = target.unique(return_inverse=True)
-        zeroed, again = run(target, left, unchanged)
-        change.scatter_reduce_(0, target, (zeroed - again[which]).abs().amax(-1), "amax")
-        off.scatter_reduce_(0, unchanged, (again - outputs[unchanged]).abs().amax(-1), "amax")
-        clean = zeroing.measure.prepare(again)
-        distance = zeroing.measure.between(zeroing.measure.prepare(zeroed), clean[which])
-        scores[targets.batch[target], targets.place[target], group] = distance.to(scores)
-    check_against_changes(off, change, outputs)
-    return scores

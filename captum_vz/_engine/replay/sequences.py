@@ -1,260 +1,227 @@
-"""TODO."""
+"""Whole sequences: copies of one example run through the layer, each with other values of its attention zeroed."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import cached_property
+from collections.abc import Iterator
 from itertools import islice, product
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from captum_vz._engine.capture.interventions import CopiesHandler, ScaleNoise, ZeroValues
-from captum_vz._engine.capture.layer_runner import run_again, without_caches, without_hooks
-from captum_vz._engine.capture.records import AttentionRecord, LayerRecord
+from captum_vz._engine.capture.interventions import ScaleNoise, ZeroValues
 from captum_vz._engine.numerics.matmul import OneDnnLinears
 from captum_vz._engine.numerics.perturbation import PROBE_STRENGTHS, SMALL_STRENGTHS, is_independent
-from captum_vz._engine.numerics.tensors import describe, first_tensor
-from captum_vz._engine.numerics.tolerance import CannotReplay, SameAgainError, check_reproduced, is_reproduced
-from captum_vz._engine.replay.base import (
-    Ablation,
-    TargetRows,
-    chunk_rows,
-    empty_map,
-    group_members,
-    zeroed_heads,
-    zeroed_weights,
-)
-from captum_vz._engine.replay.trust import each_module_runs_once, is_library_code
-from captum_vz._engine.replay.windows import _in_windows
-from captum_vz._engine.structure.dependence import are_in_order
-from captum_vz._engine.structure.site import is_reordered, over_positions
-from captum_vz._engine.taps.handler import handled_by
+from captum_vz._engine.numerics.tensors import describe
+from captum_vz._engine.numerics.tolerance import CannotReplayError, check_reproduced, is_reproduced
+from captum_vz._engine.replay.base import ReplayChunk, zeroed_weights
+from captum_vz._engine.replay.windows import WindowReplay
+from captum_vz._engine.structure.dependence import values_depend_on_own_position
 
-# In place of an axis: the first one, on which each example has its heads behind each other (BLOOM's biases, WavLM's).
+if TYPE_CHECKING:
+    from captum_vz._engine.capture.interventions import ContextHandler
+    from captum_vz._engine.replay.base import ReplayProblem
+    from captum_vz._engine.structure.site import AttentionSite
+
+# In place of an axis: the first one, on which each example has its heads one after the other (BLOOM's biases, WavLM).
 HEADS = -1
 # How many readings of a layer's arguments are tried at most.
 TRIALS = 64
-# How many copies are the crowd that others are to hear nothing of, and how many it takes with these others.
-CROWD_OF_COPIES = 12
-SMALLEST_CROWD = CROWD_OF_COPIES + 2 * len(SMALL_STRENGTHS)
-# How many whole sequences of the first chunk are run by themselves as well.
+# How many noisy copies run beside copies that must not depend on them, and how many copies that takes in all.
+CROWD_SIZE = 12
+SMALLEST_CROWD = CROWD_SIZE + 2 * len(SMALL_STRENGTHS)
+# How many copies of the first chunk run alone as well.
 COPIES_RUN_ALONE = 4
 
 
-class WholeSequences:
-    """Replays whole sequences: `run(example, zeroed)` answers the layer's output for n copies of one example.
+class SequenceReplay:
+    """Runs copies of one example at a time, with one group zeroed in each copy.
 
-    Which axis of an argument holds the examples is told by its length: the likeliest of those that are as long as the
-    batch, until `choose` finds others.
+    Attributes:
+        search_axes: Whether the axes along which arguments hold examples are found by trying. Otherwise they are told
+            by their length, which may be the same as that of another axis.
     """
 
-    def __init__(self, recording: LayerRecord, call: AttentionRecord) -> None:
-        self.call = call
-        self.site = recording.asked_before(call)
-        self.arguments, self.spec = tree_flatten(without_caches((recording.args, recording.kwargs)))
-        self.axes = [self._axes_of_examples(value)[0] for value in self.arguments]
-        self.layer = without_hooks(recording.layer)
+    def __init__(self, search_axes: bool = False) -> None:
+        self.search_axes = search_axes
+        self.name = "whole sequences, axes by trial" if search_axes else "whole sequences"
 
-    def choose(self, output: Tensor) -> None:
-        """Find the axes for which the layer returns its clean `output (batch, out, d)`, by trying.
+    def fits(self, problem: ReplayProblem) -> bool:
+        """See :class:`~captum_vz._engine.replay.base.Replay`."""
+        if problem.site.windows is not None:
+            return False
+        return not self.search_axes or ExampleCopies(problem.site).has_choice_of_axes()
+
+    def __call__(self, problem: ReplayProblem) -> Iterator[ReplayChunk]:
+        """See :class:`~captum_vz._engine.replay.base.Replay`."""
+        site = problem.site
+        # The axis of the tokens is told by a length. Packed pairs fail if it is another axis, whole sequences do not.
+        if site.streams is not None and not values_depend_on_own_position(site.runner(), site.attention):
+            raise CannotReplayError(
+                "its tokens have several vectors each, and a value does not depend on its own token alone"
+            )
+        if site.is_reordered():
+            # Which tokens are hidden is known in the attention's order only.
+            if site.attention.visible is not None and not site.attention.visible.all():
+                raise CannotReplayError("its attention sees its tokens in another order, and not all of them")
+            yield from WindowReplay()(problem.with_site(site.in_windows()))
+            return
+        copies = ExampleCopies(site)
+        if self.search_axes:
+            copies.search_axes(problem.output)
+        copies.check_examples_independent(problem.output)
+        examples = problem.targets.batch.unique().tolist()
+        count = max(1, problem.chunk_rows // problem.output.shape[1])
+        count = count if problem.ablation.max_groups is None else min(count, problem.ablation.max_groups)
+        independent = problem.trust.independent
+        if not independent and count >= SMALLEST_CROWD:
+            independent = copies.are_independent(examples[0], problem.output[examples[0]])
+        for example in examples:
+            yield from self._example(problem, copies, example, count, independent, first=example == examples[0])
+
+    def _example(
+        self, problem: ReplayProblem, copies: ExampleCopies, example: int, count: int, independent: bool, first: bool
+    ) -> Iterator[ReplayChunk]:
+        """The chunks of one example, `count` copies at a time. If copies are not independent, each runs alone."""
+        target = (problem.targets.batch == example).nonzero().flatten()
+        out, clean = problem.targets.out[target], problem.output[example]
+        in_group = _sources_of_groups(problem, example)  # (group, in)
+        nothing = torch.zeros(1, *problem.heads.shape, in_group.shape[1], dtype=torch.bool, device=clean.device)
+        # All rows count, not only the wanted ones. In a layer that mixes positions, a wanted row depends on what other
+        # rows attend to.
+        rows = torch.arange(problem.site.shape.out, device=clean.device)
+        weights = zeroed_weights(problem.site, problem.heads, torch.full_like(rows, example), rows)
+        active = (in_group & weights.ne(0).any(-1).any(0)).any(-1).nonzero().flatten()
+        unchanged = None if independent else copies.run(example, nothing)[:, out]
+        for number, groups in enumerate(active.split(count if independent else 1)):
+            zeroed = in_group[groups][:, None, :] & problem.heads[:, None]
+            if unchanged is None:
+                # The last copy is unchanged, and checked. Copies may compete, for experts of limited capacity.
+                answer = copies.run(example, torch.cat([zeroed, nothing]))[:, out]
+            else:
+                answer = torch.cat([copies.run(example, zeroed)[:, out], unchanged])
+            check_reproduced(answer[-1], clean[out])
+            # Some copies run alone as well: capacity shared between copies would change their output.
+            together = independent and first and not number and len(groups) > 1
+            for one in range(0, len(groups) if together else 0, -(-len(groups) // COPIES_RUN_ALONE)):
+                check_reproduced(copies.run(example, zeroed[one][None])[0, out], answer[one])
+            yield ReplayChunk(
+                target.repeat(len(groups)),
+                groups.repeat_interleave(len(target)),
+                answer[:-1].flatten(0, 1),
+                answer[-1],
+                torch.arange(len(target), device=clean.device).repeat(len(groups)),
+            )
+
+
+def _sources_of_groups(problem: ReplayProblem, example: int) -> Tensor:
+    """Which sources of an example belong to which group, without padding, bool `(group, in)`."""
+    sources, members = problem.site.shape.sources, problem.members[example]
+    belongs = torch.zeros(len(members), sources + 1, dtype=torch.bool, device=members.device)
+    return belongs.scatter(1, members % (sources + 1), True)[:, :-1] & problem.site.source_mask[example]
+
+
+class ExampleCopies:
+    """Runs copies of one example of the batch through a layer.
+
+    The axis along which an argument holds examples is told by its length. It is the likeliest of the axes that are as
+    long as the batch, until `search_axes` finds another.
+    """
+
+    def __init__(self, site: AttentionSite) -> None:
+        self.attention = site.attention
+        self.runner = site.runner()
+        self.arguments, self.spec = tree_flatten(self.runner.arguments)
+        self.axes = [self._axes_of_examples(value)[0] for value in self.arguments]
+
+    def has_choice_of_axes(self) -> bool:
+        """Whether any argument may hold examples along several axes."""
+        return any(len(self._axes_of_examples(value)) > 1 for value in self.arguments)
+
+    def search_axes(self, output: Tensor) -> None:
+        """Find axes for which the layer returns its clean `output (batch, out, d)`, by trying.
 
         Raises:
-            CannotReplay: There are none, or there is nothing to choose from.
+            CannotReplayError: There are none.
         """
-        axes_of_each = [self._axes_of_examples(value) for value in self.arguments]
-        if all(len(axes) == 1 for axes in axes_of_each):
-            raise SameAgainError
-        # Two copies, for one may lie along any axis.
-        nothing = torch.zeros(2, self.call.size[1], self.call.size[3], dtype=torch.bool, device=output.device)
-        for axes in islice(product(*axes_of_each), TRIALS):
+        # Two copies, because one copy may lie along any axis.
+        shape = self.attention.shape
+        nothing = torch.zeros(2, shape.heads, shape.sources, dtype=torch.bool, device=output.device)
+        for axes in islice(product(*map(self._axes_of_examples, self.arguments)), TRIALS):
             self.axes = list(axes)
             try:
                 for example, clean in enumerate(output):
                     check_reproduced(self.run(example, nothing).flatten(0, 1), clean.repeat(2, 1))
                 return
-            except CannotReplay:
+            except CannotReplayError:
                 continue
-        raise CannotReplay("which of its arguments' axes the examples lie along cannot be told")
+        raise CannotReplayError("the axes along which its arguments hold examples are unknown")
 
     def run(self, example: int, zeroed: Tensor) -> Tensor:
-        """The layer's output `(n, out, d)`, values zeroed where `zeroed (n, head, in)` is True."""
-        return self._on_copies(example, ZeroValues(self.call, self.site, zeroed))
+        """The layer's output `(n, out, d)`, with values zeroed where `zeroed (n, head, in)` is True."""
+        return self._run_copies(example, ZeroValues(self.attention, zeroed))
 
-    def check_examples_apart(self, output: Tensor) -> None:
-        """Raise CannotReplay if an example of the batch hears others: then none can be run by itself."""
+    def check_examples_independent(self, output: Tensor) -> None:
+        """Raise CannotReplayError if an example of the batch depends on others: then none can run alone."""
         if len(output) == 1:
             return
-        for noise, odd in product(PROBE_STRENGTHS, (0, 1)):
-            quiet = torch.arange(len(output), device=output.device) % 2 == odd
-            strengths = torch.where(quiet, 0, noise)
-            answer = self._in_batch(ScaleNoise(self.call, self.site, strengths))
-            if not is_reproduced(answer[quiet], output[quiet]):
-                raise CannotReplay("what becomes of an example depends on others of the batch")
+        for strength, odd in product(PROBE_STRENGTHS, (0, 1)):
+            clean = torch.arange(len(output), device=output.device) % 2 == odd
+            handler = ScaleNoise(self.attention, torch.where(clean, 0, strength))
+            # In memory of their own, because a layer may write into its arguments.
+            answer = self._run([x.clone() if isinstance(x, Tensor) else x for x in self.arguments], handler)
+            if not is_reproduced(answer[clean], output[clean]):
+                raise CannotReplayError("an example depends on others of the batch")
 
-    def copies_are_apart(self, example: int, clean: Tensor) -> bool:
-        """Whether copies of an example, whose output is `clean (out, d)`, hear nothing of each other."""
+    def are_independent(self, example: int, clean: Tensor) -> bool:
+        """Whether copies of an example, whose output is `clean (out, d)`, do not depend on each other."""
 
         def run(strengths: Tensor) -> Tensor:
-            return self._on_copies(example, ScaleNoise(self.call, self.site, strengths))
+            return self._run_copies(example, ScaleNoise(self.attention, strengths))
 
         try:
-            return is_independent(run, clean, CROWD_OF_COPIES)
-        except CannotReplay:
+            return is_independent(run, clean, CROWD_SIZE)
+        except CannotReplayError:
             return False
 
-    def _on_copies(self, example: int, copies: CopiesHandler) -> Tensor:
+    def _run_copies(self, example: int, handler: ContextHandler) -> Tensor:
         each = zip(self.arguments, self.axes, strict=True)
-        return self._run([self._repeat(x, axis, example, copies.count) for x, axis in each], copies)
+        return self._run([self._repeat(x, axis, example, handler.count) for x, axis in each], handler)
 
-    def _in_batch(self, copies: CopiesHandler) -> Tensor:
-        # In memory of their own, for a layer may write into what it is given.
-        return self._run([x.clone() if isinstance(x, Tensor) else x for x in self.arguments], copies)
-
-    def _run(self, arguments: list[Any], copies: CopiesHandler) -> Tensor:
+    def _run(self, arguments: list[Any], handler: ContextHandler) -> Tensor:
         args, kwargs = tree_unflatten(arguments, self.spec)
-        with handled_by(copies), OneDnnLinears():
-            output = first_tensor(run_again(self.layer, args, kwargs))
-        copies.check_asked()
-        if output is None or self.call.batch_first(output).shape[:2] != (copies.count, self.call.size[2]):
-            raise CannotReplay(f"on {copies.count} examples it returned {describe(output)}")
-        return self.call.batch_first(output)
+        output = self.runner.run(handler, args, kwargs, around=OneDnnLinears)
+        handler.check_called()
+        if output is None or self.attention.batch_first(output).shape[:2] != (handler.count, self.attention.shape.out):
+            raise CannotReplayError(f"on {handler.count} examples it returned {describe(output)}")
+        return self.attention.batch_first(output)
 
     def _repeat(self, value: Any, axis: int | None, example: int, copies: int) -> Any:
-        """So many times one example of what has one entry an example along `axis`; anything else (None) as it is."""
+        """Copies of one example of what holds examples along `axis`. None: the value as it is."""
         if axis is None:
             return value
         if axis == HEADS:
-            return value.unflatten(0, (self.call.size[0], -1))[example].repeat(copies, 1, 1)
+            return value.unflatten(0, (self.attention.shape.batch, -1))[example].repeat(copies, 1, 1)
         shape = list(value.shape)
         shape[axis] = copies
         copied = value.narrow(axis, example, 1).expand(shape)
         return copied.contiguous() if value.dim() == 3 else copied  # hidden states, which some layers view
 
     def _axes_of_examples(self, value: Any) -> list[int | None]:
-        """The axes that the examples may lie along, the likeliest first; None: along none."""
+        """The axes along which examples may lie, the likeliest first. None: along none."""
         if not isinstance(value, Tensor):
             return [None]
-        batch, heads, out, sources = self.call.size
+        batch, heads, out, sources = self.attention.shape
         if value.dim() == 3 and value.shape[::2] == (batch * heads, sources):
             return [HEADS]
-        order = [1, 0] if self.call.sequence_first else [0]
-        if value.dim() == 2:  # masks and the like have their examples first, wherever the layer's tokens are
+        order = [1, 0] if self.attention.tokens_first else [0]
+        if value.dim() == 2:  # masks have their examples first, wherever the layer's tokens are
             order.sort()
         if value.shape[:3] == (out, sources, batch):  # what is known of pairs (XLNet's masks, BROS' distances)
-            order.insert(0 if self.call.sequence_first else 1, 2)
+            order.insert(0 if self.attention.tokens_first else 1, 2)
         fitting = [axis for axis, length in enumerate(value.shape) if length == batch]
         likely = [axis for axis in order if axis in fitting]
-        # What is as long as the batch by chance is not to be taken apart: a table of positions, a causal mask.
+        # A table of positions, or a causal mask, may be as long as the batch by coincidence.
         by_chance = [None] if batch in (heads, out, sources) or not likely else []
         return [*likely, *by_chance, *(axis for axis in fitting if axis not in likely)]
-
-
-class BatchReplay(WholeSequences):
-    """The same for layers that run no example by itself: the batch as it was, with values of one example zeroed."""
-
-    def run(self, example: int, zeroed: Tensor) -> Tensor:
-        """See :meth:`WholeSequences.run`; no other example may hear of what is zeroed in this one."""
-        answers = []
-        for one in zeroed:
-            answer = self._with_zeroed({example: one})
-            others = torch.arange(len(answer), device=answer.device) != example
-            if not is_reproduced(answer[others], self._clean[others]):
-                raise CannotReplay("what is zeroed in one example changes another")
-            answers.append(answer[example])
-        return torch.stack(answers)
-
-    @cached_property
-    def _clean(self) -> Tensor:
-        return self._with_zeroed({})
-
-    def check_examples_apart(self, output: Tensor) -> None:
-        """Nothing: each run is checked for it."""
-
-    def copies_are_apart(self, example: int, clean: Tensor) -> bool:
-        """There are none that run together."""
-        return True
-
-    def _with_zeroed(self, zeroed: Mapping[int, Tensor]) -> Tensor:
-        batch, heads, _, sources = self.call.size
-        values = torch.zeros(batch, heads, sources, dtype=torch.bool, device=self.call.values.device)
-        for example, one in zeroed.items():
-            values[example] = one
-        return self._in_batch(ZeroValues(self.call, self.site, values))
-
-
-def _whole_sequences(
-    recording: LayerRecord,
-    call: AttentionRecord,
-    output: Tensor,
-    zeroing: Ablation,
-    targets: TargetRows,
-    choose: bool = False,
-    kind: type[WholeSequences] = WholeSequences,
-) -> Tensor:
-    # Which axis holds the tokens was told by a shape. Packed pairs fail where it is another; whole sequences would not.
-    if call.streams is not None and not are_in_order(recording, call, alone=True):
-        raise CannotReplay("its tokens have several vectors each, and a value does not depend on its own alone")
-    if is_reordered(recording, call):
-        # Which tokens are hidden is known in the attention's order only.
-        if call.visible is not None and not call.visible.all():
-            raise CannotReplay("its attention sees its tokens in another order, and not all of them")
-        return _in_windows(recording, over_positions(recording, call), output, zeroing, targets)
-    members = group_members(call, zeroing)
-    scores = empty_map(call, zeroing, members)
-    replay = kind(recording, call)
-    if choose:
-        replay.choose(output)
-    replay.check_examples_apart(output)
-    count = members.shape[1]
-    copies = max(1, chunk_rows(recording, output) // output.shape[1])
-    copies = copies if zeroing.at_most is None else min(copies, zeroing.at_most)
-    heads = zeroed_heads(call, zeroing.heads)
-    examples = targets.batch.unique().tolist()
-    together = is_library_code(recording) and each_module_runs_once(recording)
-    if not together and copies >= SMALLEST_CROWD:
-        together = replay.copies_are_apart(examples[0], output[examples[0]])
-
-    for example in examples:
-        mine = targets.batch == example
-        out, place = targets.out[mine], targets.place[mine]
-        nothing = torch.zeros(1, len(heads), targets.sources.shape[1], dtype=torch.bool, device=output.device)
-        in_group = torch.zeros(count, targets.sources.shape[1] + 1, dtype=torch.bool, device=output.device)
-        in_group = in_group.scatter(1, members[example] % in_group.shape[1], True)[:, :-1] & targets.sources[example]
-        # Seen by any row, not by the wanted alone: a layer that mixes positions hands on what their neighbours saw.
-        rows = torch.arange(call.size[2], device=output.device)
-        weights = zeroed_weights(call, zeroing, targets.sources, torch.full_like(rows, example), rows)
-        active = (in_group & weights.ne(0).any(-1).any(0)).any(-1).nonzero().flatten()
-        alone = None if together else replay.run(example, nothing)[:, out]
-        for part in active.split(copies if together else 1):
-            zeroed = in_group[part][:, None, :] & heads[:, None]
-            if alone is None:
-                # The last copy is left as it is and checked: copies may compete too, for experts of limited capacity.
-                answer = replay.run(example, torch.cat([zeroed, nothing]))[:, out]
-            else:
-                answer = torch.cat([replay.run(example, zeroed)[:, out], alone])
-            check_reproduced(answer[-1], output[example, out])
-            # And some that are zeroed are to be the same each alone: one that is not may win against those that are.
-            first = together and example == examples[0] and part[0] == active[0] and len(part) > 1
-            for number in range(0, len(part) if first else 0, -(-len(part) // COPIES_RUN_ALONE)):
-                check_reproduced(replay.run(example, zeroed[number][None])[0, out], answer[number])
-            prepared = zeroing.measure.prepare(answer)
-            distance = zeroing.measure.between(prepared[:-1], prepared[-1].expand_as(prepared[:-1]))
-            scores[example, place[:, None], part] = distance.T.to(scores)
-    return scores
-
-
-def _whole_by_trial(
-    recording: LayerRecord, call: AttentionRecord, output: Tensor, zeroing: Ablation, targets: TargetRows
-) -> Tensor:
-    """Whole sequences, the examples being along other axes: where the batch is as long as something else."""
-    return _whole_sequences(recording, call, output, zeroing, targets, choose=True)
-
-
-def _in_its_batch(
-    recording: LayerRecord, call: AttentionRecord, output: Tensor, zeroing: Ablation, targets: TargetRows
-) -> Tensor:
-    """Whole sequences that run in the batch as it was: slower by the number of examples."""
-    return _whole_sequences(recording, call, output, zeroing, targets, kind=BatchReplay)

@@ -1,50 +1,154 @@
-"""TODO."""
+"""Which values of an attention depend on which positions of the layer's input.
+
+The layer runs again on a changed input, and the run ends at the values. Two changes are used:
+
+- A small nudge moves the values that depend on a position, and no others. A layer that orders its tokens by a score
+  keeps their order.
+- NaN marks every value that depends on a position. It also changes scores that decide an order, and code that checks
+  for NaN may remove it.
+"""
 
 from __future__ import annotations
 
-from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
 from captum_vz._engine.capture.interventions import StopAtOutput, StopAtValues, StopRunError
-from captum_vz._engine.capture.layer_runner import instead, run_again, without_caches, without_hooks
-from captum_vz._engine.capture.records import AttentionRecord, LayerRecord
-from captum_vz._engine.numerics.perturbation import PROBE_STRENGTHS, is_changed, noise_like, nudged, replaced
-from captum_vz._engine.numerics.tensors import first_tensor
-from captum_vz._engine.numerics.tolerance import CannotReplay, is_reproduced
-from captum_vz._engine.taps.handler import handled_by
+from captum_vz._engine.numerics.perturbation import (
+    PROBE_STRENGTHS,
+    fixed_normal,
+    is_changed,
+    noise_like,
+    nudged,
+    replaced,
+)
+from captum_vz._engine.numerics.tensors import for_query_heads
+from captum_vz._engine.numerics.tolerance import CannotReplayError, is_reproduced
+
+if TYPE_CHECKING:
+    from captum_vz._engine.capture.interventions import SiteHandler
+    from captum_vz._engine.capture.layer_runner import LayerRunner
+    from captum_vz._engine.capture.records import AttentionRecord
 
 
-def reads_elsewhere(recording: LayerRecord, call: AttentionRecord) -> bool:
-    """Whether the values come from other states than the layer's own, as those of a cross-attention do.
+def reads_other_states(runner: LayerRunner, attention: AttentionRecord) -> bool:
+    """Whether the values depend on other states than the layer's own, as those of a cross-attention do.
 
-    Told by parts of runs that end at the values, and only where there are such states. SlotValues that come from neither
-    (Gemma 3n's upper layers take those of a lower one) are of the layer's own tokens.
+    Values that depend on neither (Gemma 3n's upper layers take those of a lower layer) belong to the layer's tokens.
     """
-    own = recording.states[:1]
-    others = [x for x in recording.states[1:] if call.batch_first(x).shape[:2] == call.size[::3]]
+    batch, _, _, sources = attention.shape
+    own = runner.states[:1]
+    others = [x for x in runner.states[1:] if attention.batch_first(x).shape[:2] == (batch, sources)]
     others = [x for x in others if not torch.equal(x, own[0])]  # its own states may be given twice
-    return any(_reads(recording, call, x) for x in others) and not reads_own(recording, call)
+    return any(_reads(runner, attention, x) for x in others) and not reads_own_states(runner, attention)
 
 
-def reads_own(recording: LayerRecord, call: AttentionRecord) -> bool:
-    """Whether the values come from the layer's own states, as those of a cross-attention do not."""
-    return any(_reads(recording, call, x) for x in recording.states[:1])
+def reads_own_states(runner: LayerRunner, attention: AttentionRecord) -> bool:
+    """Whether the values depend on the layer's own states, as those of a cross-attention do not."""
+    return any(_reads(runner, attention, x) for x in runner.states[:1])
 
 
-def _reads(recording: LayerRecord, call: AttentionRecord, states: Tensor) -> bool:
-    reached = _reached(recording, call, states, torch.ones(states.shape[:2], dtype=torch.bool, device=states.device))
+def first_own_source(runner: LayerRunner, attention: AttentionRecord) -> int | None:
+    """The source at which the layer's own tokens begin, or None if it is unknown.
+
+    There may be more sources than tokens: a cache comes before them, what torch.nn.MultiheadAttention adds after them.
+    """
+    _, _, out, sources = attention.shape
+    if sources <= out or not runner.states:
+        return None
+    states = runner.states[0]
+    reached = _reached(runner, attention, states, _first_tokens(states, attention))
+    if reached is None or reached.shape[1] != sources:
+        return None
+    places = reached.any(0).nonzero()
+    return int(places[0]) if len(places) else None
+
+
+def mixes_outside(runner: LayerRunner, attention: AttentionRecord, output: Tensor) -> bool:
+    """Whether the first token reaches others by another way than `attention`, which reads other states."""
+    states = runner.states[0]
+    if output.dim() < 3:
+        return False
+    for strength in PROBE_STRENGTHS:
+        noisy = replaced(states, noise_like(states, strength), _first_tokens(states, attention))
+        try:
+            answer = runner.run(None, *runner.arguments_with(states, noisy))
+        except CannotReplayError:  # it does not run on noise
+            continue
+        if answer is None or answer.shape != output.shape:
+            continue
+        if not is_reproduced(*(attention.batch_first(x)[:, 1:].flatten(0, 1) for x in (answer, output))):
+            return True
+    return False
+
+
+def values_depend_on_own_position(runner: LayerRunner, attention: AttentionRecord) -> bool:
+    """Whether each value depends on its own position of the layer's input, and on no other."""
+    tensors = (x for x in tree_leaves(runner.arguments) if isinstance(x, Tensor))
+    hidden = next((x for x in tensors if x.is_floating_point() and x.dim() > 1), None)
+    batch, _, out, _ = attention.shape
+    if hidden is None or hidden.shape[:2] != (batch, out):
+        return False
+    return bool(_follow_positions(runner, attention, hidden, alone=True))
+
+
+def values_follow_token_order(runner: LayerRunner, attention: AttentionRecord) -> bool:
+    """Whether each value depends at least on its own position of the states that the values are made of.
+
+    True if no such states are found.
+    """
+    batch, _, _, sources = attention.shape
+    for states in runner.states:
+        if attention.batch_first(states).shape[:2] == (batch, sources):
+            in_order = _follow_positions(runner, attention, states)
+            if in_order is not None:
+                return in_order
+    return True
+
+
+def attention_output(runner: LayerRunner, attention: AttentionRecord, context: Tensor) -> Tensor | None:
+    """What the attention module returns for a context, `(batch, out, d)`. None: the run does not tell."""
+    return _result_of(runner, StopAtOutput(attention, context), runner.arguments)
+
+
+def projects_any_context(runner: LayerRunner, attention: AttentionRecord) -> bool:
+    """Whether the attention module returns the projection of its context for any context.
+
+    Tested with the largest and the smallest entries that weighted sums of the values, or of some of them, may have.
+    """
+    if not attention.replaceable or attention.context is None:
+        return True  # its own code runs in any case
+    values = for_query_heads(attention.values.nan_to_num(0, 0, 0), attention.shape.heads)
+    values = values.transpose(1, 2)  # (batch, in, head, d_head)
+    most, least = values.amax((0, 1)).clamp_min(0), values.amin((0, 1)).clamp_max(0)
+    drawn = fixed_normal(attention.context) < 0
+    for corners in (drawn, ~drawn):
+        context = torch.where(corners, most, least)
+        found = attention_output(runner, attention, context)
+        flat = context.flatten(2)
+        expected = flat if attention.projection is None else attention.projection(flat)
+        if found is None or found.shape != expected.shape:
+            return False
+        if not is_reproduced(found.flatten(0, 1), expected.flatten(0, 1)):
+            return False
+    return True
+
+
+def _reads(runner: LayerRunner, attention: AttentionRecord, states: Tensor) -> bool:
+    everywhere = torch.ones(states.shape[:2], dtype=torch.bool, device=states.device)
+    reached = _reached(runner, attention, states, everywhere)
     return reached is not None and bool(reached.any())
 
 
-def _reached(recording: LayerRecord, call: AttentionRecord, states: Tensor, chosen: Tensor) -> Tensor | None:
-    """Which values `(batch, in)` depend on chosen positions of the layer's input; None where a run does not tell."""
-    clean = _first_values(recording, call, states, states)
+def _reached(runner: LayerRunner, attention: AttentionRecord, states: Tensor, chosen: Tensor) -> Tensor | None:
+    """Which values `(batch, in)` depend on chosen positions of `states`. None: the runs do not tell."""
+    clean = _first_values(runner, attention, states, states)
     reached = None
-    for other in (torch.full_like(states, torch.nan), nudged(states)):  # the second, for what stops NaN
-        values = _first_values(recording, call, states, replaced(states, other, chosen))
+    for other in (torch.full_like(states, torch.nan), nudged(states)):  # the nudge for layers that remove NaN
+        values = _first_values(runner, attention, states, replaced(states, other, chosen))
         if values is not None and clean is not None and values.shape == clean.shape:
             reached = is_changed(values, clean).any(-1)
             if reached.any():
@@ -52,90 +156,38 @@ def _reached(recording: LayerRecord, call: AttentionRecord, states: Tensor, chos
     return reached
 
 
-def first_of_own(recording: LayerRecord, call: AttentionRecord) -> int | None:
-    """Where the layer's own tokens begin among more sources than these, or None where a part of a run does not tell.
-
-    A cache stands before them; torch.nn.MultiheadAttention puts what it adds behind.
-    """
-    _, _, out, sources = call.size
-    if sources <= out or not recording.states:
-        return None
-    reached = _reached(recording, call, recording.states[0], _firsts(recording.states[0], call))
-    if reached is None or reached.shape[1] != sources:
-        return None
-    places = reached.any(0).nonzero()
-    return int(places[0]) if len(places) else None
-
-
-def mixes_unseen(recording: LayerRecord, call: AttentionRecord) -> bool:
-    """Whether a token of the layer's own reaches others by another way than `call`, which reads other states."""
-    output, states = first_tensor(recording.output), recording.states[0]
-    arguments = without_caches((recording.args, recording.kwargs))
-    if output is None or output.dim() < 3:
-        return False
-    for noise in PROBE_STRENGTHS:
-        disturbed = replaced(states, noise_like(states, noise), _firsts(states, call))
-        args, kwargs = tree_map(partial(instead, states, disturbed), arguments)
-        try:
-            with handled_by(None):
-                answer = first_tensor(run_again(without_hooks(recording.layer), args, kwargs))
-        except CannotReplay:  # it does not run on noise, and does not tell
-            continue
-        if answer is None or answer.shape != output.shape:
-            continue
-        if not is_reproduced(*(call.batch_first(x)[:, 1:].flatten(0, 1) for x in (answer, output))):
-            return True
-    return False
-
-
-def _firsts(states: Tensor, call: AttentionRecord) -> Tensor:
-    """Where the first tokens of all examples are in the layer's input, `(batch, in)` or as that has them."""
+def _first_tokens(states: Tensor, attention: AttentionRecord) -> Tensor:
+    """Marks the first token of each example in the layer's input."""
     firsts = torch.zeros(states.shape[:2], dtype=torch.bool, device=states.device)
-    call.batch_first(firsts)[:, 0] = True
+    attention.batch_first(firsts)[:, 0] = True
     return firsts
 
 
-def are_in_order(recording: LayerRecord, call: AttentionRecord, alone: bool = False) -> bool:
-    """Whether each value depends on its own position of the layer's input at least; and, with `alone`, on no other."""
-    arguments = without_caches((recording.args, recording.kwargs))
-    tensors = (x for x in tree_leaves(arguments) if isinstance(x, Tensor))
-    hidden = next((x for x in tensors if x.is_floating_point() and x.dim() > 1), None)
-    if hidden is None or hidden.shape[:2] != call.size[::2]:
-        return False
-    return bool(_stands_in_order(recording, call, hidden, alone))
+def _follow_positions(
+    runner: LayerRunner, attention: AttentionRecord, states: Tensor, alone: bool = False
+) -> bool | None:
+    """Whether each value depends on its own position of `states`. None: the runs do not tell.
 
-
-def values_are_in_order(recording: LayerRecord, call: AttentionRecord) -> bool:
-    """The same of whatever states the values come from; and where that is told of none."""
-    for states in recording.states:
-        if call.batch_first(states).shape[:2] == call.size[::3]:
-            in_order = _stands_in_order(recording, call, states)
-            if in_order is not None:
-                return in_order
-    return True
-
-
-def _stands_in_order(recording: LayerRecord, call: AttentionRecord, states: Tensor, alone: bool = False) -> bool | None:
-    """Whether each value depends on its own position, told by parts of runs that end at the values.
-
-    None where it depends on none, as far as is told. The digits of a position's number say whether to replace it. In
-    another order, some digit of a value's place is not that of the position that it comes from.
+    Positions are tested by the binary digits of their index, two runs a digit. A permuted value differs from its
+    position in at least one digit. With `alone`, a value may depend on no other position.
     """
-    clean = _first_values(recording, call, states, states)
-    size = call.batch_first(states).shape[:2]
-    nothing = torch.full_like(states, torch.nan)
+    clean = _first_values(runner, attention, states, states)
+    size = attention.batch_first(states).shape[:2]
+    nan = torch.full_like(states, torch.nan)
+    index = torch.arange(size[1], device=states.device)
 
     def reached(other: Tensor, chosen: Tensor) -> Tensor | None:
-        values = _first_values(recording, call, states, replaced(states, other, call.batch_first(chosen.expand(size))))
+        changed = replaced(states, other, attention.batch_first(chosen.expand(size)))
+        values = _first_values(runner, attention, states, changed)
         if values is None or clean is None or values.shape != clean.shape or values.shape[:2] != size:
             return None
         return is_changed(values, clean).any(-1)
 
     def are_own(other: Tensor, moving: Tensor) -> bool | None:
         for digit in range((size[1] - 1).bit_length()):
-            chosen = (number >> digit) % 2 == 1
+            chosen = (index >> digit) % 2 == 1
             own = reached(other, chosen)
-            others = reached(nothing, chosen) if alone else own
+            others = reached(nan, chosen) if alone else own
             if own is None or others is None:
                 return None
             if alone and (own | others)[:, ~chosen].any():
@@ -146,48 +198,36 @@ def _stands_in_order(recording: LayerRecord, call: AttentionRecord, states: Tens
             if rest is None:
                 return None
             if not torch.where(chosen, own, rest)[moving].all():
-                # In another order, each from one position; or rounded by the largest of all, which NaN cannot be.
+                # Permuted values depend on one position each. Rounding by the largest of all values looks alike, but
+                # such layers do not run on NaN.
                 from_one = (own ^ rest)[moving].all()
                 as_many = own.sum(-1).amax() <= chosen.sum() and rest.sum(-1).amax() <= (~chosen).sum()
-                return False if from_one and (as_many or reached(nothing, number >= 0) is not None) else None
+                return False if from_one and (as_many or reached(nan, index >= 0) is not None) else None
         return True
 
-    number = torch.arange(size[1], device=states.device)
-    told = False
-    # Numbers that are rounded to few (quantised ones) move with a small nudge now and then, or never.
-    for other in (nudged(states), nudged(states, 1.0), nothing):
-        moving = reached(other, number >= 0)  # but for values that are zero whatever they come from
+    moved = False
+    # Quantised numbers move with a small nudge only now and then, or never.
+    for other in (nudged(states), nudged(states, 1.0), nan):
+        moving = reached(other, index >= 0)  # values that are always zero do not move
         if moving is not None and moving.any():
-            told = True
+            moved = True
             answer = are_own(other, moving)
             if answer is not None:
                 return answer
-    return False if told else None
+    return False if moved else None
 
 
-def attention_answers(recording: LayerRecord, call: AttentionRecord, context: Tensor) -> Tensor | None:
-    """What the module that computes `call` returns, `(batch, out, d)`, where its attention answers with `context`.
+def _first_values(runner: LayerRunner, attention: AttentionRecord, old: Tensor, new: Tensor) -> Tensor | None:
+    """The values of `attention` with `new` in the place of the input `old`, or None. Nothing after them is run."""
+    return _result_of(runner, StopAtValues(attention), runner.arguments_with(old, new))
 
-    None, where a part of a run does not tell.
-    """
+
+def _result_of(runner: LayerRunner, handler: SiteHandler, arguments: tuple[Any, Any]) -> Tensor | None:
+    """The result with which a handler stops the run, or None."""
     try:
-        with handled_by(StopAtOutput(call, recording.asked_before(call), context)):
-            run_again(without_hooks(recording.layer), *without_caches((recording.args, recording.kwargs)))
-    except StopRunError as heard:
-        return heard.args[0]
-    except CannotReplay:
-        pass
-    return None
-
-
-def _first_values(recording: LayerRecord, call: AttentionRecord, old: Tensor, new: Tensor) -> Tensor | None:
-    """The values that `call` is given where `new` stands for the layer's input `old`, or None; nothing more is run."""
-    args, kwargs = tree_map(partial(instead, old, new), without_caches((recording.args, recording.kwargs)))
-    try:
-        with handled_by(StopAtValues(call, recording.asked_before(call))):
-            run_again(without_hooks(recording.layer), args, kwargs)
-    except StopRunError as heard:
-        return heard.args[0]
-    except CannotReplay:
+        runner.run(handler, *arguments)
+    except StopRunError as stopped:
+        return stopped.args[0]
+    except CannotReplayError:
         pass
     return None

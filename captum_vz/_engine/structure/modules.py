@@ -1,4 +1,4 @@
-"""TODO."""
+"""Linear modules recognised by class, and norms recognised by probing: what each one computes."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from captum_vz._engine.numerics.tolerance import CannotReplay, check_reproduced
+from captum_vz._engine.numerics.tolerance import CannotReplayError, check_reproduced
 
 
 @dataclass(frozen=True)
 class Norm:
-    """A norm, read as `scale * direction(x) + beta`: LayerNorm, or without centring RMSNorm."""
+    """A norm that computes `scale(x) * direction(x) + beta`: LayerNorm, or RMSNorm if it is not centred."""
 
     module: nn.Module
     gamma: Tensor
@@ -21,16 +21,16 @@ class Norm:
     eps: float
 
     def direction(self, x: Tensor) -> Tensor:
-        """The part that is linear in `x (..., d)`."""
+        """Return the part of the norm that is linear in `x (..., d)`."""
         return self.gamma * self._centre(x)
 
     def scale(self, x: Tensor) -> Tensor:
-        """One over the size of `x (..., d)`, `(..., 1)`."""
+        """Return the inverse of the root mean square of (centred) `x (..., d)`, as `(..., 1)`."""
         square = torch.linalg.vector_norm(self._centre(x), dim=-1, keepdim=True).square() / x.shape[-1]
         return (square + self.eps).rsqrt()
 
     def normed_and_scale(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """What the module makes of `x (..., d)`, and the scale of it `(..., 1)`."""
+        """Return the module's output for `x (..., d)`, and the scale `(..., 1)` that it used."""
         if not self.centred:
             return self.module(x), self.scale(x)
         normed, _, scale = torch.native_layer_norm(x, x.shape[-1:], self.gamma, self.beta, self.eps)
@@ -41,10 +41,10 @@ class Norm:
 
 
 def matrix(module: nn.Module) -> Tensor | None:
-    """The `(in, out)` matrix of a module that multiplies by it and adds a bias; None for any other module."""
-    # Exact kinds: subclasses hold their weights in other forms (quantised, adapted).
+    """Return the `(in, out)` matrix of a linear module, with or without bias. None for any other module."""
+    # Subclasses do not count, because they may store the weight in another form (quantised, adapted).
     kind, weight = type(module), getattr(module, "weight", None)
-    if not isinstance(weight, Tensor) or weight.is_meta:  # offloaded: torch would multiply by what it never filled
+    if not isinstance(weight, Tensor) or weight.is_meta:  # offloaded: the weight holds no numbers
         return None
     if kind in (nn.Linear, nn.modules.linear.NonDynamicallyQuantizableLinear):
         return weight.T
@@ -54,16 +54,20 @@ def matrix(module: nn.Module) -> Tensor | None:
 
 
 def read_norm(module: nn.Module, x: Tensor, normed: Tensor) -> Norm:
-    """The reading of a norm that explains what it made of `x (n, d)`, found by probing and not by its name.
+    """Return a norm's parameters, found by probing and not by its name.
+
+    The result is checked on `x (n, d)` and the module's output `normed (n, d)`.
 
     Raises:
-        CannotReplay: There is none.
+        CannotReplayError: The module is no LayerNorm or RMSNorm.
     """
     eps = [value for name, value in vars(module).items() if "eps" in name and isinstance(value, (float, type(None)))]
     if len(eps) != 1:
-        raise CannotReplay("the first module behind the attention is no norm")
+        raise CannotReplayError(
+            f"{type(module).__name__} cannot be read as a norm: expected one epsilon, found {len(eps)}"
+        )
     epsilon = torch.finfo(x.dtype).eps if eps[0] is None else eps[0]
-    signs = x.new_ones(x.shape[-1])  # there may be no rows, of padding alone
+    signs = x.new_ones(x.shape[-1])  # not rows of x, which has none if all tokens are padding
     signs[1::2] = -1
     beta, probed, shifted = module(torch.stack([torch.zeros_like(signs), signs, signs + 1])).unbind()
     centred = bool((shifted - probed).abs().max() < 1e-3 * (probed - beta).abs().max())

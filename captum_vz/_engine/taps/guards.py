@@ -1,4 +1,4 @@
-"""TODO."""
+"""Refuse attention functions and function modes of the user that compute something else than torch does."""
 
 from __future__ import annotations
 
@@ -11,31 +11,35 @@ from torch.nn import functional
 from torch.overrides import _get_current_function_mode_stack
 
 from captum_vz._engine.numerics.tolerance import is_same_attention
+from captum_vz.errors import RefusedError
 
-# Torch's own function, and how far from it, relative to its largest number, one in its place may be (a quantised one).
+# torch's own function, whatever the name torch.nn.functional.scaled_dot_product_attention refers to.
 BUILTIN = torch._C._nn.scaled_dot_product_attention
 
 
 def check_attention_not_overridden(function: Callable[..., Tensor], *args: Any, **kwargs: Any) -> None:
-    """Refuse a function in the place of torch's attention, or a mode, that makes something else of these arguments.
+    """Check that `function`, and each active function mode of the user, computes torch's attention of these arguments.
 
-    No one is to listen to attention meanwhile.
+    Small differences, such as those of a quantised attention, are accepted. No attention handler may be active.
 
     Raises:
-        AssertionError: One does.
+        RefusedError: The function or a mode computes something else.
     """
     modes = [mode for mode in _get_current_function_mode_stack() if not type(mode).__module__.startswith("captum_vz.")]
     if function is BUILTIN and not modes:
         return
     with torch._C.DisableTorchFunction():
         expected = BUILTIN(*args, **kwargs)
-        found = {"Another function": function(*args, **kwargs)}
+        results = [("Another function", function(*args, **kwargs))]
         for mode in modes:
-            # It may know the function as torch's own, or by the name where ours stands now.
+            # A mode may compare with torch's own function, or with the current value of the public name.
             for known in (BUILTIN, functional.scaled_dot_product_attention):
-                found[f"{type(mode).__name__}, for {known}"] = mode.__torch_function__(known, (), args, kwargs)
-    for name, one in found.items():
-        assert is_same_attention(one, expected), (
-            f"{name.partition(',')[0]} stands in the place of torch.nn.functional.scaled_dot_product_attention, and "
-            "computes something else. Its weights cannot be read: put torch's own back, or pass a model that calls it."
-        )
+                result = mode.__torch_function__(known, (), args, kwargs)
+                results.append((f"The function mode {type(mode).__name__}", result))
+    for name, result in results:
+        if not is_same_attention(result, expected):
+            raise RefusedError(
+                f"{name} replaces torch.nn.functional.scaled_dot_product_attention and computes something else. "
+                "Expected torch's own attention, because the weights cannot be read otherwise. Restore torch's "
+                "function, or pass a model that calls it."
+            )

@@ -1,82 +1,87 @@
-"""TODO."""
+"""Attention calls, and the handler of this thread that answers them.
+
+A tap sees an attention call and hands it to the handler of the thread that makes the call. The handler is kept in a
+context variable. A thread without a handler computes attention as ever.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from captum_vz._engine.numerics.tensors import for_query_heads
 from captum_vz._engine.numerics.tolerance import same_numbers
+from captum_vz.errors import UnsupportedLayerError
 
-# (values) -> (context (batch, out, head, d_head), weights (batch, head, out, in))
-Attend = Callable[[Tensor], tuple[Tensor, Tensor]]
+# Hooks of transformers that collect hidden states stay on a model once hidden states were asked for.
 OUTPUT_CAPTURING = "transformers.utils.output_capturing"
 
 
-class AttentionHandler(ABC):
-    """Whoever is told of the attention calls of a running layer, and decides what they return."""
+class AttentionTap(Protocol):
+    """A place where the attention of a layer can be seen, and answered when the layer is run again."""
 
-    @abstractmethod
-    def attend(
-        self, module: nn.Module | None, attend: Attend, values: Tensor, visible: Tensor | None, dropout: float
-    ) -> tuple[Tensor, Tensor | None]:
-        """Answer one attention call; `attend(values)` computes it as the model does.
+    def attached(self, layers: Sequence[nn.Module]) -> AbstractContextManager[None]:
+        """Let attention calls of these layers reach the handler of the thread, inside a `with` block.
 
-        `module` is the attention module, None where the caller does not say; `visible` what the mask lets through.
+        No trace stays behind, also after an error. Threads without a handler compute as ever.
         """
 
-    def entered(self, module: nn.Module) -> None:
-        """See a submodule of the running layer begin; most listeners do not care."""
-        return
 
-    def returned(self, module: nn.Module | nn.Parameter, inputs: tuple[Any, ...], output: Any) -> Any:
-        """See a submodule of the running layer return; what is returned here, if anything, takes its output's place."""
-        return None
+@dataclass(frozen=True)
+class AttentionCall:
+    """One attention call, as a tap hands it to a handler.
 
-
-_handler: ContextVar[AttentionHandler | None] = ContextVar("captum_vz_listener", default=None)
-
-
-def current_handler() -> AttentionHandler | None:
-    """The listener of this thread, or None."""
-    return _handler.get()
-
-
-def set_handler(listener: AttentionHandler | None) -> None:
-    """Make `listener` the one that this thread's attention calls are told to, until the next call of this function."""
-    _handler.set(listener)
-
-
-@contextmanager
-def handled_by(listener: AttentionHandler | None) -> Iterator[None]:
-    """Like `set_handler`, for the length of a `with` block."""
-    token = _handler.set(listener)
-    try:
-        yield
-    finally:
-        _handler.reset(token)
-
-
-def weights_used(module: nn.Module, attend: Attend, values: Tensor, context: Tensor, weights: Tensor) -> Tensor:
-    """The weights `(batch, head, out, in)` that give `context (batch, out, head, d_head)` when applied to `values`.
-
-    Raises:
-        AssertionError: There are none: the function is not linear in its values.
+    Attributes:
+        module: The attention module. None: the attention function does not say which module calls it.
+        values: The values, `(batch, key-value head, in, d_head)`.
+        compute: Computes this call for any values: the context `(batch, out, head, d_head)` and the weights
+            `(batch, head, out, in)`.
+        visible: Which sources the mask lets through, bool, broadcastable to `(batch, head, out, in)`. None: all.
+        dropout: The dropout rate of the weights.
     """
-    if _explain(weights, values, context) or not context.isfinite().all():
+
+    module: nn.Module | None
+    values: Tensor
+    compute: Callable[[Tensor], tuple[Tensor, Tensor]]
+    visible: Tensor | None = None
+    dropout: float = 0.0
+
+    def weights_used(self, module: nn.Module, context: Tensor, weights: Tensor) -> Tensor:
+        """The weights `(batch, head, out, in)` whose product with the values is `context`.
+
+        These are nearly always the weights that the attention function returns. Some functions scale the context
+        afterwards (Granite's sinks). Attention is linear in the values, so unit values then show the weights.
+
+        Raises:
+            UnsupportedLayerError: The attention function of `module` is not linear in its values.
+        """
+        if _explain(weights, self.values, context) or not context.isfinite().all():
+            return weights
+        weights = self._weights_by_unit_values(weights.shape[1])
+        if not _explain(weights, self.values, context):
+            raise UnsupportedLayerError(
+                f"The attention function of {type(module).__name__} is not linear in its values, so the contribution "
+                "of one value is undefined. Let it return the plain context, and do the rest after it."
+            )
         return weights
-    weights = _on_unit_values(attend, values, weights.shape[1])
-    assert _explain(weights, values, context), (
-        f"The attention function of {type(module).__name__} does more than to sum values by weights, so that what a "
-        "value contributes cannot be told apart. Let it return the plain context, and do the rest behind it."
-    )
-    return weights
+
+    def _weights_by_unit_values(self, heads: int) -> Tensor:
+        """Contexts of values that are one at one source. One call shows as many sources as a value has entries."""
+        sources, width = self.values.shape[-2:]
+        columns = []
+        for start in range(0, sources, width):
+            units = torch.eye(sources, dtype=self.values.dtype, device=self.values.device)[:, start : start + width]
+            padded = torch.nn.functional.pad(units, (0, width - units.shape[1]))
+            context, _ = self.compute(padded.expand_as(self.values))
+            columns.append(context.unflatten(2, (heads, -1)).flatten(3)[..., : units.shape[1]])
+        return torch.cat(columns, dim=-1).transpose(1, 2)
 
 
 def _explain(weights: Tensor, values: Tensor, context: Tensor) -> bool:
@@ -84,34 +89,64 @@ def _explain(weights: Tensor, values: Tensor, context: Tensor) -> bool:
     return same_numbers(context.flatten(2), sums.flatten(2), torch.finfo(context.dtype).eps ** 0.6)
 
 
-def _on_unit_values(attend: Attend, values: Tensor, heads: int) -> Tensor:
-    """The context of values that are one at one source, as many sources at a time as a value has entries."""
-    sources, width = values.shape[-2:]
-    columns = []
-    for start in range(0, sources, width):
-        units = torch.eye(sources, dtype=values.dtype, device=values.device)[:, start : start + width]
-        padded = torch.nn.functional.pad(units, (0, width - units.shape[1]))
-        context, _ = attend(padded.expand_as(values))
-        columns.append(context.unflatten(2, (heads, -1)).flatten(3)[..., : units.shape[1]])
-    return torch.cat(columns, dim=-1).transpose(1, 2)
+class AttentionHandler(ABC):
+    """Sees the attention calls of a running layer, and decides what they return."""
+
+    @abstractmethod
+    def on_attention(self, call: AttentionCall) -> tuple[Tensor, Tensor | None]:
+        """Answer one attention call with a context `(batch, out, head, d_head)` and weights or None."""
+
+    def on_enter(self, module: nn.Module) -> None:
+        """See a submodule of the layer begin."""
+        return
+
+    def on_exit(self, module: nn.Module | nn.Parameter, inputs: tuple[Any, ...], output: Any) -> Any:
+        """See a submodule of the layer return. What is returned here, unless None, replaces the submodule's output."""
+        return None
+
+
+_handler: ContextVar[AttentionHandler | None] = ContextVar("captum_vz_handler", default=None)
+
+
+def current_handler() -> AttentionHandler | None:
+    """The handler of this thread, or None."""
+    return _handler.get()
+
+
+def set_handler(handler: AttentionHandler | None) -> None:
+    """Make `handler` the handler of this thread, until the next call of this function."""
+    _handler.set(handler)
+
+
+@contextmanager
+def handled_by(handler: AttentionHandler | None) -> Iterator[None]:
+    """Make `handler` the handler of this thread inside a `with` block."""
+    token = _handler.set(handler)
+    try:
+        yield
+    finally:
+        _handler.reset(token)
 
 
 # Plain functions without state, so that a copy of a layer can carry them.
-def _entered(module: nn.Module, inputs: tuple[Any, ...]) -> None:
-    listener = current_handler()
-    if listener is not None:
-        listener.entered(module)
+def on_submodule_enter(module: nn.Module, inputs: tuple[Any, ...]) -> None:
+    """The hook that submodules call before they run."""
+    handler = current_handler()
+    if handler is not None:
+        handler.on_enter(module)
 
 
-def _returned(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
-    listener = current_handler()
-    return None if listener is None else listener.returned(module, inputs, output)
+def on_submodule_exit(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
+    """The hook that submodules call when they return."""
+    handler = current_handler()
+    return None if handler is None else handler.on_exit(module, inputs, output)
 
 
 def is_hooked(module: nn.Module) -> bool:
-    """Whether a module carries hooks of a user's, which may change what it does, and have to be called.
+    """Whether a module carries hooks of the user's. They may change what it does, so they have to be called.
 
-    Not those of transformers that collect hidden states, which stay for good once some were asked for; nor ours.
+    Hooks of transformers that collect hidden states are not counted, nor are ours.
     """
+    ours = (on_submodule_enter, on_submodule_exit)
     hooks = [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
-    return any(hook not in (_entered, _returned) and getattr(hook, "__module__", "") != OUTPUT_CAPTURING for hook in hooks)
+    return any(hook not in ours and getattr(hook, "__module__", "") != OUTPUT_CAPTURING for hook in hooks)

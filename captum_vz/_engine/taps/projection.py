@@ -1,8 +1,14 @@
-"""TODO."""
+"""Value projections of attention modules that compute attention inline, and the masks of their layers.
+
+The weights of inline attention cannot be read. Hooks on the value projection show its values, and let a replay zero
+them. Masks are read from the layer's arguments.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -11,55 +17,71 @@ from torch.utils._pytree import tree_leaves
 
 from captum_vz._engine.numerics.tensors import mask_as_bool
 from captum_vz._engine.taps.handler import current_handler
-from captum_vz._engine.taps.projection_table import BERT_LIKE, Mask, ValueProjection, family_of
+from captum_vz._engine.taps.projection_table import BERT_LIKE, Mask, family_of
+
+if TYPE_CHECKING:
+    from captum_vz._engine.taps.projection_table import ValueProjection
 
 
 def is_value_projection(module: nn.Module | nn.Parameter, attention: nn.Module) -> bool:
-    """Whether `module` is one that projects the values of `attention`."""
+    """Whether `module` projects values of `attention`."""
     row = family_of(attention)
     names = () if row is None else filter(None, (row.projection, row.beside))
     return any(getattr(attention, name, None) is module for name in names)
 
 
 def projects_by_parameter(module: nn.Module) -> bool:
-    """Whether the values of an attention module are projected by a parameter of its own, and by no submodule."""
+    """Whether a parameter of an attention module projects its values, and no submodule."""
     row = family_of(module)
     return row is not None and isinstance(getattr(module, row.projection, None), nn.Parameter)
 
 
 class ParameterProjectionMode(TorchFunctionMode):
-    """Lets parameters that project values tell the listener what came of it, as submodules do by their hooks."""
+    """Hands values that a parameter projects to the handler, as hooks do for submodules."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))
-        listener = current_handler()
+        handler = current_handler()
         parameter = next((x for x in args if isinstance(x, nn.Parameter)), None)
-        if listener is None or parameter is None or not isinstance(output, Tensor):
+        if handler is None or parameter is None or not isinstance(output, Tensor):
             return output
         if parameter.dim() != 3 or output.dim() != 4 or output.shape[2:] != parameter.shape[1:]:
             return output
-        changed = listener.returned(parameter, args, output.flatten(2))
+        changed = handler.on_exit(parameter, args, output.flatten(2))
         return output if changed is None else changed.view_as(output)
+
+
+class ProjectionTap:
+    """Sees values that a parameter projects. Submodules that project values are seen by the hooks of each pass."""
+
+    @contextmanager
+    def attached(self, layers: Sequence[nn.Module]) -> Iterator[None]:
+        """See :class:`~captum_vz._engine.taps.handler.AttentionTap`."""
+        if not any(projects_by_parameter(module) for layer in layers for module in layer.modules()):
+            yield
+            return
+        with ParameterProjectionMode():
+            yield
 
 
 def visible_by_argument(
     arguments: Any, batch: int, out: int, sources: int, row: ValueProjection = BERT_LIKE
 ) -> Tensor | None:
-    """What a layer's mask lets through, `(batch, 1, 1 or out, in)`, told by the shape of the argument that holds it.
+    """Which sources a layer's mask lets through, `(batch, 1, 1 or out, in)`, or None if no argument is a mask.
 
-    The first of `arguments` that fits is taken.
+    The mask is the first of `arguments` that has the shape of one.
     """
     tensors = (value for value in tree_leaves(arguments) if isinstance(value, Tensor))
-    found = (_let_through(mask, batch, out, sources, row) for mask in tensors)
+    found = (_read_mask(mask, batch, out, sources, row) for mask in tensors)
     return next((allowed for allowed in found if allowed is not None), None)
 
 
-def _let_through(mask: Tensor, batch: int, out: int, sources: int, row: ValueProjection) -> Tensor | None:
-    """What `mask` lets through, if it has the shape of one."""
+def _read_mask(mask: Tensor, batch: int, out: int, sources: int, row: ValueProjection) -> Tensor | None:
+    """Which sources `mask` lets through, or None if it does not have the shape of a mask."""
     if row.sequence_first and mask.shape == (out, sources, batch, 1):
-        return _without_own_padding(mask.permute(2, 3, 0, 1) == 0)
+        return _hide_padding(mask.permute(2, 3, 0, 1) == 0)
     if row.mask is Mask.BLOCKS and mask.dim() == 5 and mask.shape[0] == batch:
-        return _out_of_blocks(mask)[:, :, :out, :sources]
+        return _unfold_blocks(mask)[:, :, :out, :sources]
     if mask.shape[-1:] != (sources,):
         return None
     if mask.dim() == 4 and mask.shape[0] in (1, batch) and mask.shape[2] in (1, out):
@@ -74,8 +96,8 @@ def _let_through(mask: Tensor, batch: int, out: int, sources: int, row: ValuePro
     return ~allowed if row.mask is Mask.HIDES and not mask.is_floating_point() else allowed
 
 
-def _out_of_blocks(mask: Tensor) -> Tensor:
-    """What blocks of rows see of the block before them, of themselves and of the one behind, `(batch, 1, rows, in)`."""
+def _unfold_blocks(mask: Tensor) -> Tensor:
+    """A mask of blocks (LongT5), as `(batch, 1, out, in)`. Each block sees itself and its two neighbours."""
     batch, _, blocks, rows, _ = mask.shape
     allowed = torch.zeros(batch, 1, blocks * rows, (blocks + 2) * rows, dtype=torch.bool, device=mask.device)
     for start in range(0, blocks * rows, rows):
@@ -83,8 +105,8 @@ def _out_of_blocks(mask: Tensor) -> Tensor:
     return allowed[..., rows:-rows]
 
 
-def _without_own_padding(allowed: Tensor) -> Tensor:
-    """A mask `(batch, 1, out, in)` that lets padding see itself (XLNet's), made one in which nobody sees padding."""
+def _hide_padding(allowed: Tensor) -> Tensor:
+    """A mask `(batch, 1, out, in)` in which padding sees itself (XLNet), changed so that nothing sees padding."""
     out, sources = allowed.shape[2:]
     itself = torch.ones(out, sources, dtype=torch.bool, device=allowed.device).tril(sources - out).triu(sources - out)
     by_others = (allowed & ~itself).any(2, keepdim=True)

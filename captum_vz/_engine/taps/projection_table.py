@@ -1,4 +1,8 @@
-"""TODO."""
+"""Families of models that compute attention inline: where their values are, one row for each attention class.
+
+The attention weights of these families cannot be read. A value is zeroed in the output of the value projection. Only
+whole sequences can be replayed.
+"""
 
 from __future__ import annotations
 
@@ -11,41 +15,42 @@ from operator import attrgetter
 from torch import Tensor, nn
 
 
-def _own(head: int, heads: int, features: int) -> slice:
-    """The projection holds values only, head by head."""
-    return _part(head, heads, features)
+def _values_only(head: int, heads: int, features: int) -> slice:
+    """The projection returns values only, head after head."""
+    return _slice(head, heads, features)
 
 
 def _last_third(head: int, heads: int, features: int) -> slice:
-    """Queries, keys and values side by side, each head by head."""
-    return _part(2 * heads + head, 3 * heads, features)
+    """The projection returns all queries, then all keys, then all values, each head after head."""
+    return _slice(2 * heads + head, 3 * heads, features)
 
 
 def _interleaved(head: int, heads: int, features: int) -> slice:
-    """For each head its query, key and value."""
-    return _part(3 * head + 2, 3 * heads, features)
+    """The projection returns the query, key and value of the first head, then those of the next."""
+    return _slice(3 * head + 2, 3 * heads, features)
 
 
 def _in_four_blocks(head: int, heads: int, features: int) -> slice:
-    """Four blocks, one for each core that the model was trained on, of queries, values and keys, in this order."""
+    """The projection returns four blocks of queries, values and keys, one for each core used in training."""
     in_block = heads // 4
-    block, place = divmod(head, in_block)
-    return _part((3 * block + 1) * in_block + place, 3 * heads, features)
+    block, index = divmod(head, in_block)
+    return _slice((3 * block + 1) * in_block + index, 3 * heads, features)
 
 
-def _part(number: int, parts: int, features: int) -> slice:
+def _slice(number: int, parts: int, features: int) -> slice:
+    """Return part `number` of `features` features that are divided into equal parts."""
     width = features // parts
     return slice(number * width, (number + 1) * width)
 
 
 class Mask(Enum):
-    """What the numbers of a family's masks mean."""
+    """What the numbers in the masks of a family mean."""
 
-    USUAL = auto()  # with four axes added to the scores; else 1 where something is seen
-    ADDED = auto()  # added, with however many axes
-    FACTOR = auto()  # 1 where something is seen, and 0 elsewhere
-    HIDES = auto()  # True where something is not seen
-    BLOCKS = auto()  # (batch, 1, block, row, 3 rows): what a block sees of its neighbours and itself
+    USUAL = auto()  # added to the scores if it has four axes, else 1 where a source is visible
+    ADDED = auto()  # added to the scores for any number of axes
+    FACTOR = auto()  # 1 where a source is visible, 0 elsewhere
+    HIDES = auto()  # True where a source is hidden
+    BLOCKS = auto()  # (batch, 1, block, row, 3 rows): what a row sees of the previous, its own and the next block
 
 
 @dataclass(frozen=True)
@@ -53,23 +58,23 @@ class ValueProjection:
     """Where the values of an attention module are.
 
     Attributes:
-        projection: Name of the submodule whose output `(batch, in, features)` holds the values; or of a parameter
-            `(d, heads, d_head)` that the hidden states are multiplied with.
-        heads: Name of the attention module's attribute that counts its heads.
-        head_columns: (head, heads, features) -> the features that are this head's values.
-        groups: Name of the attribute that counts the groups of heads that share a value, behind the group's queries
-            and its key; `head_columns` is not asked then.
-        bias: Name of a parameter that is added to the values behind the projection.
-        mask: What the numbers of its masks mean.
-        sequence_first: Whether the layer's tensors are (tokens, batch, d).
-        transposed: Whether what the projection returns is (in, batch, features), unlike the layer's tensors.
-        beside: Name of a submodule that gives values of the same tokens for other rows, if these are there.
-        pads: Whether the model pads its inputs behind their end, to a multiple of what is attended to at a time.
+        projection: Name of the submodule whose output `(batch, in, features)` holds the values, or name of a parameter
+            `(d, heads, d_head)` that the hidden states are multiplied by.
+        heads: Name of the attention module's attribute that holds the number of heads.
+        head_columns: (head, heads, features) -> the features that hold the values of this head.
+        groups: Name of the attribute that holds the number of groups of heads. The heads of a group share a value,
+            which follows the queries and the key of the group. `head_columns` is not used then.
+        bias: Name of a parameter that is added to the values after the projection.
+        mask: What the numbers in the masks mean.
+        sequence_first: Whether the tensors of the layer are (tokens, batch, d).
+        transposed: Whether the projection returns (in, batch, features), unlike the other tensors of the layer.
+        beside: Name of a submodule that computes a second value of each token, used by other rows (global attention).
+        pads: Whether the model pads its inputs at the end, to a multiple of the length of an attention block.
     """
 
     projection: str
     heads: str = "num_attention_heads"
-    head_columns: Callable[[int, int, int], slice] = _own
+    head_columns: Callable[[int, int, int], slice] = _values_only
     groups: str | None = None
     bias: str | None = None
     mask: Mask = Mask.USUAL
@@ -79,16 +84,16 @@ class ValueProjection:
     pads: bool = False
 
     def columns(self, module: nn.Module, features: int) -> list[slice]:
-        """The features of each head's values."""
+        """Return the features that hold the values of each head."""
         heads = int(attrgetter(self.heads)(module))
         if self.groups is None:
             return [self.head_columns(head, heads, features) for head in range(heads)]
         groups = int(attrgetter(self.groups)(module))
         size = heads // groups + 2
-        return [_part(head * groups // heads * size + size - 1, groups * size, features) for head in range(heads)]
+        return [_slice(head * groups // heads * size + size - 1, groups * size, features) for head in range(heads)]
 
     def zero(self, module: nn.Module) -> list[Tensor] | float:
-        """What the projection returns for a value that is zero, for each head; a number where it is that for all."""
+        """Return the projection's output for a value of zero, one tensor for each head, or 0.0 for all heads."""
         if self.bias is None:
             return 0.0
         bias = getattr(module, self.bias).detach()
@@ -96,23 +101,15 @@ class ValueProjection:
 
 
 def _heads_of(bias: Tensor, heads: int) -> list[slice]:
-    return [_own(head, heads, len(bias)) for head in range(heads)]
+    """Return the entries of a bias that belong to each head."""
+    return [_values_only(head, heads, len(bias)) for head in range(heads)]
 
 
 BERT_LIKE = ValueProjection("value")
-
-
 BART_LIKE = ValueProjection("v_proj", "num_heads")
-
-
 LONGFORMER = ValueProjection("value", "num_heads", mask=Mask.ADDED, transposed=True, beside="value_global", pads=True)
-
-
 BIGBIRD = ValueProjection("value", mask=Mask.FACTOR, pads=True)
-
-
 DEFORMABLE = ValueProjection("value_proj", "n_heads")
-
 
 VALUE_PROJECTIONS = {
     "BarkSelfAttention": ValueProjection("att_proj", "num_heads", _last_third),
@@ -190,7 +187,7 @@ VALUE_PROJECTIONS = {
     "XGLMAttention": BART_LIKE,
     "XLNetRelativeAttention": ValueProjection("v", "n_head", sequence_first=True),
     "YosoSelfAttention": BERT_LIKE,
-    # Names that several families share are keyed with their file.
+    # Class names that several families use: the key starts with the name of the file.
     "modeling_dab_detr.DetrAttention": BART_LIKE,
     "modeling_deberta.DisentangledSelfAttention": ValueProjection("in_proj", head_columns=_interleaved, bias="v_bias"),
     "modeling_deberta_v2.DisentangledSelfAttention": ValueProjection("value_proj"),
@@ -201,12 +198,13 @@ VALUE_PROJECTIONS = {
 
 
 def family_of(module: nn.Module) -> ValueProjection | None:
-    """The row for this module's class, or for one that it inherits from."""
+    """Return the row of a module's class or of a class that it inherits from, or None."""
     return _row_among(type(module).__mro__)
 
 
 @cache
 def _row_among(classes: tuple[type, ...]) -> ValueProjection | None:
+    """Return the row of the first class that has one, or None."""
     for cls in classes:
         file = cls.__module__.rsplit(".", 1)[-1]
         row = VALUE_PROJECTIONS.get(f"{file}.{cls.__name__}", VALUE_PROJECTIONS.get(cls.__name__))

@@ -1,34 +1,39 @@
-"""TODO."""
+"""`torch.nn.functional.scaled_dot_product_attention`: torch.nn's layers, timm, home-made models.
+
+While a pass runs, our function takes the place of that name. The call inside `multi_head_attention_forward` cannot be
+seen in another way. torch's fused fast path for nn.TransformerEncoder is switched off. A thread without a handler runs
+torch's own functions.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from captum_vz._engine.numerics.tensors import for_query_heads, mask_as_bool
 from captum_vz._engine.taps.guards import check_attention_not_overridden
-from captum_vz._engine.taps.handler import current_handler, handled_by
+from captum_vz._engine.taps.handler import AttentionCall, current_handler, handled_by
 from captum_vz.functional import widen
 
-# What our functions stand for while a pass is on: torch's own, or what a user has put in their place.
+# What our functions replace while a pass runs: torch's own, or what a user has put in their place.
 _torchs_attention = F.scaled_dot_product_attention
 _torchs_multi_head = F.multi_head_attention_forward
-# The weights that this thread computed last: multi_head_attention_forward returns them when asked to.
+# The last weights of this thread: multi_head_attention_forward returns them if asked to.
 _last_weights: ContextVar[Tensor | None] = ContextVar("captum_vz_weights", default=None)
-# How many passes are on, and whether the fast path was on before the first: two threads may each be in one.
+# How many passes run, and whether the fast path was on before the first. Several threads may each run one.
 _passes = 0
 _fast_path = True
 _lock = threading.Lock()
 
 
-def _attention(
+def attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -38,12 +43,13 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    listener = current_handler()
-    if listener is None or query.dim() not in (3, 4):
+    """Attention as torch's function computes it, with its calls handed to the handler of this thread."""
+    handler = current_handler()
+    if handler is None or query.dim() not in (3, 4):
         return _torchs_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     if query.dim() == 3:  # one head
         mask = attn_mask[:, None] if attn_mask is not None and attn_mask.dim() == 3 else attn_mask
-        return _attention(query[:, None], key[:, None], value[:, None], mask, dropout_p, is_causal, scale)[:, 0]
+        return attention(query[:, None], key[:, None], value[:, None], mask, dropout_p, is_causal, scale)[:, 0]
     with handled_by(None):
         check_attention_not_overridden(
             _torchs_attention, query, key, value, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa
@@ -54,12 +60,12 @@ def _attention(
     if attn_mask is not None and not is_causal:
         visible = mask_as_bool(attn_mask)[(None,) * (4 - attn_mask.dim())]
 
-    def attend(values: Tensor) -> tuple[Tensor, Tensor]:
+    def compute(values: Tensor) -> tuple[Tensor, Tensor]:
         weights = _weights(query, key, attn_mask, scale)
         context = weights @ for_query_heads(values.to(weights), query.shape[1])
         return context.transpose(1, 2).to(values), weights.to(query)
 
-    context, weights = listener.attend(None, attend, value, visible, dropout_p)
+    context, weights = handler.on_attention(AttentionCall(None, value, compute, visible, dropout_p))
     _last_weights.set(weights)
     return context.transpose(1, 2)
 
@@ -92,23 +98,26 @@ def _multi_head(*args: Any, **kwargs: Any) -> Any:
     return output, weights
 
 
-@contextmanager
-def attention_patched() -> Iterator[None]:
-    """Let every scaled_dot_product_attention of this thread's listener be seen, for the length of a `with` block."""
-    global _passes, _fast_path, _torchs_attention, _torchs_multi_head
-    with _lock:
-        if not _passes:
-            _fast_path = torch.backends.mha.get_fastpath_enabled()
-            torch.backends.mha.set_fastpath_enabled(False)
-            _torchs_attention, F.scaled_dot_product_attention = F.scaled_dot_product_attention, _attention
-            _torchs_multi_head, F.multi_head_attention_forward = F.multi_head_attention_forward, _multi_head
-        _passes += 1
-    try:
-        yield
-    finally:
+class SdpaTap:
+    """Sees attention that is called as `torch.nn.functional.scaled_dot_product_attention`."""
+
+    @contextmanager
+    def attached(self, layers: Sequence[nn.Module]) -> Iterator[None]:
+        """See :class:`~captum_vz._engine.taps.handler.AttentionTap`."""
+        global _passes, _fast_path, _torchs_attention, _torchs_multi_head
         with _lock:
-            _passes -= 1
             if not _passes:
-                F.scaled_dot_product_attention = _torchs_attention
-                F.multi_head_attention_forward = _torchs_multi_head
-                torch.backends.mha.set_fastpath_enabled(_fast_path)
+                _fast_path = torch.backends.mha.get_fastpath_enabled()
+                torch.backends.mha.set_fastpath_enabled(False)
+                _torchs_attention, F.scaled_dot_product_attention = F.scaled_dot_product_attention, attention
+                _torchs_multi_head, F.multi_head_attention_forward = F.multi_head_attention_forward, _multi_head
+            _passes += 1
+        try:
+            yield
+        finally:
+            with _lock:
+                _passes -= 1
+                if not _passes:
+                    F.scaled_dot_product_attention = _torchs_attention
+                    F.multi_head_attention_forward = _torchs_multi_head
+                    torch.backends.mha.set_fastpath_enabled(_fast_path)

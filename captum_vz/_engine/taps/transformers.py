@@ -1,11 +1,16 @@
-"""TODO."""
+"""transformers' AttentionInterface: attention functions that layers look up by name.
+
+While a pass runs, the configs of the explained layers name our attention function. It receives queries, keys and
+values, and computes the numbers by the model's own `eager_attention_forward`, with its soft caps, sinks and position
+biases.
+"""
 
 from __future__ import annotations
 
 import inspect
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -15,20 +20,21 @@ from torch import Tensor, nn
 
 from captum_vz._engine.numerics.tensors import mask_as_bool
 from captum_vz._engine.taps.guards import BUILTIN, check_attention_not_overridden
-from captum_vz._engine.taps.handler import _handler, handled_by
+from captum_vz._engine.taps.handler import AttentionCall, current_handler, handled_by
+from captum_vz.errors import UnsupportedLayerError
 
 EAGER = "eager_attention_forward"
-# Configs that carry our name now: id -> (config, the implementation to put back, how many passes need it).
+# Configs that carry our name now: id -> (config, the implementation to restore, how many passes need it).
 # Counted, because two threads may explain one model at the same time.
 _selected: dict[int, tuple[Any, str | None, int]] = {}
 _selecting = threading.Lock()
 
 
 class EagerAlias(str):
-    """Our name, to be found under it, but equal to "eager" as well.
+    """Our name, which also equals "eager".
 
-    Some models ask what their attention is called before they prepare its mask (DeepSeek's sparse attention), and are
-    to do for us what they do for the function that we call.
+    Some models ask for the name of their attention before they prepare its mask (DeepSeek's sparse attention). They
+    should do for our function what they do for the eager function that it calls.
     """
 
     def __eq__(self, other: object) -> bool:
@@ -52,29 +58,33 @@ def _attention(
     dropout: float = 0.0,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """The attention function registered with transformers under our name."""
+    """The attention function that is registered with transformers under our name."""
     mask = _additive(attention_mask, module, query, key, kwargs.get("is_causal"))
     eager = _eager_function(module)
 
-    def attend(values: Tensor) -> tuple[Tensor, Tensor]:
+    def compute(values: Tensor) -> tuple[Tensor, Tensor]:
         context, weights = eager(module, query, key, values, mask, dropout=dropout, **kwargs)[:2]
         return context, weights
 
-    listener = _handler.get()
-    if listener is None:
-        return attend(value)
-    if _original_implementation(module) != "eager":  # which calls functions that modes would have seen
+    handler = current_handler()
+    if handler is None:
+        return compute(value)
+    if _original_implementation(module) != "eager":  # the model would call torch's function, which a user may replace
         with handled_by(None):
             check_attention_not_overridden(BUILTIN, query, key, value, enable_gqa=True)
     dropout = dropout if module.training else 0.0  # eager functions drop nothing in eval mode, whatever the rate
-    return listener.attend(module, attend, value, None if mask is None else mask_as_bool(mask), dropout)
+    visible = None if mask is None else mask_as_bool(mask)
+    return handler.on_attention(AttentionCall(module, value, compute, visible, dropout))
 
 
 def _eager_function(module: nn.Module) -> Callable[..., Any]:
-    """The function that computes a module's attention where no other is asked for.
+    """The function that computes a module's attention if no other implementation is selected.
 
-    The one that its forward names, for a file of several kinds of attention may have one for each (Llama 4); or else,
-    its forward leaving that to a method, the one that stands beside its class.
+    This is the function that the module's forward names, because a file may hold one for each kind of attention
+    (Llama 4). If the forward names none, it is the function that is defined in the module of its class.
+
+    Raises:
+        UnsupportedLayerError: There is none, or the forward names several.
     """
     classes, name = type(module).__mro__, type(module).__name__
     for cls in classes:
@@ -83,10 +93,11 @@ def _eager_function(module: nn.Module) -> Callable[..., Any]:
             continue
         names = forward.__code__.co_names
         named = [one for one in names if one.endswith(EAGER) and one in forward.__globals__]
-        assert len(named) <= 1, (
-            f"The forward of the attention module {name} names {' and '.join(named)}, so that which of them computes "
-            "its attention is not known: let it name one."
-        )
+        if len(named) > 1:
+            raise UnsupportedLayerError(
+                f"The forward of the attention module {name} names {' and '.join(named)}, so it is unknown which of "
+                "them computes its attention. Let the forward name one function."
+            )
         if named:
             return forward.__globals__[named[0]]
         if "super" not in names:
@@ -95,10 +106,10 @@ def _eager_function(module: nn.Module) -> Callable[..., Any]:
         eager = getattr(sys.modules.get(cls.__module__), EAGER, None)
         if eager is not None:
             return eager
-    raise AssertionError(
-        f"The attention module {name} asks transformers' AttentionInterface for its attention, but its forward names "
-        f"no function {EAGER} (nor one whose name ends so), and {type(module).__module__} defines none, so that its "
-        "weights cannot be read. Define that function beside the class."
+    raise UnsupportedLayerError(
+        f"The attention module {name} asks transformers' AttentionInterface for its attention. Its weights are read "
+        f"from a function whose name ends in {EAGER}, but its forward names none and {type(module).__module__} "
+        "defines none. Define that function in the same file as the class."
     )
 
 
@@ -107,8 +118,8 @@ def _additive(
 ) -> Tensor | None:
     """The mask as eager attention adds it to the scores.
 
-    A mask made for another implementation arrives as booleans, or, where that implementation would have made the mask
-    itself from the module's `is_causal`, not at all. What a model hands to its own eager attention is left as it is.
+    A mask for another implementation is boolean. It is None where that implementation makes the mask itself from the
+    module's `is_causal`. A mask for eager attention is left as it is.
     """
     eager = _original_implementation(module) == "eager"
     if mask is None:
@@ -121,7 +132,7 @@ def _additive(
     if mask.dtype == torch.bool and not eager:
         zero = torch.zeros((), dtype=query.dtype, device=mask.device)
         mask = torch.where(mask, zero, torch.finfo(query.dtype).min)
-    # Many models take the softmax in float32, where float64's smallest number is -inf, and a row of nothing else NaN.
+    # Many models compute the softmax in float32. There float64's smallest number is -inf, and a row of -inf gives NaN.
     return mask.clamp_min(torch.finfo(torch.float32).min) if mask.dtype == torch.float64 else mask
 
 
@@ -132,7 +143,7 @@ def _original_implementation(module: nn.Module) -> str | None:
 
 @cache
 def _register() -> None:
-    """Make our name known to transformers; imported here, for it takes longer than all else."""
+    """Make our name known to transformers. Imported here, because the import takes longer than all others."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import eager_mask
 
@@ -140,48 +151,53 @@ def _register() -> None:
     AttentionMaskInterface.register(NAME, eager_mask)
 
 
-def _refuse_users_own(config: Any) -> None:
-    """Refuse a function that a user registered: its numbers may be any, and eager attention's would be another model's.
+def _check_not_custom(config: Any) -> None:
+    """Refuse an attention function that the user registered: eager attention may compute something else.
 
-    What comes with transformers computes what eager attention does; so do the kernels of its hub, which have a slash.
+    The functions of transformers compute what eager attention computes. So do the kernels of its hub, whose names have
+    a slash.
     """
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     name = config._attn_implementation_internal
     function = ALL_ATTENTION_FUNCTIONS.get(name) if isinstance(name, str) and name not in (NAME, "eager") else None
     function = getattr(function, "func", function)
-    assert function is None or "/" in name or str(function.__module__).startswith("transformers."), (
-        f"The model's attention is {name!r}, a function of {function.__module__} that was registered with "
-        "transformers' AttentionInterface. The weights are read from the model's eager attention, which need not "
-        "compute the same: call model.set_attn_implementation('eager') first, if that is what you want to explain."
-    )
+    if function is not None and "/" not in name and not str(function.__module__).startswith("transformers."):
+        raise UnsupportedLayerError(
+            f"The model's attention is {name!r}, a function of {function.__module__} that was registered with "
+            "transformers' AttentionInterface. The weights are read from the model's eager attention, which may "
+            "compute something else. Call model.set_attn_implementation('eager') first to explain eager attention."
+        )
 
 
-@contextmanager
-def attention_selected(layers: Iterable[nn.Module]) -> Iterator[None]:
-    """Let the attention of `layers` run through this module for the length of a `with` block.
+class TransformersTap:
+    """Sees attention that layers call through transformers' AttentionInterface."""
 
-    Raises:
-        AssertionError: It is a function of the user's own.
-    """
-    found: list[Any] = [getattr(module, "config", None) for layer in layers for module in layer.modules()]
-    configs = {id(config): config for config in found if hasattr(config, "_attn_implementation_internal")}
-    if configs:
-        _register()
-    for config in configs.values():
-        _refuse_users_own(config)
-    with _selecting:
-        for key, config in configs.items():
-            _, original, count = _selected.get(key, (config, config._attn_implementation_internal, 0))
-            _selected[key] = (config, original, count + 1)
-            config._attn_implementation_internal = NAME
-    try:
-        yield
-    finally:
+    @contextmanager
+    def attached(self, layers: Sequence[nn.Module]) -> Iterator[None]:
+        """See :class:`~captum_vz._engine.taps.handler.AttentionTap`.
+
+        Raises:
+            UnsupportedLayerError: The attention function of a layer was registered by the user.
+        """
+        found: list[Any] = [getattr(module, "config", None) for layer in layers for module in layer.modules()]
+        configs = {id(config): config for config in found if hasattr(config, "_attn_implementation_internal")}
+        if configs:
+            _register()
+        for config in configs.values():
+            _check_not_custom(config)
         with _selecting:
             for key, config in configs.items():
-                _, original, count = _selected.pop(key)
-                if count > 1:
-                    _selected[key] = (config, original, count - 1)
-                else:
-                    config._attn_implementation_internal = original
+                _, original, count = _selected.get(key, (config, config._attn_implementation_internal, 0))
+                _selected[key] = (config, original, count + 1)
+                config._attn_implementation_internal = NAME
+        try:
+            yield
+        finally:
+            with _selecting:
+                for key, config in configs.items():
+                    _, original, count = _selected.pop(key)
+                    if count > 1:
+                        _selected[key] = (config, original, count - 1)
+                    else:
+                        config._attn_implementation_internal = original

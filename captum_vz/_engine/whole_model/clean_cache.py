@@ -1,4 +1,13 @@
-"""TODO."""
+"""Outputs of the clean pass, reused when the model runs on copies of the same inputs.
+
+Two kinds of outputs do not change when values are zeroed in some layers:
+
+- The output of a module that returned before the first of these layers began: embeddings, lower layers, an encoder. The
+  module does not run again. Its clean output is repeated for each copy.
+- The output of a linear module at a position whose input did not change: queries and keys of the first layer, or, in a
+  causal model, all positions before the zeroed one. The module runs on the other positions only. Inputs are compared,
+  so this is exact in any model, because a linear module treats each row alone.
+"""
 
 from __future__ import annotations
 
@@ -20,49 +29,47 @@ from torch.utils.hooks import RemovableHandle
 from captum_vz._engine.numerics.tensors import clone_tensor, repeat_examples
 from captum_vz._engine.structure.modules import matrix
 
-# Where more rows than that have changed, picking them out costs more than it saves.
+# If a larger share of rows has changed, selecting these rows costs more than it saves.
 MOST_CHANGED = 0.8
-# The two hooks of all modules, since which model a function runs is not known; and how many passes need them. Counted,
-# because several threads may be in a clean pass, and each is to be told once.
+# Two hooks of all modules, because the model inside a forward function is not known, and the number of passes that need
+# them. Passes of several threads share the hooks, so that each call is recorded once.
 _handles: list[RemovableHandle] = []
-_fillings = 0
+_passes = 0
 _lock = threading.Lock()
-# Modules whose forward is ours now: id -> how many passes need it. Counted, because two threads may explain one model
-# at the same time; a thread that has no answers runs the module's own.
-_standing: dict[int, int] = {}
+# id of a module with a `CachedForward` -> number of passes that need it, because two threads may explain one model. A
+# thread without a reader runs the module's own forward.
+_users_of_forward: dict[int, int] = {}
 
-
-# The memory that is being filled in this thread, and that which answers here.
+# The cache that this thread fills, and the reader that answers in this thread.
 _filling: ContextVar[CleanCache | None] = ContextVar("captum_vz_filling", default=None)
-
-
 _answering: ContextVar[CacheReader | None] = ContextVar("captum_vz_answering", default=None)
 
 
 class CleanCache:
-    """Outputs of a clean pass.
+    """Outputs of modules in a clean pass.
 
     Attributes:
-        outermost: The modules that ran inside of no other.
-        largest: Bytes of the largest output of any module.
+        outermost: The modules that ran inside no other module.
+        largest: Bytes of the largest tensor that a module returned.
     """
 
     def __init__(self, layers: Sequence[nn.Module]) -> None:
         self.outermost: list[nn.Module] = []
         self.largest = 0
         self._layers = {id(layer) for layer in layers}
-        self._reached = False  # one of the layers has begun
-        self._running: list[tuple[nn.Module, int]] = []  # and how many outputs were kept when it began
+        self._reached = False  # whether one of the layers has begun
+        self._running: list[tuple[nn.Module, int]] = []  # with the number of outputs in `_whole` when it began
         self._whole: list[tuple[nn.Module, Any]] = []
         self._linear: list[tuple[nn.Module, Tensor, Tensor]] = []
 
     @contextmanager
     def filling(self) -> Iterator[None]:
-        """Note what this thread's modules return, for the length of a `with` block."""
+        """Record what modules return in this thread, inside a `with` block."""
         token = _filling.set(self)
         try:
-            with warnings.catch_warnings(), _all_modules_telling():
-                if "torch._dynamo" in sys.modules:  # which warns that such hooks see a compiled module twice: no matter
+            with warnings.catch_warnings(), _hooks_of_all_modules():
+                # torch warns that these hooks may see a compiled module twice. That does no harm here.
+                if "torch._dynamo" in sys.modules:
                     warnings.filterwarnings("ignore", "Using `torch.compile.* when there are global hooks")
                 yield
         finally:
@@ -70,75 +77,79 @@ class CleanCache:
 
     @contextmanager
     def answering(self, copies: int, batch: int, whole: bool) -> Iterator[None]:
-        """Let modules answer from here where they can, on `copies` of the clean inputs one behind the other.
+        """Let modules return cached outputs inside a `with` block, in a run on `copies` copies of the clean inputs.
 
-        Outputs that have an entry for each of the `batch` examples are repeated. Modules as a whole only if `whole`.
+        The copies are concatenated: all `batch` examples, then all of them again. Outputs with one entry for each
+        example are repeated. If `whole` is False, only the outputs of linear modules are reused.
         """
-        # Layers that ran in threads of their own, as replicas do, were not seen: what ran before them is not known.
-        kept = self._whole if whole and self._reached else []
-        token = _answering.set(CacheReader(copies, batch, kept, self._linear))
+        # Without `_reached`, the layers ran in other threads (replicas), and which modules ran before them is unknown.
+        reused = self._whole if whole and self._reached else []
+        token = _answering.set(CacheReader(copies, batch, reused, self._linear))
         try:
             with ExitStack() as stack:
-                modules = [*(module for module, _ in kept), *(module for module, _, _ in self._linear)]
+                modules = [*(module for module, _ in reused), *(module for module, _, _ in self._linear)]
                 for module in dict.fromkeys(modules):
-                    stack.enter_context(_standing_in(module))
+                    stack.enter_context(_cached_forward(module))
                 yield
         finally:
             _answering.reset(token)
 
     def entered(self, module: nn.Module) -> None:
+        """Record that a module begins."""
         if not self._running:
             self.outermost.append(module)
         self._reached = self._reached or id(module) in self._layers
         self._running.append((module, len(self._whole)))
 
-    def returned(self, module: nn.Module | nn.Parameter, inputs: tuple[Any, ...], output: Any) -> None:
-        began, kept = self._running.pop()
-        while began is not module:  # left by an error that the model caught
-            began, kept = self._running.pop()
+    def returned(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        """Record the output of a module."""
+        began, count = self._running.pop()
+        while began is not module:  # a module that raised an error, which the model caught, does not return
+            began, count = self._running.pop()
         sizes = [leaf.numel() * leaf.element_size() for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
         self.largest = max([self.largest, *sizes])
-        if isinstance(module, torch.jit.ScriptModule):  # takes no other forward
+        if isinstance(module, torch.jit.ScriptModule):  # its forward cannot be replaced
             return
         if not self._reached:
-            # In place of what the modules inside of it returned. Cloned, for a model may go on to write into it.
-            self._whole[kept:] = [(module, tree_map(clone_tensor, output))]
+            # This replaces the outputs of the modules inside. Cloned, because the model may write to the output later.
+            self._whole[count:] = [(module, tree_map(clone_tensor, output))]
         elif inputs and isinstance(inputs[0], Tensor) and isinstance(output, Tensor) and matrix(module) is not None:
             self._linear.append((module, inputs[0].clone(), output.clone()))
 
 
-# Plain functions: hooks of all modules are shared by all threads.
+# Functions and not methods, because all threads share the hooks.
 def _entered(module: nn.Module, inputs: tuple[Any, ...]) -> None:
-    memory = _filling.get()
-    if memory is not None:
-        memory.entered(module)
+    cache = _filling.get()
+    if cache is not None:
+        cache.entered(module)
 
 
 def _returned(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-    memory = _filling.get()
-    if memory is not None:
-        memory.returned(module, inputs, output)
+    cache = _filling.get()
+    if cache is not None:
+        cache.returned(module, inputs, output)
 
 
 @contextmanager
-def _all_modules_telling() -> Iterator[None]:
-    global _fillings
+def _hooks_of_all_modules() -> Iterator[None]:
+    """Register the two hooks inside a `with` block, unless another pass has done so."""
+    global _passes
     with _lock:
-        if not _fillings:
+        if not _passes:
             _handles[:] = [register_module_forward_pre_hook(_entered), register_module_forward_hook(_returned)]
-        _fillings += 1
+        _passes += 1
     try:
         yield
     finally:
         with _lock:
-            _fillings -= 1
-            if not _fillings:
+            _passes -= 1
+            if not _passes:
                 for handle in _handles:
                     handle.remove()
 
 
 class CacheReader:
-    """What modules answer in one run on copies: each its outputs of the clean pass, in the same order."""
+    """Cached outputs for one run on copies. Each module gets its outputs of the clean pass in the same order."""
 
     def __init__(
         self,
@@ -156,7 +167,8 @@ class CacheReader:
         for module, x, y in linear:
             self.linear.setdefault(id(module), deque()).append((x, y))
 
-    def of(self, module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def output_of(self, module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Return the output of a module, from the cache as far as possible, else by its own `forward`."""
         if outputs := self.whole.get(id(module)):
             return tree_map(self._repeat, outputs.popleft())
         if runs := self.linear.get(id(module)):
@@ -166,50 +178,53 @@ class CacheReader:
         return forward(*args, **kwargs)
 
     def _repeat(self, value: Any) -> Any:
+        """Return a cached value for all copies, cloned because the model may write to it."""
         return repeat_examples(value, self.copies, self.batch).clone() if isinstance(value, Tensor) else value
 
-    def _rows(self, x: Tensor, clean: Tensor, answer: Tensor, forward: Callable[..., Any]) -> Any:
+    def _rows(self, x: Tensor, clean: Tensor, clean_output: Tensor, forward: Callable[..., Any]) -> Any:
+        """Return a linear module's output for `x`. Its output for the inputs `clean` is `clean_output`."""
         changed = (x.unflatten(0, (self.copies, -1)) != clean.to(x.device)).any(-1).flatten(0, 1)
         if changed.float().mean() > MOST_CHANGED:
             return forward(x)
-        answers = answer.repeat(self.copies, *[1] * (answer.dim() - 1))
+        output = clean_output.repeat(self.copies, *[1] * (clean_output.dim() - 1))
         if changed.any():
-            answers[changed] = forward(x[changed])
-        return answers
+            output[changed] = forward(x[changed])
+        return output
 
 
 @contextmanager
-def _standing_in(module: nn.Module) -> Iterator[None]:
-    """Let a module ask this thread's answers before it runs, for the length of a `with` block."""
+def _cached_forward(module: nn.Module) -> Iterator[None]:
+    """Give a module a `CachedForward` inside a `with` block."""
     with _lock:
-        count = _standing.get(id(module), 0)
+        count = _users_of_forward.get(id(module), 0)
         if not count:
             vars(module)["forward"] = CachedForward(module)
-        _standing[id(module)] = count + 1
+        _users_of_forward[id(module)] = count + 1
     try:
         yield
     finally:
         with _lock:
-            count = _standing.pop(id(module))
+            count = _users_of_forward.pop(id(module))
             if count > 1:
-                _standing[id(module)] = count - 1
+                _users_of_forward[id(module)] = count - 1
             else:
-                vars(module)["forward"].leave()
+                vars(module)["forward"].remove()
 
 
 class CachedForward:
-    """Stands for the forward of a module."""
+    """Replaces the forward of a module, and asks the reader of the calling thread first."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
         self.own = module.forward
-        self.wrapped = "forward" in vars(module)  # by someone else, as an offloaded module's is
+        self.wrapped = "forward" in vars(module)  # replaced before, as in an offloaded module
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        answers = _answering.get()
-        return self.own(*args, **kwargs) if answers is None else answers.of(self.module, self.own, args, kwargs)
+        reader = _answering.get()
+        return self.own(*args, **kwargs) if reader is None else reader.output_of(self.module, self.own, args, kwargs)
 
-    def leave(self) -> None:
+    def remove(self) -> None:
+        """Restore the forward that was replaced."""
         if self.wrapped:
             vars(self.module)["forward"] = self.own
         else:

@@ -1,40 +1,39 @@
-"""TODO."""
+"""Whether anything mixes the tokens of a stack except the attention of its layers.
+
+A rollout multiplies the maps of layers that follow each other. Another mixer between two layers (the recurrent layers
+of a hybrid model), or a layer that is left out, has a share that no map shows. So has a mixer beside the attention in a
+layer (a recurrent one, a convolution).
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
-from functools import partial
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from captum_vz._engine.capture.interventions import CleanContexts, CleanModule
-from captum_vz._engine.capture.layer_runner import (
-    instead,
-    run_again,
-    with_submodules_replaced,
-    without_caches,
-    without_hooks,
-)
-from captum_vz._engine.capture.records import LayerRecord
+from captum_vz._engine.capture.layer_runner import LayerRunner
 from captum_vz._engine.numerics.perturbation import PROBE_STRENGTHS, noise_like
-from captum_vz._engine.numerics.tensors import first_tensor
-from captum_vz._engine.numerics.tolerance import CannotReplay, is_reproduced
-from captum_vz._engine.structure.dependence import are_in_order
-from captum_vz._engine.structure.streams import as_one_vector, streams_axis
-from captum_vz._engine.taps.handler import handled_by
+from captum_vz._engine.numerics.tensors import clone_tensor, first_tensor
+from captum_vz._engine.numerics.tolerance import CannotReplayError, is_reproduced
+from captum_vz._engine.structure.dependence import values_depend_on_own_position
+from captum_vz._engine.structure.streams import find_streams
+from captum_vz._engine.taps.handler import AttentionHandler
+
+if TYPE_CHECKING:
+    from captum_vz._engine.capture.records import AttentionRecord, LayerRecord
+    from captum_vz._engine.taps.handler import AttentionCall
 
 
 class OtherMixing:
-    """Where a stack mixes its tokens by anything but attention.
+    """Where a stack mixes its tokens by anything except attention. `note` is called with each layer's record.
 
     Attributes:
-        pairs: The layers that ran one after the other, the second on something else than what the first returned: their
-            indices, each pair once, in the order in which they ran.
+        pairs: Indices of layers that ran one after the other, the second on something else than what the first
+            returned. Each pair once, in the order in which they ran.
         mixers: The layers that mix their tokens by more than their attention.
     """
 
@@ -45,93 +44,87 @@ class OtherMixing:
         self._before: dict[torch.device | None, tuple[int, Tensor]] = {}
         self._lock = threading.Lock()
 
-    def note(self, index: int, recording: LayerRecord) -> None:
-        """Take note of a layer that has just run."""
-        output = first_tensor(recording.output)
+    def note(self, record: LayerRecord) -> None:
+        """Look at a layer that has just run."""
+        output = first_tensor(record.output)
         if output is None:
             return
-        mixes = _mixes(recording, output)
-        place = output.device if getattr(recording.layer, "_is_replica", False) else None
+        mixes = _mixes(record, output)
+        place = output.device if getattr(record.layer, "_is_replica", False) else None
         with self._lock:
-            if mixes and index not in self.mixers:
-                self.mixers.append(index)
+            if mixes and record.index not in self.mixers:
+                self.mixers.append(record.index)
             before = self._before.get(place)
-            # A copy, for models go on to write into their tensors.
-            self._before[place] = index, output.clone()
-            if before is not None and not _follows(recording, before[1]):
-                self.pairs = list(dict.fromkeys([*self.pairs, (before[0], index)]))
+            # A copy, because models may write into their tensors later.
+            self._before[place] = record.index, output.clone()
+            if before is not None and not record.is_given(before[1]):
+                self.pairs = list(dict.fromkeys([*self.pairs, (before[0], record.index)]))
 
 
-def _mixes(recording: LayerRecord, output: Tensor) -> bool:
-    """Whether other tokens than one depend on it when all attention is answered as in the clean pass.
+def _mixes(record: LayerRecord, output: Tensor) -> bool:
+    """Whether one token reaches others when all attention is answered as in the clean pass.
 
-    Seen by NaN in its place, and by noise, for some layers stop NaN. Not asked of layers whose attention cannot be
-    answered, being in parts. A module that computes attention inline answers as a whole: what else mixes inside of it
-    is not seen.
+    The token is replaced by NaN, and by noise because some layers remove NaN. Layers whose attention is computed in
+    parts cannot be answered and are not tested. A module that computes attention inline is answered as a whole, so
+    other mixing inside it is not seen.
     """
-    calls = recording.calls
-    axis = streams_axis(recording, calls[0]) if len(calls) == 1 else None
-    if axis is not None:
-        of_one = as_one_vector(recording, axis)
-        if are_in_order(of_one, calls[0], alone=True):
-            recording, output = of_one, of_one.output
-    arguments = without_caches((recording.args, recording.kwargs))
-    hidden = next((x for x in tree_leaves(arguments) if isinstance(x, Tensor) and x.is_floating_point()), None)
-    inline = [call for call in calls if call.value_projection is not None]
-    known = bool(calls) and all(call in inline or (call.context is not None and call.parts == 1) for call in calls)
+    attentions = record.attentions
+    streams = find_streams(record, attentions[0]) if len(attentions) == 1 else None
+    runner = LayerRunner(record, streams)
+    if streams is not None and not values_depend_on_own_position(runner, attentions[0]):
+        streams, runner = None, LayerRunner(record)
+    if streams is not None:
+        output = streams.tokens(output)
+    hidden = next((x for x in tree_leaves(runner.arguments) if isinstance(x, Tensor) and x.is_floating_point()), None)
+    inline = [one for one in attentions if one.inline is not None]
+    others = [one for one in attentions if one.inline is None]
+    known = bool(attentions) and all(one.context is not None and one.calls == 1 for one in others)
     if not known or hidden is None or hidden.shape != output.shape or hidden.dim() != 3:
         return False
-    axis = 0 if calls[0].sequence_first else 1
+    axis = 0 if attentions[0].tokens_first else 1
     token = (hidden.shape[axis] - 1) // 2
-    others = torch.arange(hidden.shape[axis], device=hidden.device) != token
-    layer = with_submodules_replaced(without_hooks(recording.layer), {call.module: CleanModule(call) for call in inline})
+    kept = torch.arange(hidden.shape[axis], device=hidden.device) != token
+    runner.replace_modules({one.module: CleanModule(one) for one in inline})
 
-    def of_others(given: Tensor) -> Tensor | None:
-        """What the layer returns for the other tokens, or None where it does not run on what it is given."""
-        args, kwargs = tree_map(partial(instead, hidden, given), arguments)
+    def other_tokens(given: Tensor) -> Tensor | None:
+        """The layer's output at the other tokens. None: it does not run on what it is given."""
         try:
-            with handled_by(CleanContexts([call for call in calls if call not in inline])):
-                answer = first_tensor(run_again(layer, args, kwargs))
-        except (CannotReplay, StopIteration):  # it asks for more attentions than it did
+            answer = runner.run(CleanContexts(others), *runner.arguments_with(hidden, given))
+        except CannotReplayError:
             return None
-        return None if answer is None or answer.shape != output.shape else answer.transpose(0, axis)[others]
+        return None if answer is None or answer.shape != output.shape else answer.transpose(0, axis)[kept]
 
-    clean = of_others(hidden.clone())  # the recorded output may have been through a hook of the layer's
+    clean = other_tokens(hidden.clone())  # a hook of the layer may have changed the recorded output
     if clean is None:
         return False
-    for noise in PROBE_STRENGTHS:
-        disturbed = hidden.clone()
-        disturbed.select(axis, token).copy_(noise_like(hidden.select(axis, token), noise))
-        found = of_others(disturbed)
+    for strength in PROBE_STRENGTHS:
+        noisy = hidden.clone()
+        noisy.select(axis, token).copy_(noise_like(hidden.select(axis, token), strength))
+        found = other_tokens(noisy)
         if found is not None and not is_reproduced(found, clean):
             return True
     return False
 
 
-def _follows(recording: LayerRecord, returned: Tensor) -> bool:
-    """Whether a layer was given what the one before it returned, first of all.
+class CleanContexts(AttentionHandler):
+    """Answers each attention with its context in the clean pass."""
 
-    A decoder's first layer is given what the encoder's last returned as well, but behind its own hidden states.
-    """
-    tensors = [x for x in tree_leaves((recording.args, recording.kwargs)) if isinstance(x, Tensor)]
-    given = next((x for x in tensors if x.is_floating_point() and x.shape == returned.shape), None)
-    return given is not None and torch.allclose(given, returned.to(given), rtol=0, atol=0, equal_nan=True)
+    def __init__(self, attentions: Sequence[AttentionRecord]) -> None:
+        self._attentions: Iterator[AttentionRecord] = iter(attentions)
 
-
-_noting: ContextVar[OtherMixing | None] = ContextVar("captum_vz_gaps", default=None)
-
-
-def other_mixing_to_note() -> OtherMixing | None:
-    """Where this thread's pass is to note its gaps, or None."""
-    return _noting.get()
+    def on_attention(self, call: AttentionCall) -> tuple[Tensor, Tensor | None]:
+        attention = next(self._attentions, None)
+        if attention is None or attention.context is None:
+            raise CannotReplayError("it calls attention more often than in the clean pass")
+        return attention.context.clone(), attention.weights
 
 
-@contextmanager
-def noting_other_mixing() -> Iterator[OtherMixing]:
-    """Note the gaps between the layers of the passes in a `with` block."""
-    gaps = OtherMixing()
-    token = _noting.set(gaps)
-    try:
-        yield gaps
-    finally:
-        _noting.reset(token)
+class CleanModule(nn.Module):
+    """Returns what a module returned in the clean pass, whatever it is given."""
+
+    def __init__(self, attention: AttentionRecord) -> None:
+        super().__init__()
+        self.output = attention.output
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return tree_map(clone_tensor, self.output)

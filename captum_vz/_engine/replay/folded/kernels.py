@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from captum_vz._engine.capture.records import VersionedTensor
 from captum_vz._engine.numerics.matmul import OneDnnLinears, Product, padded
-from captum_vz._engine.numerics.tolerance import CANCELLATION, TOO_LITTLE_LEFT, CannotReplay, check_reproduced
+from captum_vz._engine.numerics.tolerance import CANCELLATION, TOO_LITTLE_LEFT, CannotReplayError, check_reproduced
 from captum_vz._engine.replay.folded.activations import Activation
 from captum_vz._engine.replay.folded.plan import PairChunk
 from captum_vz._engine.structure.modules import Norm
@@ -84,16 +84,16 @@ class FoldedModules:
         self.scale = scale.reshape(-1, 1)
         pairs = self.chunk.pairs
         if (self.scale[:pairs] > self.largest[self.chunk.target[:pairs]]).any():
-            raise CannotReplay(TOO_LITTLE_LEFT)
+            raise CannotReplayError(TOO_LITTLE_LEFT)
         return normed
 
     def first(self, number: int, x: Tensor) -> Tensor:
         """What a first matrix makes of the norm's output `x (..., d)`."""
         first = self.firsts[number]
         if not self._is_normed(x):
-            raise CannotReplay("something becomes of the norm's output before the first matrix")
+            raise CannotReplayError("something becomes of the norm's output before the first matrix")
         if len(self.scale) != len(self.shares):
-            raise CannotReplay("the norm behind the attention saw other positions than it was given")
+            raise CannotReplayError("the norm behind the attention saw other positions than it was given")
         result = first.result[: len(self.shares)]
         each = map(self.chunk.by_span, (result, self.scale, self.scale * self.shares))
         for span, rows, scale, shares in zip(self.chunk.spans, *each, strict=True):
@@ -132,7 +132,7 @@ class FoldedModules:
         """Whether `x` is what the norm gave, which clean rows alone would not show."""
         normed = self.made.value
         same = x.data_ptr() == normed.data_ptr() or torch.equal(x.flatten(0, -2), normed.flatten(0, -2))
-        return same and self.made.is_as_it_was()
+        return same and self.made.is_unmodified()
 
     def _room_of(self, x: Tensor) -> Tensor | None:
         """What a first matrix fills, if `x` is what it has filled."""

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from captum_vz._engine.numerics.matmul import padded
-from captum_vz._engine.numerics.tolerance import TooFewError
 
 # How many (source, head) vectors are folded at a time: so many that the product is worth its call.
 VECTORS = 1024
@@ -106,7 +105,7 @@ class SourceBlock:
 
 def plan_chunks(
     pairs: PairTable, width: int, depth: int, rows: int, at_most: int | None, least: int = 0
-) -> tuple[list[SourceBlock], bool]:
+) -> tuple[list[SourceBlock], bool] | None:
     """All active pairs, in chunks of about `rows` rows and of at most `at_most` groups.
 
     Also whether the attention's projection and a first matrix should be multiplied with each other, for heads of
@@ -127,7 +126,7 @@ def plan_chunks(
     gains, at_once, composed = _gains(counts, vectors, width, depth, len(pairs.heads))
     # All targets run twice more, changed as far as the norm and with nothing taken to the end: some two first matrices.
     if gains.clamp_min(0).sum() - at_once <= 2 * len(pairs.batch) + least:
-        raise TooFewError("there are too few pairs to fold for")
+        return None
     order = (gains <= 0).int().argsort(stable=True)  # groups that gain come first
     place = torch.empty_like(sizes)
     place[there[order]] = torch.arange(len(order))

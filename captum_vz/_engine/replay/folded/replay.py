@@ -9,30 +9,18 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from captum_vz._engine.capture.interventions import ModuleAnswer
-from captum_vz._engine.capture.records import AttentionRecord, LayerRecord
 from captum_vz._engine.numerics.budget import budget_of
 from captum_vz._engine.numerics.matmul import OneDnnLinears, Product, has_fast_bfloat16, padded
 from captum_vz._engine.numerics.tensors import for_query_heads, gather_rows
 from captum_vz._engine.numerics.tolerance import (
     TOO_LITTLE_LEFT,
-    CannotReplay,
-    TooFewError,
+    CannotReplayError,
     check_folded,
     folded_bound,
     is_cancelled,
 )
-from captum_vz._engine.replay.base import (
-    Ablation,
-    TargetRows,
-    active_groups,
-    chunk_rows,
-    empty_map,
-    fill_neighbours,
-    group_members,
-    zeroed_heads,
-    zeroed_weights,
-)
+from captum_vz._engine.replay.answers import ModuleAnswer
+from captum_vz._engine.replay.base import ReplayChunk, ReplayProblem, fill_neighbours
 from captum_vz._engine.replay.folded.kernels import CleanActivations, FirstLinear, FoldedModules, LaterLinear, add_sums
 from captum_vz._engine.replay.folded.plan import PairChunk, PairTable, SourceBlock, plan_chunks
 from captum_vz._engine.replay.folded.structure import FeedForwardStructure, Trace, replace_forwards
@@ -54,40 +42,38 @@ class FoldedPairs:
 
     def __init__(
         self,
-        recording: LayerRecord,
-        call: AttentionRecord,
-        output: Tensor,
+        problem: ReplayProblem,
         pairs: PairTable,
-        rows: int,
-        at_most: int | None,
+        plan: tuple[list[SourceBlock], bool],
         fast: bool = False,
-        least: int = 0,
     ) -> None:
-        self.blocks, self.composed = plan_chunks(pairs, output.shape[-1], call.values.shape[-1], rows, at_most, least)
-        general = packed_pairs(recording, call, output, pairs.batch, pairs.out)
-        assert call.context is not None  # PackedPairs saw to it
+        self.blocks, self.composed = plan
+        self.problem = problem
+        site, output = problem.site, problem.output
+        attention = site.attention
+        general = packed_pairs(problem)
         if not isinstance(general.answer, ModuleAnswer) or general.later:
-            raise CannotReplay("its attention module is not answered as a whole, or another one follows")
-        self.known = general.known
+            raise CannotReplayError("its attention module is not answered as a whole, or another one follows")
+        self.known = problem.trust.library_code
         self.pairs = pairs
         self.fast = fast
         self.dtype = torch.bfloat16 if fast else output.dtype  # in which what changes is multiplied
-        self.values = call.values.transpose(1, 2)  # (batch, in, key-value head, d_head)
-        self.heads = call.size[1]
+        self.values = attention.values.transpose(1, 2)  # (batch, in, key-value head, d_head)
+        self.heads = site.shape.heads
         self.outputs = gather_rows(output, pairs.batch, pairs.out)
         sizes = [len(chunk.target) for block in self.blocks for chunk in block.chunks]
         self.rows, self.longest = sum(sizes), max(sizes)
         self.vectors = sum(block.folded for block in self.blocks) * len(pairs.heads)
-        contexts = gather_rows(call.context, pairs.batch, pairs.out).flatten(1)
-        shape = self._trace(Trace(general), recording, call, contexts, rows)
+        contexts = gather_rows(general.contexts, pairs.batch, pairs.out).flatten(1)
+        shape = self._trace(Trace(general), contexts)
         with OneDnnLinears():
             self.base = self.outputs if self.answers is None else shape.projection(contexts)
         self.changed = self.outputs.new_empty(self.longest, self.projection.shape[-1])
         if self.answers is not None:
-            self.replay = self._folded(PackedPairs(recording, call), shape, self.answers)
+            self.replay = self._folded(PackedPairs(site), shape, self.answers)
 
     def run(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Raises CannotReplay where a chunk is not confirmed by the clean outputs and by the general way."""
+        """Raises CannotReplayError where a chunk is not confirmed by the clean outputs and by the general way."""
         rounding = folded_bound(self.outputs, torch.zeros_like(self.outputs))
         probes = zip(self.probes, self.rounding, strict=True)
         for block in self.blocks:
@@ -101,9 +87,9 @@ class FoldedPairs:
                 check_folded(moved[pairs:], expected, torch.cat([rounding[chunk.clean], of_probe[None]]))
                 yield chunk.target[:pairs], chunk.group[:pairs], moved[:pairs]
 
-    def _trace(self, trace: Trace, recording: LayerRecord, call: AttentionRecord, contexts: Tensor, rows: int) -> FeedForwardStructure:
+    def _trace(self, trace: Trace, contexts: Tensor) -> FeedForwardStructure:
         """Run a few targets and each chunk's last row the general way, and learn from them what the fast needs."""
-        pairs, count = self.pairs, len(contexts)
+        pairs, count, rows = self.pairs, len(contexts), self.problem.chunk_rows
         last = torch.stack([chunk.target[-1] for block in self.blocks for chunk in block.chunks])
         taken = torch.stack([self._taken(block, chunk) for block in self.blocks for chunk in block.chunks])
         few = torch.linspace(count - 1, 0, min(count, FEW), dtype=torch.float64, device=last.device).long()
@@ -116,7 +102,7 @@ class FoldedPairs:
             context = clean_and_known[part]
             context[-1] = torch.nan
             answers.append(trace.run(pairs.batch[target[part]], pairs.out[target[part]], context)[:-1])
-            shape = shape or trace.shape(call, context)
+            shape = shape or trace.shape(self.problem.site.attention, context)
         assert shape is not None
         self.probes = torch.cat(answers)[len(few) :]  # what the last row of each chunk should give
         self.rounding = folded_bound(self.probes, self.outputs[last], self.dtype)
@@ -124,7 +110,7 @@ class FoldedPairs:
         # What a context loses is to reach the residual stream as it is, at each target: a layer may switch some off.
         clean, run = self.outputs, trace.run
         if shape.norm is not None:
-            clean = self._in_the_pass(recording, call, shape.norm.module, 0)
+            clean = self._in_the_pass(shape.norm.module, 0)
             run = partial(trace.run_until, shape.norm.module)
         less = contexts - taken[:1]
         parts = torch.arange(count, device=target.device).split(rows)
@@ -133,36 +119,38 @@ class FoldedPairs:
         assert weight is not None
         expected = clean - taken[:1] @ weight
         check_folded(changed, expected, folded_bound(expected, clean))
-        self.projection = weight.unflatten(0, (call.size[1], -1))  # (head, d_head, d)
-        if len(pairs.heads) < call.size[1]:
+        self.projection = weight.unflatten(0, (self.heads, -1))  # (head, d_head, d)
+        if len(pairs.heads) < self.heads:
             self.projection = self.projection[pairs.heads]
         if not self.projection.abs().amax():  # in a fifth of the time that any() takes
-            raise TooFewError("the projection of these heads is zero: nothing is to move, not even by rounding")
+            raise CannotReplayError("the projection of these heads is zero, and rounding would give them a score")
         self.answers: FoldedModules | None = None
         self.clean = clean  # what the norm is given, of each target
         if shape.norm is None and not self.known:
-            raise CannotReplay("what becomes of the attention's output is the layer's own, and not checked")
+            raise CannotReplayError("what becomes of the attention's output is the layer's own, and not checked")
         if shape.norm is not None:
             scale = shape.norm.scale(clean)
-            made = partial(self._in_the_pass, recording, call)
+            made = self._in_the_pass
             firsts = [self._first(shape.norm, scale, module, made(module, 1)) for module in shape.linears]
             lasts = [self._last(m, (made(m, 0), made(m, 1)) if self.fast else None) for m in shape.lasts]
             self.answers = FoldedModules(shape.norm, scale, firsts, lasts)
         return shape
 
-    def _in_the_pass(self, recording: LayerRecord, call: AttentionRecord, module: nn.Module, which: int) -> Tensor:
+    def _in_the_pass(self, module: nn.Module, which: int) -> Tensor:
         """A module's input (0) or output (1) for each target in the clean pass, `(target, features)`.
 
         What is made of it is checked: each target runs in some chunk with nothing taken.
         """
-        batch, _, tokens, _ = call.size
-        size = (tokens, batch) if call.sequence_first else (batch, tokens)
-        made = recording.made.get(id(module))
+        attention = self.problem.site.attention
+        batch, _, tokens, _ = attention.shape
+        size = (tokens, batch) if attention.tokens_first else (batch, tokens)
+        made = self.problem.site.layer.module_io.get(id(module))
         if made is None or made[which].value.shape[:-1].numel() != batch * tokens:
-            raise CannotReplay("a module behind the attention did not run once on each position")
-        if not made[which].is_as_it_was():
-            raise CannotReplay("what a module made was changed in place")
-        return gather_rows(call.batch_first(made[which].value.reshape(*size, -1)), self.pairs.batch, self.pairs.out)
+            raise CannotReplayError("a module behind the attention did not run once on each position")
+        if not made[which].is_unmodified():
+            raise CannotReplayError("what a module made was changed in place")
+        value = attention.batch_first(made[which].value.reshape(*size, -1))
+        return gather_rows(value, self.pairs.batch, self.pairs.out)
 
     def _first(self, norm: Norm, scale: Tensor, module: nn.Module, result: Tensor) -> FirstLinear:
         """A first matrix and its `result` for the clean targets, of whose norm the `scale` is given."""
@@ -200,7 +188,7 @@ class FoldedPairs:
         forwards |= {last.module: partial(answers.last, number) for number, last in enumerate(answers.lasts)}
         forwards |= {module: partial(answers.activated, activation) for module, activation in shape.activations}
         if any(map(is_hooked, forwards)):
-            raise CannotReplay("a module behind the attention has a hook, which would not be called")
+            raise CannotReplayError("a module behind the attention has a hook, which would not be called")
         replace_forwards(replay, forwards)
         replay.around = nullcontext  # products are answered, and to ask at every other function costs time
         return replay
@@ -217,7 +205,7 @@ class FoldedPairs:
             add_sums(rows, share, vectors[span.vectors])
         if self.answers is None:
             if is_cancelled(changed, self.base.index_select(0, chunk.target))[: chunk.pairs].any():
-                raise CannotReplay(TOO_LITTLE_LEFT)
+                raise CannotReplayError(TOO_LITTLE_LEFT)
             return changed
         self.answers.chunk, self.answers.shares = chunk, shares
         if not self.known:  # it may cut what no clean one reaches
@@ -236,39 +224,57 @@ class FoldedPairs:
         return torch.zeros_like(values).index_copy(0, heads, values[heads]).flatten()
 
 
-def _folded_pairs(
-    recording: LayerRecord, call: AttentionRecord, output: Tensor, zeroing: Ablation, targets: TargetRows
-) -> Tensor:
-    """The same numbers as `_packed_pairs`, faster: for layers of a known shape, and rows enough to gain by it."""
-    if call.weights is None:
-        raise CannotReplay("its attention is computed inline, out of sight")
-    fast = zeroing.fast and has_fast_bfloat16(output.device)
-    if zeroing.fast and not fast:
-        recording.notes.append(f"matmul_precision='medium' found no fast bfloat16 on {output.device}, computed exactly")
-    largest = max((parameter.numel() for parameter in recording.parameters if parameter.dim() == 2), default=1)
-    least = budget_of(output.device).rows_to_save(largest * (1 + fast))  # in bfloat16 the last matrix costs little, too
-    members = group_members(call, zeroing)
-    if len(targets) * members.shape[1] <= least:
-        raise TooFewError("there are too few pairs to fold for")
-    # A source whose vectors are folded for one target only gains nothing, and more for few only among many.
-    most = int(targets.batch.bincount().max())
-    heads = zeroed_heads(call, zeroing.heads).nonzero().flatten()
-    features = len(heads) * call.values.shape[-1]
-    if most <= 1 or (most <= len(heads) and len(targets) * members.shape[1] <= features):
-        raise TooFewError("there are too few rows to fold for")
-    scores = empty_map(call, zeroing, members)
-    weights = zeroed_weights(call, zeroing, targets.sources, targets.batch, targets.out)
-    lists = members[targets.batch]  # (target, group, member)
-    changes = active_groups(weights, lists)
-    active = fill_neighbours(changes, lists, budget_of(changes.device).neighbours)
-    pairs = PairTable(targets.batch, targets.out, weights[..., heads], heads, members, active)
-    rows = chunk_rows(recording, output)
-    folded = FoldedPairs(recording, call, output, pairs, rows, zeroing.at_most, fast, least)
-    clean = zeroing.measure.prepare(folded.outputs)
-    found: list[tuple[Tensor, Tensor, Tensor]] = []
-    for target, group, moved in folded.run():
-        distance = zeroing.measure.between(zeroing.measure.prepare(moved), clean.index_select(0, target))
-        found.append((target, group, distance.to(scores)))
-    target, group, distance = map(torch.cat, zip(*found, strict=True))
-    scores[targets.batch[target], targets.place[target], group] = distance.where(changes[target, group], 0)
-    return scores
+class FoldedReplay:
+    """A faster form of packed pairs: the first matrices after the attention act on sources, not on pairs."""
+
+    name = "folded pairs"
+
+    def fits(self, problem: ReplayProblem) -> bool:
+        """Whether there are enough pairs to pay for learning the layer's structure."""
+        return problem.site.attention.weights is not None and self._plan(problem) is not None
+
+    def __call__(self, problem: ReplayProblem) -> Iterator[ReplayChunk]:
+        """See :class:`~captum_vz._engine.replay.base.Replay`."""
+        warnings, name = problem.site.layer.warnings, problem.site.layer.name
+        fast = problem.ablation.bfloat16_changes and has_fast_bfloat16(problem.output.device)
+        if problem.ablation.bfloat16_changes and not fast:
+            warnings.append(f"matmul_precision='medium' found no fast bfloat16 on {problem.output.device}, computed exactly")
+        plan = self._plan(problem)
+        try:
+            if plan is None:
+                raise CannotReplayError("there are too few pairs to fold")
+            pairs = FoldedPairs(problem, self._table(problem), plan, fast)
+            for target, group, output in pairs.run():
+                yield ReplayChunk(target, group, output, pairs.outputs, target)
+        except torch.OutOfMemoryError as error:
+            if problem.ablation.bfloat16_changes:
+                warnings.append(f"matmul_precision='medium' found no memory for {name}, computed exactly")
+            raise CannotReplayError("it found no memory") from error
+        except CannotReplayError:
+            if problem.ablation.bfloat16_changes:
+                warnings.append(f"matmul_precision='medium' knows no shape like that of {name}, computed exactly")
+            raise
+
+    def _table(self, problem: ReplayProblem) -> PairTable:
+        targets, heads = problem.targets, problem.heads.nonzero().flatten()
+        members = problem.members[targets.batch]  # (target, group, member)
+        active = fill_neighbours(problem.active, members, budget_of(problem.output.device).neighbours)
+        return PairTable(targets.batch, targets.out, problem.weights[..., heads], heads, problem.members, active)
+
+    def _plan(self, problem: ReplayProblem) -> tuple[list[SourceBlock], bool] | None:
+        """The chunks of all pairs. None: folding would not pay."""
+        targets, members, output = problem.targets, problem.members, problem.output
+        fast = problem.ablation.bfloat16_changes and has_fast_bfloat16(output.device)
+        largest = max((x.numel() for x in problem.site.layer.parameters if x.dim() == 2), default=1)
+        # In bfloat16 the last matrix costs little, too.
+        least = budget_of(output.device).rows_to_save(largest * (1 + fast))
+        if len(targets) * members.shape[1] <= least:
+            return None
+        # A source whose vectors are folded for one target only gains nothing, and more for few only among many.
+        most = int(targets.batch.bincount().max())
+        heads, depth = int(problem.heads.sum()), problem.site.attention.values.shape[-1]
+        if most <= 1 or (most <= heads and len(targets) * members.shape[1] <= heads * depth):
+            return None
+        return plan_chunks(
+            self._table(problem), output.shape[-1], depth, problem.chunk_rows, problem.ablation.max_groups, least
+        )

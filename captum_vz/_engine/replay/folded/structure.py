@@ -5,19 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from captum_vz._engine.capture.interventions import ModuleAnswer
-from captum_vz._engine.capture.layer_runner import with_submodules_replaced, without_hooks
-from captum_vz._engine.capture.records import AttentionRecord
+from captum_vz._engine.capture.layer_runner import without_hooks
 from captum_vz._engine.numerics.matmul import with_onednn
-from captum_vz._engine.numerics.tolerance import CannotReplay, is_same_module_output
-from captum_vz._engine.replay.folded.activations import ACTIVATIONS, Activation
-from captum_vz._engine.replay.packed import PackedPairs
-from captum_vz._engine.structure.modules import Norm, matrix, read_norm
+from captum_vz._engine.numerics.tolerance import CannotReplayError, is_same_function
+from captum_vz._engine.replay.answers import ModuleAnswer
+from captum_vz._engine.replay.folded.activations import ACTIVATIONS
+from captum_vz._engine.structure.modules import matrix, read_norm
+
+if TYPE_CHECKING:
+    from captum_vz._engine.capture.records import AttentionRecord
+    from captum_vz._engine.replay.folded.activations import Activation
+    from captum_vz._engine.replay.packed import PackedPairs
+    from captum_vz._engine.structure.modules import Norm
 
 # A module, its input and its output, `(n, features)`.
 Run = tuple[nn.Module, Tensor, Tensor]
@@ -45,10 +49,10 @@ class Trace:
         self.replay = replay
         self.end: list[nn.Module] = []
         self.seen: list[Run] = []
-        modules = [m for m in replay.layer.modules() if m is not replay.answer]
+        modules = [m for m in replay.runner.layer.modules() if m is not replay.answer]
         self.expected = [m for m in modules if any(True for _ in m.parameters(recurse=False))]
         if any(any(True for _ in m.children()) for m in self.expected):
-            raise CannotReplay("parameters lie beside modules")
+            raise CannotReplayError("parameters lie beside modules")
         # Of a layer's many functions, the products alone: to ask at each of them takes more time than the few rows.
         replay.around = nullcontext
         if isinstance(replay.answer, ModuleAnswer):
@@ -69,25 +73,25 @@ class Trace:
             return reached.args[0]
         finally:
             self.end.clear()
-        raise CannotReplay("a module that ran once did not run again")
+        raise CannotReplayError("a module that ran once did not run again")
 
     def shape(self, call: AttentionRecord, context: Tensor) -> FeedForwardStructure:
         """The shape that the last run shows, the context of its last position having been NaN.
 
         Raises:
-            CannotReplay: It is none that can be folded.
+            CannotReplayError: It is none that can be folded.
         """
         # Each module once, on every position: so none of them picks positions, as a mixture's experts do.
         expected = {*map(id, self.expected)}
         ran = [m for m, x, _ in self.seen if id(m) in expected and len(x) == len(context)]
         if len(ran) != len(self.expected) or {*map(id, ran)} != expected:
-            raise CannotReplay("not every module with parameters ran once, on every position")
+            raise CannotReplayError("not every module with parameters ran once, on every position")
         projection = call.projection
         if projection is None:
             takes_context = [module for module, x, _ in self.seen if _equal(x, context)]
             projection = takes_context[0] if takes_context else None
         if projection is None or matrix(projection) is None:
-            raise CannotReplay("the context goes through no plain linear projection")
+            raise CannotReplayError("the context goes through no plain linear projection")
         seen = [run for run in self.seen if id(run[0]) in expected]
         dependent = [(m, x, y) for m, x, y in seen if m is not projection and x[-1].isnan().any()]
         if not dependent:
@@ -96,7 +100,7 @@ class Trace:
         norm = read_norm(module, x[:-1], normed[:-1])
         linears = tuple(m for m, x, _ in dependent if matrix(m) is not None and _equal(x, normed))
         if not linears:
-            raise CannotReplay("no plain linear module takes the output of the norm behind the attention")
+            raise CannotReplayError("no plain linear module takes the output of the norm behind the attention")
         lasts = tuple(m for m, _, _ in dependent if matrix(m) is not None and m not in linears)
         pres = [y for m, _, y in dependent if m in linears]
         behind = [(m, x, y) for m, x, y in self.seen if any(_equal(x, pre) for pre in pres)]
@@ -107,11 +111,11 @@ class Trace:
 def _activation(module: nn.Module, x: Tensor, y: Tensor) -> Activation | None:
     """The known activation that makes `y` of `x`, as the module does, which may have bounds that these do not reach."""
     contiguous = torch.contiguous_format
-    found = next((f for f in ACTIVATIONS if is_same_module_output(f(x.clone(memory_format=contiguous)), y)), None)
+    found = next((f for f in ACTIVATIONS if is_same_function(f(x.clone(memory_format=contiguous)), y)), None)
     if found is None:
         return None
     far = torch.linspace(-64, 64, x.shape[-1], dtype=x.dtype, device=x.device).expand(2, -1)
-    return found if is_same_module_output(found(far.clone()), module(far.clone())) else None
+    return found if is_same_function(found(far.clone()), module(far.clone())) else None
 
 
 def _keeping(module: nn.Module, seen: list[Run], end: list[nn.Module]) -> Callable[..., Any]:
@@ -142,4 +146,4 @@ def replace_forwards(replay: PackedPairs, forwards: Mapping[nn.Module, Callable[
     answering = {module: without_hooks(module) for module in forwards}
     for module, forward in forwards.items():
         answering[module].__dict__["forward"] = forward
-    replay.layer = with_submodules_replaced(replay.layer, answering)
+    replay.runner.replace_modules(answering)

@@ -1,0 +1,163 @@
+"""The handler that records a layer's run in the clean pass."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from captum_vz._engine.capture.records import AttentionRecord, AttentionShape, InlineValues, VersionedTensor
+from captum_vz._engine.numerics.tensors import first_tensor
+from captum_vz._engine.numerics.tolerance import PROJECTED, same_numbers
+from captum_vz._engine.taps.handler import AttentionHandler
+from captum_vz._engine.taps.projection import is_value_projection, visible_by_argument
+from captum_vz._engine.taps.projection_table import family_of
+
+if TYPE_CHECKING:
+    from captum_vz._engine.capture.records import LayerRecord
+    from captum_vz._engine.taps.handler import AttentionCall
+    from captum_vz._engine.taps.projection_table import ValueProjection
+
+
+class Recorder(AttentionHandler):
+    """Computes each attention call as the model does, and fills a `LayerRecord`."""
+
+    def __init__(self, record: LayerRecord) -> None:
+        self.record = record
+        self._running: list[nn.Module] = []  # submodules that have begun, innermost last
+        self._inline_values: dict[int, list[Tensor]] = {}  # by the id of the attention module that runs
+        self._projections: list[tuple[nn.Module, Tensor]] = []  # of the last context, and what they made of it
+
+    def on_attention(self, call: AttentionCall) -> tuple[Tensor, Tensor]:
+        context, weights = call.compute(call.values)
+        record = self.record
+        module = call.module or (self._running[-1] if self._running else record.layer)
+        used = call.weights_used(module, context, weights)
+        last = record.attentions[-1] if record.attentions else None
+        if call.module is not None and last is not None and _continues(last, module):
+            _add_call(last, used)
+            return context, weights
+        # scaled_dot_product_attention does not say which module calls it. Two calls from one forward may be self- and
+        # cross-attention, or two parts of one attention.
+        repeated = call.module is None and last is not None and last.module is module and last.output is None
+        batch, heads, out, sources = weights.shape
+        self._projections.clear()
+        record.attentions.append(
+            AttentionRecord(
+                module,
+                AttentionShape(batch, heads, out, sources),
+                call.values.clone(),  # some layers write over them
+                call.visible,
+                used,
+                context.clone(),  # some modules gate the context in place
+                call.dropout,
+                calls_before=sum(one.calls for one in record.attentions if one.inline is None),
+                repeated=repeated,
+                tokens_first=isinstance(module, nn.MultiheadAttention) and not module.batch_first,
+            )
+        )
+        return context, weights
+
+    def on_enter(self, module: nn.Module) -> None:
+        self.record.modules_run.append(module)
+        self._running.append(module)
+
+    def on_exit(self, module: nn.Module | nn.Parameter, inputs: tuple[Any, ...], output: Any) -> None:
+        record = self.record
+        if self._running and self._running[-1] is module:
+            self._running.pop()
+        values = first_tensor(output)
+        if values is not None and self._running and is_value_projection(module, self._running[-1]):
+            self._inline_values.setdefault(id(self._running[-1]), []).append(values)
+        if isinstance(module, nn.Parameter):
+            return
+        if module._parameters and inputs and isinstance(inputs[0], Tensor):
+            record.module_rows.setdefault(id(module), []).append(inputs[0].shape[:-1].numel())
+        kept = record.keep_module_io and record.attentions and module._parameters and not module._modules
+        if kept and inputs and isinstance(inputs[0], Tensor) and isinstance(output, Tensor):
+            record.module_io[id(module)] = VersionedTensor(inputs[0]), VersionedTensor(output)
+        if id(module) in self._inline_values and not any(one.module is module for one in record.attentions):
+            self._record_inline(module, self._inline_values.pop(id(module)), output)
+        elif record.attentions:
+            self._follow_context(record.attentions[-1], module, inputs, output)
+
+    def _follow_context(
+        self, attention: AttentionRecord, module: nn.Module, inputs: tuple[Any, ...], output: Any
+    ) -> None:
+        """Follow the context from the attention function to what the attention module returns."""
+        result = first_tensor(output)
+        if attention.output is not None or attention.context is None:
+            return
+        if module is not attention.module:
+            # A submodule with more inputs (a gate's) does not project the context alone.
+            if result is not None and len(inputs) == 1 and _same(attention.context, inputs[0]):
+                self._projections.append((module, result))
+            return
+        attention.output = output
+        if isinstance(module, nn.MultiheadAttention):  # projects without calling its submodule
+            self._projections.append((module.out_proj, module.out_proj(attention.context.flatten(2))))
+        candidates: list[tuple[nn.Module | None, Tensor]] = [(None, attention.context), *self._projections]
+        for projection, projected in candidates:
+            if result is not None and _same(projected, attention.batch_first(result)):
+                attention.projection, attention.replaceable = projection, True
+                break
+        self._projections.clear()
+
+    def _record_inline(self, module: nn.Module, projected: list[Tensor], output: Any) -> None:
+        row, values, result = family_of(module), projected[0], first_tensor(output)
+        if row is None or (len(projected) > 1 and row.beside is None):  # values of other things too, or of parts
+            return
+        if values.dim() not in (2, 3, 4) or result is None or result.dim() not in (2, 3, 4):
+            return
+        # Some have no axis of examples, or grids in place of sequences.
+        values, result = (x[None] if x.dim() == 2 else x.flatten(1, -2) for x in (values, result))
+        values = values.transpose(0, 1) if row.transposed else values
+        columns = row.columns(module, values.shape[-1])
+        tokens, examples = (0, 1) if row.sequence_first else (1, 0)
+        shape = AttentionShape(values.shape[examples], len(columns), result.shape[tokens], values.shape[tokens])
+        self.record.attentions.append(
+            AttentionRecord(
+                module,
+                shape,
+                values,
+                self._inline_mask(shape, row),
+                calls=len(projected),
+                calls_before=sum(one.calls for one in self.record.attentions if one.inline is None),
+                tokens_first=row.sequence_first,
+                model_pads=row.pads,
+                inline=InlineValues(
+                    getattr(module, row.projection),
+                    None if row.beside is None else getattr(module, row.beside),
+                    row.transposed,
+                    columns,
+                    row.zero(module),
+                ),
+                output=output,
+            )
+        )
+
+    def _inline_mask(self, shape: AttentionShape, row: ValueProjection) -> Tensor | None:
+        arguments = [*self.record.args, *self.record.kwargs.values()]
+        arguments = arguments[::-1] if self.record.attentions else arguments  # a cross-attention's mask comes last
+        return visible_by_argument(arguments, shape.batch, shape.out, shape.sources, row)
+
+
+def _continues(attention: AttentionRecord, module: nn.Module) -> bool:
+    """Whether `module`, still running, calls attention for another part of `attention`."""
+    return module is attention.module and attention.output is None and attention.inline is None
+
+
+def _add_call(attention: AttentionRecord, weights: Tensor) -> None:
+    """Count one more call, for the same rows (DiffLlama), or for others (images of different sizes in a sequence)."""
+    attention.calls += 1
+    before, attention.weights = attention.weights, None
+    if before is not None and before.shape == weights.shape:
+        attention.weights = torch.maximum(before, weights)
+
+
+def _same(expected: Tensor, found: Any) -> bool:
+    """Whether two tensors hold the same numbers, whatever their shapes: heads are merged on the way."""
+    if not isinstance(found, Tensor) or expected.numel() != found.numel() or expected.shape[:2] != found.shape[:2]:
+        return False
+    return same_numbers(expected.flatten(2), found.flatten(2), PROJECTED)

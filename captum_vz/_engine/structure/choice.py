@@ -1,0 +1,113 @@
+"""Which of a layer's attentions is meant: its self-attention or its cross-attention."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from captum_vz._engine.capture.layer_runner import LayerRunner
+from captum_vz._engine.structure.dependence import mixes_outside, reads_other_states, reads_own_states
+from captum_vz._engine.structure.find_layers import is_stack
+from captum_vz._engine.structure.windows import is_rearranged
+from captum_vz.errors import ArgumentError, RefusedError, UnsupportedLayerError
+
+if TYPE_CHECKING:
+    from captum_vz._engine.capture.records import AttentionRecord, LayerRecord
+
+
+def merge_parts(layer: LayerRecord) -> None:
+    """Merge the calls that one forward makes for parts of its own attention."""
+    runner = LayerRunner(layer)
+    number = 1
+    while number < len(layer.attentions):
+        if layer.attentions[number].repeated and reads_own_states(runner, layer.attentions[number]):
+            layer.merge(number)
+        else:
+            number += 1
+
+
+def choose_attention(layer: LayerRecord, attention: str) -> AttentionRecord:
+    """The record of the self-attention, which comes first, or of the cross-attention that follows it.
+
+    Raises:
+        UnsupportedLayerError: The layer called no attention that can be read, or not the one that is asked for.
+    """
+    if attention not in ("self", "cross"):
+        raise ArgumentError(f"attention is {attention!r}: pass 'self' or 'cross'.")
+    name, found = layer.name, layer.attentions
+    if not found:
+        raise UnsupportedLayerError(
+            f"The layer {name} called no attention that can be read{_inline_attention(layer)}. Looked for calls of "
+            "transformers' AttentionInterface and of torch.nn.functional.scaled_dot_product_attention, and for "
+            "attention modules of families that compute it inline (GPT-J, BLOOM, DeBERTa ...). Pass a whole "
+            "Transformer block. Layers without attention have no map."
+        )
+    if len(found) > 2 or (len(found) == 2 and any(map(is_stack, layer.layer.modules()))):
+        raise UnsupportedLayerError(
+            f"The layer {name} called attention {len(found)} times in one run. Pass a single Transformer block, not a "
+            "stack of them. Of a block with three attentions (SAM's decoder), pass the part that holds yours."
+        )
+    if len(found) == 2 and _in_one_list(layer.layer, {one.module for one in found}):
+        raise UnsupportedLayerError(
+            f"The layer {name} has a list of {len(found)} attentions of the same kind, none of which is a "
+            "cross-attention. Pass the part of it that holds one of them."
+        )
+    if attention == "cross" and len(found) != 2:
+        raise UnsupportedLayerError(
+            f"The layer {name} has no second attention, so there is no cross-attention to explain. Pass "
+            "attention='self', or the layers of a decoder that reads an encoder."
+        )
+    chosen = found[attention == "cross"]
+    if len(found) == 2 and found[0].shape[2:] == found[1].shape[2:] and reads_own_states(LayerRunner(layer), found[1]):
+        raise UnsupportedLayerError(
+            f"The layer {name} runs two attentions over its own tokens, "
+            f"{' and '.join(type(one.module).__name__ for one in found)}, so its second one is no cross-attention. "
+            "Pass the part of the layer that holds the one you mean."
+        )
+    unreadable = _unreadable_before(layer, chosen)
+    if unreadable is not None:
+        raise UnsupportedLayerError(
+            f"The layer {name} runs an attention that cannot be read, {unreadable}, before one that can, so it is "
+            f"unknown which of them attention={attention!r} means. Pass the part of the layer that holds the one you "
+            "mean."
+        )
+    if chosen.dropout:
+        raise RefusedError(
+            f"The attention of {name} runs with dropout {chosen.dropout}, so no two runs of it agree. Call "
+            "model.eval() first."
+        )
+    return chosen
+
+
+def _in_one_list(layer: nn.Module, attentions: set[nn.Module]) -> bool:
+    lists = [module for module in layer.modules() if isinstance(module, nn.ModuleList)]
+    return any(attentions <= set(one.children()) for one in lists)
+
+
+def _inline_attention(layer: LayerRecord) -> str:
+    """What to add about an attention module whose attention was not seen."""
+    kinds = [type(module).__name__ for module in layer.modules_run if type(module).__name__.endswith("Attention")]
+    return f" (its {kinds[-1]} computes attention in an unknown way)" if kinds else ""
+
+
+def _unreadable_before(layer: LayerRecord, attention: AttentionRecord) -> str | None:
+    """The name of an attention that ran before `attention` and could not be read, or None.
+
+    Either a module before it has a class of such a name; or `attention`, the only one, reads other states, and the
+    layer's own tokens mix all the same.
+    """
+    inside = {id(module) for seen in layer.attentions for module in seen.module.modules()}
+    for module in layer.modules_run:
+        if module is attention.module:
+            break
+        if type(module).__name__.endswith("Attention") and id(module) not in inside:
+            parts = set(module.modules())
+            if not any(seen.module in parts for seen in layer.attentions):
+                return type(module).__name__
+    alone = len(layer.attentions) == 1 and attention.module is not layer.layer and not is_rearranged(layer, attention)
+    if alone and layer.states:
+        runner = LayerRunner(layer)
+        if reads_other_states(runner, attention) and mixes_outside(runner, attention, layer.first_output):
+            return "or something else that mixes its tokens"
+    return None

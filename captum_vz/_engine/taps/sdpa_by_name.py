@@ -1,0 +1,50 @@
+"""`scaled_dot_product_attention` imported by name: a call that does not go through torch.nn.functional."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from types import FunctionType
+from typing import Any
+
+from torch import nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from captum_vz._engine.taps.guards import BUILTIN
+from captum_vz._engine.taps.handler import current_handler
+
+
+class _Mode(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is BUILTIN and current_handler() is not None:
+            return functional.scaled_dot_product_attention(*args, **(kwargs or {}))  # SdpaTap's, while a pass runs
+        return func(*args, **(kwargs or {}))
+
+
+class SdpaByNameTap:
+    """Sees attention whose caller imported torch's function by name.
+
+    A function mode is asked at every function of torch, which takes time. So the mode is on only if a layer's code
+    holds the function under a name of its own.
+    """
+
+    @contextmanager
+    def attached(self, layers: Sequence[nn.Module]) -> Iterator[None]:
+        """See :class:`~captum_vz._engine.taps.handler.AttentionTap`."""
+        if not _holds_function(module for layer in layers for module in layer.modules()):
+            yield
+            return
+        with _Mode():
+            yield
+
+
+def _holds_function(modules: Iterable[nn.Module]) -> bool:
+    """Whether torch's function is an attribute of a module or of its class, or a global name of a method's file."""
+    found = {id(module): module for module in modules}.values()
+    classes = {cls for module in found for cls in type(module).__mro__ if cls not in nn.Module.__mro__}
+    methods = [one for cls in classes for one in vars(cls).values() if isinstance(one, FunctionType)]
+    files = {id(one.__globals__): one.__globals__ for one in methods}.values()
+    scopes = [*map(vars, found), *map(vars, classes), *files]
+    values = (value for scope in scopes for value in list(scope.values()))
+    return any(value is BUILTIN or (type(value) is staticmethod and value.__func__ is BUILTIN) for value in values)
