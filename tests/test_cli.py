@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,9 @@ from transformers import (
 import captum_vz
 from captum_vz import AttentionRollout, LayerAttention, ValueZeroing, ValueZeroingRollout, find_layers
 from captum_vz.cli import main
-from captum_vz.cli.errors import CommandError
-from captum_vz.cli.targets import find_target
+from captum_vz.study import METHODS as REGISTRY
+from captum_vz.study.examples.text import find_token
+from captum_vz.study.methods import Batch
 from captum_vz.testbed import load_agreement_model
 from captum_vz.visualization import terminal_text
 from tests.command import refused
@@ -36,7 +38,7 @@ SENTENCE = "the pictures of some hat [MASK] scaring marcus."
 MASK = 6
 METHODS = {
     "value-zeroing": ValueZeroing,
-    "rollout": ValueZeroingRollout,
+    "value-zeroing-rollout": ValueZeroingRollout,
     "attention": LayerAttention,
     "attention-rollout": AttentionRollout,
 }
@@ -65,14 +67,14 @@ def explain_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[st
     return found
 
 
-def from_api(method: str, target: int | None = None, layer: int = -1) -> Tensor:
+def from_api(method: str, token: int | None = None, layer: int = -1) -> Tensor:
     """What the command must show, by the classes themselves."""
     model, tokenizer = load_agreement_model()
     inputs = tokenizer(SENTENCE, return_tensors="pt")
     layers = find_layers(model)
-    if method in ("rollout", "attention-rollout"):
-        return METHODS[method](model, layers).attribute(inputs, token=target, all_layers=True)[layer][0]
-    return METHODS[method](model, layers[layer]).attribute(inputs, token=target)[0]
+    if method.endswith("rollout"):
+        return METHODS[method](model, layers).attribute(inputs, token=token, all_layers=True)[layer][0]
+    return METHODS[method](model, layers[layer]).attribute(inputs, token=token)[0]
 
 
 # Numbers
@@ -84,20 +86,18 @@ def test_json_holds_the_numbers_of_the_api(method: str, layer: int, capsys: pyte
     found = explain_json(capsys, SENTENCE, "--method", method, "--layer", str(layer))
     model, tokenizer = load_agreement_model()
     depth = len(find_layers(model))
-    keys = "text model method tokens target layer scores maps rollout predictions"
+    keys = "text model method tokens token layer scores maps rollout predictions"
     assert " ".join(found) == keys
     assert (found["text"], found["model"], found["method"]) == (SENTENCE, "agreement", method)
     assert found["tokens"] == tokenizer(SENTENCE).tokens()
-    assert found["target"] == {"position": MASK, "token": "[MASK]"}
+    assert found["token"] == {"position": MASK, "text": "[MASK]"}
     assert found["layer"] == layer % depth
     assert found["scores"] == pytest.approx(from_api(method, MASK, layer).tolist(), abs=1e-6)
-    by_layer, rolled_out = method.replace("-rollout", "").replace("rollout", "value-zeroing"), method
-    if method in ("value-zeroing", "attention"):
-        rolled_out = {"value-zeroing": "rollout", "attention": "attention-rollout"}[method]
+    by_layer = method.removesuffix("-rollout")
     for index, one in enumerate(found["maps"]):
         torch.testing.assert_close(torch.tensor(one), from_api(by_layer, layer=index))
     assert len(found["maps"]) == depth
-    torch.testing.assert_close(torch.tensor(found["rollout"]), from_api(rolled_out))
+    torch.testing.assert_close(torch.tensor(found["rollout"]), from_api(f"{by_layer}-rollout"))
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -116,34 +116,34 @@ def test_it_shows_what_the_model_predicts_at_the_mask(capsys: pytest.CaptureFixt
     assert [entry["token"] for entry in found] == expected
     assert [entry["probability"] for entry in found] == pytest.approx(likeliest.values.tolist(), abs=1e-6)
     assert f"the model predicts: {expected[0]} {likeliest.values[0]:.2f}, " in explain(capsys, SENTENCE)
-    assert explain_json(capsys, SENTENCE, "--target", "hat")["predictions"] == []
+    assert explain_json(capsys, SENTENCE, "--token", "hat")["predictions"] == []
 
 
 # Which token
 
 
 @pytest.mark.parametrize(
-    ("target", "position"), [("2", 2), ("-5", MASK), ("hat", 5), ("HAT", 5), ("[MASK]", MASK), ("[SEP]", 10)]
+    ("token", "position"), [("2", 2), ("-5", MASK), ("hat", 5), ("HAT", 5), ("[MASK]", MASK), ("[SEP]", 10)]
 )
-def test_target_is_a_position_or_a_token(target: str, position: int, capsys: pytest.CaptureFixture[str]) -> None:
-    assert explain_json(capsys, SENTENCE, "--target", target)["target"]["position"] == position
+def test_token_is_a_position_or_text(token: str, position: int, capsys: pytest.CaptureFixture[str]) -> None:
+    assert explain_json(capsys, SENTENCE, "--token", token)["token"]["position"] == position
 
 
 def test_without_a_mask_the_target_is_the_last_token_of_the_text(capsys: pytest.CaptureFixture[str]) -> None:
-    assert explain_json(capsys, "some hat is scaring marcus")["target"] == {"position": 5, "token": "marcus"}
+    assert explain_json(capsys, "some hat is scaring marcus")["token"] == {"position": 5, "text": "marcus"}
 
 
 def test_a_number_is_a_position_even_where_a_token_is_written_so() -> None:
-    assert find_target("1", ["1", "a"], [False] * 2, [False] * 2) == 1
+    assert find_token("1", ["1", "a"], [False] * 2, [False] * 2) == 1
 
 
 def test_a_token_as_written_is_preferred_to_one_in_other_letters() -> None:
-    assert find_target("us", ["US", "us"], [False] * 2, [False] * 2) == 1
+    assert find_token("us", ["US", "us"], [False] * 2, [False] * 2) == 1
 
 
 def test_a_token_that_occurs_twice_must_be_told_by_its_position() -> None:
-    with pytest.raises(CommandError, match="'a' stands at the positions 0, 2: pass one of these"):
-        find_target("a", ["a", "b", "a"], [False] * 3, [False] * 3)
+    with pytest.raises(ValueError, match="'a' is at the positions 0, 2: pass one of them"):
+        find_token("a", ["a", "b", "a"], [False] * 3, [False] * 3)
 
 
 # The picture
@@ -211,7 +211,7 @@ def test_a_token_that_the_output_cannot_encode_is_replaced(monkeypatch: pytest.M
 
 def test_any_text_will_do(capsys: pytest.CaptureFixture[str]) -> None:
     found = explain_json(capsys, "$5 for 猫 \U0001f600 & [MASK] <b>\x1b[2J?", "--output", "x.png")
-    assert found["target"]["token"] == "[MASK]"
+    assert found["token"]["text"] == "[MASK]"
 
 
 # Models
@@ -242,7 +242,7 @@ def test_a_causal_model_from_a_folder(gpt2: str, capsys: pytest.CaptureFixture[s
     capsys.readouterr()
     found = explain_json(capsys, "a is b", "--model", gpt2)
     assert found["tokens"] == ["a", "is", "Ġ", "b"]  # a lone space as the vocabulary writes it, else unseen
-    assert found["target"] == {"position": 3, "token": "b"}
+    assert found["token"] == {"position": 3, "text": "b"}
     assert [row[3] for row in found["maps"][0][:3]] == [0, 0, 0]
     model = GPT2LMHeadModel.from_pretrained(gpt2).eval()
     tokenizer = PreTrainedTokenizerFast.from_pretrained(gpt2)
@@ -271,7 +271,7 @@ def test_of_an_encoder_with_a_decoder_the_encoder_is_explained(
 
 def test_minilm_is_the_one_of_its_package(capsys: pytest.CaptureFixture[str]) -> None:
     found = explain_json(capsys, "a cat [MASK] scaring marcus", "--model", "minilm", "--method", "attention")
-    assert found["target"]["token"] == "[MASK]"
+    assert found["token"]["text"] == "[MASK]"
     assert len(found["maps"]) == 6
 
 
@@ -285,13 +285,13 @@ def test_loading_leaves_transformers_as_talkative_as_it_was(gpt2: str, capsys: p
 def test_a_remark_of_the_package_is_one_line_on_stderr(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    attribute = ValueZeroing.attribute
+    random = REGISTRY["random"]
 
-    def remarking(self: ValueZeroing, *args: Any, **kwargs: Any) -> Any:
+    def remarking(batch: Batch) -> list[Tensor]:
         warnings.warn("a row stays zero", stacklevel=2)
-        return attribute(self, *args, **kwargs)
+        return random.rows(batch)
 
-    monkeypatch.setattr(ValueZeroing, "attribute", remarking)
+    monkeypatch.setitem(REGISTRY, "value-zeroing", replace(random, rows=remarking))
     assert main(["explain", SENTENCE, "--json"]) == 0
     assert capsys.readouterr().err == "captum-vz: a row stays zero\n"
 
@@ -305,10 +305,10 @@ def test_a_remark_of_the_package_is_one_line_on_stderr(
         (["", "--json"], "the text is empty: there is no token to explain"),
         ([" \t\n", "--json"], "the text is empty"),
         (["\u200b", "--json"], "the text is empty"),  # a tokenizer drops a space of no width
-        ([SENTENCE, "--target", "11"], "--target 11 is out of range: there are 11 tokens, positions -11 to 10"),
-        ([SENTENCE, "--target", "-12"], "--target -12 is out of range"),
-        ([SENTENCE, "--target", "zebra"], "--target 'zebra' is none of the tokens: [CLS] the pictures of"),
-        (["a hat is a [MASK]", "--target", "a"], "--target 'a' stands at the positions 1, 4: pass one of these"),
+        ([SENTENCE, "--token", "11"], "--token 11 is out of range: there are 11 tokens, positions -11 to 10"),
+        ([SENTENCE, "--token", "-12"], "--token -12 is out of range"),
+        ([SENTENCE, "--token", "zebra"], "--token 'zebra' is none of the tokens: [CLS] the pictures of"),
+        (["a hat is a [MASK]", "--token", "a"], "--token 'a' is at the positions 1, 4: pass one of them"),
         ([SENTENCE, "--layer", "4"], "--layer 4 is out of range: the model has 4 layers, -4 to 3"),
         ([SENTENCE, "--layer", "-5"], "--layer -5 is out of range"),
         (["hat " * 200], "the text is 202 tokens long, but the model takes at most 128"),
@@ -376,7 +376,7 @@ def test_the_main_job_as_a_program_prints_nothing_but_its_answer(folder: Path) -
 
 
 def test_the_programs_exit_status_is_2_where_it_cannot(folder: Path) -> None:
-    done = run("explain", SENTENCE, "--target", "99")
+    done = run("explain", SENTENCE, "--token", "99")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.count("\n") == 1
 

@@ -1,4 +1,4 @@
-"""Do the layers that look at the cue know the answer?"""
+"""The correlation of cue alignment with probing over layers."""
 
 from __future__ import annotations
 
@@ -10,20 +10,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from captum_vz.errors import ArgumentError
 from captum_vz.metrics._rows import describe
-from captum_vz.metrics._study import stats
+from captum_vz.metrics.extra import study_extra
 from captum_vz.metrics.summary import check_confidence
+
+with study_extra("captum_vz.metrics"):
+    from scipy import stats
 
 
 class Correlation(NamedTuple):
-    """A rank correlation and how sure it is.
+    """A rank correlation and its interval.
 
     Attributes:
         statistic: Spearman's correlation; NaN if one side is constant.
         low: The lower end of its bootstrap confidence interval over examples.
         high: The upper end.
-        examples: How many examples it is over.
-        undefined: How many more there were, with a NaN in some layer.
+        examples: The number of examples.
+        undefined: The number of further examples, which have a NaN in some layer.
     """
 
     statistic: float
@@ -40,27 +44,27 @@ def probing_correlation(
     resamples: int = 9999,
     seed: int = 0,
 ) -> Correlation:
-    r"""Whether the layers that look at the cue are those from which the label can be read.
+    r"""The rank correlation over layers of cue alignment with the compression of the labels.
 
     .. math:: \rho = \operatorname{Spearman}_l\big(\tfrac1n \textstyle\sum_b a_{bl},\; c_l\big)
 
-    over layers l, with the interval of `Efron 1979 <https://doi.org/10.1214/aos/1176344552>`_ over examples b, drawn
-    again with replacement in all layers together. After `Mohebbi et al. 2023
+    over layers l, with the bootstrap interval of `Efron 1979 <https://doi.org/10.1214/aos/1176344552>`_ over examples
+    b, resampled in all layers together. With few layers the correlation takes few values. After `Mohebbi et al. 2023
     <https://aclanthology.org/2023.eacl-main.245>`_, section 6.
 
     Args:
-        alignment: Cue alignment of each example in each layer, `(examples, layers)`, as :func:`cue_dot_product` gives
+        alignment: Cue alignment of each example in each layer, `(examples, layers)`, as :func:`cue_dot_product` returns
             it.
-        compression: Of each layer's representations, `(layers,)`, as :func:`description_length` gives it.
-        confidence: The share of intervals that hold the truth.
-        resamples: How often the examples are drawn again.
+        compression: The compression given each layer's representations, `(layers,)`, see :func:`description_length`.
+        confidence: The confidence level of the interval.
+        resamples: The number of bootstrap resamples of the examples.
         seed: The same seed gives the same interval.
 
     Returns:
         The correlation, its interval (NaN for fewer than two examples, or a constant side) and both counts.
 
     Raises:
-        AssertionError: Shapes that do not fit, fewer than two layers, or a confidence that is not between 0 and 1.
+        ArgumentError: Shapes do not fit, there are fewer than two layers, or the confidence is not between 0 and 1.
 
     >>> import torch
     >>> alignment = torch.tensor([[0.1, 0.2, 0.5], [0.2, 0.3, 0.6]])
@@ -69,11 +73,13 @@ def probing_correlation(
     """
     layers = torch.as_tensor(compression, dtype=torch.float64)
     fits = isinstance(alignment, Tensor) and alignment.ndim == 2 and layers.shape == alignment.shape[1:]
-    assert fits and len(layers) > 1, (
-        f"alignment is {describe(alignment)} and compression {tuple(layers.shape)}: pass (examples, layers) and "
-        "(layers,), of two layers or more."
-    )
-    assert layers.isfinite().all(), f"compression is {layers.tolist()}: pass finite numbers."
+    if not fits or len(layers) < 2:
+        raise ArgumentError(
+            f"alignment is {describe(alignment)} and compression {tuple(layers.shape)}: pass (examples, layers) and "
+            "(layers,), of two layers or more."
+        )
+    if not layers.isfinite().all():
+        raise ArgumentError(f"compression is {layers.tolist()}: pass finite numbers.")
     check_confidence(confidence, resamples)
     known = ~alignment.isnan().any(-1)
     values = alignment[known].detach().double().cpu().numpy()

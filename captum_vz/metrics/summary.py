@@ -1,4 +1,4 @@
-"""One number for many examples, with a confidence interval, and a count of those that had none."""
+"""The mean over examples with a confidence interval, and the number of examples without a value."""
 
 from __future__ import annotations
 
@@ -7,20 +7,24 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
+from captum_vz.errors import ArgumentError
 from captum_vz.metrics._rows import describe
-from captum_vz.metrics._study import stats
+from captum_vz.metrics.extra import study_extra
+
+with study_extra("captum_vz.metrics"):
+    from scipy import stats
 
 
 class Summary(NamedTuple):
-    """The mean over examples and how sure it is.
+    """The mean over examples and its interval.
 
     Attributes:
-        mean: Over the examples whose value is a number; NaN if there is none.
+        mean: The mean of the examples whose value is not NaN; NaN if there are none.
         std: Their standard deviation.
-        low: The lower end of the confidence interval of the mean; NaN if there are fewer than two.
+        low: The lower end of the confidence interval of the mean; NaN for fewer than two examples.
         high: Its upper end.
-        examples: How many examples the mean is over.
-        undefined: How many more there were, whose value is NaN.
+        examples: The number of these examples.
+        undefined: The number of examples whose value is NaN.
     """
 
     mean: float
@@ -37,36 +41,36 @@ class Summary(NamedTuple):
 
 
 def summarize(values: Tensor, confidence: float = 0.95, resamples: int = 9999, seed: int = 0) -> Summary:
-    r"""The mean of one value an example, with a bootstrap confidence interval over examples.
+    r"""The mean of one value for each example, with a bootstrap confidence interval over examples.
 
     .. math:: \bar v = \tfrac1n \textstyle\sum_b v_b, \qquad
         \big[Q_{\alpha/2}(\bar v^*),\, Q_{1-\alpha/2}(\bar v^*)\big]
 
-    where :math:`\bar v^*` is the mean of n examples drawn again with replacement: the percentile interval of `Efron
-    1979 <https://doi.org/10.1214/aos/1176344552>`_, by scipy. Two methods on the same examples are compared by the
-    interval of their difference, `summarize(one - other)`, which is narrower than their own ones tell.
+    where :math:`\bar v^*` is the mean of n examples drawn with replacement: the percentile interval of `Efron 1979
+    <https://doi.org/10.1214/aos/1176344552>`_, by scipy. To compare two methods on the same examples, use the interval
+    of their difference, `summarize(one - other)`. It takes into account that both have the same examples.
 
     Args:
-        values: `(examples,)`. NaN says that an example has no value, as a rank correlation with a constant has none:
-            it is left out of the mean and counted.
-        confidence: The share of intervals that hold the truth, between 0 and 1.
-        resamples: How often the examples are drawn again.
+        values: `(examples,)`. NaN means that an example has no value, such as a rank correlation with a constant.
+            These examples are counted, and are not part of the mean.
+        confidence: The confidence level of the interval, between 0 and 1.
+        resamples: The number of bootstrap resamples of the examples.
         seed: The same seed gives the same interval.
 
     Returns:
         Mean, standard deviation, interval and both counts.
 
     Raises:
-        AssertionError: Not one value an example, an infinite one, or a confidence that is not between 0 and 1.
+        ArgumentError: `values` is not one-dimensional or holds infinities, or the confidence is not between 0 and 1.
 
     >>> import torch
     >>> print(summarize(torch.tensor([0.2, 0.4, 0.6, torch.nan])))
     0.400 [0.200, 0.600] (3 examples, 1 more undefined)
     """
-    assert isinstance(values, Tensor) and values.ndim == 1, (
-        f"values is {describe(values)}: pass a tensor (examples,), one value an example."
-    )
-    assert not values.isinf().any(), "values holds infinities, whose mean says nothing: find out where they come from."
+    if not isinstance(values, Tensor) or values.ndim != 1:
+        raise ArgumentError(f"values is {describe(values)}: pass a tensor (examples,), one value for each example.")
+    if values.isinf().any():
+        raise ArgumentError("values holds infinities, whose mean has no meaning: pass finite values or NaN.")
     check_confidence(confidence, resamples)
     known = values[~values.isnan()].detach().double().cpu().numpy()
     mean = float(known.mean()) if known.size else float("nan")
@@ -87,6 +91,12 @@ def summarize(values: Tensor, confidence: float = 0.95, resamples: int = 9999, s
 
 
 def check_confidence(confidence: float, resamples: int) -> None:
-    """What both bootstraps of this package demand."""
-    assert 0 < confidence < 1, f"confidence is {confidence!r}: pass a share between 0 and 1, such as 0.95."
-    assert resamples >= 1, f"resamples is {resamples!r}: pass how often the examples are drawn again, such as 9999."
+    """Check the arguments of a bootstrap.
+
+    Raises:
+        ArgumentError: The confidence is not between 0 and 1, or there are no resamples.
+    """
+    if not 0 < confidence < 1:
+        raise ArgumentError(f"confidence is {confidence!r}: pass a number between 0 and 1, such as 0.95.")
+    if resamples < 1:
+        raise ArgumentError(f"resamples is {resamples!r}: pass the number of resamples, such as 9999.")

@@ -8,6 +8,7 @@ import pytest
 import torch
 from scipy import stats
 
+from captum_vz.errors import ArgumentError
 from captum_vz.metrics import kendall, spearman, top_k_overlap
 
 
@@ -93,12 +94,12 @@ def test_overlap_regards_only_what_is_kept() -> None:
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    with pytest.raises(AssertionError, match=r"one is \(1, 3\) and other \(1, 4\): pass scores of the same tokens"):
+    with pytest.raises(ArgumentError, match=r"one is \(1, 3\) and other \(1, 4\): pass scores of the same tokens"):
         spearman(torch.rand(1, 3), torch.rand(1, 4))
-    with pytest.raises(AssertionError, match=r"other is \(3,\) of torch.float32"):
+    with pytest.raises(ArgumentError, match=r"other is \(3,\) of torch.float32"):
         kendall(torch.rand(1, 3), torch.rand(3))
-    with pytest.raises(AssertionError, match="k is 0: pass how many"):
+    with pytest.raises(ArgumentError, match="k is 0: pass how many"):
         top_k_overlap(torch.rand(1, 3), torch.rand(1, 3), 0)
     for k in (1.5, True):
-        with pytest.raises(AssertionError, match=rf"k is {k}: pass .* an integer of at least 1"):
+        with pytest.raises(ArgumentError, match=rf"k is {k}: pass .* an integer of at least 1"):
             top_k_overlap(torch.rand(1, 3), torch.rand(1, 3), k)  # type: ignore[arg-type]  # wrong on purpose

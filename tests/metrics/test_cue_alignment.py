@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 
+from captum_vz.errors import ArgumentError
 from captum_vz.metrics import cue_average_precision, cue_dot_product
 
 CUES = torch.tensor([[False, True, False, True, False]])
@@ -96,16 +97,16 @@ def test_examples_without_an_answer_are_nan() -> None:
         ((torch.zeros(1, 4), CUES), r"cues is \(1, 5\) of torch.bool: pass booleans .* of shape \(1, 4\)"),
         ((torch.zeros(1, 5), torch.tensor([[1, 3]])), r"cues is \(1, 2\)"),
         ((torch.zeros(1, 5), torch.full((1, 5), 2)), r"cues is \(1, 5\) of torch.int64: pass booleans \(or 0 and 1\)"),
-        ((torch.zeros(1, 5), CUES, ~CUES), "keep leaves out a token that is a cue"),
+        ((torch.zeros(1, 5), CUES, ~CUES), "keep drops a token that is a cue"),
         ((torch.zeros(1, 5), CUES, [1]), "keep is of type list"),
     ],
 )
 @pytest.mark.parametrize("measure", [cue_dot_product, cue_average_precision])
 def test_what_does_not_fit_is_refused(measure: Any, arguments: tuple[Any, ...], message: str) -> None:
-    with pytest.raises(AssertionError, match=message):
+    with pytest.raises(ArgumentError, match=message):
         measure(*arguments)
 
 
 def test_signed_scores_are_no_shares() -> None:
-    with pytest.raises(AssertionError, match=r"scores holds negative ones, .* take their absolute values first"):
+    with pytest.raises(ArgumentError, match=r"scores has negative values, .* take absolute values first"):
         cue_dot_product(torch.tensor([[0.5, -0.5, 1, 0, 0]]), CUES, torch.ones(1, 5))

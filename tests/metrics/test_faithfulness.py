@@ -11,7 +11,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from captum_vz.metrics import Prediction, blank_out, comprehensiveness, content_tokens, spearman, sufficiency
+from captum_vz.errors import ArgumentError, RefusedError
+from captum_vz.metrics import (
+    MaskedSentences,
+    Prediction,
+    blank_out,
+    comprehensiveness,
+    content_tokens,
+    spearman,
+    sufficiency,
+)
 from captum_vz.metrics.faithfulness import FRACTIONS
 from captum_vz.testbed import agreement_sentences, encode_record, form_ids, load_agreement_model
 from tests.metrics.toy import ATTENDED, BAD, CONTENT, GOOD, IDS, MASK, TARGET, UNK, WEIGHTS, additive, sigmoid
@@ -19,8 +28,13 @@ from tests.metrics.toy import ATTENDED, BAD, CONTENT, GOOD, IDS, MASK, TARGET, U
 REMOVALS = [UNK, MASK, "delete"]
 
 
+def sentences(**changed: Any) -> MaskedSentences:
+    fields = {"ids": IDS, "mask": ATTENDED, "target": TARGET, "content": CONTENT, "forms": [GOOD, BAD]}
+    return MaskedSentences(**fields | changed)
+
+
 def toy(removal: Any = UNK, **options: Any) -> Prediction:
-    return Prediction(additive, IDS, TARGET, [GOOD, BAD], CONTENT, removal, attention_mask=ATTENDED, **options)
+    return Prediction(additive, sentences(), removal, **options)
 
 
 @pytest.mark.parametrize("removal", REMOVALS)
@@ -51,7 +65,7 @@ def test_over_the_vocabulary_all_words_share_the_probability() -> None:
 
 
 def test_without_forms_the_models_own_prediction_is_explained() -> None:
-    own = Prediction(additive, IDS, TARGET, None, CONTENT, UNK, attention_mask=ATTENDED)
+    own = Prediction(additive, sentences(forms=None), UNK)
     assert own.best().tolist() == [GOOD, GOOD]
     torch.testing.assert_close(blank_out(own), blank_out(toy(over="vocabulary")))
 
@@ -66,7 +80,7 @@ def test_the_target_special_tokens_and_padding_stay(removal: Any) -> None:
         )
         return additive(input_ids, attention_mask)
 
-    everything = Prediction(watch, IDS, TARGET, [GOOD, BAD], CONTENT | (IDS == MASK), removal, attention_mask=ATTENDED)
+    everything = Prediction(watch, sentences(content=CONTENT | (IDS == MASK)), removal)
     blank_out(everything)
     sufficiency(everything, WEIGHTS[IDS])
     assert all(row[0] == 0 and row[-1] == 1 and MASK in row for row, _ in seen)
@@ -83,7 +97,7 @@ def test_logits_are_read_where_the_target_has_moved_to() -> None:
         logits[..., GOOD] = (input_ids == MASK).double() * 5
         return logits
 
-    moved = Prediction(echo, IDS, TARGET, [GOOD, BAD], CONTENT, "delete", attention_mask=ATTENDED)
+    moved = Prediction(echo, sentences(), "delete")
     assert not blank_out(moved).any()
     everything = moved.probability(torch.tensor([GOOD, GOOD]), removed=CONTENT)
     torch.testing.assert_close(everything, torch.full((2,), sigmoid(5.0), dtype=torch.float64))
@@ -108,7 +122,7 @@ def test_eraser_of_a_linear_model_is_known(measure: Any, removal: Any) -> None:
 
 
 def test_eraser_explains_the_prediction_and_not_the_right_form() -> None:
-    wrong_way = Prediction(additive, IDS, TARGET, [BAD, GOOD], CONTENT, UNK, attention_mask=ATTENDED)
+    wrong_way = Prediction(additive, sentences(forms=[BAD, GOOD]), UNK)
     scores = torch.rand(IDS.shape)
     torch.testing.assert_close(comprehensiveness(wrong_way, scores), comprehensiveness(toy(), scores))
     torch.testing.assert_close(blank_out(wrong_way), -blank_out(toy()))
@@ -126,7 +140,7 @@ def test_the_number_of_tokens_is_rounded_up_and_never_by_a_rounding_error() -> N
 
         whole = torch.ones_like(ids)
         fractions = (0.07, 0.14, 0.29, 0.57, 1.0)
-        prediction = Prediction(count, ids, 0, [GOOD, BAD], whole, UNK)
+        prediction = Prediction(count, MaskedSentences(ids, None, 0, whole, [GOOD, BAD]), UNK)
         comprehensiveness(prediction, torch.arange(n + 1.0)[None], fractions)
         exact = [ceil(Fraction(str(q)) * n) for q in fractions]
         assert sorted(length for length in lengths if length) == sorted(set(exact))
@@ -139,7 +153,7 @@ def test_what_is_asked_twice_is_run_once() -> None:
         ran.extend(input_ids)
         return additive(input_ids, attention_mask)
 
-    prediction = Prediction(watch, IDS, TARGET, [GOOD, BAD], CONTENT, UNK, attention_mask=ATTENDED)
+    prediction = Prediction(watch, sentences(), UNK)
     examples = torch.tensor([1, 0, 1, 0])
     removed = torch.stack([CONTENT[1], CONTENT[0], CONTENT[1], torch.zeros(7).bool()])
     found = prediction.probability(torch.tensor([GOOD, GOOD]), examples, removed)
@@ -159,7 +173,7 @@ def test_scores_that_rank_nothing_are_nan() -> None:
     for measure in (comprehensiveness, sufficiency):
         assert measure(toy(), constant).isnan().any(1).tolist() == [True, False]
         assert measure(toy(), constant.masked_fill(IDS == 14, torch.nan)).isnan().all()
-    single = Prediction(additive, IDS, TARGET, [GOOD, BAD], IDS == 14, UNK, attention_mask=ATTENDED)
+    single = Prediction(additive, sentences(content=IDS == 14), UNK)
     assert comprehensiveness(single, constant).isnan().any(1).tolist() == [True, False]  # none, and the only one
 
 
@@ -175,16 +189,14 @@ def test_any_batch_size_and_a_real_model_sentence_by_sentence(removal: Any, batc
     encoded = [encode_record(tokenizer, record) for record in records]
     forms = [form_ids(tokenizer, record) for record in records]
     batch = tokenizer.pad({"input_ids": [e.encoding["input_ids"][0].tolist() for e in encoded]}, return_tensors="pt")
-    prediction = Prediction(
-        model,
-        batch["input_ids"],
-        [e.target for e in encoded],
-        torch.tensor(forms),
-        content_tokens(batch["input_ids"], specials),
-        by,
-        attention_mask=batch["attention_mask"],
-        batch_size=batch_size,
+    masked = MaskedSentences(
+        ids=batch["input_ids"],
+        mask=batch["attention_mask"],
+        target=[e.target for e in encoded],
+        content=content_tokens(batch["input_ids"], specials),
+        forms=torch.tensor(forms),
     )
+    prediction = Prediction(model, masked, by, batch_size=batch_size)
     effects = blank_out(prediction)
     assert not model.training
     for b, (example, (good, bad)) in enumerate(zip(encoded, forms, strict=True)):
@@ -219,31 +231,33 @@ def test_any_batch_size_and_a_real_model_sentence_by_sentence(removal: Any, batc
         ({"forms": torch.tensor([[GOOD, BAD], [BAD, BAD]])}, f"forms has the id {BAD} twice for one sentence"),
         ({"target": True}, "target is True: pass a position"),
         ({"content": CONTENT[:, :3]}, r"content is \(2, 3\) of torch.bool"),
+        ({"mask": ATTENDED[:, :3]}, r"mask is \(2, 3\)"),
+    ],
+)
+def test_sentences_bad_field_refused(changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        sentences(**changed)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
         ({"removal": None}, "removal is None: .* whose unk_token_id or mask_token_id is None has no such token"),
         ({"removal": "mask"}, "removal is 'mask'"),
-        ({"attention_mask": ATTENDED[:, :3]}, r"attention_mask is \(2, 3\)"),
         ({"over": "pair"}, "over is 'pair': pass 'forms' or 'vocabulary'"),
         ({"batch_size": 0}, "batch_size is 0"),
         ({"model": torch.nn.Linear(1, 1)}, r"train mode: call model.eval\(\)"),
     ],
 )
 def test_what_does_not_fit_is_refused(changed: dict[str, Any], message: str) -> None:
-    arguments: dict[str, Any] = {
-        "model": additive,
-        "ids": IDS,
-        "target": TARGET,
-        "forms": [GOOD, BAD],
-        "content": CONTENT,
-        "removal": UNK,
-        "attention_mask": ATTENDED,
-    }
-    with pytest.raises(AssertionError, match=message):
+    arguments: dict[str, Any] = {"model": additive, "sentences": sentences(), "removal": UNK}
+    with pytest.raises(RefusedError, match=message):
         Prediction(**arguments | changed)
 
 
 def test_small_integers_are_positions_too() -> None:
     places = torch.tensor(TARGET, dtype=torch.uint8)
-    found = Prediction(additive, IDS, places, [GOOD, BAD], CONTENT, UNK, attention_mask=ATTENDED)
+    found = Prediction(additive, sentences(target=places), UNK)
     torch.testing.assert_close(blank_out(found), blank_out(toy()))
 
 
@@ -255,25 +269,25 @@ def test_logits_of_another_kind_are_refused() -> None:
         return torch.full((*input_ids.shape, 16), torch.nan)
 
     for model, message in ((pooled, r"gave \(2, 16\) of torch.float32 for ids \(2, 7\)"), (nan, "NaN for a logit")):
-        with pytest.raises(AssertionError, match=message):
-            Prediction(model, IDS, TARGET, [GOOD, BAD], CONTENT, UNK, attention_mask=ATTENDED).best()
-    beyond = Prediction(additive, IDS, TARGET, [GOOD, 999], CONTENT, UNK, attention_mask=ATTENDED)
-    with pytest.raises(AssertionError, match="forms has the id 999, but the model's vocabulary has the entries 0 to"):
+        with pytest.raises(RefusedError, match=message):
+            Prediction(model, sentences(), UNK).best()
+    beyond = Prediction(additive, sentences(forms=[GOOD, 999]), UNK)
+    with pytest.raises(RefusedError, match="forms has the id 999, but the model's vocabulary has the entries 0 to"):
         beyond.best()
 
 
 def test_scores_and_fractions_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(AssertionError, match=r"scores is \(2, 3\), but the ids are \(2, 7\)"):
+    with pytest.raises(RefusedError, match=r"scores is \(2, 3\), but the ids are \(2, 7\)"):
         comprehensiveness(toy(), torch.zeros(2, 3))
-    with pytest.raises(AssertionError, match=r"fractions is \(10,\): pass shares"):
+    with pytest.raises(RefusedError, match=r"fractions is \(10,\): pass shares"):
         sufficiency(toy(), torch.rand(2, 7), (10,))
-    with pytest.raises(AssertionError, match="scores holds infinities"):
+    with pytest.raises(RefusedError, match="scores holds infinities"):
         sufficiency(toy(), torch.full((2, 7), torch.inf))
-    with pytest.raises(AssertionError, match="the target, padding and special tokens stay"):
+    with pytest.raises(RefusedError, match="the target, padding and special tokens stay"):
         toy().probability(torch.tensor([GOOD, GOOD]), removed=torch.ones_like(CONTENT))
 
 
 def test_sentences_without_content_have_no_effects() -> None:
-    bare = Prediction(additive, IDS, TARGET, [GOOD, BAD], CONTENT & False, UNK, attention_mask=ATTENDED)
+    bare = Prediction(additive, sentences(content=CONTENT & False), UNK)
     assert not blank_out(bare).any()
     assert comprehensiveness(bare, torch.rand(IDS.shape)).isnan().all()

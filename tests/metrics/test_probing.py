@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from captum_vz.errors import ArgumentError
 from captum_vz.metrics import description_length, probing, summarize
 
 LABELS = torch.arange(1000) % 2
@@ -123,7 +124,7 @@ def test_the_interval_of_the_mean_cost_is_that_of_any_value(noise: torch.Tensor)
             torch.zeros(1000, 2),
             LABELS[:5],
             {},
-            r"labels is \(5,\) of torch.int64: pass one integer for each of the 1000",
+            r"labels is \(5,\) of torch.int64: pass 1000 integers",
         ),
         (torch.full((1000, 2), torch.nan), LABELS, {}, "not finite"),
         (torch.zeros(1000, 2), LABELS, {"classes": 1}, "labels run from 0 to 1, of 1 classes"),
@@ -135,5 +136,5 @@ def test_the_interval_of_the_mean_cost_is_that_of_any_value(noise: torch.Tensor)
     ],
 )
 def test_what_does_not_fit_is_refused(states: Any, labels: Any, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(AssertionError, match=message):
+    with pytest.raises(ArgumentError, match=message):
         description_length(states, labels, **options)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from scipy import stats
 
+from captum_vz.errors import ArgumentError
 from captum_vz.metrics import probing_correlation
 
 
@@ -53,5 +54,5 @@ def test_a_correlation_without_spread_or_with_one_example() -> None:
     ],
 )
 def test_a_correlation_of_what_does_not_fit_is_refused(alignment: Any, compression: Any, message: str) -> None:
-    with pytest.raises(AssertionError, match=message):
+    with pytest.raises(ArgumentError, match=message):
         probing_correlation(alignment, compression)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from captum_vz.errors import ArgumentError
 from captum_vz.metrics import summarize
 
 
@@ -51,10 +52,10 @@ def test_too_few_examples_have_no_interval(values: list[float], examples: int, u
         (torch.zeros(2, 2), {}, r"values is \(2, 2\) of torch.float32: pass a tensor \(examples,\)"),
         ([1.0], {}, "values is of type list"),
         (torch.tensor([torch.inf]), {}, "values holds infinities"),
-        (torch.zeros(2), {"confidence": 95}, "confidence is 95: pass a share between 0 and 1"),
+        (torch.zeros(2), {"confidence": 95}, "confidence is 95: pass a number between 0 and 1"),
         (torch.zeros(2), {"resamples": 0}, "resamples is 0"),
     ],
 )
 def test_what_does_not_fit_is_refused(values: Any, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(AssertionError, match=message):
+    with pytest.raises(ArgumentError, match=message):
         summarize(values, **options)

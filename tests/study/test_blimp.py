@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from captum_vz.study import encode
-from captum_vz.study.blimp import UNBALANCED, blimp_examples, find_cue, number
-from captum_vz.study.encoding import BadExample
+from captum_vz.study.examples.blimp import UNBALANCED, blimp_examples, find_cue, number
+from captum_vz.study.examples.encoding import BadExample
 from captum_vz.testbed import held_out, mask_target, read_paradigm, split_words
 from captum_vz.testbed.data import HELD_OUT_PARADIGMS, Record
 from tests.study.conftest import Shipped

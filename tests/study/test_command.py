@@ -65,7 +65,7 @@ def test_a_file_holds_the_options_and_those_typed_count_for_more(folder: Path) -
 
 def test_blimp_is_read(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[Any] = []
-    monkeypatch.setattr("captum_vz.study.blimp.blimp_examples", lambda path: found.append(path) or [])
+    monkeypatch.setattr("captum_vz.study.examples.blimp.blimp_examples", lambda path: found.append(path) or [])
     assert "examples is empty" in refused(capsys, "study", "--blimp", "data", "--output", "s")
     assert found == [Path("data")]
 
@@ -84,7 +84,7 @@ def test_blimp_is_read(folder: Path, capsys: pytest.CaptureFixture[str], monkeyp
         (["--output", "file/s", "--generated", "2"], "cannot write file/s/study.json: Not a directory"),
         (["--output", "other", "--generated", "2"], "is not empty, and holds no study.json"),
         (["none.toml"], "cannot read none.toml: No such file"),
-        (["odd.toml"], "odd.toml is no TOML file"),
+        (["odd.toml"], "odd.toml is not a TOML file"),
         (["unknown.toml"], "unrecognized arguments: --modle agreement"),
         (["number.toml"], "number.toml: output is 5: expected the name of a file or folder, in quotes"),
         (["numbers.toml"], "numbers.toml: jsonl is ['a.jsonl', 3]: expected the name of a file"),
@@ -112,7 +112,7 @@ def test_who_stops_it_is_told_that_it_goes_on(
         raise KeyboardInterrupt
 
     monkeypatch.setattr("captum_vz.study.run.run_study", stopped)
-    assert "stopped. The same command goes on from here" in refused(
+    assert "stopped. The same command continues from here" in refused(
         capsys, "study", "--generated", "2", "--output", "s"
     )
 

@@ -8,8 +8,8 @@ import torch
 from transformers import RobertaConfig, RobertaModel
 
 from captum_vz.study import BadExample, Example, encode
-from captum_vz.study.encoding import pad
-from captum_vz.study.targets import longest_text
+from captum_vz.study.examples.encoding import pad
+from captum_vz.study.examples.text import max_tokens
 from captum_vz.testbed import encode_record, form_ids
 from tests.study.conftest import Decoder, Shipped
 
@@ -50,14 +50,14 @@ def test_a_target_that_is_a_word_stays_and_has_no_forms(shipped: Shipped, decode
         ({"target": -1}, "the target is word -1"),
         ({"words": ()}, "there are 0 words"),
         ({"cue": ()}, "there is no cue"),
-        ({"cue": (9,)}, "the cue is word 9, of 5 words"),
-        ({"cue": (2,)}, "the cue is word 2, of 5 words, of which 2 is the target"),
+        ({"cue": (9,)}, "the cue is word 9: expected one of 0 to 4"),
+        ({"cue": (2,)}, "the cue is word 2: expected one of 0 to 4, but not the target, 2"),
         ({"good": "exasperate"}, "the forms 'exasperate' and 'is' of the target are not one token each"),
         ({"bad": "are"}, "the forms 'are' and 'are' of the target are the same token"),
         ({"bad": "Are"}, "the forms 'are' and 'Are' of the target are the same token"),  # it knows no capitals
         ({"bad": None}, "the forms 'are' and None of the target"),
         ({"words": ("the", "hats", "[MASK]", *["nice"] * 50)}, "it is 55 tokens long, but the model takes at most 32"),
-        ({"text": "the wugs are nice."}, "'hats', is not what follows in"),
+        ({"text": "the wugs are nice."}, "'hats', but the sentence continues with"),
     ],
 )
 def test_what_is_wrong_with_an_example_is_told(changed: dict[str, Any], reason: str, shipped: Shipped) -> None:
@@ -88,13 +88,13 @@ def test_positions_that_are_counted_from_behind_padding_are_fewer(shipped: Shipp
         pad_token_id=1,
     )
     model, tokenizer = RobertaModel(config).eval(), decoder[1]
-    longest = longest_text(model, tokenizer)
+    longest = max_tokens(model, tokenizer)
     assert longest == 18
     assert model(torch.full((1, 18), 5)).last_hidden_state.shape[1] == longest
     with pytest.raises((IndexError, RuntimeError), match="out of"):
         model(torch.full((1, 19), 5))
-    assert longest_text(*decoder) == 32
-    assert longest_text(*shipped) == shipped[0].config.max_position_embeddings
+    assert max_tokens(*decoder) == 32
+    assert max_tokens(*shipped) == shipped[0].config.max_position_embeddings
 
 
 def test_padding_is_masked(shipped: Shipped) -> None:

@@ -12,9 +12,9 @@ from transformers import BertModel
 
 from captum_vz.metrics import description_length, probing_correlation
 from captum_vz.study import Example, Reproduction, Study, encode, reproduce
-from captum_vz.study.encoding import pad
-from captum_vz.study.probing import FEWEST
-from captum_vz.study.reproduction import TABLE_3
+from captum_vz.study.examples.encoding import pad
+from captum_vz.study.paper.probing import FEWEST
+from captum_vz.study.paper.report import TABLE_3
 from captum_vz.testbed import agreement_sentences
 from tests.study.conftest import Shipped
 
@@ -145,11 +145,11 @@ def test_of_a_model_that_predicts_no_words_the_rest_is_done(
     found = reproduce({"bare": (bare, tokenizer)}, sentences[:6], tmp_path / "out", methods, resamples=50, quiet=True)
     assert set(found.summary["metric"]) == {"cue_dot", "cue_ap"}
     assert set(found.summary["method"]) == {"value-zeroing"}
-    assert found.left_out["what"].tolist() == ["saliency", "value-zeroing-effect", "blank-out", "probing"]
+    assert found.omitted["what"].tolist() == ["saliency", "value-zeroing-effect", "blank-out", "probing"]
     report = str(found)
     assert "Without blank-out: BertModel predicts no words." in report
     assert "Without saliency: BertModel gives no logits" in report
-    assert f"Without probing: 6 sentences have a label, of 2 kinds; it takes {FEWEST}" in report
+    assert f"Without probing: 6 sentences have a label, of 2 kinds. Pass at least {FEWEST}, of 2 kinds" in report
     assert not (tmp_path / "out" / "faithfulness.png").exists()
     for what in ("faithfulness", "probing"):
         with pytest.raises(ValueError, match=f"what is '{what}': pass one of 'cue_dot', 'cue_ap'"):

@@ -51,5 +51,5 @@ def test_what_it_cannot_do_it_says_in_one_line(
     def stopped(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("captum_vz.study.paper.reproduce", stopped)
-    assert "stopped. The same command goes on from here" in refused(capsys, "paper", "--generated", "2", *output)
+    monkeypatch.setattr("captum_vz.study.paper.evaluations.reproduce", stopped)
+    assert "stopped. The same command continues from here" in refused(capsys, "paper", "--generated", "2", *output)

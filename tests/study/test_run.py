@@ -23,8 +23,8 @@ from accelerate import PartialState
 from captum_vz.metrics import summarize
 from captum_vz.study import METHODS as ALL_METHODS
 from captum_vz.study import Example, Scorer, Study, run_study
-from captum_vz.study import files as files_module
-from captum_vz.study.figures import _color
+from captum_vz.study.figures import method_color
+from captum_vz.study.storage import files as files_module
 from captum_vz.testbed import load_agreement_model
 from tests.study.conftest import Decoder, Shipped
 
@@ -141,7 +141,7 @@ def test_the_figure_shows_each_methods_last_layer(reference: Study) -> None:
 
 
 def test_each_method_has_a_color_of_its_own() -> None:
-    assert len({str(_color(method)) for method in ALL_METHODS}) == len(ALL_METHODS)
+    assert len({str(method_color(method)) for method in ALL_METHODS}) == len(ALL_METHODS)
 
 
 def test_several_models_stand_beside_each_other(bad: list[Example], shipped: Shipped, tmp_path: Path) -> None:
@@ -272,7 +272,7 @@ def test_what_cannot_be_run_is_told(passed: dict[str, Any], complaint: str, bad:
 
 
 def test_ids_that_are_not_their_own_are_told(bad: list[Example], tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"1 ids stand for several examples, such as 'anaphor 0'"):
+    with pytest.raises(ValueError, match=r"1 ids are used by several examples, such as 'anaphor 0'"):
         study(tmp_path, [*bad, bad[0]])
 
 

@@ -15,9 +15,10 @@ import torch
 from scipy import stats
 from torch import Tensor
 
+from captum_vz.errors import RefusedError
 from captum_vz.study import DEFAULT_METHODS, METHODS, METRICS, Example, Method, Scorer, compare
 from captum_vz.study.methods import Batch
-from captum_vz.study.scorer import COLUMNS
+from captum_vz.study.rows import COLUMNS
 from captum_vz.testbed import encode_record
 from tests.study.conftest import Decoder, Shipped
 
@@ -47,7 +48,7 @@ def test_a_batch_gives_what_its_sentences_give_by_themselves(precise: Shipped, e
 def test_the_scores_are_those_of_compare(shipped: Shipped, examples: list[Example]) -> None:
     rows = Scorer(*shipped, metrics="cue_dot").score(examples[:1])
     inputs = encode_record(shipped[1], examples[0].to_record()).encoding
-    table = compare(*shipped, inputs, answer=examples[0].good, foil=examples[0].bad)
+    table = compare(*shipped, inputs, target=examples[0].good, foil=examples[0].bad)
     for method in DEFAULT_METHODS:
         last = [row for row in rows if row["method"] == method][-1]
         assert last["tokens"] == list(table.tokens)
@@ -130,16 +131,16 @@ def test_a_decoder_is_judged_before_the_target(decoder: Decoder, examples: list[
             assert 0 <= row["cue_dot"] <= 1
             assert -1 <= row["blank_out"] <= 1
     (row,) = Scorer(*decoder, ["random"], ["cue_dot"], content_only=True).score([replace(SHORT, target=1)])
-    assert row["skipped"] == "the cue is the token that is explained, which content_only leaves out"
+    assert row["skipped"] == "the cue is the token that is explained, which content_only ignores"
 
 
 def test_one_example_that_a_method_refuses_does_not_take_the_others_with_it(
     shipped: Shipped, examples: list[Example], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def picky(batch: Batch) -> list[Tensor]:
-        if batch.inputs["input_ids"].shape[1] == length or len(batch.target) > 1:
-            raise AssertionError("it has an odd length")
-        return batch.rows(["position"])["position"]
+        if batch.inputs["input_ids"].shape[1] == length or len(batch.token) > 1:
+            raise RefusedError("it has an odd length")
+        return METHODS["position"].rows(batch)
 
     length = 5
     assert len(encode_record(shipped[1], SHORT.to_record()).encoding["input_ids"][0]) == length
@@ -224,7 +225,7 @@ def test_the_documented_ways_into_engines_of_large_data(
 
 def test_a_model_without_a_head_is_not_asked_for_words(shipped: Shipped, examples: list[Example]) -> None:
     model, tokenizer = shipped
-    with pytest.raises(ValueError, match="BertModel has no head that predicts words, for which blank_out would ask it"):
+    with pytest.raises(ValueError, match="BertModel has no head that predicts words, which blank_out needs"):
         Scorer(model.bert, tokenizer)
     (row,) = Scorer(model.bert, tokenizer, ["random"], ["cue_dot"]).score(examples[:1])
     assert row["skipped"] is None

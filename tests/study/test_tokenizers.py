@@ -169,4 +169,4 @@ def test_one_text_is_compared(folders: dict[str, str], roberta: RobertaTokenizer
     model = RobertaForMaskedLM.from_pretrained(folders["roberta"]).eval()
     table = compare(model, roberta, "Our girls beside the lake respect [MASK].", ["value-zeroing", "saliency"])
     assert " ".join(table.tokens) == "<s> Our girls beside the lake respect <mask> . </s>"
-    assert table.target == 7
+    assert table.token == 7
