@@ -10,7 +10,7 @@ import pytest
 from captum_vz.study import encode
 from captum_vz.study.examples.blimp import UNBALANCED, blimp_examples, find_cue, number
 from captum_vz.study.examples.encoding import BadExample
-from captum_vz.testbed import held_out, mask_target, read_paradigm, split_words
+from captum_vz.testbed import form_ids, held_out, mask_target, read_paradigm, split_words
 from captum_vz.testbed.data import HELD_OUT_PARADIGMS, Record
 from tests.study.conftest import Shipped
 
@@ -143,6 +143,12 @@ def test_pairs_with_forms_of_several_tokens_are_dropped(folder: Path, shipped: S
     kept = blimp_examples(folder, [tokenizer])
     assert kept
     assert len(kept) < len(blimp_examples(folder))
+    selection = select_blimp(folder, [tokenizer])
+    pairs = sum(map(len, held_out(folder).values()))
+    single = sum(form_ids(tokenizer, record) is not None for half in held_out(folder).values() for record in half)
+    assert (selection.pairs, selection.several_tokens) == (pairs, pairs - single)
+    assert selection.unbalanced == single - len(kept) > 0
+    assert f"{len(kept)} of {pairs} held-out pairs of BLiMP: {pairs - len(kept)} were dropped" in str(selection)
     assert all(example.good in vocabulary and example.bad in vocabulary for example in kept)
 
 

@@ -11,6 +11,7 @@ import torch
 from transformers import BertModel
 
 from captum_vz.metrics import description_length, probing_correlation
+from captum_vz.study import METHODS as ALL_METHODS
 from captum_vz.study import Example, Reproduction, Study, encode, reproduce
 from captum_vz.study.examples.encoding import pad
 from captum_vz.study.paper.probing import FEWEST
@@ -154,6 +155,30 @@ def test_of_a_model_that_predicts_no_words_the_rest_is_done(
     for what in ("faithfulness", "probing"):
         with pytest.raises(ValueError, match=f"what is '{what}': pass one of 'cue_dot', 'cue_ap'"):
             found.plot(what)
+
+
+def test_report_shows_all_methods(found: Reproduction) -> None:
+    first, second = re.findall(r"\| method .*\n(?:\|.*\n)+", str(found))
+    assert re.findall(r"^\| ([\w-]+) +\|", first, re.M) == ["method", *METHODS]
+    layered = [name for name in METHODS if ALL_METHODS[name].layered]
+    assert re.findall(r"^\| ([\w-]+) +\|", second, re.M) == ["method", *layered]
+
+
+def test_report_says_what_limits_claims(found: Reproduction) -> None:
+    report = str(found)
+    assert "not ranked" in report
+    highest = int((found.correlation["statistic"].round(2) == 1).sum())
+    assert f"over 4 layers (0 to 3). {highest} of 2 methods reach 1.00." in report
+    assert "quoted second-hand. That its rows are the same methods is assumed" in report
+    assert "trained once, from one seed" in report
+    assert "given these two forms" not in report  # no method of this study is
+    renamed = found.summary.replace({"method": {"random": "value-zeroing-effect"}})
+    assert "value-zeroing-effect is given these two forms" in str(replace(found, summary=renamed))
+
+
+def test_report_begins_with_its_source(found: Reproduction) -> None:
+    assert str(replace(found, about="3 of 4 pairs.")).startswith("3 of 4 pairs.\n\n## agreement")
+    assert str(found).startswith("## agreement")
 
 
 def test_sentences_without_a_value_are_counted(found: Reproduction) -> None:
