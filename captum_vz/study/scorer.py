@@ -23,6 +23,7 @@ from captum_vz.visualization import readable_tokens
 with study_extra("captum_vz.study"):
     import pyarrow as pa
 
+
 class Scorer:
     """Scores examples with methods and evaluates the scores: columns of examples in, columns of rows out.
 

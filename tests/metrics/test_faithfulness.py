@@ -38,7 +38,7 @@ def toy(removal: Any = UNK, **options: Any) -> Prediction:
 
 
 @pytest.mark.parametrize("removal", REMOVALS)
-def test_blank_out_of_a_linear_model_is_known(removal: Any) -> None:
+def test_blank_out_of_linear_model(removal: Any) -> None:
     """The pair softmax is a sigmoid of the difference of logits, from which a removed token takes its weight away."""
     effects = blank_out(toy(removal))
     for b, (ids, content) in enumerate(zip(IDS, CONTENT, strict=True)):
@@ -48,7 +48,7 @@ def test_blank_out_of_a_linear_model_is_known(removal: Any) -> None:
             assert effects[b, j].item() == pytest.approx(expected, abs=1e-12)
 
 
-def test_scores_that_are_the_weights_are_perfectly_faithful() -> None:
+def test_weights_are_perfectly_faithful() -> None:
     faithful = spearman(WEIGHTS[IDS], blank_out(toy()), CONTENT)
     torch.testing.assert_close(faithful, torch.ones(2, dtype=torch.float64))
     torch.testing.assert_close(spearman(-WEIGHTS[IDS], blank_out(toy()), CONTENT), -torch.ones(2, dtype=torch.float64))
@@ -56,7 +56,7 @@ def test_scores_that_are_the_weights_are_perfectly_faithful() -> None:
     assert spearman(WEIGHTS[IDS], blank_out(toy()).abs(), CONTENT)[0] < 1
 
 
-def test_over_the_vocabulary_all_words_share_the_probability() -> None:
+def test_probability_over_the_vocabulary() -> None:
     effects = blank_out(toy(over="vocabulary"))
     total = WEIGHTS[IDS[0]].sum()
     for j in CONTENT[0].nonzero()[:, 0]:
@@ -64,14 +64,14 @@ def test_over_the_vocabulary_all_words_share_the_probability() -> None:
         assert effects[0, j].item() == pytest.approx((before / (before + 15) - after / (after + 15)).item(), abs=1e-12)
 
 
-def test_without_forms_the_models_own_prediction_is_explained() -> None:
+def test_prediction_explained_without_forms() -> None:
     own = Prediction(additive, sentences(forms=None), UNK)
     assert own.best().tolist() == [GOOD, GOOD]
     torch.testing.assert_close(blank_out(own), blank_out(toy(over="vocabulary")))
 
 
 @pytest.mark.parametrize("removal", REMOVALS)
-def test_the_target_special_tokens_and_padding_stay(removal: Any) -> None:
+def test_target_specials_and_padding_stay(removal: Any) -> None:
     seen: list[tuple[list[int], int]] = []
 
     def watch(input_ids: Tensor, attention_mask: Tensor) -> SimpleNamespace:
@@ -90,7 +90,7 @@ def test_the_target_special_tokens_and_padding_stay(removal: Any) -> None:
     assert (0, MASK, *gone, 15, 1) in kinds
 
 
-def test_logits_are_read_where_the_target_has_moved_to() -> None:
+def test_logits_read_at_moved_target() -> None:
     def echo(input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """GOOD is likely at the mask and nowhere else."""
         logits = torch.zeros(*input_ids.shape, 16, dtype=torch.float64)
@@ -105,7 +105,7 @@ def test_logits_are_read_where_the_target_has_moved_to() -> None:
 
 @pytest.mark.parametrize("removal", REMOVALS)
 @pytest.mark.parametrize("measure", [comprehensiveness, sufficiency])
-def test_eraser_of_a_linear_model_is_known(measure: Any, removal: Any) -> None:
+def test_eraser_of_linear_model(measure: Any, removal: Any) -> None:
     scores = torch.rand(IDS.shape)
     found = measure(toy(removal), scores)
     assert found.shape == (2, len(FRACTIONS))
@@ -121,14 +121,14 @@ def test_eraser_of_a_linear_model_is_known(measure: Any, removal: Any) -> None:
             assert fall.item() == pytest.approx(expected, abs=1e-12)
 
 
-def test_eraser_explains_the_prediction_and_not_the_right_form() -> None:
+def test_eraser_explains_the_prediction() -> None:
     wrong_way = Prediction(additive, sentences(forms=[BAD, GOOD]), UNK)
     scores = torch.rand(IDS.shape)
     torch.testing.assert_close(comprehensiveness(wrong_way, scores), comprehensiveness(toy(), scores))
     torch.testing.assert_close(blank_out(wrong_way), -blank_out(toy()))
 
 
-def test_the_number_of_tokens_is_rounded_up_and_never_by_a_rounding_error() -> None:
+def test_token_number_rounded_up_exactly() -> None:
     for n in range(1, 101):
         ids = torch.full((1, n + 1), 10)
         ids[0, 0] = MASK
@@ -146,7 +146,7 @@ def test_the_number_of_tokens_is_rounded_up_and_never_by_a_rounding_error() -> N
         assert sorted(length for length in lengths if length) == sorted(set(exact))
 
 
-def test_what_is_asked_twice_is_run_once() -> None:
+def test_repeated_sets_run_once() -> None:
     ran: list[Tensor] = []
 
     def watch(input_ids: Tensor, attention_mask: Tensor) -> SimpleNamespace:
@@ -161,13 +161,13 @@ def test_what_is_asked_twice_is_run_once() -> None:
     assert found.tolist() == pytest.approx([0.5, 0.5, 0.5, sigmoid(WEIGHTS[IDS[0]].sum().item())])
 
 
-def test_of_equal_scores_the_earlier_token_comes_first() -> None:
+def test_equal_scores_earlier_token_first() -> None:
     scores = torch.tensor([[0.0, 1, 1, 0, 1, 0, 0], [0, 0, 1, 0, 0, 0, 0]])
     first = torch.tensor([[0.0, 9, 1, 0, 1, 0, 0], [0, 0, 1, 0, 0, 0, 0]])
     torch.testing.assert_close(comprehensiveness(toy(), scores), comprehensiveness(toy(), first))
 
 
-def test_scores_that_rank_nothing_are_nan() -> None:
+def test_constant_scores_are_nan() -> None:
     constant = torch.ones(IDS.shape)
     constant[1, 2] = 2
     for measure in (comprehensiveness, sufficiency):
@@ -179,7 +179,7 @@ def test_scores_that_rank_nothing_are_nan() -> None:
 
 @pytest.mark.parametrize("batch_size", [1, 3])
 @pytest.mark.parametrize("removal", REMOVALS)
-def test_any_batch_size_and_a_real_model_sentence_by_sentence(removal: Any, batch_size: int) -> None:
+def test_real_model_any_batch_size(removal: Any, batch_size: int) -> None:
     """Against tensors edited one by one, with the embedded model."""
     model, tokenizer = load_agreement_model()
     model.double()
@@ -249,19 +249,19 @@ def test_sentences_bad_field_refused(changed: dict[str, Any], message: str) -> N
         ({"model": torch.nn.Linear(1, 1)}, r"train mode: call model.eval\(\)"),
     ],
 )
-def test_what_does_not_fit_is_refused(changed: dict[str, Any], message: str) -> None:
+def test_bad_arguments_refused(changed: dict[str, Any], message: str) -> None:
     arguments: dict[str, Any] = {"model": additive, "sentences": sentences(), "removal": UNK}
     with pytest.raises(RefusedError, match=message):
         Prediction(**arguments | changed)
 
 
-def test_small_integers_are_positions_too() -> None:
+def test_small_integers_are_positions() -> None:
     places = torch.tensor(TARGET, dtype=torch.uint8)
     found = Prediction(additive, sentences(target=places), UNK)
     torch.testing.assert_close(blank_out(found), blank_out(toy()))
 
 
-def test_logits_of_another_kind_are_refused() -> None:
+def test_bad_logits_refused() -> None:
     def pooled(input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         return torch.zeros(len(input_ids), 16)
 
@@ -276,7 +276,7 @@ def test_logits_of_another_kind_are_refused() -> None:
         beyond.best()
 
 
-def test_scores_and_fractions_that_do_not_fit_are_refused() -> None:
+def test_bad_scores_and_fractions_refused() -> None:
     with pytest.raises(RefusedError, match=r"scores is \(2, 3\), but the ids are \(2, 7\)"):
         comprehensiveness(toy(), torch.zeros(2, 3))
     with pytest.raises(RefusedError, match=r"fractions is \(10,\): pass shares"):
@@ -287,7 +287,7 @@ def test_scores_and_fractions_that_do_not_fit_are_refused() -> None:
         toy().probability(torch.tensor([GOOD, GOOD]), removed=torch.ones_like(CONTENT))
 
 
-def test_sentences_without_content_have_no_effects() -> None:
+def test_sentences_without_content() -> None:
     bare = Prediction(additive, sentences(content=CONTENT & False), UNK)
     assert not blank_out(bare).any()
     assert comprehensiveness(bare, torch.rand(IDS.shape)).isnan().all()

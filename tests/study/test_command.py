@@ -29,7 +29,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_it_runs_the_study_and_prints_what_comes_out(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+def test_study_runs_and_prints_results(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
     examples = [Example.from_record(record) for record in agreement_sentences(6)]
     assert main(["study", "--generated", "6", "--output", "s", "--methods", *METHODS, "--shard-size", "4"]) == 0
     out, err = capsys.readouterr()
@@ -45,7 +45,7 @@ def test_it_runs_the_study_and_prints_what_comes_out(capsys: pytest.CaptureFixtu
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_file_holds_the_options_and_those_typed_count_for_more(folder: Path) -> None:
+def test_typed_options_override_the_file(folder: Path) -> None:
     (folder / "conf").mkdir()
     bad = Example("bad", ("hats", "[MASK]"), 7)
     write_jsonl(folder / "conf" / "mine.jsonl", [*map(Example.from_record, agreement_sentences(3)), bad])
@@ -91,7 +91,7 @@ def test_blimp_is_read(folder: Path, capsys: pytest.CaptureFixture[str], monkeyp
         (["table.toml"], "table.toml: model is {'name': 'agreement'}: expected a string"),
     ],
 )
-def test_what_cannot_be_run_is_told_in_one_line(
+def test_bad_command_gives_one_line(
     arguments: list[str], told: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (folder / "file").write_text("")
@@ -105,9 +105,7 @@ def test_what_cannot_be_run_is_told_in_one_line(
     assert told in refused(capsys, "study", *arguments)
 
 
-def test_who_stops_it_is_told_that_it_goes_on(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupt_says_how_to_continue(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     def stopped(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
@@ -126,7 +124,7 @@ def forget(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
         monkeypatch.delitem(sys.modules, name)
 
 
-def test_to_compare_needs_no_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compare_needs_no_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     extra = ("pyarrow", "pandas", "accelerate", "scipy", "sklearn")
     forget(monkeypatch, "captum_vz.study", "captum_vz.metrics")
     found = builtins.__import__
@@ -146,7 +144,7 @@ def test_to_compare_needs_no_extra(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("missing", ["pyarrow", "pandas", "accelerate"])
-def test_a_missing_extra_is_named_in_one_line(
+def test_missing_extra_is_named(
     missing: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forget(monkeypatch, "captum_vz.study")
@@ -162,7 +160,8 @@ def test_a_missing_extra_is_named_in_one_line(
     assert f"needs {missing}, which comes with the extra 'study': pip install \"captum-vz[study]\"" in told
 
 
-def test_two_processes_of_accelerate_launch_share_the_work(folder: Path) -> None:
+@pytest.mark.slow
+def test_two_launched_processes_share_work(folder: Path) -> None:
     options = ["study", "--generated", "6", "--methods", "random", "--metrics", "cue_dot", "--shard-size", "1"]
     # Of processes on CPUs, accelerate starts several by its launcher for GPUs (torchrun) or by MPI.
     launch = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"]

@@ -54,7 +54,7 @@ ROLLED_OUT = {
 
 
 @pytest.mark.parametrize("layer", [-1, 1])
-def test_each_column_is_what_the_class_gives(layer: int, shipped: Shipped) -> None:
+def test_columns_equal_their_classes(layer: int, shipped: Shipped) -> None:
     model, tokenizer = shipped
     layers = find_layers(model)
     inputs = tokenizer(SENTENCE, return_tensors="pt")
@@ -88,7 +88,7 @@ def test_each_column_is_what_the_class_gives(layer: int, shipped: Shipped) -> No
         assert column.sum() == pytest.approx(1)
 
 
-def test_gradients_explain_the_models_own_answer_if_none_is_named(shipped: Shipped) -> None:
+def test_gradients_explain_prediction_by_default(shipped: Shipped) -> None:
     model, tokenizer = shipped
     own = compare(model, tokenizer, SENTENCE, "saliency")
     named = compare(model, tokenizer, SENTENCE, "saliency", target="are")
@@ -97,7 +97,7 @@ def test_gradients_explain_the_models_own_answer_if_none_is_named(shipped: Shipp
     assert not torch.allclose(own.scores["saliency"], other.scores["saliency"])
 
 
-def test_a_decoder_is_explained_at_its_last_token_without_what_it_does_not_have(decoder: Decoder) -> None:
+def test_decoder_explained_at_last_token(decoder: Decoder) -> None:
     model, tokenizer = decoder
     table = compare(model, tokenizer, "some hat is small.")
     assert table.token == len(table.tokens) - 1
@@ -111,7 +111,7 @@ def test_a_decoder_is_explained_at_its_last_token_without_what_it_does_not_have(
         compare(model, tokenizer, "some hat is small.", "globenc")
 
 
-def test_an_encoding_may_be_passed_and_an_encoder_that_predicts_nothing(shipped: Shipped) -> None:
+def test_encoding_and_headless_encoder_accepted(shipped: Shipped) -> None:
     _, tokenizer = shipped
     config = BertConfig(
         vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16
@@ -124,7 +124,7 @@ def test_an_encoding_may_be_passed_and_an_encoder_that_predicts_nothing(shipped:
         compare(model, tokenizer, SENTENCE, "saliency")
 
 
-def test_all_runs_of_a_layer_that_runs_many_times_are_layers(shipped: Shipped) -> None:
+def test_each_run_is_a_layer(shipped: Shipped) -> None:
     _, tokenizer = shipped
     config = AlbertConfig(
         vocab_size=len(tokenizer),
@@ -143,7 +143,7 @@ def test_all_runs_of_a_layer_that_runs_many_times_are_layers(shipped: Shipped) -
         compare(model, tokenizer, SENTENCE, "attention", layer=3)
 
 
-def test_of_an_encoder_and_decoder_the_encoder_is_explained(shipped: Shipped) -> None:
+def test_encoder_of_seq2seq_is_explained(shipped: Shipped) -> None:
     _, tokenizer = shipped
     config = T5Config(vocab_size=len(tokenizer), d_model=16, d_kv=8, d_ff=16, num_layers=2, num_heads=2)
     config.decoder_start_token_id = 0
@@ -165,7 +165,7 @@ def test_of_an_encoder_and_decoder_the_encoder_is_explained(shipped: Shipped) ->
         ({"inputs": "hat " * 600}, "tokens long, but the model takes at most"),
     ],
 )
-def test_what_cannot_be_compared_is_told(passed: dict[str, Any], complaint: str, shipped: Shipped) -> None:
+def test_bad_comparison_refused(passed: dict[str, Any], complaint: str, shipped: Shipped) -> None:
     with pytest.raises(ValueError, match=complaint):
         compare(*shipped, **{"inputs": SENTENCE, "methods": ["value-zeroing"], **passed})
 
@@ -176,7 +176,7 @@ def table() -> Table:
     return Table(("$a|b$", "it", "[MASK]"), 2, scores, 3, {"globenc": "it is pre-norm"}, {"alti": "layers 0 to 3"})
 
 
-def test_it_prints_aligned(table: Table) -> None:
+def test_table_prints_aligned(table: Table) -> None:
     assert str(table).splitlines() == [
         "             value",
         "             zeroing  alti",
@@ -187,7 +187,7 @@ def test_it_prints_aligned(table: Table) -> None:
     ]
 
 
-def test_it_is_exported_whole(table: Table, tmp_path: Path) -> None:
+def test_table_is_exported_whole(table: Table, tmp_path: Path) -> None:
     found = json.loads(table.to_json(tmp_path / "t.json"))
     assert (found["tokens"], found["token"], found["layer"]) == (["$a|b$", "it", "[MASK]"], 2, 3)
     assert found["scores"]["alti"] == [0.5, 0.25, 0.25]
@@ -209,7 +209,7 @@ def test_it_is_exported_whole(table: Table, tmp_path: Path) -> None:
     assert "it is pre-norm" in page
 
 
-def test_any_token_is_one_cell_of_markdown() -> None:
+def test_any_token_fits_markdown_cell() -> None:
     tokens = ("<s>", "</s>", "a|b", "a\nb", "&amp;", "__x__")
     table = Table(tokens, 0, {"random": torch.full((6,), 1 / 6)}, 0)
     assert [line.split(" | ")[0] for line in table.to_markdown().split("\n")[2:]] == [
@@ -223,13 +223,13 @@ def test_any_token_is_one_cell_of_markdown() -> None:
     ]
 
 
-def test_a_long_token_is_shortened_in_a_figure() -> None:
+def test_long_token_shortened_in_figure() -> None:
     panel = Table(("a" * 50, "b\n"), 0, {"random": torch.tensor([0.5, 0.5])}, 0).plot().axes[0]
     assert [label.get_text() for label in panel.get_xticklabels()] == ["a" * 19 + "…", "b\\n"]
     assert panel.get_title() == f"What {'a' * 19}… draws on"
 
 
-def test_it_draws_each_score_where_it_belongs(table: Table, tmp_path: Path) -> None:
+def test_figure_shows_scores_in_place(table: Table, tmp_path: Path) -> None:
     figure = table.plot()
     panel = figure.axes[0]
     image = panel.images[0].get_array()

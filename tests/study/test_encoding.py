@@ -16,7 +16,7 @@ from tests.study.conftest import Decoder, Shipped
 WUGS = Example("wugs", ("the", "hats", "[MASK]", "nice", "."), 2, (1,), "are", "is")
 
 
-def test_an_example_is_encoded_as_its_record_is(shipped: Shipped, examples: list[Example]) -> None:
+def test_example_encoded_like_its_record(shipped: Shipped, examples: list[Example]) -> None:
     _, tokenizer = shipped
     for example in examples:
         encoded, record = encode(tokenizer, example), encode_record(tokenizer, example.to_record())
@@ -25,7 +25,7 @@ def test_an_example_is_encoded_as_its_record_is(shipped: Shipped, examples: list
         assert encoded.forms == form_ids(tokenizer, example.to_record())
 
 
-def test_for_a_model_without_a_mask_the_text_ends_before_the_target(decoder: Decoder) -> None:
+def test_text_ends_before_decoder_target(decoder: Decoder) -> None:
     _, tokenizer = decoder
     for text in (None, "the hats [MASK] nice."):
         encoded = encode(tokenizer, replace(WUGS, text=text))
@@ -35,7 +35,7 @@ def test_for_a_model_without_a_mask_the_text_ends_before_the_target(decoder: Dec
     assert encode(tokenizer, replace(WUGS, good="exasperate")).forms is None
 
 
-def test_a_target_that_is_a_word_stays_and_has_no_forms(shipped: Shipped, decoder: Decoder) -> None:
+def test_word_target_has_no_forms(shipped: Shipped, decoder: Decoder) -> None:
     plain = replace(WUGS, words=("the", "hats", "are", "nice", "."))
     for tokenizer in (shipped[1], decoder[1]):
         encoded = encode(tokenizer, plain)
@@ -60,7 +60,7 @@ def test_a_target_that_is_a_word_stays_and_has_no_forms(shipped: Shipped, decode
         ({"text": "the wugs are nice."}, "'hats', but the sentence continues with"),
     ],
 )
-def test_what_is_wrong_with_an_example_is_told(changed: dict[str, Any], reason: str, shipped: Shipped) -> None:
+def test_bad_example_says_why(changed: dict[str, Any], reason: str, shipped: Shipped) -> None:
     with pytest.raises(BadExample, match=reason):
         encode(shipped[1], replace(WUGS, **changed), longest=32, needs_cue=True, needs_forms=True)
 
@@ -72,12 +72,12 @@ def test_what_is_wrong_with_an_example_is_told(changed: dict[str, Any], reason: 
         ({"target": 0, "words": ("[MASK]", "hats"), "cue": ()}, "first word"),
     ],
 )
-def test_what_a_model_without_a_mask_cannot_see(changed: dict[str, Any], reason: str, decoder: Decoder) -> None:
+def test_decoder_cannot_see_later_words(changed: dict[str, Any], reason: str, decoder: Decoder) -> None:
     with pytest.raises(BadExample, match=reason):
         encode(decoder[1], replace(WUGS, **changed))
 
 
-def test_positions_that_are_counted_from_behind_padding_are_fewer(shipped: Shipped, decoder: Decoder) -> None:
+def test_positions_after_padding_are_fewer(shipped: Shipped, decoder: Decoder) -> None:
     config = RobertaConfig(
         vocab_size=10,
         hidden_size=8,

@@ -21,7 +21,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_of_blimp_it_takes_what_is_held_out(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+def test_paper_takes_held_out_blimp(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
     """Here a folder in BLiMP's format, of the grammar's sentences, but the anaphors, which BLiMP writes otherwise."""
     for paradigm, kind in zip(HELD_OUT_PARADIGMS, KINDS, strict=True):
         records = [record | {"UID": paradigm} for record in agreement_sentences(6, paradigm=kind)]
@@ -35,7 +35,7 @@ def test_of_blimp_it_takes_what_is_held_out(capsys: pytest.CaptureFixture[str], 
     assert capsys.readouterr().out == ""
 
 
-def test_what_it_cannot_do_it_says_in_one_line(
+def test_paper_errors_are_one_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, folder: Path
 ) -> None:
     output = ("--output", "out")

@@ -60,9 +60,7 @@ def picky(monkeypatch: pytest.MonkeyPatch) -> str:
     return "picky"
 
 
-def test_refusal_is_recorded_with_reason(
-    picky: str, shipped: Shipped, examples: list[Example], tmp_path: Path
-) -> None:
+def test_refusal_is_recorded_with_reason(picky: str, shipped: Shipped, examples: list[Example], tmp_path: Path) -> None:
     rows = Scorer(*shipped, [picky, "random"], "cue_dot").score(examples[:2])
     assert [row["skipped"] for row in rows] == ["this layer has no norm", None] * 2
     found = reproduce({"agreement": shipped}, examples[:2], tmp_path / "out", [picky, "random"], quiet=True)

@@ -78,7 +78,7 @@ def folders(
     return paths
 
 
-def test_robertas_mask_takes_in_the_space_before_it(roberta: RobertaTokenizerFast) -> None:
+def test_robertas_mask_includes_space_before(roberta: RobertaTokenizerFast) -> None:
     encoded = encode(roberta, HATS)
     tokens = roberta.convert_ids_to_tokens(list(encoded.ids))
     assert (tokens[0], tokens[-1]) == ("<s>", "</s>")
@@ -96,7 +96,7 @@ def test_robertas_mask_takes_in_the_space_before_it(roberta: RobertaTokenizerFas
     )
 
 
-def test_robertas_forms_have_the_space_before_them(roberta: RobertaTokenizerFast) -> None:
+def test_robertas_forms_include_space_before(roberta: RobertaTokenizerFast) -> None:
     encoded = encode(roberta, HATS)
     assert roberta.convert_ids_to_tokens(list(encoded.forms or ())) == ["Ġare", "Ġis"]
     assert roberta.convert_tokens_to_ids(["are", "is"]) != list(encoded.forms or ())
@@ -110,7 +110,7 @@ def test_electras_forms_are_words(electra: ElectraTokenizerFast) -> None:
 
 
 @pytest.mark.parametrize("kind", ["roberta", "electra"])
-def test_a_cue_of_several_pieces_stands_at_its_first(kind: str, request: pytest.FixtureRequest) -> None:
+def test_cue_of_pieces_uses_first(kind: str, request: pytest.FixtureRequest) -> None:
     tokenizer = request.getfixturevalue(kind)
     encoded = encode(tokenizer, HATS)
     tokens = [token.removeprefix("Ġ") for token in tokenizer.convert_ids_to_tokens(list(encoded.ids))]
@@ -132,6 +132,7 @@ def test_all_of_the_grammar_is_found(kind: str, request: pytest.FixtureRequest) 
         assert record["masked"].split()[record["cue"][0]].lower().startswith(first.lower())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["roberta", "generator"])
 def test_the_papers_evaluations_run(
     kind: str, folders: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
