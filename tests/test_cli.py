@@ -1,4 +1,4 @@
-"""The command as a person meets it: what it prints and draws, and the one line it gives where it can't."""
+"""The command: its output, its picture, and its errors of one line."""
 
 import io
 import json
@@ -47,7 +47,7 @@ ESCAPE = re.compile(r"\x1b\[[\d;]*m")
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the command runs, and draws by default."""
+    """The folder where the command runs, and draws by default."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
@@ -55,7 +55,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def explain(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """What the command prints; nothing must be on stderr."""
+    """The output of the command, with nothing on stderr."""
     assert main(["explain", *arguments]) == 0
     out, err = capsys.readouterr()
     assert err == ""
@@ -68,7 +68,7 @@ def explain_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[st
 
 
 def from_api(method: str, token: int | None = None, layer: int = -1) -> Tensor:
-    """What the command must show, by the classes themselves."""
+    """The scores of the classes themselves."""
     model, tokenizer = load_agreement_model()
     inputs = tokenizer(SENTENCE, return_tensors="pt")
     layers = find_layers(model)
@@ -218,7 +218,7 @@ def test_any_text_accepted(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def byte_level_tokenizer(**special: str) -> PreTrainedTokenizerFast:
-    """Every byte a token, "is" and " is" besides: as in GPT-2, a token holds the space before it."""
+    """Every byte is a token, and so are "is" and " is". As in GPT-2, a token includes the space before it."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = [*special.values(), *alphabet, "is", "Ġis"]
     tokenizer = Tokenizer(
@@ -241,7 +241,7 @@ def gpt2(folder: Path) -> str:
 def test_a_causal_model_from_a_folder(gpt2: str, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     found = explain_json(capsys, "a is b", "--model", gpt2)
-    assert found["tokens"] == ["a", "is", "Ġ", "b"]  # a lone space as the vocabulary writes it, else unseen
+    assert found["tokens"] == ["a", "is", "Ġ", "b"]  # a single space is shown as in the vocabulary
     assert found["token"] == {"position": 3, "text": "b"}
     assert [row[3] for row in found["maps"][0][:3]] == [0, 0, 0]
     model = GPT2LMHeadModel.from_pretrained(gpt2).eval()
@@ -292,7 +292,7 @@ def test_warning_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     assert capsys.readouterr().err == "captum-vz: a row stays zero\n"
 
 
-# What cannot be done
+# Errors
 
 
 @pytest.mark.parametrize(
@@ -300,7 +300,7 @@ def test_warning_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     [
         (["", "--json"], "the text is empty: there is no token to explain"),
         ([" \t\n", "--json"], "the text is empty"),
-        (["\u200b", "--json"], "the text is empty"),  # a tokenizer drops a space of no width
+        (["\u200b", "--json"], "the text is empty"),  # the tokenizer drops a zero-width space
         ([SENTENCE, "--token", "11"], "--token 11 is out of range: there are 11 tokens, positions -11 to 10"),
         ([SENTENCE, "--token", "-12"], "--token -12 is out of range"),
         ([SENTENCE, "--token", "zebra"], "--token 'zebra' is none of the tokens: [CLS] the pictures of"),
@@ -359,7 +359,7 @@ def test_program_prints_only_its_answer(folder: Path) -> None:
     done = run("explain", SENTENCE)
     assert (done.returncode, done.stderr) == (0, "")
     assert "[MASK]" in done.stdout
-    assert "\x1b" not in done.stdout  # a pipe is no terminal
+    assert "\x1b" not in done.stdout  # a pipe is not a terminal
     assert (folder / "captum-vz.png").is_file()
 
 

@@ -17,10 +17,9 @@ how certain is a mean?                           `summarize`
 from captum_vz.metrics.agreement import kendall, spearman, top_k_overlap
 from captum_vz.metrics.cue_alignment import cue_average_precision, cue_dot_product
 from captum_vz.metrics.faithfulness import FRACTIONS, blank_out, comprehensiveness, sufficiency
+from captum_vz.metrics.intervals import Correlation, Summary, probing_correlation, summarize
 from captum_vz.metrics.prediction import MaskedSentences, Prediction, content_tokens
 from captum_vz.metrics.probing import BOUNDARIES, DescriptionLength, description_length
-from captum_vz.metrics.probing_correlation import Correlation, probing_correlation
-from captum_vz.metrics.summary import Summary, summarize
 
 __all__ = [
     "BOUNDARIES",

@@ -65,8 +65,8 @@ class MaskedSentences:
             raise ArgumentError(f"ids is {describe(ids)}: pass token ids (batch, tokens).")
         mask = torch.ones_like(ids) if self.mask is None else flags(self.mask, ids.shape, "mask").to(ids)
         target = _positions(self.target, ids, mask)
-        content = flags(self.content, ids.shape, "content") & mask.bool().cpu()
-        content = content & (torch.arange(ids.shape[1]) != target.cpu()[:, None])
+        may_go = mask.bool().cpu() & (torch.arange(ids.shape[1]) != target.cpu()[:, None])
+        content = flags(self.content, ids.shape, "content") & may_go
         return SentenceTensors(ids, mask, target, content, None if self.forms is None else _forms(self.forms, ids))
 
 
@@ -75,8 +75,7 @@ class Prediction:
 
     .. math:: p(y \mid x) = \exp(o_y) \big/ \textstyle\sum_{y' \in Y} \exp(o_{y'})
 
-    where o are the logits at the target and Y the forms or the whole vocabulary. :func:`blank_out`,
-    :func:`comprehensiveness` and :func:`sufficiency` take it.
+    where o are the logits at the target and Y the forms or the whole vocabulary.
 
     Args:
         model: Called as `model(input_ids=..., attention_mask=...)`, without gradients. It returns logits `(batch,
@@ -115,10 +114,10 @@ class Prediction:
             raise RefusedError("The model is in train mode: call model.eval() first.")
         if over not in ("forms", "vocabulary"):
             raise ArgumentError(f"over is {over!r}: pass 'forms' or 'vocabulary'.")
-        if not (removal == "delete" or (isinstance(removal, int) and removal >= 0)):
+        if removal != "delete" and (not isinstance(removal, int) or removal < 0):
             raise ArgumentError(
-                f"removal is {removal!r}: pass the id of the token that takes the place of removed ones, or 'delete'. "
-                "A tokenizer whose unk_token_id or mask_token_id is None has no such token."
+                f"removal is {removal!r}: pass the id of the token in the place of removed ones, or 'delete'. A "
+                "tokenizer whose unk_token_id or mask_token_id is None has no such token."
             )
         if batch_size < 1:
             raise ArgumentError(f"batch_size is {batch_size!r}: pass at least 1.")
@@ -153,9 +152,7 @@ class Prediction:
         examples = torch.arange(len(self.ids)) if examples is None else examples
         removed = torch.zeros_like(self.content)[examples] if removed is None else removed
         if (removed & ~self.content[examples]).any():
-            raise ArgumentError(
-                "removed names tokens that are not content: the target, padding and special tokens stay."
-            )
+            raise ArgumentError("removed names tokens that are not content: pass content tokens only.")
         if len(examples) == 0:
             return torch.empty(0, dtype=torch.float64)
         answer = answer.to(self.ids.device)
@@ -202,8 +199,7 @@ def content_tokens(ids: Tensor, special_ids: Sequence[int | None]) -> Tensor:
 
     Args:
         ids: Token ids, any shape.
-        special_ids: The ids of special tokens: CLS, SEP and padding. None, for a token that a tokenizer does not have,
-            is skipped. UNK stands for a word, so it is content.
+        special_ids: The ids of CLS, SEP and padding; None is skipped. UNK stands for a word, so it is content.
 
     Returns:
         Booleans of the same shape.
@@ -237,9 +233,7 @@ def _positions(target: int | Sequence[int] | Tensor, ids: Tensor, mask: Tensor) 
         raise ArgumentError(f"target is {target!r}: pass a position, or one for each of the {batch} sentences.")
     positions = positions.long()  # small integers would wrap around where they are compared
     if not ((positions >= -tokens) & (positions < tokens)).all():
-        raise ArgumentError(
-            f"target {target!r} is out of range: there are {tokens} tokens, positions {-tokens} to {tokens - 1}."
-        )
+        raise ArgumentError(f"target {target!r} is out of range: pass positions from {-tokens} to {tokens - 1}.")
     positions = (positions % tokens).expand(batch).contiguous()
     if not mask.gather(1, positions[:, None]).all():
         raise ArgumentError(f"target {target!r} points at padding in a sentence: pass the position of a token.")
@@ -253,8 +247,7 @@ def _forms(forms: Sequence[int] | Tensor, ids: Tensor) -> Tensor:
     fits = integers and (table.ndim == 1 or (table.ndim == 2 and len(table) == batch))
     if not fits or not table.numel():
         raise ArgumentError(
-            f"forms is {describe(table)}: pass token ids (forms,) for all sentences, or ({batch}, forms), the right "
-            "one first."
+            f"forms is {describe(table)}: pass token ids (forms,) or ({batch}, forms), the right one first."
         )
     table = table.long()
     if not (table >= 0).all():

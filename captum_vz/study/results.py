@@ -84,7 +84,7 @@ class Study:
         """
         path = self.folder / SUMMARY
         if not path.is_file():
-            raise FileNotFoundError(f"{path} is missing: the study is not finished. Start it again to go on.")
+            raise FileNotFoundError(f"{path} is missing: the study is not finished. Start it again to continue.")
         # The name of a model or a group may be "NA" or empty. Only numbers can be missing.
         summary = pd.read_csv(
             path, dtype={"layer": "Int64", "group": str, "model": str}, keep_default_na=False, na_values=[""]

@@ -54,7 +54,7 @@ def test_only_scores_without_order_nan(measure: Any) -> None:
     one = torch.tensor([[1.0, 2, 3], [1, 1, 1], [1, torch.nan, 3], [1, 2, 3], [1, 1, 3]])
     other = torch.tensor([[1.0, 3, 2], [1, 2, 3], [1, 2, 3], [2, 2, 2], [1, 2, 3]])
     assert measure(one, other).isnan().tolist() == [False, True, True, True, False]
-    keep = torch.tensor([[1, 1, 0]])  # the last row is constant where it counts
+    keep = torch.tensor([[1, 1, 0]])  # the kept scores of the last row are constant
     assert measure(one, other, keep).isnan().tolist() == [False, True, True, True, True]
     assert measure(one[:1], other[:1], torch.zeros(1, 3)).isnan().all()
     assert measure(one[:1], other[:1], torch.tensor([[0, 1, 0]])).isnan().all()
@@ -73,7 +73,7 @@ def test_overlap_with_ties_is_expectation() -> None:
     other = torch.tensor([[0.0, 2, 2, 3, 0]])
 
     def ways(row: list[float], k: int) -> list[set[int]]:
-        """All sets of k tokens of which none outside scores higher than one inside."""
+        """All sets of k tokens in which each token scores at least as high as any token outside."""
         sets = map(set, combinations(range(5), k))
         return [s for s in sets if min(row[i] for i in s) >= max(row[i] for i in range(5) if i not in s)]
 
@@ -81,7 +81,7 @@ def test_overlap_with_ties_is_expectation() -> None:
         shares = [len(a & b) / k for a in ways(one[0].tolist(), k) for b in ways(other[0].tolist(), k)]
         assert top_k_overlap(one, other, k).item() == pytest.approx(sum(shares) / len(shares))
     constant = torch.ones(1, 5)
-    assert top_k_overlap(constant, other, 2).item() == pytest.approx(2 / 5)  # chance
+    assert top_k_overlap(constant, other, 2).item() == pytest.approx(2 / 5)  # chance level
 
 
 def test_overlap_regards_only_what_is_kept() -> None:

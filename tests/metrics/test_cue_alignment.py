@@ -1,4 +1,4 @@
-"""Cue alignment against loops over plain numbers and cases that are known."""
+"""Cue alignment against loops over plain numbers and known cases."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ CUES = torch.tensor([[False, True, False, True, False]])
 
 
 def naive_average_precision(scores: list[float], cues: list[bool]) -> float:
-    """Threshold by threshold: what scores at least as high is retrieved."""
+    """Threshold by threshold: tokens that score at least as high are retrieved."""
     total, recall_before = 0.0, 0.0
     for threshold in sorted(set(scores), reverse=True):
         retrieved = [cue for score, cue in zip(scores, cues, strict=True) if score >= threshold]
@@ -61,7 +61,7 @@ def test_dropped_tokens_do_not_count() -> None:
     assert cue_average_precision(scores, CUES, keep).item() == pytest.approx(
         naive_average_precision([0.2, 0.1, 0.1, 0.1], [True, False, True, False])
     )
-    # What stands in their place is of no account, be it NaN.
+    # The values of dropped tokens do not matter, even NaN.
     scores[0, 0] = torch.nan
     assert cue_dot_product(scores, CUES, keep).item() == pytest.approx(0.3 / 0.5)
     assert not cue_average_precision(scores, CUES, keep).isnan()

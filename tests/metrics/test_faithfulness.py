@@ -1,4 +1,4 @@
-"""Blank-out and ERASER against sentences edited by hand and models whose answers are known."""
+"""Blank-out and ERASER against sentences edited by hand and models with known answers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def toy(removal: Any = UNK, **options: Any) -> Prediction:
 
 @pytest.mark.parametrize("removal", REMOVALS)
 def test_blank_out_of_linear_model(removal: Any) -> None:
-    """The pair softmax is a sigmoid of the difference of logits, from which a removed token takes its weight away."""
+    """The pair softmax is a sigmoid of the difference of logits. Removing a token subtracts its weight from it."""
     effects = blank_out(toy(removal))
     for b, (ids, content) in enumerate(zip(IDS, CONTENT, strict=True)):
         total = WEIGHTS[ids].sum().item()
@@ -52,7 +52,7 @@ def test_weights_are_perfectly_faithful() -> None:
     faithful = spearman(WEIGHTS[IDS], blank_out(toy()), CONTENT)
     torch.testing.assert_close(faithful, torch.ones(2, dtype=torch.float64))
     torch.testing.assert_close(spearman(-WEIGHTS[IDS], blank_out(toy()), CONTENT), -torch.ones(2, dtype=torch.float64))
-    # What matters most, whichever way, is another question: -1.0 then comes before 0.5 and 0.25.
+    # With absolute effects the order differs: -1.0 comes before 0.5 and 0.25.
     assert spearman(WEIGHTS[IDS], blank_out(toy()).abs(), CONTENT)[0] < 1
 
 
@@ -116,7 +116,7 @@ def test_eraser_of_linear_model(measure: Any, removal: Any) -> None:
         for q, fall in zip(FRACTIONS, found[b], strict=True):
             top = ranked[: ceil(q * len(positions))]
             gone = top if measure is comprehensiveness else [j for j in positions if j not in top]
-            # The prediction is GOOD in both sentences, for their weights sum to more than 0.
+            # The prediction is GOOD in both sentences, because their weights sum to more than 0.
             expected = sigmoid(total) - sigmoid(total - sum(WEIGHTS[ids[j]].item() for j in gone))
             assert fall.item() == pytest.approx(expected, abs=1e-12)
 
@@ -174,7 +174,10 @@ def test_constant_scores_are_nan() -> None:
         assert measure(toy(), constant).isnan().any(1).tolist() == [True, False]
         assert measure(toy(), constant.masked_fill(IDS == 14, torch.nan)).isnan().all()
     single = Prediction(additive, sentences(content=IDS == 14), UNK)
-    assert comprehensiveness(single, constant).isnan().any(1).tolist() == [True, False]  # none, and the only one
+    assert comprehensiveness(single, constant).isnan().any(1).tolist() == [
+        True,
+        False,
+    ]  # without content, and one token
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])
@@ -221,10 +224,10 @@ def test_real_model_any_batch_size(removal: Any, batch_size: int) -> None:
     ("changed", "message"),
     [
         ({"ids": torch.zeros(2, 7)}, r"ids is \(2, 7\) of torch.float32: pass token ids"),
-        ({"target": 7}, "target 7 is out of range: there are 7 tokens, positions -7 to 6"),
+        ({"target": 7}, "target 7 is out of range: pass positions from -7 to 6"),
         ({"target": [0, 1, 2]}, r"target is \[0, 1, 2\]: pass a position, or one for each of the 2 sentences"),
         ({"target": 6}, "target 6 points at padding"),
-        ({"forms": torch.zeros(3, 2).long()}, r"forms is \(3, 2\) of torch.int64: pass token ids \(forms,\)"),
+        ({"forms": torch.zeros(3, 2).long()}, r"forms is \(3, 2\) of torch.int64: pass ids \(forms,\)"),
         ({"forms": [0.5]}, r"forms is \(1,\) of torch.float32"),
         ({"forms": [-1, GOOD]}, "forms has the id -1: pass token ids, which begin at 0"),
         ({"forms": [True, False]}, r"forms is \(2,\) of torch.bool"),
@@ -283,7 +286,7 @@ def test_bad_scores_and_fractions_refused() -> None:
         sufficiency(toy(), torch.rand(2, 7), (10,))
     with pytest.raises(RefusedError, match="scores holds infinities"):
         sufficiency(toy(), torch.full((2, 7), torch.inf))
-    with pytest.raises(RefusedError, match="the target, padding and special tokens stay"):
+    with pytest.raises(RefusedError, match="pass content tokens only"):
         toy().probability(torch.tensor([GOOD, GOOD]), removed=torch.ones_like(CONTENT))
 
 

@@ -1,4 +1,4 @@
-"""Description lengths: what cannot be read off costs a bit each, what can be costs less; the bookkeeping by hand."""
+"""Description lengths: random labels cost a bit each, readable labels less; sums by hand."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_ignorant_probe_costs_uniform_code(noise: torch.Tensor, monkeypatch: pyt
 
 
 def test_certain_probe_costs_first_block(noise: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No floor under the code: an end-to-end softmax before the loss would hold compression below 3.14."""
+    """Code lengths have no lower bound: a softmax before the loss would keep compression below 3.14."""
     certain = torch.nn.Linear(6, 2)
     with torch.no_grad():
         certain.weight.zero_()
@@ -46,7 +46,7 @@ def test_certain_probe_costs_first_block(noise: torch.Tensor, monkeypatch: pytes
     monkeypatch.setattr(probing, "_train", lambda h, y, k: seen.append(len(h)) or certain)
     states = noise.clone()
     states[:, 0] = LABELS
-    states[7, 0] = 1 - LABELS[7].double()  # a label that it gets wrong, by 500 nats
+    states[7, 0] = 1 - LABELS[7].double()  # a label that the probe gets wrong by 500 nats
     length = description_length(states, LABELS)
     assert length.boundaries == (8, 16, 32, 62, 125, 250, 500, 1000)
     assert seen == list(length.boundaries[:-1])
@@ -57,7 +57,7 @@ def test_certain_probe_costs_first_block(noise: torch.Tensor, monkeypatch: pytes
 
 
 def test_probe_never_sees_coded_block(noise: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other labels in the last block change the cost of that block and of nothing before it."""
+    """Other labels in the last block change only the cost of this block."""
     order = torch.randperm(1000, generator=torch.Generator().manual_seed(0))
     labels = LABELS.clone()
     labels[order[500:]] = 1 - labels[order[500:]]

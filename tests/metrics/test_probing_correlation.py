@@ -1,4 +1,4 @@
-"""The correlation of cue alignment with probing, against scipy's on examples drawn by hand."""
+"""The correlation of cue alignment with probing, against scipy's on resampled examples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Means with intervals: known cases, what theory says of their width, and the count of what is undefined."""
+"""Means with intervals: known cases, their width in theory, and the number of undefined values."""
 
 from math import sqrt
 from typing import Any

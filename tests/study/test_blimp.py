@@ -1,4 +1,4 @@
-"""BLiMP's five paradigms: cues and numbers by rule, on sentences written by hand and, where it is there, on BLiMP."""
+"""BLiMP's five paradigms: cues and numbers by rule, on sentences written by hand and, if it is available, on BLiMP."""
 
 import json
 import os
@@ -52,7 +52,7 @@ SENTENCES = {
 
 
 def record(paradigm: str, sentence: str) -> tuple[Record, list[int]]:
-    """What BLiMP would say of a sentence, and the positions of its cues."""
+    """The record that BLiMP would have for a sentence, and the positions of its cues."""
     start, forms, end = sentence.partition("[")[0], sentence.split("[")[1].split("]")[0], sentence.split("]")[1]
     good, bad = (f"{start}{form}{end}" for form in forms.split("|"))
     masked = mask_target(
@@ -110,7 +110,7 @@ def test_paradigm_without_rule_refused() -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """The sentences above in BLiMP's format, each six times, of which about three are held out."""
+    """The sentences above in BLiMP's format, each six times. About three of each are held out."""
     for paradigm, sentences in SENTENCES.items():
         records = [record(paradigm, sentence)[0] | {"pairID": str(n)} for n, sentence in enumerate(sentences * 6)]
         (tmp_path / f"{paradigm}.jsonl").write_text("\n".join(map(json.dumps, records)), encoding="utf-8")
@@ -170,7 +170,7 @@ def test_rules_cover_all_of_blimp(shipped: Shipped) -> None:
     blimp = os.environ["CAPTUM_VZ_BLIMP"]
     numbers, cues = {}, Counter[int]()
     for paradigm in HELD_OUT_PARADIGMS:
-        records = read_paradigm(blimp, paradigm)  # which finds exactly one word that differs
+        records = read_paradigm(blimp, paradigm)  # it checks that exactly one word differs
         counts = Counter(number(record) for record in records)
         numbers[paradigm] = (counts["singular"], counts["plural"])
         cues.update(len(find_cue(record)) for record in records)

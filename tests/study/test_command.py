@@ -1,4 +1,4 @@
-"""`captum-vz study`: its options, its file, and the one line it gives where it cannot."""
+"""`captum-vz study`: its options, its file, and its errors of one line."""
 
 import builtins
 import importlib
@@ -116,9 +116,9 @@ def test_interrupt_says_how_to_continue(capsys: pytest.CaptureFixture[str], monk
 
 
 def forget(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
-    """Have these packages imported anew, for one test."""
+    """Import these packages again, for one test."""
     for package in packages:
-        # The import also binds the package's name in its parent, which has to be put back with the modules.
+        # The import also sets the package's name in its parent, so it is restored with the modules.
         monkeypatch.setattr(captum_vz, package.rpartition(".")[2], importlib.import_module(package))
     for name in [name for name in sys.modules if name.startswith(packages)]:
         monkeypatch.delitem(sys.modules, name)
@@ -163,7 +163,7 @@ def test_missing_extra_is_named(
 @pytest.mark.slow
 def test_two_launched_processes_share_work(folder: Path) -> None:
     options = ["study", "--generated", "6", "--methods", "random", "--metrics", "cue_dot", "--shard-size", "1"]
-    # Of processes on CPUs, accelerate starts several by its launcher for GPUs (torchrun) or by MPI.
+    # accelerate starts several processes on CPUs by its launcher for GPUs (torchrun) or by MPI.
     launch = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"]
     quietly = ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
     run = subprocess.run(
@@ -175,7 +175,7 @@ def test_two_launched_processes_share_work(folder: Path) -> None:
     )
     assert run.returncode == 0, run.stderr
     assert run.stdout.count("rows, summary.csv") == 1
-    assert run.stderr.count("3/3") >= 1  # its half of the six
+    assert run.stderr.count("3/3") >= 1  # half of the six
     assert "6/6" not in run.stderr
     assert main([*options, "--output", "one", "--quiet"]) == 0
     assert_same_study(Study("two"), Study("one"))

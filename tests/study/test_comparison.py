@@ -1,4 +1,4 @@
-"""One text, many methods, one table: the numbers are those of the classes, and the table can be taken anywhere."""
+"""One text, many methods, one table: the numbers equal those of the classes, and the table can be exported."""
 
 import csv
 import io
@@ -106,7 +106,7 @@ def test_decoder_explained_at_last_token(decoder: Decoder) -> None:
     assert list(table.scores) == [name for name in DEFAULT_METHODS if name not in table.refused]
     first = compare(model, tokenizer, "some hat is small.", token=0)
     for name, column in first.scores.items():
-        assert column.tolist() == [1, 0, 0, 0, 0], name  # tokens that come later are not seen
+        assert column.tolist() == [1, 0, 0, 0, 0], name  # later tokens are not seen
     with pytest.raises(RefusedError, match="pre-norm"):
         compare(model, tokenizer, "some hat is small.", "globenc")
 
@@ -238,4 +238,4 @@ def test_figure_shows_scores_in_place(table: Table, tmp_path: Path) -> None:
     assert [label.get_text() for label in panel.get_yticklabels()] == ["value-zeroing", "alti, layers 0 to 3"]
     written = {text.get_position(): text.get_text() for text in panel.texts}
     assert written == {(1, 0): "1.00", (0, 1): ".50", (1, 1): ".25", (2, 1): ".25"}
-    figure.savefig(tmp_path / "table.png")  # with a token that would be a formula
+    figure.savefig(tmp_path / "table.png")  # one token looks like a formula

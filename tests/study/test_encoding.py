@@ -1,4 +1,4 @@
-"""From words to tokens, for models with a mask and without one, and what is wrong with a bad example."""
+"""From words to tokens, for models with and without a mask, and the errors of bad examples."""
 
 from dataclasses import replace
 from typing import Any
@@ -54,7 +54,7 @@ def test_word_target_has_no_forms(shipped: Shipped, decoder: Decoder) -> None:
         ({"cue": (2,)}, "the cue is word 2: expected one of 0 to 4, but not the target, 2"),
         ({"good": "exasperate"}, "the forms 'exasperate' and 'is' of the target are not one token each"),
         ({"bad": "are"}, "the forms 'are' and 'are' of the target are the same token"),
-        ({"bad": "Are"}, "the forms 'are' and 'Are' of the target are the same token"),  # it knows no capitals
+        ({"bad": "Are"}, "the forms 'are' and 'Are' of the target are the same token"),  # it has no capitals
         ({"bad": None}, "the forms 'are' and None of the target"),
         ({"words": ("the", "hats", "[MASK]", *["nice"] * 50)}, "it is 55 tokens long, but the model takes at most 32"),
         ({"text": "the wugs are nice."}, "'hats', but the sentence continues with"),

@@ -1,4 +1,4 @@
-"""Examples: what they hold, the files they come from, and that they are the testbed's records under another name."""
+"""Examples: their fields, their files, and their records in the testbed."""
 
 import json
 from dataclasses import replace
@@ -30,7 +30,7 @@ def test_record_and_example_are_equal() -> None:
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     examples = [Example.from_record(record) for record in RECORDS]
     examples.append(Example("ünï", ("a", "b"), 0, (), label="x", group="other"))
-    # What Python takes for the end of a line in a text, and JSON does not.
+    # These end a line for Python, but not in JSON.
     examples.append(Example("lines", tuple(f"a{end}" for end in "\u2028\u2029\x85\x0b\x0c\x1c\r\n"), 0, group="other"))
     write_jsonl(tmp_path / "examples.jsonl", examples)
     assert read_jsonl(tmp_path / "examples.jsonl") == examples

@@ -1,4 +1,4 @@
-"""The paper's evaluations together: their tables are those of the parts, and a second start computes nothing again."""
+"""The paper's evaluations together: their tables equal those of the parts, and a second start repeats nothing."""
 
 import re
 import shutil
@@ -43,7 +43,7 @@ def test_summary_equals_the_study(found: Reproduction, folder: Path) -> None:
     assert study.settings["metrics"] == ["cue_dot", "cue_ap", "blank_out"]
     assert study.settings["removal"] == "unk"
     whole = found.summary.query("group == 'all'").set_index(["method", "layer", "metric"])
-    # The embedded model has learnt these sentences: its last layer looks at the cue.
+    # The embedded model was trained on such sentences: in its last layer, scores lie on the cue.
     assert whole.loc[("value-zeroing", 3, "cue_dot"), "mean"] > 0.5 > whole.loc[("value-zeroing", 0, "cue_dot"), "mean"]
 
 
@@ -58,7 +58,7 @@ def test_probing_uses_states_at_target(found: Reproduction, shipped: Shipped, se
         states = hidden[layer + 1][torch.arange(len(targets)), targets]
         expected = description_length(states, labels)
         row = found.probing.set_index("layer").loc[layer]
-        # In batches of other sizes, the last digits of float32 differ, and training takes them further.
+        # In batches of other sizes, the last digits of float32 differ, and training amplifies the difference.
         assert row["compression"] == pytest.approx(expected.compression, rel=0.02)
         assert row["bits"] == pytest.approx(expected.total, rel=0.02)
         assert row["low"] < row["compression"] < row["high"]
@@ -169,7 +169,7 @@ def test_report_says_what_limits_claims(found: Reproduction) -> None:
     assert f"over 4 layers (0 to 3). {highest} of 2 methods reach 1.00." in report
     assert "quoted second-hand. That its rows are the same methods is assumed" in report
     assert "trained once, from one seed" in report
-    assert "given these two forms" not in report  # no method of this study is
+    assert "given these two forms" not in report  # no method of this study gets them
     renamed = found.summary.replace({"method": {"random": "value-zeroing-effect"}})
     assert "value-zeroing-effect is given these two forms" in str(replace(found, summary=renamed))
 

@@ -1,4 +1,4 @@
-"""`captum-vz paper`: which sentences it takes, and the one line it gives where it cannot."""
+"""`captum-vz paper`: its sentences, and its errors of one line."""
 
 import json
 import re
@@ -22,7 +22,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_paper_takes_held_out_blimp(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
-    """Here a folder in BLiMP's format, of the grammar's sentences, but the anaphors, which BLiMP writes otherwise."""
+    """A folder in BLiMP's format with the grammar's sentences. BLiMP writes anaphors in another form."""
     for paradigm, kind in zip(HELD_OUT_PARADIGMS, KINDS, strict=True):
         records = [record | {"UID": paradigm} for record in agreement_sentences(6, paradigm=kind)]
         (folder / f"{paradigm}.jsonl").write_text("\n".join(map(json.dumps, records)), encoding="utf-8")

@@ -22,7 +22,7 @@ def broken(shipped: Shipped) -> Shipped:
     """A model that is built and found as usual, but whose forward fails."""
     model, tokenizer = shipped
 
-    class Broken(type(model)):  # type: ignore[misc]
+    class Broken(type(model)):
         def forward(self, *_: Any, **__: Any) -> Any:
             raise BrokenError("the model's own")
 

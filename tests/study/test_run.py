@@ -1,4 +1,4 @@
-"""A study as a whole: its folder, its summary, and that nothing and nobody makes it lose or double a row."""
+"""A study as a whole: its folder, its summary, and that no interruption loses or repeats a row."""
 
 import errno
 import json
@@ -45,7 +45,7 @@ def in_train_mode() -> tuple[Any, Any]:
 
 
 def shards(folder: Path) -> dict[str, tuple[int, bytes]]:
-    """Of each finished shard when it was written, and what it holds."""
+    """For each finished shard its time of writing and its bytes."""
     return {path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in folder.glob("shards/*.parquet")}
 
 
@@ -60,7 +60,7 @@ def assert_same_study(one: Study, other: Study) -> None:
 
 @pytest.fixture(scope="module")
 def bad(examples: list[Example]) -> list[Example]:
-    """Ten examples, two of them of no use."""
+    """Ten examples, two of which cannot be used."""
     return [*examples[:3], replace(examples[3], cue=()), *examples[4:9], replace(examples[9], target=99)]
 
 
@@ -158,7 +158,7 @@ def test_several_models_in_one_study(bad: list[Example], shipped: Shipped, tmp_p
 
 
 def in_a_process(work: Callable[[], object]) -> multiprocessing.Process:
-    """The work begun in a process of its own, forked: it need not import anything."""
+    """Start the work in a forked process, which does not import anything again."""
     process = multiprocessing.get_context("fork").Process(target=work)
     process.start()
     return process
@@ -177,7 +177,7 @@ def test_killed_at_random_continues(seed: int, bad: list[Example], reference: St
         process.join()
         kills += process.exitcode == -signal.SIGKILL
         now = shards(folder)
-        assert seen.items() <= now.items()  # what was finished is there, untouched
+        assert seen.items() <= now.items()  # finished shards are not changed
         seen = now
     assert kills
     assert_same_study(study(folder, bad), reference)
@@ -188,7 +188,7 @@ def test_killed_before_rename_continues(bad: list[Example], reference: Study, tm
     folder = tmp_path / "study"
 
     def killed_at(count: int) -> None:
-        """Ends the process by SIGKILL when so many files are written, and the last is not yet renamed."""
+        """Kill the process after `count` files are written, before the last one is renamed."""
         rename, written = os.replace, []
 
         def replace_or_die(source: Any, goal: Any) -> None:
@@ -246,7 +246,7 @@ def test_other_examples_or_weights_refused(
     model, tokenizer = shipped
     other = type(model)(model.config).eval(), tokenizer
     refused = pytest.raises(ValueError, match="was made with other weights than those of the model 'agreement' now")
-    with refused:  # nothing is left to do
+    with refused:  # no work is left
         study(folder, bad, {"agreement": other})
     next((folder / "shards").iterdir()).unlink()
     for source in (other, lambda: other):
@@ -362,7 +362,7 @@ def test_full_disk_keeps_finished_shards(
 
 
 def test_file_size_limit_is_reported(bad: list[Example], tmp_path: Path) -> None:
-    """The same with a limit that the operating system keeps: any shard is longer, the manifest is not."""
+    """The same with a limit of the operating system. A shard is longer than the limit, the manifest is shorter."""
     folder, message = tmp_path / "study", tmp_path / "message"
 
     def limited() -> None:
@@ -394,7 +394,7 @@ def test_bar_shows_rate(bad: list[Example], tmp_path: Path, capsys: pytest.Captu
     assert "10/10" in bar
     assert "example/s" in bar
     study(tmp_path / "study", bad, methods=["random"], quiet=False)
-    assert capsys.readouterr().err == ""  # there is nothing left to do
+    assert capsys.readouterr().err == ""  # no work is left
 
 
 def free_port() -> int:

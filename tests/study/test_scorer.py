@@ -1,4 +1,4 @@
-"""Methods and metrics on batches: the numbers are those of one sentence by itself, computed in loops."""
+"""Methods and metrics on batches: the numbers equal those of single sentences, computed in loops."""
 
 import re
 import sys
@@ -57,7 +57,7 @@ def test_scores_equal_compare(shipped: Shipped, examples: list[Example]) -> None
 
 @cache
 def probability(precise: Shipped, example: Example, removed: frozenset[int]) -> float:
-    """Of the right form against the wrong one, with some tokens replaced by [UNK]."""
+    """The probability of the right form among the two, with some tokens replaced by [UNK]."""
     model, tokenizer = precise
     encoded = encode_record(tokenizer, example.to_record())
     ids = encoded.encoding["input_ids"].clone()
@@ -78,7 +78,7 @@ def test_metrics_equal_loops(precise: Shipped, examples: list[Example]) -> None:
         whole = probability(precise, example, frozenset())
         effects = [whole - probability(precise, example, frozenset({i})) for i in content]
         ranked = sorted(content, key=lambda i: -scores[i])
-        sign = 1 if whole > 0.5 else -1  # ERASER asks for what the model itself prefers
+        sign = 1 if whole > 0.5 else -1  # ERASER explains the form that the model prefers
         falls: dict[str, list[float]] = {"comprehensiveness": [], "sufficiency": []}
         for share in (0.01, 0.05, 0.1, 0.2, 0.5):
             high = ranked[: int(np.ceil(round(share * len(content), 9)))]
@@ -173,7 +173,7 @@ def test_scorer_takes_and_returns_columns(shipped: Shipped, examples: list[Examp
 
 
 class FakeDataset:
-    """As much of `datasets.Dataset` and of Ray Data's datasets as the documentation uses, with their semantics."""
+    """The parts of `datasets.Dataset` and of Ray Data's datasets that the documentation uses."""
 
     def __init__(self, items: list[dict[str, Any]]) -> None:
         self.items = items

@@ -22,7 +22,7 @@ class Example:
 
     Attributes:
         id: A name that no other example of the study has.
-        words: The words. Where the target is to be predicted, ``[MASK]`` stands for it.
+        words: The words. ``[MASK]`` stands for a target that the model predicts.
         target: The position of the target word.
         cue: The positions of the words that decide on the target's form; empty if they are not known.
         good: The right form of the target word, if it is masked.
