@@ -28,6 +28,7 @@ import captum_vz
 from captum_vz import AttentionRollout, LayerAttention, ValueZeroing, ValueZeroingRollout, find_layers
 from captum_vz.cli import main
 from captum_vz.study import METHODS as REGISTRY
+from captum_vz.study import compare
 from captum_vz.study.examples.text import find_token
 from captum_vz.study.methods import Batch
 from captum_vz.testbed import load_agreement_model
@@ -98,6 +99,28 @@ def test_json_equals_the_api(method: str, layer: int, capsys: pytest.CaptureFixt
         torch.testing.assert_close(torch.tensor(one), from_api(by_layer, layer=index))
     assert len(found["maps"]) == depth
     torch.testing.assert_close(torch.tensor(found["rollout"]), from_api(f"{by_layer}-rollout"))
+
+
+@pytest.mark.parametrize(
+    ("method", "maps", "has_rollout"),
+    [
+        ("globenc-layer", 4, True),
+        ("attention-flow", 4, True),
+        ("saliency", 0, False),
+        ("value-zeroing-effect-layer", 0, False),
+        ("random", 0, False),
+    ],
+)
+def test_any_method_of_the_registry(
+    method: str, maps: int, has_rollout: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = explain_json(capsys, SENTENCE, "--method", method, "--layer", "1", "--output", "x.png")
+    expected = compare(*load_agreement_model(), SENTENCE, method, layer=1).scores[method]
+    assert found["scores"] == pytest.approx(expected.tolist(), rel=1e-4, abs=1e-6)
+    assert found["layer"] == (1 if REGISTRY[method].layered else None)
+    assert len(found["maps"]) == maps
+    assert (found["rollout"] is not None) is has_rollout
+    assert Image.open("x.png").format == "PNG"
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -42,7 +42,7 @@ def compare(
             vocabulary, or this token as it is written. The logit is read at `token`. None: the model's prediction.
         foil: The class whose logit is subtracted from that of the target. None: none.
         layer: The layer of methods with a map for each layer, from 0; the last layer of rollouts. Negative numbers
-            count from the end.
+            count from the end. Methods without layers ignore it.
         layers: The layers of the model, if :func:`~captum_vz.find_layers` does not find them.
         token: The token that is explained, by its position (negative ones count from the end) or as it is written.
             None: the mask or, without a mask, the last token that is no special token.
@@ -71,8 +71,9 @@ def compare(
     targets, foils = (None if word is None else [word_id(tokenizer, word)] for word in (target, foil))
     batch = Batch(model, tokenizer, layers, text.inputs, [text.token], targets, foils)
     found, refused = _rows(batch, names, skip=methods is None)
-    depth = max((len(rows) for name, rows in found.items() if METHODS[name].layered), default=1)
-    if not -depth <= layer < depth:
+    depths = [len(rows) for name, rows in found.items() if METHODS[name].layered]
+    depth = max(depths, default=1)
+    if depths and not -depth <= layer < depth:
         raise ValueError(f"layer {layer} is out of range: the model has {depth} layers, {-depth} to {depth - 1}.")
     scores = {name: rows[layer if METHODS[name].layered else 0][0].double().cpu() for name, rows in found.items()}
     scopes = {name: METHODS[name].scope(layer % depth) for name in found}

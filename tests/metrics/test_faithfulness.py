@@ -227,7 +227,7 @@ def test_real_model_any_batch_size(removal: Any, batch_size: int) -> None:
         ({"target": 7}, "target 7 is out of range: pass positions from -7 to 6"),
         ({"target": [0, 1, 2]}, r"target is \[0, 1, 2\]: pass a position, or one for each of the 2 sentences"),
         ({"target": 6}, "target 6 points at padding"),
-        ({"forms": torch.zeros(3, 2).long()}, r"forms is \(3, 2\) of torch.int64: pass ids \(forms,\)"),
+        ({"forms": torch.zeros(3, 2).long()}, r"forms is \(3, 2\) of torch.int64: pass token ids \(forms,\)"),
         ({"forms": [0.5]}, r"forms is \(1,\) of torch.float32"),
         ({"forms": [-1, GOOD]}, "forms has the id -1: pass token ids, which begin at 0"),
         ({"forms": [True, False]}, r"forms is \(2,\) of torch.bool"),
