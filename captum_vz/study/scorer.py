@@ -181,9 +181,9 @@ class Scorer:
         return [row for rows in found for row in rows]
 
     def _encode(self, example: Example) -> Encoded:
-        longest = max_tokens(self.model, self.tokenizer)
+        most = max_tokens(self.model, self.tokenizer)
         encoded = encode(
-            self.tokenizer, example, longest=longest, needs_cue=self.needs_cue, needs_forms=self.needs_forms
+            self.tokenizer, example, max_tokens=most, needs_cue=self.needs_cue, needs_forms=self.needs_forms
         )
         if self.content_only and self.needs_cue and encoded.target in encoded.cue:
             raise BadExample("the cue is the token that is explained, which content_only ignores")

@@ -62,7 +62,7 @@ def test_word_target_has_no_forms(shipped: Shipped, decoder: Decoder) -> None:
 )
 def test_bad_example_says_why(changed: dict[str, Any], reason: str, shipped: Shipped) -> None:
     with pytest.raises(BadExample, match=reason):
-        encode(shipped[1], replace(WUGS, **changed), longest=32, needs_cue=True, needs_forms=True)
+        encode(shipped[1], replace(WUGS, **changed), max_tokens=32, needs_cue=True, needs_forms=True)
 
 
 @pytest.mark.parametrize(
@@ -88,9 +88,9 @@ def test_positions_after_padding_are_fewer(shipped: Shipped, decoder: Decoder) -
         pad_token_id=1,
     )
     model, tokenizer = RobertaModel(config).eval(), decoder[1]
-    longest = max_tokens(model, tokenizer)
-    assert longest == 18
-    assert model(torch.full((1, 18), 5)).last_hidden_state.shape[1] == longest
+    most = max_tokens(model, tokenizer)
+    assert most == 18
+    assert model(torch.full((1, 18), 5)).last_hidden_state.shape[1] == most
     with pytest.raises((IndexError, RuntimeError), match="out of"):
         model(torch.full((1, 19), 5))
     assert max_tokens(*decoder) == 32

@@ -38,7 +38,7 @@ def encode(
     tokenizer: Any,
     example: Example,
     *,
-    longest: int | None = None,
+    max_tokens: int | None = None,
     needs_cue: bool = False,
     needs_forms: bool = False,
 ) -> Encoded:
@@ -50,7 +50,7 @@ def encode(
     Args:
         tokenizer: A fast tokenizer of transformers.
         example: The example.
-        longest: The largest number of tokens that the model takes. None: no limit.
+        max_tokens: The largest number of tokens that the model takes. None: no limit.
         needs_cue: Whether an example without a cue is refused.
         needs_forms: Whether an example is refused unless it has two different forms of one token each.
 
@@ -93,8 +93,8 @@ def encode(
         raise BadExample(f"the forms {example.good!r} and {example.bad!r} of the target are not one token each")
     if needs_forms and encoded.forms is not None and len(set(encoded.forms)) == 1:
         raise BadExample(f"the forms {example.good!r} and {example.bad!r} of the target are the same token")
-    if longest is not None and len(encoded.ids) > longest:
-        raise BadExample(f"it is {len(encoded.ids)} tokens long, but the model takes at most {longest}")
+    if max_tokens is not None and len(encoded.ids) > max_tokens:
+        raise BadExample(f"it is {len(encoded.ids)} tokens long, but the model takes at most {max_tokens}")
     return encoded
 
 

@@ -171,7 +171,7 @@ def _first_usable(name: str, model: Any, tokenizer: Any, examples: Sequence[Exam
     reason = ""
     for example in examples:
         try:
-            return encode(tokenizer, example, longest=max_tokens(model, tokenizer), needs_cue=True)
+            return encode(tokenizer, example, max_tokens=max_tokens(model, tokenizer), needs_cue=True)
         except BadExample as error:
             reason = str(error)
     raise ValueError(f"{name!r} can use none of the {len(examples)} examples: {reason}.")
