@@ -20,6 +20,7 @@ from captum_vz import (
     HiddenTokenAttribution,
     LayerALTI,
     LayerAttention,
+    LayerAttentionGradient,
     LayerAttentionNorm,
     PositionAttribution,
     RandomAttribution,
@@ -75,6 +76,8 @@ def test_columns_equal_their_classes(layer: int, shipped: Shipped) -> None:
         difference: torch.Tensor = output.logits[:, MASK, right] - output.logits[:, MASK, wrong]
         return difference
 
+    by_gradient = LayerAttentionGradient(model, layers[layer], objective=choice)
+    expected["attention-gradient"] = by_gradient.attribute(inputs, token=MASK)
     for name, zeroed in {"value-zeroing-effect": layers, "value-zeroing-effect-layer": layers[layer]}.items():
         expected[name] = normalize_rows(ValueZeroingEffect(model, zeroed).attribute(inputs, target=choice).abs())
     assert table.tokens == tuple(inputs.tokens())

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from captum_vz import TokenAttribution, ValueZeroingEffect
+from captum_vz import LayerAttentionGradient, TokenAttribution, ValueZeroingEffect
 from captum_vz.errors import UnsupportedLayerError
 from captum_vz.functional import normalize_rows
 from captum_vz.study.methods.batch import Batch
@@ -19,6 +19,18 @@ def gradient_rows(kind: Any, batch: Batch, **options: Any) -> list[Tensor]:
     target, foil = explained_classes(batch)
     method = TokenAttribution(batch.model, kind, batch.tokenizer, reduce="l2")
     return [normalize_rows(method.attribute(batch.inputs, target=target, foil=foil, **options))]
+
+
+def attention_gradient_rows(batch: Batch) -> list[Tensor]:
+    """Attention times the positive gradient of the target's logit, one row for each layer."""
+    target, foil = explained_classes(batch)
+
+    def logit(output: Any) -> Tensor:
+        read = _at(output.logits, target)
+        return read if foil is None else read - _at(output.logits, foil)
+
+    method = LayerAttentionGradient(batch.model, batch.layers, objective=logit)
+    return [one[:, 0] for _, one in method.run(batch.inputs, token=batch.token).maps]
 
 
 def effect_rows(batch: Batch, together: bool) -> list[Tensor]:
@@ -60,3 +72,8 @@ def explained_classes(batch: Batch) -> tuple[list[tuple[int, ...]], list[tuple[i
 
 def _indices(places: list[tuple[int, ...]], classes: Sequence[int]) -> list[tuple[int, ...]]:
     return [(*place, number) for place, number in zip(places, classes, strict=True)]
+
+
+def _at(logits: Tensor, indices: list[tuple[int, ...]]) -> Tensor:
+    """The logit at one index for each example, `(batch,)`."""
+    return torch.stack([row[index] for row, index in zip(logits, indices, strict=True)])

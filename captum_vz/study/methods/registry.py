@@ -26,7 +26,7 @@ from captum_vz import (
     ValueZeroingRollout,
 )
 from captum_vz.study.methods.batch import Batch, JoinedClass, MapsClass
-from captum_vz.study.methods.outputs import effect_rows, gradient_rows
+from captum_vz.study.methods.outputs import attention_gradient_rows, effect_rows, gradient_rows
 
 
 @dataclass(frozen=True)
@@ -114,6 +114,9 @@ METHODS: Final[dict[str, Method]] = {
     "value-zeroing-effect": _effect("Value Zeroing's effect", together=True),
     "value-zeroing-effect-layer": _effect("Value Zeroing's effect, a layer", together=False),
     "attention-flow": _joined("attention flow", AttentionFlow, LayerAttention, layered=False, slow=True),
+    "attention-gradient": Method(
+        "attention × gradient", attention_gradient_rows, layered=True, explains_output=True, slow=True
+    ),
     "saliency": _gradient("saliency", Saliency, abs=False),
     "input-x-gradient": _gradient("input × gradient", InputXGradient),
     "integrated-gradients": _gradient(
