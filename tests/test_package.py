@@ -21,6 +21,7 @@ ROOMS = [
     {"attr"},
     {"visualization", "generation", "metrics"},
     {""},
+    {"text"},
     {"testbed"},
     {"study"},
     {"cli", "app"},
