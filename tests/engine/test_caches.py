@@ -75,7 +75,7 @@ def test_a_static_cache_is_refused(name: str, method: type[ValueZeroing]) -> Non
     case = FAMILIES[name].case
     cache = StaticCache(config=case.model.config, max_cache_len=12)
     inputs = {"input_ids": tokens(), "past_key_values": cache, "use_cache": True}
-    with pytest.raises(AssertionError, match=r"has 12 sources for 7 tokens, .* static cache .* Pass use_cache=False"):
+    with pytest.raises(AssertionError, match=r"has 12 sources for 7 tokens, .* static cache\. Pass use_cache=False"):
         method(case.model, case.layers).attribute(inputs)
 
 

@@ -15,7 +15,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from captum_vz import ValueZeroing, ValueZeroingRollout
 from captum_vz._engine import value_zeroing
+from captum_vz._engine.capture.recorder import Recorder
 from captum_vz._engine.capture.records import LayerRecord
+from captum_vz._engine.taps.handler import AttentionCall
 from captum_vz.functional import rollout
 from tests.reference import FAMILIES, Case
 
@@ -26,13 +28,10 @@ ONE_ROW: dict[str, Any] = {
     "int": 5,
     "negative": -3,
     "tensor": torch.tensor(5),
-    "tuple": (5,),
-    "score": (5, 2),
     "list": [5, 2, 7, 1],
-    "tuples": [(5,), (2,), (7,), (1,)],
-    "scores": [(5, 2), (2, 2), (7, 2), (1, 0)],
     "tensors": torch.tensor([5, 2, 7, 1]),
-    "slice": (slice(5, 6),),
+    "lists": [[5], [2], [7], [1]],
+    "slice": slice(5, 6),
 }
 
 
@@ -100,7 +99,8 @@ def test_padding_and_the_future_cost_nothing() -> None:
 
 
 def test_values_that_are_zero_already_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(value_zeroing, "REPLAYS", value_zeroing.REPLAYS[1:])  # of no pairs at all, the fast lane is left at once
+    # Without the folded replay, which is not taken for no pairs at all.
+    monkeypatch.setattr(value_zeroing, "REPLAYS", value_zeroing.REPLAYS[1:])
     case, inputs = FAMILIES["bert"].build(), case_of("bert")[1]
     of = ValueZeroing(case.model, case.layers[0])
     values = case.layers[0].attention.self.value
@@ -109,7 +109,7 @@ def test_values_that_are_zero_already_cost_nothing(monkeypatch: pytest.MonkeyPat
         with torch.no_grad(), values.register_forward_hook(without_each(tokens)):
             return operations(lambda: of.attribute(inputs))
 
-    with pytest.warns(UserWarning, match="stay zero"):
+    with pytest.warns(UserWarning, match=" zero"):
         rest = without(range(TOKENS))  # what a hooked layer costs besides its pairs
     assert without(range(0, TOKENS, 2)) - rest < 0.6 * (without(range(0)) - rest)
 
@@ -129,37 +129,39 @@ def test_a_layer_that_is_not_asked_for_costs_nothing() -> None:
 def test_a_rollout_that_is_told_what_is_between_does_not_look_for_it() -> None:
     case, inputs = case_of("bert")
     of = ValueZeroingRollout(case.model, case.layers)
+    told_so = ValueZeroingRollout(case.model, case.layers, other_mixing="ignore")
     maps = ValueZeroing(case.model, case.layers).attribute(inputs)
     product = operations(lambda: rollout(maps))
-    told = operations(lambda: of.attribute(inputs, between="identity"))
+    told = operations(lambda: told_so.attribute(inputs))
     assert told == operations_of_a_map("bert") + product
     assert told < operations(lambda: of.attribute(inputs))
 
 
 @each_family
 @pytest.mark.parametrize("method", [ValueZeroing, ValueZeroingRollout])
-def test_nothing_of_a_layer_outlives_it(method: Any, name: str) -> None:
+def test_nothing_of_a_layer_outlives_it(method: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case, inputs = case_of(name)
     if hasattr(case.model.config, "use_cache"):
         inputs = {**inputs, "use_cache": False}  # the user's own cache keeps keys and values
     kept: list[weakref.ref[Tensor]] = []
 
-    class Watched(ValueZeroing):
-        def _layer_map(self, index: int, recording: LayerRecord, *rest: Any) -> Tensor:
-            assert not any(one() is not None for one in kept)
-            scores = super()._layer_map(index, recording, *rest)
-            for call in recording.calls:
-                kept.extend(weakref.ref(one) for one in (call.weights, call.values, call.context) if one is not None)
-            return scores
+    begin, attend = Recorder.__init__, Recorder.on_attention
 
-    of = method(case.model, case.layers)
-    if method is ValueZeroingRollout:
-        of.maps = Watched(case.model, case.layers)
-    else:
-        of = Watched(case.model, case.layers)
-    gc.disable()  # what only the collector of cycles would free is not freed in time
+    def watched_begin(self: Recorder, record: LayerRecord) -> None:
+        assert not any(one() is not None for one in kept)
+        begin(self, record)
+
+    def watched_attend(self: Recorder, call: AttentionCall) -> tuple[Tensor, Tensor]:
+        answer = attend(self, call)
+        one = self.record.attentions[-1]
+        kept.extend(weakref.ref(x) for x in (one.weights, one.values, one.context) if x is not None)
+        return answer
+
+    monkeypatch.setattr(Recorder, "__init__", watched_begin)
+    monkeypatch.setattr(Recorder, "on_attention", watched_attend)
+    gc.disable()  # the collector of cycles would free them too late
     try:
-        of.attribute(inputs)
+        method(case.model, case.layers).attribute(inputs)
     finally:
         gc.enable()
     assert kept

@@ -68,8 +68,8 @@ def test_layers_on_two_devices(name: str, method: Any, elsewhere: torch.device) 
     assert [(vars(module)["forward"], module._hf_hook) for module in case.layers] == wrappers
 
 
-@pytest.mark.filterwarnings("ignore:.*precision='fast':UserWarning")  # says that nothing is faster there
-@pytest.mark.parametrize("options", [{"heads": [1]}, {"precision": "fast"}], ids=str)
+@pytest.mark.filterwarnings("ignore:.*computed exactly:UserWarning")  # says that nothing is faster there
+@pytest.mark.parametrize("options", [{"heads": [1]}, {"matmul_precision": "medium"}], ids=str)
 @pytest.mark.parametrize("groups", [None, PAIRS])
 def test_options_on_two_devices(options: dict[str, Any], groups: Tensor | None, elsewhere: torch.device) -> None:
     case, whole = spread(FAMILIES["gpt2"], elsewhere), FAMILIES["gpt2"].case
@@ -99,11 +99,11 @@ def alti_plus(case: Case) -> Any:
 
 
 def alti_logit(case: Case) -> Any:
-    return ALTILogit(case.model, case.layers).attribute(case.inputs, target=-1, entry=9, foil=[10, 11, 12])
+    return ALTILogit(case.model, case.layers).attribute(case.inputs, target=(-1, 9), foil=[10, 11, 12])
 
 
 def terms_of_the_logit(case: Case) -> Any:
-    terms = ALTILogit(case.model, case.layers).terms(case.inputs, entry=9)
+    terms = ALTILogit(case.model, case.layers).terms(case.inputs, target=(-1, 9))
     return [terms.total(), terms.embedding, *terms.attention, terms.projection_bias, terms.feed_forward]
 
 

@@ -88,7 +88,7 @@ def test_a_hook_on_the_layer_that_changes_its_output_is_refused() -> None:
     """It is no part of the layer's forward, so the layer does not return what was recorded."""
     case = FAMILIES["bert"].build()
     case.layers[1].register_forward_hook(lambda module, args, output: 1.5 * output + 1)
-    with pytest.raises(AssertionError, match="layer BertLayer cannot be replayed"):
+    with pytest.raises(AssertionError, match="BertLayer cannot be replayed"):
         ValueZeroing(case.model, case.layers).attribute(case.inputs)
 
 

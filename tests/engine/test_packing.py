@@ -13,7 +13,6 @@ from accelerate.hooks import ModelHook, SequentialHook, add_hook_to_module
 from torch import Tensor, nn
 
 from captum_vz import ValueZeroing, ValueZeroingEffect
-from captum_vz._engine.capture.records import LayerRecord
 from captum_vz._engine.numerics.perturbation import noise_like
 from captum_vz._engine.replay import packed, trust
 from tests.engine.blocks import HEADS, WIDTH, Block, SelfAttention, direction, sequences, zeroed_one_by_one
@@ -235,7 +234,7 @@ def counted(monkeypatch: pytest.MonkeyPatch, layer: nn.Module, forward: nn.Modul
         asked.append(recording)
         return True
 
-    monkeypatch.setattr(packed, "values_are_in_order", ask)
+    monkeypatch.setattr(packed, "values_follow_token_order", ask)
     ValueZeroing(forward, layer).attribute(inputs)
     return len(asked)
 
@@ -315,12 +314,12 @@ CODE: dict[str, tuple[Callable[[], nn.Module], bool]] = {
 @pytest.mark.parametrize("code", CODE)
 def test_whose_code_it_is(code: str) -> None:
     module, expected = CODE[code]
-    assert trust.is_library_code(LayerRecord(module(), (), {})) is expected
+    assert trust.is_library_code(module()) is expected
 
 
 def test_what_a_user_puts_into_a_class_of_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nn.Linear, "extra_repr", own(nn.Linear.extra_repr))
-    assert not trust.is_library_code(LayerRecord(nn.Linear(2, 2), (), {}))
+    assert not trust.is_library_code(nn.Linear(2, 2))
 
 
 def test_noise_where_there_are_no_numbers() -> None:

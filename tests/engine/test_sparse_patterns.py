@@ -237,7 +237,7 @@ def test_a_window_over_all_tokens_is_full_attention(method: type[ValueZeroing], 
     """What the model puts behind the inputs is not in the maps."""
     models = wide_and_full()
     words = torch.tensor([[0, 0, 1, 1, 2, 3, 3, 4]])
-    for arguments in ({}, {"target": -4}, {"target": 2, "feature_mask": words}, {"feature_mask": words}):
+    for arguments in ({}, {"token": -4}, {"token": 2, "feature_mask": words}, {"feature_mask": words}):
         found, expected = (method(m, find_layers(m)).attribute(inputs, **arguments) for m in models)
         assert_same(found, expected, tolerance=SOFTMAX)
 
@@ -256,7 +256,7 @@ def test_effects_leave_out_what_the_model_puts_behind_the_inputs() -> None:
 
 def test_targets_behind_the_inputs_are_out_of_range() -> None:
     wide, _ = wide_and_full()
-    with pytest.raises(AssertionError, match="target 8 is out of range: it names an output token, and the map has 8"):
+    with pytest.raises(AssertionError, match="token 8 is out of range"):
         ValueZeroing(wide, find_layers(wide)[0]).attribute(INPUTS, token=TOKENS)
     with pytest.raises(
         AssertionError, match=r"feature_mask is \(1, 9\), but the layer's attention has 2 .* of 8 source"
@@ -358,7 +358,7 @@ def test_effects_and_half_precision() -> None:
 def test_summaries_of_tokens_are_refused() -> None:
     """LongT5's transient global tokens have values of their own, made of many tokens."""
     model = encoder_of("LongT5", **LONGT5, encoder_attention_type="transient-global", global_block_size=2)
-    with pytest.raises(AssertionError, match="LongT5TransientGlobalAttention computes it in a way that is not known"):
+    with pytest.raises(AssertionError, match="LongT5TransientGlobalAttention computes attention in an unknown way"):
         ValueZeroing(model, find_layers(model)[0]).attribute({"input_ids": IDS, "attention_mask": REAL.long()})
 
 

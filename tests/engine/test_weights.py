@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor, nn
 
-from captum_vz._engine.taps.handler import weights_used
+from captum_vz._engine.taps.handler import AttentionCall
 
 BATCH, HEADS, OUT, SOURCES, WIDTH = 2, 4, 3, 7, 3
 
@@ -26,9 +28,10 @@ def attend(values: Tensor, scale: Tensor | float = 1.0) -> tuple[Tensor, Tensor]
     return (WEIGHTS @ spread * scale).transpose(1, 2), WEIGHTS
 
 
-def used_by(function) -> Tensor:
+def used_by(function: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Tensor:
     context, weights = function(SHARED_VALUES)
-    return weights_used(nn.Identity(), function, SHARED_VALUES, context, weights)
+    call = AttentionCall(None, SHARED_VALUES, function)
+    return call.weights_used(nn.Identity(), context, weights)
 
 
 def test_weights_that_give_the_context_are_taken_as_they_are() -> None:
@@ -52,5 +55,5 @@ def test_a_function_that_is_not_linear_in_its_values_is_refused() -> None:
         context, weights = attend(values)
         return context.tanh(), weights
 
-    with pytest.raises(AssertionError, match="Identity does more than to sum values by weights"):
+    with pytest.raises(AssertionError, match="attention function of Identity is not linear in its values"):
         used_by(squashed)

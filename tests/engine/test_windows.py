@@ -269,8 +269,8 @@ def test_half_precision_is_replayed_in_float32() -> None:
 
 
 def test_fast_says_that_windows_are_exact(shifted: Run) -> None:
-    with pytest.warns(UserWarning, match="precision='fast' knows no shape like that of .*, computed exactly"):
-        fast = method_of(shifted, precision="fast").attribute(shifted.hidden, additional_forward_args=shifted.args[1:])
+    with pytest.warns(UserWarning, match="knows no shape like that of .*, computed exactly"):
+        fast = method_of(shifted, matmul_precision="medium").attribute(shifted.hidden, None, shifted.args[1:])
     assert torch.equal(fast, scores_of(shifted))
 
 
