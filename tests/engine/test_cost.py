@@ -56,7 +56,7 @@ def operations(run: Callable[[], Any]) -> int:
 
 @pytest.mark.parametrize("form", ONE_ROW)
 @pytest.mark.parametrize("name", ["bert", "gpt2"])
-def test_every_form_of_target_costs_one_row(name: str, form: str) -> None:
+def test_cost_of_each_token_form(name: str, form: str) -> None:
     case, inputs = case_of(name)
     plain = operations(lambda: case.model(**inputs))
     row = operations(lambda: ValueZeroing(case.model, case.layers).attribute(inputs, token=ONE_ROW[form]))
@@ -65,7 +65,7 @@ def test_every_form_of_target_costs_one_row(name: str, form: str) -> None:
 
 
 @each_family
-def test_the_cost_of_a_row_grows_with_the_tokens_and_that_of_a_map_with_their_square(
+def test_cost_grows_with_tokens(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Without the fast lane, which pays by the source as well; what it costs is counted in tests/engine_folded.
@@ -82,7 +82,7 @@ def test_the_cost_of_a_row_grows_with_the_tokens_and_that_of_a_map_with_their_sq
     assert 3 * cost(12, None) < cost(24, None) < 4.5 * cost(12, None)
 
 
-def test_padding_and_the_future_cost_nothing() -> None:
+def test_hidden_sources_cost_nothing() -> None:
     case, inputs = case_of("bert")
     mask = torch.ones(BATCH, TOKENS, dtype=torch.long)
     mask[:, TOKENS // 2 :] = 0
@@ -98,7 +98,7 @@ def test_padding_and_the_future_cost_nothing() -> None:
     assert first < last / 2
 
 
-def test_values_that_are_zero_already_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_zero_values_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     # Without the folded replay, which is not taken for no pairs at all.
     monkeypatch.setattr(value_zeroing, "REPLAYS", value_zeroing.REPLAYS[1:])
     case, inputs = FAMILIES["bert"].build(), case_of("bert")[1]
@@ -118,7 +118,7 @@ def without_each(tokens: range) -> Callable[[Any, Any, Tensor], Tensor]:
     return lambda module, args, values: values.index_fill(1, torch.tensor(list(tokens), dtype=torch.long), 0)
 
 
-def test_a_layer_that_is_not_asked_for_costs_nothing() -> None:
+def test_other_layers_cost_nothing() -> None:
     case, inputs = case_of("bert")
     plain = operations(lambda: case.model(**inputs))
     one = operations(lambda: ValueZeroing(case.model, case.layers[1]).attribute(inputs)) - plain
@@ -126,7 +126,7 @@ def test_a_layer_that_is_not_asked_for_costs_nothing() -> None:
     assert 3 * one == three
 
 
-def test_a_rollout_that_is_told_what_is_between_does_not_look_for_it() -> None:
+def test_ignored_mixing_costs_nothing() -> None:
     case, inputs = case_of("bert")
     of = ValueZeroingRollout(case.model, case.layers)
     told_so = ValueZeroingRollout(case.model, case.layers, other_mixing="ignore")
@@ -139,7 +139,7 @@ def test_a_rollout_that_is_told_what_is_between_does_not_look_for_it() -> None:
 
 @each_family
 @pytest.mark.parametrize("method", [ValueZeroing, ValueZeroingRollout])
-def test_nothing_of_a_layer_outlives_it(method: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_tensor_outlives_its_layer(method: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case, inputs = case_of(name)
     if hasattr(case.model.config, "use_cache"):
         inputs = {**inputs, "use_cache": False}  # the user's own cache keeps keys and values

@@ -120,13 +120,13 @@ def terms_of_the_logit(case: Case) -> Any:
         (terms_of_the_logit, LANGUAGE_MODELS["llama"]),
     ],
 )
-def test_what_joins_layers_on_two_devices(explain: Any, family: Family, elsewhere: torch.device) -> None:
+def test_aggregations_on_two_devices(explain: Any, family: Family, elsewhere: torch.device) -> None:
     found, expected = (tensors(explain(case)) for case in (spread(family, elsewhere), family.case))
     assert {one.device.type for one in found} == {"cpu"}  # where the first layer is
     assert_same(found, expected)
 
 
-def test_the_hook_of_a_layer_among_others(elsewhere: torch.device) -> None:
+def test_layer_with_several_hooks(elsewhere: torch.device) -> None:
     case, whole = spread(FAMILIES["llama"], elsewhere), FAMILIES["llama"].case
     add_hook_to_module(case.layers[1], ModelHook(), append=True)
     assert isinstance(case.layers[1]._hf_hook, SequentialHook)

@@ -58,7 +58,7 @@ def case(name: str) -> tuple[nn.Module, dict[str, Tensor]]:
 @pytest.mark.parametrize(
     ("name", "attention"), [*((name, "self") for name in CASES), ("BART decoder", "cross"), ("FSMT decoder", "cross")]
 )
-def test_a_batch_as_long_as_everything_else_is_its_examples(name: str, attention: str) -> None:
+def test_batch_equals_its_examples(name: str, attention: str) -> None:
     model, inputs = case(name)
     layers = find_layers(model, CASES[name][2])
     method = ValueZeroing(model, layers, attention=attention)
@@ -70,7 +70,7 @@ def test_a_batch_as_long_as_everything_else_is_its_examples(name: str, attention
             assert expected.any()
 
 
-def test_what_a_layer_asserts_of_its_arguments_is_told() -> None:
+def test_assertion_of_the_layer_is_quoted() -> None:
     model, inputs = case("FSMT encoder")
     layer = find_layers(model, "encoder")[0]
     runs: list[Any] = []

@@ -180,7 +180,7 @@ def test_xlnet_in_half_precision() -> None:
     assert_same(scores, exact, tolerance=0.02)  # the layer's input was rounded
 
 
-def test_xlnets_weights_are_not_to_be_seen() -> None:
+def test_weights_of_xlnet_are_refused() -> None:
     model, inputs = case("XLNet")
     with pytest.raises(
         AssertionError, match="XLNetRelativeAttention cannot be read: its family computes attention inl"
@@ -188,7 +188,7 @@ def test_xlnets_weights_are_not_to_be_seen() -> None:
         LayerAttention(model, find_layers(model)[0]).attribute(inputs)
 
 
-def test_a_projection_that_runs_on_something_else_as_well_is_refused() -> None:
+def test_projection_with_two_inputs_is_refused() -> None:
     """On summaries of tokens, say, as in LongT5's transient global attention."""
     model, inputs = case("YOSO")
     layer: Any = find_layers(model)[0]
@@ -220,7 +220,7 @@ class InlineFirst(nn.Module):
 
 
 @pytest.mark.parametrize(("attention", "name"), [("self", "first.value"), ("cross", "value")])
-def test_an_attention_behind_one_that_is_inline(attention: str, name: str) -> None:
+def test_attention_after_an_inline_one(attention: str, name: str) -> None:
     torch.manual_seed(0)
     layer, inputs = InlineFirst(), torch.randn(2, 2, 5, 16, dtype=torch.float64).unbind()
     columns = []
@@ -233,7 +233,7 @@ def test_an_attention_behind_one_that_is_inline(attention: str, name: str) -> No
     assert_same(scores, torch.stack(columns, dim=-1))
 
 
-def test_a_first_token_by_itself() -> None:
+def test_single_first_token() -> None:
     """FSMT's causal mask, which is added, is then a single 0, where its mask of padding hides what is 1."""
     config = transformers.FSMTConfig(
         langs=["en", "de"], src_vocab_size=30, tgt_vocab_size=30, d_model=16, encoder_layers=1, decoder_layers=1,
@@ -244,7 +244,7 @@ def test_a_first_token_by_itself() -> None:
     assert ValueZeroing(model, find_layers(model, stack="decoder")[0]).attribute(inputs).tolist() == [[[1.0]]]
 
 
-def test_torch_is_left_as_it_was() -> None:
+def test_torch_is_unchanged() -> None:
     model, inputs = case("XLNet")
     einsum = torch.einsum
     ValueZeroing(model, find_layers(model)).attribute(inputs)

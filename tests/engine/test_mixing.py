@@ -89,7 +89,7 @@ def trust_all(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("alike", [False, True])
 @pytest.mark.parametrize("tokens", [3, 4, 6, 20])
 @pytest.mark.parametrize("mixture", MIXTURES, ids=str)
-def test_the_pairs_themselves_show_it(
+def test_mixing_shows_in_the_pairs(
     mixture: Callable[[], nn.Module], tokens: int, alike: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where the code is taken on trust, and no run before them is to."""
@@ -117,7 +117,7 @@ def test_examples_that_depend_on_each_other() -> None:
 
 
 @pytest.mark.parametrize("tokens", [3, 6])
-def test_a_mean_that_hardly_moves(tokens: int) -> None:
+def test_mean_that_hardly_changes(tokens: int) -> None:
     """Values so small that float32 tells the mean of the changed positions from that of the clean ones by its check.
 
     No better than by what a replay of them in one sequence would get wrong.
@@ -138,12 +138,12 @@ class Viewing(Block):
         return super().forward(x.view(-1, WIDTH).view(x.shape), mask)
 
 
-def test_a_layer_that_views_its_input_is_run_on_copies() -> None:
+def test_layer_that_views_its_input() -> None:
     block, x = Viewing(after=Mean()), sequences(1)
     assert_same(ValueZeroing(block, block).attribute(x), zeroed_one_by_one(block, x))
 
 
-def test_a_source_reaches_a_row_through_its_neighbour() -> None:
+def test_source_seen_by_a_neighbour() -> None:
     block, x, mask = Block(after=Convolution()), sequences(2), mask_of_window(6, window=2)
     expected = zeroed_one_by_one(block, x, mask)
     assert (expected[:, 4, 2] > 1e-4).all()  # out of row 4's own window, in that of row 3
@@ -153,7 +153,7 @@ def test_a_source_reaches_a_row_through_its_neighbour() -> None:
 
 
 @pytest.mark.parametrize("trusted", [False, True])
-def test_a_row_that_is_reached_through_its_neighbour_only(trusted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_source_seen_only_by_a_neighbour(trusted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Row 0 of a causal model sees itself alone, and its own value is zero; but it hears row 1, which sees both."""
     if trusted:
         trust_all(monkeypatch)
@@ -189,7 +189,7 @@ class Scaled(nn.Module):
 
 
 @pytest.mark.parametrize("size", [1e-2, 1e-5, 1e-10, 1e-11])
-def test_a_mixture_that_is_next_to_nothing(size: float) -> None:
+def test_mixture_of_tiny_size(size: float) -> None:
     """The clean output alone, to within the check's rounding, does not show it: what zeroing changes is as small."""
     block, x = Block(after=Scaled(size)), sequences(2)
     with torch.no_grad():
@@ -309,7 +309,7 @@ def test_experts_of_limited_capacity(capacity: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["bart-decoder", "t5-decoder", "whisper-decoder"])
-def test_an_encoder_as_long_as_the_decoder(name: str) -> None:
+def test_encoder_as_long_as_the_decoder(name: str) -> None:
     case = FAMILIES[name].case
     tokens = torch.randint(4, ENCODER_SIZE["vocab_size"], (1, 7))
     source = {key: x[:1] for key, x in case.inputs.items() if key in ("input_ids", "input_features")}

@@ -110,7 +110,7 @@ def test_a_layer_that_sorts_its_tokens(order: str, batch: int, tokens: int) -> N
     assert_same(ValueZeroing(block, block).attribute(x), by_tokens(block, x, ORDERS[order]))
 
 
-def test_an_order_that_a_nudge_changes_is_refused() -> None:
+def test_order_that_a_nudge_changes() -> None:
     """The sum of what was normed is nothing but rounding."""
     block, x = Block(), sequences(2, 20)
     block.attention = Sorting(lambda x: x.sum(-1).argsort(-1)).double()
@@ -148,7 +148,7 @@ class CutBlock(Block):
 @pytest.mark.parametrize(
     ("place", "parallel"), [("context", False), ("output", False), ("output", True), ("norm", False)]
 )
-def test_limits_that_the_clean_pass_does_not_reach(place: str, parallel: bool, tokens: int) -> None:
+def test_limit_outside_the_clean_range(place: str, parallel: bool, tokens: int) -> None:
     reached = []
     for seed in range(6):
         torch.manual_seed(seed)
@@ -164,7 +164,7 @@ def test_limits_that_the_clean_pass_does_not_reach(place: str, parallel: bool, t
 
 @torch.no_grad()
 @pytest.mark.parametrize("sign", [1, -1])
-def test_a_limit_that_no_sum_of_all_values_reaches(sign: int) -> None:
+def test_limit_that_few_values_reach(sign: int) -> None:
     """Of values that are nearly alike and far from zero, a sum of all but one is smaller than any of them."""
     limits = {1: (2.5, torch.inf), -1: (-torch.inf, -2.5)}[sign]
     block, x = Block(finish=lambda attention, context, x: attention.output(context.clamp(*limits))), sequences(2, 4)
@@ -240,7 +240,7 @@ def counted(monkeypatch: pytest.MonkeyPatch, layer: nn.Module, forward: nn.Modul
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_what_transformers_brings_along_is_taken_on_trust(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_library_layers_are_not_checked(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else one row would cost as much as several forward passes: before hidden states were asked for, and after."""
     case = FAMILIES[name].case
     for _ in range(2):
@@ -248,7 +248,7 @@ def test_what_transformers_brings_along_is_taken_on_trust(name: str, monkeypatch
         case.model(**case.inputs, output_hidden_states=True, output_attentions=True)  # leaves hooks of transformers'
 
 
-def test_what_a_user_changes_in_it_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_library_layers_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     case = FAMILIES["bert"].case
     layer = case.layers[0]
     with layer.output.register_forward_hook(lambda module, inputs, output: output):
@@ -312,12 +312,12 @@ CODE: dict[str, tuple[Callable[[], nn.Module], bool]] = {
 
 
 @pytest.mark.parametrize("code", CODE)
-def test_whose_code_it_is(code: str) -> None:
+def test_library_code_is_recognised(code: str) -> None:
     module, expected = CODE[code]
     assert trust.is_library_code(module()) is expected
 
 
-def test_what_a_user_puts_into_a_class_of_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_class_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nn.Linear, "extra_repr", own(nn.Linear.extra_repr))
     assert not trust.is_library_code(nn.Linear(2, 2))
 

@@ -58,7 +58,7 @@ def test_averages_counts_and_attributes(kind: Any, method: Any, inference: bool)
     assert kept_by(block) == kept_by(plain)
 
 
-def test_after_an_error_too() -> None:
+def test_state_after_an_error() -> None:
     block, x = Block(), sequences(2)
     memory = block.feed_forward = Remembers(block.feed_forward).double()
     plain = copy.deepcopy(block)
@@ -105,7 +105,7 @@ class WithCache(Block):
         return super().forward(x) * kept.gate(x).sigmoid()
 
 
-def test_objects_that_a_layer_is_given() -> None:
+def test_objects_given_to_a_layer() -> None:
     block, x, gate = WithCache(), sequences(2), nn.Linear(WIDTH, WIDTH).double()
     kept = SimpleNamespace(states=[], gate=gate)
     ValueZeroing(lambda x: block(x, kept), block).attribute(x)
@@ -123,7 +123,7 @@ class DrawsLots(Block):
         return x + added * (torch.rand(len(x), 1, 1) < self.keep_prob) if self.training else x + added
 
 
-def test_chance_in_train_mode_is_refused() -> None:
+def test_random_train_mode_is_refused() -> None:
     block, x = DrawsLots(), sequences(2)
     expected = ValueZeroing(block, block).attribute(x)
     torch.manual_seed(0)

@@ -113,7 +113,7 @@ class AsksForWeights(nn.Module):
         return x + context + self.mlp(x + context)
 
 
-def test_multihead_attention_that_is_asked_for_its_weights() -> None:
+def test_multihead_attention_with_weights() -> None:
     block = AsksForWeights().double().eval()
     x = torch.randn(2, TOKENS, WIDTH, dtype=torch.float64)
     attention = LayerAttention(block, block).attribute(x)
@@ -198,7 +198,7 @@ def test_a_home_made_model(block: type[Block]) -> None:
         assert not one.triu(1).any()
 
 
-def test_torch_is_as_it_was_after_a_pass_and_after_an_error() -> None:
+def test_torch_is_unchanged_after_errors() -> None:
     before = (F.scaled_dot_product_attention, F.multi_head_attention_forward)
     model = HomeMade(Block).eval()
     ValueZeroing(model, model.blocks).attribute(torch.randint(30, (1, 3)))
@@ -211,7 +211,7 @@ def test_torch_is_as_it_was_after_a_pass_and_after_an_error() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @torch.no_grad()
-def test_half_precision_is_rounded_once_as_in_torchs_own(dtype: torch.dtype) -> None:
+def test_half_precision_rounds_once(dtype: torch.dtype) -> None:
     class Attends(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             heads = x.unflatten(2, (HEADS, -1)).transpose(1, 2)
@@ -286,13 +286,13 @@ def written_over(x: Tensor) -> Tensor:
     return context
 
 
-def test_values_that_are_written_over() -> None:
+def test_overwritten_values() -> None:
     block, x = OneForward(written_over), torch.randn(2, TOKENS, WIDTH, dtype=torch.float64)
     torch.testing.assert_close(raw(block, block, x), twin(block, (x,), {}, TOKENS), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("attention", [difference, head_by_head, local_and_global, without_heads])
-def test_an_attention_that_is_called_in_parts(attention: Callable[[Tensor], Tensor]) -> None:
+def test_attention_in_parts(attention: Callable[[Tensor], Tensor]) -> None:
     block, x = OneForward(attention), torch.randn(2, TOKENS, WIDTH, dtype=torch.float64)
     expected = twin(block, (x,), {}, TOKENS, calls=range(2))
     torch.testing.assert_close(raw(block, block, x), expected, rtol=0, atol=1e-12)
@@ -301,7 +301,7 @@ def test_an_attention_that_is_called_in_parts(attention: Callable[[Tensor], Tens
     torch.testing.assert_close(half.double(), expected, rtol=1e-3, atol=1e-6)
 
 
-def test_parts_have_no_weights_in_common() -> None:
+def test_weights_of_parts_are_refused() -> None:
     block = OneForward(difference)
     with pytest.raises(AssertionError, match="computed in 2 parts, each with weights of its own"):
         LayerAttention(block, block).attribute(torch.randn(2, TOKENS, WIDTH, dtype=torch.float64))
@@ -317,7 +317,7 @@ class SideBySide(nn.Module):
 
 
 @pytest.mark.parametrize("attention", ["self", "cross"])
-def test_two_attentions_over_the_same_tokens_are_refused(attention: str) -> None:
+def test_two_self_attentions_are_refused(attention: str) -> None:
     layer = SideBySide().double().eval()
     with pytest.raises(AssertionError, match="two attentions over its own tokens, Attention and Attention"):
         raw(layer, layer, torch.randn(2, TOKENS, WIDTH, dtype=torch.float64), attention=attention)
@@ -353,7 +353,7 @@ LAYERS_OF_USERS: dict[str, Callable[..., nn.TransformerEncoderLayer]] = {
 @torch.no_grad()
 @pytest.mark.parametrize("norm_first", [True, False])
 @pytest.mark.parametrize("kind", LAYERS_OF_USERS)
-def test_what_users_make_of_torchs_layers(kind: str, norm_first: bool) -> None:
+def test_changed_layers_of_torch(kind: str, norm_first: bool) -> None:
     """Their `forward` is torch's."""
     for seed in range(4):
         torch.manual_seed(seed)
@@ -385,7 +385,7 @@ class Unread(nn.Module):
 
 @pytest.mark.parametrize("stops_nan", [True, False])
 @pytest.mark.parametrize("sources", [TOKENS, 3])
-def test_a_cross_attention_is_not_taken_for_what_is_not_seen_before_it(sources: int, stops_nan: bool) -> None:
+def test_unread_attention_before_cross_attention(sources: int, stops_nan: bool) -> None:
     x, memory = (torch.randn(2, length, WIDTH, dtype=torch.float64) for length in (TOKENS, sources))
     layer = Unread(True, stops_nan)
     with pytest.raises(AssertionError, match="something else that mixes its tokens"):
@@ -396,7 +396,7 @@ def test_a_cross_attention_is_not_taken_for_what_is_not_seen_before_it(sources: 
 
 @pytest.mark.parametrize("stops_nan", [True, False])
 @pytest.mark.parametrize("sources", [TOKENS, TOKENS + 2])
-def test_sources_that_a_cross_attention_hides_are_no_padding_of_its_rows(sources: int, stops_nan: bool) -> None:
+def test_hidden_sources_of_cross_attention(sources: int, stops_nan: bool) -> None:
     x, memory = (torch.randn(2, length, WIDTH, dtype=torch.float64) for length in (TOKENS, sources))
     hidden = torch.zeros(2, sources, dtype=torch.bool)
     hidden[0, 1:3] = True
@@ -421,7 +421,7 @@ class WithMore(nn.Module):
 
 @pytest.mark.parametrize("more", ["add_bias_kv", "add_zero_attn"])
 @pytest.mark.parametrize("padding", [[0, 0, 0, 1, 1], [1, 1, 0, 0, 0]], ids=["right", "left"])
-def test_padding_before_sources_that_are_no_tokens(more: str, padding: list[int]) -> None:
+def test_padding_before_bias_sources(more: str, padding: list[int]) -> None:
     layer, x = WithMore(**{more: True}), torch.randn(2, TOKENS, WIDTH, dtype=torch.float64)
     padded = torch.tensor([[0] * TOKENS, padding]).bool()
     expected = twin(layer, (x, padded), {}, TOKENS + 1) * ~padded[:, :, None]
@@ -438,7 +438,7 @@ class LooksAtWeights(AsksForWeights):
 
 
 @pytest.mark.parametrize("device", [None, "cpu"])
-def test_weights_that_are_computed_with(device: str | None) -> None:
+def test_weights_used_in_the_layer(device: str | None) -> None:
     """Also under a function mode, as a default device is, under which torch calls its own function twice."""
     block, x = LooksAtWeights().double().eval(), torch.randn(2, TOKENS, WIDTH, dtype=torch.float64)
     plain = AsksForWeights().double().eval()
@@ -453,7 +453,7 @@ def test_weights_that_are_computed_with(device: str | None) -> None:
 
 
 @pytest.mark.parametrize("sharper", [1, 3])
-def test_a_function_of_the_users_in_torchs_place(monkeypatch: pytest.MonkeyPatch, sharper: int) -> None:
+def test_replaced_function_of_torch(monkeypatch: pytest.MonkeyPatch, sharper: int) -> None:
     """One that computes the same is none of our business; of one that does not, the weights are not known."""
     torchs = F.scaled_dot_product_attention
     block, x = OneForward(without_heads), torch.randn(2, TOKENS, WIDTH, dtype=torch.float64)
@@ -490,7 +490,7 @@ class Mode(TorchFunctionMode):
 @pytest.mark.parametrize("by_name", [False, True])
 @pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.parametrize("family", ["torch", "transformers"])
-def test_a_function_mode_of_the_users(family: str, inside: bool, by_name: bool) -> None:
+def test_own_function_mode(family: str, inside: bool, by_name: bool) -> None:
     block: nn.Module = OneForward(without_heads)
     x = torch.randn(2, TOKENS, WIDTH, dtype=torch.float64)
     if family == "transformers":

@@ -34,15 +34,15 @@ def used_by(function: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Tensor:
     return call.weights_used(nn.Identity(), context, weights)
 
 
-def test_weights_that_give_the_context_are_taken_as_they_are() -> None:
+def test_returned_weights_are_used() -> None:
     assert used_by(attend) is WEIGHTS
 
 
-def test_a_context_that_is_scaled_shows_the_scaled_weights() -> None:
+def test_scaled_context_shows_scaled_weights() -> None:
     torch.testing.assert_close(used_by(lambda values: attend(values, SCALE)), WEIGHTS * SCALE)
 
 
-def test_heads_may_come_merged() -> None:
+def test_merged_heads() -> None:
     def merged(values: Tensor) -> tuple[Tensor, Tensor]:
         context, weights = attend(values, SCALE)
         return context.flatten(2), weights
@@ -50,7 +50,7 @@ def test_heads_may_come_merged() -> None:
     torch.testing.assert_close(used_by(merged), WEIGHTS * SCALE)
 
 
-def test_a_function_that_is_not_linear_in_its_values_is_refused() -> None:
+def test_nonlinear_attention_is_refused() -> None:
     def squashed(values: Tensor) -> tuple[Tensor, Tensor]:
         context, weights = attend(values)
         return context.tanh(), weights

@@ -216,7 +216,7 @@ def method_of(run: Run, **options: Any) -> ValueZeroing:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_maps_are_over_the_layers_own_positions(name: str) -> None:
+def test_map_over_the_layers_positions(name: str) -> None:
     for run in CASES[name]():
         scores = scores_of(run)
         assert_same(scores, run.expected)
@@ -268,13 +268,13 @@ def test_half_precision_is_replayed_in_float32() -> None:
     assert_same(scores, exact, tolerance=1e-6)
 
 
-def test_fast_says_that_windows_are_exact(shifted: Run) -> None:
+def test_bfloat16_changes_of_windows_warn(shifted: Run) -> None:
     with pytest.warns(UserWarning, match="knows no shape like that of .*, computed exactly"):
         fast = method_of(shifted, matmul_precision="medium").attribute(shifted.hidden, None, shifted.args[1:])
     assert torch.equal(fast, scores_of(shifted))
 
 
-def test_one_example_is_as_in_a_batch(shifted: Run) -> None:
+def test_one_example_of_a_batch(shifted: Run) -> None:
     for example in range(2):
         alone = method_of(shifted).attribute(shifted.hidden[example : example + 1], None, shifted.args[1:])
         assert_same(alone[0], shifted.expected[example])
@@ -364,7 +364,7 @@ class Decoder(nn.Module):
 
 @pytest.mark.parametrize(("tokens", "sources"), [(5, 5), (5, 8), (8, 5)])
 @pytest.mark.parametrize("prompts", [1, 2])
-def test_an_attention_that_is_given_its_values_apart(tokens: int, sources: int, prompts: int) -> None:
+def test_separate_queries_and_values(tokens: int, sources: int, prompts: int) -> None:
     model, generator = Decoder(), torch.Generator().manual_seed(0)
     sizes = (tokens, sources)
     given = tuple(torch.randn(2, prompts, n, WIDTH, dtype=torch.float64, generator=generator) for n in sizes)
@@ -392,7 +392,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("reason", REFUSED)
-def test_what_cannot_be_told_is_refused(reason: str) -> None:
+def test_ambiguous_windows_are_refused(reason: str) -> None:
     block, x = Halves(REFUSED[reason]), torch.randn(2, 6, WIDTH, dtype=torch.float64)
     with pytest.raises(AssertionError, match=rf"(one vector a token|cannot be replayed).*{reason}"):
         ValueZeroing(block, block).attribute(x)
@@ -415,7 +415,7 @@ class Alarmed(Halves):
         return torch.where(output.abs() > self.limit, 1.0, 0.0).amax() * torch.arange(WIDTH) + output
 
 
-def test_windows_that_only_hear_what_is_loud() -> None:
+def test_windows_that_depend_on_large_values() -> None:
     across = []
     for seed in range(6):
         torch.manual_seed(seed)
@@ -428,7 +428,7 @@ def test_windows_that_only_hear_what_is_loud() -> None:
     assert any(across)
 
 
-def test_windows_of_numbers_that_are_rounded_to_few() -> None:
+def test_windows_of_quantised_values() -> None:
     """A nudge that is too small to be taken for another order moves none of them."""
     layer, x = Halves(lambda x: (4 * x).round() / 4), torch.randn(1, 8, WIDTH, dtype=torch.float64)
     run = Run(layer, (x,), {}, "attention.value", all_of(WIDTH), False)
@@ -473,14 +473,14 @@ def clearing() -> Halves:
 
 @pytest.mark.parametrize("batch", [1, 2])
 @pytest.mark.parametrize("build", [Sorted, Stopped, clearing])
-def test_layers_in_which_nan_leads_astray(build: Callable[[], nn.Module], batch: int) -> None:
+def test_layers_that_hide_nan(build: Callable[[], nn.Module], batch: int) -> None:
     torch.manual_seed(5)
     block, x = build().eval(), torch.randn(batch, 6, WIDTH, dtype=torch.float64)
     run = Run(block, (x,), {}, "attention.value", all_of(WIDTH), channels_first=False)
     assert_same(ValueZeroing(block, block, normalize=False).attribute(x), run.expected)
 
 
-def test_outputs_that_depend_on_no_value_are_refused() -> None:
+def test_outputs_that_depend_on_no_value() -> None:
     block, x = clearing(), torch.randn(2, 6, WIDTH, dtype=torch.float64)
     with torch.no_grad():
         block.attention.output.weight.zero_()
@@ -496,7 +496,7 @@ class HandedOn(Halves):
         return x + x.roll(1, dims=0).cumsum(1)
 
 
-def test_outputs_that_hear_another_example_are_refused() -> None:
+def test_outputs_that_depend_on_another_example() -> None:
     block, x = HandedOn(lambda x: x), torch.randn(2, 6, WIDTH, dtype=torch.float64)
     with pytest.raises(AssertionError, match="reaches from one example to another"):
         ValueZeroing(block, block).attribute(x)
@@ -512,7 +512,7 @@ class Twice(Block):
         return x + self.feed_forward(self.norm(x))
 
 
-def test_a_token_that_a_window_holds_twice_is_zeroed_at_both_places() -> None:
+def test_token_twice_in_a_window() -> None:
     x = torch.randn(2, 6, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     run = Run(Twice(), (x,), {}, "attention.value", all_of(WIDTH), False)
     assert_same(scores_of(run), run.expected)
@@ -529,7 +529,7 @@ class Turned(Block):
         return x + self.feed_forward(self.norm(x))
 
 
-def test_tokens_in_another_order_are_told_apart() -> None:
+def test_tokens_in_another_order() -> None:
     block, x = Turned(), torch.randn(2, 6, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     run = Run(block, (x,), {}, "attention.value", all_of(WIDTH), False)
     assert_same(scores_of(run), run.expected)
@@ -542,7 +542,7 @@ def test_tokens_in_another_order_are_told_apart() -> None:
             ValueZeroingEffect(block, block).attribute(inputs, target=(0, 0))
 
 
-def test_methods_that_need_weights_say_so(shifted: Run) -> None:
+def test_methods_that_need_weights(shifted: Run) -> None:
     for method in (LayerAttention, LayerAttentionNorm):
         with pytest.raises(AssertionError, match="sees the layer's tokens in windows"):
             method(shifted.layer, shifted.layer).attribute(shifted.hidden, None, shifted.args[1:])
@@ -569,7 +569,7 @@ def test_a_rollout_stays_within_a_stage() -> None:
     assert_same(ValueZeroingRollout(model, layers[:2]).attribute(image(12)), second @ first)
 
 
-def test_the_model_is_left_as_it_was(shifted: Run) -> None:
+def test_model_is_unchanged(shifted: Run) -> None:
     before = [len(module._forward_hooks) for module in shifted.layer.modules()]
     scores_of(shifted)
     assert [len(module._forward_hooks) for module in shifted.layer.modules()] == before
