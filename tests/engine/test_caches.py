@@ -1,4 +1,4 @@
-"""Key-value caches: the user's own grows by one pass, and what it holds from before are sources like others."""
+"""Key-value caches: the user's cache grows by one pass, and its tokens are sources."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_half_precision_with_a_cache(past: int) -> None:
 @each_method
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 def test_static_cache_is_refused(name: str, method: type[ValueZeroing]) -> None:
-    """Its keys are as many as it has room for, so that no token stands at the end of them."""
+    """A static cache holds keys for all of its places, so the last keys belong to no token."""
     case = FAMILIES[name].case
     cache = StaticCache(config=case.model.config, max_cache_len=12)
     inputs = {"input_ids": tokens(), "past_key_values": cache, "use_cache": True}
@@ -80,7 +80,7 @@ def test_static_cache_is_refused(name: str, method: type[ValueZeroing]) -> None:
 
 
 def prefix_of(case: Case, examples: slice) -> DynamicCache:
-    """Keys and values of three tokens that were never run, as prefix tuning learns them."""
+    """Keys and values of three tokens that never ran, as prefix tuning learns them."""
     config, random, cache = case.model.config, torch.Generator().manual_seed(1), DynamicCache()
     size = (2, config.num_attention_heads, 3, config.hidden_size // config.num_attention_heads)
     for number in range(len(case.layers)):
@@ -117,7 +117,7 @@ def test_bidirectional_tokens_after_a_prefix(
 
 
 def test_joint_attention_is_no_cache() -> None:
-    """T5Gemma 2's decoder has one attention for both, and makes a cache of its own."""
+    """T5Gemma 2's decoder has one attention over its own tokens and the encoder's, and makes its own cache."""
     model = next(small_models("t5gemma2"))
     inputs, _ = working_inputs(model)
     without = ValueZeroing(model, list(model.decoder.layers)).attribute({**inputs, "use_cache": False})

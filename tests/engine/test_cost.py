@@ -1,4 +1,4 @@
-"""What a map costs: one row for one target, not a whole map; and nothing but the maps outlives its layer."""
+"""What a map costs: one token costs one row, and only maps outlive their layer."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def operations_of_a_map(name: str) -> int:
 
 
 def operations(run: Callable[[], Any]) -> int:
-    """Floating-point operations of the matrix products, whoever calls them."""
+    """Floating-point operations of all matrix products."""
     with FlopCounterMode(display=False) as counter:
         run()
     return counter.get_total_flops()
@@ -68,7 +68,7 @@ def test_cost_of_each_token_form(name: str, form: str) -> None:
 def test_cost_grows_with_tokens(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Without the fast lane, which pays by the source as well; what it costs is counted in tests/engine_folded.
+    # Without the folded replay, whose cost also depends on sources. tests/engine_folded counts it.
     monkeypatch.setattr(value_zeroing, "REPLAYS", value_zeroing.REPLAYS[1:])
 
     def cost(tokens: int, target: Any) -> int:
@@ -99,7 +99,7 @@ def test_hidden_sources_cost_nothing() -> None:
 
 
 def test_zero_values_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Without the folded replay, which is not taken for no pairs at all.
+    # Without the folded replay, which is not taken where no pair is left.
     monkeypatch.setattr(value_zeroing, "REPLAYS", value_zeroing.REPLAYS[1:])
     case, inputs = FAMILIES["bert"].build(), case_of("bert")[1]
     of = ValueZeroing(case.model, case.layers[0])
@@ -110,7 +110,7 @@ def test_zero_values_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
             return operations(lambda: of.attribute(inputs))
 
     with pytest.warns(UserWarning, match=" zero"):
-        rest = without(range(TOKENS))  # what a hooked layer costs besides its pairs
+        rest = without(range(TOKENS))  # the cost of a hooked layer without its pairs
     assert without(range(0, TOKENS, 2)) - rest < 0.6 * (without(range(0)) - rest)
 
 

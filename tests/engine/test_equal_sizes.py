@@ -1,4 +1,4 @@
-"""As many examples as tokens as heads as features of a head: no length alone tells what an axis is, in float64."""
+"""Equal numbers of examples, tokens, heads and features a head: lengths do not identify axes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CASES: dict[str, tuple[str, dict[str, Any], str | None]] = {
     "GPT-2": ("GPT2Model", {"vocab_size": 50, "n_embd": WIDTH, "n_layer": 2, "n_head": SIZE}, None),
     "BLOOM": ("BloomModel", {"vocab_size": 50, "hidden_size": WIDTH, "n_layer": 2, "n_head": SIZE}, None),
     "MPT": ("MptModel", {"vocab_size": 50, "d_model": WIDTH, "n_layers": 2, "n_heads": SIZE, "max_seq_len": 64}, None),
-    "BROS": ("BrosModel", BERT | {"hidden_size": 64}, None),  # of fewer features it makes none of its boxes
+    "BROS": ("BrosModel", BERT | {"hidden_size": 64}, None),  # fewer features leave none for its boxes
     "XLNet": ("XLNetModel", {"vocab_size": 50, "d_model": WIDTH, "n_layer": 2, "n_head": SIZE, "d_inner": 24}, None),
     "BART encoder": ("BartModel", BOTH | {"vocab_size": 50}, "encoder"),
     "BART decoder": ("BartModel", BOTH | {"vocab_size": 50}, "decoder"),

@@ -1,4 +1,4 @@
-"""find_layers: the layers of every family, found by structure, and what is said where there is not one stack."""
+"""find_layers: the layers of every family, and the errors for models without exactly one stack."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_module_list_as_layers() -> None:
 
 @pytest.mark.parametrize("model_type", ["glm5_next_text", "kimi_linear", "qwen4_exp_text"])
 def test_layers_named_after_attention(model_type: str) -> None:
-    """Their mixer is, and what mixes the streams before it."""
+    """In these models a linear mixer, and the module that mixes streams, are named after attention."""
     model = next(small_models(model_type))
     attending = [
         layer

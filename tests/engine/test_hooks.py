@@ -1,4 +1,4 @@
-"""Others who listen to the user's pass: their own hooks, and what transformers collects when it is asked to."""
+"""The user's hooks, and what transformers collects, see the user's pass only."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_layer_hooks_see_own_runs(name: str) -> None:
 @pytest.mark.parametrize("place", ["attention.output.dense", "attention.self", "attention", "intermediate", "output"])
 @pytest.mark.parametrize("kind", ["before", "after"])
 def test_submodule_hook_is_replayed(place: str, kind: str) -> None:
-    """Steering: the map is that of the layer as it runs, with the user's hook on it."""
+    """Steering: the map is the map of the layer with the user's hook."""
     case = FAMILIES["bert"].build()
     module = case.layers[1].get_submodule(place)
 
@@ -85,7 +85,7 @@ def test_layer_hook_on_the_input() -> None:
 
 
 def test_layer_hook_on_the_output() -> None:
-    """It is no part of the layer's forward, so the layer does not return what was recorded."""
+    """The hook is no part of the layer's forward, so the layer does not return the recorded output."""
     case = FAMILIES["bert"].build()
     case.layers[1].register_forward_hook(lambda module, args, output: 1.5 * output + 1)
     with pytest.raises(AssertionError, match="BertLayer cannot be replayed"):

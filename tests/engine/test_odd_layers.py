@@ -1,4 +1,4 @@
-"""Layers that do more than transformers' own: inside their attention, with further arguments, with a state."""
+"""Layers that do more than transformers' layers: inside the attention, with further arguments, with a state."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def direction_with_neighbours(attention: SelfAttention, context: Tensor, x: Tens
 
 
 class NormOfAttention(Block):
-    """No residual stream runs past the attention before the norm."""
+    """A block without a residual connection around the attention."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -128,7 +128,7 @@ class NormOfAttention(Block):
 
 
 class AttentionAlone(NormOfAttention):
-    """No residual stream at all, and no norm."""
+    """A block that is an attention without residual connection and norm."""
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         return self.attention(self.attention_norm(x), mask)
@@ -147,7 +147,7 @@ class AttentionAlone(NormOfAttention):
 @pytest.mark.parametrize(("batch", "tokens"), [(1, 6), (2, 20)])
 def test_value_that_is_nearly_all(block: Block, batch: int, tokens: int) -> None:
     x, mask = sequences(batch, tokens), torch.full((1, 1, tokens, tokens), -30.0, dtype=torch.float64)
-    mask[..., 2] = 0  # what else a head sees is 1e-13 of its context
+    mask[..., 2] = 0  # all other weights are 1e-13
     found = ValueZeroing(block, block, normalize=False).attribute((x, mask))
     assert_same(found, zeroed_one_by_one(block, x, mask, normalize=False))
 
@@ -159,12 +159,12 @@ def test_group_that_is_all() -> None:
     words = torch.arange(48)[None] // 3
     method = ValueZeroing(model, model.layers[0].self_attn, normalize=False)
     found = method.attribute(torch.arange(48)[None], feature_mask=words)
-    # Of nothing no direction is left: half a turn of a unit vector, and not what rounding makes of it.
+    # A context of zeros has no direction. The distance is 0.5, and no rounding error is normalized.
     assert_same(found[:, :3, :3], found.new_full((1, 3, 3), 0.5), tolerance=1e-6)
 
 
 class GatedProjection(nn.Module):
-    """NeoMME's: a submodule that takes the attention's input beside the context."""
+    """The projection of NeoMME: a submodule that takes the context and the attention's input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -183,7 +183,7 @@ def test_projection_with_a_gate() -> None:
 
 
 class Skipping(Block):
-    """Some positions pass by the attention, by a switch that is off or on and hears nothing of the context."""
+    """Some positions skip the attention. A switch that does not depend on the context decides."""
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         on = x[..., :1] > 0
@@ -192,16 +192,16 @@ class Skipping(Block):
 
 
 class ParallelSkipping(Block):
-    """The same, the feed-forward beside the attention."""
+    """The same, with the feed-forward layer parallel to the attention."""
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         on = x[..., :1] > 0
         return x + on * self.attention(self.attention_norm(x), mask) + self.feed_forward(self.norm(x))
 
 
-@pytest.mark.filterwarnings("ignore:.* rows? .* zero")
+@pytest.mark.filterwarnings("ignore:.*row.* zero")
 @pytest.mark.parametrize("last", [1.0, -1.0])
-# Of every number of rows, for the last of a product may be rounded in another way.
+# All numbers of rows, because the last rows of a product may be rounded in another way.
 @pytest.mark.parametrize(("batch", "tokens"), [*zip(cycle((1, 2)), range(3, 19)), (1, 20), (2, 20)])
 @pytest.mark.parametrize("kind", [Skipping, ParallelSkipping])
 def test_positions_that_skip_the_attention(kind: type[Block], batch: int, tokens: int, last: float) -> None:
@@ -240,7 +240,7 @@ def scale_sequence_first(x: Tensor, condition: Tensor) -> Tensor:
     return x * condition.transpose(0, 1)
 
 
-# The shape of the further tensor, from (batch, tokens): by its shape alone nobody can tell what its axes are.
+# The shape of the further tensor, from (batch, tokens). The shape alone does not identify the axes.
 CONDITIONS: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], Callable[[int, int], tuple[int, ...]]]] = {
     "each example": (scale_each_example, lambda batch, tokens: (batch, WIDTH)),
     "all examples": (scale_each_example, lambda batch, tokens: (1, WIDTH)),
@@ -281,7 +281,7 @@ def test_mask_for_each_head(batch: int) -> None:
 @pytest.mark.parametrize("tokens", [6, 20])
 def test_tokens_that_skip_themselves(tokens: int) -> None:
     visible = ~torch.eye(tokens, dtype=torch.bool).expand(2, 1, -1, -1).clone()
-    visible[1, ..., -2:] = False  # and these are
+    visible[1, ..., -2:] = False  # these tokens are padding
     mask = torch.zeros(visible.shape, dtype=torch.float64).masked_fill(~visible, torch.finfo(torch.float64).min)
     block, x = Block(), sequences(2, tokens)
     expected = zeroed_one_by_one(block, x, mask)
@@ -294,7 +294,7 @@ def test_tokens_that_skip_themselves(tokens: int) -> None:
 @pytest.mark.parametrize(("tokens", "sources"), [(5, 5), (5, 8), (8, 5)])
 @pytest.mark.parametrize("hidden", [0, 2])
 def test_cross_attention_module_as_layer(tokens: int, sources: int, hidden: int) -> None:
-    """Which of its sources are padding is known, and says nothing of its targets."""
+    """Hidden sources of a cross-attention are no padding of its targets."""
     reader = Reader().double().eval()
     x, memory = sequences(2, tokens), sequences(2, sources) + 1
     visible = torch.ones(2, 1, tokens, sources, dtype=torch.bool)
@@ -317,7 +317,7 @@ def test_cross_attention_module_as_layer(tokens: int, sources: int, hidden: int)
 
 
 class Thrice(nn.Module):
-    """Gives its layer the states as queries and as memory, as Funnel does: the same tensor, or a copy."""
+    """Passes its states as queries and as memory, as Funnel does: the same tensor, or a copy."""
 
     def __init__(self, copies: bool) -> None:
         super().__init__()
@@ -401,7 +401,7 @@ def test_several_attention_functions(kind: type[Sharp]) -> None:
     seen: list[Tensor] = []
     with block.register_forward_hook(lambda module, inputs, output: seen.append(output)):
         assert_same(ValueZeroing(block, block).attribute(x), zeroed_one_by_one(block, x))
-    assert_same(seen[0], output)  # the model's own numbers, while it is explained
+    assert_same(seen[0], output)  # the model's numbers do not change while it is explained
 
 
 def boolean_eager_attention_forward(
@@ -460,7 +460,7 @@ def attend_alone(attention: SelfAttention, x: Tensor, mask: Tensor | None) -> Te
 
 def test_keywords_and_further_outputs() -> None:
     class Wordy(Block):
-        # Called in another way than its base, which is what is tested: mypy has a point.
+        # The signature differs from that of the base class, because this is what is tested.
         def forward(self, *, hidden: Tensor, options: dict[str, Any]) -> tuple[Tensor, None, str]:  # type: ignore[override]
             return super().forward(hidden, options["masks"][0]), None, "more"
 

@@ -1,4 +1,4 @@
-"""Layers of anybody's own that give back their clean output when replayed, and would be wrong for anything else."""
+"""Layers of the user's that reproduce their clean output, but would be wrong for zeroed values if they were trusted."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ORDERS: dict[str, Order] = {
     "one further": lambda x: torch.arange(x.shape[1]).roll(1).expand(x.shape[:2]),
     "by a score": lambda x: score(x).argsort(-1),
 }
-# Others are read twice, and some never.
+# Some positions are read twice, and some never.
 PLACES = ORDERS | {
     "the odd ones": lambda x: (torch.arange(x.shape[1]) | 1).clamp(max=x.shape[1] - 1).expand(x.shape[:2])
 }
@@ -42,7 +42,7 @@ def in_order(x: Tensor, order: Tensor) -> Tensor:
 
 
 class Reordering(SelfAttention):
-    """Reads its keys and values in another order than its queries: of its tokens, or of what it projected them to."""
+    """Reads keys and values in another order than queries. The order applies to tokens, or to their projections."""
 
     def __init__(self, order: Order, tokens: bool) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class Reordering(SelfAttention):
 
 
 class Sorting(SelfAttention):
-    """Puts all its tokens in another order, and what becomes of them back."""
+    """Reorders all tokens, and restores the order of the output."""
 
     def __init__(self, order: Order) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class Sorting(SelfAttention):
 
 
 def by_tokens(block: Block, x: Tensor, places: Callable[[Tensor], Tensor]) -> Tensor:
-    """The map of a block whose value projection holds token j where `places(the attention's input)` is j."""
+    """The map of a block whose value projection holds token j where `places(attention input)` is j."""
     held = places(block.attention_norm(x))
     clean, columns = block(x), []
     for token in range(x.shape[1]):
@@ -111,7 +111,7 @@ def test_a_layer_that_sorts_its_tokens(order: str, batch: int, tokens: int) -> N
 
 
 def test_order_that_a_nudge_changes() -> None:
-    """The sum of what was normed is nothing but rounding."""
+    """The sum of normalized features consists of rounding errors."""
     block, x = Block(), sequences(2, 20)
     block.attention = Sorting(lambda x: x.sum(-1).argsort(-1)).double()
     with pytest.raises(AssertionError, match=r"Block cannot be replayed.*values come from several positions each"):
@@ -121,7 +121,7 @@ def test_order_that_a_nudge_changes() -> None:
 
 
 class CutBlock(Block):
-    """Cuts the context, the attention's output or the norm's at a limit."""
+    """Clamps the context, the attention's output or the norm's output."""
 
     limit = torch.inf
 
@@ -165,7 +165,7 @@ def test_limit_outside_the_clean_range(place: str, parallel: bool, tokens: int) 
 @torch.no_grad()
 @pytest.mark.parametrize("sign", [1, -1])
 def test_limit_that_few_values_reach(sign: int) -> None:
-    """Of values that are nearly alike and far from zero, a sum of all but one is smaller than any of them."""
+    """If values are similar and far from zero, a sum without one value is smaller than each value."""
     limits = {1: (2.5, torch.inf), -1: (-torch.inf, -2.5)}[sign]
     block, x = Block(finish=lambda attention, context, x: attention.output(context.clamp(*limits))), sequences(2, 4)
     block.attention.value.weight.mul_(0.01)
@@ -174,7 +174,7 @@ def test_limit_that_few_values_reach(sign: int) -> None:
 
 
 class CutFeature(Block):
-    """Cuts one feature of the context at a limit, on one side."""
+    """Clamps one feature of the context on one side."""
 
     limit = torch.inf
 
@@ -193,7 +193,7 @@ class CutFeature(Block):
 @torch.no_grad()
 @pytest.mark.parametrize("sign", [1, -1])
 def test_a_limit_of_one_feature(sign: int) -> None:
-    """Of few tokens, what stands for all contexts that there may be is large in some features and small in others."""
+    """With few tokens, the extreme contexts are large in some features and small in others."""
     x, reached = sequences(1, 2), 0
     for feature in range(WIDTH):
         block = CutFeature(feature, sign)
@@ -207,7 +207,7 @@ def test_a_limit_of_one_feature(sign: int) -> None:
 
 
 class FirstHalf(nn.Module):
-    """Doubles those positions whose first feature is positive: the first ones, up to half of all that are there."""
+    """Doubles the first positions whose first feature is positive, at most half of all positions."""
 
     def forward(self, x: Tensor) -> Tensor:
         flat = x.flatten(0, -2)
@@ -227,7 +227,7 @@ def test_positions_that_compete_without_a_module(tokens: int) -> None:
 
 
 def counted(monkeypatch: pytest.MonkeyPatch, layer: nn.Module, forward: nn.Module, inputs: dict[str, Tensor]) -> int:
-    """How often it is asked whether the values of a layer are in order."""
+    """How often the order of a layer's values is checked."""
     asked = []
 
     def ask(recording: object, call: object) -> bool:
@@ -241,7 +241,7 @@ def counted(monkeypatch: pytest.MonkeyPatch, layer: nn.Module, forward: nn.Modul
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_library_layers_are_not_checked(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else one row would cost as much as several forward passes: before hidden states were asked for, and after."""
+    """A check would cost as much as several forward passes. Hooks that transformers leaves behind are trusted too."""
     case = FAMILIES[name].case
     for _ in range(2):
         assert not counted(monkeypatch, case.layers[0], case.model, case.inputs)
@@ -261,7 +261,7 @@ def test_changed_library_layers_are_checked(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 class Hook(ModelHook):
-    """A user's own."""
+    """A hook of the user's."""
 
 
 @pytest.mark.parametrize(
@@ -281,11 +281,11 @@ def test_hooks_of_accelerate_only_move(hook: ModelHook, trusted: bool, monkeypat
 
 
 class Renamed(nn.Linear):
-    """A class of a user's own."""
+    """A class of the user's."""
 
 
 def own(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A function of a user's own, which looks like the one that it wraps."""
+    """A function of the user's that carries the name of the function that it wraps."""
     return wraps(function)(lambda *args: function(*args))
 
 

@@ -1,6 +1,6 @@
-"""Half precision: a layer is replayed in float32 on the half-precision input that it got, and nothing of it is kept.
+"""Half precision: a layer is replayed in float32 on its half-precision input, and no float32 copy is kept.
 
-The twin replays in float64, so that its own rounding is out of the question.
+The twin replays in float64, so its own rounding does not matter.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def in_float64(run: Run) -> Run:
 
 
 def twin(case: Case, run: Run) -> Tensor:
-    """The map of one run in float64: one value zeroed after the other."""
+    """The map of one run in float64, with one value zeroed at a time."""
     exact = in_float64(run)
     targets, sources = real_positions(case, exact, "self")
     clean = rerun_with_zeroed_rows(exact, case.family.attention, np.zeros_like(sources)).numpy()
@@ -80,7 +80,7 @@ def test_autocast_equals_the_twin(name: str, inside: bool) -> None:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_float32_keeps_its_digits(name: str) -> None:
-    """Raw distances, down to a millionth of what a row holds."""
+    """Raw distances are exact down to a millionth of a row's sum."""
     exact, single = FAMILIES[name].case, FAMILIES[name].build(torch.float32)
     maps = ValueZeroing(single.model, single.layers, normalize=False).attribute(single.inputs)
     for index, layer_map in enumerate(maps):
@@ -140,7 +140,7 @@ def test_overflowing_layer_is_named(name: str, widest: str) -> None:
 
 @each_half
 def test_layer_hook_in_half_precision(dtype: torch.dtype) -> None:
-    """Replays run the layer's forward, and not its hooks: as in float32, such a layer is refused."""
+    """Replays run the layer's forward without its hooks. Such a layer is refused, as in float32."""
     case = FAMILIES["llama"].build(dtype)
 
     def steer(layer: nn.Module, args: Any, output: Tensor) -> Tensor:
@@ -155,7 +155,7 @@ def test_layer_hook_in_half_precision(dtype: torch.dtype) -> None:
 
 
 class CastsInside(Block):
-    """A block that computes in bfloat16 whatever its weights are."""
+    """A block that computes in bfloat16, whatever the dtype of its weights."""
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         with torch.autocast("cpu", torch.bfloat16):
@@ -169,7 +169,7 @@ def test_autocast_in_the_layer_is_refused() -> None:
 
 
 class CastsBack(Block):
-    """A block that can run in bfloat16 only."""
+    """A block that runs in bfloat16 only."""
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         return x + self.feed_forward(super().forward(x).bfloat16())

@@ -1,4 +1,4 @@
-"""Never a silent wrong number: what cannot be explained is refused, in words, and the model is left as it was."""
+"""Layers that cannot be explained are refused with a message, and the model is unchanged."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_dropout_rate_in_eval_mode() -> None:
 
 
 def with_dropout(name: str, rate: float) -> Case:
-    """A family all of whose rates of dropout, whatever they are called, are `rate`."""
+    """A family with all dropout rates of its config set to `rate`."""
     family = FAMILIES[name]
     settings = getattr(transformers, family.model).config_class(**family.config).to_dict()
     rates = {key: rate for key, value in settings.items() if "drop" in key and isinstance(value, (int, float))}
@@ -115,7 +115,7 @@ def with_dropout(name: str, rate: float) -> Case:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_train_mode_with_dropout_is_refused(name: str) -> None:
-    """As a module, or as a rate that the forward hands to torch's function."""
+    """A layer drops by a module, or by a rate that its forward passes to torch's function."""
     for rate in (0.25, 0.0):
         case = with_dropout(name, rate)
         expected = ValueZeroing(case.model, case.layers).attribute(case.inputs)
@@ -183,7 +183,7 @@ def test_overwritten_input_is_refused() -> None:
 
 
 class SparseAttention(nn.Module):
-    """Attention that nobody can read."""
+    """Attention that no tap reads."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -194,7 +194,7 @@ class SparseAttention(nn.Module):
 
 
 class Sparse(Block):
-    """A block whose first attention cannot be read, and whose second can."""
+    """A block whose first attention cannot be read. Its second attention can."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -205,7 +205,7 @@ class Sparse(Block):
 
 
 def test_unreadable_attention_comes_first() -> None:
-    """Else the second would be taken for the first (Informer's decoder)."""
+    """Otherwise the second attention would be taken for the first (Informer's decoder)."""
     block, x = Sparse(), sequences(2)
     message = "runs an attention that cannot be read, SparseAttention, before one that can"
     with pytest.raises(AssertionError, match=message):

@@ -1,6 +1,6 @@
-"""Attention in sparse patterns of its own (Longformer, LED, LongT5, BigBird), in float64.
+"""Attention in sparse patterns (Longformer, LED, LongT5, BigBird), in float64.
 
-The twins compute a layer's attention token by token, each over the list of those that it sees.
+The twins compute a layer's attention token by token, each over the list of tokens that it sees.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from captum_vz import LayerAttention, ValueZeroing, ValueZeroingEffect, ValueZer
 from tests.engine.compare import assert_same
 from tests.reference.case import randomize
 
-# These models take the softmax in float32, whatever their own precision.
+# These models compute the softmax in float32, whatever their dtype.
 SOFTMAX = 1e-7
 TOKENS, HEADS, WIDTH, WINDOW = 8, 4, 16, 4
 IDS = torch.tensor([[5, 9, 3, 7, 8, 4, 6, 2], [6, 2, 7, 3, 9, 1, 1, 1]])
@@ -55,7 +55,7 @@ LONGT5 = {
     "d_ff": 24,
     "num_layers": 2,
     "num_heads": HEADS,
-    "local_radius": WINDOW - 2,  # a block is one longer
+    "local_radius": WINDOW - 2,  # a block is longer by one
     "pad_token_id": 1,
 }
 SPARSE = {"attention_type": "block_sparse", "block_size": 2, "num_random_blocks": 1, "pad_token_id": 0}
@@ -95,13 +95,13 @@ def hidden_states(output: Any) -> Tensor:
 
 
 def states_before(layer: nn.Module, model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
-    """What a layer is given, `(batch, tokens, d)`."""
+    """The hidden states that a layer is given, `(batch, tokens, d)`."""
     args, kwargs = given_to(layer, model, inputs)
     return args[0] if args else kwargs["hidden_states"]
 
 
 def attend(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None = None) -> Tensor:
-    """One token's context `(d,)` over those that it sees; bias `(head, in)`."""
+    """The context `(d,)` of one token over the tokens that it sees. `bias (head, in)` is added to the scores."""
     heads = []
     for head in range(HEADS):
         own = slice(head * WIDTH // HEADS, (head + 1) * WIDTH // HEADS)
@@ -119,7 +119,7 @@ def without(zeroed: Iterable[int], head: int | None, values: Tensor) -> Tensor:
 
 
 def longformer_context(attention: Any, everywhere: Tensor, x: Tensor, real: Tensor, zero: Zero) -> Tensor:
-    """The contexts `(tokens, d)` of one example `x (tokens, d)`: what is padding has none."""
+    """The contexts `(tokens, d)` of one example `x (tokens, d)`. Contexts of padding are zero."""
     near = [attention.query(x), attention.key(x), zero(attention.value(x))]
     far = [attention.query_global(x), attention.key_global(x), zero(attention.value_global(x))]
     contexts = torch.zeros_like(x)
@@ -147,7 +147,7 @@ def led_output(layer: Any, everywhere: Tensor, example: int, x: Tensor, real: Te
 
 
 def longt5_output(layer: Any, table: Tensor, example: int, x: Tensor, real: Tensor, zero: Zero) -> Tensor:
-    """With the first layer's `table (bucket, head)` of position biases."""
+    """The output of a layer, with the first layer's `table (bucket, head)` of position biases."""
     normed, attention = layer.layer[0].layer_norm(x), layer.layer[0].LocalSelfAttention
     queries, keys, values = attention.q(normed), attention.k(normed), zero(attention.v(normed))
     contexts = torch.zeros_like(x)
@@ -195,7 +195,7 @@ def test_maps_equal_the_twins(name: str, having_some: list[int]) -> None:
 
 @pytest.mark.parametrize("name", ["Longformer", "LED"])
 def test_global_tokens_in_some_examples(name: str) -> None:
-    """Longformer's own code then runs none of the other examples alone, so such a batch is refused."""
+    """Longformer's code then runs none of the other examples alone, so such a batch is refused."""
     everywhere = GLOBAL.clone()
     everywhere[1] = False
     model = model_of("Longformer", **LONGFORMER) if name == "Longformer" else encoder_of("LED", **LED)
@@ -230,7 +230,7 @@ def test_longt5s_local_layers_equal_the_twins() -> None:
 
 
 def wide_and_full() -> tuple[nn.Module, nn.Module]:
-    """A Longformer whose window is longer than the inputs, to which it pads them, and the RoBERTa that it is then."""
+    """A Longformer whose window is longer than its inputs, and a RoBERTa with the same weights."""
     wide = model_of("Longformer", **LONGFORMER | {"attention_window": [2 * TOKENS] * 2})
     full = model_of("Roberta", **LONGFORMER)
     missing = full.load_state_dict(wide.state_dict(), strict=False).missing_keys
@@ -244,7 +244,7 @@ INPUTS = {"input_ids": IDS, "attention_mask": REAL.long()}
 @pytest.mark.parametrize("inputs", [INPUTS, IDS[:1], (IDS[:1],)], ids=["mapping", "ids", "tuple"])
 @pytest.mark.parametrize("method", [ValueZeroing, ValueZeroingRollout])
 def test_window_over_all_tokens(method: type[ValueZeroing], inputs: Any) -> None:
-    """What the model puts behind the inputs is not in the maps."""
+    """Padding that the model appends is not in the maps."""
     models = wide_and_full()
     words = torch.tensor([[0, 0, 1, 1, 2, 3, 3, 4]])
     for arguments in ({}, {"token": -4}, {"token": 2, "feature_mask": words}, {"feature_mask": words}):
@@ -275,7 +275,7 @@ def test_targets_after_the_inputs() -> None:
 
 
 def test_own_padding_stays() -> None:
-    """Also where every example has some, and where the model adds more."""
+    """Every example has padding, and the model adds more."""
     model = model_of("Longformer", **LONGFORMER)
     layers = find_layers(model)
     mask = torch.ones(2, 9, dtype=torch.long)
@@ -290,7 +290,7 @@ def test_own_padding_stays() -> None:
 
 
 def test_tokens_that_a_function_appends() -> None:
-    """They are no padding, though there are more of them than were given."""
+    """The appended tokens are no padding, although the inputs are shorter than the sequence."""
     model = model_of("Longformer", **LONGFORMER)
     method = partial(ValueZeroing, layer=find_layers(model))
     words = model.get_input_embeddings()(IDS)
@@ -303,7 +303,7 @@ def test_tokens_that_a_function_appends() -> None:
 
 @contextmanager
 def without_value_of(source: int, *projections: nn.Module, axis: int = 1) -> Iterator[None]:
-    """Zero one row of what value projections return."""
+    """Zero one row of the output of value projections."""
 
     def zero(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
         return output.index_fill(axis, torch.tensor(source), 0)
@@ -316,15 +316,15 @@ def without_value_of(source: int, *projections: nn.Module, axis: int = 1) -> Ite
 
 @pytest.mark.parametrize("name", ["BigBird", "BigBirdPegasus"])
 def test_bigbirds_sparse_mode(name: str) -> None:
-    """Against reruns of each layer with one row of its value projection zeroed."""
+    """The twin reruns each layer with one row of its value projection zeroed."""
     model = model_of(name, **BIGBIRD) if name == "BigBird" else encoder_of(name, **BIGBIRD_PEGASUS)
-    count = 19  # fewer than 15 would be attended to in full; one is put behind them
+    count = 19  # fewer than 15 tokens see all tokens; the model appends one
     ids = torch.randint(2, 50, (2, count), generator=torch.Generator().manual_seed(0))
     real = torch.arange(count) < torch.tensor([[count], [count - 3]])
     inputs = {"input_ids": ids, "attention_mask": real.double()}
     layers = find_layers(model)
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # no row stays zero but those of padding
+        warnings.simplefilter("error")  # only rows of padding are zero
         maps = ValueZeroing(model, layers, normalize=False).attribute(inputs)
     both = real[:, :, None] & real[:, None, :]
     for layer, layer_map in zip(layers, maps, strict=True):
@@ -366,7 +366,7 @@ def test_effects_and_half_precision() -> None:
 
 
 def test_summaries_of_tokens_are_refused() -> None:
-    """LongT5's transient global tokens have values of their own, made of many tokens."""
+    """The values of LongT5's transient global tokens are computed from many tokens."""
     model = encoder_of("LongT5", **LONGT5, encoder_attention_type="transient-global", global_block_size=2)
     with pytest.raises(AssertionError, match="LongT5TransientGlobalAttention computes attention in an unknown way"):
         ValueZeroing(model, find_layers(model)[0]).attribute({"input_ids": IDS, "attention_mask": REAL.long()})

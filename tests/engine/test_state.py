@@ -1,4 +1,4 @@
-"""What a layer keeps between its runs is, after a pass, what one plain run of the model leaves."""
+"""After an attribution, a layer's state is the state after one plain run of the model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.engine.blocks import WIDTH, Block, Halves, sequences
 
 
 class Remembers(nn.Module):
-    """Keeps an average, a count, a sum (no buffer), the last mean and all means of what it saw."""
+    """Keeps an average, a count, a sum (no buffer), the last mean and all means of its inputs."""
 
     average: Tensor
     count: Tensor
@@ -98,7 +98,7 @@ def test_batch_norm_in_train_mode(batch: int) -> None:
 
 
 class WithCache(Block):
-    """Keeps its states in an object that it is given."""
+    """Keeps its states in an object that is an argument."""
 
     def forward(self, x: Tensor, kept: Any = None) -> Tensor:
         kept.states.append(x)
@@ -114,7 +114,7 @@ def test_objects_given_to_a_layer() -> None:
 
 
 class DrawsLots(Block):
-    """Drops what it adds, at times; its rate has no name that tells."""
+    """Drops its change at random. The name of its rate does not contain "drop"."""
 
     keep_prob = 0.9
 

@@ -1,4 +1,4 @@
-"""Layers that carry several vectors of each token, in streams: a token's output is all of them."""
+"""Layers with several vectors a token, in streams. The output of a token is all of its vectors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STREAMS = 3
 
 
 class Streams(nn.Module):
-    """Mixes a token's streams to one vector, lets a block change it, and adds the change to each stream.
+    """Mixes a token's streams to one vector, applies a block to it, and adds the block's change to each stream.
 
     The streams are along `axis`: (batch, tokens, stream, d), or (stream, batch, tokens, d).
     """
@@ -42,7 +42,7 @@ class Streams(nn.Module):
 
 
 class Borrowed(nn.Module):
-    """Gives values that are of another layer's making."""
+    """Returns values of another layer."""
 
     def __init__(self, values: Tensor) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ def states(axis: int, batch: int = 2, tokens: int = 5) -> Tensor:
 
 @torch.no_grad()
 def twin(layer: Streams, x: Tensor, groups: list[list[int]], mask: Tensor | None = None) -> Tensor:
-    """How far the streams of each token move, all of them, when the values of a group of sources are zeroed."""
+    """The distance of each token's streams from clean when the values of a group of sources are zeroed."""
 
     def run(sources: list[int]) -> Tensor:
         def zero(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
@@ -128,7 +128,7 @@ def test_attention_map_of_streams(axis: int) -> None:
 
 
 class Grid(nn.Module):
-    """(batch, features, height, width): here of as many features as the tokens of its attention, height times width."""
+    """A layer on `(batch, features, height, width)`. Here it has as many features as positions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -139,7 +139,7 @@ class Grid(nn.Module):
 
 
 class Sequence(Grid):
-    """The same on (batch, tokens, features)."""
+    """The same on `(batch, tokens, features)`."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.attention(x)
@@ -155,7 +155,7 @@ def test_grid_is_not_taken_for_streams() -> None:
 
 
 class Blurred(Grid):
-    """A grid whose values come from several positions each, as only an image with streams would be taken to have."""
+    """A grid whose values come from several positions each. Its shape could be that of streams."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -173,7 +173,7 @@ def test_blurred_grid_is_refused(dtype: torch.dtype) -> None:
 
 
 class Stack(nn.Module):
-    """Layers that follow each other."""
+    """A stack of layers."""
 
     def __init__(self, layers: list[Streams]) -> None:
         super().__init__()

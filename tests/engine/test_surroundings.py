@@ -1,4 +1,4 @@
-"""Models as people run them: compiled, offloaded, quantised, with adapters, for training. All give the same maps."""
+"""Models that are compiled, offloaded, quantised, adapted or in training give the same maps."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def sharper(module: nn.Module, query: Tensor, *args: object, **kwargs: object) -
 
 
 def test_registered_attention_is_refused(ids: Tensor, plain: list[Tensor]) -> None:
-    """It need not compute what the model's eager attention does, of which the weights would be."""
+    """The weights would be those of eager attention, which may compute something else."""
     AttentionInterface.register("sharper", sharper)
     model = llama()
     model.set_attn_implementation("sharper")
@@ -101,7 +101,7 @@ def test_offloaded_half_precision(ids: Tensor) -> None:
     expected = maps_of(llama().bfloat16(), ids)
     offloaded = cpu_offload(llama().bfloat16(), execution_device=torch.device("cpu"))
     assert_same(maps_of(offloaded, ids), expected)
-    # A layer's copy in float32 is not to hold the weights of all layers.
+    # The float32 copy of one layer does not copy the weights of all layers.
     projection, copied = (layer.self_attn.q_proj for layer in (offloaded.layers[0], in_float32(offloaded.layers[0])))
     assert copied._hf_hook.weights_map is projection._hf_hook.weights_map
 
@@ -123,7 +123,7 @@ def test_embeddings_in_place_of_ids(ids: Tensor, plain: list[Tensor]) -> None:
 
 
 class Adapter(nn.Module):
-    """A low-rank change beside a linear layer, as LoRA adds it."""
+    """A linear layer plus a low-rank change, as in LoRA."""
 
     def __init__(self, base: nn.Linear) -> None:
         super().__init__()
@@ -148,7 +148,7 @@ def test_adapters_equal_merged_weights(ids: Tensor, plain: list[Tensor]) -> None
 
 
 class Int8Linear(nn.Module):
-    """A linear layer whose weights are integers and a scale for each row, as quantisers store them."""
+    """A linear layer with integer weights and one scale a row."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
@@ -178,7 +178,7 @@ def test_quantised_weights_equal_their_values(ids: Tensor) -> None:
 @pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated")
 @pytest.mark.parametrize("tokens", [6, 24])
 def test_dynamically_quantised_inputs(tokens: int) -> None:
-    """What is zeroed may change how all the others are rounded, and NaN is not rounded at all."""
+    """A zeroed value may change how all other values are rounded. NaN is not rounded."""
     case = FAMILIES["bert"].build(torch.float32)
     model = torch.ao.quantization.quantize_dynamic(case.model, {nn.Linear})
     ids = torch.randint(1, 29, (1, tokens))
@@ -196,7 +196,7 @@ def hidden_states(model: nn.Module, layer: nn.Module, ids: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("family", ["llama", "bert"])
 def test_sentences_packed_into_one_row(family: str) -> None:
-    """Two sentences in one row, kept apart by a mask: the map is block-diagonal, each block the sentence's own map."""
+    """Two sentences in one row, separated by a mask: the map is block-diagonal, one block for each sentence."""
     case = FAMILIES[family].build()
     lengths, device_ids = (4, 3), case.inputs["input_ids"][:1]
     positions = torch.cat([torch.arange(length) for length in lengths])[None]

@@ -1,4 +1,4 @@
-"""The weights that count are those that a value is multiplied by, whatever an attention function calls its weights."""
+"""The weights of an attention are the factors of its values, whatever its function returns as weights."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SHARED_VALUES = noise(BATCH, HEADS // 2, SOURCES, WIDTH)
 
 
 def attend(values: Tensor, scale: Tensor | float = 1.0) -> tuple[Tensor, Tensor]:
-    """Attention that scales its context afterwards and does not tell."""
+    """Attention that scales its context, but not the weights that it returns."""
     spread = values.repeat_interleave(2, dim=1)
     return (WEIGHTS @ spread * scale).transpose(1, 2), WEIGHTS
 
