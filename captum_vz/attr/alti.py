@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal
 
+from captum_vz.attr._of_maps import OtherMixingRule, of_maps
 from captum_vz.attr.layer_alti import LayerALTI
 from captum_vz.attr.rollout import Rollout
 from captum_vz.functional import Residual
@@ -20,14 +21,14 @@ class ALTI(Rollout):
     residual: the maps hold it already.
 
     Products are taken in float64. The arguments of `attribute`, what
-    comes back and what is raised are described in :class:`~captum_vz.attr.RolledOut`.
+    comes back and what is raised are described in :class:`~captum_vz.attr.MapAggregation`.
 
     Args:
         forward_func: See :class:`~captum_vz.LayerALTI`, like all arguments but these:
         layer: The layers whose maps are multiplied, in the order in which they run: of an encoder, or of a model that
             is a decoder only.
         residual: None (the paper's), 0.5 or "renormalize", see :func:`~captum_vz.functional.add_residual`.
-        per_receptive_field: See :class:`~captum_vz.attr.RolledOut`.
+        per_receptive_field: See :class:`~captum_vz.attr.MapAggregation`.
 
     >>> from captum_vz import ALTI, find_layers
     >>> from captum_vz.testbed import load_agreement_model
@@ -45,11 +46,15 @@ class ALTI(Rollout):
         device_ids: list[int] | None = None,
         *,
         residual: Residual = None,
-        norm: Literal["l1", "l2"] = "l1",
+        p: Literal[1, 2] = 1,
         per_receptive_field: bool = False,
+        other_mixing: OtherMixingRule = "refuse",
     ) -> None:
         super().__init__(
-            LayerALTI(forward_func, layer, device_ids, norm=norm),
+            LayerALTI(forward_func, layer, device_ids, p=p),
             residual=residual,
             per_receptive_field=per_receptive_field,
+            other_mixing=other_mixing,
         )
+
+    p = of_maps("p")

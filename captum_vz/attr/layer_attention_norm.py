@@ -12,6 +12,8 @@ from torch import Tensor
 from captum_vz._engine import INCLUDES, AttentionBlock, AttentionSite, Decomposition, decompositions
 from captum_vz.attr._arguments import Inputs
 from captum_vz.attr._layer_maps import LayerMaps
+from captum_vz.attr._wanted import Wanted
+from captum_vz.errors import ArgumentError
 from captum_vz.functional import contribution_norms, mixing_norms
 
 Include = Literal["attention", "residual", "layer_norm", "encoder"]
@@ -77,11 +79,13 @@ class LayerAttentionNorm(LayerMaps):
         normalize: bool = True,
     ) -> None:
         super().__init__(forward_func, layer, device_ids, attention=attention, normalize=normalize)
-        assert include in INCLUDES, f"include is {include!r}: pass one of {', '.join(map(repr, INCLUDES))}."
-        assert include == "attention" or attention != "cross", (
-            f"include is {include!r}, but the residual beside a cross-attention is no source token: "
-            "pass include='attention'."
-        )
+        if include not in INCLUDES:
+            raise ArgumentError(f"include is {include!r}: pass one of {', '.join(map(repr, INCLUDES))}.")
+        if include != "attention" and attention == "cross":
+            raise ArgumentError(
+                f"include is {include!r}, but the residual beside a cross-attention is no source token: "
+                "pass include='attention'."
+            )
         self.include: Include = include
 
     def mixing_ratio(
@@ -108,20 +112,17 @@ class LayerAttentionNorm(LayerMaps):
         Raises:
             AssertionError: As in :meth:`LayerMaps.attribute`; a cross-attention, whose sources are other tokens.
         """
-        assert self.attention == "self", "The mixing ratio needs self-attention: a token is no source of its own here."
+        if self.attention != "self":
+            raise ArgumentError("The mixing ratio needs self-attention: a token is no source of its own here.")
         mixing = _Mixing(self.forward_func, self.layer, self.device_ids, include=self.include)
         shares = mixing.attribute(inputs, target, additional_forward_args, token=token)
         return [one[..., 0] for one in shares] if isinstance(shares, list) else shares[..., 0]
 
-    def _layer_map(
-        self,
-        site: AttentionSite,
-        rows: Tensor | None,
-        groups: Tensor | None,
-        at_most: int | None,
-    ) -> Tensor:
-        parts = AttentionBlock(site)
-        return torch.cat([self._scores(some) for some in decompositions(parts, self.include, rows, groups)])
+    def layer_scores(self, site: AttentionSite, wanted: Wanted) -> Tensor:
+        """The norms of the vectors, `(batch, row, group)`."""
+        block = AttentionBlock(site)
+        examples = decompositions(block, self.include, wanted.rows, wanted.groups)
+        return torch.cat([self._scores(some) for some in examples])
 
     def _scores(self, some: Decomposition) -> Tensor:
         if some.groups is None:

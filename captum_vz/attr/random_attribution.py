@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from captum_vz.attr._without_model import WithoutModel
+from captum_vz.attr._model_free import ModelFreeAttribution
 
 
-class RandomAttribution(WithoutModel):
+class RandomAttribution(ModelFreeAttribution):
     r"""Scores by lot, for each output *token* and each source token: what a method that knows nothing comes to.
 
     .. math:: C_{ij} = U_{ij} \big/ \textstyle\sum_k U_{ik}, \qquad U_{ij} \sim \operatorname{Uniform}(0, 1)
@@ -22,10 +22,10 @@ class RandomAttribution(WithoutModel):
     would all get the same scores, and the average over them would not be that of chance.)
 
     The arguments of `attribute`, what comes back and what is raised are
-    described in :class:`~captum_vz.attr.WithoutModel`.
+    described in :class:`~captum_vz.attr.ModelFreeAttribution`.
 
     Args:
-        forward_func: See :class:`~captum_vz.attr.WithoutModel`, like `layer` and `causal`.
+        forward_func: See :class:`~captum_vz.attr.ModelFreeAttribution`, like `layer` and `causal`.
         seed: Other seeds, other scores.
 
     >>> from captum_vz import RandomAttribution
@@ -41,7 +41,8 @@ class RandomAttribution(WithoutModel):
         super().__init__(forward_func, layer, causal=causal)
         self.seed = seed
 
-    def _scores(self, tokens: Tensor, index: int) -> Tensor:
+    def scores(self, tokens: Tensor, index: int) -> Tensor:
+        """Random numbers, `(out, in)`."""
         content = f"{self.seed} {index} {tokens.tolist()}".encode()
         drawn = torch.Generator("cpu").manual_seed(int.from_bytes(hashlib.sha256(content).digest()[:8], "big") >> 1)
         # The same lot whatever torch's default type and device are, and of (0, 1]: no row is all zero.

@@ -11,7 +11,7 @@ from captum.attr import Attribution, DeepLiftShap, GradientShap, LayerDeepLiftSh
 from torch import Tensor, nn
 
 from captum_vz.attr._captum import logged
-from captum_vz.attr._explained import Explained
+from captum_vz.attr._embedding_objective import EmbeddingObjective
 from captum_vz.attr._target import Indices, parse_indices
 from captum_vz.errors import ArgumentError
 from captum_vz.functional import token_scores
@@ -127,7 +127,7 @@ class TokenAttribution(Attribution):
         if self.objective is not None and foil is not None:
             raise ArgumentError("The objective says what is explained, so foil has no meaning: subtract it there.")
         indices, other = parse_indices(target), parse_indices(foil, "foil")
-        run = Explained(self.forward_func, self.objective, named, len(ids))
+        run = EmbeddingObjective(self.forward_func, self.objective, named, len(ids))
         words = self._words()
         with torch.enable_grad():
             embedded = words(ids).detach()
@@ -141,7 +141,7 @@ class TokenAttribution(Attribution):
 
     def _scores(
         self,
-        run: Explained,
+        run: EmbeddingObjective,
         embedded: Tensor,
         reference: Tensor,
         target: Indices,
@@ -152,7 +152,7 @@ class TokenAttribution(Attribution):
         if isinstance(method, _ONE_EXAMPLE_AT_A_TIME) and len(embedded) > 1:
             rows = []
             for b in range(len(embedded)):
-                one = Explained(run.model, run.objective, run.example(b), 1)
+                one = EmbeddingObjective(run.model, run.objective, run.example(b), 1)
                 alone = None if foil is None else foil[b : b + 1]
                 chosen = target[b] if isinstance(target, list) else target
                 rows.append(self._scores(one, embedded[b : b + 1], reference[b : b + 1], chosen, alone, options))

@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from captum_vz.attr._heads import Heads
+from captum_vz.attr._of_maps import OtherMixingRule, of_maps
 from captum_vz.attr.rollout import Rollout
 from captum_vz.attr.value_zeroing import ValueZeroing
 from captum_vz.functional import Distance, Residual
@@ -24,14 +25,14 @@ class ValueZeroingRollout(Rollout):
 
     A layer that runs more than once in a pass (ALBERT) counts once for
     each run. Products are taken in float64. The arguments of `attribute`, what comes back and what is raised are
-    described in :class:`~captum_vz.attr.RolledOut`.
+    described in :class:`~captum_vz.attr.MapAggregation`.
 
     Args:
         forward_func: See :class:`~captum_vz.ValueZeroing`, like all arguments but these:
         layer: The layers whose maps are multiplied, in the order in which they run.
         residual: None (the paper's), 0.5 (half the map, half the identity) or "renormalize" (the identity is added
             and rows are divided by their sum).
-        per_receptive_field: See :class:`~captum_vz.attr.RolledOut`.
+        per_receptive_field: See :class:`~captum_vz.attr.MapAggregation`.
 
     >>> from captum_vz import ValueZeroingRollout, find_layers
     >>> from captum_vz.testbed import load_agreement_model
@@ -54,8 +55,9 @@ class ValueZeroingRollout(Rollout):
         heads: Heads | Sequence[Heads] = None,
         normalize: bool = True,
         final_norm: nn.Module | None = None,
-        precision: str = "exact",
+        matmul_precision: str = "highest",
         per_receptive_field: bool = False,
+        other_mixing: OtherMixingRule = "refuse",
     ) -> None:
         maps = ValueZeroing(
             forward_func,
@@ -66,6 +68,15 @@ class ValueZeroingRollout(Rollout):
             heads=heads,
             normalize=normalize,
             final_norm=final_norm,
-            precision=precision,
+            matmul_precision=matmul_precision,
         )
-        super().__init__(maps, residual=residual, per_receptive_field=per_receptive_field)
+        super().__init__(
+            maps, residual=residual, per_receptive_field=per_receptive_field, other_mixing=other_mixing
+        )
+
+    distance = of_maps("distance")
+    attention = of_maps("attention")
+    heads = of_maps("heads")
+    normalize = of_maps("normalize")
+    final_norm = of_maps("final_norm")
+    matmul_precision = of_maps("matmul_precision")

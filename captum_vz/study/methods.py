@@ -28,11 +28,7 @@ from captum_vz import (
     ValueZeroingEffect,
     ValueZeroingRollout,
 )
-from captum_vz.attr import LayerMaps, RolledOut
-from captum_vz.attr._arguments import Arguments
-from captum_vz.attr._noting import noting_other_mixing
-from captum_vz.attr._rolled_out import refuse_other_mixers
-from captum_vz.attr._target import WantedTokens
+from captum_vz.attr import LayerMaps, MapAggregation, MapRun
 from captum_vz.functional import normalize_rows
 
 # What a method gives: for each layer, or once, the row of each example's target, `(batch, tokens)`.
@@ -88,7 +84,7 @@ class Batch:
         self.target = list(target)
         self.answers = answers
         self.foils = foils
-        self._whole: dict[str, Rows] = {}
+        self._whole: dict[str, MapRun] = {}
 
     def rows(self, methods: Sequence[str]) -> dict[str, Rows]:
         """For each method its rows `(batch, tokens)`, one for each layer or one for all; not negative, summing to 1."""
@@ -98,32 +94,26 @@ class Batch:
 
     def layer_rows(self, maps: str) -> Rows:
         """The targets' rows of the layers' maps, in the order in which the layers ran."""
-        wanted = WantedTokens(self.target)
         if maps in self._whole:
-            return [wanted.rows_of(one)[:, 0] for one in self._whole[maps]]
-        return [one[:, 0] for one in self._run(maps, wanted)]
+            return [self._target_rows(one) for _, one in self._whole[maps].maps]
+        method = MAPS[maps](self.model, self.layers)
+        return [one[:, 0] for _, one in method.run(self.inputs, token=self.target).maps]
 
-    def joined_rows(self, method: RolledOut, maps: str, all_layers: bool) -> Rows:
+    def joined_rows(self, method: MapAggregation, maps: str, all_layers: bool) -> Rows:
         """The targets' rows of the layers' maps joined as `method` joins them, up to each layer or through all."""
         if maps not in self._whole:
-            with noting_other_mixing() as gaps:
-                self._whole[maps] = self._run(maps, WantedTokens())
-            refuse_other_mixers(method.get_name(), self.layers, gaps.pairs, gaps.mixers)
-        found = self._whole[maps]
-        rows = torch.tensor(self.target, device=found[0].device)[:, None]
-        return [one[:, 0] for one in method._by_feature(found, rows, None, all_layers)]
+            self._whole[maps] = MAPS[maps](self.model, self.layers).run(self.inputs, find_other_mixing=True)
+        return method.join_run(self._whole[maps], token=self.target, all_layers=all_layers)
 
-    def _run(self, maps: str, wanted: WantedTokens) -> Rows:
-        """Maps `(batch, out, in)`, one for each run of a layer: ALBERT's one layer runs many times, and all count."""
-        method = MAPS[maps](self.model, self.layers)
-        return [one for _, one in method._maps(self.layers, wanted, Arguments(self.inputs)).maps]
+    def _target_rows(self, one: Tensor) -> Tensor:
+        return one[torch.arange(len(one), device=one.device), self.target]
 
 
 def _layer_rows(maps: str, batch: Batch) -> Rows:
     return batch.layer_rows(maps)
 
 
-def _joined_rows(kind: Callable[..., RolledOut], maps: str, all_layers: bool, batch: Batch) -> Rows:
+def _joined_rows(kind: Callable[..., MapAggregation], maps: str, all_layers: bool, batch: Batch) -> Rows:
     return batch.joined_rows(kind(batch.model, batch.layers), maps, all_layers)
 
 
@@ -192,11 +182,11 @@ def _layers(title: str, maps: str, slow: bool = False) -> Method:
     return Method(title, partial(_layer_rows, maps), layered=True, slow=slow)
 
 
-def _rollout(title: str, kind: Callable[..., RolledOut], maps: str) -> Method:
+def _rollout(title: str, kind: Callable[..., MapAggregation], maps: str) -> Method:
     return Method(title, partial(_joined_rows, kind, maps, True), layered=True, joins=True)
 
 
-def _norm_rollout(model: Any, layers: list[nn.Module]) -> RolledOut:
+def _norm_rollout(model: Any, layers: list[nn.Module]) -> MapAggregation:
     """Norms of what the attention alone sums, to which the residual connection is added as it is to weights."""
     return Rollout(LayerAttentionNorm(model, layers), residual=0.5)
 

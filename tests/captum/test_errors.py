@@ -177,7 +177,7 @@ def overflowing_case() -> Case:
             "heads is [[0], [1], [2]], but layer 0 has the query heads 0 to 3",
         ),
         (ValueZeroing, {"attention": "both"}, "attention is 'both': pass 'self' or 'cross'"),
-        (LayerAttention, {"heads": "median"}, "heads is 'median': pass 'mean', 'max', the number of a head"),
+        (LayerAttention, {"heads": "median"}, "heads is 'median', but layer 0 has the query heads 0 to 3"),
         (LayerAttention, {"heads": -1}, "heads is -1, but layer 0 has the query heads 0 to 3"),
         (ValueZeroingRollout, {"residual": "half"}, "'half'"),
         (ValueZeroingRollout, {"heads": [0, 9]}, "heads is [0, 9], but layer 0 has the query heads 0 to 3"),

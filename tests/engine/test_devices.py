@@ -99,7 +99,7 @@ def alti_plus(case: Case) -> Any:
 
 
 def alti_logit(case: Case) -> Any:
-    return ALTILogit(case.model, case.layers).attribute(case.inputs, target=(-1, 9), foil=[10, 11, 12])
+    return ALTILogit(case.model, case.layers).attribute(case.inputs, target=(-1, 9), foil=[(-1, 10), (-1, 11), (-1, 12)])
 
 
 def terms_of_the_logit(case: Case) -> Any:

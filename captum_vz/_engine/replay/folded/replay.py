@@ -238,7 +238,7 @@ class FoldedReplay:
         warnings, name = problem.site.layer.warnings, problem.site.layer.name
         fast = problem.ablation.bfloat16_changes and has_fast_bfloat16(problem.output.device)
         if problem.ablation.bfloat16_changes and not fast:
-            warnings.append(f"precision='fast' found no fast bfloat16 on {problem.output.device}, computed exactly")
+            warnings.append(f"matmul_precision='medium' found no fast bfloat16 on {problem.output.device}, computed exactly")
         plan = self._plan(problem)
         try:
             if plan is None:
@@ -248,11 +248,11 @@ class FoldedReplay:
                 yield ReplayChunk(target, group, output, pairs.outputs, target)
         except torch.OutOfMemoryError as error:
             if problem.ablation.bfloat16_changes:
-                warnings.append(f"precision='fast' found no memory for {name}, computed exactly")
+                warnings.append(f"matmul_precision='medium' found no memory for {name}, computed exactly")
             raise CannotReplayError("it found no memory") from error
         except CannotReplayError:
             if problem.ablation.bfloat16_changes:
-                warnings.append(f"precision='fast' knows no shape like that of {name}, computed exactly")
+                warnings.append(f"matmul_precision='medium' knows no shape like that of {name}, computed exactly")
             raise
 
     def _table(self, problem: ReplayProblem) -> PairTable:

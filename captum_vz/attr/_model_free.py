@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -11,17 +11,18 @@ from captum._utils.typing import TargetType
 from captum.attr import Attribution
 from torch import Tensor, nn
 
-from captum_vz.attr._arguments import Arguments, Inputs, as_layers, text_of
+from captum_vz.attr._arguments import Arguments, Inputs, as_layers, token_input
 from captum_vz.attr._captum import logged
-from captum_vz.attr._layer_maps import MapRun
+from captum_vz.attr._map_run import MapRun
 from captum_vz.attr._target import WantedTokens
+from captum_vz.errors import ArgumentError
 from captum_vz.functional import normalize_rows
 
 
-class WithoutModel(Attribution):
+class ModelFreeAttribution(Attribution):
     """Base of the baselines that look at the tokens only: one map `(batch, out, in)`, as methods that ask a model give.
 
-    A subclass says in `_scores` what the map of one example is; what
+    A subclass says in :meth:`scores` what the map of one example is; what
     is described here is shared.
 
     Args:
@@ -80,43 +81,47 @@ class WithoutModel(Attribution):
         return results if several else results[0]
 
     @abstractmethod
-    def _scores(self, tokens: Tensor, index: int) -> Tensor:
+    def scores(self, tokens: Tensor, index: int) -> Tensor:
         """The scores of one example without its padding in layer `index`, `(out, in)`: positive, not yet normalised."""
 
-    def _maps(self, layers: Sequence[nn.Module], wanted: WantedTokens, arguments: Arguments) -> MapRun:
+    def _run(self, wanted: WantedTokens, arguments: Arguments, *flags: bool) -> MapRun:
         """What :class:`Rollout` asks for, as of a :class:`LayerMaps`."""
-        maps = self._all_maps(len(layers), arguments.inputs, None, arguments.feature_mask)
+        maps = self._all_maps(len(as_layers(self.layer)), arguments.inputs, None, arguments.feature_mask)
         return MapRun([(index, wanted.rows_of(one)) for index, one in enumerate(maps)], {})
 
     def _all_maps(self, count: int, inputs: Inputs, attention_mask: Any, feature_mask: Any) -> list[Tensor]:
         """The maps `(batch, out, in)` of as many layers."""
         if isinstance(inputs, Mapping):
             attention_mask = inputs.get("attention_mask", attention_mask)
-        text = text_of(inputs)
-        assert isinstance(text, Tensor) and text.ndim in (2, 3) and text.numel(), (
-            f"inputs is {tuple(text.shape) if isinstance(text, Tensor) else type(text).__name__}: pass token ids "
-            "(batch, tokens) or embeddings (batch, tokens, d), or a mapping with input_ids or inputs_embeds."
-        )
+        text = token_input(inputs)
+        if not (isinstance(text, Tensor) and text.ndim in (2, 3) and text.numel()):
+            raise ArgumentError(
+                f"inputs is {tuple(text.shape) if isinstance(text, Tensor) else type(text).__name__}: pass token ids "
+                "(batch, tokens) or embeddings (batch, tokens, d), or a mapping with input_ids or inputs_embeds."
+            )
         batch, tokens = text.shape[:2]
         mask = text.new_ones(batch, tokens) if attention_mask is None else attention_mask
-        assert isinstance(mask, Tensor) and mask.shape == (batch, tokens), (
-            f"attention_mask is {tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__}: pass 1 for "
-            f"tokens and 0 for padding, ({batch}, {tokens})."
-        )
+        if not (isinstance(mask, Tensor) and mask.shape == (batch, tokens)):
+            raise ArgumentError(
+                f"attention_mask is {tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__}: pass 1 "
+                f"for tokens and 0 for padding, ({batch}, {tokens})."
+            )
         features: Any = torch.arange(tokens, device="cpu")[None] if feature_mask is None else feature_mask
         features = features[0] if isinstance(features, tuple) and len(features) == 1 else features
         fits = isinstance(features, Tensor) and features.shape in ((1, tokens), (batch, tokens))
-        assert fits and not features.is_floating_point(), (
-            f"feature_mask is {tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__}: "
-            f"pass integers (1, {tokens}) or ({batch}, {tokens}), the same number for tokens that belong together."
-        )
+        if not fits or features.is_floating_point():
+            shown = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
+            raise ArgumentError(
+                f"feature_mask is {shown}: pass integers (1, {tokens}) or ({batch}, {tokens}), the same number for "
+                "tokens that belong together."
+            )
         rows, there = text.detach().cpu(), mask.detach().cpu().bool()
         features = features.detach().cpu().expand(batch, tokens)
         maps = torch.zeros(count, batch, tokens, tokens, dtype=torch.float32, device="cpu")
         for index in range(count):
             for example in range(batch):
                 places = there[example].nonzero()[:, 0]
-                scores = self._scores(rows[example, places], index)
+                scores = self.scores(rows[example, places], index)
                 scores = _by_feature(scores.tril() if self.causal else scores, features[example, places])
                 maps[index, example, places[:, None], places] = scores
         return list(maps.to(text.device))

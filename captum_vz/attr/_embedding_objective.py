@@ -11,7 +11,7 @@ from captum_vz.attr._target import Indices, pick, tensor_of
 from captum_vz.errors import ArgumentError
 
 
-class Explained(nn.Module):
+class EmbeddingObjective(nn.Module):
     """The number that is explained as a function of embeddings, and of all that has one entry an example."""
 
     def __init__(self, model: Any, objective: Any, named: dict[str, Any], batch: int) -> None:
