@@ -1,4 +1,4 @@
-"""Others who listen to the user's pass: their own hooks, and what transformers collects when it is asked to."""
+"""The user's hooks, and what transformers collects, see the user's pass only."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ each_method = pytest.mark.parametrize("method", METHODS)
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "albert", "vit", "bart-decoder", "t5-decoder", "whisper-decoder"])
 @each_method
-def test_what_the_model_is_asked_to_collect_holds_one_pass(name: str, method: Any) -> None:
+def test_collected_outputs_hold_one_pass(name: str, method: Any) -> None:
     case = FAMILIES[name].case
     wanted = {"output_hidden_states": True, "output_attentions": True}
     seen: list[Any] = []
@@ -38,7 +38,7 @@ def test_what_the_model_is_asked_to_collect_holds_one_pass(name: str, method: An
 
 
 @pytest.mark.parametrize("name", ["bert", "albert", "t5-decoder"])
-def test_hooks_on_a_layer_see_its_own_runs_only(name: str) -> None:
+def test_layer_hooks_see_own_runs(name: str) -> None:
     case = FAMILIES[name].build()
     counts = {"before": 0, "after": 0}
 
@@ -56,8 +56,8 @@ def test_hooks_on_a_layer_see_its_own_runs_only(name: str) -> None:
 
 @pytest.mark.parametrize("place", ["attention.output.dense", "attention.self", "attention", "intermediate", "output"])
 @pytest.mark.parametrize("kind", ["before", "after"])
-def test_a_hook_on_a_submodule_that_changes_the_numbers_is_part_of_the_layer(place: str, kind: str) -> None:
-    """Steering: the map is that of the layer as it runs, with the user's hook on it."""
+def test_submodule_hook_is_replayed(place: str, kind: str) -> None:
+    """Steering: the map is the map of the layer with the user's hook."""
     case = FAMILIES["bert"].build()
     module = case.layers[1].get_submodule(place)
 
@@ -75,7 +75,7 @@ def test_a_hook_on_a_submodule_that_changes_the_numbers_is_part_of_the_layer(pla
     assert not torch.allclose(steered[1], naive_value_zeroing(plain, 1), atol=1e-4)
 
 
-def test_a_hook_on_the_layer_that_changes_its_input_is_part_of_its_input() -> None:
+def test_layer_hook_on_the_input() -> None:
     here, before = FAMILIES["bert"].build(), FAMILIES["bert"].build()
     here.layers[1].register_forward_pre_hook(lambda module, args: (args[0] + 1, *args[1:]))
     before.layers[0].register_forward_hook(lambda module, args, output: output + 1)
@@ -84,11 +84,11 @@ def test_a_hook_on_the_layer_that_changes_its_input_is_part_of_its_input() -> No
         assert_same(maps[index], naive_value_zeroing(before, index))
 
 
-def test_a_hook_on_the_layer_that_changes_its_output_is_refused() -> None:
-    """It is no part of the layer's forward, so the layer does not return what was recorded."""
+def test_layer_hook_on_the_output() -> None:
+    """The hook is no part of the layer's forward, so the layer does not return the recorded output."""
     case = FAMILIES["bert"].build()
     case.layers[1].register_forward_hook(lambda module, args, output: 1.5 * output + 1)
-    with pytest.raises(AssertionError, match="layer BertLayer cannot be replayed"):
+    with pytest.raises(AssertionError, match="BertLayer cannot be replayed"):
         ValueZeroing(case.model, case.layers).attribute(case.inputs)
 
 
@@ -106,7 +106,7 @@ def test_inference_mode_and_gradients(method: Any) -> None:
     assert all(parameter.grad is None for parameter in case.model.parameters())
 
 
-def test_a_forward_func_may_explain_another_pass() -> None:
+def test_pass_inside_a_pass() -> None:
     case = FAMILIES["bert"].case
     inner: list[Tensor] = []
 
