@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 import torch
@@ -45,18 +45,19 @@ class ReplayTrace:
     failed: dict[str, str] = field(default_factory=dict)
 
 
-_traces: ContextVar[list[ReplayTrace] | None] = ContextVar("captum_vz_traces", default=None)
+# Not a context variable, because maps are computed in a context of their own.
+_traces = threading.local()
 
 
 @contextmanager
 def traced_replays() -> Iterator[list[ReplayTrace]]:
     """Trace the replays of the maps that this thread computes inside a `with` block."""
     traces: list[ReplayTrace] = []
-    token = _traces.set(traces)
+    outer, _traces.current = getattr(_traces, "current", None), traces
     try:
         yield traces
     finally:
-        _traces.reset(token)
+        _traces.current = outer
 
 
 def value_zeroing_scores(site: AttentionSite, ablation: Ablation, distance: OutputDistance) -> Tensor:
@@ -111,7 +112,7 @@ def _replayed(problem: ReplayProblem, distance: OutputDistance) -> Tensor:
             continue
         trace.replay = replay
         break
-    if (traces := _traces.get()) is not None:
+    if (traces := getattr(_traces, "current", None)) is not None:
         traces.append(trace)
     if trace.replay is None:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in trace.failed.items() if name != "folded pairs")

@@ -13,7 +13,7 @@ from transformers import AutoModel, AutoTokenizer
 
 from captum_vz import ValueZeroing, ValueZeroingRollout, find_layers
 from captum_vz._engine.numerics.matmul import Product, has_fast_bfloat16
-from tests.engine_folded.lanes import long_case
+from tests.engine_folded.replays import long_case
 from tests.engine_folded.test_folded import FOLDED, UNFOLDED
 
 TEXT = (

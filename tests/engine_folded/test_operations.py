@@ -17,9 +17,9 @@ from captum_vz import ValueZeroing
 from captum_vz._engine import value_zeroing
 from captum_vz._engine.numerics.budget import budget_of
 from captum_vz._engine.replay.folded.replay import FEW
-from captum_vz._engine.replay.packed import LAST
+from captum_vz._engine.replay.packed import UNUSED_ROWS
 from tests.budget import set_budget
-from tests.engine_folded.lanes import set_chunk_rows
+from tests.engine_folded.replays import set_chunk_rows
 
 Build = Callable[[], tuple[torch.nn.Module, torch.nn.Module]]
 
@@ -80,7 +80,7 @@ def feed_forward(rows: int, firsts: int) -> int:
 
 
 def general(pairs: int, targets: int, firsts: int) -> int:
-    rows = pairs + targets + 2 + LAST  # each target runs unchanged, one of them twice; and some of another context
+    rows = pairs + targets + 2 + UNUSED_ROWS  # each target runs unchanged, one of them twice; and some of another context
     return 2 * rows * d * d + feed_forward(rows, firsts)
 
 

@@ -20,7 +20,7 @@ from captum_vz import LayerAttention, ValueZeroing, find_layers
 from captum_vz._engine import value_zeroing
 from captum_vz._engine.numerics import matmul
 from captum_vz._engine.numerics.matmul import FEW, ROWS_THAT_PAY_REORDER, STEP, OneDnnLinears, Product
-from tests.engine_folded.lanes import long_case
+from tests.engine_folded.replays import long_case
 from tests.reference import naive_value_zeroing
 
 DTYPES = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float64: 1e-13}
