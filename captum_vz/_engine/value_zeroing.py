@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from captum_vz._engine.numerics.tolerance import CannotReplayError, with_rounding
-from captum_vz._engine.replay import REPLAYS
-from captum_vz._engine.replay.base import Ablation, Replay, ReplayProblem
-from captum_vz._engine.structure.site import AttentionSite
+from captum_vz._engine.replay.base import ReplayProblem
+from captum_vz._engine.replay.folded.replay import FoldedReplay
+from captum_vz._engine.replay.packed import PackedReplay
+from captum_vz._engine.replay.sequences import SequenceReplay
+from captum_vz._engine.replay.trust import LayerTrust
+from captum_vz._engine.replay.windows import WindowReplay
 from captum_vz.errors import RefusedError, UnsupportedLayerError
+
+if TYPE_CHECKING:
+    from captum_vz._engine.replay.base import Ablation, Replay
+    from captum_vz._engine.structure.site import AttentionSite
+
+# The first replay that holds for a layer gives its map. A new replay is one file and one entry here.
+REPLAYS: tuple[Replay, ...] = (
+    FoldedReplay(),
+    PackedReplay(),
+    PackedReplay(first_tensor_only=True),
+    SequenceReplay(),
+    SequenceReplay(search_axes=True),
+    WindowReplay(),
+)
 
 
 @dataclass(frozen=True)
@@ -45,19 +62,19 @@ class ReplayTrace:
     failed: dict[str, str] = field(default_factory=dict)
 
 
-# Not a context variable, because maps are computed in a context of their own.
-_traces = threading.local()
+# Not in a context variable, because layers are replayed in a context of their own.
+_traces: list[list[ReplayTrace]] = []
 
 
 @contextmanager
 def traced_replays() -> Iterator[list[ReplayTrace]]:
-    """Trace the replays of the maps that this thread computes inside a `with` block."""
+    """Trace the replays of all maps that are computed inside a `with` block, by any thread."""
     traces: list[ReplayTrace] = []
-    outer, _traces.current = getattr(_traces, "current", None), traces
+    _traces.append(traces)
     try:
         yield traces
     finally:
-        _traces.current = outer
+        _traces[:] = [one for one in _traces if one is not traces]
 
 
 def value_zeroing_scores(site: AttentionSite, ablation: Ablation, distance: OutputDistance) -> Tensor:
@@ -82,7 +99,7 @@ def value_zeroing_scores(site: AttentionSite, ablation: Ablation, distance: Outp
         )
     site = site.in_float32()
     with torch.autocast(output.device.type, enabled=False):
-        problem = ReplayProblem.of(site, ablation)
+        problem = ReplayProblem.of(site, ablation, LayerTrust.of(site.layer))
         if not len(problem.targets):
             return problem.empty_map()
         # The user's distance is called once before any replay, so that its errors are not taken for a replay's.
@@ -112,7 +129,7 @@ def _replayed(problem: ReplayProblem, distance: OutputDistance) -> Tensor:
             continue
         trace.replay = replay
         break
-    if (traces := getattr(_traces, "current", None)) is not None:
+    for traces in _traces:
         traces.append(trace)
     if trace.replay is None:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in trace.failed.items() if name != "folded pairs")

@@ -73,6 +73,24 @@ class Block(nn.Module):
         return x + self.feed_forward(self.norm(x))
 
 
+class Projections(nn.Module):
+    """The linear layers of an attention module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.value, self.output = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
+
+    def heads(self, x: Tensor) -> list[Tensor]:
+        return [one(x).unflatten(-1, (HEADS, -1)).transpose(1, 2) for one in (self.query, self.key, self.value)]
+
+
+def block_of(attention: nn.Module) -> Block:
+    """A block with another attention."""
+    block = Block()
+    block.attention = attention
+    return block.double().eval()
+
+
 class TwoByTwo(nn.Module):
     """Takes examples in pairs, and cannot run a single one; with `handed_on`, each hears the other of its pair."""
 

@@ -1,1 +1,1 @@
-""""""
+"""One pass recorded, and one layer run again."""

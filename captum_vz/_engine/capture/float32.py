@@ -37,7 +37,7 @@ def is_half(record: LayerRecord) -> bool:
 
 
 def in_float32(module: Module) -> Module:
-    """A float32 copy of a module. It shares configs, and the weights map from which accelerate loads offloaded weights."""
+    """A float32 copy of a module. It shares configs, and the weights map of modules that accelerate offloads."""
     configs = [getattr(m, "config", None) for m in module.modules()]
     offloaded = [getattr(getattr(m, "_hf_hook", None), "weights_map", None) for m in module.modules()]
     shared = {id(one): one for one in (*configs, *offloaded) if one is not None}

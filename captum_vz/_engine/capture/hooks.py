@@ -14,38 +14,21 @@ from torch.utils.hooks import RemovableHandle
 
 from captum_vz._engine.numerics.tensors import map_each
 from captum_vz._engine.taps import TAPS
-from captum_vz._engine.taps.handler import AttentionHandler, current_handler, set_handler
+from captum_vz._engine.taps.handler import (
+    AttentionHandler,
+    current_handler,
+    on_submodule_enter,
+    on_submodule_exit,
+    set_handler,
+)
 
 H = TypeVar("H", bound=AttentionHandler)
-# Hooks of transformers that collect hidden states stay on a model once hidden states were asked for.
-OUTPUT_CAPTURING = "transformers.utils.output_capturing"
 # Submodules that carry our hooks now: id -> (the handles of the two, how many passes need them). Counted, because two
 # threads may explain one model at the same time, and each handler should be called once.
 _hooked: dict[int, tuple[tuple[RemovableHandle, ...], int]] = {}
 _hook_lock = threading.Lock()
 # The pass that this thread runs. Hooks are shared by all threads that use the model.
 _pass: ContextVar[object] = ContextVar("captum_vz_pass", default=None)
-
-
-# Plain functions without state, so that a copy of a layer can carry them.
-def _entered(module: nn.Module, inputs: tuple[Any, ...]) -> None:
-    handler = current_handler()
-    if handler is not None:
-        handler.on_enter(module)
-
-
-def _returned(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
-    handler = current_handler()
-    return None if handler is None else handler.on_exit(module, inputs, output)
-
-
-def is_hooked(module: nn.Module) -> bool:
-    """Whether a module carries hooks of the user's. They may change what it does, so they have to be called.
-
-    Hooks of transformers that collect hidden states are not counted, nor are ours.
-    """
-    hooks = [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
-    return any(hook not in (_entered, _returned) and getattr(hook, "__module__", "") != OUTPUT_CAPTURING for hook in hooks)
 
 
 @contextmanager
@@ -57,7 +40,10 @@ def submodule_hooks(modules: Iterable[nn.Module]) -> Iterator[None]:
             for module in modules:
                 handles, count = _hooked.get(id(module), ((), 0))
                 if not count:
-                    handles = (module.register_forward_pre_hook(_entered), module.register_forward_hook(_returned))
+                    handles = (
+                        module.register_forward_pre_hook(on_submodule_enter),
+                        module.register_forward_hook(on_submodule_exit),
+                    )
                 _hooked[id(module)] = handles, count + 1
                 hooked.append(module)
         yield

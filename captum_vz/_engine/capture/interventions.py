@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from captum_vz._engine.capture.records import AttentionRecord
 from captum_vz._engine.numerics.perturbation import with_noise
 from captum_vz._engine.numerics.tensors import first_tensor, for_query_heads
 from captum_vz._engine.numerics.tolerance import CannotReplayError
-from captum_vz._engine.taps.handler import AttentionCall, AttentionHandler
+from captum_vz._engine.taps.handler import AttentionHandler
+
+if TYPE_CHECKING:
+    from captum_vz._engine.capture.records import AttentionRecord
+    from captum_vz._engine.taps.handler import AttentionCall
 
 
 class StopRunError(Exception):

@@ -7,16 +7,19 @@ from collections import OrderedDict, UserDict
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from captum_vz._engine.capture.records import LayerRecord
 from captum_vz._engine.numerics.tensors import first_tensor
 from captum_vz._engine.numerics.tolerance import CannotReplayError
-from captum_vz._engine.taps.handler import AttentionHandler, handled_by
+from captum_vz._engine.taps.handler import handled_by
+
+if TYPE_CHECKING:
+    from captum_vz._engine.capture.records import LayerRecord
+    from captum_vz._engine.taps.handler import AttentionHandler
 
 # What the code of a layer may raise when it runs on arguments that it does not expect.
 LAYER_ERRORS = (RuntimeError, ValueError, LookupError, TypeError, AttributeError)

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from captum_vz._engine.capture.records import (
-    AttentionRecord,
-    AttentionShape,
-    InlineValues,
-    LayerRecord,
-    VersionedTensor,
-)
+from captum_vz._engine.capture.records import AttentionRecord, AttentionShape, InlineValues, VersionedTensor
 from captum_vz._engine.numerics.tensors import first_tensor
 from captum_vz._engine.numerics.tolerance import PROJECTED, same_numbers
-from captum_vz._engine.taps.handler import AttentionCall, AttentionHandler
+from captum_vz._engine.taps.handler import AttentionHandler
 from captum_vz._engine.taps.projection import is_value_projection, visible_by_argument
-from captum_vz._engine.taps.projection_table import ValueProjection, family_of
+from captum_vz._engine.taps.projection_table import family_of
+
+if TYPE_CHECKING:
+    from captum_vz._engine.capture.records import LayerRecord
+    from captum_vz._engine.taps.handler import AttentionCall
+    from captum_vz._engine.taps.projection_table import ValueProjection
 
 
 class Recorder(AttentionHandler):

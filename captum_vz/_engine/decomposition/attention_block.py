@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -16,10 +16,13 @@ from captum_vz._engine.capture.recorder import Recorder
 from captum_vz._engine.capture.records import LayerRecord
 from captum_vz._engine.numerics.tensors import first_tensor
 from captum_vz._engine.numerics.tolerance import CannotReplayError, is_close_up_to_tf32, is_same_sum
-from captum_vz._engine.structure.modules import Norm, matrix, read_norm
-from captum_vz._engine.structure.site import AttentionSite
+from captum_vz._engine.structure.modules import matrix, read_norm
 from captum_vz._engine.taps.handler import handled_by
 from captum_vz.errors import RefusedError, UnsupportedLayerError
+
+if TYPE_CHECKING:
+    from captum_vz._engine.structure.modules import Norm
+    from captum_vz._engine.structure.site import AttentionSite
 
 # How many positions the structure is looked for at: it is the same at all.
 SAMPLE = 16

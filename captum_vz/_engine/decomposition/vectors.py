@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from captum_vz._engine.decomposition.attention_block import AttentionBlock, FrozenNorm
 from captum_vz._engine.numerics.budget import budget_of
 from captum_vz.functional import contributions, frozen_norm, head_vectors
+
+if TYPE_CHECKING:
+    from captum_vz._engine.decomposition.attention_block import AttentionBlock, FrozenNorm
 
 # How far a layer is followed: its attention, plus its residual connection, plus the norm after that, plus the last one.
 INCLUDES = ("attention", "residual", "layer_norm", "encoder")

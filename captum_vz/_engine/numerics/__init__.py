@@ -1,1 +1,1 @@
-""""""
+"""Tensors only: no module, no hook."""

@@ -19,7 +19,7 @@ class Budget:
             twice as many were slower for large batches, and half as many split the tokens of one sentence for a large
             vocabulary.
         neighbours: How many neighbouring groups of sources share their targets, so that one product serves them all. A
-            CPU computes no pair whose weight is zero. Elsewhere a few such pairs cost less than one call for each group.
+            CPU computes no pair whose weight is zero. Elsewhere a few such pairs cost less than a call for each group.
         folding_calls: What the folded replay costs besides its products, in operations that the device could do
             meanwhile. These are some hundreds of calls, which read a layer's structure and check the result.
     """

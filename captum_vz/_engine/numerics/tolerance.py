@@ -44,7 +44,7 @@ def check_reproduced(replayed: Tensor, clean: Tensor) -> None:
     scale = clean.abs().amax(-1)
     error = ((replayed - clean).abs().amax(-1) / scale.clamp_min(torch.finfo(clean.dtype).tiny)).max().item()
     if not error < torch.finfo(clean.dtype).eps ** 0.6:
-        raise CannotReplayError(f"with nothing zeroed, it differs from the layer's clean output by {error:.1e} of its size")
+        raise CannotReplayError(f"with nothing zeroed, it differs from its clean output by {error:.1e} of its size")
 
 
 def is_reproduced(replayed: Tensor, clean: Tensor) -> bool:
@@ -73,7 +73,7 @@ def check_against_changes(error: Tensor, change: Tensor, clean: Tensor) -> None:
     wrong = (error > 4 * torch.finfo(clean.dtype).eps * clean.abs().amax(-1)) & (error > change / 32)
     if wrong.any():
         share = (error / change)[wrong].amax()
-        raise CannotReplayError(f"with nothing zeroed, it is wrong by {share:.1e} of the change that zeroing a value makes")
+        raise CannotReplayError(f"with nothing zeroed, it is wrong by {share:.1e} of the change that zeroing makes")
 
 
 def same_numbers(expected: Tensor, found: Tensor, share: float) -> bool:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from captum_vz._engine.capture.records import AttentionRecord
 from captum_vz._engine.numerics.tensors import first_tensor
 from captum_vz._engine.numerics.tolerance import CannotReplayError
-from captum_vz._engine.taps.handler import AttentionCall, AttentionHandler
+from captum_vz._engine.taps.handler import AttentionHandler
+
+if TYPE_CHECKING:
+    from captum_vz._engine.capture.records import AttentionRecord
+    from captum_vz._engine.taps.handler import AttentionCall
 
 
 class _Answer:

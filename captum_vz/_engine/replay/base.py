@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -13,9 +13,10 @@ from torch.nn import functional
 
 from captum_vz._engine.numerics.budget import budget_of
 from captum_vz._engine.numerics.tensors import for_query_heads, gather_rows
-from captum_vz._engine.numerics.tolerance import CannotReplayError
-from captum_vz._engine.replay.trust import LayerTrust
-from captum_vz._engine.structure.site import AttentionSite
+
+if TYPE_CHECKING:
+    from captum_vz._engine.replay.trust import LayerTrust
+    from captum_vz._engine.structure.site import AttentionSite
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,7 @@ class ReplayProblem:
     Attributes:
         site: The attention that is explained.
         ablation: What is zeroed, and for whom.
+        trust: What need not be checked of the layer.
         targets: The wanted rows.
         heads: Which query heads are zeroed, bool `(head,)`.
         members: The sources of each group, `(batch, group, member)`, -1 where a group has fewer members.
@@ -71,6 +73,7 @@ class ReplayProblem:
 
     site: AttentionSite
     ablation: Ablation
+    trust: LayerTrust
     targets: TargetRows
     heads: Tensor
     members: Tensor
@@ -78,20 +81,16 @@ class ReplayProblem:
     chunk_rows: int
 
     @classmethod
-    def of(cls, site: AttentionSite, ablation: Ablation) -> ReplayProblem:
+    def of(cls, site: AttentionSite, ablation: Ablation, trust: LayerTrust) -> ReplayProblem:
         """The problem of one map."""
         targets, heads = _wanted_targets(site, ablation), zeroed_heads(site, ablation)
         output = site.output
-        return cls(site, ablation, targets, heads, _group_members(site, ablation), output, _chunk_rows(site, output))
+        members = _group_members(site, ablation)
+        return cls(site, ablation, trust, targets, heads, members, output, _chunk_rows(site, output))
 
     def with_site(self, site: AttentionSite) -> ReplayProblem:
         """The same problem on another site of the same attention."""
         return replace(self, site=site, output=site.output)
-
-    @cached_property
-    def trust(self) -> LayerTrust:
-        """What need not be checked of the layer."""
-        return LayerTrust.of(self.site.layer)
 
     @cached_property
     def weights(self) -> Tensor:
@@ -196,42 +195,6 @@ def fill_neighbours(active: Tensor, members: Tensor, count: int) -> Tensor:
         return active
     blocks = functional.pad(active, (0, -active.shape[1] % count)).unflatten(1, (-1, count))
     return blocks.any(-1).repeat_interleave(count, -1)[:, : active.shape[1]] & (members >= 0).any(-1)
-
-
-def context_change(problem: ReplayProblem, target: Tensor, group: Tensor) -> Tensor:
-    """What each pair's context loses, the sum of weight times value over the group, `(n, head * d_head)`."""
-    values = problem.site.attention.values.transpose(1, 2)  # (batch, in, key-value head, d_head)
-    shared_by = problem.weights.shape[-1] // values.shape[2]
-    batch = problem.targets.batch[target]
-    change = values.new_zeros(())
-    for number, source in enumerate(problem.members[batch, group].unbind(-1)):
-        weight = problem.weights[target, source.clamp_min(0)] * (source >= 0)[:, None]
-        value = values[batch, source.clamp_min(0)]
-        lost = (weight.unflatten(-1, (-1, shared_by))[..., None] * value[:, :, None, :]).flatten(1)
-        change = change + lost if number else lost
-    return change
-
-
-def context_without(problem: ReplayProblem, target: Tensor, group: Tensor) -> Tensor:
-    """The contexts of pairs, summed over all other sources, `(n, head * d_head)`.
-
-    Exact where little is left. `context_change` is faster.
-    """
-    attention = problem.site.attention
-    batch, out = problem.targets.batch[target], problem.targets.out[target]
-    members = problem.members[batch, group]
-    if attention.weights is None:
-        raise CannotReplayError("its attention is computed inline, so its contexts cannot be computed")
-    weights = attention.weights[batch, :, out]  # (n, head, in)
-    zeroed = torch.zeros(len(batch), weights.shape[-1] + 1, dtype=torch.bool, device=weights.device)
-    zeroed = zeroed.scatter(1, members % zeroed.shape[1], True)[:, None, :-1] & problem.heads[:, None]
-    weights = weights.masked_fill(zeroed, 0).to(attention.values.dtype)
-    contexts = weights.new_empty(*weights.shape[:2], attention.values.shape[-1])
-    for example in batch.unique().tolist():
-        own = batch == example
-        values = for_query_heads(attention.values[example], weights.shape[1], dim=0)
-        contexts[own] = (weights[own].transpose(0, 1) @ values).transpose(0, 1)
-    return contexts.flatten(1)
 
 
 def _wanted_targets(site: AttentionSite, ablation: Ablation) -> TargetRows:

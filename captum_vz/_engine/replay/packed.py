@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from captum_vz._engine.capture.records import AttentionRecord
 from captum_vz._engine.numerics.matmul import OneDnnLinears
 from captum_vz._engine.numerics.perturbation import is_independent, with_noise
 from captum_vz._engine.numerics.tensors import describe, first_tensor, gather_rows
@@ -24,17 +23,15 @@ from captum_vz._engine.numerics.tolerance import (
     is_cancelled,
 )
 from captum_vz._engine.replay.answers import AnswerContext, ModuleAnswer
-from captum_vz._engine.replay.base import (
-    ReplayChunk,
-    ReplayProblem,
-    context_change,
-    context_without,
-    pairs_at_a_time,
-)
-from captum_vz._engine.replay.trust import projects_any_context
-from captum_vz._engine.structure.dependence import values_follow_token_order
-from captum_vz._engine.structure.site import AttentionSite
+from captum_vz._engine.replay.base import ReplayChunk, pairs_at_a_time
+from captum_vz._engine.replay.contexts import context_change, context_without
+from captum_vz._engine.structure.dependence import projects_any_context, values_follow_token_order
 from captum_vz._engine.taps.handler import AttentionHandler
+
+if TYPE_CHECKING:
+    from captum_vz._engine.capture.records import AttentionRecord
+    from captum_vz._engine.replay.base import ReplayProblem
+    from captum_vz._engine.structure.site import AttentionSite
 
 # How many targets run first where a replay is likely to fail.
 FIRST_TARGETS = 8
@@ -177,7 +174,8 @@ def packed_pairs(problem: ReplayProblem, first_tensor_only: bool = False) -> Pac
     if not trust.library_code:
         if not values_follow_token_order(site.runner(), site.attention):
             raise CannotReplayError("its values stand in another order than its tokens")
-        if not projects_any_context(site):
+        own_code = site.attention.module is site.layer.layer  # which runs in any case
+        if not own_code and not projects_any_context(site.runner(), site.attention):
             pairs = PackedPairs(site, first_tensor_only, by_module=False)
     if not trust.independent:
         _check_independent(pairs, problem)

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import islice, product
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from captum_vz._engine.capture.interventions import ContextHandler, ScaleNoise, ZeroValues
+from captum_vz._engine.capture.interventions import ScaleNoise, ZeroValues
 from captum_vz._engine.numerics.matmul import OneDnnLinears
 from captum_vz._engine.numerics.perturbation import PROBE_STRENGTHS, SMALL_STRENGTHS, is_independent
 from captum_vz._engine.numerics.tensors import describe
 from captum_vz._engine.numerics.tolerance import CannotReplayError, check_reproduced, is_reproduced
-from captum_vz._engine.replay.base import ReplayChunk, ReplayProblem, zeroed_weights
+from captum_vz._engine.replay.base import ReplayChunk, zeroed_weights
 from captum_vz._engine.replay.windows import WindowReplay
 from captum_vz._engine.structure.dependence import values_depend_on_own_position
-from captum_vz._engine.structure.site import AttentionSite
+
+if TYPE_CHECKING:
+    from captum_vz._engine.capture.interventions import ContextHandler
+    from captum_vz._engine.replay.base import ReplayProblem
+    from captum_vz._engine.structure.site import AttentionSite
 
 # In place of an axis: the first one, on which each example has its heads one after the other (BLOOM's biases, WavLM).
 HEADS = -1
@@ -89,7 +93,7 @@ class SequenceReplay:
         rows = torch.arange(problem.site.shape.out, device=clean.device)
         weights = zeroed_weights(problem.site, problem.heads, torch.full_like(rows, example), rows)
         active = (in_group & weights.ne(0).any(-1).any(0)).any(-1).nonzero().flatten()
-        unchanged = copies.run(example, nothing)[:, out] if independent else None
+        unchanged = None if independent else copies.run(example, nothing)[:, out]
         for number, groups in enumerate(active.split(count if independent else 1)):
             zeroed = in_group[groups][:, None, :] & problem.heads[:, None]
             if unchanged is None:

@@ -11,18 +11,14 @@ import inspect
 from dataclasses import dataclass
 from functools import partial
 from types import BuiltinFunctionType, FunctionType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
 
-from captum_vz._engine.capture.hooks import is_hooked
-from captum_vz._engine.capture.records import LayerRecord
-from captum_vz._engine.numerics.perturbation import fixed_normal
-from captum_vz._engine.numerics.tensors import for_query_heads
-from captum_vz._engine.numerics.tolerance import is_reproduced
-from captum_vz._engine.structure.dependence import attention_output
-from captum_vz._engine.structure.site import AttentionSite
+from captum_vz._engine.taps.handler import is_hooked
+
+if TYPE_CHECKING:
+    from captum_vz._engine.capture.records import LayerRecord
 
 # Packages whose classes of modules, and whose functions, count as library code.
 CLASSES = ("torch.nn.", "transformers.", "captum_vz._engine.")
@@ -46,7 +42,7 @@ def _is_library_class(kind: type[nn.Module]) -> bool:
 
 
 def _holds_library_code(module: nn.Module) -> bool:
-    """Whether the functions among a module's attributes are library code, and its `forward` is that of its class."""
+    """Whether the functions that a module holds are library code, and its `forward` is that of its class."""
     functions = [x for x in vars(module).values() if callable(x) and not isinstance(x, (nn.Module, Tensor, type))]
     hook = getattr(module, "_hf_hook", None)
     hooks = () if hook is None else (hook, *getattr(hook, "hooks", ()))
@@ -106,27 +102,3 @@ class LayerTrust:
         """What is known of a layer."""
         library_code = is_library_code(layer.layer)
         return cls(library_code, library_code and each_module_runs_once(layer))
-
-
-def projects_any_context(site: AttentionSite) -> bool:
-    """Whether the attention module returns the projection of its context for any context.
-
-    Tested with the largest and the smallest entries that weighted sums of the values, or of some of them, may have.
-    """
-    attention = site.attention
-    if not attention.replaceable or attention.context is None or attention.module is site.layer.layer:
-        return True  # its own code runs in any case
-    values = for_query_heads(attention.values.nan_to_num(0, 0, 0), site.shape.heads)
-    values = values.transpose(1, 2)  # (batch, in, head, d_head)
-    most, least = values.amax((0, 1)).clamp_min(0), values.amin((0, 1)).clamp_max(0)
-    drawn = fixed_normal(attention.context) < 0
-    for corners in (drawn, ~drawn):
-        context = torch.where(corners, most, least)
-        found = attention_output(site.runner(), attention, context)
-        flat = context.flatten(2)
-        expected = flat if attention.projection is None else attention.projection(flat)
-        if found is None or found.shape != expected.shape:
-            return False
-        if not is_reproduced(found.flatten(0, 1), expected.flatten(0, 1)):
-            return False
-    return True

@@ -1,1 +1,1 @@
-""""""
+"""What a recorded layer is, found by what it does."""

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from torch import nn
 
 from captum_vz._engine.capture.layer_runner import LayerRunner
-from captum_vz._engine.capture.records import AttentionRecord, LayerRecord
 from captum_vz._engine.structure.dependence import mixes_outside, reads_other_states, reads_own_states
 from captum_vz._engine.structure.find_layers import is_stack
 from captum_vz._engine.structure.windows import is_rearranged
 from captum_vz.errors import ArgumentError, RefusedError, UnsupportedLayerError
+
+if TYPE_CHECKING:
+    from captum_vz._engine.capture.records import AttentionRecord, LayerRecord
 
 
 def merge_parts(layer: LayerRecord) -> None:
@@ -42,7 +46,7 @@ def choose_attention(layer: LayerRecord, attention: str) -> AttentionRecord:
     if len(found) > 2 or (len(found) == 2 and any(map(is_stack, layer.layer.modules()))):
         raise UnsupportedLayerError(
             f"The layer {name} called attention {len(found)} times in one run. Pass a single Transformer block, not a "
-            "stack of them. Of a block with three attentions (SAM's decoder), pass the part that holds the one you mean."
+            "stack of them. Of a block with three attentions (SAM's decoder), pass the part that holds yours."
         )
     if len(found) == 2 and _in_one_list(layer.layer, {one.module for one in found}):
         raise UnsupportedLayerError(

@@ -10,15 +10,28 @@ The layer runs again on a changed input, and the run ends at the values. Two cha
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from captum_vz._engine.capture.interventions import SiteHandler, StopAtOutput, StopAtValues, StopRunError
-from captum_vz._engine.capture.layer_runner import LayerRunner
-from captum_vz._engine.capture.records import AttentionRecord
-from captum_vz._engine.numerics.perturbation import PROBE_STRENGTHS, is_changed, noise_like, nudged, replaced
+from captum_vz._engine.capture.interventions import StopAtOutput, StopAtValues, StopRunError
+from captum_vz._engine.numerics.perturbation import (
+    PROBE_STRENGTHS,
+    fixed_normal,
+    is_changed,
+    noise_like,
+    nudged,
+    replaced,
+)
+from captum_vz._engine.numerics.tensors import for_query_heads
 from captum_vz._engine.numerics.tolerance import CannotReplayError, is_reproduced
+
+if TYPE_CHECKING:
+    from captum_vz._engine.capture.interventions import SiteHandler
+    from captum_vz._engine.capture.layer_runner import LayerRunner
+    from captum_vz._engine.capture.records import AttentionRecord
 
 
 def reads_other_states(runner: LayerRunner, attention: AttentionRecord) -> bool:
@@ -97,8 +110,31 @@ def values_follow_token_order(runner: LayerRunner, attention: AttentionRecord) -
 
 
 def attention_output(runner: LayerRunner, attention: AttentionRecord, context: Tensor) -> Tensor | None:
-    """What the attention module returns, `(batch, out, d)`, if its context is `context`. None: the run does not tell."""
+    """What the attention module returns for a context, `(batch, out, d)`. None: the run does not tell."""
     return _result_of(runner, StopAtOutput(attention, context), runner.arguments)
+
+
+def projects_any_context(runner: LayerRunner, attention: AttentionRecord) -> bool:
+    """Whether the attention module returns the projection of its context for any context.
+
+    Tested with the largest and the smallest entries that weighted sums of the values, or of some of them, may have.
+    """
+    if not attention.replaceable or attention.context is None:
+        return True  # its own code runs in any case
+    values = for_query_heads(attention.values.nan_to_num(0, 0, 0), attention.shape.heads)
+    values = values.transpose(1, 2)  # (batch, in, head, d_head)
+    most, least = values.amax((0, 1)).clamp_min(0), values.amin((0, 1)).clamp_max(0)
+    drawn = fixed_normal(attention.context) < 0
+    for corners in (drawn, ~drawn):
+        context = torch.where(corners, most, least)
+        found = attention_output(runner, attention, context)
+        flat = context.flatten(2)
+        expected = flat if attention.projection is None else attention.projection(flat)
+        if found is None or found.shape != expected.shape:
+            return False
+        if not is_reproduced(found.flatten(0, 1), expected.flatten(0, 1)):
+            return False
+    return True
 
 
 def _reads(runner: LayerRunner, attention: AttentionRecord, states: Tensor) -> bool:
@@ -186,7 +222,7 @@ def _first_values(runner: LayerRunner, attention: AttentionRecord, old: Tensor, 
     return _result_of(runner, StopAtValues(attention), runner.arguments_with(old, new))
 
 
-def _result_of(runner: LayerRunner, handler: SiteHandler, arguments: tuple[tuple[object, ...], dict[str, object]]) -> Tensor | None:
+def _result_of(runner: LayerRunner, handler: SiteHandler, arguments: tuple[Any, Any]) -> Tensor | None:
     """The result with which a handler stops the run, or None."""
     try:
         runner.run(handler, *arguments)

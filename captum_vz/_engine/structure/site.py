@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from captum_vz._engine.capture.float32 import is_half, recorded_in_float32
 from captum_vz._engine.capture.layer_runner import LayerRunner
-from captum_vz._engine.capture.records import AttentionRecord, AttentionShape, LayerRecord
+from captum_vz._engine.capture.records import AttentionShape
 from captum_vz._engine.numerics.tolerance import CannotReplayError
 from captum_vz._engine.structure.choice import choose_attention, merge_parts
 from captum_vz._engine.structure.dependence import values_depend_on_own_position, values_follow_token_order
 from captum_vz._engine.structure.padding import padding_masks
-from captum_vz._engine.structure.streams import Streams, find_streams
-from captum_vz._engine.structure.windows import Windows, find_windows, is_rearranged
+from captum_vz._engine.structure.streams import find_streams
+from captum_vz._engine.structure.windows import find_windows, is_rearranged
 from captum_vz.errors import RefusedError, UnsupportedLayerError
+
+if TYPE_CHECKING:
+    from captum_vz._engine.capture.records import AttentionRecord, LayerRecord
+    from captum_vz._engine.structure.streams import Streams
+    from captum_vz._engine.structure.windows import Windows
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +104,7 @@ class AttentionSite:
         return replace(self, attention=attention, windows=windows)
 
     def in_float32(self) -> AttentionSite:
-        """This site, with a layer in half precision recorded once more in float32. Masks stay those of the first run."""
+        """This site, with a layer in half precision recorded once more in float32. Masks stay the same."""
         if not is_half(self.layer):
             return self
         # With windows, the attention is the layer's only one, spread over its positions.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -17,11 +18,13 @@ from torch.utils._pytree import tree_leaves
 
 from captum_vz._engine.capture.interventions import FillSlots
 from captum_vz._engine.capture.layer_runner import LayerRunner
-from captum_vz._engine.capture.records import AttentionRecord, LayerRecord
 from captum_vz._engine.numerics.matmul import OneDnnLinears
 from captum_vz._engine.numerics.perturbation import is_changed, nudged, replaced
 from captum_vz._engine.numerics.tensors import first_tensor
 from captum_vz._engine.numerics.tolerance import CannotReplayError
+
+if TYPE_CHECKING:
+    from captum_vz._engine.capture.records import AttentionRecord, LayerRecord
 
 NO_POSITION, MANY_POSITIONS = -1, -2
 
@@ -64,7 +67,7 @@ class Windows:
         return x[None] if x.dim() == 2 else x.flatten(1, -2)
 
     def run(self, slots: Tensor | None = None, filling: float = 0.0, heads: Tensor | None = None) -> Tensor:
-        """The layer's output `(batch, out, d)`, with `filling` for the values of `slots (slots,)` in `heads (head,)`."""
+        """The layer's output `(batch, out, d)`, with `filling` in `slots (slots,)` of `heads (head,)`."""
         return self.tokens(self._run(self._hidden, FillSlots(self.attention, slots, filling, heads)))
 
     def values(self) -> list[Tensor]:

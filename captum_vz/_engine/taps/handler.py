@@ -20,6 +20,9 @@ from captum_vz._engine.numerics.tensors import for_query_heads
 from captum_vz._engine.numerics.tolerance import same_numbers
 from captum_vz.errors import UnsupportedLayerError
 
+# Hooks of transformers that collect hidden states stay on a model once hidden states were asked for.
+OUTPUT_CAPTURING = "transformers.utils.output_capturing"
+
 
 class AttentionTap(Protocol):
     """A place where the attention of a layer can be seen, and answered when the layer is run again."""
@@ -123,3 +126,27 @@ def handled_by(handler: AttentionHandler | None) -> Iterator[None]:
         yield
     finally:
         _handler.reset(token)
+
+
+# Plain functions without state, so that a copy of a layer can carry them.
+def on_submodule_enter(module: nn.Module, inputs: tuple[Any, ...]) -> None:
+    """The hook that submodules call before they run."""
+    handler = current_handler()
+    if handler is not None:
+        handler.on_enter(module)
+
+
+def on_submodule_exit(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
+    """The hook that submodules call when they return."""
+    handler = current_handler()
+    return None if handler is None else handler.on_exit(module, inputs, output)
+
+
+def is_hooked(module: nn.Module) -> bool:
+    """Whether a module carries hooks of the user's. They may change what it does, so they have to be called.
+
+    Hooks of transformers that collect hidden states are not counted, nor are ours.
+    """
+    ours = (on_submodule_enter, on_submodule_exit)
+    hooks = [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
+    return any(hook not in ours and getattr(hook, "__module__", "") != OUTPUT_CAPTURING for hook in hooks)

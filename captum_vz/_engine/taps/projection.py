@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,10 @@ from torch.utils._pytree import tree_leaves
 
 from captum_vz._engine.numerics.tensors import mask_as_bool
 from captum_vz._engine.taps.handler import current_handler
-from captum_vz._engine.taps.projection_table import BERT_LIKE, Mask, ValueProjection, family_of
+from captum_vz._engine.taps.projection_table import BERT_LIKE, Mask, family_of
+
+if TYPE_CHECKING:
+    from captum_vz._engine.taps.projection_table import ValueProjection
 
 
 def is_value_projection(module: nn.Module | nn.Parameter, attention: nn.Module) -> bool:

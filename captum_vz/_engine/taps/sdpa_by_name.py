@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FunctionType
 from typing import Any
 
 from torch import nn
+from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from captum_vz._engine.taps import sdpa
 from captum_vz._engine.taps.guards import BUILTIN
 from captum_vz._engine.taps.handler import current_handler
 
@@ -18,7 +18,7 @@ from captum_vz._engine.taps.handler import current_handler
 class _Mode(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is BUILTIN and current_handler() is not None:
-            return sdpa.attention(*args, **(kwargs or {}))
+            return functional.scaled_dot_product_attention(*args, **(kwargs or {}))  # SdpaTap's, while a pass runs
         return func(*args, **(kwargs or {}))
 
 
@@ -39,14 +39,12 @@ class SdpaByNameTap:
             yield
 
 
-def _holds_function(modules: Iterator[nn.Module]) -> bool:
-    """Whether torch's function is an attribute of a module, or a global name of its code."""
-    scopes: dict[int, dict[str, Any]] = {}
-    for module in modules:
-        if any(value is BUILTIN for value in vars(module).values()):
-            return True
-        for cls in type(module).__mro__:
-            forward = vars(cls).get("forward")
-            if isinstance(forward, FunctionType):
-                scopes[id(forward.__globals__)] = forward.__globals__
-    return any(value is BUILTIN for scope in scopes.values() for value in list(scope.values()))
+def _holds_function(modules: Iterable[nn.Module]) -> bool:
+    """Whether torch's function is an attribute of a module or of its class, or a global name of a method's file."""
+    found = {id(module): module for module in modules}.values()
+    classes = {cls for module in found for cls in type(module).__mro__ if cls not in nn.Module.__mro__}
+    methods = [one for cls in classes for one in vars(cls).values() if isinstance(one, FunctionType)]
+    files = {id(one.__globals__): one.__globals__ for one in methods}.values()
+    scopes = [*map(vars, found), *map(vars, classes), *files]
+    values = (value for scope in scopes for value in list(scope.values()))
+    return any(value is BUILTIN or (type(value) is staticmethod and value.__func__ is BUILTIN) for value in values)

@@ -1,7 +1,7 @@
 """transformers' AttentionInterface: attention functions that layers look up by name.
 
-While a pass runs, the configs that the explained layers carry name our attention function. It receives queries, keys
-and values, and computes the numbers by the model's own `eager_attention_forward`, with its soft caps, sinks and position
+While a pass runs, the configs of the explained layers name our attention function. It receives queries, keys and
+values, and computes the numbers by the model's own `eager_attention_forward`, with its soft caps, sinks and position
 biases.
 """
 

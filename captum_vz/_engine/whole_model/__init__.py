@@ -1,1 +1,1 @@
-""""""
+"""More than one layer at a time."""

@@ -9,20 +9,23 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from captum_vz._engine.capture.layer_runner import LayerRunner
-from captum_vz._engine.capture.records import AttentionRecord, LayerRecord
 from captum_vz._engine.numerics.perturbation import PROBE_STRENGTHS, noise_like
 from captum_vz._engine.numerics.tensors import clone_tensor, first_tensor
 from captum_vz._engine.numerics.tolerance import CannotReplayError, is_reproduced
 from captum_vz._engine.structure.dependence import values_depend_on_own_position
 from captum_vz._engine.structure.streams import find_streams
-from captum_vz._engine.taps.handler import AttentionCall, AttentionHandler
+from captum_vz._engine.taps.handler import AttentionHandler
+
+if TYPE_CHECKING:
+    from captum_vz._engine.capture.records import AttentionRecord, LayerRecord
+    from captum_vz._engine.taps.handler import AttentionCall
 
 
 class OtherMixing:

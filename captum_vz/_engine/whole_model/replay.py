@@ -6,24 +6,27 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel.scatter_gather import scatter
 from torch.utils._pytree import tree_leaves
 
-from captum_vz._engine.capture.forward_pass import LayerResults, check_no_dropout, original_modules, run_and_record
+from captum_vz._engine.capture.forward_pass import check_no_dropout, original_modules, run_and_record
 from captum_vz._engine.capture.hooks import layer_hooks
 from captum_vz._engine.capture.interventions import ZeroValues
-from captum_vz._engine.capture.records import AttentionRecord, LayerRecord
 from captum_vz._engine.numerics.budget import budget_of
 from captum_vz._engine.numerics.tensors import first_numbers, first_tensor
 from captum_vz._engine.numerics.tolerance import CannotReplayError, check_reproduced
 from captum_vz._engine.replay.base import Ablation, zeroed_heads
-from captum_vz._engine.structure.site import AttentionSite
 from captum_vz._engine.whole_model.clean_cache import CleanCache
 from captum_vz.errors import RefusedError
+
+if TYPE_CHECKING:
+    from captum_vz._engine.capture.forward_pass import LayerResults
+    from captum_vz._engine.capture.records import AttentionRecord, LayerRecord
+    from captum_vz._engine.structure.site import AttentionSite
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,9 @@ class ModelReplay:
         self._output: Tensor | None = None
         self._answers_whole = True  # modules that ran before the layers may be answered as a whole
 
-    def run_clean(self, forward: Callable[[], Any], compute: Callable[[LayerRecord], Tensor]) -> tuple[Any, LayerResults]:
+    def run_clean(
+        self, forward: Callable[[], Any], compute: Callable[[LayerRecord], Tensor]
+    ) -> tuple[Any, LayerResults]:
         """The clean pass: its output, and what `compute` makes of each record. `compute` calls `zero_in`."""
         outputs: list[Any] = []
         with self._cache.filling():

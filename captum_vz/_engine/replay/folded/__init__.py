@@ -1,1 +1,1 @@
-""""""
+"""The folded replay: a faster form of packed pairs. Without this room all numbers are the same."""

@@ -9,7 +9,6 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from captum_vz._engine.capture.hooks import is_hooked
 from captum_vz._engine.numerics.budget import budget_of
 from captum_vz._engine.numerics.matmul import OneDnnLinears, Product, has_fast_bfloat16, padded
 from captum_vz._engine.numerics.tensors import for_query_heads, gather_rows
@@ -27,6 +26,7 @@ from captum_vz._engine.replay.folded.plan import PairChunk, PairTable, SourceBlo
 from captum_vz._engine.replay.folded.structure import FeedForwardStructure, Trace, replace_forwards
 from captum_vz._engine.replay.packed import PackedPairs, packed_pairs
 from captum_vz._engine.structure.modules import Norm, matrix
+from captum_vz._engine.taps.handler import is_hooked
 
 # How many clean targets are run to learn a layer's shape from them.
 FEW = 8
