@@ -14,7 +14,7 @@ from captum_vz._engine.capture.forward_pass import run_and_record
 from captum_vz._engine.capture.records import LayerRecord
 from captum_vz._engine.decomposition.attention_block import AttentionBlock
 from captum_vz._engine.decomposition.vectors import Decomposition, decompositions
-from captum_vz._engine.structure.site import attention_call
+from captum_vz._engine.structure.site import attention_site
 from tests.budget import set_budget
 from tests.engine.compare import assert_same
 from tests.reference import FAMILIES, Case
@@ -71,7 +71,7 @@ def decomposition_of(case: Case, include: str, layer_index: int = 0) -> Decompos
     found: list[Decomposition] = []
 
     def keep(index: int, recording: LayerRecord) -> Tensor:
-        found.extend(decompositions(AttentionBlock(recording, attention_call(recording, "self")), include, None, None))
+        found.extend(decompositions(AttentionBlock(attention_site(recording, "self")), include, None, None))
         return torch.zeros(1)
 
     run_and_record(lambda: case.model(**case.inputs), [case.layers[layer_index]], keep)
@@ -204,7 +204,7 @@ def test_torchs_own_layers(norm_first: bool, sequence_first: bool) -> None:
 @pytest.mark.parametrize(("name", "include"), [("gpt2", "layer_norm"), ("llama", "encoder"), ("gpt-neox", "encoder")])
 def test_pre_norm_layers_have_no_norm_after(name: str, include: Any) -> None:
     case = FAMILIES[name].case
-    with pytest.raises(AssertionError, match=r"\(pre-norm\), so that include='\w+' is not defined"):
+    with pytest.raises(AssertionError, match=r"\(pre-norm\), so include='\w+' is not defined"):
         LayerAttentionNorm(case.model, case.layers[0], include=include).attribute(case.inputs)
 
 
@@ -233,7 +233,7 @@ class Gate(nn.Module):
 def test_a_projection_that_is_none() -> None:
     case = FAMILIES["bert"].build()
     case.layers[0].attention.output.dense = Gate()
-    with pytest.raises(AssertionError, match="context to a Gate, looked for was a linear projection"):
+    with pytest.raises(AssertionError, match="context to a Gate, which is not linear"):
         LayerAttentionNorm(case.model, case.layers[0]).attribute(case.inputs)
 
 
