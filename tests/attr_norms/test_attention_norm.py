@@ -200,7 +200,7 @@ def test_torchs_own_layers(norm_first: bool, sequence_first: bool) -> None:
 @pytest.mark.parametrize(("name", "include"), [("gpt2", "layer_norm"), ("llama", "encoder"), ("gpt-neox", "encoder")])
 def test_pre_norm_layers_have_no_norm_after(name: str, include: Any) -> None:
     case = FAMILIES[name].case
-    with pytest.raises(AssertionError, match=r"\(pre-norm\), so that include='\w+' is not defined"):
+    with pytest.raises(AssertionError, match=r"\(pre-norm\), so include='\w+' is not defined"):
         LayerAttentionNorm(case.model, case.layers[0], include=include).attribute(case.inputs)
 
 
@@ -229,7 +229,7 @@ class Gate(nn.Module):
 def test_a_projection_that_is_none() -> None:
     case = FAMILIES["bert"].build()
     case.layers[0].attention.output.dense = Gate()
-    with pytest.raises(AssertionError, match="context to a Gate, looked for was a linear projection"):
+    with pytest.raises(AssertionError, match="context to a Gate, which is not linear"):
         LayerAttentionNorm(case.model, case.layers[0]).attribute(case.inputs)
 
 

@@ -55,5 +55,5 @@ def test_a_batch_is_its_examples_one_by_one_and_padding_changes_nothing(name: st
 
 def test_pre_norm_layers_are_refused() -> None:
     case = FAMILIES["gpt2"].case
-    with pytest.raises(AssertionError, match=r"GPT2Block norms what its attention is given .* \(pre-norm\)"):
+    with pytest.raises(AssertionError, match=r"GPT2Block norms the attention's input.* \(pre-norm\)"):
         GlobEnc(case.model, case.layers).attribute(case.inputs)

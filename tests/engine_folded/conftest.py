@@ -1,4 +1,4 @@
-"""What the tests of the folded replay share."""
+"""Fixtures of the folded replay's tests."""
 
 import pytest
 
@@ -7,5 +7,5 @@ from tests.budget import set_budget
 
 @pytest.fixture(autouse=True)
 def fold_small_models(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fold layers that are too small to gain by it, as the tests' models are."""
+    """Fold also small layers, for which folding does not pay."""
     set_budget(monkeypatch, folding_calls=0)

@@ -1,4 +1,4 @@
-"""The fast lane gives the numbers of the general way, and stands back where it cannot."""
+"""The folded replay gives the numbers of the packed replay, and gives none where it does not hold."""
 
 from __future__ import annotations
 
@@ -11,57 +11,58 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from captum_vz._engine.replay.folded import plan
+from captum_vz._engine.replay.folded.layer import FoldedLayer
 from tests.budget import set_budget
 from tests.engine.blocks import WIDTH, Block, Convolution, Mean, sequences
-from tests.engine_folded.lanes import LENGTHS, Lanes, long_case, set_chunk_rows
+from tests.engine_folded.replays import LENGTHS, Replays, long_case, set_chunk_rows
 from tests.reference import naive_value_zeroing
 from tests.reference.case import WIDTH as MODEL_WIDTH
 
 FOLDED = [
     "bert roberta electra distilbert modernbert gpt2 llama mistral qwen3 gpt-neox opt phi vit",
-    "deit clip-text clip-vision starcoder2 cohere stablelm qwen2 nemotron wav2vec2 bart-encoder t5-encoder",
+    "deit clip-text clip-vision starcoder2 cohere stablelm qwen2 nemotron wav2vec2 bart-encoder t5-encoder granite",
 ]
-# Norms, scales or experts stand between the attention and the feed-forward, or inside the attention module.
-UNFOLDED = ["albert", "gemma2", "gemma3", "olmo2", "granite", "gpt-oss"]
-# After the norm, before it, grouped queries and gates, beside the attention.
+# Norms or experts stand between the attention and the feed-forward, or inside the attention module.
+UNFOLDED = ["albert", "gemma2", "gemma3", "olmo2", "gpt-oss"]
+# Post-norm, pre-norm, grouped queries with gates, feed-forward in parallel to the attention.
 SHAPES = ["bert", "gpt2", "llama", "phi"]
 
 each_shape = pytest.mark.parametrize("name", SHAPES)
 
 
 @pytest.fixture
-def lanes(monkeypatch: pytest.MonkeyPatch) -> Lanes:
-    return Lanes(monkeypatch)
+def replays(monkeypatch: pytest.MonkeyPatch) -> Replays:
+    return Replays(monkeypatch)
 
 
 @pytest.mark.parametrize("name", " ".join(FOLDED).split())
-def test_families_that_fold(name: str, lanes: Lanes) -> None:
+def test_families_that_fold(name: str, replays: Replays) -> None:
     case = long_case(name)
-    lanes.agree(case.model, case.layers, case.inputs)
+    replays.check_agree(case.model, case.layers, case.inputs)
 
 
 @pytest.mark.parametrize("name", ["bart-decoder", "t5-decoder"])
-def test_the_second_attention_of_a_layer(name: str, lanes: Lanes) -> None:
+def test_second_attention_of_layer(name: str, replays: Replays) -> None:
     case = long_case(name)
-    lanes.agree(case.model, case.layers, case.inputs, attention="cross")
+    replays.check_agree(case.model, case.layers, case.inputs, attention="cross")
 
 
 @each_shape
-def test_the_definition(name: str, lanes: Lanes) -> None:
+def test_families_against_definition(name: str, replays: Replays) -> None:
     case = long_case(name)
-    fast = lanes.fast(case.model, case.layers[-1:], case.inputs)
-    assert lanes.used == 1
-    torch.testing.assert_close(fast[0], naive_value_zeroing(case, -1, normalize=False), rtol=0, atol=1e-10)
+    folded = replays.folded(case.model, case.layers[-1:], case.inputs)
+    assert replays.count == 1
+    torch.testing.assert_close(folded[0], naive_value_zeroing(case, -1, normalize=False), rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("name", UNFOLDED)
-def test_families_that_do_not(name: str, lanes: Lanes) -> None:
+def test_families_that_do_not_fold(name: str, replays: Replays) -> None:
     case = long_case(name)
-    fast = lanes.fast(case.model, case.layers, case.inputs)
-    assert lanes.used == 0
-    assert lanes.reasons
-    assert "too few" not in str(lanes.reasons)
-    for one, other in zip(fast, lanes.general(case.model, case.layers, case.inputs), strict=True):
+    folded = replays.folded(case.model, case.layers, case.inputs)
+    assert replays.count == 0
+    assert replays.reasons
+    assert "too few" not in str(replays.reasons)
+    for one, other in zip(folded, replays.packed(case.model, case.layers, case.inputs), strict=True):
         assert torch.equal(one, other)
 
 
@@ -79,46 +80,50 @@ def test_families_that_do_not(name: str, lanes: Lanes) -> None:
     ],
     ids=str,
 )
-def test_options(name: str, options: dict[str, Any], lanes: Lanes) -> None:
+def test_options(name: str, options: dict[str, Any], replays: Replays) -> None:
     case = long_case(name)
-    lanes.agree(case.model, case.layers, case.inputs, **options)
+    replays.check_agree(case.model, case.layers, case.inputs, **options)
 
 
-def test_groups_of_all_heads(lanes: Lanes) -> None:
+def test_groups_of_all_heads(replays: Replays) -> None:
     case = long_case("bert")
-    lanes.agree(case.model, case.layers, case.inputs, feature_mask=torch.arange(LENGTHS[0])[None] // 2)
+    replays.check_agree(case.model, case.layers, case.inputs, feature_mask=torch.arange(LENGTHS[0])[None] // 2)
 
 
 @each_shape
 @pytest.mark.parametrize("rows", [3, 7, 40])
-def test_chunks_of_any_size(name: str, rows: int, lanes: Lanes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_of_any_size(name: str, rows: int, replays: Replays, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "VECTORS", 9)
     set_chunk_rows(monkeypatch, rows)
     case = long_case(name)
-    lanes.agree(case.model, case.layers[:1], case.inputs)
+    replays.check_agree(case.model, case.layers[:1], case.inputs)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "phi"])
 @pytest.mark.parametrize("count", [5, 16])
-def test_neighbours_with_the_same_targets(name: str, count: int, lanes: Lanes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU: fewer products, the same numbers, and none but zero where one has no share."""
+def test_neighbours_with_same_targets(
+    name: str, count: int, replays: Replays, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU: fewer products and the same numbers. Pairs without weight stay zero."""
     case = long_case(name)
-    found = spied(lanes)
-    general = lanes.general(case.model, case.layers, case.inputs)
+    plans = spied_plans(monkeypatch)
+    packed = replays.packed(case.model, case.layers, case.inputs)
     spans = []
     for neighbours in (1, count):
         set_budget(monkeypatch, neighbours=neighbours)
-        found.clear()
-        maps = lanes.fast(case.model, case.layers, case.inputs)
-        spans.append(sum(len(chunk.spans) for one, _ in found for block in one for chunk in block.chunks))
-        for one, other in zip(maps, general, strict=True):
+        plans.clear()
+        maps = replays.folded(case.model, case.layers, case.inputs)
+        spans.append(sum(len(chunk.spans) for blocks in plans for block in blocks for chunk in block.chunks))
+        for one, other in zip(maps, packed, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-14)
             assert torch.equal(one == 0, other == 0)
     assert spans[1] < spans[0]
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_any_mixture_of_inputs_options_and_chunks(seed: int, lanes: Lanes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_inputs_options_and_chunks(
+    seed: int, replays: Replays, monkeypatch: pytest.MonkeyPatch
+) -> None:
     draw = random.Random(seed)
     case, tokens, batch = long_case(SHAPES[seed % len(SHAPES)]), 24, draw.choice([1, 2, 5])
     padding = [draw.choice([0, draw.randint(0, 9)]) for _ in range(batch)]
@@ -131,93 +136,98 @@ def test_any_mixture_of_inputs_options_and_chunks(seed: int, lanes: Lanes, monke
         "distance": draw.choice(["cosine", "euclidean", "l1"]),
         "feature_mask": draw.choice([None, torch.tensor(groups)]),
         "perturbations_per_eval": draw.choice([None, None, 1, 3, 50]),
-        "target": draw.choice([None, [*range(20, 0, -1)]]) if batch == 1 else None,
+        "token": draw.choice([None, [[*range(20, 0, -1)]]]) if batch == 1 else None,
     }
     rows = draw.choice([3, 11, 40, 10**6])
     monkeypatch.setattr(plan, "VECTORS", draw.choice([1, 30, 1024]))
     set_budget(monkeypatch, neighbours=draw.choice([1, 1, 4, 16]))
     set_chunk_rows(monkeypatch, rows)
     inputs = {"input_ids": ids, "attention_mask": mask}
-    fast = lanes.fast(case.model, case.layers, inputs, **options)
-    general = lanes.general(case.model, case.layers, inputs, **options)
-    assert lanes.used == len(case.layers), lanes.reasons
-    torch.testing.assert_close(fast, general, rtol=1e-10, atol=1e-14)
+    folded = replays.folded(case.model, case.layers, inputs, **options)
+    packed = replays.packed(case.model, case.layers, inputs, **options)
+    assert replays.count == len(case.layers), replays.reasons
+    torch.testing.assert_close(folded, packed, rtol=1e-10, atol=1e-14)
 
 
 @each_shape
 @pytest.mark.parametrize("few", [True, False])
-def test_vectors_are_folded_one_by_one_if_few(name: str, few: bool, lanes: Lanes) -> None:
+def test_matrices_composed_for_many_vectors(name: str, few: bool, replays: Replays) -> None:
     case = long_case(name)
-    found = spied(lanes)
-    tokens = (10 if name == "bert" else 12) if few else 24
-    lanes.agree(case.model, case.layers, torch.arange(1, tokens + 1)[None])
-    assert {composed for _, composed in found} == {not few}
+    composed = spied_composed(replays.monkeypatch)
+    options: dict[str, Any] = {"heads": [1]} if few else {}
+    replays.check_agree(case.model, case.layers, torch.arange(1, 9 if few else 25)[None], **options)
+    assert composed == [not few] * len(case.layers)
 
 
-def test_sources_with_few_targets_fold_no_first_matrix(lanes: Lanes) -> None:
-    case = long_case("gpt2")
-    found = spied(lanes)
-    lanes.agree(case.model, case.layers, torch.arange(12)[None])
-    assert all(0 < block.folded < len(block.source) for of_layer, _ in found for block in of_layer)
-
-
-def spied(lanes: Lanes) -> list[tuple[list[plan.SourceBlock], bool]]:
-    """How the pairs of each layer are to be run."""
-    found: list[tuple[list[plan.SourceBlock], bool]] = []
-    blocks_of_a_layer = plan.plan_chunks
+def spied_plans(monkeypatch: pytest.MonkeyPatch) -> list[list[plan.SourceBlock]]:
+    """The blocks of each layer that folds."""
+    found: list[list[plan.SourceBlock]] = []
 
     def spy(*args: Any) -> Any:
-        found.append(blocks_of_a_layer(*args))
+        found.append(plan.plan_chunks(*args))
         return found[-1]
 
-    lanes.monkeypatch.setattr("captum_vz._engine.replay.folded.replay.plan_chunks", spy)
+    monkeypatch.setattr("captum_vz._engine.replay.folded.replay.plan_chunks", spy)
+    return found
+
+
+def spied_composed(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether each layer that folds multiplies the projection with the first matrix."""
+    found: list[bool] = []
+
+    class Spied(FoldedLayer):
+        def __init__(self, *args: Any) -> None:
+            found.append(args[3])
+            super().__init__(*args)
+
+    monkeypatch.setattr("captum_vz._engine.replay.folded.replay.FoldedLayer", Spied)
     return found
 
 
 @each_shape
-def test_few_rows_go_the_general_way(name: str, lanes: Lanes) -> None:
+def test_few_rows_are_not_folded(name: str, replays: Replays) -> None:
     case = long_case(name)
-    lanes.fast(case.model, case.layers, case.inputs, token=3)
-    assert lanes.used == 0
-    assert lanes.reasons == {"there are too few rows to fold for"}
+    replays.folded(case.model, case.layers, case.inputs, token=3)
+    assert replays.count == 0
+    assert not replays.reasons  # it is not tried
 
 
 @each_shape
-def test_half_precision(name: str, lanes: Lanes) -> None:
+def test_half_precision(name: str, replays: Replays) -> None:
     case = long_case(name)
     model = case.model.to(torch.bfloat16)
-    fast = lanes.fast(model, case.layers, case.inputs)
-    assert lanes.used == len(case.layers), lanes.reasons
-    for one, other in zip(fast, lanes.general(model, case.layers, case.inputs), strict=True):
+    folded = replays.folded(model, case.layers, case.inputs)
+    assert replays.count == len(case.layers), replays.reasons
+    for one, other in zip(folded, replays.packed(model, case.layers, case.inputs), strict=True):
         assert one.dtype == torch.float32
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("batch_first", [True, False])
 @pytest.mark.parametrize("norm_first", [True, False])
-def test_layers_of_torch(batch_first: bool, norm_first: bool, lanes: Lanes) -> None:
+def test_layers_of_torch(batch_first: bool, norm_first: bool, replays: Replays) -> None:
     layer = nn.TransformerEncoderLayer(MODEL_WIDTH, 4, 48, batch_first=batch_first, norm_first=norm_first)
     layer = layer.double().eval()
     x = torch.randn((2, 20, MODEL_WIDTH) if batch_first else (20, 2, MODEL_WIDTH), dtype=torch.float64)
-    lanes.agree(layer, [layer], x)
+    replays.check_agree(layer, [layer], x)
 
 
-def test_the_model_is_left_as_it_was(lanes: Lanes) -> None:
+def test_model_is_unchanged(replays: Replays) -> None:
     case = long_case("bert")
     before = {name: dict(vars(module)) for name, module in case.model.named_modules()}
-    lanes.fast(case.model, case.layers, case.inputs)
-    assert lanes.used == len(case.layers)
+    replays.folded(case.model, case.layers, case.inputs)
+    assert replays.count == len(case.layers)
     after = {name: dict(vars(module)) for name, module in case.model.named_modules()}
     assert {name: set(entries) for name, entries in before.items()} == {
         name: set(entries) for name, entries in after.items()
     }
 
 
-# Blocks that look like one that folds, but for one thing.
+# Blocks that differ in one thing from a block that folds.
 
 
 class Halved(nn.Module):
-    """Behind the attention: half of what it is given, so that the residual stream takes in another share of it."""
+    """Halves the residual stream after the attention, as a layer scale of one half does."""
 
     def forward(self, x: Tensor) -> Tensor:
         return -x / 2
@@ -231,14 +241,14 @@ class Scaled(nn.LayerNorm):
 
 
 class Bent(nn.Linear):
-    """No linear module, though it is called one."""
+    """A subclass of a linear module that is not linear."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x).relu()
 
 
 class Sharing(nn.Module):
-    """A feed-forward that shares out something between the positions that it is given together."""
+    """A feed-forward whose positions share a sum."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -250,7 +260,7 @@ class Sharing(nn.Module):
 
 
 class Routed(nn.Module):
-    """Two feed-forwards, of which each position takes one."""
+    """Two feed-forwards. Each position takes one of them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -264,21 +274,21 @@ class Routed(nn.Module):
 
 
 class OneByOne(nn.Sequential):
-    """A feed-forward that takes several examples one after the other."""
+    """A feed-forward that runs each example on its own."""
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.cat([super(OneByOne, self).forward(one) for one in x.split(1)])
 
 
 class Backwards(nn.Sequential):
-    """A feed-forward that takes the positions of several examples in the reverse order."""
+    """A feed-forward that reverses the positions of a batch of several examples."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) if len(x) == 1 else super().forward(x.flip(1)).flip(1)
 
 
 class Flat(nn.Sequential):
-    """A feed-forward that takes positions without knowing of examples."""
+    """A feed-forward that runs on the positions of all examples as one list."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.flatten(0, 1)).view(x.shape)
@@ -295,7 +305,7 @@ def altered(attribute: str, module: nn.Module) -> Block:
 
 
 def hooked() -> Block:
-    """A hook of the user's bends what the first linear module returns."""
+    """A block with a hook of the user that changes the output of the first linear module."""
     block = Block()
     block.feed_forward[0].register_forward_hook(lambda module, args, output: output.tanh())
     return block
@@ -304,7 +314,6 @@ def hooked() -> Block:
 TRAPS = {
     "convolution": lambda: Block(after=Convolution()),
     "mean": lambda: Block(after=Mean()),
-    "halved": lambda: Block(after=Halved()),
     "norm": lambda: altered("norm", Scaled(WIDTH)),
     "no-norm": lambda: altered("norm", nn.Identity()),
     "bent": lambda: altered("feed_forward", nn.Sequential(Bent(WIDTH, 24), nn.Linear(24, WIDTH))),
@@ -321,18 +330,18 @@ TRAPS = {
 
 
 @pytest.mark.parametrize("trap", TRAPS)
-def test_traps(trap: str, lanes: Lanes) -> None:
+def test_traps(trap: str, replays: Replays) -> None:
     block = TRAPS[trap]()
     x = sequences(2, length=20)
-    fast = lanes.fast(block, [block], x)
-    assert lanes.used == 0
-    assert lanes.reasons
-    assert "too few" not in str(lanes.reasons)
-    assert torch.equal(fast[0], lanes.general(block, [block], x)[0])
+    folded = replays.folded(block, [block], x)
+    assert replays.count == 0
+    assert replays.reasons
+    assert "too few" not in str(replays.reasons)
+    assert torch.equal(folded[0], replays.packed(block, [block], x)[0])
 
 
 class Offset(nn.Module):
-    """Gemma's norm: it keeps its gain as the difference from one, and its epsilon under another name."""
+    """Gemma's norm, which stores its gain minus one, and its epsilon under another name."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -347,22 +356,23 @@ class Offset(nn.Module):
     "block",
     [
         Block(),
+        Block(after=Halved()),
         altered("norm", Offset()),
         altered("norm", nn.LayerNorm(WIDTH, elementwise_affine=True, bias=False)),
         altered("feed_forward", Flat(*feed_forward())),
     ],
-    ids=["plain", "offset", "no-bias", "flat"],
+    ids=["plain", "halved", "offset", "no-bias", "flat"],
 )
-def test_home_made_blocks(block: Block, lanes: Lanes) -> None:
-    lanes.agree(block, [block], sequences(2, length=20))
+def test_home_made_blocks(block: Block, replays: Replays) -> None:
+    replays.check_agree(block, [block], sequences(2, length=20))
 
 
-def test_a_projection_that_is_zero_moves_nothing_by_rounding(lanes: Lanes) -> None:
+def test_zero_projection_gives_zero_scores(replays: Replays) -> None:
     block, x = Block(), sequences(2, 24)
     with torch.no_grad():
         block.attention.output.weight.zero_()
     with pytest.warns(UserWarning, match=r"48 row\(s\) of layer 0 \(Block\) stay zero"):
-        assert not lanes.fast(block, [block], x)[0].any()
+        assert not replays.folded(block, [block], x)[0].any()
 
 
 class CutFeature(Block):
@@ -383,22 +393,23 @@ class CutFeature(Block):
 
 @torch.no_grad()
 @pytest.mark.parametrize("parallel", [True, False])
-def test_a_limit_that_single_pairs_reach(parallel: bool, lanes: Lanes) -> None:
+def test_limit_that_single_pairs_reach(parallel: bool, replays: Replays) -> None:
     for seed in range(8):
         torch.manual_seed(seed)
         block, x = CutFeature(parallel), torch.randn(1, 40, WIDTH, dtype=torch.float64)
         block(x)
         block.limit = block.largest + 1e-6
-        torch.testing.assert_close(lanes.fast(block, [block], x), lanes.general(block, [block], x), rtol=0, atol=1e-14)
-    assert lanes.used == 0
+        folded, packed = (maps(block, [block], x) for maps in (replays.folded, replays.packed))
+        torch.testing.assert_close(folded, packed, rtol=0, atol=1e-14)
+    assert replays.count == 0
 
 
-# What differs at single positions, which no sample of them shows.
+# Layers that differ at single positions, which a sample of positions does not show.
 
 
 @pytest.mark.parametrize("where", ["mlp", "mlp.c_fc", "mlp.act", "mlp.c_proj", "ln_2", "attn.c_proj"])
 @pytest.mark.parametrize("position", [7, 23])
-def test_a_hook_at_one_position(where: str, position: int, lanes: Lanes) -> None:
+def test_hook_at_one_position(where: str, position: int, replays: Replays) -> None:
     case = long_case("gpt2")
 
     def ablate(module: nn.Module, args: Any, output: Tensor) -> Tensor:
@@ -408,12 +419,12 @@ def test_a_hook_at_one_position(where: str, position: int, lanes: Lanes) -> None
         return output
 
     case.layers[1].get_submodule(where).register_forward_hook(ablate)
-    fast = lanes.fast(case.model, case.layers[1:2], case.inputs)
-    assert lanes.used == 0
-    torch.testing.assert_close(fast[0], naive_value_zeroing(case, 1, normalize=False), rtol=0, atol=1e-10)
+    folded = replays.folded(case.model, case.layers[1:2], case.inputs)
+    assert replays.count == 0
+    torch.testing.assert_close(folded[0], naive_value_zeroing(case, 1, normalize=False), rtol=0, atol=1e-10)
 
 
-def test_a_hook_of_the_layer(lanes: Lanes) -> None:
+def test_hook_of_layer(replays: Replays) -> None:
     case = long_case("gpt2")
 
     def steer(module: nn.Module, args: Any, output: Tensor) -> Tensor:
@@ -423,11 +434,11 @@ def test_a_hook_of_the_layer(lanes: Lanes) -> None:
 
     case.layers[0].register_forward_hook(steer)
     with pytest.raises(AssertionError, match="cannot be replayed"):
-        lanes.fast(case.model, case.layers[:1], case.inputs)
+        replays.folded(case.model, case.layers[:1], case.inputs)
 
 
 class Clipped(nn.Module):
-    """GELU, but for its largest values."""
+    """GELU, except for its largest values."""
 
     limit = torch.inf
 
@@ -436,18 +447,18 @@ class Clipped(nn.Module):
         return functional.gelu(x).clamp(max=self.limit)
 
 
-# At a few tokens, which those that show a layer's shape may not be among, or at those only that are zeroed.
+# Clipped at a few clean tokens, which may not be sampled, or at zeroed tokens only.
 @pytest.mark.parametrize(("place", "beyond"), [(-3, -1e-3), (-1, 1e-6)])
 @pytest.mark.parametrize("seed", range(8))
-def test_an_activation_that_is_clipped(seed: int, place: int, beyond: float, lanes: Lanes) -> None:
+def test_activation_that_is_clipped(seed: int, place: int, beyond: float, replays: Replays) -> None:
     torch.manual_seed(seed)
     activation = Clipped()
     block = altered("feed_forward", nn.Sequential(nn.Linear(WIDTH, 24), activation, nn.Linear(24, WIDTH)))
     x = torch.randn(1, 40, WIDTH, dtype=torch.float64)
     block(x)
     activation.limit = float(activation.largest[place]) + beyond
-    fast, general = (maps(block, [block], x)[0] for maps in (lanes.fast, lanes.general))
-    torch.testing.assert_close(fast, general, rtol=1e-10, atol=1e-14)
+    folded, packed = (maps(block, [block], x)[0] for maps in (replays.folded, replays.packed))
+    torch.testing.assert_close(folded, packed, rtol=1e-10, atol=1e-14)
 
 
 class Switched(Block):
@@ -461,17 +472,17 @@ class Switched(Block):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_an_attention_that_is_switched_off_at_a_few_tokens(seed: int, lanes: Lanes) -> None:
+def test_attention_switched_off_at_tokens(seed: int, replays: Replays) -> None:
     torch.manual_seed(seed)
     block, x = Switched(), torch.randn(1, 40, WIDTH, dtype=torch.float64)
     block.bound = float(x[..., 0].flatten().sort().values[-3])
     with pytest.warns(UserWarning, match=r"3 row\(s\) of layer 0 \(Switched\) stay zero"):
-        fast, general = (maps(block, [block], x)[0] for maps in (lanes.fast, lanes.general))
-    torch.testing.assert_close(fast, general, rtol=1e-10, atol=1e-14)
+        folded, packed = (maps(block, [block], x)[0] for maps in (replays.folded, replays.packed))
+    torch.testing.assert_close(folded, packed, rtol=1e-10, atol=1e-14)
 
 
 class Cut(nn.Module):
-    """A feed-forward that writes into what its first matrix gave, where that is large."""
+    """A feed-forward that zeroes large outputs of its first linear module in place."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -483,29 +494,29 @@ class Cut(nn.Module):
         return self.second(functional.gelu(inner))
 
 
-def test_what_is_written_in_place_at_a_few_tokens(lanes: Lanes) -> None:
+def test_writing_in_place_at_tokens(replays: Replays) -> None:
     torch.manual_seed(0)
     block, x = altered("feed_forward", Cut()), torch.randn(1, 40, WIDTH, dtype=torch.float64)
     inner = block.feed_forward.first(block.norm(x))
-    fast = lanes.fast(block, [block], x)
+    folded = replays.folded(block, [block], x)
     assert 0 < (inner > 1.8).any(-1).sum() < 20
-    assert lanes.used == 0
-    assert torch.equal(fast[0], lanes.general(block, [block], x)[0])
+    assert replays.count == 0
+    assert torch.equal(folded[0], replays.packed(block, [block], x)[0])
 
 
-def test_what_is_written_in_place_in_inference_mode(lanes: Lanes) -> None:
+def test_writing_in_place_in_inference_mode(replays: Replays) -> None:
     torch.manual_seed(0)
     block, x = altered("feed_forward", Cut()), torch.randn(1, 40, WIDTH, dtype=torch.float64)
     with torch.inference_mode():
-        fast, general = (maps(block, [block], x)[0] for maps in (lanes.fast, lanes.general))
-    torch.testing.assert_close(fast, general, rtol=1e-10, atol=1e-14)
+        folded, packed = (maps(block, [block], x)[0] for maps in (replays.folded, replays.packed))
+    torch.testing.assert_close(folded, packed, rtol=1e-10, atol=1e-14)
 
 
-def test_another_default_dtype(lanes: Lanes) -> None:
+def test_another_default_dtype(replays: Replays) -> None:
     block, x = Block(), sequences(1, length=300)
-    torch.set_default_dtype(torch.bfloat16)  # which knows no 299
+    torch.set_default_dtype(torch.bfloat16)  # which cannot represent 299
     try:
-        lanes.fast(block, [block], x)
+        replays.folded(block, [block], x)
     finally:
         torch.set_default_dtype(torch.float32)
-    assert lanes.used == 1, lanes.reasons
+    assert replays.count == 1, replays.reasons

@@ -1,12 +1,13 @@
-"""Counted floating-point operations of a map: the formulas, for each way. They do not depend on the clock.
+"""Floating-point operations of a map, counted and compared with a formula for each replay.
 
-T tokens, d features, D of them inside the feed-forward, H heads; one layer, one sentence, one chunk. A product of
+T tokens, d features, D features inside the feed-forward, H heads. One layer, one sentence, one chunk. A product of
 (n, a) with (a, b) counts 2 n a b.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -16,10 +17,10 @@ from transformers import BertConfig, BertModel, GPT2Config, GPT2Model, LlamaConf
 from captum_vz import ValueZeroing
 from captum_vz._engine import value_zeroing
 from captum_vz._engine.numerics.budget import budget_of
-from captum_vz._engine.replay.folded.replay import FEW
-from captum_vz._engine.replay.packed import LAST
+from captum_vz._engine.replay.folded.layer import SAMPLED_TARGETS
+from captum_vz._engine.replay.packed import UNUSED_ROWS
 from tests.budget import set_budget
-from tests.engine_folded.lanes import set_chunk_rows
+from tests.engine_folded.replays import HIGHEST, MEDIUM, set_chunk_rows
 
 Build = Callable[[], tuple[torch.nn.Module, torch.nn.Module]]
 
@@ -42,7 +43,7 @@ def llama() -> tuple[torch.nn.Module, torch.nn.Module]:
     return model, model.layers[0]
 
 
-# How many matrices the feed-forward begins with, and which targets see a source.
+# How many matrices the feed-forward begins with, and whether the attention is causal.
 MODELS = [(bert, 1, False), (gpt2, 1, True), (llama, 2, True)]
 each_model = pytest.mark.parametrize(("build", "firsts", "causal"), MODELS)
 
@@ -54,24 +55,24 @@ def one_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def operations(
     build: Build,
-    ways: int,
+    first: int,
     monkeypatch: pytest.MonkeyPatch,
-    precision: str = "exact",
+    precision: dict[str, Any] = HIGHEST,
     tokens: int = T,
     **options: int,
 ) -> int:
-    """What a map costs if the first `ways` are left out, the model's own pass through the layer included."""
+    """The operations of a map by the replays from number `first` on, and of the model's own pass through the layer."""
     model, layer = build()
-    # torch counts its own products, not oneDNN's, which are as many.
+    # torch counts its own products, but not those of oneDNN.
     with monkeypatch.context() as patch, torch.backends.mkldnn.flags(enabled=False):
-        patch.setattr(value_zeroing, "REPLAYS", value_zeroing.REPLAYS[ways:])
+        patch.setattr(value_zeroing, "REPLAYS", value_zeroing.REPLAYS[first:])
         with FlopCounterMode(display=False) as counter:
-            ValueZeroing(model, layer, precision=precision).attribute(torch.arange(tokens)[None], **options)
+            ValueZeroing(model, layer, **precision).attribute(torch.arange(tokens)[None], **options)
     return counter.get_total_flops()
 
 
 def forward(tokens: int, firsts: int) -> int:
-    # Projections, weights, context, and the check that these weights make this context.
+    # Projections, weights, context, and the check that the weights give this context.
     return 2 * tokens * 4 * d * d + 3 * (2 * tokens * tokens * d) + feed_forward(tokens, firsts)
 
 
@@ -79,89 +80,84 @@ def feed_forward(rows: int, firsts: int) -> int:
     return 2 * rows * (firsts + 1) * d * D
 
 
-def general(pairs: int, targets: int, firsts: int) -> int:
-    rows = pairs + targets + 2 + LAST  # each target runs unchanged, one of them twice; and some of another context
+def packed(pairs: int, targets: int, firsts: int) -> int:
+    rows = pairs + targets + 2 + UNUSED_ROWS  # each target runs unchanged, one of them twice, one with another context
     return 2 * rows * d * d + feed_forward(rows, firsts)
 
 
 @each_model
-def test_the_general_way(build: Build, firsts: int, causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packed_replay(build: Build, firsts: int, causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     pairs = T * (T + 1) // 2 if causal else T * T
-    expected = forward(T, firsts) + general(pairs, T, firsts)
-    expected += 2 * T * d * causal  # a first token's context, of which nothing is left, is summed anew
+    expected = forward(T, firsts) + packed(pairs, T, firsts)
+    expected += 2 * T * d * causal  # the first token has no context left, which is summed again
     assert operations(build, 1, monkeypatch) == expected
 
 
 @each_model
-@pytest.mark.parametrize("ways", [0, 1])
-def test_one_row(build: Build, firsts: int, causal: bool, ways: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = forward(T, firsts) + general(T, 1, firsts)
-    assert operations(build, ways, monkeypatch, token=T - 1) == expected
+@pytest.mark.parametrize("first", [0, 1])
+def test_one_row(build: Build, firsts: int, causal: bool, first: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = forward(T, firsts) + packed(T, 1, firsts)
+    assert operations(build, first, monkeypatch, token=T - 1) == expected
 
 
 @each_model
 def test_whole_sequences(build: Build, firsts: int, causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    copies = 1 + T + 4  # of the sentence: unchanged, with each source zeroed, and four of these alone
-    zeroed = 2 * T * T * d  # what the context of one copy loses
-    runs = 2 + (T - 1).bit_length()  # as it was, all of it nudged, once a digit: to see whose values they are
-    expected = forward(T, firsts) + runs * 3 * 2 * T * d * d  # of the projections
+    copies = 1 + T + 4  # of the sentence: unchanged, with each source zeroed, and four of these run alone
+    zeroed = 2 * T * T * d  # the context of one copy
+    runs = 2 + (T - 1).bit_length()  # unchanged, all positions perturbed, once a digit: to test the order of values
+    expected = forward(T, firsts) + runs * 3 * 2 * T * d * d  # projections only
     expected += copies * (forward(T, firsts) + zeroed)
     assert operations(build, 3, monkeypatch) == expected
 
 
 @each_model
-@pytest.mark.parametrize("precision", ["exact", "fast"])
-# Of few sources, each vector goes through the first matrix; for many, it is multiplied with the projection once.
+@pytest.mark.parametrize("precision", [HIGHEST, MEDIUM], ids=str)
+# For many sources, the first matrix is multiplied with the projection once.
 @pytest.mark.parametrize(("tokens", "composed"), [(16, False), (T, True)])
-def test_the_fast_lane(
+def test_folded_replay(
     build: Build,
     firsts: int,
     causal: bool,
-    precision: str,
+    precision: dict[str, Any],
     tokens: int,
     composed: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("captum_vz._engine.replay.folded.replay.has_fast_bfloat16", lambda device: True)
-    monkeypatch.setattr("captum_vz._engine.numerics.matmul.STEP", 1)  # else up to 15 rows are added to each product
-    counts = [tokens - source for source in range(tokens)] if causal else [tokens] * tokens
-    vector = 1 / H if composed else 1  # what one costs, in rows of the first matrix
-    folded = [count for count in counts if count > H * (vector + count / d)]
-    rest = [count for count in counts if count not in folded]
-    traced = FEW + 1 + 1  # a few targets, one known row of the chunk, and one that is NaN
-    known = tokens + 1  # each target with nothing taken, and one with all of it
-    pairs, of_folded, of_rest = sum(counts) + known, sum(folded) + known, sum(rest)
-    vectors = H * len(folded)
+    monkeypatch.setattr("captum_vz._engine.numerics.matmul.STEP", 1)  # without padding of products
+    pairs = tokens * (tokens + 1) // 2 if causal else tokens * tokens
+    traced = SAMPLED_TARGETS + 1 + 1  # some targets, one known row of the chunk, and one that is NaN
+    rows = pairs + tokens + 1  # each target with nothing zeroed, and one known row
+    vectors = H * tokens
     expected = forward(tokens, firsts)
     expected += 2 * traced * d * d + feed_forward(traced, firsts)
-    expected += 2 * tokens * d * d  # the attention's output of every target
-    expected += 2 * tokens * d * d + 2 * d * d  # and of the changed ones, and of what these lose
-    expected += 2 * tokens * d * d  # W_O, on each source's heads
-    expected += 2 * H * pairs * d  # their sums
-    expected += firsts * 2 * d * D  # W, on beta
-    expected += firsts * (2 * d * d * D + 2 * vectors * d // H * D if composed else 2 * vectors * d * D)  # on vectors
-    expected += firsts * 2 * H * of_folded * D  # their sums
-    expected += firsts * 2 * of_rest * d * D  # W, on the pairs of sources with few of them
-    expected += 2 * pairs * D * d  # the last matrix
+    expected += 2 * tokens * d * d  # the attention's output of each target
+    expected += 2 * tokens * d * d + 2 * d * d  # the same for changed contexts, and the loss
+    expected += 2 * tokens * d * d  # W_O times each head of each source
+    expected += 2 * H * rows * d  # sums of these vectors
+    expected += firsts * 2 * d * D  # W times beta
+    expected += firsts * (2 * d * d * D + 2 * vectors * d // H * D if composed else 2 * vectors * d * D)
+    expected += firsts * 2 * H * rows * D  # sums of these vectors
+    expected += 2 * rows * D * d  # the last matrix
     assert operations(build, 0, monkeypatch, precision, tokens) == expected
 
 
-def test_the_fast_lane_needs_fewer_than_two_thirds(monkeypatch: pytest.MonkeyPatch) -> None:
-    fast, slow = (operations(bert, ways, monkeypatch) for ways in (0, 1))
-    assert fast < 2 / 3 * slow
+def test_folded_replay_saves_a_third(monkeypatch: pytest.MonkeyPatch) -> None:
+    folded, without = (operations(bert, first, monkeypatch) for first in (0, 1))
+    assert folded < 2 / 3 * without
 
 
-@pytest.mark.parametrize(("precision", "share"), [("exact", 1), ("fast", 2)])
-def test_the_fast_lane_is_taken_if_it_saves_more_than_its_calls_cost(
-    precision: str, share: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("precision", "share"), [(HIGHEST, 1), (MEDIUM, 2)])
+def test_folds_only_where_it_pays(
+    precision: dict[str, Any], share: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("captum_vz._engine.replay.folded.replay.has_fast_bfloat16", lambda device: True)
-    # Of the rows of the first matrix: one a pair, less a sum over each source's vectors and what its values cost;
-    # once, the attention's projection with that matrix, and two runs of all targets.
+    # In rows of the first matrix: each pair saves one and costs a sum over vectors. Each vector costs 1 / H of a row.
+    # The composed matrix costs d rows, and two runs of all targets cost 2 T.
     rows = T * T - T * H * (T / d + 1 / H) - d - 2 * T
     saved = share * rows * 2 * d * D
-    for calls, ways in ((0.98 * saved, 0), (1.02 * saved, 1)):
-        expected = operations(bert, ways, monkeypatch, precision)
+    for calls, first in ((0.98 * saved, 0), (1.02 * saved, 1)):
+        expected = operations(bert, first, monkeypatch, precision)
         with monkeypatch.context() as patch:
             set_budget(patch, folding_calls=calls)
             assert operations(bert, 0, monkeypatch, precision) == expected

@@ -1,4 +1,4 @@
-"""Products through oneDNN are those of torch, whatever the number of rows, and are used where they can be."""
+"""Products through oneDNN equal those of torch for any number of rows, and are used where they are faster."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from captum_vz import LayerAttention, ValueZeroing, find_layers
 from captum_vz._engine import value_zeroing
 from captum_vz._engine.numerics import matmul
 from captum_vz._engine.numerics.matmul import FEW, ROWS_THAT_PAY_REORDER, STEP, OneDnnLinears, Product
-from tests.engine_folded.lanes import long_case
+from tests.engine_folded.replays import long_case
 from tests.reference import naive_value_zeroing
 
 DTYPES = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float64: 1e-13}
@@ -32,7 +32,7 @@ has_onednn = pytest.mark.skipif(
 
 @pytest.fixture(autouse=True)
 def small_matrices_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever this machine, oneDNN is used as on one with AVX-512, and for matrices of any size."""
+    """Use oneDNN as on a machine with AVX-512, and for matrices of any size."""
     monkeypatch.setattr(matmul, "SMALL", 0)
     monkeypatch.setattr(matmul, "LEAST_WORK", 0)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
@@ -62,8 +62,8 @@ def bert() -> tuple[nn.Module, dict[str, Tensor]]:
 @pytest.mark.parametrize("rows", [1, STEP, STEP + 1, FEW + 1, 512, 1024, 2051])
 @pytest.mark.parametrize("transposed", [True, False], ids=["(out, in)", "(in, out)"])
 @pytest.mark.parametrize("with_bias", [True, False])
-@pytest.mark.parametrize("count", [0, 3 * ROWS_THAT_PAY_REORDER], ids=["as it is", "laid out"])
-def test_the_same_numbers(dtype: torch.dtype, rows: int, transposed: bool, with_bias: bool, count: int) -> None:
+@pytest.mark.parametrize("count", [0, 3 * ROWS_THAT_PAY_REORDER], ids=["as given", "reordered"])
+def test_products_equal_torch(dtype: torch.dtype, rows: int, transposed: bool, with_bias: bool, count: int) -> None:
     weight = torch.randn(24, 40, dtype=dtype)
     matrix = weight.T if transposed else weight.T.contiguous()
     bias = torch.randn(24, dtype=dtype) if with_bias else None
@@ -75,14 +75,14 @@ def test_the_same_numbers(dtype: torch.dtype, rows: int, transposed: bool, with_
 
 
 @pytest.mark.parametrize("bias", [torch.randn(48)[::2], torch.randn(1).expand(24)], ids=["strided", "expanded"])
-def test_a_bias_in_any_layout(bias: Tensor) -> None:
+def test_bias_in_any_layout(bias: Tensor) -> None:
     weight, rows = torch.randn(24, 40), torch.randn(7, 40)
     torch.testing.assert_close(Product(weight.T, bias)(rows), rows @ weight.T + bias)
     with torch.no_grad(), OneDnnLinears():
         torch.testing.assert_close(functional.linear(rows, weight, bias), rows @ weight.T + bias)
 
 
-def test_rows_come_in_few_numbers() -> None:
+def test_rows_are_padded_to_few_sizes() -> None:
     found = {matmul.padded(rows) for rows in range(1, 1025)}
     assert len(found) == FEW // 4 + (1024 - FEW) // STEP
     assert all(0 <= matmul.padded(rows) - rows < STEP for rows in range(1, 1025))
@@ -118,7 +118,8 @@ def test_where_onednn_is_used_with_avx2(by_onednn: list[int], monkeypatch: pytes
     in_order = Product(weight.T, count=3 * ROWS_THAT_PAY_REORDER)
     for rows in (torch.randn(FEW, 40), torch.randn(FEW + 1, 40)):
         torch.testing.assert_close(in_order(rows), rows @ weight.T)
-        torch.testing.assert_close(Product(weight.T.contiguous(), count=3 * ROWS_THAT_PAY_REORDER)(rows), rows @ weight.T)
+        reordered = Product(weight.T.contiguous(), count=3 * ROWS_THAT_PAY_REORDER)
+        torch.testing.assert_close(reordered(rows), rows @ weight.T)
         with torch.no_grad(), OneDnnLinears():
             torch.testing.assert_close(functional.linear(rows, weight), rows @ weight.T)
             torch.testing.assert_close(
@@ -128,7 +129,7 @@ def test_where_onednn_is_used_with_avx2(by_onednn: list[int], monkeypatch: pytes
 
 
 @has_onednn
-def test_what_is_laid_out_anew() -> None:
+def test_which_weights_are_reordered() -> None:
     matrix = torch.randn(24, 40).T
     assert not Product(matrix, count=ROWS_THAT_PAY_REORDER - 1).weight.is_mkldnn
     assert Product(matrix, count=ROWS_THAT_PAY_REORDER).weight.is_mkldnn
@@ -136,7 +137,7 @@ def test_what_is_laid_out_anew() -> None:
     assert Product(matrix.contiguous(), count=3 * ROWS_THAT_PAY_REORDER).weight.is_mkldnn
 
 
-def test_a_torch_without_the_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_without_the_operators(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(matmul.torch.ops, "mkldnn", object())
     matrix, rows = torch.randn(24, 40).T, torch.randn(3, 24)
     torch.testing.assert_close(Product(matrix.T, count=3 * ROWS_THAT_PAY_REORDER)(rows), rows @ matrix.T)
@@ -166,11 +167,11 @@ def test_linear_modules(build: Callable[[], nn.Module], shape: tuple[int, ...], 
 
 
 class Doubled(Tensor):
-    """A tensor of a kind of its own, as quantised weights are."""
+    """A subclass of Tensor, as quantised weights are."""
 
 
 class Seen(TorchFunctionMode):
-    """A mode of the user's, which notes what is called."""
+    """A function mode of the user, which records calls."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -181,7 +182,7 @@ class Seen(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_what_is_left_to_torch(by_onednn: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_products_left_to_torch(by_onednn: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     x, weight, bias = torch.randn(7, 40), torch.randn(24, 40), torch.randn(24)
     with OneDnnLinears():
         linear = nn.Linear(40, 24)
@@ -216,7 +217,7 @@ def test_what_is_left_to_torch(by_onednn: list[int], monkeypatch: pytest.MonkeyP
     assert not by_onednn
 
 
-def test_a_mode_of_the_user_sees_all_products(by_onednn: list[int]) -> None:
+def test_mode_of_user_sees_products(by_onednn: list[int]) -> None:
     x, weight = torch.randn(7, 40), torch.randn(24, 40)
     with torch.no_grad(), Seen() as seen, OneDnnLinears():
         functional.linear(x, weight)
@@ -225,7 +226,7 @@ def test_a_mode_of_the_user_sees_all_products(by_onednn: list[int]) -> None:
 
 
 def test_counted_operations(bert: tuple[nn.Module, dict[str, Tensor]], by_onednn: list[int]) -> None:
-    """Who counts operations is told of all of them: by oneDNN they would be operators that no counter knows."""
+    """A counter of operations sees all products. It would not know oneDNN's operators."""
     model, inputs = bert
     explain = ValueZeroing(model, find_layers(model))
     with FlopCounterMode(display=False) as counted:
@@ -236,8 +237,8 @@ def test_counted_operations(bert: tuple[nn.Module, dict[str, Tensor]], by_onednn
     assert counted.get_total_flops() == by_torch.get_total_flops() > 0
 
 
-# The folded lane, for the shapes that it knows; packed pairs; whole sequences.
-WAYS = {
+# Models by the number of the replay: folded pairs, packed pairs, whole sequences.
+BY_REPLAY = {
     0: ["bert", "gpt2", "llama"],
     1: ["bert", "gpt2", "albert", "bart-decoder"],
     3: ["bert", "gpt2", "bart-decoder"],
@@ -245,14 +246,14 @@ WAYS = {
 
 
 @has_onednn
-@pytest.mark.parametrize(("way", "name"), [(way, name) for way, names in WAYS.items() for name in names])
-def test_maps(way: int, name: str, by_onednn: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whichever way a layer is replayed, its map is that of the definition, in float64, but for rounding."""
+@pytest.mark.parametrize(("number", "name"), [(number, x) for number, names in BY_REPLAY.items() for x in names])
+def test_maps_against_definition(number: int, name: str, by_onednn: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each replay with oneDNN gives the map of the definition in float64, up to rounding."""
     case = long_case(name)
     expected = naive_value_zeroing(case, -1, normalize=False)
     model = deepcopy(case.model).float()
     inputs = {key: x.float() if x.is_floating_point() else x for key, x in case.inputs.items()}
-    monkeypatch.setattr(value_zeroing, "REPLAYS", value_zeroing.REPLAYS[way : way + 1])
+    monkeypatch.setattr(value_zeroing, "REPLAYS", value_zeroing.REPLAYS[number : number + 1])
     layer = find_layers(model, stack="decoder" if name.endswith("decoder") else None)[-1]
     found = ValueZeroing(model, layer, normalize=False).attribute(inputs)
     assert len(by_onednn) > 2
@@ -260,7 +261,7 @@ def test_maps(way: int, name: str, by_onednn: list[int], monkeypatch: pytest.Mon
 
 
 class Watched(nn.Module):
-    """A model that runs another one under a mode of its own, or under none, and then may fail."""
+    """A model that runs another model, under a mode if one is given, and may then fail."""
 
     def __init__(self, model: nn.Module, mode: TorchFunctionMode | None = None, fails: bool = False) -> None:
         super().__init__()
@@ -277,7 +278,7 @@ class Watched(nn.Module):
 
 
 def states(model: nn.Module, run: Callable[[], Any]) -> list[Tensor]:
-    """What a model's layers returned in a run of it."""
+    """The outputs of a model's layers in one run."""
     seen: list[Tensor] = []
     handles = [layer.register_forward_hook(lambda *given: seen.append(given[-1])) for layer in find_layers(model)]
     with torch.no_grad():
@@ -289,8 +290,8 @@ def states(model: nn.Module, run: Callable[[], Any]) -> list[Tensor]:
 
 @has_onednn
 @pytest.mark.parametrize("place", [0, -1], ids=["first", "last"])
-def test_the_models_own_run(place: int, bert: tuple[nn.Module, dict[str, Tensor]], by_onednn: list[int]) -> None:
-    """Layers that are replayed are multiplied by oneDNN; all else of the model, and for other methods, by torch."""
+def test_clean_pass_of_model(place: int, bert: tuple[nn.Module, dict[str, Tensor]], by_onednn: list[int]) -> None:
+    """oneDNN computes the layers that are replayed. torch computes the rest of the model, and all for other methods."""
     model, inputs = bert
     layers, (examples, tokens) = find_layers(model), inputs["input_ids"].shape
     expected = states(model, lambda: model(**inputs))
@@ -301,24 +302,24 @@ def test_the_models_own_run(place: int, bert: tuple[nn.Module, dict[str, Tensor]
     before = place % len(layers)
     assert all(map(torch.equal, found[:before], expected[:before]))
     torch.testing.assert_close(found, expected)
-    assert by_onednn.count(examples * tokens) == 6  # query, key, value, projection and the feed-forward, of one layer
+    assert by_onednn.count(examples * tokens) == 6  # four projections and the feed-forward of one layer
     others = [rows for rows in by_onednn if rows != examples * tokens]
-    assert others  # rows of the examples' pairs
+    assert others  # pairs
     assert max(others) <= 3 * (tokens + 2)
 
 
 @has_onednn
-@pytest.mark.parametrize("build", [lambda: None, Seen], ids=["no mode", "a mode of the model's"])
-def test_no_mode_stays(
+@pytest.mark.parametrize("build", [lambda: None, Seen], ids=["no mode", "the model's mode"])
+def test_modes_do_not_stay(
     build: Callable[[], TorchFunctionMode | None], bert: tuple[nn.Module, dict[str, Tensor]]
 ) -> None:
-    """Replays are asked by no mode of ours, the model's own sees them, and afterwards there is none, by error too."""
+    """Replays run without our mode and under the model's. Afterwards no mode is left, also after an error."""
     mode, (model, inputs) = build(), bert
     layer, modes = find_layers(model)[-1], list[Any]()
 
-    def distance(moved: Tensor, clean: Tensor) -> Tensor:
+    def distance(zeroed: Tensor, clean: Tensor) -> Tensor:
         modes.append(_get_current_function_mode())
-        return (moved - clean).norm(dim=-1)
+        return (zeroed - clean).norm(dim=-1)
 
     expected = ValueZeroing(model, layer, distance=distance, normalize=False).attribute(inputs)
     assert modes
@@ -331,7 +332,7 @@ def test_no_mode_stays(
     with pytest.raises(RuntimeError, match="it fails"):
         ValueZeroing(Watched(model, mode, fails=True), layer).attribute(inputs)
 
-    def wrong(moved: Tensor, clean: Tensor) -> Tensor:
+    def wrong(zeroed: Tensor, clean: Tensor) -> Tensor:
         raise RuntimeError("so does this")
 
     with pytest.raises(RuntimeError, match="so does this"):

@@ -1,4 +1,4 @@
-"""TODO."""
+"""A layer's output at each token as a sum of one vector for each source token, whose norms are the scores."""
 
 from __future__ import annotations
 
@@ -10,30 +10,32 @@ import torch
 from torch import Tensor
 
 from captum_vz._engine.numerics.budget import budget_of
+from captum_vz.errors import UnsupportedLayerError
 from captum_vz.functional import contributions, frozen_norm, head_vectors
 
 if TYPE_CHECKING:
     from captum_vz._engine.decomposition.attention_block import AttentionBlock, FrozenNorm
 
-# How far a layer is followed: its attention, plus its residual connection, plus the norm after that, plus the last one.
+# What the decomposition includes: the attention, the sum with the residual, the norm after it, the norm at the end.
 INCLUDES = ("attention", "residual", "layer_norm", "encoder")
 
 
 @dataclass(frozen=True)
 class Decomposition:
-    """A few examples of a layer: V_ij = sum over k of weights_ijk * vectors_jk, nothing from or to padding.
+    """A few examples of a layer, with `V_ij = sum_k weights_ijk * vectors_jk` as the vector of source j in row i.
 
-    The residual connection is one more head, which sees each token itself with weight one.
+    The sum runs over parts: the heads, and the residual connection as one more head, which sees each token itself with
+    weight one. Vectors from and to padding are zero.
 
     Attributes:
         weights: `(batch, row, in, part)`.
         vectors: `(batch, in, part, d)`.
-        whole: What the vectors of a row and all biases add up to, `(batch, row, d)`.
+        whole: The sum of a row's vectors and of all biases, `(batch, row, d)`.
         rows: The positions of the rows, `(batch, row)`.
-        groups: The groups of the sources, `(batch, in)`; None: each is its own.
-        group_count: How many groups there are in the whole batch.
-        beside: What each row gets from no source token but from the residual connection beside a cross-attention,
-            `(batch, row, d)`; None: nothing.
+        groups: The group of each source, `(batch, in)`. None: each source is its own group.
+        group_count: How many groups the whole batch has.
+        residual: The residual of a cross-attention, which belongs to no source token, `(batch, row, d)`. None: there
+            is none.
     """
 
     weights: Tensor
@@ -42,12 +44,12 @@ class Decomposition:
     rows: Tensor
     groups: Tensor | None
     group_count: int
-    beside: Tensor | None = None
+    residual: Tensor | None = None
 
     def written_out(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """The vectors `(batch, row, group, d)`, added up over each group, and their whole; a few rows at a time.
+        """The vectors `(batch, row, group, d)`, summed over each group, and their whole, a few rows at a time.
 
-        What is `beside` the sources stands behind them, as if it were one more.
+        The `residual` comes last, as one more group.
         """
         batch, rows, sources, _ = self.weights.shape
         step = budget_of(self.vectors.device).items_in_chunk(self.vectors, batch * sources * self.vectors.shape[-1])
@@ -58,85 +60,93 @@ class Decomposition:
             if self.groups is not None:
                 pooled = vectors.new_zeros(*vectors.shape[:2], self.group_count, vectors.shape[3])
                 vectors = pooled.scatter_add(2, self.groups[:, None, :, None].expand_as(vectors), vectors)
-            if self.beside is not None:
-                vectors = torch.cat([vectors, self.beside[:, few, None]], dim=2)
+            if self.residual is not None:
+                vectors = torch.cat([vectors, self.residual[:, few, None]], dim=2)
             yield vectors, whole
 
 
 def decompositions(
-    parts: AttentionBlock, include: str | None, rows: Tensor | None, groups: Tensor | None
+    block: AttentionBlock, include: str | None, rows: Tensor | None, groups: Tensor | None
 ) -> Iterator[Decomposition]:
-    """The decompositions of a layer followed as far as `include` says, a few consecutive examples at a time.
+    """The decompositions of a layer, a few consecutive examples at a time.
 
-    With include None it is followed to where the residual is added, and through the norm after that if there is one.
-    Beside a cross-attention, the residual connection is no source token.
-    `rows` `(batch, row)` are the positions wanted, None: all; `groups` `(batch, in)` are counted from 0.
+    Args:
+        block: The parts of the layer.
+        include: One of `INCLUDES`. None: up to the sum with the residual, and to the norm after it if there is one.
+        rows: The wanted positions, `(batch, row)`. None: all.
+        groups: The group of each source, `(batch, in)`, counted from 0. None: each source is its own group.
+
+    Raises:
+        UnsupportedLayerError: The layer has no such part, or it is not recognised.
     """
-    residual, norms, whole = _follow(parts, include)
-    beside = None
-    if residual is not None and parts.second:
-        beside, residual = _normed(residual, norms).masked_fill(~parts.rows[..., None], 0), None
-    weights = _weights(parts, residual is not None, norms)
+    residual, norms, whole = _sum_and_norms(block, include)
+    separate = None
+    if residual is not None and block.is_second:
+        separate, residual = _normed(residual, norms).masked_fill(~block.rows[..., None], 0), None
+    weights = _weights(block, residual is not None, norms)
     if rows is None:
         rows = torch.arange(weights.shape[1], device=weights.device).expand(weights.shape[:2])
     weights = weights.gather(1, rows[..., None, None].expand(-1, -1, *weights.shape[2:]))
     wide = rows[..., None].expand(-1, -1, whole.shape[2])
-    whole = whole.masked_fill(~parts.rows[..., None], 0).gather(1, wide)
-    beside = None if beside is None else beside.gather(1, wide)
+    whole = whole.masked_fill(~block.rows[..., None], 0).gather(1, wide)
+    separate = None if separate is None else separate.gather(1, wide)
     count = weights.shape[2] if groups is None else int(groups.max()) + 1
-    values = parts.attention.values
-    width = weights.shape[3] * parts.matrix.shape[1]
-    for few in torch.arange(len(weights)).split(budget_of(values.device).items_in_chunk(values, values.shape[2] * width)):
-        of = slice(int(few[0]), int(few[-1]) + 1)
-        vectors = head_vectors(values[of], parts.matrix)
+    values = block.attention.values
+    count_at_once = budget_of(values.device).items_in_chunk(
+        values, values.shape[2] * weights.shape[3] * block.matrix.shape[1]
+    )
+    for first in range(0, len(weights), count_at_once):
+        of = slice(first, first + count_at_once)
+        vectors = head_vectors(values[of], block.matrix)
         if residual is not None:
             vectors = torch.cat([vectors, residual[of, :, None]], dim=2)
         for norm in norms:
             vectors = frozen_norm(vectors, norm.norm.gamma, norm.norm.centred)
-        vectors = vectors.masked_fill(~parts.sources[of, :, None, None], 0)
-        group, own = (None if one is None else one[of] for one in (groups, beside))
+        vectors = vectors.masked_fill(~block.sources[of, :, None, None], 0)
+        group, own = (None if one is None else one[of] for one in (groups, separate))
         yield Decomposition(weights[of], vectors, whole[of], rows[of], group, count, own)
 
 
-def _follow(parts: AttentionBlock, include: str | None) -> tuple[Tensor | None, list[FrozenNorm], Tensor]:
-    """The residual that is added, the norms that are applied, and what comes out, biases and all."""
+def _sum_and_norms(block: AttentionBlock, include: str | None) -> tuple[Tensor | None, list[FrozenNorm], Tensor]:
+    """The residual that is added, the norms that are applied, and the result with all biases."""
     if include == "attention":
-        return None, [], parts.projected
-    tokens, sources = parts.attention.shape[2:]
-    assert tokens == sources or parts.second, (
-        f"The attention of {parts.name} has {sources} sources for {tokens} tokens, so that the residual connection "
-        "belongs to none of them: include='attention' needs none."
-    )
-    residual = parts.residual()
-    total = residual + parts.projected
-    after = None if include == "residual" else parts.norm_after()
-    if after is None:
-        assert include in (None, "residual"), (
-            f"The layer {parts.name} norms what its attention is given and not what comes of it (pre-norm), so that "
-            f"include={include!r} is not defined for it: pass 'residual' or 'attention'."
+        return None, [], block.projected
+    tokens, sources = block.attention.shape[2:]
+    if tokens != sources and not block.is_second:
+        raise UnsupportedLayerError(
+            f"The attention of {block.name} has {sources} sources for {tokens} tokens, so the residual connection "
+            "belongs to no source. Pass include='attention', which needs no residual."
         )
+    residual = block.residual()
+    total = residual + block.projected
+    after = None if include == "residual" else block.norm_after()
+    if after is None:
+        if include not in (None, "residual"):
+            raise UnsupportedLayerError(
+                f"The layer {block.name} norms the attention's input, not its sum with the residual (pre-norm), so "
+                f"include={include!r} is not defined. Pass 'residual' or 'attention'."
+            )
         return residual, [], total
     norm, normed = after
     if include != "encoder":
         return residual, [norm], normed
-    return residual, [norm, parts.norm_at_end(normed)], parts.output
+    return residual, [norm, block.norm_at_end(normed)], block.output
 
 
 def _normed(vectors: Tensor, norms: list[FrozenNorm]) -> Tensor:
-    """What the norms make of vectors `(batch, out, d)`, one a row."""
+    """The norms applied to vectors `(batch, out, d)`, one for each row."""
     for norm in norms:
         vectors = frozen_norm(vectors, norm.norm.gamma, norm.norm.centred) * norm.scale
     return vectors
 
 
-def _weights(parts: AttentionBlock, residual: bool, norms: list[FrozenNorm]) -> Tensor:
-    """`(batch, out, in, part)`: those of the heads and of the residual connection, over the norms' deviations."""
-    assert parts.attention.weights is not None  # the parts saw to it
-    weights = parts.attention.weights.to(parts.attention.values.dtype).permute(0, 2, 3, 1)
+def _weights(block: AttentionBlock, residual: bool, norms: list[FrozenNorm]) -> Tensor:
+    """The weights of the heads, and of the residual connection, times the norms' scales, `(batch, out, in, part)`."""
+    weights = block.weights.to(block.attention.values.dtype).permute(0, 2, 3, 1)
     if residual:
         itself = torch.eye(weights.shape[1], dtype=weights.dtype, device=weights.device)
         weights = torch.cat([weights, itself.expand(len(weights), -1, -1)[..., None]], dim=3)
     for norm in norms:
         weights = weights * norm.scale[..., None]
-    there = parts.rows[:, :, None] & parts.sources[:, None, :]
-    return weights.masked_fill(~there[..., None], 0)
+    kept = block.rows[:, :, None] & block.sources[:, None, :]
+    return weights.masked_fill(~kept[..., None], 0)

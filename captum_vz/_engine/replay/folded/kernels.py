@@ -1,86 +1,115 @@
-"""TODO."""
+"""What a layer's norm, linear modules and activations return in the folded replay, for one chunk of pairs at a time."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from captum_vz._engine.capture.records import VersionedTensor
-from captum_vz._engine.numerics.matmul import OneDnnLinears, Product, padded
+from captum_vz._engine.numerics.matmul import Product, padded
 from captum_vz._engine.numerics.tolerance import CANCELLATION, TOO_LITTLE_LEFT, CannotReplayError, check_reproduced
-from captum_vz._engine.replay.folded.activations import Activation
-from captum_vz._engine.replay.folded.plan import PairChunk
-from captum_vz._engine.structure.modules import Norm
+
+if TYPE_CHECKING:
+    from captum_vz._engine.replay.folded.activations import Activation
+    from captum_vz._engine.replay.folded.plan import PairChunk
+    from captum_vz._engine.structure.modules import Norm
 
 
 @dataclass(frozen=True)
 class FirstLinear:
-    """A first matrix: `W n(p - u) = s(p - u) (base - sum_h a_h W g(f_h)) + constant`."""
+    """A linear module that takes the norm's output: `W n(p - u) = s(p - u) (base - sum_h a_h W g(f_h)) + constant`.
+
+    Attributes:
+        module: The module.
+        product: Multiplies with its matrix W.
+        composed: The attention's projection times W, `(head, d_head, features)`. None: they are multiplied one by one.
+        base: `W g(p)` of each target, `(target, features)`.
+        constant: `W beta`, plus W's own bias, `(1, features)`.
+        result: A buffer that each chunk fills.
+    """
 
     module: nn.Module
     product: Product
-    composed: Tensor | None  # the attention's projection and W in one, (head, d_head, features); None: one by one
-    base: Tensor  # W g(p) of each target, (target, features)
-    constant: Tensor  # W beta, and W's own bias, (1, features)
-    result: Tensor  # filled anew by each chunk
+    composed: Tensor | None
+    base: Tensor
+    constant: Tensor
+    result: Tensor
+
+    def fold(self, directions: Tensor, values: Tensor) -> Tensor:
+        """`W g(f_h(j))` of vectors with `directions (member * head, d)` and `values (member, head, d_head)`."""
+        if self.composed is not None:
+            return (values.transpose(0, 1) @ self.composed).transpose(0, 1).flatten(0, 1)
+        return self.product(directions.to(self.product.weight.dtype)).to(directions.dtype)
 
 
 @dataclass(frozen=True)
 class CleanActivations:
-    """What a later matrix is given for each target, unchanged, and what it makes of that."""
+    """Input and output of a later linear module in the clean pass.
 
-    inputs: Tensor  # (target, features)
-    outputs: Tensor  # (target, d)
-    change: Tensor  # room for what a chunk's inputs differ by
+    Attributes:
+        inputs: `(target, features)`.
+        outputs: `(target, d)`.
+        change: A buffer for the differences of a chunk's inputs.
+    """
+
+    inputs: Tensor
+    outputs: Tensor
+    change: Tensor
 
 
 @dataclass(frozen=True)
 class LaterLinear:
-    """A later matrix."""
+    """A linear module that runs later, on what changes with the pairs.
+
+    Attributes:
+        module: The module.
+        product: Multiplies with its matrix.
+        clean: If given, only the change of the input is multiplied, in bfloat16.
+    """
 
     module: nn.Module
     product: Product
-    clean: CleanActivations | None  # given: only what changes in its input is multiplied, in bfloat16
+    clean: CleanActivations | None
 
 
 class FoldedModules:
-    """What the norm, the first and the last matrices give for the chunk that runs now.
+    """What the norm and the linear modules return for the chunk that runs now.
 
-    `scale (target, 1)` is the norm's for the clean targets.
+    Attributes:
+        chunk: The chunk.
+        shares: The factor of each vector, which is minus its attention weight, `(row, member * head)`.
+        folded: `W g(f_h(j))` for each first module, `(member * head, features)`.
+        scale: The scale that the norm used, `(row, 1)`.
+        expected: The norm's input if it must be checked, `(row, d)`.
     """
 
     chunk: PairChunk
-    shares: Tensor  # how much is added of each vector: minus the attention weights, (row, member * head)
-    folded: list[Tensor]  # W g(f_h(j)) of each first matrix, (member * head, features)
-    scale: Tensor  # of the norm, (row, 1)
-    expected: Tensor | None = None  # what the norm should be given, (row, d), where that is not to be taken on trust
-    made: VersionedTensor  # what the norm gave
+    shares: Tensor
+    folded: list[Tensor]
+    scale: Tensor
+    expected: Tensor | None = None
+    _normed: VersionedTensor
 
-    def __init__(self, norm: Norm, scale: Tensor, firsts: list[FirstLinear], lasts: list[LaterLinear]) -> None:
+    def __init__(self, norm: Norm, scale: Tensor, firsts: list[FirstLinear], laters: list[LaterLinear]) -> None:
         self.norm = norm
         self.largest = CANCELLATION * scale
         self.firsts = firsts
-        self.lasts = lasts
+        self.laters = laters
 
     def fold(self, vectors: Tensor, values: Tensor) -> None:
-        """Apply first matrices to vectors `(member * head, d)`, or to their values `(member, head, d_head)`."""
-        self.folded = []
-        for first in self.firsts:
-            if first.composed is None:
-                direction = self.norm.direction(vectors)
-                folded = first.product(direction.to(first.product.weight.dtype)).to(direction.dtype)
-            else:
-                folded = (values.transpose(0, 1) @ first.composed).transpose(0, 1).flatten(0, 1)
-            self.folded.append(folded)
+        """Apply the first linear modules to vectors `(member * head, d)`, made of `values (member, head, d_head)`."""
+        directions = vectors if self.firsts[0].composed is not None else self.norm.direction(vectors)
+        self.folded = [first.fold(directions, values) for first in self.firsts]
 
     def normed(self, x: Tensor) -> Tensor:
-        """The norm of `x (..., d)`, whose scale the first matrices will need."""
+        """The norm's output for `x (..., d)`. Its scale is kept for the first linear modules."""
         if self.expected is not None:
             check_reproduced(x.flatten(0, -2), self.expected)
         normed, scale = self.norm.normed_and_scale(x)
-        self.made = VersionedTensor(normed)
+        self._normed = VersionedTensor(normed)
         self.scale = scale.reshape(-1, 1)
         pairs = self.chunk.pairs
         if (self.scale[:pairs] > self.largest[self.chunk.target[:pairs]]).any():
@@ -88,62 +117,60 @@ class FoldedModules:
         return normed
 
     def first(self, number: int, x: Tensor) -> Tensor:
-        """What a first matrix makes of the norm's output `x (..., d)`."""
+        """The output of a first linear module for the norm's output `x (..., d)`."""
         first = self.firsts[number]
         if not self._is_normed(x):
-            raise CannotReplayError("something becomes of the norm's output before the first matrix")
+            raise CannotReplayError("the norm's output is changed before the first linear module")
         if len(self.scale) != len(self.shares):
-            raise CannotReplayError("the norm behind the attention saw other positions than it was given")
+            raise CannotReplayError("the norm after the attention was given other positions than the layer")
         result = first.result[: len(self.shares)]
         each = map(self.chunk.by_span, (result, self.scale, self.scale * self.shares))
         for span, rows, scale, shares in zip(self.chunk.spans, *each, strict=True):
-            if span.folded:
-                torch.addcmul(first.constant, first.base[span.targets], scale, out=rows)
-                add_sums(rows, shares, self.folded[number][span.vectors])
-        alone = self.chunk.alone
-        if alone.start < alone.stop:
-            with OneDnnLinears():
-                result[alone] = first.module(x.flatten(0, -2)[alone])
+            torch.addcmul(first.constant, first.base[span.targets], scale, out=rows)
+            add_sums(rows, shares, self.folded[number][span.vectors])
         return result.view(*x.shape[:-1], -1)
 
-    def last(self, number: int, x: Tensor) -> Tensor:
-        """What a later matrix makes of its input `x (..., features)`."""
-        last, room = self.lasts[number], self._room_of(x)
+    def later(self, number: int, x: Tensor) -> Tensor:
+        """The output of a later linear module for its input `x (..., features)`."""
+        later, buffer = self.laters[number], self._buffer_of(x)
         rows = x.flatten(0, -2)
-        if last.clean is None:
-            # With what lies behind them, not looked at, lest they be copied to get as many as products come in.
-            more = rows if room is None else room[: padded(len(rows))]
-            return last.product(more)[: len(rows)].view(*x.shape[:-1], -1)
-        change = last.clean.change[: padded(len(rows))]
-        # In the place of what no other matrix will ask for, lest as much memory go through the caches.
-        changed = rows if room is not None and len(self.lasts) == 1 else torch.empty_like(rows)
+        if later.clean is None:
+            # With the unused rows of the buffer, so that no copy is needed to pad to a size that oneDNN has compiled.
+            given = rows if buffer is None else buffer[: padded(len(rows))]
+            return later.product(given)[: len(rows)].view(*x.shape[:-1], -1)
+        change = later.clean.change[: padded(len(rows))]
+        # In place if no other linear module needs the input, so that less memory goes through the caches.
+        changed = rows if buffer is not None and len(self.laters) == 1 else torch.empty_like(rows)
         each = map(self.chunk.by_span, (rows, changed, change[: len(rows)]))
         for span, given, of_span, halves in zip(self.chunk.spans, *each, strict=True):
-            torch.sub(given, last.clean.inputs[span.targets], out=of_span)
+            torch.sub(given, later.clean.inputs[span.targets], out=of_span)
             halves.copy_(of_span)
-        result = last.clean.outputs.index_select(0, self.chunk.target)
-        return result.add_(last.product(change)[: len(rows)]).view(*x.shape[:-1], -1)
+        result = later.clean.outputs.index_select(0, self.chunk.target)
+        return result.add_(later.product(change)[: len(rows)]).view(*x.shape[:-1], -1)
 
     def activated(self, activation: Activation, x: Tensor) -> Tensor:
-        """What an activation makes of `x`: in its place, if that is what a first matrix gave."""
-        return activation(x.clone(memory_format=torch.contiguous_format) if self._room_of(x) is None else x)
+        """The output of an activation, in place if `x` is the buffer of a first linear module."""
+        return activation(x.clone(memory_format=torch.contiguous_format) if self._buffer_of(x) is None else x)
 
     def _is_normed(self, x: Tensor) -> bool:
-        """Whether `x` is what the norm gave, which clean rows alone would not show."""
-        normed = self.made.value
+        """Whether `x` is what the norm returned. Clean rows alone would not show it."""
+        normed = self._normed.value
         same = x.data_ptr() == normed.data_ptr() or torch.equal(x.flatten(0, -2), normed.flatten(0, -2))
-        return same and self.made.is_unmodified()
+        return same and self._normed.is_unmodified()
 
-    def _room_of(self, x: Tensor) -> Tensor | None:
-        """What a first matrix fills, if `x` is what it has filled."""
-        rooms = [one.result for one in self.firsts if one.result.data_ptr() == x.data_ptr()]
-        return rooms[0] if rooms and x.is_contiguous() and x.shape[-1] == rooms[0].shape[-1] else None
+    def _buffer_of(self, x: Tensor) -> Tensor | None:
+        """The buffer of the first linear module that returned `x`, if one did."""
+        buffers = [one.result for one in self.firsts if one.result.data_ptr() == x.data_ptr()]
+        return buffers[0] if buffers and x.is_contiguous() and x.shape[-1] == buffers[0].shape[-1] else None
 
 
 def add_sums(rows: Tensor, shares: Tensor, vectors: Tensor) -> None:
-    """Add to the rows that `by_span` gives of a span weighted sums over its vectors `(group * vector, features)`."""
+    """Add to the rows of a span the sums of its `vectors (group * vector, features)`, weighted by `shares`.
+
+    Rows and shares are as `PairChunk.by_span` returns them.
+    """
     if rows.dim() == 2:
         torch.addmm(rows, shares[:, : len(vectors)], vectors, out=rows)
         return
-    of_groups = vectors.view(len(rows), -1, vectors.shape[-1])
-    torch.baddbmm(rows, shares[..., : of_groups.shape[1]], of_groups, out=rows)
+    by_group = vectors.view(len(rows), -1, vectors.shape[-1])
+    torch.baddbmm(rows, shares[..., : by_group.shape[1]], by_group, out=rows)

