@@ -28,6 +28,7 @@ from tests.engine.blocks import (
     zeroed_one_by_one,
 )
 from tests.engine.compare import assert_same
+from tests.engine.parameters import quick
 from tests.reference import FAMILIES, SEQUENCE_TO_SEQUENCE, naive_value_zeroing
 
 REPLAYS = {replay.name: replay for replay in value_zeroing.REPLAYS}
@@ -36,7 +37,7 @@ ATTENTIONS += [(name, "cross") for name, family in SEQUENCE_TO_SEQUENCE.items() 
 QUICK = [("bert", "self"), ("gpt2", "self"), ("albert", "self"), ("bart-decoder", "cross"), ("t5-decoder", "self")]
 each_attention = pytest.mark.parametrize(
     ("name", "attention"),
-    [one if one in QUICK else pytest.param(*one, marks=pytest.mark.slow) for one in ATTENTIONS],
+    quick(ATTENTIONS, *QUICK),
 )
 each_replay = pytest.mark.parametrize("name", REPLAYS)
 
