@@ -31,6 +31,7 @@ ROOMS = [
     {"attr"},
     {"visualization", "generation", "metrics"},
     {""},
+    {"text"},
     {"testbed"},
     {"study"},
     {"cli", "app"},

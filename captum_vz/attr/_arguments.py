@@ -129,7 +129,7 @@ class FeatureGroups:
             self.shares = {share.device: share for share in scatter(self.mask, device_ids)}
 
     def of(self, site: AttentionSite, end: int | None = None) -> Tensor | None:
-        """The groups of the sources of one attention, `(batch, in)`; those behind `end` are one more."""
+        """The groups of the sources of one attention, `(batch, in)`; those after `end` are one more."""
         if self.mask is None:
             return None
         batch, _, _, every = site.shape

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from captum_vz.attr._target import Indices, pick, tensor_of
-from captum_vz.errors import ArgumentError
+from captum_vz.errors import ArgumentError, RefusedError
 
 
 class EmbeddingObjective(nn.Module):
@@ -62,15 +62,17 @@ class EmbeddingObjective(nn.Module):
         # The tokens at which the output is not read may be padding.
         from_ids = pick(from_ids, _without_last(target))
         from_embeddings = pick(self(embedded, *self.batched.values(), None), _without_last(target))
-        assert from_ids.isfinite().all(), (
-            "forward_func gives values that are not finite (NaN or infinity): check its weights and inputs. float16 "
-            "overflows above 65504: load the model in bfloat16 or float32."
-        )
+        if not from_ids.isfinite().all():
+            raise RefusedError(
+                "forward_func gives values that are not finite (NaN or infinity): check its weights and inputs. "
+                "float16 overflows above 65504: load the model in bfloat16 or float32."
+            )
         tolerance = torch.finfo(from_ids.dtype).eps ** 0.5 * from_ids.abs().max().clamp_min(1)
-        assert ((from_ids - from_embeddings).abs() <= tolerance).all(), (
-            "forward_func gives another output for inputs_embeds than for input_ids. Some models count positions from "
-            "the ids: pass position_ids. Some have dropout left on: call model.eval()."
-        )
+        if not ((from_ids - from_embeddings).abs() <= tolerance).all():
+            raise RefusedError(
+                "forward_func gives another output for inputs_embeds than for input_ids. Some models count positions "
+                "from the ids: pass position_ids. Some have dropout left on: call model.eval()."
+            )
 
 
 def _without_last(indices: Indices) -> Indices:

@@ -70,6 +70,7 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
         attention: str = "self",
         normalize: bool = True,
     ) -> None:
+        """See the class for the arguments."""
         super().__init__(forward_func, layer, device_ids)
         self.attention = attention
         self.normalize = normalize
@@ -100,11 +101,11 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
             additional_forward_args: Further arguments for `forward_func`, after `inputs`: a tuple, or one object.
             feature_mask: Integers `(1 or batch, in)`: tokens with the same number are one feature (a word, a span, an
                 image region), treated together; all of them carry its score, and rows sum to 1 over features.
-                `captum_vz.functional.pool_groups` collapses such a map to one column a feature.
+                `captum_vz.functional.pool_groups` collapses such a map to one column for each feature.
             attribute_to_layer_input: Only False: a map belongs to a layer's attention, not to its input or output.
-            perturbations_per_eval: At most that many sources are zeroed at a time; None lets the engine choose by
-                memory. The numbers are the same for any value. (Methods that zero nothing ignore it.)
-            show_progress: Whether to show a progress bar, one step a layer.
+            perturbations_per_eval: The number of sources that are zeroed at a time. None: as many as fit in memory.
+                The numbers are the same for any value. (Methods that zero nothing ignore it.)
+            show_progress: Whether to show a progress bar, one step for each layer.
             token: The output tokens whose rows are returned, each by its position; negative positions count from the
                 end of the sequence as given. None: all. An int: this position in every example. A list or 1-D tensor:
                 one position for each example. A tensor `(batch, k)`, a list of lists or a slice: several rows, `(batch,
@@ -118,7 +119,7 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
             windows (Longformer) is left out. Any other row that is all zero stays zero, with a warning.
 
         Raises:
-            AssertionError: Bad arguments; a layer that `forward_func` does not run, whose attention cannot be read, or
+            RefusedError: Bad arguments; a layer that `forward_func` does not run, whose attention cannot be read, or
                 that cannot be replayed; dropout in train mode; values that are not finite. The model is left as it
                 was.
         """
@@ -245,8 +246,7 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
         """The forward function, in which the vectors that the stack starts from are the leaf of a graph."""
         if torch.is_inference_mode_enabled():
             raise ArgumentError(
-                f"{self.get_name()} needs gradients, which torch.inference_mode() rules out: use torch.no_grad() "
-                "instead."
+                f"{self.get_name()} needs gradients, which inference mode rules out: use torch.no_grad() instead."
             )
         return EmbeddingLeaf(self.forward_func, layers, self.embeddings)
 

@@ -78,9 +78,9 @@ class LayerTerms:
         given: Of the residual stream before the layer.
         sources: Of the vector of each source, `(batch, row, in)`.
         projected: Of the attention's output, all sources and the bias.
-        output: Of the residual stream behind the layer.
+        output: Of the residual stream after the layer.
         scale: One over the last norm's deviation, were this the last layer.
-        constant: What is added to the logit behind the last norm.
+        constant: What is added to the logit after the last norm.
         there: Which rows are no padding; all else is 0 for those that are.
     """
 
@@ -136,8 +136,8 @@ class LogitUpdates(LayerALTI):
         block = AttentionBlock(site)
         if block.norm_after() is not None:
             raise UnsupportedLayerError(
-                f"The layer {site.layer.name} norms the sum of its residual and its attention's output (post-norm), so that "
-                "what it adds does not reach the logits as it is: ALTILogit explains pre-norm decoders."
+                f"The layer {site.layer.name} norms the sum of its residual and its attention's output (post-norm), so "
+                "that what it adds does not reach the logits as it is: ALTILogit explains pre-norm decoders."
             )
         terms = self._terms_of(block)
         self.terms.append(terms.to(self.terms[0].there.device) if self.terms else terms)

@@ -14,7 +14,7 @@ from torch import Tensor
 from captum_vz.attr._arguments import Arguments, Inputs, as_layers
 from captum_vz.attr._captum import ForwardPassAttribution, logged, warn
 from captum_vz.attr._layer_maps import LayerMaps
-from captum_vz.attr._map_run import MapRun
+from captum_vz.attr._map_run import MapRun, mark_unreached
 from captum_vz.attr._model_free import ModelFreeAttribution
 from captum_vz.attr._of_maps import OtherMixingRule, of_maps
 from captum_vz.attr._target import WantedTokens
@@ -35,8 +35,7 @@ class MapAggregation(ForwardPassAttribution):
             :func:`~captum_vz.functional.add_residual`.
         per_receptive_field: Whether each input token's scores are divided by the number of output tokens that it
             reaches (:func:`~captum_vz.functional.receptive_fields`), and rows by their sums after that. In a causal
-            model the first token reaches all tokens and the last token only itself, so scores favour early tokens:
-            Abnar & Zuidema advise this for causal models. Where every token reaches every other it changes nothing.
+            model the first token reaches all tokens and the last only itself. Abnar & Zuidema advise it there.
         other_mixing: How to treat token mixing outside the attention of the given layers: recurrent or convolutional
             modules, layers left out. "refuse": raise an error. "ignore": treat these modules as acting on each token
             alone. Mixing inside a module that computes attention inline is not detected.
@@ -50,6 +49,7 @@ class MapAggregation(ForwardPassAttribution):
         per_receptive_field: bool = False,
         other_mixing: OtherMixingRule = "refuse",
     ) -> None:
+        """See the class for the arguments."""
         if other_mixing not in ("refuse", "ignore"):
             raise ArgumentError(f"other_mixing is {other_mixing!r}: pass 'refuse' or 'ignore'.")
         self.maps = maps
@@ -109,8 +109,8 @@ class MapAggregation(ForwardPassAttribution):
         arguments = Arguments(inputs, additional_forward_args, feature_mask, perturbations_per_eval, show_progress)
         self._check_attention()
         run = self.maps._run(wanted.all_rows, arguments, True, self.other_mixing == "refuse")
-        joined = self._joined(run, wanted, feature_mask, all_layers)
-        results = [_format_output(isinstance(inputs, tuple), (one,)) for one in joined]
+        maps = self._joined(run, wanted, feature_mask, all_layers)
+        results = [_format_output(isinstance(inputs, tuple), (one,)) for one in maps]
         return results if all_layers else results[-1]
 
     def join_run(self, run: MapRun, *, token: Any = None, all_layers: bool = False) -> list[Tensor]:
@@ -140,7 +140,7 @@ class MapAggregation(ForwardPassAttribution):
         """
 
     def join_last(self, maps: list[Tensor], rows: Tensor | None) -> Tensor:
-        """The last result of :meth:`join`. Override it where the others cost much."""
+        """The last result of `join`."""
         return self.join(maps, rows)[-1]
 
     def _check_attention(self) -> None:
@@ -158,7 +158,7 @@ class MapAggregation(ForwardPassAttribution):
         maps = [one.to(run.maps[0][1].device) for _, one in run.maps]
         self._check(maps)
         if self.residual == "add" and run.there is not None:
-            maps = [_marked(one, run.there.to(one.device)) for one in maps]
+            maps = [mark_unreached(one, run.there.to(one.device)) for one in maps]
         if self.other_mixing == "refuse" and run.mixing is not None:
             shape = {index: one.shape for index, one in run.maps}
             # Maps of different shapes are not multiplied with each other: those of an encoder and of its decoder.
@@ -180,7 +180,7 @@ class MapAggregation(ForwardPassAttribution):
                 "they run."
             )
         if run.restart is not None:
-            names = self._layer_names()
+            names = _names(self.layer)
             after, again = (names[index] for index in run.restart)
             raise ArgumentError(
                 f"{self.get_name()} joins the maps of one run of the layers, but forward_func began a second run: "
@@ -197,12 +197,9 @@ class MapAggregation(ForwardPassAttribution):
                 "Where a model merges its tokens on the way, pass the layers of one stage."
             )
 
-    def _layer_names(self) -> list[str]:
-        return [f"{index} ({type(layer).__name__})" for index, layer in enumerate(as_layers(self.layer))]
-
     def _refuse_mixing(self, pairs: list[tuple[int, int]], mixers: list[int]) -> None:
         """Refuse layers between which, or in which, tokens are mixed by anything but attention."""
-        names = self._layer_names()
+        names = _names(self.layer)
         advice = "other_mixing='ignore' to treat it as acting on each token alone"
         if pairs:
             between = _some([f"{names[before]} and {names[after]}" for before, after in pairs])
@@ -248,14 +245,8 @@ class MapAggregation(ForwardPassAttribution):
         return results
 
 
-def _marked(scores: Tensor, there: Tensor) -> Tensor:
-    """A map in which rows of zeros are padding only: other such tokens get a number on the diagonal that adds nothing.
-
-    A gradient reaches few tokens of the last layer. The others keep themselves by the residual connection, which is
-    added to rows that are not zero.
-    """
-    unreached = there & (scores == 0).all(-1)
-    return scores + torch.diag_embed(unreached.to(scores) * torch.finfo(scores.dtype).tiny)
+def _names(layer: Any) -> list[str]:
+    return [f"{index} ({type(one).__name__})" for index, one in enumerate(as_layers(layer))]
 
 
 def _some(names: list[str]) -> str:

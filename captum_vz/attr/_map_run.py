@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from captum_vz._engine import AttentionSite, OtherMixing
@@ -49,3 +50,12 @@ class RunOrder:
             self.restart = self.restart or (before[0], layer.index)
         # A copy, because models write into their tensors.
         self._before = layer.index, layer.first_output.clone()
+
+
+def mark_unreached(scores: Tensor, there: Tensor) -> Tensor:
+    """A map in which rows of zeros are padding only: other such tokens get a number on the diagonal that adds nothing.
+
+    A gradient reaches few tokens of the last layer; the others keep themselves by the residual connection.
+    """
+    unreached = there & (scores == 0).all(-1)
+    return scores + torch.diag_embed(unreached.to(scores) * torch.finfo(scores.dtype).tiny)

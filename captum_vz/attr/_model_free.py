@@ -37,6 +37,7 @@ class ModelFreeAttribution(Attribution):
     def __init__(
         self, forward_func: Callable[..., Any] | None = None, layer: Any = None, *, causal: bool = False
     ) -> None:
+        """See the class for the arguments."""
         super().__init__(forward_func)
         self.layer = layer
         self.causal = causal
@@ -70,7 +71,7 @@ class ModelFreeAttribution(Attribution):
             `layer` is a list. Rows sum to 1; rows and columns of padding are 0.
 
         Raises:
-            AssertionError: Inputs or a mask of another shape, or a target that is no token.
+            RefusedError: Inputs or a mask of another shape, or a target that is no token.
         """
         wanted = WantedTokens.parse(token, target)
         wanted.check_without_output(self.get_name())

@@ -69,6 +69,7 @@ class Wanted:
         count = int((zero & tokens).sum())
         if count:
             warnings.append(
-                f"{count} row(s) of layer {self.site.layer.index} ({self.site.layer.name}) stay zero, for no source changes them"
+                f"{count} rows of layer {self.site.layer.index} ({self.site.layer.name}) are zero: no source changes "
+                "these tokens"
             )
         return warnings

@@ -66,9 +66,9 @@ class ALTILogit(ForwardPassAttribution):
         forward_func: A model, or any function that runs the layers and returns logits `(batch, tokens, entries)`, or an
             object that has them as `logits`.
         layer: All layers of the model, in the order in which they run.
-        device_ids: Of no use here: it runs in one thread.
+        device_ids: Not used: it runs in one thread.
         p: The order of the norm in ALTI's maps, 1 (the paper's) or 2.
-        final_norm: The norm behind the last layer. None: the last norm of `forward_func` outside of the layers.
+        final_norm: The norm after the last layer. None: the last norm of `forward_func` outside of the layers.
         unembedding: The linear module that makes logits. None: `forward_func.get_output_embeddings()`.
 
     >>> import torch
@@ -125,8 +125,8 @@ class ALTILogit(ForwardPassAttribution):
             additional_forward_args: Further arguments for `forward_func`.
             feature_mask: Not offered: scores add up, so sum those of a feature.
             attribute_to_layer_input: Only False.
-            perturbations_per_eval: Of no use here.
-            show_progress: Whether to show a progress bar, one step a layer.
+            perturbations_per_eval: Not used.
+            show_progress: Whether to show a progress bar, one step for each layer.
             foil: The logit that is subtracted, in the same form, at the same tokens.
 
         Returns:
@@ -134,7 +134,7 @@ class ALTILogit(ForwardPassAttribution):
             with one of them if `inputs` is a tuple. Rows and columns of padding are 0.
 
         Raises:
-            AssertionError: As in :meth:`LayerMaps.attribute`; entries that the vocabulary lacks; layers that are not
+            RefusedError: As in :meth:`LayerMaps.attribute`; entries that the vocabulary lacks; layers that are not
                 pre-norm, or not all of the model's; logits that norm and unembedding do not reproduce.
         """
         if attribute_to_layer_input:
@@ -171,7 +171,7 @@ class ALTILogit(ForwardPassAttribution):
             The terms, exact, which sum to the model's own logit; those of padding are 0.
 
         Raises:
-            AssertionError: As in :meth:`attribute`.
+            RefusedError: As in :meth:`attribute`.
         """
         wanted, _, steps, scale = self._explain(target, foil, Arguments(inputs, additional_forward_args))
 

@@ -16,7 +16,7 @@ from captum_vz.functional import Residual, attention_flow
 
 
 class AttentionFlow(MapAggregation):
-    r"""How much each output *token* of a stack of layers can draw on each input token, weights as widths of pipes.
+    r"""How much each output *token* of a stack of layers can draw on each input token, with weights as capacities.
 
     .. math:: F_{ij} = \operatorname{maxflow}\big((L, i) \to (0, j)\big), \qquad
         \operatorname{capacity}\big((l{+}1, i) \to (l, j)\big) = \tfrac12 A_{l,ij} + \tfrac12 [i = j]
@@ -25,14 +25,20 @@ class AttentionFlow(MapAggregation):
     section 3. One maximum flow a pair: ask for the row you need (`token`), see
     :func:`~captum_vz.functional.attention_flow` for what it costs.
 
-    The arguments of `attribute`, what comes back and what is raised are
-    described in :class:`~captum_vz.attr.MapAggregation`.
-
     Args:
-        forward_func: See :class:`~captum_vz.LayerAttention`, like all arguments but these:
-        layer: The layers whose weights are the pipes, in the order in which they run.
-        residual: 0.5 (the paper's), None, or "renormalize" (the identity is added and rows are divided by their sum).
-        per_receptive_field: See :class:`~captum_vz.attr.MapAggregation`.
+        forward_func: A model, or any function that runs the layers.
+        layer: The layers whose maps are joined, in the order in which they run.
+        device_ids: The devices of a DataParallel model, needed only if `forward_func` runs one without being one.
+        residual: What is added to each map for the residual connection, see
+            :func:`~captum_vz.functional.add_residual`. 0.5 is the paper's choice.
+        heads: Read these (query) heads only: an int or a list of ints for all layers, or a list with one such selection
+            for each layer. None: all heads.
+        reduce_heads: How the heads become one map, "mean" or "max".
+        attention: Only "self".
+        per_receptive_field: Whether each input token's scores are divided by the number of output tokens that it
+            reaches, and rows by their sums after that. It is meant for causal models, where early tokens reach more.
+        other_mixing: How to treat token mixing outside the attention of the given layers (recurrent or convolutional
+            modules, layers left out). "refuse": raise an error. "ignore": treat it as acting on each token alone.
 
     >>> from captum_vz import AttentionFlow, find_layers
     >>> from captum_vz.testbed import load_agreement_model

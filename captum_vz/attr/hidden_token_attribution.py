@@ -32,15 +32,17 @@ class HiddenTokenAttribution(LayerMaps):
     deviation is at most :math:`\sqrt{2 / n}` for n probes (that of C half of it), and smaller the more directions the
     Jacobian has that matter.
 
-    One `token` costs one row in place of all. With `feature_mask`,
-    :math:`x^0` is all vectors of a group together. Gradients are computed also where the caller has switched them off,
-    none of them for parameters, and in the precision of the model. The arguments of `attribute`, what comes back and
-    what is raised are described in :class:`~captum_vz.attr.LayerMaps`, but for one: at most `perturbations_per_eval`
-    backward passes are run at once (with 1, the model's backward pass need not know how to be batched).
+    One `token` costs one row in place of all. With `feature_mask`, :math:`x^0` is all vectors of a group together.
+    Gradients are computed also where the caller has switched them off, none of them for parameters, and in the
+    precision of the model. The arguments of `attribute`, what comes back and what is raised are described in
+    :class:`~captum_vz.attr.LayerMaps`, At most `perturbations_per_eval` backward passes are run at once (with 1, the
+    model's backward pass need not know how to be batched).
 
     Args:
-        forward_func: See :class:`~captum_vz.attr.LayerMaps`, like `layer`; it runs in one thread, on one device.
-        device_ids: Of no use here.
+        forward_func: A model, or any function that runs the layers, in one thread and on one device.
+        layer: A layer (a whole Transformer block) or a list of layers, for which `attribute` returns a list of maps.
+            `captum_vz.find_layers(model)` gives all layers.
+        device_ids: Not used.
         embeddings: The module whose output `(batch, tokens, d)` takes the place of :math:`x^0`, and whose tokens are
             the columns: `model.get_input_embeddings()` for the words alone, `model.get_encoder().embed_tokens` for
             what the layers of a decoder draw on the tokens of its encoder. None: :math:`x^0` itself, of the stack that
@@ -48,7 +50,7 @@ class HiddenTokenAttribution(LayerMaps):
             begin with a layer of the same class.
         probes: None: exact; a number: estimated with so many probes a row, the same for all rows and examples.
         seed: Of the probes; estimates with the same one are the same.
-        normalize: False gives the norms themselves.
+        normalize: Whether each row is divided by its sum. False gives the norms themselves.
 
     >>> from captum_vz import HiddenTokenAttribution, find_layers
     >>> from captum_vz.testbed import load_agreement_model
@@ -91,8 +93,8 @@ class HiddenTokenAttribution(LayerMaps):
             )
         if not output.requires_grad:
             raise UnsupportedLayerError(
-                f"The output of {site.layer.name} does not depend on the vectors by any gradient: forward_func must not "
-                "switch gradients off (torch.no_grad, detach), and the layer has to run after the module that the "
+                f"The output of {site.layer.name} does not depend on the vectors by any gradient: forward_func must "
+                "not switch gradients off (torch.no_grad, detach), and the layer has to run after the module that the "
                 "vectors were taken from."
             )
         # What went into the first layer has its axes in that layer's order.

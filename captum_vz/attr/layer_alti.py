@@ -27,15 +27,16 @@ class LayerALTI(LayerMaps):
     GPT-2, LLaMA, ViT) the vectors end at the residual connection, as no norm follows it. They are those of
     :class:`~captum_vz.LayerAttentionNorm` with "layer_norm" or "residual", which says how a layer is read.
 
-    With `feature_mask`, the vectors of a group's sources are added up
-    before they are compared. A row all of whose sources lead away from the sum is zero. The arguments of `attribute`,
-    what comes back and what is raised are described in :class:`~captum_vz.attr.LayerMaps`.
+    With `feature_mask`, the vectors of a group's sources are added up before they are compared. A row all of whose
+    sources lead away from the sum is zero.
 
     Args:
-        forward_func: See :class:`~captum_vz.attr.LayerMaps`, like `layer`, `device_ids`. Only self-attention: beside a
-            cross-attention, the residual is no source token.
+        forward_func: A model, or any function that runs the layers.
+        layer: A layer (a whole Transformer block) or a list of layers, for which `attribute` returns a list of maps.
+            `captum_vz.find_layers(model)` gives all layers.
+        device_ids: The devices of a DataParallel model, needed only if `forward_func` runs one without being one.
         p: The order of the norm, 1 (the paper's) or 2.
-        normalize: False gives the differences of the lengths themselves.
+        normalize: Whether each row is divided by its sum. False gives the differences of lengths themselves.
 
     >>> from captum_vz import LayerALTI, find_layers
     >>> from captum_vz.testbed import load_agreement_model

@@ -26,16 +26,18 @@ class LayerAttention(LayerMaps):
     class. The weights are read in the pass itself, whatever attention implementation the model was loaded with.
 
     With `feature_mask`, the weights of a group's sources are added up.
-    The arguments of `attribute`, what comes back and what is raised are described in
-    :class:`~captum_vz.attr.LayerMaps`.
 
     Args:
-        forward_func: See :class:`~captum_vz.attr.LayerMaps`, like `layer`, `device_ids`, `attention`, `normalize`.
+        forward_func: A model, or any function that runs the layers.
+        layer: A layer (a whole Transformer block) or a list of layers, for which `attribute` returns a list of maps.
+            `captum_vz.find_layers(model)` gives all layers.
+        device_ids: The devices of a DataParallel model, needed only if `forward_func` runs one without being one.
         heads: Read these (query) heads only: an int or a list of ints for all layers, or a list with one such selection
             for each layer. None: all heads.
         reduce_heads: How the heads become one map, "mean" or "max".
-        normalize: Rows are divided by their sum. For the mean that changes nothing, unless a model lets weight go to
-            an attention sink.
+        attention: "self", or "cross" for the second attention of a decoder block.
+        normalize: Whether each row is divided by its sum. For the mean of all heads this changes nothing, unless a
+            model lets weight go to an attention sink.
 
     >>> from captum_vz import LayerAttention, find_layers
     >>> from captum_vz.testbed import load_agreement_model

@@ -27,12 +27,12 @@ class LayerAttentionGradient(LayerMaps):
     multiplies the maps (equation 6, for self-attention).
 
     The model runs once, with gradients from the input of its stack on. Parameters need no gradients and get none. The
-    caller may have switched gradients off by `torch.no_grad`. Arguments of `attribute`, results and errors are
-    described in :class:`~captum_vz.attr.LayerMaps`.
+    caller may have switched gradients off by `torch.no_grad`.
 
     Args:
         forward_func: A model, or any function that runs the layers, in one thread.
-        layer: A layer (a whole Transformer block) or a list of layers.
+        layer: A layer (a whole Transformer block) or a list of layers, for which `attribute` returns a list of maps.
+            `captum_vz.find_layers(model)` gives all layers.
         device_ids: Not used.
         objective: A function of what `forward_func` returned that gives one number for each example, such as a logit.
         attention: "self", or "cross" for the second attention of a decoder block.

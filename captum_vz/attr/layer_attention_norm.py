@@ -45,16 +45,19 @@ class LayerAttentionNorm(LayerMaps):
     by its part in :math:`\sigma_2` only. Layers that norm their attention's input (pre-norm: GPT-2, LLaMA, ViT) have
     "attention" and "residual" alone.
 
-    With `feature_mask`, the vectors of a group's sources are added up
-    before their norm is taken. The projection, the residual and the norms are found by what the layer's submodules take
-    and make in one more run of it; a layer in which they are not recognised is refused. The arguments of `attribute`,
-    what comes back and what is raised are described in :class:`~captum_vz.attr.LayerMaps`.
+    With `feature_mask`, the vectors of a group's sources are added up before their norm is taken. The projection, the
+    residual and the norms are found by what the layer's submodules take and make in one more run of it; a layer in
+    which they are not recognised is refused.
 
     Args:
-        forward_func: See :class:`~captum_vz.attr.LayerMaps`, like `layer`, `device_ids`, `attention`.
+        forward_func: A model, or any function that runs the layers.
+        layer: A layer (a whole Transformer block) or a list of layers, for which `attribute` returns a list of maps.
+            `captum_vz.find_layers(model)` gives all layers.
+        device_ids: The devices of a DataParallel model, needed only if `forward_func` runs one without being one.
         include: How far the layer is followed. Cross-attention, whose residual is no source token, has "attention"
             only.
-        normalize: False gives the norms themselves.
+        attention: "self", or "cross" for the second attention of a decoder block.
+        normalize: Whether each row is divided by its sum. False gives the norms themselves.
 
     >>> from captum_vz import LayerAttentionNorm, find_layers
     >>> from captum_vz.testbed import load_agreement_model
@@ -110,7 +113,7 @@ class LayerAttentionNorm(LayerMaps):
             `layer` is a list. That of padding is 0.
 
         Raises:
-            AssertionError: As in :meth:`LayerMaps.attribute`; a cross-attention, whose sources are other tokens.
+            RefusedError: As in :meth:`LayerMaps.attribute`; a cross-attention, whose sources are other tokens.
         """
         if self.attention != "self":
             raise ArgumentError("The mixing ratio needs self-attention: a token is no source of its own here.")

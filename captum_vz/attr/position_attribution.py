@@ -30,16 +30,16 @@ class PositionAttribution(ModelFreeAttribution):
     with positions counted from 0 among the n tokens that are no padding. Cues often stand near what depends on them,
     and much attention goes to the ends of a sentence: a method should find more than that.
 
-    The arguments of `attribute`, what comes back and what is raised are
-    described in :class:`~captum_vz.attr.ModelFreeAttribution`.
-
     Args:
-        forward_func: See :class:`~captum_vz.attr.ModelFreeAttribution`, like `layer` and `causal`.
+        forward_func: Not called; it may be left out. It is there so that all classes are built alike.
+        layer: Not run. A list of layers gives a list of as many maps, so that :class:`~captum_vz.Rollout` can join
+            them.
+        causal: Whether tokens see only themselves and those before them, as in a causal model.
         highest: Which tokens score highest: the "nearest" to the output token, the "first", the "last", or all alike
             ("uniform").
 
     Raises:
-        AssertionError: Another `highest`.
+        RefusedError: Another `highest`.
 
     >>> from captum_vz import PositionAttribution
     >>> PositionAttribution(highest="first").attribute(torch.tensor([[101, 7592, 102]]), token=1)

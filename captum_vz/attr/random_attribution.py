@@ -1,4 +1,4 @@
-"""Scores by lot."""
+"""Random scores."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from captum_vz.attr._model_free import ModelFreeAttribution
 
 
 class RandomAttribution(ModelFreeAttribution):
-    r"""Scores by lot, for each output *token* and each source token: what a method that knows nothing comes to.
+    r"""Random scores, for each output *token* and each source token: the level of a method that knows nothing.
 
     .. math:: C_{ij} = U_{ij} \big/ \textstyle\sum_k U_{ik}, \qquad U_{ij} \sim \operatorname{Uniform}(0, 1)
 
-    The lot is drawn from the seed, the number of the layer *and the sentence*: the same sentence gets the same scores
-    in whatever batch, and other sentences get others. (From the seed alone, sentences that are explained one by one
-    would all get the same scores, and the average over them would not be that of chance.)
-
-    The arguments of `attribute`, what comes back and what is raised are
-    described in :class:`~captum_vz.attr.ModelFreeAttribution`.
+    The numbers are drawn from the seed, the number of the layer *and the sentence*: the same sentence gets the same
+    scores in whatever batch, and other sentences get others. (From the seed alone, sentences that are explained one by
+    one would all get the same scores, and the average over them would not be that of chance.)
 
     Args:
-        forward_func: See :class:`~captum_vz.attr.ModelFreeAttribution`, like `layer` and `causal`.
-        seed: Other seeds, other scores.
+        forward_func: Not called; it may be left out. It is there so that all classes are built alike.
+        layer: Not run. A list of layers gives a list of as many maps, so that :class:`~captum_vz.Rollout` can join
+            them.
+        causal: Whether tokens see only themselves and those before them, as in a causal model.
+        seed: The seed. Another seed gives other scores.
 
     >>> from captum_vz import RandomAttribution
     >>> ids = torch.tensor([[101, 7592, 2088, 102]])

@@ -25,17 +25,20 @@ class Rollout(MapAggregation):
     :class:`~captum_vz.GlobEnc` and :class:`~captum_vz.ALTI` are this with the maps of one method and the residual of
     its paper.
 
-    A layer that runs more than once in a pass (ALBERT) counts once for
-    each run. Products are taken in float64. The arguments of `attribute`, what comes back and what is raised are
-    described in :class:`~captum_vz.attr.MapAggregation`.
+    A layer that runs more than once in a pass (ALBERT) counts once for each run. Products are taken in float64. The
+    arguments of `attribute`, results and errors are described in :meth:`attribute`.
 
     Args:
         maps: The method that computes the layers' maps, built with a list of layers in the order in which they run: any
             :class:`~captum_vz.attr.LayerMaps`, or a baseline that asks no model.
-        residual: What stands for the residual connection, see :func:`~captum_vz.functional.add_residual`: None, for
-            maps that hold it already (Value Zeroing, ALTI, norms with the residual); 0.5 or "renormalize", for those
-            that are of the attention alone (weights, norms of what it sums).
-        per_receptive_field: See :class:`~captum_vz.attr.MapAggregation`.
+        residual: What is added to each map for the residual connection, see
+            :func:`~captum_vz.functional.add_residual`. None for maps that include it
+            (Value Zeroing, ALTI, norms with the residual), 0.5, "renormalize" or "add" for maps of the attention alone
+            (weights, norms of what attention sums).
+        per_receptive_field: Whether each input token's scores are divided by the number of output tokens that it
+            reaches, and rows by their sums after that. It is meant for causal models, where early tokens reach more.
+        other_mixing: How to treat token mixing outside the attention of the given layers (recurrent or convolutional
+            modules, layers left out). "refuse": raise an error. "ignore": treat it as acting on each token alone.
 
     >>> from captum_vz import LayerAttentionNorm, Rollout, find_layers
     >>> from captum_vz.testbed import load_agreement_model

@@ -28,19 +28,21 @@ class ValueZeroing(LayerMaps):
     itself, on its clean input. Where layers carry several vectors of each token (Gemma 3n, DeepSeek-V4), its output is
     all of them. `Mohebbi et al., EACL 2023 <https://aclanthology.org/2023.eacl-main.245>`_, section 3.
 
-    A layer that runs more than once in a pass (ALBERT) gives the map of
-    its last run. Rows that change by hardly more than the model's number type rounds are told of by a warning. The
-    other arguments of the constructor and those of `attribute`, what comes back and what is raised are described in
-    :class:`~captum_vz.attr.LayerMaps`.
+    A layer that runs more than once in a pass (ALBERT) gives the map of its last run. A warning names rows that change
+    by hardly more than the model's number type rounds.
 
     Args:
-        forward_func: See :class:`~captum_vz.attr.LayerMaps`, like `layer`, `device_ids`, `attention`, `normalize`.
+        forward_func: A model, or any function that runs the layers.
+        layer: A layer (a whole Transformer block) or a list of layers, for which `attribute` returns a list of maps.
+            `captum_vz.find_layers(model)` gives all layers.
+        device_ids: The devices of a DataParallel model, needed only if `forward_func` runs one without being one.
         distance: "cosine", "euclidean", "l1", or a function `(..., d), (..., d) -> (...)`.
+        attention: "self", or "cross" for the second attention of a decoder block.
         heads: Zero the value in these (query) heads only: an int or a list of ints for all layers, or a list with one
             such selection for each layer. Where heads share keys and values, only the chosen ones lose theirs.
+        normalize: Whether each row is divided by its sum. False gives the distances themselves.
         final_norm: A module applied to both outputs before the distance is taken, such as the norm after the last
             layer of a pre-norm stack.
-        normalize: False gives the raw distances.
         matmul_precision: "highest" or "medium", as in torch.set_float32_matmul_precision. With "medium", what changes
             when a value is zeroed goes through the feed-forward's matrices in bfloat16. On hardware with bfloat16
             units a map then takes 0.7 to 0.9 of the time, and scores are off by parts in ten thousand (of scores above

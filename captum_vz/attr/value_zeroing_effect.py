@@ -96,10 +96,9 @@ class ValueZeroingEffect(ForwardPassAttribution):
         Args:
             inputs: What `forward_func` takes: a tensor or a tuple of tensors, passed by position, or a mapping such as
                 a tokenizer's output, passed by keyword. Dimension 0 is the batch.
-            target: An index into what `forward_func` returned, in any of Captum's forms: a class; a tuple such as
-                `(token, vocabulary entry)`; a list or tensor with one for each example. Or a function of what
-                `forward_func` returned that gives one number for each example; it is called on copies of the batch,
-                one after the other. None: the output is one number for each example.
+            target: An index into what `forward_func` returned, in any of Captum's forms: a class; `(token, entry)`; a
+                list or tensor with one for each example. Or a function of what `forward_func` returned that gives one
+                number for each example, called on copies of the batch. None: the output is one number already.
             additional_forward_args: Further arguments for `forward_func`, after `inputs`: a tuple, or one object.
                 Tensors with an entry for each example are repeated with the batch.
             feature_mask: Integers `(1 or batch, in)`: tokens with the same number are one feature (a word, a span),
@@ -107,7 +106,7 @@ class ValueZeroingEffect(ForwardPassAttribution):
             attribute_to_layer_input: Only False: values are zeroed, not a layer's input or output.
             perturbations_per_eval: At most that many sources are zeroed in one run of the model; one copy more is left
                 as it is. None lets the engine choose by memory. The numbers are the same for any value.
-            show_progress: Whether to show a progress bar, one step a run of the model.
+            show_progress: Whether to show a progress bar, one step for each run of the model.
             foil: The index of the number that is subtracted, in the same forms ("why target rather than foil?").
 
         Returns:
@@ -115,7 +114,7 @@ class ValueZeroingEffect(ForwardPassAttribution):
             tuple. Padding, which no token sees, is 0.
 
         Raises:
-            AssertionError: Bad arguments; a layer that `forward_func` does not run, or whose attention cannot be read;
+            RefusedError: Bad arguments; a layer that `forward_func` does not run, or whose attention cannot be read;
                 dropout in train mode; an output that is not one number an example at `target`, or not finite; a model
                 whose examples depend on what else is in the batch. The model is left as it was.
         """
@@ -203,7 +202,7 @@ def _steps(count: int, at_most: int) -> Iterator[tuple[int, int]]:
 
 
 def _copies(inputs: Any, additional_forward_args: Any, copies: int, batch: int) -> tuple[Any, Any]:
-    """The arguments of the user's call for copies of the batch, one behind the other."""
+    """The arguments of the user's call for copies of the batch, one after the other."""
     if isinstance(inputs, Mapping):
         return {name: repeat_examples(value, copies, batch) for name, value in inputs.items()}, None
     copied = tuple(repeat_examples(value, copies, batch) for value in _format_tensor_into_tuples(inputs))

@@ -344,4 +344,4 @@ def test_a_comparison_of_methods_refuses_it_too() -> None:
     model, layers = model_of("Jamba"), find_layers(model_of("Jamba"))
     batch = Batch(model, None, layers, {"input_ids": IDS}, [2])
     with pytest.raises(AssertionError, match="something else runs between the layers 0"):
-        batch.joined_rows(ValueZeroingRollout(model, layers), "value-zeroing", all_layers=False)
+        batch.joined_rows(ValueZeroingRollout, ValueZeroing, all_layers=False)

@@ -51,7 +51,7 @@ def naive(case: Case, normalize: bool = True) -> list[Tensor]:
 
 
 @each_family
-@pytest.mark.filterwarnings("ignore:.*stay zero:UserWarning")
+@pytest.mark.filterwarnings("ignore:.*no source changes:UserWarning")
 @pytest.mark.parametrize("normalize", [True, False])
 def test_maps_equal_the_naive_twin(name: str, normalize: bool) -> None:
     case = FAMILIES[name].build(attn_implementation="eager")
@@ -59,13 +59,13 @@ def test_maps_equal_the_naive_twin(name: str, normalize: bool) -> None:
 
 
 @each_family
-@pytest.mark.filterwarnings("ignore:.*stay zero:UserWarning")
+@pytest.mark.filterwarnings("ignore:.*no source changes:UserWarning")
 def test_a_batch_is_its_examples(name: str) -> None:
     case = FAMILIES[name].case
     assert_batch_is_its_examples(method_of(case, case.layers[0]), case)
 
 
-@pytest.mark.filterwarnings("ignore:.*stay zero:UserWarning")
+@pytest.mark.filterwarnings("ignore:.*no source changes:UserWarning")
 def test_tokens_and_features() -> None:
     case = FAMILIES["bert"].case
     method = method_of(case, case.layers[1], normalize=False)
@@ -78,7 +78,7 @@ def test_tokens_and_features() -> None:
     assert_same(method.attribute(case.inputs, feature_mask=mask), pooled[:, :, mask[0]] * there[:, None, :])
 
 
-@pytest.mark.filterwarnings("ignore:.*stay zero:UserWarning")
+@pytest.mark.filterwarnings("ignore:.*no source changes:UserWarning")
 @pytest.mark.parametrize("requires_grad", [True, False])
 def test_modes_without_gradients(requires_grad: bool) -> None:
     case = FAMILIES["gpt2"].build()
@@ -95,7 +95,7 @@ def test_modes_without_gradients(requires_grad: bool) -> None:
         method_of(case).attribute(case.inputs)
 
 
-@pytest.mark.filterwarnings("ignore:.*stay zero:UserWarning")
+@pytest.mark.filterwarnings("ignore:.*no source changes:UserWarning")
 def test_relevance_of_a_stack() -> None:
     case = FAMILIES["bert"].build(attn_implementation="eager")
     relevance = torch.diag_embed(case.mask(case.family.mask, 7).double())

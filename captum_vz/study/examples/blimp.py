@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from captum_vz.study.example import Example
-from captum_vz.testbed import form_ids, held_out, split_words
-from captum_vz.testbed.data import Record
+from captum_vz.study.examples.example import Example
+from captum_vz.testbed import held_out
+from captum_vz.text import Record, form_ids, split_words
 
-#: The paradigm with more than twice as many singular verbs as plural ones, which are drawn down to their number.
+#: The paradigm with more than twice as many singular verbs as plural ones.
 UNBALANCED: Final = "regular_plural_subject_verb_agreement_1"
 
 _SINGULAR: Final = {"this", "that", "is", "was", "has", "does", "himself", "herself", "itself"}
@@ -19,37 +20,67 @@ _DETERMINERS: Final = {"a", "an", "the", "this", "that", "these", "those", "some
 _PREPOSITIONS: Final = {"of", "about"}
 
 
-def blimp_examples(blimp: str | Path, tokenizers: Iterable[Any] = ()) -> list[Example]:
-    """The sentences of `Mohebbi et al. 2023 <https://aclanthology.org/2023.eacl-main.245>`_ that are held out.
+@dataclass(frozen=True)
+class BlimpSelection:
+    """The sentences that a study uses, and how many pairs were dropped before it. Its string is a sentence on both.
 
-    They are those halves of the paper's five paradigms of BLiMP that the embedded model was not trained on
-    (:func:`~captum_vz.testbed.held_out`). As in the paper, a pair is dropped if one of its forms is not a single token,
-    and of `regular_plural_subject_verb_agreement_1` only as many singular verbs are kept as there are plural ones; they
-    are drawn once and for all.
+    Attributes:
+        examples: The examples, with paradigms as groups and "singular" or "plural" as labels. An example for which the
+            rule of its paradigm (:func:`find_cue`) finds no cue has no cue. A study records it as skipped.
+        pairs: How many pairs are held out.
+        several_tokens: How many of them were dropped because one of the two forms is not a single token.
+        unbalanced: How many were dropped to have as many singular as plural verbs.
+    """
+
+    examples: list[Example]
+    pairs: int
+    several_tokens: int
+    unbalanced: int
+
+    def __str__(self) -> str:
+        """The numbers of pairs in a sentence."""
+        dropped = self.several_tokens + self.unbalanced
+        return (
+            f"{len(self.examples):,} of {self.pairs:,} held-out pairs of BLiMP: {dropped:,} were dropped before the "
+            f"study, {self.several_tokens:,} because a form is not a single token and {self.unbalanced:,} of "
+            f"{UNBALANCED} to have as many singular as plural verbs."
+        )
+
+
+def select_blimp(blimp: str | Path, tokenizers: Iterable[Any] = ()) -> BlimpSelection:
+    """The held-out sentences of the paper, and how many pairs were dropped.
+
+    They are the halves of the five paradigms of `Mohebbi et al. 2023
+    <https://aclanthology.org/2023.eacl-main.245>`_ that the embedded model was not trained on
+    (:func:`~captum_vz.testbed.held_out`). As in the paper, a pair is dropped if one of its forms is not a single token.
+    Of `regular_plural_subject_verb_agreement_1` as many singular verbs are kept as there are plural ones. They are
+    drawn with a fixed seed.
 
     Args:
         blimp: The folder with BLiMP's `.jsonl` files, `data` in https://github.com/alexwarstadt/blimp.
-        tokenizers: Those of the models that are to be compared: the forms have to be single tokens of all of them, so
-            that all see the same sentences. None: no pair is dropped.
-
-    Returns:
-        The examples, with paradigms as groups and "singular" or "plural" as labels. One for which the rule of its
-        paradigm (:func:`find_cue`) finds no cue has none: a study records it, and goes on without it.
+        tokenizers: The tokenizers of the models to compare. The forms must be single tokens of all of them, so that all
+            models get the same sentences. Empty: no pair is dropped for its tokens.
 
     Raises:
         FileNotFoundError: A paradigm is missing.
     """
     tokenizers = list(tokenizers)
-    examples = []
+    examples, pairs, single = [], 0, 0
     for paradigm, records in held_out(blimp).items():
         kept = [record for record in records if all(form_ids(tokenizer, record) for tokenizer in tokenizers)]
         known = [Example.from_record(record | {"cue": find_cue(record), "label": number(record)}) for record in kept]
         examples += _balanced(known) if paradigm == UNBALANCED else known
-    return examples
+        pairs, single = pairs + len(records), single + len(kept)
+    return BlimpSelection(examples, pairs, pairs - single, single - len(examples))
+
+
+def blimp_examples(blimp: str | Path, tokenizers: Iterable[Any] = ()) -> list[Example]:
+    """The examples of :func:`select_blimp`, without the counts of dropped pairs."""
+    return select_blimp(blimp, tokenizers).examples
 
 
 def find_cue(record: Record) -> list[int]:
-    """The words that decide on the target of a record of BLiMP, by a rule of its paradigm, without a parser.
+    """The cue words of a record of BLiMP, by a rule for its paradigm, without a parser.
 
     - ``determiner_noun_agreement...``: the last word of the noun that BLiMP names, which follows the target;
     - ``..._subject_verb_agreement_1`` and ``distractor_agreement_relational_noun``: the head of the subject, the word
@@ -61,7 +92,7 @@ def find_cue(record: Record) -> list[int]:
         record: As :func:`~captum_vz.testbed.mask_target` and :func:`~captum_vz.testbed.held_out` give it.
 
     Returns:
-        Positions of words. None if the sentence is not of the form that the rule knows: it is not guessed.
+        Positions of words. Empty if the sentence does not have the form that the rule expects.
 
     Raises:
         ValueError: There is no rule for the paradigm.
@@ -81,19 +112,19 @@ def find_cue(record: Record) -> list[int]:
 
 
 def number(record: Record) -> str | None:
-    """The grammatical number of a record's right form: "singular" or "plural"; None if its two forms do not show it.
+    """The grammatical number of a record's right form, "singular" or "plural"; None if its two forms do not show it.
 
     >>> number({"good": "impress", "bad": "impresses"}), number({"good": "this", "bad": "these"})
     ('plural', 'singular')
     """
     good, bad = record["good"].lower(), record["bad"].lower()
-    # Both forms are looked at: "impress" ends in an s, too.
+    # Both forms are needed, because "impress" ends in an s, too.
     singular, plural = (_is_singular(one, other) for one, other in ((good, bad), (bad, good)))
     return None if singular == plural else "singular" if singular else "plural"
 
 
 def _is_singular(form: str, other: str) -> bool:
-    """Whether a form is one of the singular ones, or a verb's -s form beside the other."""
+    """Whether a form is in the list of singular forms, or is the -s form of the other verb."""
     return form in _SINGULAR or form in (f"{other}s", f"{other}es", f"{other.removesuffix('y')}ies")
 
 
@@ -115,7 +146,7 @@ def _antecedent(record: Record, words: list[str]) -> list[int]:
     length = 1
     if before[:1] and before[0] in _DETERMINERS:
         length = 4 if before[1:3] == ["lot", "of"] else 2
-    elif before[1:2] == ["university"]:  # "Harvard University", the one name of two words
+    elif before[1:2] == ["university"]:  # "Harvard University", the only name of two words
         length = 2
     return list(range(length)) if length < len(before) else []  # a verb is between it and the target
 
@@ -130,7 +161,7 @@ _RULES: Final[dict[str, Callable[[Record, list[str]], list[int]]]] = {
 
 
 def _balanced(examples: list[Example]) -> list[Example]:
-    """As many singular ones as there are plural ones, in their order."""
+    """As many singular examples as there are plural ones, in their order."""
     singular = [place for place, example in enumerate(examples) if example.label == "singular"]
     plural = sum(example.label == "plural" for example in examples)
     kept = set(random.Random(UNBALANCED).sample(singular, min(plural, len(singular))))

@@ -1,4 +1,4 @@
-"""A study's models: brought to a device, and known again by their weights, which are named in the files they made."""
+"""The models of a study: on which device they run, and a fingerprint of their weights in the files they made."""
 
 from __future__ import annotations
 
@@ -10,10 +10,14 @@ from typing import Any, Final
 
 import torch
 
-from captum_vz.study._extra import pa, parquet
-from captum_vz.study.shards import reading
+from captum_vz.metrics.extra import study_extra
+from captum_vz.study.storage.shards import reading
 
-# A model and its tokenizer, or a function that loads them: it is called only if there is work left for that model.
+with study_extra("captum_vz.study"):
+    import pyarrow as pa
+    from pyarrow import parquet
+
+# A model and its tokenizer, or a function that loads them. It is called only if there is work left for this model.
 Loaded = tuple[Any, Any]
 Source = Loaded | Callable[[], Loaded]
 
@@ -22,7 +26,7 @@ _WEIGHTS: Final = b"captum_vz.weights"
 
 @contextmanager
 def on_device(source: Source, device: torch.device) -> Iterator[Loaded]:
-    """A model on the device of this process, for the time of its work."""
+    """A model on the device of this process inside of the `with` block, and on its own device after it."""
     model, tokenizer = source() if callable(source) else source
     before = model.device
     model.to(device)
@@ -43,7 +47,11 @@ def fingerprint(model: Any, tokenizer: Any) -> str:
 
 
 def check_weights(name: str, weights: str, paths: Sequence[Path]) -> None:
-    """See that what is finished was made by the model that goes on."""
+    """Check that finished files were made by a model with these weights.
+
+    Raises:
+        ValueError: They were made with other weights.
+    """
     finished = next((path for path in paths if path.exists()), None)
     if finished is None:
         return
@@ -57,7 +65,7 @@ def check_weights(name: str, weights: str, paths: Sequence[Path]) -> None:
 
 
 def to_parquet(table: Any, weights: str) -> bytes:
-    """A table of pyarrow as a Parquet file that names the weights of the model that made it."""
+    """A table of pyarrow as a Parquet file, with the fingerprint of the model that made it."""
     buffer = pa.BufferOutputStream()
     parquet.write_table(table.replace_schema_metadata({_WEIGHTS: weights.encode()}), buffer, compression="zstd")
     data: bytes = buffer.getvalue().to_pybytes()

@@ -1,4 +1,4 @@
-"""The metrics by their names, and what they need to know of a batch."""
+"""The one list of metrics, and the batch of examples that they evaluate."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from captum_vz.metrics import (
+    MaskedSentences,
     Prediction,
     blank_out,
     comprehensiveness,
@@ -20,7 +21,7 @@ from captum_vz.metrics import (
     spearman,
     sufficiency,
 )
-from captum_vz.study.encoding import Encoded
+from captum_vz.study.examples.encoding import Encoded
 
 
 @dataclass(frozen=True)
@@ -28,20 +29,20 @@ class Metric:
     """One row of the registry.
 
     Attributes:
-        title: What it is called in a figure.
+        title: Its name in a figure.
         values: Its values `(rows, batch)` for rows of scores `(rows, batch, tokens)`.
-        needs_cue: Whether it is about the cue.
-        needs_forms: Whether it asks the model for the right and the wrong form.
+        needs_cue: Whether it needs examples with a cue.
+        needs_forms: Whether it needs the probabilities of the right and the wrong form.
     """
 
     title: str
-    values: Callable[[Evidence, Tensor], Tensor]
+    values: Callable[[EvaluationBatch, Tensor], Tensor]
     needs_cue: bool = False
     needs_forms: bool = False
 
 
-class Evidence:
-    """A batch as the metrics see it.
+class EvaluationBatch:
+    """A batch of examples with what the metrics need: cues, content tokens, and the effects of blanking out.
 
     Args:
         model: The model.
@@ -49,7 +50,7 @@ class Evidence:
         inputs: The padded batch.
         examples: The examples in it.
         content_only: Whether cue alignment is over the content tokens only.
-        removal: What becomes of a token that is removed: "unk" or "mask" takes its place, or it is "delete"d.
+        removal: The token in the place of a removed token, "unk" or "mask"; or "delete".
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class Evidence:
 
     @cached_property
     def cues(self) -> Tensor:
-        """Booleans `(batch, tokens)`."""
+        """Which tokens are cues, booleans `(batch, tokens)`."""
         cues = torch.zeros(self.inputs["input_ids"].shape, dtype=torch.bool)
         for row, example in zip(cues, self.examples, strict=True):
             row[list(example.cue)] = True
@@ -78,7 +79,7 @@ class Evidence:
 
     @cached_property
     def content(self) -> Tensor:
-        """Booleans `(batch, tokens)`: neither special tokens, nor padding, nor the target."""
+        """Booleans `(batch, tokens)`: all except special tokens, padding and the target."""
         names = ("cls", "sep", "bos", "eos", "pad")
         special = [getattr(self.tokenizer, f"{name}_token_id", None) for name in names]
         content = content_tokens(self.inputs["input_ids"].cpu(), special) & self.attended
@@ -87,46 +88,45 @@ class Evidence:
 
     @property
     def attended(self) -> Tensor:
-        """Booleans `(batch, tokens)`: all but padding."""
+        """Booleans `(batch, tokens)`: all except padding."""
         return self.inputs["attention_mask"].cpu().bool()
 
     @cached_property
     def prediction(self) -> Prediction:
-        """What the model chooses of the two forms."""
-        return Prediction(
-            self.model,
-            self.inputs["input_ids"],
-            [example.target for example in self.examples],
-            torch.tensor([example.forms for example in self.examples]),
-            self.content,
-            removal_of(self.tokenizer, self.removal),
-            attention_mask=self.inputs["attention_mask"],
+        """The model's choice between the two forms."""
+        sentences = MaskedSentences(
+            ids=self.inputs["input_ids"],
+            mask=self.inputs["attention_mask"],
+            target=[example.target for example in self.examples],
+            content=self.content,
+            forms=torch.tensor([example.forms for example in self.examples]),
         )
+        return Prediction(self.model, sentences, removal_of(self.tokenizer, self.removal))
 
     @cached_property
     def effects(self) -> Tensor:
-        """Of each token, when it is blanked out, `(batch, tokens)`."""
+        """The effect of blanking out each token, `(batch, tokens)`."""
         return blank_out(self.prediction)
 
 
-def _alignment(measure: Callable[..., Tensor], evidence: Evidence, rows: Tensor) -> Tensor:
-    keep = evidence.content if evidence.content_only else evidence.attended
+def _alignment(measure: Callable[..., Tensor], batch: EvaluationBatch, rows: Tensor) -> Tensor:
+    keep = batch.content if batch.content_only else batch.attended
     each = len(rows)
-    values = measure(rows.flatten(0, 1), evidence.cues.repeat(each, 1), keep.repeat(each, 1))
+    values = measure(rows.flatten(0, 1), batch.cues.repeat(each, 1), keep.repeat(each, 1))
     return values.view(each, -1)
 
 
-def _blank_out(evidence: Evidence, rows: Tensor) -> Tensor:
+def _blank_out(batch: EvaluationBatch, rows: Tensor) -> Tensor:
     each = len(rows)
-    values = spearman(rows.flatten(0, 1), evidence.effects.repeat(each, 1), evidence.content.repeat(each, 1))
+    values = spearman(rows.flatten(0, 1), batch.effects.repeat(each, 1), batch.content.repeat(each, 1))
     return values.view(each, -1)
 
 
-def _eraser(measure: Callable[[Prediction, Tensor], Tensor], evidence: Evidence, rows: Tensor) -> Tensor:
-    return torch.stack([measure(evidence.prediction, row).mean(-1) for row in rows])
+def _eraser(measure: Callable[[Prediction, Tensor], Tensor], batch: EvaluationBatch, rows: Tensor) -> Tensor:
+    return torch.stack([measure(batch.prediction, row).mean(-1) for row in rows])
 
 
-#: All metrics by their names. A new one is a new row.
+#: All metrics by their names. To add a metric, add one row.
 METRICS: Final[dict[str, Metric]] = {
     "cue_dot": Metric("cue alignment, dot product", partial(_alignment, cue_dot_product), needs_cue=True),
     "cue_ap": Metric("cue alignment, average precision", partial(_alignment, cue_average_precision), needs_cue=True),
@@ -135,7 +135,7 @@ METRICS: Final[dict[str, Metric]] = {
     "sufficiency": Metric("sufficiency (AOPC)", partial(_eraser, sufficiency), needs_forms=True),
 }
 
-#: What is judged if nothing else is said.
+#: The metrics of `metrics=None`.
 DEFAULT_METRICS: Final = ("cue_dot", "cue_ap", "blank_out")
 
 _REMOVALS: Final = ("unk", "mask", "delete")
@@ -145,7 +145,7 @@ def check_metrics(metrics: Iterable[str] | None) -> tuple[str, ...]:
     """The names, in the order given; None: cue alignment and blank-out.
 
     Raises:
-        ValueError: A name that is none of :data:`METRICS`, or none at all.
+        ValueError: A name is not in :data:`METRICS`, or there is no name.
     """
     if metrics is None:
         return DEFAULT_METRICS
@@ -157,20 +157,20 @@ def check_metrics(metrics: Iterable[str] | None) -> tuple[str, ...]:
 
 
 def check_removal(removal: str) -> None:
-    """Refuse what is no way of removing a token.
+    """Check the name of a way to remove a token.
 
     Raises:
-        ValueError: Another word.
+        ValueError: The name is unknown.
     """
     if removal not in _REMOVALS:
         raise ValueError(f"removal is {removal!r}: pass one of {', '.join(map(repr, _REMOVALS))}.")
 
 
 def removal_of(tokenizer: Any, removal: str) -> int | Literal["delete"]:
-    """The id that takes the place of a removed token, or "delete".
+    """The id in the place of a removed token, or "delete".
 
     Raises:
-        ValueError: Another word, or a token that the tokenizer does not have.
+        ValueError: The name is unknown, or the tokenizer does not have the token.
     """
     check_removal(removal)
     if removal == "delete":

@@ -1,4 +1,4 @@
-"""Files that are whole or not there at all."""
+"""Files that are written whole or not at all."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ TEMPORARY = ".tmp"
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Writes a file under a temporary name, and renames it when all of it has reached the disk.
+    """Writes a file under a temporary name, and renames it after all of it has reached the disk.
 
-    Whoever reads the folder, at any moment and after any accident, finds the file whole or does not find it. Two
-    processes that write the same file do not disturb each other.
+    At any moment and after any interruption, the file is whole or missing. Two processes may write the same file.
 
     Raises:
-        OSError: It could not be written: no space, no right, no folder. The message says what to do.
+        OSError: The file could not be written: no space, no permission, no folder. The message says what to do.
     """
     temporary = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}{TEMPORARY}")
     try:
@@ -31,17 +30,17 @@ def write_whole(path: Path, data: bytes) -> None:
         _remove(temporary)
         raise OSError(
             error.errno,
-            f"cannot write {path}: {error.strerror}. What is finished stays: free space or make the folder writable, "
-            "and start again with the same settings to go on from there",
+            f"cannot write {path}: {error.strerror}. Finished files stay: free space or make the folder writable, "
+            "and start again with the same settings to continue",
         ) from error
 
 
 def remove_temporary(folder: Path) -> None:
-    """Removes what killed processes have left behind."""
+    """Removes temporary files of killed processes."""
     for path in folder.rglob(f".*{TEMPORARY}"):
         _remove(path)
 
 
 def _remove(path: Path) -> None:
-    with suppress(OSError):  # it would say nothing that the first error has not said
+    with suppress(OSError):  # the first error is the one to report
         path.unlink(missing_ok=True)

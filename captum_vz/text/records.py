@@ -1,14 +1,14 @@
-"""From word positions in a sentence pair to token positions in what a tokenizer makes of it."""
+"""From word positions in a sentence pair to token positions."""
 
 from typing import NamedTuple
 
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
-from captum_vz.testbed.data import MASK, Record, word_spans
+from captum_vz.text.words import MASK, Record, word_spans
 
 
 class EncodedRecord(NamedTuple):
-    """A masked sentence as a model takes it, with the token positions of its target and of its cues."""
+    """A masked sentence as a tokenizer returns it, with the token positions of its target and of its cues."""
 
     encoding: BatchEncoding
     target: int
@@ -18,20 +18,20 @@ class EncodedRecord(NamedTuple):
 def encode_record(tokenizer: PreTrainedTokenizerBase, record: Record) -> EncodedRecord:
     """Encodes a record's masked sentence and finds the tokens at its word positions.
 
-    A word of several pieces stands at its first one, as in Mohebbi et al. (2023, https://aclanthology.org/2023.eacl-main.245).
+    The position of a word is that of its first piece, as in Mohebbi et al. (2023, https://aclanthology.org/2023.eacl-main.245).
 
     Args:
         tokenizer: Any fast tokenizer with a mask token, which takes the place of ``[MASK]``.
-        record: ``masked``, a sentence; ``target``, the word position of its ``[MASK]``, or of another word, which stays
-            as it is; and ``cue``, a list of word positions (left out: none). :func:`agreement_sentences` gives all
-            three, :func:`mask_target` the first two. Positions are those of :func:`split_words`, or of ``words``, if
-            the record has them: the words in their order, as they stand in the sentence.
+        record: ``masked``, a sentence; ``target``, the word position of its ``[MASK]``, or of another word, which is
+            not replaced; and ``cue``, a list of word positions (missing: none). `agreement_sentences` gives all three,
+            `mask_target` the first two. Positions are those of :func:`split_words`, or of ``words`` if the record has
+            them: the words in their order in the sentence.
 
     Returns:
         The encoding, whose tensors are `(1, tokens)`, the target's token position, and those of the cue words.
 
     Raises:
-        ValueError: The tokenizer has no mask token, or no token for one of the words; or these are not in the sentence.
+        ValueError: The tokenizer has no mask token, or no token for one of the words; or a word is not in the sentence.
 
     >>> from captum_vz.testbed import load_agreement_model
     >>> _, tokenizer = load_agreement_model()
@@ -41,7 +41,7 @@ def encode_record(tokenizer: PreTrainedTokenizerBase, record: Record) -> Encoded
     ('[MASK]', ['pictures'])
     """
     form = _target_word(record)
-    if form.upper() == MASK:  # a sentence in lower case has its mask in lower case, too
+    if form.upper() == MASK:  # the mask of a lower-case sentence is lower case
         form = tokenizer.mask_token
     if form is None:
         raise ValueError(
@@ -60,7 +60,7 @@ def encode_record(tokenizer: PreTrainedTokenizerBase, record: Record) -> Encoded
 
 
 def form_ids(tokenizer: PreTrainedTokenizerBase, record: Record) -> tuple[int, int] | None:
-    """The token ids of a record's ``good`` and ``bad`` form in its sentence, or None if one isn't a single token.
+    """The token ids of a record's ``good`` and ``bad`` form in its sentence, or None if one is not a single token.
 
     >>> from captum_vz.testbed import load_agreement_model
     >>> _, tokenizer = load_agreement_model()
@@ -82,7 +82,7 @@ def form_ids(tokenizer: PreTrainedTokenizerBase, record: Record) -> tuple[int, i
 
 
 def _fill(record: Record, form: str) -> tuple[str, list[int]]:
-    """The sentence with `form` for its target word, and the character at which each of its words starts."""
+    """The sentence with `form` in place of its target word, and the first character of each word."""
     spans = record_spans(record)
     start, end = spans[record["target"]]
     starts = [first if first <= start else first + len(form) - (end - start) for first, _ in spans]
@@ -104,7 +104,10 @@ def record_spans(record: Record) -> list[tuple[int, int]]:
     for position, word in enumerate(record["words"]):
         start = sentence.find(word, end)
         if start < 0 or sentence[end:start].strip():
-            raise ValueError(f"word {position}, {word!r}, is not what follows in {sentence[end:]!r}, of {sentence!r}.")
+            raise ValueError(
+                f"word {position} is {word!r}, but the sentence continues with {sentence[end:]!r}: pass the words of "
+                f"{sentence!r} in their order."
+            )
         end = start + len(word)
         spans.append((start, end))
     return spans

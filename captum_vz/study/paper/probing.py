@@ -1,4 +1,4 @@
-"""What can be read off a model's layers at the target: description length, layer by layer."""
+"""Description length of the labels given each layer's state at the target."""
 
 from __future__ import annotations
 
@@ -9,23 +9,27 @@ import torch
 from torch import Tensor, nn
 
 from captum_vz._engine import LayerRecord, first_tensor, run_and_record
+from captum_vz.errors import UnsupportedLayerError
 from captum_vz.metrics import BOUNDARIES, description_length, summarize
-from captum_vz.study._extra import pd
-from captum_vz.study.encoding import Encoded, pad
+from captum_vz.metrics.extra import study_extra
+from captum_vz.study.examples.encoding import Encoded, pad
+
+with study_extra("captum_vz.study"):
+    import pandas as pd
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-#: Fewer examples cannot be cut into the paper's blocks, the first of which needs two.
+#: The smallest number of examples for the paper's blocks, because the first block needs two.
 FEWEST: Final = round(2 / BOUNDARIES[0])
 
 
 def target_states(
     model: Any, tokenizer: Any, layers: Sequence[nn.Module], examples: Sequence[Encoded], batch_size: int = 32
 ) -> Tensor:
-    """What each layer returns at each example's target, `(layers, examples, d)`, on the CPU.
+    """The output of each layer at each example's target, `(layers, examples, d)`, on the CPU.
 
-    A layer that runs many times (ALBERT's) counts once for each run, as in the methods.
+    A layer that runs many times (in ALBERT) counts once for each run, as in the methods.
     """
     batches = []
     for start in range(0, len(examples), batch_size):
@@ -36,9 +40,13 @@ def target_states(
         def run(inputs: dict[str, Tensor] = inputs) -> Any:
             return model(**inputs)
 
-        def at_target(recording: LayerRecord, targets: Tensor = targets) -> Tensor:
-            states = first_tensor(recording.output)
-            assert states is not None and states.ndim == 3, f"layer {recording.index} does not return (batch, tokens, d)."
+        def at_target(record: LayerRecord, targets: Tensor = targets) -> Tensor:
+            states = first_tensor(record.output)
+            if states is None or states.ndim != 3:
+                raise UnsupportedLayerError(
+                    f"Layer {record.index} ({record.name}) does not return a tensor (batch, tokens, d), so "
+                    "its states cannot be probed."
+                )
             return states[torch.arange(len(states), device=states.device), targets].float().cpu()
 
         batches.append(torch.stack([states for _, states in run_and_record(run, layers, at_target)]))
@@ -46,11 +54,11 @@ def target_states(
 
 
 def probe(states: Tensor, labels: Sequence[str]) -> DataFrame:
-    """The bits that each label costs given each layer's states.
+    """The bits of each label given each layer's states.
 
     Args:
         states: `(layers, examples, d)`.
-        labels: One for each example, of two kinds at least.
+        labels: One for each example, of at least two kinds.
 
     Returns:
         Rows with ``layer``, ``place`` (of the example) and ``bits``, see
@@ -74,14 +82,14 @@ def compressions(bits: DataFrame, classes: int, confidence: float = 0.95, resamp
     Args:
         bits: As :func:`probe` gives it.
         classes: The number K of labels.
-        confidence: The share of intervals that hold the truth.
-        resamples: How often examples are drawn again for the interval.
+        confidence: The confidence level of the intervals.
+        resamples: The number of bootstrap resamples of the examples.
     """
     rows = []
     uniform = float(torch.tensor(float(classes)).log2())
     for layer, of_layer in bits.groupby("layer"):
         found = summarize(torch.tensor(of_layer["bits"].to_numpy()), confidence, resamples)
-        # Fewer bits, more compression: the ends change places.
+        # Fewer bits mean more compression, so the ends of the interval swap.
         rows.append(
             {
                 "layer": layer,

@@ -1,4 +1,4 @@
-"""What a study's folder is made of: its settings, and the files that its rows are in."""
+"""The files in a study's folder: its settings, and the shards that hold its rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SHARDS: Final = "shards"
 
 
 class Shard(NamedTuple):
-    """The rows of one model for some of the examples: from which one on, and where they are written."""
+    """The rows of one model for some of the examples: the index of the first one, and the file."""
 
     model: str
     start: int
@@ -22,7 +22,7 @@ class Shard(NamedTuple):
 
 
 def shards_of(folder: Path, settings: Mapping[str, Any]) -> list[Shard]:
-    """All shards that a study has, finished or not; any other file beside them, such as a copy, is none of its."""
+    """All shards of a study, finished or not. Other files in the folder, such as copies, are not shards."""
     size = settings["shard_size"]
     return [
         Shard(name, start, folder / SHARDS / f"{number:02d}-{_file_name(name)}-{start // size:06d}.parquet")
@@ -32,10 +32,10 @@ def shards_of(folder: Path, settings: Mapping[str, Any]) -> list[Shard]:
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
-    """How the study in a folder was run.
+    """The settings of the study in a folder.
 
     Raises:
-        ValueError: The file that says it is broken.
+        ValueError: The file is broken.
     """
     path = folder / MANIFEST
     try:
@@ -49,13 +49,13 @@ def read_settings(folder: Path) -> dict[str, Any]:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Says which Parquet file of a study is broken, and that it can be made again."""
+    """Name the broken Parquet file in an error inside of the `with` block, and say how to replace it."""
     try:
         yield
-    except (ValueError, OSError) as error:  # all that pyarrow raises for bytes that are no Parquet
+    except (ValueError, OSError) as error:  # the errors of pyarrow for bytes that are not Parquet
         raise ValueError(
             f"{path} cannot be read ({error}). If it is broken, delete it, and start the study again with the same "
-            "settings: what it held is computed anew."
+            "settings. Its rows are then computed again."
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""From an example's words to the tokens of a model, and why that may fail."""
+"""From an example's words to the tokens of a model."""
 
 from __future__ import annotations
 
@@ -9,25 +9,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from captum_vz.study.example import Example
-from captum_vz.testbed import encode_record, form_ids
-from captum_vz.testbed.data import MASK
-from captum_vz.testbed.encoding import record_spans
+from captum_vz.study.examples.example import Example
+from captum_vz.text import MASK, encode_record, form_ids, record_spans
 
 
-class BadExample(ValueError):  # noqa: N818  # not an error of the program: a study records it and goes on
-    """Why an example cannot be used with a tokenizer or a model."""
+class BadExample(ValueError):  # noqa: N818  # a study records it and continues
+    """An example cannot be used with a tokenizer or a model. The message says why."""
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """An example as a model takes it.
+    """An example as token ids.
 
     Attributes:
         ids: Its token ids.
-        target: The token whose row of scores is judged, and at which the model predicts.
-        cue: The tokens that decide: the first piece of each cue word.
-        forms: The token ids of the right and the wrong form; None if it has none.
+        target: The position of the target word's token, whose row of scores is evaluated. The model predicts there.
+        cue: The positions of the cue words' tokens: the first piece of each.
+        forms: The token ids of the right and the wrong form; None if there are none.
     """
 
     ids: tuple[int, ...]
@@ -40,21 +38,21 @@ def encode(
     tokenizer: Any,
     example: Example,
     *,
-    longest: int | None = None,
+    max_tokens: int | None = None,
     needs_cue: bool = False,
     needs_forms: bool = False,
 ) -> Encoded:
-    """Finds the tokens of an example's words. A word of several pieces stands at its first one.
+    """Finds the tokens of an example's words. The position of a word is that of its first piece.
 
-    A target ``[MASK]`` becomes the tokenizer's mask token. For a tokenizer without one, as decoders have it, the text
-    ends before the target: the row of the last token is judged, where the model predicts the next one.
+    A target ``[MASK]`` becomes the tokenizer's mask token. Tokenizers of decoders have none. For them the text ends
+    before the target: the row of the last token is evaluated, where the model predicts the next token.
 
     Args:
         tokenizer: A fast tokenizer of transformers.
         example: The example.
-        longest: How many tokens the model takes at most. None: any number.
-        needs_cue: Whether an example without a cue is of no use.
-        needs_forms: Whether one is of no use that does not have two different forms of one token each.
+        max_tokens: The largest number of tokens that the model takes. None: no limit.
+        needs_cue: Whether an example without a cue is refused.
+        needs_forms: Whether an example is refused unless it has two different forms of one token each.
 
     Raises:
         BadExample: The example cannot be used. The message says why.
@@ -74,7 +72,9 @@ def encode(
         raise BadExample("there is no cue")
     for cue in example.cue:
         if not 0 <= cue < count or cue == example.target:
-            raise BadExample(f"the cue is word {cue}, of {count} words, of which {example.target} is the target")
+            raise BadExample(
+                f"the cue is word {cue}: expected one of 0 to {count - 1}, but not the target, {example.target}"
+            )
     masked = example.words[example.target] == MASK
     try:
         if masked and tokenizer.mask_token is None:
@@ -93,15 +93,15 @@ def encode(
         raise BadExample(f"the forms {example.good!r} and {example.bad!r} of the target are not one token each")
     if needs_forms and encoded.forms is not None and len(set(encoded.forms)) == 1:
         raise BadExample(f"the forms {example.good!r} and {example.bad!r} of the target are the same token")
-    if longest is not None and len(encoded.ids) > longest:
-        raise BadExample(f"it is {len(encoded.ids)} tokens long, but the model takes at most {longest}")
+    if max_tokens is not None and len(encoded.ids) > max_tokens:
+        raise BadExample(f"it is {len(encoded.ids)} tokens long, but the model takes at most {max_tokens}")
     return encoded
 
 
 def pad(tokenizer: Any, examples: Sequence[Encoded], device: torch.device | str = "cpu") -> dict[str, Tensor]:
     """Examples as one batch, padded on the right: `input_ids` and `attention_mask`, each `(batch, tokens)`."""
     length = max(len(example.ids) for example in examples)
-    # Where the attention mask hides it, any id will do for padding.
+    # The attention mask hides padding, so any id may be used.
     filler = 0 if tokenizer.pad_token_id is None else tokenizer.pad_token_id
     ids = [[*example.ids, *[filler] * (length - len(example.ids))] for example in examples]
     mask = [[1] * len(example.ids) + [0] * (length - len(example.ids)) for example in examples]
@@ -115,7 +115,7 @@ def _until_target(tokenizer: Any, example: Example) -> Encoded:
     """The text before the target."""
     later = [cue for cue in example.cue if cue > example.target]
     if later:
-        raise BadExample(f"the cue is word {later[0]}, after the target, where a model without a mask cannot see it")
+        raise BadExample(f"the cue is word {later[0]}, after the target, which a model without a mask cannot see")
     if example.target == 0:
         raise BadExample("the target is the first word: a model without a mask has nothing to predict it from")
     record = example.to_record()

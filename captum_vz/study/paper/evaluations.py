@@ -11,18 +11,25 @@ import torch
 from torch import Tensor
 
 from captum_vz import find_layers
+from captum_vz.errors import RefusedError
 from captum_vz.metrics import probing_correlation
-from captum_vz.study._extra import PartialState, pa, parquet, pd
-from captum_vz.study.encoding import BadExample, Encoded, encode, pad
-from captum_vz.study.example import Example
-from captum_vz.study.files import write_whole
-from captum_vz.study.methods import Batch, check_methods, part_of
-from captum_vz.study.models import Source, check_weights, fingerprint, on_device, to_parquet
-from captum_vz.study.probing import FEWEST, compressions, probe, target_states
-from captum_vz.study.reproduction import Reproduction
+from captum_vz.metrics.extra import study_extra
+from captum_vz.study.examples.encoding import BadExample, Encoded, encode, pad
+from captum_vz.study.examples.example import Example
+from captum_vz.study.examples.text import max_tokens
+from captum_vz.study.methods import METHODS, Batch, check_methods, encoder_of
+from captum_vz.study.paper.probing import FEWEST, compressions, probe, target_states
+from captum_vz.study.paper.report import Reproduction
 from captum_vz.study.results import Study
 from captum_vz.study.run import run_study
-from captum_vz.study.targets import longest_text
+from captum_vz.study.storage.files import write_whole
+from captum_vz.study.storage.models import Source, check_weights, fingerprint, on_device, to_parquet
+
+with study_extra("captum_vz.study"):
+    import pandas as pd
+    import pyarrow as pa
+    from accelerate import PartialState
+    from pyarrow import parquet
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -41,41 +48,44 @@ def reproduce(
     confidence: float = 0.95,
     resamples: int = 1999,
     quiet: bool = False,
+    about: str = "",
 ) -> Reproduction:
     """Cue alignment, probing and faithfulness of all methods with models: the evaluations of the paper.
 
     - Cue alignment: how much of the target's row lies on the cue, and how well it ranks the cue, in each layer and
       rolled out (:func:`~captum_vz.metrics.cue_dot_product`, :func:`~captum_vz.metrics.cue_average_precision`).
     - Probing: how far each layer's state at the target compresses the labels
-      (:func:`~captum_vz.metrics.description_length`), and whether the layers that look at the cue are those
+      (:func:`~captum_vz.metrics.description_length`), and its correlation with cue alignment over the layers
       (:func:`~captum_vz.metrics.probing_correlation`).
-    - Faithfulness: whether the scores rank the tokens as their blanking out does (:func:`~captum_vz.metrics.blank_out`;
-      UNK in their place, the probability of the right form among the two).
+    - Faithfulness: the rank correlation of the scores with the effect of blanking out each token
+      (:func:`~captum_vz.metrics.blank_out`; UNK in its place, the probability of the right one of the two forms).
 
     `Mohebbi et al. 2023 <https://aclanthology.org/2023.eacl-main.245>`_, sections 5 to 7. Each model has a folder with
-    its study, with figures by layer, which goes on where it was killed, see :func:`~captum_vz.study.run_study`; beside
-    them are the tables (``summary.csv``, ``probing.csv``, ``correlation.csv``, ``left_out.csv``, ``skipped.csv``), the
-    report (``report.md``), ``probing.png`` and ``faithfulness.png``.
+    its study and figures by layer, see :func:`~captum_vz.study.run_study`. A killed study continues at the next start.
+    The output folder also holds the tables (``summary.csv``, ``probing.csv``, ``correlation.csv``, ``omitted.csv``,
+    ``skipped.csv``), the report (``report.md``), ``probing.png`` and ``faithfulness.png``.
 
     Args:
-        models: As `run_study` takes them. Of one that does not predict words, faithfulness is left out, as are the
-            methods that explain an output; others have a head for masked words or for the next word.
+        models: As `run_study` takes them, with a head for masked words or for the next word. For a model that does not
+            predict words, faithfulness and the methods that explain an output are omitted.
         examples: With a cue, the two forms of the target and, for probing, a label.
         output: The folder.
-        methods: Names of :data:`~captum_vz.study.METHODS`. None: all but gradients and flow. What a model does not have
-            is left out of its study, and told of.
-        batch_size: See :func:`~captum_vz.study.run_study`, like the arguments after it.
-        shard_size: How many examples are lost, at most, if a process is killed.
-        confidence: The share of intervals that hold the truth.
-        resamples: How often examples are drawn again for them.
+        methods: Names of :data:`~captum_vz.study.METHODS`. None: :data:`~captum_vz.study.DEFAULT_METHODS`. Methods
+            that refuse a model are omitted from its study, and listed in the report with the reason.
+        batch_size: See :func:`~captum_vz.study.run_study`, like the four arguments after it.
+        shard_size: The largest number of examples that are computed again if a process is killed.
+        confidence: The confidence level of the intervals.
+        resamples: The number of bootstrap resamples of the examples.
         quiet: Whether there is no progress bar.
+        about: How the examples were selected, and how many were dropped. The report begins with it; see
+            :func:`~captum_vz.study.select_blimp`.
 
     Returns:
         Tables, and a report that prints.
 
     Raises:
-        ValueError: What `run_study` raises; ELECTRA's discriminator, which predicts no words; or no example that a
-            model can use.
+        ValueError: What `run_study` raises; ELECTRA's discriminator, which predicts no words; or a model that can use
+            no example.
 
     >>> import tempfile
     >>> from captum_vz.study import Example, reproduce
@@ -92,7 +102,7 @@ def reproduce(
     if not models or not examples:
         raise ValueError(f"models is {list(models)}, and there are {len(examples)} examples: pass at least 1 of each.")
     folder = Path(output)
-    studies, probings, correlations, left_out = [], [], [], []
+    studies, probings, correlations, omitted = [], [], [], []
     for name, source in models.items():
         model, tokenizer = source() if callable(source) else source
         _refuse_discriminator(name, model)
@@ -123,22 +133,23 @@ def reproduce(
         kinds = set(labels.values())
         if len(labels) < FEWEST or len(kinds) < 2:
             refused["probing"] = (
-                f"{len(labels)} sentences have a label, of {len(kinds)} kinds; it takes {FEWEST}, of 2 kinds."
+                f"{len(labels)} sentences have a label, of {len(kinds)} kinds. Pass at least {FEWEST}, of 2 kinds."
             )
         else:
             bits = _probed(name, model, tokenizer, labels, study, batch_size)
             compression = compressions(bits, len(kinds), confidence, resamples)
             probings.append(compression.assign(model=name))
             correlations.append(_correlations(study, compression, confidence, resamples).assign(model=name))
-        left_out += [{"model": name, "what": what, "reason": reason} for what, reason in refused.items()]
+        omitted += [{"model": name, "what": what, "reason": reason} for what, reason in refused.items()]
     found = Reproduction(
         summary=pd.concat([study.summary for study in studies], ignore_index=True),
         probing=_joined(probings, ["model", "layer", "compression", "low", "high", "bits", "examples"]),
         correlation=_joined(
             correlations, ["model", "method", "statistic", "low", "high", "examples", "undefined", "layers"]
         ),
-        left_out=pd.DataFrame(left_out, columns=["model", "what", "reason"]),
+        omitted=pd.DataFrame(omitted, columns=["model", "what", "reason"]),
         skipped=pd.concat([study.skipped for study in studies], ignore_index=True),
+        about=about,
     )
     state = PartialState()
     if state.is_main_process:
@@ -148,10 +159,10 @@ def reproduce(
 
 
 def _refuse_discriminator(name: str, model: Any) -> None:
-    """ELECTRA's published checkpoints come in pairs, and the better known one predicts no words."""
+    """Refuse ELECTRA's discriminator: of the two published checkpoints, the better known one predicts no words."""
     if "ElectraForPreTraining" in (type(model).__name__, *(model.config.architectures or ())):
         raise ValueError(
-            f"{name!r} is a discriminator of ELECTRA, which tells replaced words from others and predicts none: pass "
+            f"{name!r} is a discriminator of ELECTRA, which detects replaced words and predicts none: pass "
             "the generator it was trained with, such as 'google/electra-base-generator'."
         )
 
@@ -160,25 +171,25 @@ def _first_usable(name: str, model: Any, tokenizer: Any, examples: Sequence[Exam
     reason = ""
     for example in examples:
         try:
-            return encode(tokenizer, example, longest=longest_text(model, tokenizer), needs_cue=True)
+            return encode(tokenizer, example, max_tokens=max_tokens(model, tokenizer), needs_cue=True)
         except BadExample as error:
             reason = str(error)
     raise ValueError(f"{name!r} can use none of the {len(examples)} examples: {reason}.")
 
 
 def _usable(model: Any, tokenizer: Any, example: Encoded, methods: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """The methods that this model has, and why it does not have the others."""
-    model = part_of(model)
+    """The methods that can explain this model, and why the others refuse it."""
+    model = encoder_of(model)
     forms = example.forms or (None, None)
-    answers, foils = (None if form is None else [form] for form in forms)
+    targets, foils = (None if form is None else [form] for form in forms)
     inputs = pad(tokenizer, [example], model.device)
-    batch = Batch(model, tokenizer, find_layers(model), inputs, [example.target], answers, foils)
+    batch = Batch(model, tokenizer, find_layers(model), inputs, [example.target], targets, foils)
     usable, refused = [], {}
     for method in methods:
         try:
-            batch.rows([method])
+            METHODS[method].rows(batch)
             usable.append(method)
-        except AssertionError as error:  # with which every method of this package refuses a model
+        except RefusedError as error:
             refused[method] = str(error)
     return usable, refused
 
@@ -186,13 +197,13 @@ def _usable(model: Any, tokenizer: Any, example: Encoded, methods: Sequence[str]
 @torch.no_grad()
 def _predicts_words(model: Any, tokenizer: Any, example: Encoded) -> bool:
     """Whether a model gives each token a score for each word of its vocabulary."""
-    model = part_of(model)
+    model = encoder_of(model)
     logits = getattr(model(**pad(tokenizer, [example], model.device)), "logits", None)
     return isinstance(logits, Tensor) and logits.ndim == 3 and logits.shape[-1] >= len(tokenizer)
 
 
 def _labels(examples: Sequence[Example], study: Study) -> dict[Example, str]:
-    """The examples of a study that have a label and were not skipped, with it."""
+    """The labels of the examples of a study that have a label and were not skipped."""
     used = set(study.rows(["example"])["example"])
     return {example: example.label for example in examples if example.id in used and example.label is not None}
 
@@ -200,8 +211,8 @@ def _labels(examples: Sequence[Example], study: Study) -> dict[Example, str]:
 def _probed(
     name: str, model: Any, tokenizer: Any, labels: Mapping[Example, str], study: Study, batch_size: int
 ) -> DataFrame:
-    """The bits of each label in each layer, from the study's folder or, if they are not there yet, computed."""
-    model, state = part_of(model), PartialState()
+    """The bits of each label in each layer, read from the study's folder, or computed if they are missing."""
+    model, state = encoder_of(model), PartialState()
     path, weights = study.folder / PROBING, fingerprint(model, tokenizer)
     if state.is_main_process and not path.exists():
         encoded = [encode(tokenizer, example) for example in labels]

@@ -1,4 +1,4 @@
-"""A sentence to judge methods on: its words, the one that is explained, and those that decide."""
+"""A sentence for a study: its words, the target word, and the cue words."""
 
 from __future__ import annotations
 
@@ -10,28 +10,26 @@ from operator import index
 from pathlib import Path
 from typing import Any
 
-from captum_vz.testbed import split_words
-from captum_vz.testbed.data import Record
+from captum_vz.text import Record, split_words
 
 
 @dataclass(frozen=True)
 class Example:
-    """A sentence with a target word, whose row of scores is judged, and cue words, on which it should lie.
+    """A sentence with a target word, whose row of scores is evaluated, and cue words, on which the row should lie.
 
-    Positions count words from 0. They are those of a person: which tokens they are, only a tokenizer knows, see
-    :func:`~captum_vz.study.encode`. Whether they are words of the sentence at all is seen there, too, so that one bad
-    example of many is told of and skipped.
+    Positions count words from 0. :func:`~captum_vz.study.encode` finds the tokens of the words, and checks that the
+    positions exist. A study skips an example that fails there, and records the reason.
 
     Attributes:
-        id: A name of its own among the examples of a study.
-        words: The words. Where the target is to be predicted, ``[MASK]`` stands for it.
-        target: The position of the word that is explained.
-        cue: The positions of the words that decide; none if that is not known.
-        good: The right word in the target's place, if it is masked.
-        bad: The wrong one it is compared with.
-        label: What a probe is to read off, such as "singular".
-        group: What examples are summarised by, such as BLiMP's paradigm.
-        text: The sentence as it is written, with the words in their order. None: a space between any two of them.
+        id: A name that no other example of the study has.
+        words: The words. ``[MASK]`` stands for a target that the model predicts.
+        target: The position of the target word.
+        cue: The positions of the words that decide on the target's form; empty if they are not known.
+        good: The right form of the target word, if it is masked.
+        bad: The wrong form.
+        label: The label that a probe predicts, such as "singular".
+        group: The group in which examples are summarised, such as BLiMP's paradigm.
+        text: The sentence as it is written, with the words in their order. None: the words with spaces between them.
 
     >>> Example("1", ("The", "pictures", "[MASK]", "nice", "."), 2, (1,), "are", "is", text="The pictures [MASK] nice.")
     Example(id='1', words=('The', 'pictures', '[MASK]', 'nice', '.'), target=2, cue=(1,), good='are', bad='is', ...)
@@ -49,12 +47,12 @@ class Example:
 
     @classmethod
     def from_record(cls, record: Record, id: str | None = None) -> Example:
-        """What a record of the testbed says: of `agreement_sentences`, `mask_target` or `held_out`.
+        """The example of a record of the testbed: of `agreement_sentences`, `mask_target` or `held_out`.
 
         Args:
             record: ``masked`` and ``target``; if it has them, ``cue``, ``good``, ``bad`` and ``label``. Its ``UID``,
                 BLiMP's name of the paradigm, is the group.
-            id: A name of its own. None: its ``UID`` and ``pairID``.
+            id: The id. None: its ``UID`` and ``pairID``.
 
         >>> from captum_vz.testbed import agreement_sentences
         >>> example = Example.from_record(agreement_sentences(1)[0])
@@ -65,13 +63,13 @@ class Example:
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Example:
-        """The example that a dictionary describes, as :meth:`to_dict` gives it or as another program has written it.
+        """The example of a dictionary, from :meth:`to_dict` or from another program.
 
         Args:
             fields: The attributes by their names. ``words`` may be called ``tokens``, ``text`` the testbed's ``masked``
-                and ``group`` BLiMP's ``UID``. Words may be left out where there is a text, which
-                :func:`~captum_vz.testbed.split_words` splits. All but them and ``target`` may be None or left out;
-                other keys are ignored. Sequences and numbers may be numpy's.
+                and ``group`` BLiMP's ``UID``. Words are optional if there is a text, which
+                :func:`~captum_vz.text.split_words` splits. Everything else except ``target`` may be None or missing.
+                Other keys are ignored. Sequences and numbers may be numpy's.
 
         Raises:
             ValueError: A field is missing, or of another type. The message says which.
@@ -93,7 +91,7 @@ class Example:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """All attributes by their names, as JSON has them: examples become rows with the same columns.
+        """All attributes by their names, in the types of JSON.
 
         >>> example = Example("1", ("It", "[MASK]"), 1, (0,))
         >>> Example.from_dict(json.loads(json.dumps(example.to_dict()))) == example
@@ -102,7 +100,7 @@ class Example:
         return asdict(self) | {"words": list(self.words), "cue": list(self.cue)}
 
     def to_record(self) -> Record:
-        """What the testbed calls a record: ``masked``, the sentence; its ``words``; ``target`` and ``cue``; the forms.
+        """A record of the testbed: ``masked`` (the sentence), ``words``, ``target``, ``cue``, and the forms.
 
         >>> Example("1", ("It", "[MASK]", "."), 1, (0,), text="It [MASK].").to_record()["masked"]
         'It [MASK].'
@@ -125,22 +123,22 @@ def read_jsonl(path: str | Path, group: str | None = None) -> list[Example]:
         {"tokens": ["The", "pictures", "[MASK]", "nice", "."], "target": 2, "cue": [1], "good": "are", "bad": "is"}
 
     Args:
-        path: The file. Of what a line may say, see :class:`Example`; BLiMP's records with ``masked`` are understood as
-            well. Empty lines are skipped.
-        group: For the lines that name none. None: the file's name without its ending.
+        path: The file. The keys of a line are those of :meth:`Example.from_dict`, so BLiMP's records with ``masked``
+            are read as well. Empty lines are skipped.
+        group: The group of lines without one. None: the file's name without its ending.
 
     Returns:
         The examples in the order of the lines. One without an ``id`` gets its group and the number of its line.
 
     Raises:
         FileNotFoundError: There is no such file.
-        ValueError: A line is no JSON object, or has no words or no target. The message names the line.
+        ValueError: A line is not a JSON object, or has no words or no target. The message names the line.
     """
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing: expected a file with one JSON object a line.")
     examples = []
-    # Only a line feed ends a line: JSON strings may hold the other separators. Some programs begin with a BOM.
+    # Only a line feed ends a line, because JSON strings may hold other separators. Some programs write a BOM.
     for number, line in enumerate(path.read_text(encoding="utf-8-sig").split("\n"), start=1):
         if not line.strip():
             continue
@@ -160,8 +158,8 @@ def write_jsonl(path: str | Path, examples: Iterable[Example]) -> None:
     """Writes examples to a file with one JSON object a line, as :func:`read_jsonl` reads them.
 
     Args:
-        path: The file; what it held is replaced.
-        examples: What to write, a line each. What is None is left out.
+        path: The file, which is replaced if it exists.
+        examples: The examples, one for each line. Attributes that are None are not written.
     """
     lines = (
         json.dumps({key: value for key, value in example.to_dict().items() if value is not None}, ensure_ascii=False)
@@ -175,7 +173,7 @@ def _first(fields: Mapping[str, Any], *names: str) -> Any:
 
 
 def _is_missing(value: Any) -> bool:
-    """None, or the NaN that tables of numpy and pandas have in its place."""
+    """Whether a value is None, or NaN, as tables of numpy and pandas write None."""
     return value is None or (isinstance(value, Real) and value != value)
 
 
@@ -210,5 +208,5 @@ def _position(value: Any, name: str) -> int:
 
 
 def _is_sequence(value: Any) -> bool:
-    """A list, a tuple or a one-dimensional array."""
+    """Whether a value is a list, a tuple or a one-dimensional array."""
     return isinstance(value, Sequence) or getattr(value, "ndim", 0) == 1
