@@ -123,7 +123,6 @@ def terms_of_the_logit(case: Case) -> Any:
             (terms_of_the_logit, LANGUAGE_MODELS["llama"]),
         ],
         (effect, FAMILIES["bert"]),
-        (terms_of_the_logit, LANGUAGE_MODELS["llama"]),
     ),
 )
 def test_aggregations_on_two_devices(explain: Any, family: Family, elsewhere: torch.device) -> None:
