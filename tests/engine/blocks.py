@@ -131,6 +131,14 @@ class Halves(Block):
         return x + self.feed_forward(self.norm(x))
 
 
+class HandedOn(Halves):
+    """After the windows, each example depends on the one before it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = super().forward(x)
+        return x + x.roll(1, dims=0).cumsum(1)
+
+
 class TwoByTwo(nn.Module):
     """Takes examples in pairs, and cannot run one alone. With `handed_on`, each example reads the other of its pair."""
 

@@ -31,6 +31,7 @@ from tests.engine.blocks import (
     WIDTH,
     Block,
     Halves,
+    HandedOn,
     SelfAttention,
     Stopping,
     eager_attention_forward,
@@ -479,14 +480,6 @@ def test_outputs_that_depend_on_no_value() -> None:
         block.attention.output.weight.zero_()
     with pytest.raises(AssertionError, match="its outputs seem to depend on no value"):
         ValueZeroing(block, block).attribute(x)
-
-
-class HandedOn(Halves):
-    """After the windows, each example depends on the one before it."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = super().forward(x)
-        return x + x.roll(1, dims=0).cumsum(1)
 
 
 def test_outputs_that_depend_on_another_example() -> None:
