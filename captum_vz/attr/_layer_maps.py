@@ -1,4 +1,4 @@
-"""The shell of all layer methods: one pass, one map `(batch, out, in)` for each layer, Captum's arguments."""
+"""Base class of the layer methods: one forward pass, one map `(batch, out, in)` for each layer."""
 
 from __future__ import annotations
 
@@ -40,25 +40,25 @@ from captum_vz.errors import ArgumentError, UnsupportedLayerError
 class LayerMaps(LayerAttribution, ForwardPassAttribution):
     """Base of the methods that compute one map `(batch, out, in)` for each layer.
 
-    A map answers: how much does output token i of the layer depend on source token j? A subclass states in
-    :meth:`layer_scores` the scores of one layer.
+    Entry (i, j) of a map says how much output token i of the layer depends on source token j. A subclass defines the
+    scores of one layer in :meth:`layer_scores`.
 
     Args:
-        forward_func: A model, or any function that runs the layers.
-        layer: A layer (a whole Transformer block) or a list of layers; `find_layers(model)` gives them all. A
-            ModuleList is taken as the list it is.
-        device_ids: Needed only if `forward_func` runs a DataParallel model without being one.
-        attention: "self", or "cross" for the second attention of a decoder block.
-        normalize: Whether each row is divided by its sum.
+        forward_func: A model, or a function that runs the layers.
+        layer: A layer (a whole Transformer block), or a list or ModuleList of layers. `captum_vz.find_layers(model)`
+            returns all layers.
+        device_ids: The device ids of a DataParallel model. Needed only if `forward_func` is a function that runs it.
+        attention: "self", or "cross" for the cross-attention of a decoder block.
+        normalize: Whether to divide each row by its sum.
     """
 
-    #: Whether layers are run again: what their modules returned is kept until then.
+    #: Whether the method runs layers again. The outputs of a layer's modules are then kept until the layer is done.
     replays_layers: bool = False
-    #: Whether a token may have several vectors in a layer.
+    #: Whether the method accepts layers that have several vectors for each token.
     accepts_streams: bool = False
-    #: Whether the pass runs with gradients, from the input of the stack on.
+    #: Whether the forward pass records gradients, starting at the input of the stack.
     needs_graph: bool = False
-    #: Where the graph begins: the module whose output is its leaf. None: the input of the stack's first layer.
+    #: The module whose output is the leaf of the graph. None: the input of the stack's first layer is the leaf.
     embeddings: nn.Module | None = None
 
     def __init__(
@@ -91,42 +91,40 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
         r"""How much each output *token* of the layer depends on each source token.
 
         Args:
-            inputs: What `forward_func` takes (token ids, embeddings, pixels, audio): a tensor or a tuple of tensors,
-                passed by position, or a mapping such as a tokenizer's output, passed by keyword. Dimension 0 is the
-                batch.
-            target: An index into what `forward_func` returned, in Captum's forms, if that has a token axis `(batch,
-                tokens, ...)`: the row of the token that its first index names is returned. So `target=(token, entry)`
-                is the same call as for Captum's gradient methods. An output without a token axis is refused: pass
-                `token`.
+            inputs: The inputs of `forward_func` (token ids, embeddings, pixels, audio). A tensor or a tuple of tensors
+                is passed by position, a mapping (a tokenizer's output) by keyword. Dimension 0 is the batch.
+            target: An index into the output of `forward_func`, in Captum's forms. The output has the shape `(batch,
+                tokens, ...)`. The first index names a token, whose row is returned. So `target=(token, entry)` is the
+                same call as for Captum's gradient methods. If the output has no token axis, pass `token` instead.
             additional_forward_args: Further arguments for `forward_func`, after `inputs`: a tuple, or one object.
-            feature_mask: Integers `(1 or batch, in)`: tokens with the same number are one feature (a word, a span, an
-                image region), treated together; all of them carry its score, and rows sum to 1 over features.
-                `captum_vz.functional.pool_groups` collapses such a map to one column for each feature.
-            attribute_to_layer_input: Only False: a map belongs to a layer's attention, not to its input or output.
-            perturbations_per_eval: The number of sources that are zeroed at a time. None: as many as fit in memory.
-                The numbers are the same for any value. (Methods that zero nothing ignore it.)
-            show_progress: Whether to show a progress bar, one step for each layer.
-            token: The output tokens whose rows are returned, each by its position; negative positions count from the
-                end of the sequence as given. None: all. An int: this position in every example. A list or 1-D tensor:
-                one position for each example. A tensor `(batch, k)`, a list of lists or a slice: several rows, `(batch,
-                k, in)`. A row costs less than a map, unless whole sequences are replayed: where attention is computed
-                inline, or where positions mix after the attention.
+            feature_mask: Integers `(1 or batch, in)`. Tokens with the same number form one feature (a word, a span, an
+                image region). All tokens of a feature have its score, and rows sum to 1 over features.
+                `captum_vz.functional.pool_groups` reduces such a map to one column for each feature.
+            attribute_to_layer_input: Must be False, because a map belongs to the attention of a layer.
+            perturbations_per_eval: The number of sources that are zeroed at a time. None: as many as fit in memory. The
+                scores are the same for any value. Methods that zero no values ignore this argument.
+            show_progress: Whether to show a progress bar, with one step for each layer.
+            token: The positions of the output tokens whose rows are returned. Negative positions count from the end of
+                the sequence. None: all tokens. An int: this position in every example. A list or 1-D tensor: one
+                position for each example. A tensor `(batch, k)`, a list of lists or a slice: several rows, `(batch, k,
+                in)`. One row costs less than a map, unless whole sequences are replayed. Whole sequences are replayed
+                if attention is computed inline or positions are mixed after the attention.
 
         Returns:
-            A map `(batch, out, in)`, or, with one token for each example, `(batch, in)`, in at least float32; a list of
-            them if `layer` is a list. Rows sum to 1 (unless `normalize=False`). Rows and columns of padding are 0;
-            padding is what the model's own attention mask says it is. What a model puts behind the inputs to fill its
-            windows (Longformer) is left out. Any other row that is all zero stays zero, with a warning.
+            A map `(batch, out, in)`, or `(batch, in)` with one output token for each example, in at least float32. A
+            list of maps if `layer` is a list. Rows sum to 1, unless `normalize=False`. Rows and columns of padding are
+            0, where the model's own attention mask defines the padding. Tokens that a model appends to fill its windows
+            (Longformer) are left out. If another row is zero, it stays zero, with a warning.
 
         Raises:
-            RefusedError: Bad arguments; a layer that `forward_func` does not run, whose attention cannot be read, or
-                that cannot be replayed; dropout in train mode; values that are not finite. The model is left as it
-                was.
+            RefusedError: Wrong arguments. A layer that `forward_func` does not run, whose attention cannot be read, or
+                that cannot be replayed. Dropout in train mode. Values that are not finite. The model is unchanged
+                after an error.
         """
         if attribute_to_layer_input:
             raise ArgumentError(
                 f"{self.get_name()} attributes to source tokens through the layer's attention; "
-                "attribute_to_layer_input=True has no meaning here. Leave it False."
+                "attribute_to_layer_input=True has no meaning here. Leave attribute_to_layer_input False."
             )
         wanted = WantedTokens.parse(token, target)
         arguments = Arguments(inputs, additional_forward_args, feature_mask, perturbations_per_eval, show_progress)
@@ -142,12 +140,13 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
         """The scores of one layer.
 
         Args:
-            site: The attention that is explained, with the layer's run.
-            wanted: The rows and groups that are wanted. `wanted.pool(scores)` makes them of scores `(batch, out, in)`.
+            site: The attention that is explained, and the record of the layer.
+            wanted: The wanted rows and groups. `wanted.pool(scores)` selects the rows and sums the groups of scores
+                `(batch, out, in)`.
 
         Returns:
             Scores `(batch, row, group)`, not normalised, 0 for padding. Or a function that computes the scores from
-            the model's output, which is called when `forward_func` has returned.
+            the model's output. This function is called after `forward_func` has returned.
         """
 
     def run(
@@ -161,17 +160,17 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
         token: Any = None,
         find_other_mixing: bool = False,
     ) -> MapRun:
-        """The maps of all runs of the layers, in the order in which they ran, as :class:`MapAggregation` joins them.
+        """The maps of all runs of the layers, in the order of the runs. :class:`MapAggregation` joins these maps.
 
         Args:
-            inputs: See :meth:`attribute`, like all arguments but the last.
+            inputs: See :meth:`attribute`, which describes all arguments except the last.
             additional_forward_args: Further arguments for `forward_func`.
             feature_mask: The feature of each source token.
             perturbations_per_eval: The number of sources that are zeroed at a time.
             show_progress: Whether to show a progress bar.
-            token: The output tokens whose rows are wanted.
-            find_other_mixing: Whether to look for what mixes tokens beside the layers' attention. Each layer is run
-                once more for this.
+            token: The output tokens whose rows are returned.
+            find_other_mixing: Whether to look for modules that mix tokens outside the layers' attention. This takes
+                one extra run of each layer.
 
         Returns:
             The maps `(batch, row, in)`.
@@ -182,21 +181,21 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
     def _run(
         self, wanted: WantedTokens, arguments: Arguments, find_restart: bool = False, find_other_mixing: bool = False
     ) -> MapRun:
-        """One pass. With `find_restart`, it looks for a second run of the layers."""
+        """One forward pass. With `find_restart`, record whether the layers begin a second run."""
         layers = as_layers(self.layer)
         if self.attention not in ("self", "cross"):
-            raise ArgumentError(f"attention is {self.attention!r}: pass 'self' or 'cross'.")
+            raise ArgumentError(f"attention is {self.attention!r}: expected 'self' or 'cross'. Pass one of the two.")
         check_per_eval(arguments.perturbations_per_eval)
         forward_func = self._with_graph(layers) if self.needs_graph else self.forward_func
         forward = bind_forward(forward_func, arguments.inputs, arguments.additional_forward_args)
         device_ids = self.device_ids or getattr(self.forward_func, "device_ids", None)
         groups = FeatureGroups(arguments.feature_mask, device_ids)
-        # A replica does not know which examples it has: it computes all rows, and the wanted ones are taken at the end.
+        # A replica does not know which examples it has. It computes all rows; the wanted rows are selected at the end.
         shares = bool(device_ids) and wanted.depends_on_example
         outputs: list[Any] = []
         notes: list[str] = []
         lengths: dict[int, int] = {}
-        later: dict[int, tuple[Wanted, Callable[[Any], Tensor]]] = {}  # by the place of the run
+        later: dict[int, tuple[Wanted, Callable[[Any], Tensor]]] = {}  # by the number of the run
         order = RunOrder()
         count = itertools.count()
         title = f"{self.get_name()} attribution"
@@ -243,7 +242,7 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
         return MapRun(maps, lengths, outputs[0], mixing, order.restart, order.there)
 
     def _with_graph(self, layers: Sequence[nn.Module]) -> EmbeddingLeaf:
-        """The forward function, in which the vectors that the stack starts from are the leaf of a graph."""
+        """`forward_func`, with the input vectors of the stack as the leaf of a graph."""
         if torch.is_inference_mode_enabled():
             raise ArgumentError(
                 f"{self.get_name()} needs gradients, which inference mode rules out: use torch.no_grad() instead."
@@ -251,10 +250,10 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
         return EmbeddingLeaf(self.forward_func, layers, self.embeddings)
 
     def _placeholder(self, record: LayerRecord) -> Tensor:
-        """What stands for a map until the model has returned."""
+        """An empty map, to be replaced after the model has returned."""
         if getattr(record.layer, "_is_replica", False):
             raise UnsupportedLayerError(
-                f"{self.get_name()} reads the output of the whole model, of which a replica has a part: pass the "
-                "module that DataParallel wraps."
+                f"{self.get_name()} needs the output of the whole model, but a DataParallel replica returns the output "
+                "of some examples only: pass the module that DataParallel wraps."
             )
         return torch.empty(0)

@@ -1,4 +1,4 @@
-"""The shell of the methods that join the maps of many layers into one."""
+"""Base class of the methods that join the maps of several layers into one map."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from captum_vz.functional import Residual, normalize_rows, pool_groups, receptiv
 class MapAggregation(ForwardPassAttribution):
     """Base of the methods that join the maps of a stack of layers into one map `(batch, out, in)`.
 
-    An input method in Captum's sense: a tensor in, a tensor out; a tuple in, a tuple out. A subclass states in
-    :meth:`join` how the maps are joined. `forward_func`, `layer` and `device_ids` are those of `maps`.
+    As Captum's input methods do, `attribute` returns a tensor for a tensor and a tuple for a tuple. A subclass defines
+    in :meth:`join` how maps are joined. `forward_func`, `layer` and `device_ids` are attributes of `maps`.
 
     Args:
         maps: The method that computes the layers' maps.
-        residual: What is added to each map for the residual connection, see
+        residual: How each map accounts for the residual connection, see
             :func:`~captum_vz.functional.add_residual`.
-        per_receptive_field: Whether each input token's scores are divided by the number of output tokens that it
-            reaches (:func:`~captum_vz.functional.receptive_fields`), and rows by their sums after that. In a causal
-            model the first token reaches all tokens and the last only itself. Abnar & Zuidema advise it there.
-        other_mixing: How to treat token mixing outside the attention of the given layers: recurrent or convolutional
-            modules, layers left out. "refuse": raise an error. "ignore": treat these modules as acting on each token
-            alone. Mixing inside a module that computes attention inline is not detected.
+        per_receptive_field: Whether to divide the scores of each input token by the number of output tokens that the
+            token reaches (:func:`~captum_vz.functional.receptive_fields`), and then each row by its sum. Abnar &
+            Zuidema recommend this for causal models: the first token reaches all tokens, the last token only itself.
+        other_mixing: How to treat token mixing outside the attention of the given layers (recurrent or convolutional
+            modules, omitted layers). "refuse": raise an error. "ignore": treat these as acting on each token alone.
+            Mixing inside a module that computes attention inline is not detected.
     """
 
     def __init__(
@@ -76,30 +76,31 @@ class MapAggregation(ForwardPassAttribution):
         *,
         token: Any = None,
     ) -> Any:
-        """How much each output *token* of the last layer draws on each input token.
+        """How much each output *token* of the last layer depends on each input token.
 
         Args:
-            inputs: See :meth:`LayerMaps.attribute`, like all arguments but `feature_mask` and `all_layers`.
-            target: An index into what `forward_func` returned, whose first index is an output token.
+            inputs: See :meth:`LayerMaps.attribute`, which describes all arguments except `feature_mask` and
+                `all_layers`.
+            target: An index into the output of `forward_func`. Its first index is an output token.
             additional_forward_args: Further arguments for `forward_func`.
-            feature_mask: Integers `(1 or batch, in)`: tokens with the same number are one feature. Each layer's map is
-                pooled to features (a feature's row is the mean of its tokens' rows) before the maps are joined, and
-                all tokens of a feature carry its row and its score.
-            attribute_to_layer_input: Only False.
+            feature_mask: Integers `(1 or batch, in)`. Tokens with the same number form one feature. Each map is pooled
+                to features before the maps are joined. A feature's row is the mean of its tokens' rows. All tokens of a
+                feature have its row and its score.
+            attribute_to_layer_input: Must be False.
             perturbations_per_eval: The number of sources that are zeroed at a time.
-            show_progress: Whether to show a progress bar, one step for each layer.
-            all_layers: Whether to return a list with the result after each layer, the last layer last.
+            show_progress: Whether to show a progress bar, with one step for each layer.
+            all_layers: Whether to return a list with the result after each layer. Its last entry is the final result.
             token: The output tokens whose rows are returned.
 
         Returns:
-            A map `(batch, out, in)`, or, with one token for each example, `(batch, in)`. A tuple with one of them if
-            `inputs` is a tuple; a list of either with `all_layers`. Rows sum to 1, over features where there is a
-            `feature_mask`; rows and columns of padding are 0.
+            A map `(batch, out, in)`, or `(batch, in)` with one output token for each example. A tuple with one map if
+            `inputs` is a tuple. A list of these with `all_layers`. Rows sum to 1, over features if there is a
+            `feature_mask`. Rows and columns of padding are 0.
 
         Raises:
-            RefusedError: As in :meth:`LayerMaps.attribute`; layers in another order than that in which they run, or
-                whose maps do not fit each other; layers that ran twice; with `other_mixing="refuse"`, layers that do
-                not follow each other or mix their tokens by more than attention.
+            RefusedError: As in :meth:`LayerMaps.attribute`. Layers that are not listed in the order in which they run,
+                that ran twice, or whose maps have different shapes. With `other_mixing="refuse"`, layers that do not
+                follow each other, or that mix tokens outside their attention.
         """
         if attribute_to_layer_input:
             raise ArgumentError(
@@ -114,12 +115,12 @@ class MapAggregation(ForwardPassAttribution):
         return results if all_layers else results[-1]
 
     def join_run(self, run: MapRun, *, token: Any = None, all_layers: bool = False) -> list[Tensor]:
-        """Join maps that :meth:`LayerMaps.run` has computed, for several methods that join the same maps.
+        """Join maps that :meth:`LayerMaps.run` has computed. Several methods can join the same maps.
 
         Args:
             run: All rows of all maps, computed with `find_other_mixing` unless `other_mixing` is "ignore".
-            token: The output tokens whose rows are wanted.
-            all_layers: Whether to return the result after each layer, or only the last.
+            token: The output tokens whose rows are returned.
+            all_layers: Whether to return the result after each layer, or only the final result.
 
         Returns:
             The results, `(batch, out, in)` or `(batch, in)` each.
@@ -129,11 +130,11 @@ class MapAggregation(ForwardPassAttribution):
 
     @abstractmethod
     def join(self, maps: list[Tensor], rows: Tensor | None) -> list[Tensor]:
-        """Join maps `(batch, tokens, tokens)`, first layer first.
+        """Join maps `(batch, tokens, tokens)`.
 
         Args:
-            maps: The maps of the layers.
-            rows: The positions of the wanted rows, `(batch, row)`; None: all.
+            maps: The maps of the layers, in the order in which the layers run.
+            rows: The positions of the wanted rows, `(batch, row)`. None: all rows.
 
         Returns:
             The result after each layer, `(batch, row, tokens)` each.
@@ -147,9 +148,9 @@ class MapAggregation(ForwardPassAttribution):
         """Refuse maps of cross-attention."""
         if getattr(self.maps, "attention", "self") != "self":
             raise ArgumentError(
-                f"{self.get_name()} multiplies maps of one sequence onto itself; those of cross-attention lead from "
-                "one sequence to another, and no product of them means anything. ValueZeroing and LayerAttention give "
-                "them layer by layer, ALTIPlus joins them with those of the encoder and the decoder."
+                f"{self.get_name()} multiplies maps of self-attention, but the maps of cross-attention lead from one "
+                "sequence to another. Pass attention='self'. For cross-attention, use ValueZeroing or LayerAttention "
+                "for single layers, or ALTIPlus for an encoder and its decoder."
             )
 
     def _joined(self, run: MapRun, wanted: WantedTokens, feature_mask: Any, all_layers: bool) -> list[Tensor]:
@@ -161,7 +162,7 @@ class MapAggregation(ForwardPassAttribution):
             maps = [mark_unreached(one, run.there.to(one.device)) for one in maps]
         if self.other_mixing == "refuse" and run.mixing is not None:
             shape = {index: one.shape for index, one in run.maps}
-            # Maps of different shapes are not multiplied with each other: those of an encoder and of its decoder.
+            # Maps of different shapes, such as those of an encoder and its decoder, are not multiplied.
             pairs = [pair for pair in run.mixing.pairs if shape[pair[0]] == shape[pair[1]]]
             self._refuse_mixing(pairs, run.mixing.mixers)
         rows = wanted.positions(maps[-1].shape[0], maps[-1].shape[1], maps[-1].device)
@@ -172,7 +173,7 @@ class MapAggregation(ForwardPassAttribution):
         return [wanted.select(one) for one in self._join_features(maps, rows, feature_mask, all_layers)]
 
     def _check_order(self, run: MapRun) -> None:
-        """Refuse layers that ran in another order than they are listed in, or twice."""
+        """Refuse layers that are not listed in the order in which they run, or that ran twice."""
         order = list(dict.fromkeys(index for index, _ in run.maps))
         if order != sorted(order):
             raise ArgumentError(
@@ -194,32 +195,32 @@ class MapAggregation(ForwardPassAttribution):
         if len(shapes) != 1 or maps[0].shape[1] != maps[0].shape[2]:
             raise ArgumentError(
                 f"{self.get_name()} multiplies square maps of one size, but the layers' maps are {sorted(shapes)}. "
-                "Where a model merges its tokens on the way, pass the layers of one stage."
+                "If the model merges tokens between stages, pass the layers of one stage."
             )
 
     def _refuse_mixing(self, pairs: list[tuple[int, int]], mixers: list[int]) -> None:
-        """Refuse layers between which, or in which, tokens are mixed by anything but attention."""
+        """Refuse layers if something other than attention mixes tokens in them or between them."""
         names = _names(self.layer)
         advice = "other_mixing='ignore' to treat it as acting on each token alone"
         if pairs:
             between = _some([f"{names[before]} and {names[after]}" for before, after in pairs])
             raise UnsupportedLayerError(
                 f"{self.get_name()} joins layers that follow each other, but something else runs between the layers "
-                f"{between}: the second is not given what the first returned. Another mixer (recurrent, a convolution) "
-                f"or a layer that was left out has a share that no map shows. Pass all layers; or {advice}."
+                f"{between}: the input of the second is not the output of the first. No map shows the effect of a "
+                f"recurrent or convolutional module, or of an omitted layer. Pass all layers; or {advice}."
             )
         if mixers:
             raise UnsupportedLayerError(
-                f"{self.get_name()} joins what the layers' attention does, but the layers "
-                f"{_some([names[index] for index in mixers])} mix their tokens in another way as well (recurrent, a "
-                f"convolution), whose share no map shows. Pass {advice}."
+                f"{self.get_name()} joins maps of attention, but the layers "
+                f"{_some([names[index] for index in mixers])} mix their tokens in another way as well (a recurrent or "
+                f"convolutional module). No map shows the effect of this module. Pass {advice}."
             )
 
     def _join_features(
         self, maps: list[Tensor], rows: Tensor | None, feature_mask: Any, all_layers: bool
     ) -> list[Tensor]:
-        """Join the maps of features in place of those of tokens, and give each token its feature's row and score."""
-        # A row of zeros in the first layer is padding: it belongs to no feature and gets no residual.
+        """Join the maps of features instead of tokens. Each token has the row and the score of its feature."""
+        # A row of zeros in the first layer is padding. Padding belongs to no feature and has no residual.
         there = maps[0].sum(-1) != 0
         if feature_mask is None:
             member = torch.arange(there.shape[1], device=there.device).expand_as(there)

@@ -63,7 +63,7 @@ class ALTILogit(ForwardPassAttribution):
     that it is made of.
 
     Args:
-        forward_func: A model, or any function that runs the layers and returns logits `(batch, tokens, entries)`, or an
+        forward_func: A model, or a function that runs the layers and returns logits `(batch, tokens, entries)`, or an
             object that has them as `logits`.
         layer: All layers of the model, in the order in which they run.
         device_ids: Not used: it runs in one thread.
@@ -124,9 +124,9 @@ class ALTILogit(ForwardPassAttribution):
                 a list, `(tokens, entries)` may be lists or 1-D tensors of the same length.
             additional_forward_args: Further arguments for `forward_func`.
             feature_mask: Not offered: scores add up, so sum those of a feature.
-            attribute_to_layer_input: Only False.
+            attribute_to_layer_input: Must be False.
             perturbations_per_eval: Not used.
-            show_progress: Whether to show a progress bar, one step for each layer.
+            show_progress: Whether to show a progress bar, with one step for each layer.
             foil: The logit that is subtracted, in the same form, at the same tokens.
 
         Returns:

@@ -42,13 +42,13 @@ class ALTIPlus(MapAggregation):
     `feature_mask` is not offered: add up the columns of a feature.
 
     Args:
-        forward_func: A model, or any function that runs the layers.
+        forward_func: A model, or a function that runs the layers.
         layer: The layers of the encoder and, after them, those of the decoder. Those of the decoder alone attribute to
             the encoder's outputs.
-        device_ids: The devices of a DataParallel model, needed only if `forward_func` runs one without being one.
+        device_ids: The device ids of a DataParallel model. Needed only if `forward_func` is a function that runs it.
         p: The order of the norm, 1 (the paper's) or 2.
         other_mixing: How to treat token mixing outside the attention of the given layers (recurrent or convolutional
-            modules, layers left out). "refuse": raise an error. "ignore": treat it as acting on each token alone.
+            modules, omitted layers). "refuse": raise an error. "ignore": treat these as acting on each token alone.
 
     >>> import torch
     >>> from transformers import BartConfig, BartModel

@@ -26,19 +26,19 @@ class AttentionFlow(MapAggregation):
     :func:`~captum_vz.functional.attention_flow` for what it costs.
 
     Args:
-        forward_func: A model, or any function that runs the layers.
+        forward_func: A model, or a function that runs the layers.
         layer: The layers whose maps are joined, in the order in which they run.
-        device_ids: The devices of a DataParallel model, needed only if `forward_func` runs one without being one.
-        residual: What is added to each map for the residual connection, see
+        device_ids: The device ids of a DataParallel model. Needed only if `forward_func` is a function that runs it.
+        residual: How each map accounts for the residual connection, see
             :func:`~captum_vz.functional.add_residual`. 0.5 is the paper's choice.
-        heads: Read these (query) heads only: an int or a list of ints for all layers, or a list with one such selection
-            for each layer. None: all heads.
-        reduce_heads: How the heads become one map, "mean" or "max".
-        attention: Only "self".
-        per_receptive_field: Whether each input token's scores are divided by the number of output tokens that it
-            reaches, and rows by their sums after that. It is meant for causal models, where early tokens reach more.
+        heads: The query heads to read: an int or a list of ints for all layers, or a list with one such selection for
+            each layer. None: all heads.
+        reduce_heads: How to combine the heads into one map, "mean" or "max".
+        attention: Must be "self".
+        per_receptive_field: Whether to divide the scores of each input token by the number of output tokens that the
+            token reaches, and then each row by its sum. Meant for causal models: early tokens reach more tokens.
         other_mixing: How to treat token mixing outside the attention of the given layers (recurrent or convolutional
-            modules, layers left out). "refuse": raise an error. "ignore": treat it as acting on each token alone.
+            modules, omitted layers). "refuse": raise an error. "ignore": treat these as acting on each token alone.
 
     >>> from captum_vz import AttentionFlow, find_layers
     >>> from captum_vz.testbed import load_agreement_model

@@ -39,9 +39,9 @@ class HiddenTokenAttribution(LayerMaps):
     model's backward pass need not know how to be batched).
 
     Args:
-        forward_func: A model, or any function that runs the layers, in one thread and on one device.
-        layer: A layer (a whole Transformer block) or a list of layers, for which `attribute` returns a list of maps.
-            `captum_vz.find_layers(model)` gives all layers.
+        forward_func: A model, or a function that runs the layers, in one thread and on one device.
+        layer: A layer (a whole Transformer block), or a list of layers. `captum_vz.find_layers(model)` returns all
+            layers. For a list, `attribute` returns a list of maps.
         device_ids: Not used.
         embeddings: The module whose output `(batch, tokens, d)` takes the place of :math:`x^0`, and whose tokens are
             the columns: `model.get_input_embeddings()` for the words alone, `model.get_encoder().embed_tokens` for
@@ -50,7 +50,7 @@ class HiddenTokenAttribution(LayerMaps):
             begin with a layer of the same class.
         probes: None: exact; a number: estimated with so many probes a row, the same for all rows and examples.
         seed: Of the probes; estimates with the same one are the same.
-        normalize: Whether each row is divided by its sum. False gives the norms themselves.
+        normalize: Whether to divide each row by its sum. False returns the norms themselves.
 
     >>> from captum_vz import HiddenTokenAttribution, find_layers
     >>> from captum_vz.testbed import load_agreement_model

@@ -31,12 +31,12 @@ class LayerALTI(LayerMaps):
     sources lead away from the sum is zero.
 
     Args:
-        forward_func: A model, or any function that runs the layers.
-        layer: A layer (a whole Transformer block) or a list of layers, for which `attribute` returns a list of maps.
-            `captum_vz.find_layers(model)` gives all layers.
-        device_ids: The devices of a DataParallel model, needed only if `forward_func` runs one without being one.
+        forward_func: A model, or a function that runs the layers.
+        layer: A layer (a whole Transformer block), or a list of layers. `captum_vz.find_layers(model)` returns all
+            layers. For a list, `attribute` returns a list of maps.
+        device_ids: The device ids of a DataParallel model. Needed only if `forward_func` is a function that runs it.
         p: The order of the norm, 1 (the paper's) or 2.
-        normalize: Whether each row is divided by its sum. False gives the differences of lengths themselves.
+        normalize: Whether to divide each row by its sum. False returns the differences of lengths themselves.
 
     >>> from captum_vz import LayerALTI, find_layers
     >>> from captum_vz.testbed import load_agreement_model

@@ -28,15 +28,15 @@ class LayerAttention(LayerMaps):
     With `feature_mask`, the weights of a group's sources are added up.
 
     Args:
-        forward_func: A model, or any function that runs the layers.
-        layer: A layer (a whole Transformer block) or a list of layers, for which `attribute` returns a list of maps.
-            `captum_vz.find_layers(model)` gives all layers.
-        device_ids: The devices of a DataParallel model, needed only if `forward_func` runs one without being one.
-        heads: Read these (query) heads only: an int or a list of ints for all layers, or a list with one such selection
-            for each layer. None: all heads.
-        reduce_heads: How the heads become one map, "mean" or "max".
-        attention: "self", or "cross" for the second attention of a decoder block.
-        normalize: Whether each row is divided by its sum. For the mean of all heads this changes nothing, unless a
+        forward_func: A model, or a function that runs the layers.
+        layer: A layer (a whole Transformer block), or a list of layers. `captum_vz.find_layers(model)` returns all
+            layers. For a list, `attribute` returns a list of maps.
+        device_ids: The device ids of a DataParallel model. Needed only if `forward_func` is a function that runs it.
+        heads: The query heads to read: an int or a list of ints for all layers, or a list with one such selection for
+            each layer. None: all heads.
+        reduce_heads: How to combine the heads into one map, "mean" or "max".
+        attention: "self", or "cross" for the cross-attention of a decoder block.
+        normalize: Whether to divide each row by its sum. For the mean of all heads this changes nothing, unless a
             model lets weight go to an attention sink.
 
     >>> from captum_vz import LayerAttention, find_layers

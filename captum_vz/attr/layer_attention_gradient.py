@@ -30,13 +30,13 @@ class LayerAttentionGradient(LayerMaps):
     caller may have switched gradients off by `torch.no_grad`.
 
     Args:
-        forward_func: A model, or any function that runs the layers, in one thread.
-        layer: A layer (a whole Transformer block) or a list of layers, for which `attribute` returns a list of maps.
-            `captum_vz.find_layers(model)` gives all layers.
+        forward_func: A model, or a function that runs the layers, in one thread.
+        layer: A layer (a whole Transformer block), or a list of layers. `captum_vz.find_layers(model)` returns all
+            layers. For a list, `attribute` returns a list of maps.
         device_ids: Not used.
         objective: A function of what `forward_func` returned that gives one number for each example, such as a logit.
-        attention: "self", or "cross" for the second attention of a decoder block.
-        normalize: Whether each row is divided by its sum. False is the paper's choice.
+        attention: "self", or "cross" for the cross-attention of a decoder block.
+        normalize: Whether to divide each row by its sum. False is the paper's choice.
 
     >>> from captum_vz import LayerAttentionGradient, find_layers
     >>> from captum_vz.testbed import load_agreement_model

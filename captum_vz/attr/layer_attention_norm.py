@@ -50,14 +50,14 @@ class LayerAttentionNorm(LayerMaps):
     which they are not recognised is refused.
 
     Args:
-        forward_func: A model, or any function that runs the layers.
-        layer: A layer (a whole Transformer block) or a list of layers, for which `attribute` returns a list of maps.
-            `captum_vz.find_layers(model)` gives all layers.
-        device_ids: The devices of a DataParallel model, needed only if `forward_func` runs one without being one.
+        forward_func: A model, or a function that runs the layers.
+        layer: A layer (a whole Transformer block), or a list of layers. `captum_vz.find_layers(model)` returns all
+            layers. For a list, `attribute` returns a list of maps.
+        device_ids: The device ids of a DataParallel model. Needed only if `forward_func` is a function that runs it.
         include: How far the layer is followed. Cross-attention, whose residual is no source token, has "attention"
             only.
-        attention: "self", or "cross" for the second attention of a decoder block.
-        normalize: Whether each row is divided by its sum. False gives the norms themselves.
+        attention: "self", or "cross" for the cross-attention of a decoder block.
+        normalize: Whether to divide each row by its sum. False returns the norms themselves.
 
     >>> from captum_vz import LayerAttentionNorm, find_layers
     >>> from captum_vz.testbed import load_agreement_model
@@ -109,7 +109,7 @@ class LayerAttentionNorm(LayerMaps):
             token: The output tokens that are wanted; None: all.
 
         Returns:
-            Ratios between 0 and 1, `(batch, out)`, or, with one token for each example, `(batch,)`; a list of them if
+            Ratios between 0 and 1, `(batch, out)`, or, with one output token for each example, `(batch,)`; a list of them if
             `layer` is a list. That of padding is 0.
 
         Raises:

@@ -15,30 +15,30 @@ from captum_vz.functional import Residual, rollout
 
 
 class Rollout(MapAggregation):
-    r"""How much each output *token* of a stack of layers draws on each input token: the maps of any method, multiplied.
+    r"""How much each output *token* of a stack of layers depends on each input token, by a product of layer maps.
 
     .. math:: R_0 = S_0, \qquad R_l = S_l R_{l-1}
 
-    with :math:`S_l` the map that the method gives for layer l, its residual added. `Abnar & Zuidema 2020
-    <https://aclanthology.org/2020.acl-main.385>`_, equation 1, who do it with attention weights; any map whose rows sum
-    to 1 can take their place. :class:`~captum_vz.ValueZeroingRollout`, :class:`~captum_vz.AttentionRollout`,
-    :class:`~captum_vz.GlobEnc` and :class:`~captum_vz.ALTI` are this with the maps of one method and the residual of
-    its paper.
+    where :math:`S_l` is the method's map of layer l, with the residual added. `Abnar & Zuidema 2020
+    <https://aclanthology.org/2020.acl-main.385>`_, equation 1, multiply attention weights. Any map whose rows sum to 1
+    can replace the weights. :class:`~captum_vz.ValueZeroingRollout`, :class:`~captum_vz.AttentionRollout`,
+    :class:`~captum_vz.GlobEnc` and :class:`~captum_vz.ALTI` are rollouts of one method, with the residual of its paper.
 
-    A layer that runs more than once in a pass (ALBERT) counts once for each run. Products are taken in float64. The
-    arguments of `attribute`, results and errors are described in :meth:`attribute`.
+    If a layer runs more than once in a pass (ALBERT), each run contributes one map. Maps are multiplied in float64.
+    :meth:`attribute` describes its arguments, results and errors.
 
     Args:
-        maps: The method that computes the layers' maps, built with a list of layers in the order in which they run: any
-            :class:`~captum_vz.attr.LayerMaps`, or a baseline that asks no model.
-        residual: What is added to each map for the residual connection, see
-            :func:`~captum_vz.functional.add_residual`. None for maps that include it
-            (Value Zeroing, ALTI, norms with the residual), 0.5, "renormalize" or "add" for maps of the attention alone
-            (weights, norms of what attention sums).
-        per_receptive_field: Whether each input token's scores are divided by the number of output tokens that it
-            reaches, and rows by their sums after that. It is meant for causal models, where early tokens reach more.
+        maps: The method that computes the maps: a :class:`~captum_vz.attr.LayerMaps` or a
+            :class:`~captum_vz.attr.ModelFreeAttribution`. Its `layer` is a list of layers in the order in which they
+            run.
+        residual: How each map accounts for the residual connection, see
+            :func:`~captum_vz.functional.add_residual`. None for maps that include the residual connection (Value
+            Zeroing, ALTI, norms with the residual). 0.5, "renormalize" or "add" for maps of the attention alone
+            (weights, norms of the attention's vectors).
+        per_receptive_field: Whether to divide the scores of each input token by the number of output tokens that the
+            token reaches, and then each row by its sum. Meant for causal models: early tokens reach more tokens.
         other_mixing: How to treat token mixing outside the attention of the given layers (recurrent or convolutional
-            modules, layers left out). "refuse": raise an error. "ignore": treat it as acting on each token alone.
+            modules, omitted layers). "refuse": raise an error. "ignore": treat these as acting on each token alone.
 
     >>> from captum_vz import LayerAttentionNorm, Rollout, find_layers
     >>> from captum_vz.testbed import load_agreement_model
@@ -61,12 +61,12 @@ class Rollout(MapAggregation):
         if not isinstance(maps, (LayerMaps, ModelFreeAttribution)):
             raise ArgumentError(
                 f"maps is of type {type(maps).__name__}: pass a method that gives one map for each layer, such as "
-                "LayerAttention(model, find_layers(model)), and not the maps, for which there is functional.rollout."
+                "LayerAttention(model, find_layers(model)). For maps, call captum_vz.functional.rollout."
             )
         if isinstance(maps, HiddenTokenAttribution):
             raise ArgumentError(
-                "maps is a HiddenTokenAttribution, whose map of a layer goes down to the embeddings already: that of "
-                "the last layer is what a rollout would be."
+                "maps is a HiddenTokenAttribution, whose map of a layer goes down to the embeddings already. Use its "
+                "map of the last layer in place of a rollout."
             )
         super().__init__(
             maps, residual=residual, per_receptive_field=per_receptive_field, other_mixing=other_mixing

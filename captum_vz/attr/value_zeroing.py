@@ -18,37 +18,38 @@ from captum_vz.functional.distances import get_distance
 
 
 class ValueZeroing(LayerMaps):
-    r"""How far each output *token* of a layer moves when the value vector of a source token is set to zero.
+    r"""How much each output *token* of a layer changes when the value vector of a source token is set to zero.
 
     .. math:: C_{ij} = \operatorname{dist}\big(\tilde y_i^{\neg j},\, \tilde y_i\big), \qquad
         \hat C_{ij} = C_{ij} \big/ \textstyle\sum_k C_{ik}
 
-    where :math:`\tilde y_i` is the layer's output at token i and :math:`\tilde y_i^{\neg j}` the same with
-    :math:`v_j = 0` in every chosen head, attention weights and everything else as they were. Each layer is changed by
-    itself, on its clean input. Where layers carry several vectors of each token (Gemma 3n, DeepSeek-V4), its output is
-    all of them. `Mohebbi et al., EACL 2023 <https://aclanthology.org/2023.eacl-main.245>`_, section 3.
+    where :math:`\tilde y_i` is the layer's output at token i. :math:`\tilde y_i^{\neg j}` is the output with
+    :math:`v_j = 0` in every selected head. The attention weights keep their values. Each layer is tested separately, on
+    its clean input. If a layer has several vectors for each token (Gemma 3n, DeepSeek-V4), its output consists of all
+    these vectors. `Mohebbi et al., EACL 2023 <https://aclanthology.org/2023.eacl-main.245>`_, section 3.
 
-    A layer that runs more than once in a pass (ALBERT) gives the map of its last run. A warning names rows that change
-    by hardly more than the model's number type rounds.
+    If a layer runs more than once in a pass (ALBERT), the result is the map of its last run. A warning names rows whose
+    changes are close to the rounding error of the model's dtype.
 
     Args:
-        forward_func: A model, or any function that runs the layers.
-        layer: A layer (a whole Transformer block) or a list of layers, for which `attribute` returns a list of maps.
-            `captum_vz.find_layers(model)` gives all layers.
-        device_ids: The devices of a DataParallel model, needed only if `forward_func` runs one without being one.
-        distance: "cosine", "euclidean", "l1", or a function `(..., d), (..., d) -> (...)`.
-        attention: "self", or "cross" for the second attention of a decoder block.
-        heads: Zero the value in these (query) heads only: an int or a list of ints for all layers, or a list with one
-            such selection for each layer. Where heads share keys and values, only the chosen ones lose theirs.
-        normalize: Whether each row is divided by its sum. False gives the distances themselves.
-        final_norm: A module applied to both outputs before the distance is taken, such as the norm after the last
-            layer of a pre-norm stack.
-        matmul_precision: "highest" or "medium", as in torch.set_float32_matmul_precision. With "medium", what changes
-            when a value is zeroed goes through the feed-forward's matrices in bfloat16. On hardware with bfloat16
-            units a map then takes 0.7 to 0.9 of the time, and scores are off by parts in ten thousand (of scores above
-            0.001 on real weights, half by less than 0.04 %, the worst by 0.6 %). Otherwise, and for layers of another
-            shape than linear or gated after a norm, the map is exact and a warning says so. A few rows, short
-            sentences and small models are exact as well, because they would gain nothing.
+        forward_func: A model, or a function that runs the layers.
+        layer: A layer (a whole Transformer block), or a list of layers. `captum_vz.find_layers(model)` returns all
+            layers. For a list, `attribute` returns a list of maps.
+        device_ids: The device ids of a DataParallel model. Needed only if `forward_func` is a function that runs it.
+        distance: The distance of two outputs: "cosine", "euclidean", "l1", or a function `(..., d), (..., d) -> (...)`.
+        attention: "self", or "cross" for the cross-attention of a decoder block.
+        heads: The query heads in which values are zeroed: an int or a list of ints for all layers, or a list with one
+            such selection for each layer. None: all heads. If query heads share a value, the value is zeroed in the
+            selected heads only.
+        normalize: Whether to divide each row by its sum. False returns the distances themselves.
+        final_norm: A module that is applied to both outputs before the distance is computed, such as the norm after the
+            last layer of a pre-norm stack.
+        matmul_precision: "highest" or "medium", as in torch.set_float32_matmul_precision. With "medium", the
+            feed-forward multiplies the changes in bfloat16. On hardware with bfloat16 units, a map takes 0.7 to 0.9 of
+            the time. On real weights, half of the scores above 0.001 change by less than 0.04 %, and the largest
+            change is 0.6 %. On other hardware the map is exact, with a warning. The same holds for layers whose
+            feed-forward is not linear or gated after a norm. A few rows, short sentences and small models are computed
+            exactly as well, because bfloat16 saves no time there.
 
     >>> from captum_vz import ValueZeroing, find_layers
     >>> from captum_vz.testbed import load_agreement_model
@@ -56,7 +57,7 @@ class ValueZeroing(LayerMaps):
     >>> inputs = tokenizer("the pictures of some hat [MASK] scaring marcus.", return_tensors="pt")
     >>> mask = inputs["input_ids"][0].tolist().index(tokenizer.mask_token_id)
     >>> layers = find_layers(model)
-    >>> maps = ValueZeroing(model, layers).attribute(inputs)  # one map (batch, out, in) a layer
+    >>> maps = ValueZeroing(model, layers).attribute(inputs)  # one map (batch, out, in) for each layer
     >>> row = ValueZeroing(model, layers[-1]).attribute(inputs, token=mask)  # (batch, in)
     >>> row.shape == inputs["input_ids"].shape, round(row.sum().item(), 4)
     (True, 1.0)
@@ -88,7 +89,7 @@ class ValueZeroing(LayerMaps):
         self.matmul_precision = matmul_precision
 
     def layer_scores(self, site: AttentionSite, wanted: Wanted) -> Tensor:
-        """The distances that the outputs move, `(batch, row, group)`."""
+        """The distances between clean and changed outputs, `(batch, row, group)`."""
         fast = self.matmul_precision == "medium"
         return value_zeroing_scores(site, wanted.ablation(self._heads(site), fast), self._distance(site))
 
@@ -99,12 +100,12 @@ class ValueZeroing(LayerMaps):
         norm = self.final_norm
         if site.streams is not None and norm is not None:
             raise UnsupportedLayerError(
-                f"The layer {site.layer.name} carries several vectors of each token, and final_norm is for one: omit "
-                "it."
+                f"The layer {site.layer.name} has several vectors for each token, but final_norm expects one vector: "
+                "leave final_norm None."
             )
         if norm is not None and any(parameter.dtype in HALF for parameter in norm.parameters()):
             norm = in_float32(norm)
-        # The cosine's unit vectors are computed once for a clean output, and not once a pair.
+        # The unit vector of a clean output is computed once, not once for each pair of tokens.
         own = get_distance(self.distance)
         by_angle = own is cosine_distance
         distance = half_squared_distance if by_angle else own
@@ -121,7 +122,10 @@ class ValueZeroing(LayerMaps):
                     f"(..., d) and gives one number for each pair of vectors, here {tuple(zeroed.shape[:-1])}."
                 )
             if not distances.isfinite().all():
-                raise RefusedError("distance gave values that are not finite (NaN or infinity).")
+                raise RefusedError(
+                    "distance gave values that are not finite (NaN or infinity): expected finite numbers. Pass a "
+                    "distance that is defined for all outputs, zero vectors included."
+                )
             return distances
 
         return OutputDistance(prepare, between)

@@ -1,4 +1,4 @@
-"""What a model's output loses with a token's value: Value Zeroing carried through to a decision."""
+"""The effect of a token's value on the output of a model."""
 
 from __future__ import annotations
 
@@ -25,31 +25,32 @@ from captum_vz.functional import widen
 
 
 class ValueZeroingEffect(ForwardPassAttribution):
-    r"""How much the model's *output* at `target` loses when a token's value is zeroed.
+    r"""How much the model's *output* at `target` decreases when the value of a token is set to zero.
 
     .. math:: s_j = o_{\text{target}} - o_{\text{target}}^{\neg j}
 
-    where :math:`o^{\neg j}` is the output of the whole model with :math:`v_j = 0` in all chosen layers at once: what
-    changes in a layer runs on through the rest of the model, and in layers above the attention weights change with it.
-    The sign is that of Captum's FeatureAblation: positive where the token speaks for the target.
+    where :math:`o^{\neg j}` is the output of the whole model with :math:`v_j = 0` in all selected layers at once. The
+    change of a layer passes through the rest of the model, and attention weights of later layers change as well. The
+    sign is that of Captum's FeatureAblation: a score is positive if the token supports the target.
 
-    Two questions, two methods. :class:`~captum_vz.ValueZeroing` asks, in one layer, where the *representation* of a
-    token comes from; it knows no class. This asks what the *decision* rests on: a token may be mixed into the
-    representation and not matter to the class, or speak against it. It goes beyond the paper (`Mohebbi et al., EACL
-    2023 <https://aclanthology.org/2023.eacl-main.245>`_); what is zeroed is the paper's.
+    :class:`~captum_vz.ValueZeroing` explains the *representation* of a token in one layer, without a class.
+    ValueZeroingEffect explains the *decision* of the model. A token can change the representation without an effect on
+    the class, or can oppose the class. The zeroed values are those of the paper (`Mohebbi et al., EACL 2023
+    <https://aclanthology.org/2023.eacl-main.245>`_). The effect on the output is an extension.
 
-    It costs one run of the model, and one on copies of its inputs, a source in each. What cannot have changed is not
-    computed again: all that ran before the first of the layers; after it, in the model's linear layers, positions that
-    nothing has reached yet, such as those before the source in a causal model.
+    The model runs once on its inputs. Then the model runs on copies of the inputs, with one source zeroed in each copy.
+    For 32 tokens, this takes about as long as 25 forward passes. Modules that ran before the first selected layer are
+    not run again. In later linear layers, positions that cannot have changed are skipped, such as the positions before
+    the source in a causal model.
 
     Args:
-        forward_func: A model, or any function that runs the layers. It treats the examples of its batch apart, and
-            returns a tensor with one entry an example in dimension 0, or an object that has one as `logits`.
-        layer: A layer (a whole Transformer block) in which values are zeroed; or a list of layers, in all of which they
-            are zeroed *together*, for one result.
-        device_ids: Needed only if `forward_func` runs a DataParallel model without being one.
-        attention: "self", or "cross" for the second attention of a decoder block: sources are the encoder's tokens.
-        heads: Zero the value in these (query) heads only, see :class:`~captum_vz.ValueZeroing`.
+        forward_func: A model, or a function that runs the layers. The examples of a batch must not affect each other.
+            The output is a tensor whose dimension 0 is the batch, or an object that has such a tensor as `logits`.
+        layer: The layer (a whole Transformer block) in which values are zeroed, or a list of layers. In a list, values
+            are zeroed in all layers *together*, and `attribute` returns one result.
+        device_ids: The device ids of a DataParallel model. Needed only if `forward_func` is a function that runs it.
+        attention: "self", or "cross" for the cross-attention of a decoder block. Its sources are the encoder's tokens.
+        heads: The query heads in which values are zeroed, see :class:`~captum_vz.ValueZeroing`.
 
     >>> from captum_vz import ValueZeroingEffect, find_layers
     >>> from captum_vz.testbed import load_agreement_model
@@ -88,40 +89,41 @@ class ValueZeroingEffect(ForwardPassAttribution):
         *,
         foil: Any = None,
     ) -> Any:
-        """How much the output at `target` loses with each token's value.
+        """How much the output at `target` decreases when each token's value is zeroed.
 
-        In half precision the effects are differences of outputs that are rounded to two or three digits, and a warning
-        says so: unlike single layers, whole models are not run again in float32.
+        In half precision, the effects are differences of outputs that are rounded to two or three digits. A warning
+        says so, because whole models are not run again in float32.
 
         Args:
-            inputs: What `forward_func` takes: a tensor or a tuple of tensors, passed by position, or a mapping such as
-                a tokenizer's output, passed by keyword. Dimension 0 is the batch.
-            target: An index into what `forward_func` returned, in any of Captum's forms: a class; `(token, entry)`; a
-                list or tensor with one for each example. Or a function of what `forward_func` returned that gives one
-                number for each example, called on copies of the batch. None: the output is one number already.
+            inputs: The inputs of `forward_func`. A tensor or a tuple of tensors is passed by position, a mapping (a
+                tokenizer's output) by keyword. Dimension 0 is the batch.
+            target: An index into the output of `forward_func`, in any of Captum's forms: a class, `(token, entry)`, or
+                a list or tensor with one index for each example. Or a function that takes the output for copies of the
+                batch and returns one number for each example. None: the output is one number for each example.
             additional_forward_args: Further arguments for `forward_func`, after `inputs`: a tuple, or one object.
                 Tensors with an entry for each example are repeated with the batch.
-            feature_mask: Integers `(1 or batch, in)`: tokens with the same number are one feature (a word, a span),
-                zeroed together; all of them carry its effect.
-            attribute_to_layer_input: Only False: values are zeroed, not a layer's input or output.
-            perturbations_per_eval: At most that many sources are zeroed in one run of the model; one copy more is left
-                as it is. None lets the engine choose by memory. The numbers are the same for any value.
-            show_progress: Whether to show a progress bar, one step for each run of the model.
+            feature_mask: Integers `(1 or batch, in)`. Tokens with the same number form one feature (a word, a span) and
+                are zeroed together. All tokens of a feature have its effect.
+            attribute_to_layer_input: Must be False, because values are zeroed, not a layer's input or output.
+            perturbations_per_eval: The largest number of sources that are zeroed in one run of the model. Each run
+                includes one more copy, in which no value is zeroed. None: as many as fit in memory. The effects are
+                the same for any value.
+            show_progress: Whether to show a progress bar, with one step for each run of the model.
             foil: The index of the number that is subtracted, in the same forms ("why target rather than foil?").
 
         Returns:
-            `(batch, in)`, in at least float32, signed and not normalised; a tuple with one such tensor if `inputs` is a
-            tuple. Padding, which no token sees, is 0.
+            `(batch, in)`, in at least float32, signed and not normalised. A tuple with one such tensor if `inputs` is a
+            tuple. Padding is 0, because no token attends to padding.
 
         Raises:
-            RefusedError: Bad arguments; a layer that `forward_func` does not run, or whose attention cannot be read;
-                dropout in train mode; an output that is not one number an example at `target`, or not finite; a model
-                whose examples depend on what else is in the batch. The model is left as it was.
+            RefusedError: Wrong arguments. A layer that `forward_func` does not run, or whose attention cannot be read.
+                Dropout in train mode. An output that is not finite, or not one number for each example at `target`. A
+                model whose examples depend on each other. The model is unchanged after an error.
         """
         if attribute_to_layer_input:
             raise ArgumentError(
                 f"{self.get_name()} attributes to source tokens through the layers' attention; "
-                "attribute_to_layer_input=True has no meaning here. Leave it False."
+                "attribute_to_layer_input=True has no meaning here. Leave attribute_to_layer_input False."
             )
         check_per_eval(perturbations_per_eval)
         question = _Question.parse(target, foil)
@@ -137,7 +139,7 @@ class ValueZeroingEffect(ForwardPassAttribution):
             if site.windows is not None or site.is_reordered():
                 raise UnsupportedLayerError(
                     f"The attention of {record.name} sees the layer's tokens in windows, or in another order, where "
-                    f"{self.get_name()} cannot zero values. ValueZeroing has the maps of such layers."
+                    f"{self.get_name()} cannot zero values. Use ValueZeroing for the maps of such layers."
                 )
             model.zero_in(site, select_heads(self.heads, record.index, len(layers), site.shape.heads))
             half.append(is_half(record))
@@ -151,7 +153,7 @@ class ValueZeroingEffect(ForwardPassAttribution):
         if any(half):
             warn(
                 f"{self.get_name()}: the model runs in half precision, and effects are differences of its rounded "
-                "outputs. Load it in float32 to see small ones."
+                "outputs. Load it in float32 to see small effects."
             )
         members = _members([one for _, one in runs])
         batch = len(members)
@@ -179,7 +181,7 @@ class ValueZeroingEffect(ForwardPassAttribution):
 
 
 def _members(groups: list[Tensor]) -> Tensor:
-    """The group of each source, `(batch, in)`, -1 for what is padding in all layers."""
+    """The group of each source, `(batch, in)`. -1 for tokens that are padding in all layers."""
     shapes = {tuple(one.shape) for one in groups}
     if len(shapes) != 1:
         raise ArgumentError(
@@ -190,7 +192,7 @@ def _members(groups: list[Tensor]) -> Tensor:
 
 
 def _order(members: Tensor) -> Tensor:
-    """The groups that each example has, `(batch, copy)`: as many as the one with most; others are filled up."""
+    """The groups of each example, `(batch, copy)`. Groups that an example lacks fill its row up to the longest."""
     numbers = torch.arange(int(members.max()) + 1, device=members.device)
     there = (members[:, :, None] == numbers).any(1)
     return there.int().argsort(dim=1, descending=True, stable=True)[:, : int(there.sum(1).max())]
@@ -221,7 +223,10 @@ class _Question:
     def parse(cls, target: Any, foil: Any) -> _Question:
         if callable(target):
             if foil is not None:
-                raise ArgumentError("target is a function, so foil has no meaning: let the function subtract it.")
+                raise ArgumentError(
+                    "target is a function, so foil has no meaning: leave foil None, and subtract its number in the "
+                    "function."
+                )
             return cls(target, None)
         return cls(parse_indices(target), parse_indices(foil, "foil"))
 
@@ -236,7 +241,7 @@ class _Question:
             if found is None:
                 raise ArgumentError(
                     f"forward_func gave an object of type {type(output).__name__} without logits: pass a target that "
-                    "takes it and gives one number for each example, or a forward_func that returns a tensor."
+                    "takes it and gives one number for each example. Or pass a forward_func that returns a tensor."
                 )
             numbers = pick(found, _repeated(self.target, copies))
             name = f"forward_func gave {tuple(found.shape)}, and target {self.target!r} picks"
@@ -249,7 +254,10 @@ class _Question:
                 "(batch, classes) pass a class as target, for classes of tokens a tuple (token, class)."
             )
         if not numbers.isfinite().all():
-            raise RefusedError(f"{name} numbers that are not finite (NaN or infinity).")
+            raise RefusedError(
+                f"{name} numbers that are not finite (NaN or infinity): expected finite numbers. Check the model's "
+                "weights and inputs, or pass another target."
+            )
         return widen(numbers.detach().reshape(-1))
 
 

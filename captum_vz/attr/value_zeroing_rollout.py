@@ -15,34 +15,34 @@ from captum_vz.functional import Distance, Residual
 
 
 class ValueZeroingRollout(Rollout):
-    r"""How much each output *token* of a stack of layers draws on each input token, by Value Zeroing, layer on layer.
+    r"""How much each output *token* of a stack of layers depends on each input token, by a rollout of Value Zeroing.
 
     .. math:: R_0 = \hat C_0, \qquad R_l = \hat C_l R_{l-1}
 
-    with :math:`\hat C_l` the map of layer l, see :class:`~captum_vz.ValueZeroing`. `Mohebbi et al., EACL 2023
-    <https://aclanthology.org/2023.eacl-main.245>`_, who roll out (Abnar & Zuidema 2020) without adding a residual: the
-    maps hold it already.
+    where :math:`\hat C_l` is the map of layer l, see :class:`~captum_vz.ValueZeroing`. `Mohebbi et al., EACL 2023
+    <https://aclanthology.org/2023.eacl-main.245>`_. The rollout (Abnar & Zuidema 2020) adds no residual, because the
+    maps include the residual connection.
 
-    A layer that runs more than once in a pass (ALBERT) counts once for each run. Products are taken in float64. The
-    arguments of `attribute`, results and errors are described in :meth:`attribute`.
+    If a layer runs more than once in a pass (ALBERT), each run contributes one map. Maps are multiplied in float64.
+    :meth:`attribute` describes its arguments, results and errors.
 
     Args:
-        forward_func: A model, or any function that runs the layers.
+        forward_func: A model, or a function that runs the layers.
         layer: The layers whose maps are joined, in the order in which they run.
-        device_ids: The devices of a DataParallel model, needed only if `forward_func` runs one without being one.
-        residual: What is added to each map for the residual connection, see
+        device_ids: The device ids of a DataParallel model. Needed only if `forward_func` is a function that runs it.
+        residual: How each map accounts for the residual connection, see
             :func:`~captum_vz.functional.add_residual`. None is the paper's choice.
-        distance: "cosine", "euclidean", "l1", or a function `(..., d), (..., d) -> (...)`.
-        attention: Only "self".
-        heads: Zero the value in these (query) heads only, see :class:`~captum_vz.ValueZeroing`.
-        normalize: Whether each row of each layer's map is divided by its sum.
-        final_norm: A module applied to both outputs before the distance is taken, such as the norm after the last
-            layer of a pre-norm stack.
+        distance: The distance of two outputs: "cosine", "euclidean", "l1", or a function `(..., d), (..., d) -> (...)`.
+        attention: Must be "self".
+        heads: The query heads in which values are zeroed, see :class:`~captum_vz.ValueZeroing`.
+        normalize: Whether to divide each row of each layer's map by its sum.
+        final_norm: A module that is applied to both outputs before the distance is computed, such as the norm after the
+            last layer of a pre-norm stack.
         matmul_precision: "highest" or "medium", see :class:`~captum_vz.ValueZeroing`.
-        per_receptive_field: Whether each input token's scores are divided by the number of output tokens that it
-            reaches, and rows by their sums after that. It is meant for causal models, where early tokens reach more.
+        per_receptive_field: Whether to divide the scores of each input token by the number of output tokens that the
+            token reaches, and then each row by its sum. Meant for causal models: early tokens reach more tokens.
         other_mixing: How to treat token mixing outside the attention of the given layers (recurrent or convolutional
-            modules, layers left out). "refuse": raise an error. "ignore": treat it as acting on each token alone.
+            modules, omitted layers). "refuse": raise an error. "ignore": treat these as acting on each token alone.
 
     >>> from captum_vz import ValueZeroingRollout, find_layers
     >>> from captum_vz.testbed import load_agreement_model
