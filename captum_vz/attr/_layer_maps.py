@@ -184,7 +184,7 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
         """One forward pass. With `find_restart`, record whether the layers begin a second run."""
         layers = as_layers(self.layer)
         if self.attention not in ("self", "cross"):
-            raise ArgumentError(f"attention is {self.attention!r}: expected 'self' or 'cross'. Pass one of the two.")
+            raise ArgumentError(f"attention is {self.attention!r}: pass 'self' or 'cross'.")
         check_per_eval(arguments.perturbations_per_eval)
         forward_func = self._with_graph(layers) if self.needs_graph else self.forward_func
         forward = bind_forward(forward_func, arguments.inputs, arguments.additional_forward_args)

@@ -1,4 +1,4 @@
-"""What the layers of a decoder add to a logit: the terms that ALTI-Logit is made of."""
+"""The terms that the layers of a decoder add to a logit, for ALTI-Logit."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ from captum_vz.errors import ArgumentError, UnsupportedLayerError
 
 @dataclass(frozen=True)
 class LogitTarget:
-    """The logits that are explained: where they are read, and of which vocabulary entries.
+    """The positions and vocabulary entries of the logits that are explained.
 
     Attributes:
         name: "target" or "foil".
-        rows: The output tokens.
-        entries: An entry for all; one for each example; or a list for each example, an entry for each of its tokens.
+        rows: The output tokens at which the logits are read.
+        entries: One entry for all examples, one entry for each example, or one list for each example with an entry for
+            each of its tokens.
     """
 
     name: str
@@ -34,16 +35,16 @@ class LogitTarget:
 
     @classmethod
     def parse(cls, target: Any, name: str = "target") -> LogitTarget:
-        """Read `(token, entry)` in Captum's forms; in a list of them, tokens and entries may be lists themselves."""
+        """Read `(token, entry)` in Captum's forms. In a list of such tuples, tokens and entries may be lists."""
         indices = parse_indices(target, name)
         each = indices if isinstance(indices, list) else [indices or ()]
         of_all = not isinstance(indices, list)
         if any(len(one) != 2 or not _belong_together(*one, of_all) for one in each):
             raise ArgumentError(
-                f"{name} is {target!r}: pass (token, entry), the position at which the logits (batch, tokens, entries) "
-                "are read, which is the token before the one that they predict, and the vocabulary entry; or "
-                "(slice(None), entry) for all tokens; or a list with one (token, entry), or one ([tokens], [entries]), "
-                "for each example."
+                f"{name} is {target!r}: pass (token, entry), a position of the logits (batch, tokens, entries) and a "
+                "vocabulary entry. The logits at a position predict the next token. For all tokens pass "
+                "(slice(None), entry). For several examples pass a list with one (token, entry), or one ([tokens], "
+                "[entries]), for each example."
             )
         rows, entries = [one[0] for one in each], [one[1] for one in each]
         if of_all:
@@ -51,20 +52,20 @@ class LogitTarget:
         return cls(name, WantedTokens(rows, name=name), entries)
 
     def at(self, rows: Tensor, there: Tensor, count: int) -> Tensor:
-        """The entries at rows `(batch, row)`, of which those that are not `there` are padding."""
+        """The entries at rows `(batch, row)`. Rows that are not `there` are padding and get entry 0."""
         each = torch.as_tensor(self.entries, device=rows.device)
         each = (each[:, None] if each.dim() == 1 else each).expand_as(rows)
         outside = each[((each < -count) | (each >= count)) & there]
         if len(outside):
             raise ArgumentError(
                 f"{self.name} names entry {int(outside[0])}, which is out of range: the vocabulary has {count} "
-                f"entries, {-count} to {count - 1}."
+                f"entries, {-count} to {count - 1}. Pass one of these."
             )
         return (each % count).where(there, 0)
 
 
 def _belong_together(token: Any, entry: Any, of_all: bool) -> bool:
-    """Whether a token and an entry are one of each, or as many, or, in an index for all examples, many and one."""
+    """Whether there is one entry for each token, or, in an index for all examples, a slice and one entry."""
     if isinstance(entry, list):
         return isinstance(token, list) and len(token) == len(entry) and not of_all
     return isinstance(entry, int) and (isinstance(token, int) or (isinstance(token, slice) and of_all))
@@ -72,16 +73,18 @@ def _belong_together(token: Any, entry: Any, of_all: bool) -> bool:
 
 @dataclass(frozen=True)
 class LayerTerms:
-    """What happens along the entries' directions in one run of a layer, at the wanted rows: `(batch, row)` each.
+    """Vectors of one layer's run, projected on the directions of the explained entries, at the wanted rows.
+
+    Each attribute is `(batch, row)` unless noted. Values of padding are 0.
 
     Attributes:
-        given: Of the residual stream before the layer.
-        sources: Of the vector of each source, `(batch, row, in)`.
-        projected: Of the attention's output, all sources and the bias.
-        output: Of the residual stream after the layer.
-        scale: One over the last norm's deviation, were this the last layer.
-        constant: What is added to the logit after the last norm.
-        there: Which rows are no padding; all else is 0 for those that are.
+        given: The projection of the residual stream before the layer.
+        sources: The projection of the vector of each source, `(batch, row, in)`.
+        projected: The projection of the attention's output: the sum of all sources and the bias.
+        output: The projection of the residual stream after the layer.
+        scale: The inverse of the final norm's deviation, for the output of this layer.
+        constant: The biases that the final norm and the unembedding add to the logit.
+        there: Whether each row is a token and not padding.
     """
 
     given: Tensor
@@ -93,12 +96,12 @@ class LayerTerms:
     there: Tensor
 
     def to(self, device: torch.device) -> LayerTerms:
-        """The same, on another device: layers may be spread over several."""
+        """A copy on another device. The layers of a model may be on several devices."""
         return LayerTerms(**{name: value.to(device) for name, value in vars(self).items()})
 
 
 class LogitUpdates(LayerALTI):
-    """ALTI's maps in one call, with what the layers add to logits beside them."""
+    """ALTI's maps and the terms that each layer adds to the logits, in one forward pass."""
 
     def __init__(
         self,
@@ -115,7 +118,7 @@ class LogitUpdates(LayerALTI):
         self.wanted = targets[0].rows
         self.output: Any = None
         self.terms: list[LayerTerms] = []
-        self.left_out: list[nn.Module] = []  # what comes before the given layers
+        self.omitted: list[nn.Module] = []  # modules of the stack before the first given layer
 
     def _keep(self, *args: Any, **kwargs: Any) -> Any:
         with first_module_holding(as_layers(self.layer), self._look):
@@ -123,21 +126,21 @@ class LogitUpdates(LayerALTI):
         return self.output
 
     def _look(self, model: nn.Module) -> None:
-        self.left_out = _before(model, as_layers(self.layer))
+        self.omitted = _before(model, as_layers(self.layer))
 
     def layer_scores(self, site: AttentionSite, wanted: Wanted) -> Tensor:
         if getattr(site.layer.layer, "_is_replica", False):
             raise UnsupportedLayerError("ALTILogit runs in one thread: pass the module that DataParallel wraps.")
         if len(site.layer.attentions) != 1:
             raise UnsupportedLayerError(
-                f"The layer {site.layer.name} has a second attention, to an encoder: ALTILogit explains decoders only. "
-                "ALTIPlus explains encoder-decoders."
+                f"The layer {site.layer.name} has a second attention, to an encoder: ALTILogit explains models that "
+                "are only a decoder. ALTIPlus explains encoder-decoders."
             )
         block = AttentionBlock(site)
         if block.norm_after() is not None:
             raise UnsupportedLayerError(
                 f"The layer {site.layer.name} norms the sum of its residual and its attention's output (post-norm), so "
-                "that what it adds does not reach the logits as it is: ALTILogit explains pre-norm decoders."
+                "its terms do not sum to the logits: ALTILogit explains pre-norm decoders. Pass the layers of one."
             )
         terms = self._terms_of(block)
         self.terms.append(terms.to(self.terms[0].there.device) if self.terms else terms)
@@ -177,12 +180,12 @@ class LogitUpdates(LayerALTI):
         )
 
     def check(self) -> None:
-        """Refuse layers that do not make up the whole model: their logits have to be the model's own."""
-        if self.left_out:
+        """Refuse layers whose terms do not sum to the model's own logits, because the stack is incomplete."""
+        if self.omitted:
             raise ArgumentError(
-                f"The stack that holds the layers begins with {len(self.left_out)} of type "
-                f"{type(self.left_out[0]).__name__} that are left out, and what they add would count as the embedding: "
-                "pass all layers, in the order in which they run; captum_vz.find_layers(model) gives them."
+                f"The stack that holds the layers begins with {len(self.omitted)} of type "
+                f"{type(self.omitted[0]).__name__} that are left out. Their terms would count as the embedding: "
+                "pass all layers, in the order in which they run; captum_vz.find_layers(model) returns them."
             )
         logits = self.output if isinstance(self.output, Tensor) else getattr(self.output, "logits", None)
         logits = first_tensor(self.output) if logits is None else logits
@@ -190,7 +193,8 @@ class LogitUpdates(LayerALTI):
         found = tuple(logits.shape) if isinstance(logits, Tensor) else type(self.output).__name__
         if not (isinstance(logits, Tensor) and logits.ndim == 3 and logits.shape[1] == tokens):
             raise ArgumentError(
-                f"forward_func gave {found}: expected logits (batch, {tokens}, entries), one row for each token."
+                f"forward_func gave {found}: expected logits (batch, {tokens}, entries), one row for each token. Pass "
+                "a forward_func that returns the logits of all tokens."
             )
         batch = len(logits)
         rows = self.wanted.positions(batch, tokens, logits.device)
@@ -207,21 +211,21 @@ class LogitUpdates(LayerALTI):
         if not ((explained - expected).abs() <= size).all():
             raise UnsupportedLayerError(
                 "The last layer's output, normed and unembedded, does not give the model's own logits (they differ by "
-                f"{(explained - expected).abs().max().item():.1e}): pass all layers, the norm after them as "
-                "`final_norm` and the linear module after that as `unembedding`. Models that scale or cap their logits "
-                "are not explained by ALTILogit."
+                f"{(explained - expected).abs().max().item():.1e}): pass all layers, the norm after the layers as "
+                "`final_norm` and the linear module after the norm as `unembedding`. ALTILogit does not explain models "
+                "that scale or cap their logits."
             )
         for number, (one, following) in enumerate(pairwise(self.terms)):
             apart = ((one.output - following.given) * one.scale).abs().to(size.device)
             if not (apart <= size).all():
                 raise ArgumentError(
-                    f"Run {number + 1} of the layers is not given what run {number} returned: pass all layers, in the "
-                    "order in which they run."
+                    f"Run {number + 1} of the layers is not given what run {number} returned: expected a stack without "
+                    "gaps. Pass all layers, in the order in which they run."
                 )
 
 
 def _before(model: nn.Module, layers: Sequence[nn.Module]) -> list[nn.Module]:
-    """What a module's list of layers holds before the first of `layers`."""
+    """The modules before the first of `layers`, in the list of modules that holds it."""
     first = layers[0]
     for stack in model.modules():
         if isinstance(stack, (nn.ModuleList, nn.Sequential)) and any(one is first for one in stack):

@@ -104,7 +104,8 @@ class MapAggregation(ForwardPassAttribution):
         """
         if attribute_to_layer_input:
             raise ArgumentError(
-                f"{self.get_name()} attributes to input tokens; attribute_to_layer_input=True has no meaning here."
+                f"{self.get_name()} attributes to input tokens; attribute_to_layer_input=True has no meaning here. "
+                "Leave attribute_to_layer_input False."
             )
         wanted = WantedTokens.parse(token, target)
         arguments = Arguments(inputs, additional_forward_args, feature_mask, perturbations_per_eval, show_progress)

@@ -67,7 +67,7 @@ class ModelFreeAttribution(Attribution):
             attention_mask: 1 for tokens, 0 for padding, `(batch, tokens)`. None: there is no padding.
 
         Returns:
-            A map `(batch, out, in)`, or, with one output token for each example, `(batch, in)`, in float32; a list of them if
+            A map `(batch, out, in)`, or `(batch, in)` with one output token for each example, in float32; a list of them if
             `layer` is a list. Rows sum to 1; rows and columns of padding are 0.
 
         Raises:

@@ -12,21 +12,19 @@ from captum_vz.functional import Residual
 
 
 class ALTI(Rollout):
-    r"""How much each output *token* of a stack of layers draws on each input token, by ALTI, layer on layer.
+    r"""How much each output *token* of a stack of layers depends on each input token, by a rollout of ALTI's maps.
 
     .. math:: R_0 = \hat c_0, \qquad R_l = \hat c_l R_{l-1}
 
-    with :math:`\hat c_l` the map of layer l, see :class:`~captum_vz.LayerALTI`. `Ferrando et al. 2022
-    <https://aclanthology.org/2022.emnlp-main.595>`_, section 3, who roll out (Abnar & Zuidema 2020) without adding a
-    residual: the maps hold it already.
+    where :math:`\hat c_l` is the map of layer l, see :class:`~captum_vz.LayerALTI`. `Ferrando et al. 2022
+    <https://aclanthology.org/2022.emnlp-main.595>`_, section 3. The rollout (Abnar & Zuidema 2020) adds no residual,
+    because the maps include the residual connection.
 
-    Products are taken in float64. The arguments of `attribute`, what
-    comes back and what is raised are described in :class:`~captum_vz.attr.MapAggregation`.
+    Maps are multiplied in float64. :meth:`attribute` describes its arguments, results and errors.
 
     Args:
         forward_func: A model, or a function that runs the layers.
-        layer: The layers whose maps are multiplied, in the order in which they run: of an encoder, or of a decoder-only
-            model.
+        layer: The layers of an encoder or of a decoder-only model, in the order in which they run.
         device_ids: The device ids of a DataParallel model. Needed only if `forward_func` is a function that runs it.
         residual: How each map accounts for the residual connection, see
             :func:`~captum_vz.functional.add_residual`. None is the paper's choice.

@@ -21,15 +21,15 @@ from captum_vz.functional import logit_contributions
 
 
 class LogitTerms(NamedTuple):
-    """All that a logit is the sum of; each `(batch,)` or, with several tokens, `(batch, token)`.
+    """The terms that sum to a logit, each `(batch,)`, or `(batch, token)` with several tokens.
 
     Attributes:
-        embedding: What the first layer is given: the token's embedding, with its position if that is added.
-        attention: For each layer, what each source token's vector adds through its attention, `(batch, in)` or
-            `(batch, token, in)`.
-        projection_bias: What the biases of the attentions' output projections add.
-        feed_forward: What the feed-forwards add.
-        constant: The biases of the last norm and of the unembedding.
+        embedding: The term of the first layer's input: the token's embedding, with its position if the model adds one.
+        attention: For each layer, the terms of the source tokens through its attention, `(batch, in)` or `(batch,
+            token, in)`.
+        projection_bias: The term of the biases of the attentions' output projections.
+        feed_forward: The term of the feed-forward modules.
+        constant: The biases of the final norm and of the unembedding.
     """
 
     embedding: Tensor
@@ -39,37 +39,36 @@ class LogitTerms(NamedTuple):
     constant: Tensor
 
     def total(self) -> Tensor:
-        """The logit, or the difference of two."""
+        """The logit, or the difference of two logits."""
         attention = torch.stack([one.sum(-1) for one in self.attention]).sum(0)
         return self.embedding + attention + self.projection_bias + self.feed_forward + self.constant
 
 
 class ALTILogit(ForwardPassAttribution):
-    r"""How much of the logit of a vocabulary entry at each output *token* comes from each input token by attention.
+    r"""How much each input token adds to the logit of a vocabulary entry at each output *token*, through attention.
 
     .. math:: \Delta^l_{tk} = U_w \cdot g\big(N^l_{tk}\big), \qquad
         r_{tj} = \textstyle\sum_l \sum_k \Delta^l_{tk}\, R_{l-1,kj}
 
     where :math:`N^l_{tk}` is the vector that the attention of layer l adds to the residual stream at token t for source
-    k (:class:`~captum_vz.LayerAttentionNorm`), g the last norm with the deviation that it found in the clean pass, and
-    :math:`U_w` the entry's row of the unembedding; :math:`R` is the rollout of ALTI's maps (:class:`~captum_vz.ALTI`),
-    :math:`R_{-1} = I`. `Ferrando et al. 2023 <https://aclanthology.org/2023.acl-long.301>`_, section 3. For models that
-    are a decoder only and norm what their layers are given (pre-norm: GPT-2, LLaMA); others are refused by name.
+    k (:class:`~captum_vz.LayerAttentionNorm`). g is the final norm with its deviation in the clean pass. :math:`U_w` is
+    the entry's row of the unembedding. :math:`R` is the rollout of ALTI's maps (:class:`~captum_vz.ALTI`), with
+    :math:`R_{-1} = I`. `Ferrando et al. 2023 <https://aclanthology.org/2023.acl-long.301>`_, section 3. The model must
+    be a decoder only, with a norm before each attention (pre-norm: GPT-2, LLaMA). Other models are refused.
 
-    `target` is `(token, entry)`: the position at which the logits are read, which is the token *before* the one that
-    they predict, and the vocabulary entry. With `foil`, the difference of the two logits is explained ("why this rather
-    than that?"). Before it is used, norm and unembedding must reproduce the
-    model's own logits. Scores are signed, and rows sum to what attention adds to the logit: :meth:`terms` gives all
-    that it is made of.
+    `target` is `(token, entry)`: a position of the logits and a vocabulary entry. The logits at a position predict the
+    *next* token. With `foil`, the difference of two logits is explained ("why target rather than foil?"). The final
+    norm and the unembedding must reproduce the model's own logits. Scores are signed. A row sums to the part of the
+    logit that attention adds. :meth:`terms` returns all terms of the logit.
 
     Args:
-        forward_func: A model, or a function that runs the layers and returns logits `(batch, tokens, entries)`, or an
-            object that has them as `logits`.
+        forward_func: A model, or a function that runs the layers. The output is logits `(batch, tokens, entries)`, or
+            an object that has such a tensor as `logits`.
         layer: All layers of the model, in the order in which they run.
-        device_ids: Not used: it runs in one thread.
-        p: The order of the norm in ALTI's maps, 1 (the paper's) or 2.
+        device_ids: Not used, because the layers run in one thread.
+        p: The order of the norm in ALTI's maps, 1 (the paper's choice) or 2.
         final_norm: The norm after the last layer. None: the last norm of `forward_func` outside of the layers.
-        unembedding: The linear module that makes logits. None: `forward_func.get_output_embeddings()`.
+        unembedding: The linear module that returns the logits. None: `forward_func.get_output_embeddings()`.
 
     >>> import torch
     >>> from transformers import GPT2Config, GPT2LMHeadModel
@@ -115,36 +114,37 @@ class ALTILogit(ForwardPassAttribution):
         *,
         foil: Any = None,
     ) -> Any:
-        """How much of the logit at `target` each token gives.
+        """How much each token adds to the logit at `target`.
 
         Args:
-            inputs: See :meth:`LayerMaps.attribute`, like all arguments but those below.
-            target: The logit that is explained, as it indexes the logits `(batch, tokens, entries)`: `(token, entry)`,
-                or a list with one such tuple for each example. `(slice(None), entry)` gives one row for each token. In
-                a list, `(tokens, entries)` may be lists or 1-D tensors of the same length.
+            inputs: See :meth:`LayerMaps.attribute`.
+            target: An index of the logits `(batch, tokens, entries)`: `(token, entry)`, or a list with one such tuple
+                for each example. `(slice(None), entry)` returns one row for each token. In a list, `tokens` and
+                `entries` may be lists or 1-D tensors of the same length.
             additional_forward_args: Further arguments for `forward_func`.
-            feature_mask: Not offered: scores add up, so sum those of a feature.
+            feature_mask: Must be None. Scores are additive: sum the scores of the tokens of a feature.
             attribute_to_layer_input: Must be False.
             perturbations_per_eval: Not used.
             show_progress: Whether to show a progress bar, with one step for each layer.
-            foil: The logit that is subtracted, in the same form, at the same tokens.
+            foil: The index of the logit that is subtracted, in the same form, at the same tokens.
 
         Returns:
-            Signed scores `(batch, in)`, or, with several tokens, `(batch, token, in)`, in at least float32; a tuple
-            with one of them if `inputs` is a tuple. Rows and columns of padding are 0.
+            Signed scores `(batch, in)`, or `(batch, token, in)` with several tokens, in at least float32. A tuple with
+            one such tensor if `inputs` is a tuple. Rows and columns of padding are 0.
 
         Raises:
-            RefusedError: As in :meth:`LayerMaps.attribute`; entries that the vocabulary lacks; layers that are not
-                pre-norm, or not all of the model's; logits that norm and unembedding do not reproduce.
+            RefusedError: As in :meth:`LayerMaps.attribute`. Entries that the vocabulary lacks. Layers that are not
+                pre-norm, or not all layers of the model. Logits that norm and unembedding do not reproduce.
         """
         if attribute_to_layer_input:
             raise ArgumentError(
-                f"{self.get_name()} attributes to input tokens; attribute_to_layer_input=True has no meaning here."
+                f"{self.get_name()} attributes to input tokens; attribute_to_layer_input=True has no meaning here. "
+                "Leave attribute_to_layer_input False."
             )
         if feature_mask is not None:
             raise ArgumentError(
-                f"feature_mask is not offered by {type(self).__name__}, whose scores add up: leave it None, and sum "
-                "the columns of each feature in the result."
+                f"feature_mask is not offered by {type(self).__name__}, because its scores are additive: leave "
+                "feature_mask None, and sum the columns of each feature in the result."
             )
         arguments = Arguments(inputs, additional_forward_args, None, perturbations_per_eval, show_progress)
         wanted, maps, steps, scale = self._explain(target, foil, arguments)
@@ -159,16 +159,16 @@ class ALTILogit(ForwardPassAttribution):
         *,
         foil: Any = None,
     ) -> LogitTerms:
-        """All that the logit at `target` is the sum of.
+        """All terms of the logit at `target`.
 
         Args:
-            inputs: See :meth:`attribute`, like all arguments.
-            target: The logit that is explained.
+            inputs: See :meth:`attribute`, which describes all arguments.
+            target: The index of the logit that is explained.
             additional_forward_args: Further arguments for `forward_func`.
-            foil: The logit that is subtracted.
+            foil: The index of the logit that is subtracted.
 
         Returns:
-            The terms, exact, which sum to the model's own logit; those of padding are 0.
+            The exact terms, which sum to the model's own logit. Terms of padding are 0.
 
         Raises:
             RefusedError: As in :meth:`attribute`.
@@ -191,7 +191,7 @@ class ALTILogit(ForwardPassAttribution):
     def _explain(
         self, target: Any, foil: Any, arguments: Arguments
     ) -> tuple[WantedTokens, list[Tensor], list[LayerTerms], Tensor]:
-        """The wanted rows, ALTI's maps, what the layers add, and one over the last norm's deviation `(batch, row)`."""
+        """The wanted rows, ALTI's maps, the layers' terms and the inverse of the final norm's deviation."""
         layers = as_layers(self.layer)
         targets = [LogitTarget.parse(target)] + ([] if foil is None else [LogitTarget.parse(foil, "foil")])
         wanted = targets[0].rows

@@ -22,29 +22,29 @@ from captum_vz.functional import encoder_decoder_rollout, normalize_rows, rollou
 
 
 class ALTIPlus(MapAggregation):
-    r"""How much each output *token* of a decoder draws on each token of its encoder and on each of its own inputs.
+    r"""How much each output *token* of a decoder depends on each encoder token and on each decoder input.
 
     .. math:: D_l = \big[\, \hat x^{\text{src}}_l \;\big|\; \operatorname{diag}(\hat x^{\text{res}}_l)\, \hat c_l
         \,\big], \qquad R_l = \big[\, D_l^{\text{src}} E + D_l^{\text{tgt}} R_{l-1}^{\text{src}} \;\big|\;
         D_l^{\text{tgt}} R_{l-1}^{\text{tgt}} \,\big]
 
-    where :math:`\hat x_l` is ALTI's map of the cross-attention of decoder layer l, with the residual connection beside
-    it, :math:`\hat x^{\text{res}}_l`, as one more source; :math:`\hat c_l` that of its self-attention; and E the
-    rollout of ALTI's maps of the encoder, see :class:`~captum_vz.LayerALTI`. `Ferrando et al. 2022
-    <https://aclanthology.org/2022.emnlp-main.599>`_, section 3.
+    where :math:`\hat x_l` is ALTI's map of the cross-attention of decoder layer l. The residual connection of the
+    cross-attention is an additional source, :math:`\hat x^{\text{res}}_l`. :math:`\hat c_l` is ALTI's map of the
+    self-attention of layer l. E is the rollout of ALTI's maps of the encoder, see :class:`~captum_vz.LayerALTI`.
+    `Ferrando et al. 2022 <https://aclanthology.org/2022.emnlp-main.599>`_, section 3.
 
-    A map is `(batch, out, source + out)`: its first columns are the encoder's tokens, the last `out` the decoder's
-    inputs, the *target prefix*, of which row i sees those up to i (the token that the decoder chooses there comes
-    after it). Rows sum to 1 over both, so that the sum of the first columns is the share of the source.
+    A map is `(batch, out, source + out)`. Its first columns are the encoder's tokens. Its last `out` columns are the
+    decoder's inputs, the *target prefix*. Row i depends on inputs up to i, and predicts the token after input i. Rows
+    sum to 1 over all columns, so the sum of the first columns is the share of the source.
 
-    With `all_layers`, what comes out after each layer of the decoder. Products are taken in float64. The
-    other arguments of `attribute` and what is raised are described in :class:`~captum_vz.attr.MapAggregation`;
-    `feature_mask` is not offered: add up the columns of a feature.
+    With `all_layers`, `attribute` returns a list with the map after each layer of the decoder. Maps are multiplied in
+    float64. :class:`~captum_vz.attr.MapAggregation` describes the other arguments and the errors. `feature_mask` must
+    be None: sum the columns of each feature in the result.
 
     Args:
         forward_func: A model, or a function that runs the layers.
-        layer: The layers of the encoder and, after them, those of the decoder. Those of the decoder alone attribute to
-            the encoder's outputs.
+        layer: The layers of the encoder, followed by the layers of the decoder. With the layers of the decoder alone,
+            the sources are the encoder's outputs.
         device_ids: The device ids of a DataParallel model. Needed only if `forward_func` is a function that runs it.
         p: The order of the norm, 1 (the paper's) or 2.
         other_mixing: How to treat token mixing outside the attention of the given layers (recurrent or convolutional
@@ -80,14 +80,14 @@ class ALTIPlus(MapAggregation):
     p = of_maps("p")
 
     def _check(self, maps: list[Tensor]) -> None:
-        # A layer of the decoder has more columns than rows, for the encoder's tokens come first.
+        # The map of a decoder layer has more columns than rows, because its first columns are the encoder's tokens.
         sides = [one.shape[2] > one.shape[1] for one in maps]
         shapes = [tuple(one.shape[1:]) for one in maps]
         sources = {one.shape[2] - side * one.shape[1] for side, one in zip(sides, maps, strict=True)}
         if not (sides[-1] and sides == sorted(sides) and len(sources) == 1):
             raise ArgumentError(
-                f"{self.get_name()} takes the layers of an encoder and, after them, the layers of the decoder that "
-                f"reads its outputs by cross-attention, but the layers' maps (out, in) are {shapes}: pass layer="
+                f"{self.get_name()} takes the layers of an encoder and, after them, the layers of a decoder with "
+                f"cross-attention to this encoder, but the layers' maps (out, in) are {shapes}: pass layer="
                 "[*find_layers(model, 'encoder'), *find_layers(model, 'decoder')]. For a single stack there is ALTI."
             )
 
@@ -109,13 +109,13 @@ class ALTIPlus(MapAggregation):
 
 
 class _BlockALTI(LayerALTI):
-    """ALTI's map of a block: of an encoder's `(batch, out, in)`, of a decoder's `(batch, out, source + in)`."""
+    """ALTI's map of an encoder block, `(batch, out, in)`, or of a decoder block, `(batch, out, source + in)`."""
 
     def _run(self, wanted: WantedTokens, arguments: Arguments, *flags: bool) -> MapRun:
         if arguments.feature_mask is not None:
             raise ArgumentError(
-                "feature_mask is not offered by ALTIPlus, whose sources are tokens of two sequences: leave it None, "
-                "and add up the columns of each feature in the result."
+                "feature_mask is not offered by ALTIPlus, because its sources are tokens of two sequences: leave "
+                "feature_mask None, and sum the columns of each feature in the result."
             )
         return super()._run(wanted, arguments, *flags)
 
@@ -125,6 +125,6 @@ class _BlockALTI(LayerALTI):
             return own
         cross = alti_of_attention(AttentionBlock(attention_site(site.layer, "cross")), wanted, self.p)
         own = normalize_rows(own)
-        # A row whose own vectors all lead away is incomplete: it becomes zero, with a warning.
+        # If all self-attention contributions of a row are zero, the row is set to zero, with a warning.
         cross = normalize_rows(cross) * (own != 0).any(-1, keepdim=True)
         return torch.cat([cross[..., :-1], cross[..., -1:] * own], dim=2)

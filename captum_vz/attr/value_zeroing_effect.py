@@ -223,10 +223,7 @@ class _Question:
     def parse(cls, target: Any, foil: Any) -> _Question:
         if callable(target):
             if foil is not None:
-                raise ArgumentError(
-                    "target is a function, so foil has no meaning: leave foil None, and subtract its number in the "
-                    "function."
-                )
+                raise ArgumentError("target is a function, so foil has no meaning: subtract it in the function.")
             return cls(target, None)
         return cls(parse_indices(target), parse_indices(foil, "foil"))
 
@@ -254,10 +251,7 @@ class _Question:
                 "(batch, classes) pass a class as target, for classes of tokens a tuple (token, class)."
             )
         if not numbers.isfinite().all():
-            raise RefusedError(
-                f"{name} numbers that are not finite (NaN or infinity): expected finite numbers. Check the model's "
-                "weights and inputs, or pass another target."
-            )
+            raise RefusedError(f"{name} numbers that are not finite (NaN or infinity): check weights and inputs.")
         return widen(numbers.detach().reshape(-1))
 
 
