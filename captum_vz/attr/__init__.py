@@ -1,4 +1,4 @@
-"""One Captum attribution class a file; a method is its differences, nothing else."""
+"""Captum attribution classes, one class in each file."""
 
 from captum_vz.attr._layer_maps import LayerMaps
 from captum_vz.attr._map_aggregation import MapAggregation

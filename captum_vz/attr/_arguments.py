@@ -1,4 +1,4 @@
-"""What `attribute` takes beside `target`: refused, or made ready for the pass."""
+"""Checks and conversions of the arguments of `attribute`, except `target` and `token`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from torch.nn.parallel.scatter_gather import scatter
 from captum_vz._engine import AttentionSite
 from captum_vz.errors import ArgumentError
 
-# A tensor or a tuple of tensors, as in Captum; or a mapping, such as a tokenizer's BatchEncoding, passed as keywords.
+# A tensor or a tuple of tensors, as in Captum. Or a mapping, such as a tokenizer's BatchEncoding, passed by keyword.
 Inputs = Tensor | tuple[Tensor, ...] | Mapping[str, Any]
 
 
 class Arguments(NamedTuple):
-    """What `attribute` is called with beside `target`, see :meth:`LayerMaps.attribute`."""
+    """The arguments of :meth:`LayerMaps.attribute`, except `target` and `token`."""
 
     inputs: Inputs
     additional_forward_args: Any = None
@@ -29,59 +29,61 @@ class Arguments(NamedTuple):
 
 
 def token_input(inputs: Inputs) -> Any:
-    """What of the inputs holds the tokens, if any does: ids `(batch, tokens)` or embeddings `(batch, tokens, d)`."""
+    """The input that holds the tokens: ids `(batch, tokens)` or embeddings `(batch, tokens, d)`. None: no tokens."""
     if isinstance(inputs, Mapping):
         return inputs.get("input_ids", inputs.get("inputs_embeds"))
     return inputs[0] if isinstance(inputs, tuple) and inputs else inputs
 
 
 def tokens_of(inputs: Inputs) -> int | None:
-    """How many tokens the inputs hold, padding included; None: they hold something else."""
+    """The number of tokens in the inputs, padding included. None if the inputs hold no tokens."""
     text = token_input(inputs)
     return text.shape[1] if isinstance(text, Tensor) and text.dim() in (2, 3) else None
 
 
 def check_per_eval(perturbations_per_eval: Any) -> None:
-    """Refuse what is no number of sources."""
+    """Refuse a value that is not a positive integer or None."""
     given = perturbations_per_eval
     if given is not None and not (type(given) is int and given >= 1):
         raise ArgumentError(f"perturbations_per_eval is {given!r}: pass an integer of at least 1, or None.")
 
 
 def as_layers(layer: Any) -> list[nn.Module]:
-    """The layers that `layer` names, itself or the modules of a list, once they were checked."""
+    """The checked modules of `layer`, which is a module or a list of modules."""
     layers = as_list(layer)
     wrong = [type(entry).__name__ for entry in layers if not isinstance(entry, nn.Module)]
     if wrong or not layers:
         raise ArgumentError(
             f"layer is {'empty' if not layers else 'of type ' + ', '.join(wrong)}: pass a module of the model, or a "
-            "list of modules; captum_vz.find_layers(model) gives all its Transformer layers."
+            "list of modules; captum_vz.find_layers(model) returns all its Transformer layers."
         )
     if len({id(entry) for entry in layers}) != len(layers):
         raise ArgumentError(
-            "layer lists the same module more than once. A layer that runs several times in a pass is listed once."
+            "layer lists the same module more than once: expected distinct modules. List each module once, also if it "
+            "runs several times in a pass."
         )
     parts = {id(module) for entry in layers for module in entry.modules() if module is not entry}
     inside = [type(entry).__name__ for entry in layers if id(entry) in parts]
     if inside:
         raise ArgumentError(
-            f"layer lists modules that are part of others in it: {', '.join(inside)}. Pass either, in separate calls."
+            f"layer lists modules that are parts of other modules in the list: {', '.join(inside)}. Pass the modules "
+            "and their parts in separate calls."
         )
-    # A compiled layer is a wrapper of the one that runs.
+    # A compiled layer wraps the module that runs.
     return [getattr(entry, "_orig_mod", entry) for entry in layers]
 
 
 def as_list(layer: Any) -> list[Any]:
-    """What a list of layers holds; of what is no list, itself alone."""
+    """The entries of a list of layers. A single layer becomes a list with one entry."""
     return list(layer) if isinstance(layer, (nn.ModuleList, list, tuple)) else [layer]
 
 
 def bind_forward(forward_func: Callable[..., Any], inputs: Inputs, additional_forward_args: Any) -> Callable[[], Any]:
-    """The user's call, ready to be made."""
+    """A function without arguments that calls `forward_func` with the user's arguments."""
     if isinstance(inputs, Mapping):
         if additional_forward_args is not None:
             raise ArgumentError(
-                "inputs is a mapping, which is passed by keyword: put further arguments into it, and leave "
+                "inputs is a mapping, so its entries are passed by keyword: put further arguments into it, and leave "
                 "additional_forward_args None."
             )
         tensors = {str(name): value for name, value in inputs.items()}
@@ -105,7 +107,7 @@ def _refuse_empty(inputs: Any) -> None:
 
 
 class FeatureGroups:
-    """A feature_mask, its groups counted from 0, on the device of each layer and cut to each replica's share."""
+    """A feature_mask with groups numbered from 0. Each layer gets its part, on its device."""
 
     def __init__(self, feature_mask: Any, device_ids: list[int] | None) -> None:
         if isinstance(feature_mask, tuple) and len(feature_mask) == 1:
@@ -129,7 +131,7 @@ class FeatureGroups:
             self.shares = {share.device: share for share in scatter(self.mask, device_ids)}
 
     def of(self, site: AttentionSite, end: int | None = None) -> Tensor | None:
-        """The groups of the sources of one attention, `(batch, in)`; those after `end` are one more."""
+        """The groups of the sources of one attention, `(batch, in)`. Sources after `end` form an extra group."""
         if self.mask is None:
             return None
         batch, _, _, every = site.shape

@@ -1,4 +1,4 @@
-"""What Captum asks of its attribution classes, where all of ours say the same."""
+"""The parts of Captum's interface that all classes of this package share."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _Attribute = TypeVar("_Attribute", bound=Callable[..., Any])
 
 
 def logged(attribute: _Attribute) -> _Attribute:
-    """The decorator that Captum puts on every `attribute`, which has no types of its own."""
+    """Captum's decorator of `attribute`, with types."""
     return log_usage(part_of_slo=True)(attribute)
 
 
 def warn(message: str) -> None:
-    """Warn at the line that called Captum or this package, however many of their frames lie between."""
+    """Warn at the user's line: the first frame outside Captum and this package."""
     frame, level = inspect.currentframe(), 1
     while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("captum", "captum_vz"):
         frame, level = frame.f_back, level + 1
@@ -28,7 +28,7 @@ def warn(message: str) -> None:
 
 
 class ForwardPassAttribution(PerturbationAttribution):
-    """Base of the methods that compute their scores while `forward_func` runs `layer`, one layer or several."""
+    """Base of the methods that compute scores while `forward_func` runs one or several layers."""
 
     def __init__(self, forward_func: Callable[..., Any], layer: Any, device_ids: list[int] | None = None) -> None:
         """See the class for the arguments."""
@@ -38,18 +38,18 @@ class ForwardPassAttribution(PerturbationAttribution):
 
     @classmethod
     def get_name(cls) -> str:
-        """The class's name in words, as Captum makes it, but with acronyms in one piece.
+        """The name of the class in words, as in Captum, except that acronyms stay in one piece.
 
-        A class of our own that no user knows goes by the name of the public one that it is made of.
+        A private class has the name of its first public base.
         """
         known = next(one for one in cls.__mro__ if "._" not in f"{one.__module__}.{one.__name__}")
         return re.sub("(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", " ", known.__name__)
 
     @property
     def multiplies_by_inputs(self) -> bool:
-        """False: the scores are no products with the inputs."""
+        """False, because scores are not multiplied by the inputs."""
         return False
 
     def attribute_future(self, *args: Any, **kwargs: Any) -> None:
-        """Not offered: the scores are computed while the model runs."""
+        """Not implemented, because scores are computed while the model runs."""
         raise NotImplementedError(f"attribute_future is not implemented for {type(self).__name__}")

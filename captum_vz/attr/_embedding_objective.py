@@ -1,4 +1,4 @@
-"""The number that Captum's methods explain, as a function of word embeddings."""
+"""The explained number as a function of word embeddings, for Captum's methods."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from captum_vz.errors import ArgumentError, RefusedError
 
 
 class EmbeddingObjective(nn.Module):
-    """The number that is explained as a function of embeddings, and of all that has one entry an example."""
+    """The explained number as a function of embeddings and of the inputs that have a batch dimension."""
 
     def __init__(self, model: Any, objective: Any, named: dict[str, Any], batch: int) -> None:
         super().__init__()
         self.model = model
         self.objective = objective
-        # Captum repeats what has a batch dimension where it runs copies of the batch.
+        # Captum repeats inputs that have a batch dimension when it runs copies of the batch.
         self.batched = {k: v for k, v in named.items() if isinstance(v, Tensor) and v.ndim and len(v) == batch}
         self.fixed = {k: v for k, v in named.items() if k not in self.batched}
 
@@ -32,14 +32,14 @@ class EmbeddingObjective(nn.Module):
         return {k: v[b : b + 1] for k, v in self.batched.items()} | self.fixed
 
     def read(self, output: Any, foil: Tensor | None) -> Tensor:
-        """The output `(batch, ...)` that `target` indexes, minus its entry that `foil (batch, axis)` indexes."""
+        """The output `(batch, ...)` that `target` indexes, minus the entry at `foil (batch, axis)`."""
         if self.objective is not None:
             return self.objective(output)
         found = tensor_of(output)
         if found is None:
             raise ArgumentError(
                 f"forward_func gave an object of type {type(output).__name__}: expected logits (batch, classes) or "
-                "(batch, tokens, classes). An objective reads another output."
+                "(batch, tokens, classes). For other outputs pass an objective."
             )
         if foil is None:
             return found
@@ -48,7 +48,7 @@ class EmbeddingObjective(nn.Module):
 
     @torch.no_grad()
     def check(self, ids: Tensor, embedded: Tensor, target: Indices, foil: Indices) -> None:
-        """Refuse indices that the output lacks, and a model whose output for embeddings differs from that for ids."""
+        """Refuse indices out of range, and a model whose output differs between embeddings and ids."""
         from_ids = self.read(self.model(input_ids=ids, **self.batched, **self.fixed), None)
         picked = pick(from_ids, target)
         if picked.numel() != len(ids):
@@ -59,7 +59,7 @@ class EmbeddingObjective(nn.Module):
             )
         if foil is not None and pick(from_ids, foil, "foil").shape != picked.shape:
             raise ArgumentError(f"foil is {foil!r}: pass one number for each example, as target {target!r} does.")
-        # The tokens at which the output is not read may be padding.
+        # Other tokens may be padding, so only the output at the target is compared.
         from_ids = pick(from_ids, _without_last(target))
         from_embeddings = pick(self(embedded, *self.batched.values(), None), _without_last(target))
         if not from_ids.isfinite().all():

@@ -1,4 +1,4 @@
-"""`heads`: the query heads that are meant, in every form that it takes."""
+"""The argument `heads`: a selection of query heads in all its forms."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Any
 
 from captum_vz.errors import ArgumentError
 
-# One selection of query heads, for all layers or for one of them.
+# A selection of query heads, for all layers or for one layer.
 Heads = int | Sequence[int] | None
 
 
 def select_heads(heads: Any, index: int, layers: int, count: int) -> tuple[int, ...] | None:
-    """The heads that are chosen in layer `index` of `layers`, checked against the `count` that it has."""
+    """The selected heads of layer `index` of `layers`, which has `count` heads. None: all heads."""
     if _is_list(heads) and any(entry is None or _is_list(entry) for entry in heads):
         if len(heads) != layers:
             raise ArgumentError(
-                f"heads has {len(heads)} selections, one for each layer, but there are {layers} layers."
+                f"heads has {len(heads)} selections, one for each layer, but there are {layers} layers. Pass {layers}."
             )
         heads = heads[index]
     if heads is None:

@@ -1,4 +1,4 @@
-"""The maps of one pass, and whether its layers ran once."""
+"""The maps of one forward pass, and whether its layers ran once."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from captum_vz._engine import AttentionSite, OtherMixing
 
 @dataclass(frozen=True)
 class MapRun:
-    """The maps of one pass.
+    """The maps of one forward pass.
 
     Attributes:
         maps: (index of the layer, its map), in the order in which the layers ran.
-        tokens: For each layer that ran, how many output tokens it has. Empty if the model was not run.
-        output: What `forward_func` returned.
-        mixing: Where tokens are mixed by anything but the attention of the layers; None: it was not looked for.
-        restart: (layer, layer) where the layers began a second run; None: they ran once.
-        there: Which output tokens of the first layer that ran are not padding, `(batch, out)`; None: not known.
+        tokens: The number of output tokens of each layer that ran. Empty if the model was not run.
+        output: The output of `forward_func`.
+        mixing: The places where something other than the layers' attention mixes tokens. None: not searched.
+        restart: The last layer of the first run and the first layer of the second run. None: the layers ran once.
+        there: Whether each output token of the first layer is not padding, `(batch, out)`. None: not known.
     """
 
     maps: list[tuple[int, Tensor]]
@@ -33,7 +33,7 @@ class MapRun:
 
 
 class RunOrder:
-    """Whether a stack of layers begins a second run in one pass."""
+    """Detects whether a stack of layers begins a second run in one forward pass."""
 
     def __init__(self) -> None:
         self.restart: tuple[int, int] | None = None
@@ -41,10 +41,10 @@ class RunOrder:
         self._before: tuple[int, Tensor] | None = None
 
     def note(self, site: AttentionSite, end: int | None) -> None:
-        """A layer whose index is not larger than that of the layer before continues only what that layer returned."""
+        """Record a run. A second run begins if the index does not grow and the input is not the last output."""
         before, layer = self._before, site.layer
         if getattr(layer.layer, "_is_replica", False):
-            return  # replicas run side by side
+            return  # replicas run in parallel
         self.there = site.target_mask[:, :end] if self.there is None else self.there
         if before is not None and layer.index <= before[0] and not layer.is_given(before[1]):
             self.restart = self.restart or (before[0], layer.index)
@@ -53,9 +53,9 @@ class RunOrder:
 
 
 def mark_unreached(scores: Tensor, there: Tensor) -> Tensor:
-    """A map in which rows of zeros are padding only: other such tokens get a number on the diagonal that adds nothing.
+    """A map whose zero rows are padding only. Other zero rows get the smallest positive number on the diagonal.
 
-    A gradient reaches few tokens of the last layer; the others keep themselves by the residual connection.
+    In the last layer, gradients reach few tokens. The other tokens depend on themselves, by the residual connection.
     """
     unreached = there & (scores == 0).all(-1)
     return scores + torch.diag_embed(unreached.to(scores) * torch.finfo(scores.dtype).tiny)

@@ -1,4 +1,4 @@
-"""The shell of attributions that ask no model: what any method has to beat."""
+"""Base class of the baselines that use no model."""
 
 from __future__ import annotations
 
@@ -20,16 +20,15 @@ from captum_vz.functional import normalize_rows
 
 
 class ModelFreeAttribution(Attribution):
-    """Base of the baselines that look at the tokens only: one map `(batch, out, in)`, as methods that ask a model give.
+    """Base of the baselines that use the tokens only. A baseline returns maps `(batch, out, in)`, as other methods do.
 
-    A subclass says in :meth:`scores` what the map of one example is; what
-    is described here is shared.
+    A subclass defines the map of one example in :meth:`scores`.
 
     Args:
-        forward_func: Not called; it may be left out. It is there so that these classes are built as all others are.
-        layer: Not run. A list of layers gives a list of as many maps, so that :class:`~captum_vz.Rollout` can join
-            them; one layer, or None, gives one.
-        causal: Whether tokens see only themselves and those before them, as in a causal model.
+        forward_func: Not called, and may be omitted. The argument exists because all other classes have it.
+        layer: Not run. For a list of layers, `attribute` returns a list with one map for each layer, which
+            :class:`~captum_vz.Rollout` can join. For one layer, or None, `attribute` returns one map.
+        causal: Whether each token attends only to itself and earlier tokens, as in a causal model.
     """
 
     device_ids: list[int] | None = None
@@ -53,25 +52,25 @@ class ModelFreeAttribution(Attribution):
         token: Any = None,
         attention_mask: Tensor | None = None,
     ) -> Tensor | list[Tensor]:
-        """A score of each source token for each output *token*, without a model.
+        """The score of each source token for each output *token*, without a model.
 
         Args:
-            inputs: Token ids `(batch, tokens)` or embeddings `(batch, tokens, d)`; a tuple that begins with either; or
-                a mapping that holds either as `input_ids` or `inputs_embeds`, and the attention mask.
-            target: `(token, entry)`, as for methods that run the model: the row of the token is returned. A single
+            inputs: Token ids `(batch, tokens)` or embeddings `(batch, tokens, d)`. Or a tuple whose first entry is one
+                of these. Or a mapping with `input_ids` or `inputs_embeds`, and the attention mask.
+            target: `(token, entry)`, as for methods that run the model. The row of the token is returned. A single
                 index is refused, because it may name a class.
             additional_forward_args: Ignored, because no `forward_func` is called.
-            feature_mask: Integers `(1 or batch, tokens)`: tokens with the same number are one feature. Its score is
-                that of its first token, which all of them carry, and rows sum to 1 over features.
+            feature_mask: Integers `(1 or batch, tokens)`. Tokens with the same number form one feature. All tokens of a
+                feature have the score of its first token, and rows sum to 1 over features.
             token: The output tokens whose rows are returned, as in :meth:`LayerMaps.attribute`.
-            attention_mask: 1 for tokens, 0 for padding, `(batch, tokens)`. None: there is no padding.
+            attention_mask: 1 for tokens and 0 for padding, `(batch, tokens)`. None: there is no padding.
 
         Returns:
-            A map `(batch, out, in)`, or `(batch, in)` with one output token for each example, in float32; a list of them if
-            `layer` is a list. Rows sum to 1; rows and columns of padding are 0.
+            A map `(batch, out, in)`, or `(batch, in)` with one output token for each example, in float32. A list of
+            maps if `layer` is a list. Rows sum to 1. Rows and columns of padding are 0.
 
         Raises:
-            RefusedError: Inputs or a mask of another shape, or a target that is no token.
+            RefusedError: Inputs or a mask of another shape, or a target that is not a token.
         """
         wanted = WantedTokens.parse(token, target)
         wanted.check_without_output(self.get_name())
@@ -83,15 +82,15 @@ class ModelFreeAttribution(Attribution):
 
     @abstractmethod
     def scores(self, tokens: Tensor, index: int) -> Tensor:
-        """The scores of one example without its padding in layer `index`, `(out, in)`: positive, not yet normalised."""
+        """Scores `(out, in)` of one example in layer `index`, without padding. Positive, not normalised."""
 
     def _run(self, wanted: WantedTokens, arguments: Arguments, *flags: bool) -> MapRun:
-        """What :class:`Rollout` asks for, as of a :class:`LayerMaps`."""
+        """The maps that :class:`Rollout` joins, as of a :class:`LayerMaps`."""
         maps = self._all_maps(len(as_layers(self.layer)), arguments.inputs, None, arguments.feature_mask)
         return MapRun([(index, wanted.rows_of(one)) for index, one in enumerate(maps)], {})
 
     def _all_maps(self, count: int, inputs: Inputs, attention_mask: Any, feature_mask: Any) -> list[Tensor]:
-        """The maps `(batch, out, in)` of as many layers."""
+        """The maps `(batch, out, in)` of `count` layers."""
         if isinstance(inputs, Mapping):
             attention_mask = inputs.get("attention_mask", attention_mask)
         text = token_input(inputs)
@@ -129,7 +128,7 @@ class ModelFreeAttribution(Attribution):
 
 
 def _by_feature(scores: Tensor, features: Tensor) -> Tensor:
-    """Scores `(out, in)` of features in place of tokens, normalised over features and carried by all their tokens."""
+    """Scores `(out, in)` of features, normalised over features. All tokens of a feature have its score."""
     names, member = features.unique(return_inverse=True)
     places = torch.arange(len(member), device="cpu")
     first = places.new_full((len(names),), len(member)).scatter_reduce(0, member, places, "amin")

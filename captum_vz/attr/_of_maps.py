@@ -1,4 +1,4 @@
-"""What the rollouts share in their constructors."""
+"""Attributes that the rollouts share."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ OtherMixingRule: TypeAlias = Literal["refuse", "ignore"]
 
 
 def of_maps(name: str) -> Any:
-    """A property that is the attribute `name` of `maps`, also when it is reassigned."""
+    """A property that reads and writes the attribute `name` of `maps`."""
 
     def get(method: Any) -> Any:
         return getattr(method.maps, name)

@@ -1,4 +1,4 @@
-"""`token` and `target`: the output tokens whose rows are wanted, and what they index of the model's output."""
+"""The arguments `token` and `target`: wanted output tokens, and indices of the model's output."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from captum_vz.errors import ArgumentError
 
-# One index of the output for each example, without the batch; or one for all examples.
+# One index of the output for each example, without the batch axis. Or one index for all examples.
 Indices: TypeAlias = tuple[Any, ...] | list[tuple[Any, ...]] | None
 
 TOKEN_FORMS = (
@@ -26,9 +26,9 @@ class WantedTokens:
     """The rows of a map `(batch, out, in)` that `token` or `target` names.
 
     Attributes:
-        rows: None: all. An int or a slice: this row, or these, of every example. A list: one row, or one list of rows,
+        rows: None: all rows. An int or a slice: the same rows of every example. A list: one row, or one list of rows,
             for each example.
-        target: The index into the model's output that `rows` were read from; None: they were given as `token`.
+        target: The index of the model's output from which `rows` were read. None: `rows` were passed as `token`.
         name: The argument that names the rows.
     """
 
@@ -44,7 +44,7 @@ class WantedTokens:
         if token is not None:
             raise ArgumentError(
                 f"Both token={token!r} and target={target!r} were passed: token names output tokens, and the first "
-                "index of target names one as well. Pass one of the two."
+                "index of target names an output token as well. Pass one of the two."
             )
         indices = parse_indices(target)
         each = indices if isinstance(indices, list) else [indices or ()]
@@ -58,37 +58,41 @@ class WantedTokens:
 
     @property
     def all_rows(self) -> WantedTokens:
-        """All rows in place of those that are wanted."""
+        """The same, with all rows wanted."""
         return replace(self, rows=None)
 
     @property
     def depends_on_example(self) -> bool:
-        """Whether examples have rows of their own."""
+        """Whether the wanted rows differ between examples."""
         return isinstance(self.rows, list)
 
     def positions(self, batch: int, tokens: int, device: torch.device) -> Tensor | None:
-        """The positions of the wanted rows, `(batch, row)`, or None for all.
+        """The positions of the wanted rows, `(batch, row)`. None: all rows.
 
-        A position read from `target` that is out of range becomes 0: `check` refuses it when the output is known.
+        A position from `target` that is out of range becomes 0. `check` refuses the position when the output is known.
         """
         if self.rows is None:
             return None
         if isinstance(self.rows, slice):
             chosen = torch.arange(tokens, device=device)[self.rows]
             if not len(chosen):
-                raise ArgumentError(f"{self.name} is {self.rows!r}, which selects none of the {tokens} output tokens.")
+                raise ArgumentError(
+                    f"{self.name} is {self.rows!r}, which selects none of the {tokens} output tokens. Select at least "
+                    "one token."
+                )
             return chosen.expand(batch, -1)
         rows = self.rows if isinstance(self.rows, list) else [self.rows] * batch
         if len(rows) != batch:
             raise ArgumentError(
-                f"{self.name} has {len(rows)} entries, one for each example, but the batch has {batch} examples."
+                f"{self.name} has {len(rows)} entries, one for each example, but the batch has {batch} examples. Pass "
+                f"{batch} entries, or an int for all examples."
             )
         flat = [row for entry in rows for row in (entry if isinstance(entry, list) else [entry])]
         outside = [row for row in flat if not -tokens <= row < tokens]
         if outside and self.target is None:
             raise ArgumentError(
                 f"{self.name} {outside[0]} is out of range: there are {tokens} output tokens, positions {-tokens} to "
-                f"{tokens - 1}."
+                f"{tokens - 1}. Pass one of these positions."
             )
         flat = [0 if row in outside else row for row in flat]
         return torch.tensor(flat, device=device).reshape(batch, -1) % tokens
@@ -98,12 +102,12 @@ class WantedTokens:
         return gather_rows(maps, self.positions(maps.shape[0], maps.shape[1], maps.device))
 
     def select(self, rows: Tensor) -> Tensor:
-        """The wanted rows `(batch, row, in)` in the form of the answer: `(batch, in)` for one row an example."""
+        """The wanted rows `(batch, row, in)` as returned: `(batch, in)` with one row for each example."""
         one = isinstance(self.rows, int) or (isinstance(self.rows, list) and isinstance(self.rows[0], int))
         return (rows[:, 0] if one else rows).contiguous()
 
     def check(self, output: Any, tokens: int, name: str) -> None:
-        """Refuse an output of the model that `target` does not index, or that has no axis of `tokens`."""
+        """Refuse a `target` that is out of range, and an output without an axis of `tokens`."""
         if self.target is None:
             return
         found = tensor_of(output)
@@ -117,7 +121,7 @@ class WantedTokens:
         check_indices(tuple(found.shape), self.target, "target")
 
     def check_without_output(self, name: str) -> None:
-        """Refuse a `target` that may name a class, for methods that do not run the model."""
+        """Refuse a `target` that may name a class, in methods that do not run the model."""
         if self.target is None:
             return
         each = self.target if isinstance(self.target, list) else [self.target]
@@ -129,7 +133,7 @@ class WantedTokens:
 
 
 def tensor_of(output: Any) -> Tensor | None:
-    """What `target` indexes: the output itself, its logits or its last hidden state."""
+    """The tensor that `target` indexes: the output itself, its logits or its last hidden state."""
     candidates = (output, getattr(output, "logits", None), getattr(output, "last_hidden_state", None))
     return next((one for one in candidates if isinstance(one, Tensor)), None)
 
@@ -161,10 +165,11 @@ def parse_indices(target: Any, name: str = "target") -> Indices:
 
 
 def check_indices(shape: tuple[int, ...], indices: Indices, name: str) -> None:
-    """Refuse indices that an output of this shape, `(batch, ...)`, does not have."""
+    """Refuse indices that are out of range for an output of this shape, `(batch, ...)`."""
     if isinstance(indices, list) and len(indices) != shape[0]:
         raise ArgumentError(
-            f"{name} has {len(indices)} entries, one for each example, but the output {shape} has {shape[0]} examples."
+            f"{name} has {len(indices)} entries, one for each example, but the output {shape} has {shape[0]} examples. "
+            "Pass one entry for each example, or one index for all."
         )
     for index in indices if isinstance(indices, list) else [indices or ()]:
         if len(index) >= len(shape):
@@ -181,7 +186,7 @@ def check_indices(shape: tuple[int, ...], indices: Indices, name: str) -> None:
 
 
 def pick(output: Tensor, indices: Indices, name: str = "target") -> Tensor:
-    """What `indices` name in an output `(batch, ...)`."""
+    """The entries of an output `(batch, ...)` at `indices`."""
     if indices is None:
         return output
     check_indices(tuple(output.shape), indices, name)
@@ -191,12 +196,12 @@ def pick(output: Tensor, indices: Indices, name: str = "target") -> Tensor:
 
 
 def gather_rows(maps: Tensor, positions: Tensor | None) -> Tensor:
-    """The rows `(batch, row, in)` of a map `(batch, out, in)` at `positions` `(batch, row)`; None: all of them."""
+    """The rows `(batch, row, in)` of a map `(batch, out, in)` at `positions (batch, row)`. None: all rows."""
     return maps if positions is None else maps.gather(1, positions[..., None].expand(-1, -1, maps.shape[2]))
 
 
 def as_int(value: Any) -> int | None:
-    """An integer of Python, numpy or torch as an int; None: it is no integer."""
+    """An integer of Python, numpy or torch as an int. None if the value is not an integer."""
     if isinstance(value, (bool, np.bool_)) or (isinstance(value, Tensor) and not _holds_integers(value)):
         return None
     try:
@@ -217,7 +222,7 @@ def _as_index(entry: Any) -> tuple[Any, ...] | None:
 
 
 def _as_part(part: Any) -> int | slice | list[int] | None:
-    """One index of a tuple: an int, a slice, or, as tensors are indexed, a list of ints."""
+    """One entry of an index: an int, a slice or a list of ints. None if the entry is none of these."""
     if isinstance(part, slice):
         return part
     if isinstance(part, (Tensor, np.ndarray)) and part.ndim == 1:

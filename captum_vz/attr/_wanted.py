@@ -1,4 +1,4 @@
-"""What a method is asked for in one layer, and what becomes of its scores."""
+"""The rows and groups that a method computes in one layer, and the map made from its scores."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ PADDED_TARGET = "the target token of an example is padding, its row stays zero"
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a method is asked for in one layer.
+    """The rows and groups that a method computes in one layer.
 
     Attributes:
         site: The attention that is explained.
-        rows: The positions of the output tokens whose scores are wanted, `(batch, row)`; None: all.
-        groups: The group of each source token, `(batch, in)`, counted from 0; None: each is a group of its own.
-        max_groups: How many groups may be changed at a time (`perturbations_per_eval`); None: as many as fit.
-        end: How many tokens the inputs have; None: all that the layer has. A model may append padding to its inputs.
-        leaf: The tensor that gradients go down to, in methods that need a graph; None: there is no graph.
+        rows: The positions of the output tokens whose scores are wanted, `(batch, row)`. None: all tokens.
+        groups: The group of each source token, `(batch, in)`, numbered from 0. None: each token is its own group.
+        max_groups: The largest number of groups changed at a time (`perturbations_per_eval`). None: as many as fit.
+        end: The number of tokens in the inputs, because a model may append padding. None: all tokens of the layer.
+        leaf: The leaf of the graph, in methods that need gradients. None: there is no graph.
     """
 
     site: AttentionSite
@@ -34,19 +34,19 @@ class Wanted:
     leaf: Tensor | None = None
 
     def pool(self, scores: Tensor) -> Tensor:
-        """Scores `(batch, out, in)` as `(batch, row, group)`: the wanted rows, no padding, groups added up."""
+        """Scores `(batch, out, in)` as `(batch, row, group)`: the wanted rows, sums of groups, 0 for padding."""
         there = self.site.target_mask[:, :, None] & self.site.source_mask[:, None, :]
         return self.pool_sources(gather_rows(scores * there, self.rows))
 
     def pool_sources(self, scores: Tensor) -> Tensor:
-        """Scores `(batch, row, in)` as `(batch, row, group)`: the sources of each group added up."""
+        """Scores `(batch, row, in)` as `(batch, row, group)`: the sum over the sources of each group."""
         if self.groups is None:
             return scores
         pooled = scores.new_zeros(*scores.shape[:2], int(self.groups.max()) + 1)
         return pooled.scatter_add(2, self.groups[:, None, :].expand_as(scores), scores)
 
     def ablation(self, heads: tuple[int, ...] | None = None, bfloat16_changes: bool = False) -> Ablation:
-        """What to zero in a replay of the layer: each group for each wanted row, in these heads (None: all)."""
+        """The zeroed values of a replay: each group for each wanted row, in these heads (None: all heads)."""
         return Ablation(self.rows, self.groups, heads, self.max_groups, bfloat16_changes)
 
     def finish(self, scores: Tensor, normalize: bool) -> Tensor:
@@ -59,7 +59,7 @@ class Wanted:
         return scores[:, : self.end if self.rows is None else None, : self.end]
 
     def _zero_rows(self, scores: Tensor) -> list[str]:
-        """What to warn of: wanted rows that are padding, and rows of tokens that are zero."""
+        """Warnings about wanted rows that are padding, and about tokens whose rows are zero."""
         tokens, zero = self.site.target_mask, scores.sum(-1) == 0
         warnings = []
         if self.rows is not None:

@@ -16,14 +16,14 @@ from captum_vz.functional import Residual, attention_flow
 
 
 class AttentionFlow(MapAggregation):
-    r"""How much each output *token* of a stack of layers can draw on each input token, with weights as capacities.
+    r"""The maximum flow from each output *token* of a stack of layers to each input token, with weights as capacities.
 
     .. math:: F_{ij} = \operatorname{maxflow}\big((L, i) \to (0, j)\big), \qquad
         \operatorname{capacity}\big((l{+}1, i) \to (l, j)\big) = \tfrac12 A_{l,ij} + \tfrac12 [i = j]
 
-    for each pair by itself, rows normalised. `Abnar & Zuidema 2020 <https://aclanthology.org/2020.acl-main.385>`_,
-    section 3. One maximum flow a pair: ask for the row you need (`token`), see
-    :func:`~captum_vz.functional.attention_flow` for what it costs.
+    Each pair of tokens has its own maximum flow. Rows are normalised after that. `Abnar & Zuidema 2020
+    <https://aclanthology.org/2020.acl-main.385>`_, section 3. Pass `token` if you need one row, because each pair costs
+    one maximum flow. :func:`~captum_vz.functional.attention_flow` describes the cost.
 
     Args:
         forward_func: A model, or a function that runs the layers.

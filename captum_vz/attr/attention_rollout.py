@@ -13,12 +13,13 @@ from captum_vz.functional import Residual
 
 
 class AttentionRollout(Rollout):
-    r"""How much each output *token* of a stack of layers draws on each input token, by attention weights multiplied.
+    r"""How much each output *token* of a stack of layers depends on each input token, by a rollout of attention.
 
     .. math:: R_0 = \hat A_0, \qquad R_l = \hat A_l R_{l-1}, \qquad \hat A_l = \tfrac12 A_l + \tfrac12 I
 
-    with :math:`A_l` the weights of layer l, heads averaged, see :class:`~captum_vz.LayerAttention`; the identity stands
-    for the residual connection. `Abnar & Zuidema 2020 <https://aclanthology.org/2020.acl-main.385>`_, equation 1.
+    where :math:`A_l` is the mean of the heads' attention weights in layer l, see :class:`~captum_vz.LayerAttention`.
+    The identity represents the residual connection. `Abnar & Zuidema 2020
+    <https://aclanthology.org/2020.acl-main.385>`_, equation 1.
 
     Args:
         forward_func: A model, or a function that runs the layers.

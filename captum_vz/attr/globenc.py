@@ -14,22 +14,23 @@ from captum_vz.functional import Residual
 
 
 class GlobEnc(Rollout):
-    r"""How much each output *token* of a stack of layers draws on each input token, by norms through whole layers.
+    r"""How much each output *token* of a stack of layers depends on each input token, by a rollout of vector norms.
 
     .. math:: R_0 = \hat E_0, \qquad R_l = \hat E_l R_{l-1}, \qquad \hat E_{ij} = \lVert E_{ij} \rVert_2 \big/
         \textstyle\sum_k \lVert E_{ik} \rVert_2
 
-    with :math:`E_{ij}` the vector that token j gives to token i through a layer's attention, residual connections and
-    both of its norms, see :class:`~captum_vz.LayerAttentionNorm` with "encoder". `Modarressi et al. 2022
-    <https://aclanthology.org/2022.naacl-main.19>`_, who roll out (Abnar & Zuidema 2020) without adding a residual: the
-    vectors hold it already.
+    where :math:`E_{ij}` is the vector that token j adds to token i through a layer's attention, residual connections
+    and both norms, see :class:`~captum_vz.LayerAttentionNorm` with "encoder". `Modarressi et al. 2022
+    <https://aclanthology.org/2022.naacl-main.19>`_. The rollout (Abnar & Zuidema 2020) adds no residual, because the
+    vectors include the residual connection.
 
-    They roll the norms out as they are, so that tokens with long vectors count for more; later tools divide rows by
-    their sums first (`Mohebbi et al. 2023 <https://aclanthology.org/2023.eacl-main.245>`_). The rankings differ.
+    The paper multiplies the norms without dividing rows by their sums, so tokens with long vectors have more weight.
+    Later tools divide rows first (`Mohebbi et al. 2023 <https://aclanthology.org/2023.eacl-main.245>`_). The two
+    variants rank tokens differently.
 
-    Layers have to norm what comes of their attention (post-norm: BERT, RoBERTa); :class:`~captum_vz.LayerAttentionNorm`
-    says how they are read. Products are taken in float64. The arguments of `attribute`, what comes back and what is
-    raised are described in :class:`~captum_vz.attr.MapAggregation`.
+    Layers must norm the sum of residual and attention output (post-norm: BERT, RoBERTa), see
+    :class:`~captum_vz.LayerAttentionNorm`. Maps are multiplied in float64. :meth:`attribute` describes its arguments,
+    results and errors.
 
     Args:
         forward_func: A model, or a function that runs the layers.
@@ -38,8 +39,8 @@ class GlobEnc(Rollout):
         residual: How each map accounts for the residual connection, see
             :func:`~captum_vz.functional.add_residual`. None is the paper's choice.
         normalize: Whether to divide each row of each layer's map by its sum, so that rows of the rollout sum to 1.
-            False is the paper's choice. Each example's norms in a layer are then divided by their largest, to prevent
-            overflow: the scale of the rollout has no meaning, and scores compare within one example only.
+            False is the paper's choice. The norms of each example in a layer are then divided by the largest norm, to
+            prevent overflow. Compare such scores within one example only, because their scale has no meaning.
         per_receptive_field: Whether to divide the scores of each input token by the number of output tokens that the
             token reaches, and then each row by its sum. Meant for causal models: early tokens reach more tokens.
         other_mixing: How to treat token mixing outside the attention of the given layers (recurrent or convolutional
@@ -75,7 +76,7 @@ class GlobEnc(Rollout):
     normalize = of_maps("normalize")
 
     def join(self, maps: list[Tensor], rows: Tensor | None) -> list[Tensor]:
-        """The rollout up to each layer; without `normalize`, of maps whose largest norm is 1."""
+        """The rollout up to each layer. Without `normalize`, maps are scaled to a largest norm of 1."""
         if not self.normalize:
             largest = [one.amax((1, 2), keepdim=True) for one in maps]
             maps = [one / top.where(top != 0, 1) for one, top in zip(maps, largest, strict=True)]

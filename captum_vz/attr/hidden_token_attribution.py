@@ -16,40 +16,38 @@ from captum_vz.functional import widen
 
 
 class HiddenTokenAttribution(LayerMaps):
-    r"""How strongly each output *token* of a layer answers to small changes of what the stack is given for each token.
+    r"""How much each output *token* of a layer changes with small changes of each token's input vector of the stack.
 
     .. math:: C^l_{ij} = \Big\lVert \frac{\partial h^l_i}{\partial x^0_j} \Big\rVert_F, \qquad
         \hat C^l_{ij} = C^l_{ij} \big/ \textstyle\sum_k C^l_{ik}
 
-    where :math:`h^l_i` is the output of layer l at token i and :math:`x^0_j` what goes into the first layer at token j:
-    for BERT the normed sum of word, position and token type, for a vision model its patches. `Brunner et al. 2020
-    <https://openreview.net/forum?id=BJg1f6EFDB>`_, section 5. Unlike the other maps of a layer this one goes through
-    all layers below, as a rollout does.
+    where :math:`h^l_i` is the output of layer l at token i and :math:`x^0_j` is the input of the first layer at token
+    j. For BERT, :math:`x^0_j` is the normed sum of word, position and token type embeddings. For a vision model,
+    :math:`x^0` holds the patches. `Brunner et al. 2020 <https://openreview.net/forum?id=BJg1f6EFDB>`_, section 5. The
+    map includes all layers up to this layer, as a rollout does. Maps of other methods describe one layer.
 
-    The exact map costs d backward passes a row, as many as the layer is wide, of which several are run at once; all
-    examples of a batch share them. With `probes`, they are that many: for g of independent standard normal numbers,
-    :math:`\lVert J^\top g \rVert^2` is an unbiased estimate of :math:`\lVert J \rVert_F^2`. Its relative standard
-    deviation is at most :math:`\sqrt{2 / n}` for n probes (that of C half of it), and smaller the more directions the
-    Jacobian has that matter.
+    The exact map takes d backward passes for each row, where d is the layer's width. Several passes run at once, and
+    all examples of a batch share the passes. With `probes=n`, each row takes n backward passes. For a vector g of
+    independent standard normal numbers, :math:`\lVert J^\top g \rVert^2` is an unbiased estimate of :math:`\lVert J
+    \rVert_F^2`. The relative standard deviation of its mean is at most :math:`\sqrt{2 / n}`, and half as much for C.
+    The deviation is smaller if many directions contribute to the Jacobian.
 
-    One `token` costs one row in place of all. With `feature_mask`, :math:`x^0` is all vectors of a group together.
-    Gradients are computed also where the caller has switched them off, none of them for parameters, and in the
-    precision of the model. The arguments of `attribute`, what comes back and what is raised are described in
-    :class:`~captum_vz.attr.LayerMaps`, At most `perturbations_per_eval` backward passes are run at once (with 1, the
-    model's backward pass need not know how to be batched).
+    With one `token`, one row is computed. With `feature_mask`, the norm is taken over all vectors of a group. Gradients
+    are computed in the precision of the model, also inside `torch.no_grad`. Parameters get no gradients. At most
+    `perturbations_per_eval` backward passes run at once. With 1, operations whose backward pass cannot be batched are
+    supported. :meth:`attribute` describes its arguments, results and errors.
 
     Args:
         forward_func: A model, or a function that runs the layers, in one thread and on one device.
         layer: A layer (a whole Transformer block), or a list of layers. `captum_vz.find_layers(model)` returns all
             layers. For a list, `attribute` returns a list of maps.
         device_ids: Not used.
-        embeddings: The module whose output `(batch, tokens, d)` takes the place of :math:`x^0`, and whose tokens are
-            the columns: `model.get_input_embeddings()` for the words alone, `model.get_encoder().embed_tokens` for
-            what the layers of a decoder draw on the tokens of its encoder. None: :math:`x^0` itself, of the stack that
-            `layer` belongs to (of a decoder, its own tokens): the list of modules that holds `layer`, which has to
-            begin with a layer of the same class.
-        probes: None: exact; a number: estimated with so many probes a row, the same for all rows and examples.
-        seed: Of the probes; estimates with the same one are the same.
+        embeddings: The module whose output `(batch, tokens, d)` replaces :math:`x^0`. Its tokens are the columns of the
+            map. Pass `model.get_input_embeddings()` for the words alone, or `model.get_encoder().embed_tokens` for the
+            encoder tokens of a decoder layer. None: the input of the stack that contains `layer`. The stack is the
+            list of modules that holds `layer`, and must begin with a layer of the same class.
+        probes: The number of probes for each row, the same for all rows and examples. None: the exact map.
+        seed: The seed of the probes. The same seed gives the same estimates.
         normalize: Whether to divide each row by its sum. False returns the norms themselves.
 
     >>> from captum_vz import HiddenTokenAttribution, find_layers
@@ -85,7 +83,7 @@ class HiddenTokenAttribution(LayerMaps):
     def layer_scores(self, site: AttentionSite, wanted: Wanted) -> Tensor:
         """The norms of the Jacobians, `(batch, row, group)`."""
         output, vectors, rows, groups = site.output, wanted.leaf, wanted.rows, wanted.groups
-        assert output is not None and vectors is not None  # narrows the types: the shell saw to both
+        assert output is not None and vectors is not None  # narrows the types: LayerMaps checks both
         if not output.isfinite().all():
             raise RefusedError(
                 f"{site.layer.name} returned values that are not finite (NaN or infinity) in {output.dtype}. float16 "
@@ -94,16 +92,16 @@ class HiddenTokenAttribution(LayerMaps):
         if not output.requires_grad:
             raise UnsupportedLayerError(
                 f"The output of {site.layer.name} does not depend on the vectors by any gradient: forward_func must "
-                "not switch gradients off (torch.no_grad, detach), and the layer has to run after the module that the "
-                "vectors were taken from."
+                "not switch gradients off (torch.no_grad, detach). The layer must run after the module that returns "
+                "the vectors."
             )
-        # What went into the first layer has its axes in that layer's order.
+        # The input of the first layer has the axes of that layer.
         tokens_first = site.attention.tokens_first and self.embeddings is None
         size = (vectors.transpose(0, 1) if tokens_first else vectors).shape[:2]
         if groups is not None and groups.shape != size:
             raise ArgumentError(
-                f"feature_mask is one of {groups.shape[1]} tokens, those that the layer's attention sees, but the map "
-                f"has columns for the {size[1]} tokens of `embeddings` or of the first layer: leave feature_mask out."
+                f"feature_mask is one of {groups.shape[1]} tokens, the sources of the layer's attention, but the map "
+                f"has columns for the {size[1]} tokens of `embeddings` or of the first layer: leave feature_mask None."
             )
         tokens = site.target_mask
         if rows is None:
@@ -118,7 +116,7 @@ class HiddenTokenAttribution(LayerMaps):
     def _squares(
         self, hidden: Tensor, vectors: Tensor, tokens_first: bool, rows: Tensor, at_most: int | None
     ) -> Tensor:
-        """The squared Frobenius norms of the Jacobians `(batch, row, in)`: a backward pass a row and direction."""
+        """The squared Frobenius norms of the Jacobians `(batch, row, in)`, by one backward pass a row and direction."""
         batch, _, width = hidden.shape
         directions = torch.eye(width) if self.probes is None else self._probes(width)
         directions = directions.to(hidden)
@@ -131,7 +129,7 @@ class HiddenTokenAttribution(LayerMaps):
             seeds[torch.arange(len(passes), device=rows.device)[:, None], example, rows.T[row]] = directions[direction][
                 :, None
             ]
-            # A single one is run as ever, for models with an operation whose backward pass cannot be batched.
+            # A single pass is not batched, because some operations have no batched backward pass.
             many = len(passes) > 1
             (found,) = torch.autograd.grad(
                 hidden,
@@ -146,7 +144,7 @@ class HiddenTokenAttribution(LayerMaps):
         return squares / (1 if self.probes is None else self.probes)
 
     def _probes(self, width: int) -> Tensor:
-        """Normal numbers `(probe, d)`, drawn on the CPU in float64, that they are the same everywhere."""
+        """Normal numbers `(probe, d)`, drawn on the CPU in float64, so that all devices use the same numbers."""
         assert self.probes is not None  # narrows the type
         generator = torch.Generator().manual_seed(self.seed)
         return torch.randn(self.probes, width, generator=generator, dtype=torch.float64)

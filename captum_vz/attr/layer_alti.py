@@ -16,19 +16,19 @@ from captum_vz.functional import alti_contributions
 
 
 class LayerALTI(LayerMaps):
-    r"""How near the vector that a source token gives to an output *token* of a layer comes to all that it is given.
+    r"""How close the vector from each source token is to the sum of all vectors at an output *token* of a layer.
 
     .. math:: c_{ij} = \max\big(0,\; \lVert r_i \rVert - \lVert r_i - V_{ij} \rVert\big), \qquad
         \hat c_{ij} = c_{ij} \big/ \textstyle\sum_k c_{ik}
 
-    where :math:`V_{ij}` is what source j gives to output i through attention, residual connection and the norm after
-    it, and :math:`r_i` their sum with all biases: the layer as it goes into its feed-forward. `Ferrando et al. 2022
-    <https://aclanthology.org/2022.emnlp-main.595>`_, section 3. In layers that norm their attention's input (pre-norm:
-    GPT-2, LLaMA, ViT) the vectors end at the residual connection, as no norm follows it. They are those of
-    :class:`~captum_vz.LayerAttentionNorm` with "layer_norm" or "residual", which says how a layer is read.
+    where :math:`V_{ij}` is the vector that source j adds to output i through attention, residual connection and the
+    norm after the residual connection. :math:`r_i` is the sum of these vectors and all biases, which is the input of
+    the feed-forward module. `Ferrando et al. 2022 <https://aclanthology.org/2022.emnlp-main.595>`_, section 3. Pre-norm
+    layers (GPT-2, LLaMA, ViT) have no norm after the residual connection, so no norm is applied. The vectors are the
+    vectors of :class:`~captum_vz.LayerAttentionNorm` with "layer_norm", or "residual" for pre-norm layers.
 
-    With `feature_mask`, the vectors of a group's sources are added up before they are compared. A row all of whose
-    sources lead away from the sum is zero.
+    With `feature_mask`, the vectors of a group are summed before the comparison. A row is zero if no vector brings the
+    sum closer.
 
     Args:
         forward_func: A model, or a function that runs the layers.
@@ -61,13 +61,13 @@ class LayerALTI(LayerMaps):
         self.p: Literal[1, 2] = p
 
     def layer_scores(self, site: AttentionSite, wanted: Wanted) -> Tensor:
-        """How near each vector comes to the sum, `(batch, row, group)`."""
+        """How close each vector is to the sum, `(batch, row, group)`."""
         block = AttentionBlock(site)
         return alti_of_attention(block, wanted, self.p)
 
 
 def check_order(p: Any) -> None:
-    """Refuse another norm than those of ALTI."""
+    """Refuse orders of the norm other than 1 and 2."""
     if p not in (1, 2):
         raise ArgumentError(f"p is {p!r}: pass 1 or 2, the order of the norm.")
 

@@ -18,14 +18,15 @@ from captum_vz.functional import widen
 
 
 class LayerAttention(LayerMaps):
-    r"""The attention weights of a layer, its heads averaged: how much each output *token* attends to each source token.
+    r"""The attention weights of a layer: how much each output *token* attends to each source token.
 
     .. math:: A_{ij} = \tfrac1H \textstyle\sum_h \alpha^h_{ij} \quad\text{or}\quad \max_h \alpha^h_{ij}
 
-    The baseline of `Abnar & Zuidema 2020 <https://aclanthology.org/2020.acl-main.385>`_ and others. Captum has no such
-    class. The weights are read in the pass itself, whatever attention implementation the model was loaded with.
+    The scores are the mean or the maximum over heads. `Abnar & Zuidema 2020
+    <https://aclanthology.org/2020.acl-main.385>`_ and others use these weights as a baseline. The weights are read
+    during the forward pass, with any attention implementation of the model. Captum has no such class.
 
-    With `feature_mask`, the weights of a group's sources are added up.
+    With `feature_mask`, the weights of a group's sources are summed.
 
     Args:
         forward_func: A model, or a function that runs the layers.
@@ -36,8 +37,8 @@ class LayerAttention(LayerMaps):
             each layer. None: all heads.
         reduce_heads: How to combine the heads into one map, "mean" or "max".
         attention: "self", or "cross" for the cross-attention of a decoder block.
-        normalize: Whether to divide each row by its sum. For the mean of all heads this changes nothing, unless a
-            model lets weight go to an attention sink.
+        normalize: Whether to divide each row by its sum. The mean of all heads has sum 1 already, unless the model has
+            an attention sink.
 
     >>> from captum_vz import LayerAttention, find_layers
     >>> from captum_vz.testbed import load_agreement_model
@@ -72,7 +73,7 @@ class LayerAttention(LayerMaps):
         return wanted.pool(self._fuse(widen(site.weights()), site.layer.index))
 
     def _fuse(self, weights: Tensor, index: int) -> Tensor:
-        """The heads of weights `(batch, head, out, in)` as one, `(batch, out, in)`."""
+        """Weights `(batch, head, out, in)` combined over heads, `(batch, out, in)`."""
         chosen = select_heads(self.heads, index, len(as_list(self.layer)), weights.shape[1])
         if chosen is not None:
             weights = weights[:, torch.tensor(chosen, device=weights.device)]

@@ -16,25 +16,25 @@ from captum_vz.functional import widen
 
 
 class LayerAttentionGradient(LayerMaps):
-    r"""How much attention to each source token raises a number that the model computes, for each output *token*.
+    r"""How much the attention of each output *token* to each source token increases an explained number.
 
     .. math:: \bar A_{ij} = \tfrac1H \textstyle\sum_h \alpha^h_{ij}
         \max\Big(0,\, \frac{\partial y}{\partial \alpha^h_{ij}}\Big)
 
     where :math:`y` is the number that `objective` reads from the model's output. `Chefer et al. 2021
-    <https://arxiv.org/abs/2103.15679>`_, equation 5. Their relevance of a stack is
+    <https://arxiv.org/abs/2103.15679>`_, equation 5. The paper's relevance of a stack is
     ``Rollout(LayerAttentionGradient(..., normalize=False), residual="add")``, which adds the identity to each map and
     multiplies the maps (equation 6, for self-attention).
 
-    The model runs once, with gradients from the input of its stack on. Parameters need no gradients and get none. The
-    caller may have switched gradients off by `torch.no_grad`.
+    The model runs once. Gradients start at the input of the stack. Parameters need no gradients and get none. Gradients
+    are computed also inside `torch.no_grad`.
 
     Args:
         forward_func: A model, or a function that runs the layers, in one thread.
         layer: A layer (a whole Transformer block), or a list of layers. `captum_vz.find_layers(model)` returns all
             layers. For a list, `attribute` returns a list of maps.
         device_ids: Not used.
-        objective: A function of what `forward_func` returned that gives one number for each example, such as a logit.
+        objective: A function that takes the output of `forward_func` and returns one number for each example.
         attention: "self", or "cross" for the cross-attention of a decoder block.
         normalize: Whether to divide each row by its sum. False is the paper's choice.
 
@@ -65,13 +65,13 @@ class LayerAttentionGradient(LayerMaps):
         super().__init__(forward_func, layer, device_ids, attention=attention, normalize=normalize)
         if not callable(objective):
             raise ArgumentError(
-                f"objective is of type {type(objective).__name__}: pass a function of what forward_func returned that "
-                "gives one number for each example."
+                f"objective is of type {type(objective).__name__}: pass a function that takes the output of "
+                "forward_func and returns one number for each example."
             )
         self.objective = objective
 
     def layer_scores(self, site: AttentionSite, wanted: Wanted) -> Callable[[Any], Tensor]:
-        """A function of the model's output that gives weights times positive gradients, `(batch, row, group)`."""
+        """A function of the model's output that returns weights times positive gradients, `(batch, row, group)`."""
         weights = site.weights()
 
         def scores(output: Any) -> Tensor:
@@ -86,23 +86,23 @@ class LayerAttentionGradient(LayerMaps):
         shape = tuple(numbers.shape) if isinstance(numbers, Tensor) else type(numbers).__name__
         if not isinstance(numbers, Tensor) or shape != (batch,):
             raise ArgumentError(
-                f"objective gave {shape} for {batch} examples: it takes what forward_func returned and gives one "
-                f"number for each example, ({batch},)."
+                f"objective gave {shape} for {batch} examples: expected ({batch},). Pass a function that takes the "
+                "output of forward_func and returns one number for each example."
             )
         if not numbers.isfinite().all():
-            raise RefusedError("objective gave numbers that are not finite (NaN or infinity).")
+            raise RefusedError("objective gave numbers that are not finite (NaN or infinity): check the output.")
         return numbers
 
 
 def _gradient(numbers: Tensor, weights: Tensor, name: str) -> Tensor:
-    """The gradient of each number by the weights of its example."""
+    """The gradient of each number with respect to the weights of its example."""
     gradient = None
     if numbers.requires_grad and weights.requires_grad:
         (gradient,) = torch.autograd.grad(numbers.sum(), weights, retain_graph=True, allow_unused=True)
     if gradient is None:
         raise UnsupportedLayerError(
             f"The objective does not depend on the attention weights of {name} by any gradient: forward_func must not "
-            "switch gradients off (torch.no_grad, detach), the objective has to read an output that the layer reaches, "
-            "and the layer has to apply the weights that it returns."
+            "switch gradients off (torch.no_grad, detach). The objective must read an output that depends on the "
+            "layer, and the layer must apply the weights that it returns."
         )
     return gradient

@@ -20,12 +20,12 @@ Include = Literal["attention", "residual", "layer_norm", "encoder"]
 
 
 class LayerAttentionNorm(LayerMaps):
-    r"""How long the vector is that each source token gives to an output *token* of a layer.
+    r"""The norm of the vector that each source token adds to an output *token* of a layer.
 
     .. math:: N_{ij} = \textstyle\sum_h \alpha^h_{ij} W_O^h v^h_j, \qquad R_{ij} = N_{ij} + [i = j]\, x_i, \qquad
         Z_{ij} = g_1(R_{ij}), \qquad E_{ij} = g_2(Z_{ij})
 
-    The attention's output is a sum of such vectors, and so is what the layer makes of it:
+    The attention's output is a sum of vectors N. The results of later steps of the layer are sums of R, Z and E:
 
     ============= ======================== ================================================================
     `include`     score                    source
@@ -40,22 +40,21 @@ class LayerAttentionNorm(LayerMaps):
     ============= ======================== ================================================================
 
     where :math:`x` is the layer's input and :math:`g(u) = \gamma \odot (u - \operatorname{mean} u) / \sigma`, with the
-    :math:`\sigma` that the norm found in the clean pass. The bias of the values is in these vectors; those of the
-    projection and of the norms belong to no source and are left out, as is the feed-forward, which counts for "encoder"
-    by its part in :math:`\sigma_2` only. Layers that norm their attention's input (pre-norm: GPT-2, LLaMA, ViT) have
-    "attention" and "residual" alone.
+    norm's :math:`\sigma` in the clean pass. The vectors include the bias of the values. They leave out the biases of
+    the projection and the norms, because these belong to no source. They leave out the feed-forward, which affects
+    "encoder" by :math:`\sigma_2` only. Pre-norm layers (GPT-2, LLaMA, ViT) support "attention" and "residual" only.
 
-    With `feature_mask`, the vectors of a group's sources are added up before their norm is taken. The projection, the
-    residual and the norms are found by what the layer's submodules take and make in one more run of it; a layer in
-    which they are not recognised is refused.
+    With `feature_mask`, the vectors of a group are summed before the norm is computed. The layer runs once more to find
+    its projection, residual connection and norms, by the inputs and outputs of its submodules. A layer in which they
+    are not found is refused.
 
     Args:
         forward_func: A model, or a function that runs the layers.
         layer: A layer (a whole Transformer block), or a list of layers. `captum_vz.find_layers(model)` returns all
             layers. For a list, `attribute` returns a list of maps.
         device_ids: The device ids of a DataParallel model. Needed only if `forward_func` is a function that runs it.
-        include: How far the layer is followed. Cross-attention, whose residual is no source token, has "attention"
-            only.
+        include: The steps of the layer that the vectors pass through, see the table. Cross-attention supports
+            "attention" only, because its residual is not a source token.
         attention: "self", or "cross" for the cross-attention of a decoder block.
         normalize: Whether to divide each row by its sum. False returns the norms themselves.
 
@@ -86,7 +85,7 @@ class LayerAttentionNorm(LayerMaps):
             raise ArgumentError(f"include is {include!r}: pass one of {', '.join(map(repr, INCLUDES))}.")
         if include != "attention" and attention == "cross":
             raise ArgumentError(
-                f"include is {include!r}, but the residual beside a cross-attention is no source token: "
+                f"include is {include!r}, but the residual connection of a cross-attention is not a source token: "
                 "pass include='attention'."
             )
         self.include: Include = include
@@ -99,24 +98,27 @@ class LayerAttentionNorm(LayerMaps):
         .. math:: r_i = \frac{\lVert \sum_{j \ne i} V_{ij} \rVert}
             {\lVert \sum_{j \ne i} V_{ij} \rVert + \lVert V_{ii} \rVert}
 
-        with V the vectors that `include` names (`Kobayashi et al. 2021
+        where V are the vectors that `include` selects (`Kobayashi et al. 2021
         <https://aclanthology.org/2021.emnlp-main.373>`_).
 
         Args:
-            inputs: See :meth:`LayerMaps.attribute`, like `additional_forward_args`.
-            target: An index into what `forward_func` returned, whose first index is an output token.
+            inputs: See :meth:`LayerMaps.attribute`.
+            target: An index into the output of `forward_func`. Its first index is an output token.
             additional_forward_args: Further arguments for `forward_func`.
-            token: The output tokens that are wanted; None: all.
+            token: The output tokens whose ratios are returned. None: all tokens.
 
         Returns:
-            Ratios between 0 and 1, `(batch, out)`, or, with one output token for each example, `(batch,)`; a list of them if
-            `layer` is a list. That of padding is 0.
+            Ratios between 0 and 1, `(batch, out)`, or `(batch,)` with one output token for each example. A list of
+            such tensors if `layer` is a list. The ratio of padding is 0.
 
         Raises:
-            RefusedError: As in :meth:`LayerMaps.attribute`; a cross-attention, whose sources are other tokens.
+            RefusedError: As in :meth:`LayerMaps.attribute`. Cross-attention, because its sources are other tokens.
         """
         if self.attention != "self":
-            raise ArgumentError("The mixing ratio needs self-attention: a token is no source of its own here.")
+            raise ArgumentError(
+                "attention is 'cross', but the mixing ratio needs self-attention, where each token is a source of "
+                "itself: pass attention='self'."
+            )
         mixing = _Mixing(self.forward_func, self.layer, self.device_ids, include=self.include)
         shares = mixing.attribute(inputs, target, additional_forward_args, token=token)
         return [one[..., 0] for one in shares] if isinstance(shares, list) else shares[..., 0]
@@ -134,7 +136,7 @@ class LayerAttentionNorm(LayerMaps):
 
 
 class _Mixing(LayerAttentionNorm):
-    """What each token gets from all others and what from itself, as a map with two columns."""
+    """A map with two columns: the share of all other tokens, and the share of the token itself."""
 
     def _scores(self, some: Decomposition) -> Tensor:
         return mixing_norms(some.weights, some.vectors, some.rows)

@@ -11,7 +11,7 @@ from torch import Tensor
 from captum_vz.attr._model_free import ModelFreeAttribution
 from captum_vz.errors import ArgumentError
 
-# How far source j is from where it would score highest, for output token i of n.
+# The distance of source j from the position with the highest score, for output token i of n tokens.
 _DISTANCES: Final[dict[str, Callable[[Tensor, Tensor, int], Tensor]]] = {
     "nearest": lambda i, j, n: (i - j).abs(),
     "first": lambda i, j, n: j,
@@ -21,25 +21,25 @@ _DISTANCES: Final[dict[str, Callable[[Tensor, Tensor, int], Tensor]]] = {
 
 
 class PositionAttribution(ModelFreeAttribution):
-    r"""Scores that know nothing of a sentence but the positions of its tokens, for each output *token*.
+    r"""Scores for each output *token* that depend on the positions of the source tokens only.
 
     .. math:: C_{ij} = \frac{1}{1 + \delta_{ij}} \Big/ \textstyle\sum_k \frac{1}{1 + \delta_{ik}}, \qquad
         \delta_{ij} = \begin{cases} |i - j| & \text{nearest} \\ j & \text{first} \\ n - 1 - j & \text{last} \\
         0 & \text{uniform} \end{cases}
 
-    with positions counted from 0 among the n tokens that are no padding. Cues often stand near what depends on them,
-    and much attention goes to the ends of a sentence: a method should find more than that.
+    where positions count from 0 among the n tokens that are not padding. Cues are often near the words that depend on
+    the cues, and much attention goes to the ends of a sentence. A method should find more than these positions.
 
     Args:
-        forward_func: Not called; it may be left out. It is there so that all classes are built alike.
-        layer: Not run. A list of layers gives a list of as many maps, so that :class:`~captum_vz.Rollout` can join
-            them.
-        causal: Whether tokens see only themselves and those before them, as in a causal model.
-        highest: Which tokens score highest: the "nearest" to the output token, the "first", the "last", or all alike
-            ("uniform").
+        forward_func: Not called, and may be omitted. The argument exists because all other classes have it.
+        layer: Not run. For a list of layers, `attribute` returns a list with one map for each layer, which
+            :class:`~captum_vz.Rollout` can join.
+        causal: Whether each token attends only to itself and earlier tokens, as in a causal model.
+        highest: The tokens with the highest score: the "nearest" to the output token, the "first" or the "last".
+            "uniform": all tokens have the same score.
 
     Raises:
-        RefusedError: Another `highest`.
+        RefusedError: `highest` has another value.
 
     >>> from captum_vz import PositionAttribution
     >>> PositionAttribution(highest="first").attribute(torch.tensor([[101, 7592, 102]]), token=1)

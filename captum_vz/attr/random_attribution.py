@@ -13,20 +13,20 @@ from captum_vz.attr._model_free import ModelFreeAttribution
 
 
 class RandomAttribution(ModelFreeAttribution):
-    r"""Random scores, for each output *token* and each source token: the level of a method that knows nothing.
+    r"""Random scores for each output *token* and each source token, the baseline at chance level.
 
     .. math:: C_{ij} = U_{ij} \big/ \textstyle\sum_k U_{ik}, \qquad U_{ij} \sim \operatorname{Uniform}(0, 1)
 
-    The numbers are drawn from the seed, the number of the layer *and the sentence*: the same sentence gets the same
-    scores in whatever batch, and other sentences get others. (From the seed alone, sentences that are explained one by
-    one would all get the same scores, and the average over them would not be that of chance.)
+    The random numbers depend on the seed, on the index of the layer and *on the sentence*. A sentence has the same
+    scores in any batch, and different sentences have different scores. With the seed alone, sentences that are
+    explained one by one would have the same scores, and their average would not be at chance level.
 
     Args:
-        forward_func: Not called; it may be left out. It is there so that all classes are built alike.
-        layer: Not run. A list of layers gives a list of as many maps, so that :class:`~captum_vz.Rollout` can join
-            them.
-        causal: Whether tokens see only themselves and those before them, as in a causal model.
-        seed: The seed. Another seed gives other scores.
+        forward_func: Not called, and may be omitted. The argument exists because all other classes have it.
+        layer: Not run. For a list of layers, `attribute` returns a list with one map for each layer, which
+            :class:`~captum_vz.Rollout` can join.
+        causal: Whether each token attends only to itself and earlier tokens, as in a causal model.
+        seed: The seed. Different seeds give different scores.
 
     >>> from captum_vz import RandomAttribution
     >>> ids = torch.tensor([[101, 7592, 2088, 102]])
@@ -45,5 +45,5 @@ class RandomAttribution(ModelFreeAttribution):
         """Random numbers, `(out, in)`."""
         content = f"{self.seed} {index} {tokens.tolist()}".encode()
         drawn = torch.Generator("cpu").manual_seed(int.from_bytes(hashlib.sha256(content).digest()[:8], "big") >> 1)
-        # The same lot whatever torch's default type and device are, and of (0, 1]: no row is all zero.
+        # The numbers do not depend on torch's default dtype and device. They are in (0, 1], so no row is zero.
         return 1 - torch.rand(len(tokens), len(tokens), generator=drawn, dtype=torch.float32, device="cpu")

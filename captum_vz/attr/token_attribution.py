@@ -16,35 +16,35 @@ from captum_vz.attr._target import Indices, parse_indices
 from captum_vz.errors import ArgumentError
 from captum_vz.functional import token_scores
 
-# Their baselines are a distribution that all examples share, not one baseline an example.
+# The baselines of these methods are a distribution that all examples share, not one baseline for each example.
 _ONE_EXAMPLE_AT_A_TIME = (GradientShap, LayerGradientShap, DeepLiftShap, LayerDeepLiftShap)
 
 
 class TokenAttribution(Attribution):
-    r"""How much each token matters for the model's output at `target`, by one of Captum's own methods.
+    r"""How much each token contributes to the model's output at `target`, by one of Captum's own methods.
 
     .. math:: s_j = \textstyle\sum_k a_{jk}, \qquad
         a = \text{method}\big(x \mapsto o_{\text{target}}(x) - o_{\text{foil}}(x)\big), \qquad x_j = E[\text{id}_j]
 
-    Any attribution class of Captum's that explains inputs or a layer, applied to the word embeddings :math:`x` of token
-    ids: integrated gradients, saliency, input times gradient, DeepLift, GradientShap, feature ablation, or their layer
-    forms. The embeddings enter as `inputs_embeds`, so that the model adds positions and token types as ever; that it
-    then gives the same output as for the ids is checked.
+    A Captum attribution class that explains inputs or a layer is applied to the word embeddings :math:`x` of token ids:
+    integrated gradients, saliency, input times gradient, DeepLift, GradientShap, feature ablation, or their layer
+    forms. The embeddings are passed as `inputs_embeds`, so the model adds positions and token types itself. The output
+    for the embeddings must equal the output for the ids.
 
-    These methods explain an *output*: `target` names a class or, of logits for each token, `(token, class)`. DeepLift
-    has rules for the activation *modules* of torch.nn only; elsewhere (transformers' GELU, attention) it is input times
-    gradient.
+    These methods explain an *output*. `target` is a class, or `(token, class)` for logits of each token. DeepLift has
+    rules for the activation *modules* of torch.nn only. For other operations (the GELU of transformers, attention),
+    DeepLift equals input times gradient.
 
     Args:
-        forward_func: A model, or a function that takes the same keywords: `inputs_embeds` and, for the check,
-            `input_ids`, beside all else in `inputs`. It returns logits, or an object that has them as `logits`.
+        forward_func: A model, or a function that takes the same keywords: `inputs_embeds`, the other entries of
+            `inputs` and, for the check, `input_ids`. The output is logits, or an object with logits as `logits`.
         method: A Captum attribution class, or a function that builds one, such as
             `functools.partial(IntegratedGradients, multiply_by_inputs=False)`.
-        tokenizer: Has the ids of the special tokens.
-        layer: For the layer forms, the module whose output `(batch, tokens, d)` they explain.
-        embeddings: The module that embeds token ids; None: `forward_func.get_input_embeddings()`.
-        objective: What to explain instead of logits: a function of the model's output that returns `(batch,)` or, to be
-            read at `target`, `(batch, classes)`. A method may run many copies of the batch at once.
+        tokenizer: The tokenizer, which has the ids of the special tokens.
+        layer: For layer methods, the module whose output `(batch, tokens, d)` is explained.
+        embeddings: The module that embeds token ids. None: `forward_func.get_input_embeddings()`.
+        objective: A function of the model's output to explain instead of logits. It returns `(batch,)`, or `(batch,
+            classes)` to be indexed by `target`. A method may run many copies of the batch at once.
         reduce: "sum" (signed), "l1" or "l2", see :func:`~captum_vz.token_scores`.
 
     >>> from captum.attr import IntegratedGradients
@@ -89,32 +89,32 @@ class TokenAttribution(Attribution):
         baselines: Literal["pad", "mask", "zero"] | Tensor = "pad",
         **options: Any,
     ) -> Tensor:
-        """How much each token matters for the output at `target`.
+        """How much each token contributes to the output at `target`.
 
-        Gradients are computed also where the caller has switched them off. The model is left as it was.
+        Gradients are computed also inside `torch.no_grad`. The model is unchanged after the call.
 
         Args:
             inputs: Token ids `(batch, tokens)`, or a mapping that holds them as `input_ids`, such as a tokenizer's
                 output.
-            target: An index into what `forward_func` returned, in any of Captum's forms: a class of logits `(batch,
-                classes)`; `(token, class)` of logits `(batch, tokens, classes)`; a list or tensor with one for each
-                example. None: the output is one number for each example.
+            target: An index into the output of `forward_func`, in any of Captum's forms: a class of logits `(batch,
+                classes)`, `(token, class)` of logits `(batch, tokens, classes)`, or a list or tensor with one index for
+                each example. None: the output is one number for each example.
             foil: The index of the number that is subtracted, in the same forms ("why target rather than foil?").
-            baselines: What stands for a token that is not there, where the method has baselines: "pad", "mask" (the
-                embeddings of these tokens), "zero" (no embedding), or token ids `(1 or batch, tokens)`. By name, the
-                special tokens (CLS, SEP, BOS, EOS, padding) keep their own embeddings, and get scores of 0 from
-                methods that compare with the baseline.
-            options: Passed on to the method's own `attribute`, such as `n_steps`, or `internal_batch_size` for
-                integrated gradients of large batches, which otherwise run all steps of all examples at once. Occlusion
-                takes one token at a time; `sliding_window_shapes=(tokens, d)` are other windows.
+            baselines: The replacement of an absent token, for methods with baselines: "pad" or "mask" (the embedding of
+                this token), "zero" (a zero vector), or token ids `(1 or batch, tokens)`. With a name, special tokens
+                (CLS, SEP, BOS, EOS, padding) keep their embeddings. Methods that compare with the baseline then give
+                special tokens the score 0.
+            options: Further arguments for the method's own `attribute`, such as `n_steps`. Integrated gradients run all
+                steps of all examples at once. For large batches pass `internal_batch_size`. Occlusion replaces one
+                token at a time, unless `sliding_window_shapes=(tokens, d)` is passed.
 
         Returns:
-            `(batch, tokens)`, the shape of the ids, in at least float32; 0 at padding. Rows are not normalised: those
-            of integrated gradients and DeepLift sum, with `reduce="sum"`, to the output minus that for the baseline.
+            `(batch, tokens)`, the shape of the ids, in at least float32. 0 at padding. Rows are not normalised. With
+            `reduce="sum"`, rows of integrated gradients and DeepLift sum to the output minus the baseline's output.
 
         Raises:
-            RefusedError: Arguments that do not fit; inference mode; a model in train mode, or one whose output for
-                embeddings is not that for ids; an output that is not as described.
+            RefusedError: Wrong arguments. Inference mode. A model in train mode. A model whose output differs between
+                embeddings and ids. An output of another shape than described.
         """
         if torch.is_inference_mode_enabled():
             raise ArgumentError(
@@ -122,9 +122,7 @@ class TokenAttribution(Attribution):
                 "instead."
             )
         if getattr(self.forward_func, "training", False):
-            raise ArgumentError(
-                "The model is in train mode: call model.eval() first."
-            )
+            raise ArgumentError("The model is in train mode: call model.eval() first.")
         named = dict(inputs) if isinstance(inputs, Mapping) else {"input_ids": inputs}
         ids = named.pop("input_ids", None)
         if not (isinstance(ids, Tensor) and ids.ndim == 2 and not ids.is_floating_point() and ids.numel()):
@@ -133,7 +131,7 @@ class TokenAttribution(Attribution):
                 "input_ids."
             )
         if self.objective is not None and foil is not None:
-            raise ArgumentError("The objective says what is explained, so foil has no meaning: subtract it there.")
+            raise ArgumentError("The objective defines the number, so foil has no meaning: subtract it there.")
         indices, other = parse_indices(target), parse_indices(foil, "foil")
         run = EmbeddingObjective(self.forward_func, self.objective, named, len(ids))
         words = self._words()
@@ -182,14 +180,14 @@ class TokenAttribution(Attribution):
         if not (isinstance(found, Tensor) and found.ndim == 3 and found.shape[:2] == embedded.shape[:2]):
             raise ArgumentError(
                 f"{type(method).__name__} gave {shape}: expected ({len(embedded)}, {embedded.shape[1]}, d), one vector "
-                "for each token."
+                "for each token. Pass a method that returns one tensor in the shape of the embeddings."
             )
         if not (not windows or torch.equal(found, found[..., :1].expand_as(found))):
             raise ArgumentError(
                 f"sliding_window_shapes is {options.get('sliding_window_shapes')!r}, which takes parts of tokens: pass "
-                f"(tokens, {found.shape[2]}), windows of whole vectors, or leave it out for one token at a time."
+                f"(tokens, {found.shape[2]}), windows of whole vectors. Or leave it out, for one token at a time."
             )
-        # Where a token is one feature, each entry of its vector carries the score of the whole token.
+        # If a token is one feature, each entry of its vector is the score of the whole token.
         return token_scores((found[..., :1] if masks or windows else found).detach(), self.reduce)
 
     def _words(self) -> nn.Module:
@@ -211,9 +209,7 @@ class TokenAttribution(Attribution):
                 )
             return words(baselines.to(ids.device).expand_as(ids))
         if baselines not in ("pad", "mask", "zero"):
-            raise ArgumentError(
-                f"baselines is {baselines!r}: pass 'pad', 'mask', 'zero' or token ids."
-            )
+            raise ArgumentError(f"baselines is {baselines!r}: pass 'pad', 'mask', 'zero' or token ids.")
         special = [getattr(self.tokenizer, f"{name}_token_id", None) for name in ("cls", "sep", "bos", "eos", "pad")]
         kept = torch.isin(ids, ids.new_tensor([number for number in special if number is not None]))
         if baselines == "zero":
@@ -227,7 +223,7 @@ class TokenAttribution(Attribution):
 
 
 def _one_each(indices: Indices, ids: Tensor) -> Tensor | None:
-    """The indices of each example, `(batch, axis)`, which Captum repeats with the batch."""
+    """The indices of each example, `(batch, axis)`. Captum repeats them with the batch."""
     if indices is None:
         return None
     each = indices if isinstance(indices, list) else [indices] * len(ids)

@@ -88,7 +88,7 @@ def test_a_tuple_for_a_tuple() -> None:
 def test_what_gives_no_maps_is_refused() -> None:
     with pytest.raises(AssertionError, match="maps is of type AttentionRollout: pass a method that gives"):
         Rollout(AttentionRollout(BERT.model, BERT.layers))  # type: ignore[arg-type]  # wrong on purpose
-    with pytest.raises(AssertionError, match=r"maps is of type list: .* for which there is functional.rollout"):
+    with pytest.raises(AssertionError, match=r"maps is of type list: .* For maps, call captum_vz.functional.rollout"):
         Rollout([torch.ones(1, 2, 2)])  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(AssertionError, match="HiddenTokenAttribution, whose map of a layer goes down"):
         Rollout(HiddenTokenAttribution(BERT.model, BERT.layers))

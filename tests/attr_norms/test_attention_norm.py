@@ -270,7 +270,7 @@ def test_options_that_there_are_not() -> None:
     model = nn.Identity()
     with pytest.raises(AssertionError, match=r"include is 'all': pass one of 'attention', 'residual'"):
         LayerAttentionNorm(model, model, include="all")  # type: ignore[arg-type]  # wrong on purpose
-    with pytest.raises(AssertionError, match="the residual beside a cross-attention is no source token"):
+    with pytest.raises(AssertionError, match="residual connection of a cross-attention is not a source token"):
         LayerAttentionNorm(model, model, include="residual", attention="cross")
-    with pytest.raises(AssertionError, match="a token is no source of its own"):
+    with pytest.raises(AssertionError, match="the mixing ratio needs self-attention"):
         LayerAttentionNorm(model, model, attention="cross").mixing_ratio(torch.ones(1, 2))
