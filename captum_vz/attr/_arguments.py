@@ -66,8 +66,8 @@ def as_layers(layer: Any) -> list[nn.Module]:
     inside = [type(entry).__name__ for entry in layers if id(entry) in parts]
     if inside:
         raise ArgumentError(
-            f"layer lists modules that are parts of other modules in the list: {', '.join(inside)}. Pass the modules "
-            "and their parts in separate calls."
+            f"layer lists modules that are part of others in it: {', '.join(inside)}. Pass either the modules or "
+            "their parts, in separate calls."
         )
     # A compiled layer wraps the module that runs.
     return [getattr(entry, "_orig_mod", entry) for entry in layers]

@@ -100,7 +100,7 @@ class ValueZeroing(LayerMaps):
         norm = self.final_norm
         if site.streams is not None and norm is not None:
             raise UnsupportedLayerError(
-                f"The layer {site.layer.name} has several vectors for each token, but final_norm expects one vector: "
+                f"The layer {site.layer.name} carries several vectors of each token, and final_norm is for one vector: "
                 "leave final_norm None."
             )
         if norm is not None and any(parameter.dtype in HALF for parameter in norm.parameters()):

@@ -47,7 +47,7 @@ def test_cross_attention(name: str) -> None:
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "mistral", "vit", "bart-decoder"])
-def test_any_implementation_that_the_model_was_loaded_with(name: str, implementation: str) -> None:
+def test_every_attention_implementation(name: str, implementation: str) -> None:
     case = FAMILIES[name].build(attn_implementation=implementation)
     maps = LayerAttention(case.model, case.layers).attribute(case.inputs)
     for index, layer_map in enumerate(maps):
@@ -55,7 +55,7 @@ def test_any_implementation_that_the_model_was_loaded_with(name: str, implementa
     assert case.model.config._attn_implementation == implementation
 
 
-def test_weight_that_goes_to_a_sink_goes_to_no_token() -> None:
+def test_weight_of_an_attention_sink() -> None:
     case = FAMILIES["gpt-oss"].case
     raw, normalized = (
         LayerAttention(case.model, case.layers[0], normalize=normalize).attribute(case.inputs)
@@ -68,7 +68,7 @@ def test_weight_that_goes_to_a_sink_goes_to_no_token() -> None:
 
 @pytest.mark.parametrize("heads", ["mean", "max", [0, 2]])
 @pytest.mark.parametrize("name", ["bert", "gpt2", "t5-decoder"])
-def test_the_weights_of_a_feature_are_added_up(name: str, heads: Any) -> None:
+def test_weights_of_a_feature_are_summed(name: str, heads: Any) -> None:
     case = FAMILIES[name].case
     plain = naive_attention(case, -1, heads=heads, normalize=False)
     _, sources = real_positions(case, record(case)[0][-1], "self")

@@ -41,7 +41,7 @@ def test_small_steps_find_the_same(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama"])
-def test_what_goes_into_the_first_layer_is_the_first_of_the_hidden_states(name: str) -> None:
+def test_stack_input_equals_first_hidden_state(name: str) -> None:
     """The convention of transformers: for BERT it is behind the embeddings' norm, for the others in front of all."""
     case = FAMILIES[name].case
     with torch.no_grad():
@@ -50,7 +50,7 @@ def test_what_goes_into_the_first_layer_is_the_first_of_the_hidden_states(name: 
 
 
 @pytest.mark.parametrize("name", ["bert", "albert-two-in-turn", "t5-decoder", "wav2vec2"])
-def test_the_first_layer_need_not_be_asked_for_nor_the_model_be_seen(name: str) -> None:
+def test_later_layer_of_a_function(name: str) -> None:
     case = FAMILIES[name].case
     whole = HiddenTokenAttribution(case.model, case.layers, probes=2).attribute(case.inputs)
     for forward in (case.model, lambda **inputs: case.model(**inputs)):
@@ -58,7 +58,7 @@ def test_the_first_layer_need_not_be_asked_for_nor_the_model_be_seen(name: str) 
         assert torch.equal(alone, whole[-1])
 
 
-def test_a_layer_may_be_called_by_keyword() -> None:
+def test_layer_called_by_keyword() -> None:
     case = FAMILIES["bert"].case
 
     class ByKeyword(nn.Module):
@@ -95,7 +95,7 @@ def test_other_threads_are_left_alone() -> None:
     assert not seen[0].requires_grad
 
 
-def test_the_layers_of_a_decoder_and_the_encoders_tokens() -> None:
+def test_decoder_layers_with_encoder_tokens() -> None:
     case = FAMILIES["bart-decoder"].case
     embeddings = case.model.encoder.embed_tokens
     maps = HiddenTokenAttribution(case.model, case.layers, embeddings=embeddings).attribute(case.inputs)
@@ -118,7 +118,7 @@ def test_vectors_that_a_module_returns(name: str, of: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2"])
-def test_a_norm_behind_the_words_makes_a_difference_and_added_positions_make_none(name: str) -> None:
+def test_embeddings_with_norm_or_added_positions(name: str) -> None:
     case = FAMILIES[name].case
     words, behind = (
         HiddenTokenAttribution(case.model, case.layers[0], embeddings=module).attribute(case.inputs)
@@ -128,14 +128,14 @@ def test_a_norm_behind_the_words_makes_a_difference_and_added_positions_make_non
 
 
 @each_family
-def test_a_batch_is_its_examples_one_by_one_and_padding_changes_nothing(name: str) -> None:
+def test_padded_batch_equals_its_examples(name: str) -> None:
     case = FAMILIES[name].case
     for probes in (None, 2):
         assert_batch_is_its_examples(HiddenTokenAttribution(case.model, case.layers[-1], probes=probes), case)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
-def test_nothing_to_come_matters(name: str) -> None:
+def test_later_tokens_have_no_effect(name: str) -> None:
     case = FAMILIES[name].case
     for one in HiddenTokenAttribution(case.model, case.layers).attribute(case.inputs):
         assert not one.triu(1).any()
@@ -152,7 +152,7 @@ def passing_on(case: Case) -> Case:
 
 
 @pytest.mark.parametrize("probes", [None, 5])
-def test_layers_that_pass_on_what_they_are_given(probes: int | None) -> None:
+def test_layers_that_return_their_input(probes: int | None) -> None:
     case = passing_on(FAMILIES["gpt2"].build())
     real = case.inputs["attention_mask"].double()
     method = HiddenTokenAttribution(case.model, case.layers, probes=probes, normalize=False)
@@ -167,7 +167,7 @@ def test_layers_that_pass_on_what_they_are_given(probes: int | None) -> None:
 
 @pytest.mark.parametrize("probes", [4, 64])
 @pytest.mark.parametrize("name", ["bert", "llama"])
-def test_probes_are_as_near_as_is_said(name: str, probes: int) -> None:
+def test_deviation_of_probes(name: str, probes: int) -> None:
     case = FAMILIES[name].case
     exact = HiddenTokenAttribution(case.model, case.layers, normalize=False).attribute(case.inputs)
     method = HiddenTokenAttribution(case.model, case.layers, probes=probes, normalize=False)
@@ -262,7 +262,7 @@ def test_vectors_in_place_of_ids(name: str) -> None:
     assert not vectors.requires_grad
 
 
-def test_a_layer_may_write_into_what_it_is_given() -> None:
+def test_layer_that_writes_into_its_input() -> None:
     case = FAMILIES["llama"].build()
     expected = HiddenTokenAttribution(case.model, case.layers).attribute(case.inputs)
     with case.layers[0].register_forward_pre_hook(lambda layer, args: (args[0].mul_(1.0), *args[1:])):
@@ -270,7 +270,7 @@ def test_a_layer_may_write_into_what_it_is_given() -> None:
 
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
-def test_no_parameter_gets_a_gradient_and_no_grad_is_no_hindrance(implementation: str) -> None:
+def test_no_parameter_gradients_inside_no_grad(implementation: str) -> None:
     case = FAMILIES["bert"].build(attn_implementation=implementation)
     case.model.requires_grad_(True)
     case.layers[0].output.dense.weight.grad = torch.ones_like(case.layers[0].output.dense.weight)
@@ -287,7 +287,7 @@ def test_no_parameter_gets_a_gradient_and_no_grad_is_no_hindrance(implementation
     assert (case.layers[0].output.dense.weight.grad == 1).all()
 
 
-def test_a_backward_pass_that_cannot_be_batched() -> None:
+def test_unbatchable_backward_pass() -> None:
     """An operation with a backward pass of its own that picks a number out of its tensor, which no batch allows."""
 
     class Twice(torch.autograd.Function):
@@ -310,7 +310,7 @@ def test_a_backward_pass_that_cannot_be_batched() -> None:
         assert_same(found, method.attribute(case.inputs, token=1))
 
 
-def test_the_layers_of_torch_with_tokens_in_front_of_examples() -> None:
+def test_torch_layers_with_tokens_first() -> None:
     model = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 24, 0.0, batch_first=True), 2).double().eval()
     x = torch.randn(3, 4, 16, dtype=torch.float64)
     settings: list[dict[str, Any]] = [{}, {"token": [3, 0, 1]}, {"feature_mask": torch.tensor([[0, 1, 1, 2]])}]
@@ -323,7 +323,7 @@ def test_the_layers_of_torch_with_tokens_in_front_of_examples() -> None:
 
 
 @pytest.mark.parametrize("norm_first", [False, True])
-def test_the_layers_of_torch_with_padding_that_sees_nothing(norm_first: bool) -> None:
+def test_torch_layers_with_isolated_padding(norm_first: bool) -> None:
     class Blocks(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -348,7 +348,7 @@ def test_the_layers_of_torch_with_padding_that_sees_nothing(norm_first: bool) ->
         assert_same(together.sum(-1), (ids > 0).double())
 
 
-def test_half_precision_is_what_the_model_has() -> None:
+def test_half_precision_model() -> None:
     half, whole = FAMILIES["llama"].build(torch.bfloat16), FAMILIES["llama"].case
     found = HiddenTokenAttribution(half.model, half.layers[1]).attribute(half.inputs)
     assert found.dtype == torch.float32
@@ -379,7 +379,7 @@ def test_bad_arguments() -> None:
         HiddenTokenAttribution(torch.no_grad()(case.model.forward), case.layers).attribute(case.inputs)
 
 
-def test_stacks_that_do_not_show_their_first_layer() -> None:
+def test_stacks_without_a_visible_first_layer() -> None:
     case = FAMILIES["bert"].case
     layers, vectors = case.layers, embed(case)
     before = footprint(case.model)

@@ -191,7 +191,7 @@ ROLLOUTS: list[Callable[..., Any]] = [
 ]
 
 
-def test_a_hook_that_steers_a_layer_mixes_no_tokens() -> None:
+def test_steering_hook_is_not_mixing() -> None:
     model, x = Stack(Block(), Block()), sequences(2)
     plain = LayerAttention(model, find_layers(model)).attribute(x)[0]
     model.layers[0].register_forward_hook(lambda module, inputs, output: output + 1)
@@ -202,7 +202,7 @@ def test_a_hook_that_steers_a_layer_mixes_no_tokens() -> None:
 
 @pytest.mark.parametrize("method", ROLLOUTS)
 @pytest.mark.parametrize("other", [Recurrent, InPlace])
-def test_a_rollout_refuses_what_runs_between(method: Any, other: type[Recurrent]) -> None:
+def test_mixing_between_layers_is_refused(method: Any, other: type[Recurrent]) -> None:
     model, x = hybrid(other), sequences(2)
     layers = find_layers(model)
     assert layers == [model.layers[number] for number in (0, 2, 3)]
@@ -216,7 +216,7 @@ def test_a_rollout_refuses_what_runs_between(method: Any, other: type[Recurrent]
 
 @pytest.mark.parametrize("mixer", [Convolution, Stopping, Mean, CausalMean, Shift])
 @pytest.mark.parametrize("method", [ValueZeroingRollout, AttentionRollout])
-def test_a_rollout_refuses_what_runs_beside_the_attention(method: Any, mixer: type[nn.Module]) -> None:
+def test_mixing_inside_a_layer_is_refused(method: Any, mixer: type[nn.Module]) -> None:
     torch.manual_seed(0)
     model, x = Stack(Block(), Block(after=mixer())), sequences(2)
     layers = find_layers(model)
@@ -242,7 +242,7 @@ class Wary(nn.Module):
 
 
 @pytest.mark.parametrize("error", [KeyError("nan"), AttributeError("nan"), AssertionError("nan"), StopIteration()])
-def test_a_layer_that_does_not_run_on_what_is_not_a_number_is_not_told_to_mix(error: Exception) -> None:
+def test_layer_that_fails_on_nan(error: Exception) -> None:
     model, x = Stack(Block(), Block(after=Wary(error))), sequences(2)
     of = AttentionRollout(model, find_layers(model))
     found = of.attribute(x)
@@ -250,7 +250,7 @@ def test_a_layer_that_does_not_run_on_what_is_not_a_number_is_not_told_to_mix(er
     assert_same(found, of.attribute(x))
 
 
-def test_padding_that_is_no_number_is_not_what_mixes() -> None:
+def test_nan_padding_is_not_mixing() -> None:
     block, x, mask = Block(after=Spoiled()), sequences(2), mask_of_spoiled(2, 6)
     assert block(x, mask)[1, -1].isnan().all()
     of = AttentionRollout(block, block)
@@ -259,13 +259,13 @@ def test_padding_that_is_no_number_is_not_what_mixes() -> None:
     assert_same(found, of.attribute((x, mask)))
 
 
-def test_a_lack_of_memory_is_no_answer() -> None:
+def test_out_of_memory_error_is_raised() -> None:
     model = Stack(Block(), Block(after=Wary(torch.OutOfMemoryError("Tried to allocate 20.00 GiB"))))
     with pytest.raises(torch.OutOfMemoryError, match="Tried to allocate"):
         AttentionRollout(model, find_layers(model)).attribute(sequences(2))
 
 
-def test_between_as_identity_is_the_product_of_the_maps() -> None:
+def test_ignored_mixing_multiplies_maps() -> None:
     model, x = hybrid(), sequences(2)
     layers = find_layers(model)
     maps = ValueZeroing(model, layers).attribute(x)
@@ -275,7 +275,7 @@ def test_between_as_identity_is_the_product_of_the_maps() -> None:
     assert_same(row, joined[-1][:, 3])
 
 
-def test_layers_that_were_left_out_are_missed() -> None:
+def test_omitted_layers_are_refused() -> None:
     torch.manual_seed(0)
     model, x = Stack(*(Block() for _ in range(4))), sequences(2)
     some = [model.layers[0], model.layers[1], model.layers[3]]
@@ -284,13 +284,13 @@ def test_layers_that_were_left_out_are_missed() -> None:
     ValueZeroingRollout(model, list(model.layers)).attribute(x)
 
 
-def test_another_word_for_what_is_between() -> None:
+def test_unknown_other_mixing_is_refused() -> None:
     model = hybrid()
     with pytest.raises(AssertionError, match="other_mixing is 'mean': pass 'refuse' or 'ignore'"):
         ValueZeroingRollout(model, find_layers(model), other_mixing="mean")
 
 
-def test_a_recurrent_mixer_beside_the_attention_of_a_real_layer() -> None:
+def test_recurrent_mixer_of_a_real_layer() -> None:
     torch.manual_seed(0)
     sizes = {"mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_ssm": 32, "mamba_d_state": 8, "head_dim": 8}
     config = transformers.FalconH1Config(**SIZE, num_hidden_layers=2, num_key_value_heads=2, **sizes)
@@ -299,7 +299,7 @@ def test_a_recurrent_mixer_beside_the_attention_of_a_real_layer() -> None:
         ValueZeroingRollout(model, find_layers(model)).attribute(IDS)
 
 
-def test_a_convolution_beside_an_attention_that_is_inline() -> None:
+def test_convolution_with_inline_attention() -> None:
     sizes = {"encoder_num_attention_heads": 2, "encoder_layers": 2, "encoder_linear_units": 24, "num_mel_bins": 8}
     config = transformers.FastSpeech2ConformerConfig(hidden_size=16, vocab_size=50, **sizes)
     model = FastSpeech2ConformerEncoder(config, config.encoder_config, use_encoder_input_layer=True).eval()
@@ -321,14 +321,14 @@ def test_rollouts_of_real_hybrids(name: str) -> None:
     assert_same(ValueZeroingRollout(model, layers, other_mixing="ignore").attribute(IDS), second @ first)
 
 
-def test_parts_of_a_layer_are_no_hybrid_stack() -> None:
+def test_list_inside_a_layer() -> None:
     """T5 keeps a block's attention and its feed-forward in a list."""
     sizes = {"d_model": 16, "d_kv": 8, "d_ff": 24, "num_heads": 2, "num_layers": 2, "vocab_size": 50}
     encoder = transformers.T5EncoderModel(transformers.T5Config(**sizes))
     assert [type(layer).__name__ for layer in find_layers(encoder)] == ["T5Block"] * 2
 
 
-def test_a_hybrid_stack_beside_a_full_one_is_another_stack() -> None:
+def test_hybrid_stack_and_full_stack() -> None:
     class Two(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -340,7 +340,7 @@ def test_a_hybrid_stack_beside_a_full_one_is_another_stack() -> None:
     assert len(find_layers(Two().text)) == 1
 
 
-def test_a_comparison_of_methods_refuses_it_too() -> None:
+def test_comparison_refuses_mixing() -> None:
     model, layers = model_of("Jamba"), find_layers(model_of("Jamba"))
     batch = Batch(model, None, layers, {"input_ids": IDS}, [2])
     with pytest.raises(AssertionError, match="something else runs between the layers 0"):

@@ -30,7 +30,7 @@ def real_tokens(case: Case) -> torch.Tensor:
 
 
 @each_family
-def test_a_batch_is_its_examples_one_by_one_and_padding_changes_nothing(name: str) -> None:
+def test_padded_batch_equals_its_examples(name: str) -> None:
     case = FAMILIES[name].case
     for method in LAYER_METHODS:
         together = maps_of(case, method)
@@ -93,7 +93,7 @@ def test_any_size_of_chunk(name: str, positions: int, monkeypatch: pytest.Monkey
 
 
 @each_family
-def test_rows_of_real_tokens_sum_to_one(name: str) -> None:
+def test_token_rows_sum_to_one(name: str) -> None:
     case = FAMILIES[name].case
     real = real_tokens(case)
     for method in LAYER_METHODS + STACK_METHODS[:2]:
@@ -115,7 +115,7 @@ def test_only_causal_maps_are_lower_triangular(name: str) -> None:
 
 
 @each_varied
-def test_a_layer_does_not_depend_on_which_others_are_watched(name: str) -> None:
+def test_layer_alone_or_with_others(name: str) -> None:
     case = FAMILIES[name].case
     for method in LAYER_METHODS:
         together = maps_of(case, method)
@@ -126,7 +126,7 @@ def test_a_layer_does_not_depend_on_which_others_are_watched(name: str) -> None:
 
 
 @each_method
-def test_token_ids_and_their_embeddings_give_the_same(method: Any) -> None:
+def test_token_ids_equal_their_embeddings(method: Any) -> None:
     case = FAMILIES["gpt2"].case
     embeddings = case.model.wte(case.inputs["input_ids"])
     embedded = {"inputs_embeds": embeddings, "attention_mask": case.inputs["attention_mask"]}
@@ -147,7 +147,7 @@ def test_further_arguments_follow_the_inputs(method: Any) -> None:
 
 
 @each_varied
-def test_zeroing_a_value_that_is_zero_changes_nothing(name: str) -> None:
+def test_zero_values_change_nothing(name: str) -> None:
     """Not even by rounding, which would be blown up to a row of one; and a row that nothing moves stays zero."""
     case = FAMILIES[name].build()
     site = case.family.attention

@@ -55,7 +55,7 @@ WORDS = torch.tensor([[0, 0, 1, 1, 2, 2, 3]])
 @pytest.mark.parametrize(
     "keywords", [{}, {"target": [2, 0, 1]}, {"feature_mask": WORDS}, {"all_layers": True}], ids=str
 )
-def test_the_special_ones_are_this_with_the_residual_of_their_paper(name: str, keywords: dict[str, Any]) -> None:
+def test_special_rollouts_equal_the_general_rollout(name: str, keywords: dict[str, Any]) -> None:
     special, maps, residual = SPECIAL[name]
     expected = special(BERT.model, BERT.layers).attribute(BERT.inputs, **keywords)
     found = Rollout(maps(BERT), residual=residual).attribute(BERT.inputs, **keywords)
@@ -67,7 +67,7 @@ def test_the_special_ones_are_this_with_the_residual_of_their_paper(name: str, k
 @each_map
 @each_case
 @pytest.mark.parametrize("residual", [None, 0.5, "renormalize"])
-def test_the_maps_of_any_method_are_multiplied(name: str, case: Case, residual: Any) -> None:
+def test_maps_of_every_method(name: str, case: Case, residual: Any) -> None:
     maps = MAPS[name](case).attribute(case.inputs)
     expected = naive_rollout(maps, residual)
     of = Rollout(MAPS[name](case), residual=residual)
@@ -148,13 +148,13 @@ def test_features_have_receptive_fields_too() -> None:
 
 
 @pytest.mark.parametrize("method", [ValueZeroingRollout, AttentionRollout, AttentionFlow])
-def test_where_every_token_reaches_every_other_nothing_changes(method: Any) -> None:
+def test_receptive_fields_with_full_attention(method: Any) -> None:
     case = BERT.example(0)
     corrected = method(case.model, case.layers, per_receptive_field=True).attribute(case.inputs)
     assert_same(corrected, method(case.model, case.layers).attribute(case.inputs))
 
 
-def test_uniform_causal_attention_is_told_to_be_fair_to_what_is_seen() -> None:
+def test_receptive_fields_with_uniform_causal_attention() -> None:
     # One layer, tokens that look back evenly: row i is 1 / (i + 1), and source j is seen by n - j.
     even = PositionAttribution(layer=[torch.nn.Identity()], causal=True, highest="uniform")
     (found,) = Rollout(even, per_receptive_field=True).attribute(torch.ones(1, 3, dtype=torch.long))
@@ -162,7 +162,7 @@ def test_uniform_causal_attention_is_told_to_be_fair_to_what_is_seen() -> None:
     torch.testing.assert_close(found, expected)
 
 
-def test_a_row_of_flow_costs_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cost_of_one_flow_row(monkeypatch: pytest.MonkeyPatch) -> None:
     from networkx.algorithms import flow
 
     solve, pairs = flow.shortest_augmenting_path, []
@@ -181,7 +181,7 @@ def test_a_row_of_flow_costs_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
         ]
 
 
-def test_receptive_fields_of_a_deep_stack_do_not_vanish() -> None:
+def test_receptive_fields_of_a_deep_stack() -> None:
     map_ = normalize_rows(torch.eye(4) + 1e-6 * torch.ones(4, 4).tril())[None]
     assert receptive_fields([map_] * 500)[-1].tolist() == [[4, 3, 2, 1]]
     with pytest.raises(AssertionError, match="at least one layer, got none"):

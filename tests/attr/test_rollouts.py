@@ -77,7 +77,7 @@ def test_options_of_value_zeroing(options: dict[str, Any]) -> None:
     check(ValueZeroingRollout, FAMILIES["llama"].case, None, options)
 
 
-def test_a_layer_that_runs_again_counts_again() -> None:
+def test_repeated_layer_counts_each_run() -> None:
     """ALBERT's three layers are one, run three times; its two in turn are run twice each."""
     for name, runs in (("albert", 3), ("albert-two-in-turn", 4)):
         case = FAMILIES[name].case
@@ -88,7 +88,7 @@ def test_a_layer_that_runs_again_counts_again() -> None:
 
 
 @each_method
-def test_a_stack_may_begin_and_end_anywhere(method: Any) -> None:
+def test_part_of_a_stack(method: Any) -> None:
     case = FAMILIES["bert"].case
     _, join = ROLLOUTS[method]
     for some in (slice(1, 3), slice(0, 1), slice(1, 2), slice(0, 3, 2)):
@@ -99,7 +99,7 @@ def test_a_stack_may_begin_and_end_anywhere(method: Any) -> None:
 
 @each_residual
 @each_method
-def test_a_row_is_the_row_of_the_whole_and_padding_is_zero(method: Any, residual: Any) -> None:
+def test_row_equals_row_of_the_map(method: Any, residual: Any) -> None:
     case = FAMILIES["bert"].case
     of = method(case.model, case.layers, residual=residual)
     whole = of.attribute(case.inputs, all_layers=True)
@@ -167,7 +167,7 @@ def test_features(method: Any, residual: Any, name: str, mask: Tensor) -> None:
     assert_same(row, expected[-1][:, 1])
 
 
-def test_features_of_one_token_each_are_no_features() -> None:
+def test_features_of_one_token() -> None:
     case = FAMILIES["bert"].case
     for method in ROLLOUTS:
         of = method(case.model, case.layers)
@@ -177,7 +177,7 @@ def test_features_of_one_token_each_are_no_features() -> None:
 
 @each_method
 @pytest.mark.parametrize("name", ["bart-decoder", "t5-decoder"])
-def test_an_encoder_and_its_decoder_are_not_joined_though_their_sequences_be_of_one_length(
+def test_encoder_and_decoder_of_equal_length(
     name: str, method: Any
 ) -> None:
     case = FAMILIES[name].case

@@ -113,7 +113,7 @@ def test_captum_by_hand_gives_the_same(method: Any, reduce: Any) -> None:
     torch.testing.assert_close(scores, expected, rtol=1e-9, atol=1e-12)
 
 
-def test_ablation_is_the_fall_of_the_logit_by_each_token() -> None:
+def test_ablation_equals_the_logit_decrease() -> None:
     ids = ONE["input_ids"]
     x, base = word_embeddings(ids), pad_baseline(ids)
     with torch.no_grad():
@@ -171,7 +171,7 @@ def test_token_ids_are_baselines_too() -> None:
 
 
 @each_method
-def test_a_padded_batch_is_its_examples_one_by_one(method: Any) -> None:
+def test_padded_batch_equals_its_examples(method: Any) -> None:
     options = {"n_samples": 3} if method in SAMPLED else {}
     targets = torch.tensor([ARE, IS])
     seed(0)
@@ -195,7 +195,7 @@ def seed(number: int) -> None:
 
 
 @each_method
-def test_it_works_inside_no_grad_and_leaves_the_model_as_it_was(method: Any) -> None:
+def test_no_grad_and_unchanged_model(method: Any) -> None:
     before, weights = footprint(MODEL), numbers(MODEL)
     seed(0)
     with_grad = explain(method)
@@ -220,7 +220,7 @@ def test_an_objective_reads_the_output_itself() -> None:
     torch.testing.assert_close(at_target, explain(Saliency, ONE, position=PLACES[0]))
 
 
-def test_a_method_may_be_built_with_options_of_its_own() -> None:
+def test_method_with_its_own_options() -> None:
     local = explain(partial(IntegratedGradients, multiply_by_inputs=False), ONE, position=PLACES[0], baselines="zero")
     x = word_embeddings(ONE["input_ids"]).requires_grad_()
     base = torch.zeros_like(x)
@@ -250,7 +250,7 @@ TINY_IDS = torch.tensor([[0, 5, 6, 7, 1], [0, 8, 8, 9, 1]])
 
 
 @pytest.mark.parametrize("method", [IntegratedGradients, DeepLift, FeatureAblation, InputXGradient])
-def test_of_a_linear_model_all_methods_with_a_baseline_say_the_same(method: Any) -> None:
+def test_baseline_methods_agree_on_linear_model(method: Any) -> None:
     model = Bag(nn.Identity()).double().eval()
     weights = model.outer.weight @ model.inner.weight  # (classes, d)
     expected = torch.zeros(2, 5, dtype=torch.float64)
@@ -266,14 +266,14 @@ def test_of_a_linear_model_all_methods_with_a_baseline_say_the_same(method: Any)
     torch.testing.assert_close(scores, expected.detach())
 
 
-def test_deep_lift_is_complete_where_it_knows_the_activations() -> None:
+def test_deep_lift_completeness() -> None:
     model = Bag(nn.ReLU()).double().eval()
     scores = TokenAttribution(model, DeepLift, TINY).attribute(TINY_IDS, target=1)
     baseline = torch.tensor([[0, 2, 2, 2, 1]]).expand(2, -1)
     torch.testing.assert_close(scores.sum(1), (model(TINY_IDS) - model(baseline))[:, 1].detach())
 
 
-def test_a_function_takes_the_place_of_a_model() -> None:
+def test_function_as_forward_func() -> None:
     model = Bag(nn.ReLU()).double().eval()
     scores = TokenAttribution(lambda **named: model(**named), Saliency, TINY, embeddings=model.words).attribute(
         {"input_ids": TINY_IDS}, target=0
@@ -292,7 +292,7 @@ def test_a_function_takes_the_place_of_a_model() -> None:
         ({"return_convergence_delta": True}, "IntegratedGradients gave tuple: expected"),
     ],
 )
-def test_what_does_not_fit_is_refused(options: dict[str, Any], message: str) -> None:
+def test_bad_arguments_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(AssertionError, match=message):
         explain(IntegratedGradients, **options)
 
@@ -324,7 +324,7 @@ def test_small_integers_are_positions_too() -> None:
     torch.testing.assert_close(found, explain(Saliency))
 
 
-def test_outputs_that_are_not_as_described_are_refused() -> None:
+def test_unexpected_outputs_are_refused() -> None:
     bag = Bag(nn.ReLU()).eval()
     with pytest.raises(ArgumentError, match=r"target \(1, 0\) has 2 indices, but the output \(2, 3\) has 1 axes"):
         TokenAttribution(bag, Saliency, TINY).attribute(TINY_IDS, target=(1, 0))
@@ -336,7 +336,7 @@ def test_outputs_that_are_not_as_described_are_refused() -> None:
         TokenAttribution(lambda **named: bag(**named), Saliency, TINY).attribute(TINY_IDS, target=0)
 
 
-def test_a_model_that_gives_nan_is_named() -> None:
+def test_nan_output_is_refused() -> None:
     bag = Bag(nn.ReLU()).eval()
     with torch.no_grad():
         next(bag.parameters()).fill_(torch.nan)
@@ -344,7 +344,7 @@ def test_a_model_that_gives_nan_is_named() -> None:
         TokenAttribution(bag, Saliency, TINY).attribute(TINY_IDS, target=0)
 
 
-def test_a_model_that_computes_something_else_from_embeddings_is_refused() -> None:
+def test_different_output_for_embeddings_is_refused() -> None:
     class Positions(Bag):
         """Counts padding from the ids, which it does not see beside embeddings."""
 
@@ -355,7 +355,7 @@ def test_a_model_that_computes_something_else_from_embeddings_is_refused() -> No
         TokenAttribution(Positions(nn.ReLU()).eval(), Saliency, TINY).attribute(TINY_IDS, target=0)
 
 
-def test_modes_without_gradients_or_with_dropout_are_refused() -> None:
+def test_inference_and_train_mode_are_refused() -> None:
     with torch.inference_mode(), pytest.raises(AssertionError, match=r"use torch.no_grad\(\) instead"):
         explain(Saliency)
     with pytest.raises(AssertionError, match=r"train mode: call model.eval\(\) first"):

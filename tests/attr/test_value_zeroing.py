@@ -81,7 +81,7 @@ def test_a_distance_of_ones_own(name: str) -> None:
     )
 
 
-def test_what_a_distance_or_a_norm_raises_is_told_as_it_is() -> None:
+def test_errors_of_distance_and_norm() -> None:
     case = FAMILIES["bert"].case
 
     def distance(a: Tensor, b: Tensor) -> Tensor:
@@ -126,7 +126,7 @@ def test_other_heads_in_each_layer(name: str) -> None:
         assert_same(layer_map, naive_value_zeroing(case, index, heads=chosen))
 
 
-def test_query_heads_that_share_a_value_lose_it_one_by_one() -> None:
+def test_query_heads_with_shared_values() -> None:
     case = FAMILIES["llama"].case
     assert (case.family.attention.heads, case.family.attention.value_heads) == (4, 2)
     first, second = (ValueZeroing(case.model, case.layers[0], heads=head).attribute(case.inputs) for head in (0, 1))

@@ -120,7 +120,7 @@ def effect(case: Case, chosen: Any = slice(None), of: Any = read, **options: Any
 
 @pytest.mark.parametrize("chosen", CHOICES, ids=str)
 @pytest.mark.parametrize("name", [*NAMES, *PAIRED, *INLINE])
-def test_the_effect_is_that_of_one_run_a_token(name: str, chosen: Any) -> None:
+def test_effect_equals_one_run_per_token(name: str, chosen: Any) -> None:
     case = case_of(name)
     expected = naive_effect(case, chosen)
     assert expected.abs().max() > 1e-3
@@ -135,7 +135,7 @@ def test_some_of_the_layers_together() -> None:
 
 @pytest.mark.parametrize("name", ["bart-decoder", "t5-decoder", "whisper-decoder"])
 @pytest.mark.parametrize("chosen", [1, slice(None)], ids=str)
-def test_cross_attention_has_the_encoders_tokens_as_sources(name: str, chosen: Any) -> None:
+def test_cross_attention_sources_are_encoder_tokens(name: str, chosen: Any) -> None:
     case = case_of(name)
     found = effect(case, chosen, attention="cross")
     assert found.shape == (3, 7)
@@ -151,7 +151,7 @@ def test_whatever_the_attention_implementation(name: str, implementation: str) -
 
 @pytest.mark.parametrize("groups", [WORDS, torch.tensor([[0] * 7, [1, 0, 1, 0, 2, 2, 2], [7, 8, 9, 9, 9, 9, 9]])])
 @pytest.mark.parametrize("name", ["bert", "gpt2", "gptj"])
-def test_the_tokens_of_a_feature_are_zeroed_together(name: str, groups: Tensor) -> None:
+def test_feature_tokens_are_zeroed_together(name: str, groups: Tensor) -> None:
     case = case_of(name)
     assert_same(effect(case, feature_mask=groups), naive_effect(case, groups=groups))
 
@@ -274,7 +274,7 @@ class OnlyAttention(nn.Module):
         return self.attention(x)
 
 
-def test_what_each_token_adds_to_a_sum_is_its_effect() -> None:
+def test_effect_in_a_sum_of_tokens() -> None:
     block = OnlyAttention()
     x = torch.randn(2, 5, BLOCK_WIDTH, dtype=torch.float64)
     parts = [linear(x).unflatten(-1, (4, -1)) for linear in (block.attention.query, block.attention.key)]
@@ -288,7 +288,7 @@ def test_what_each_token_adds_to_a_sum_is_its_effect() -> None:
     assert_same(found, ablation)
 
 
-def test_classes_that_a_model_hides_behind_an_infinity() -> None:
+def test_classes_masked_by_infinity() -> None:
     block = Block()
 
     def masked(x: Tensor) -> Tensor:
@@ -301,7 +301,7 @@ def test_classes_that_a_model_hides_behind_an_infinity() -> None:
         ValueZeroingEffect(masked, block).attribute(x, target=2)
 
 
-def test_a_number_that_is_a_difference_of_large_ones_is_not_compared_with_its_own_size() -> None:
+def test_tolerance_for_differences_of_large_numbers() -> None:
     block, x = Block(), torch.randn(2, 5, BLOCK_WIDTH, dtype=torch.float64)
 
     def difference(x: Tensor) -> Tensor:
@@ -315,7 +315,7 @@ def test_a_number_that_is_a_difference_of_large_ones_is_not_compared_with_its_ow
 # Identities.
 
 
-def test_a_layer_without_values_has_no_effect() -> None:
+def test_zero_values_have_no_effect() -> None:
     case = FAMILIES["bert"].build()
     value = case.layers[1].attention.self.value
     value.weight.zero_()
@@ -324,7 +324,7 @@ def test_a_layer_without_values_has_no_effect() -> None:
     assert_same(effect(case, slice(0, 2)), effect(case, 0))
 
 
-def test_the_last_layers_effect_is_what_its_output_loses() -> None:
+def test_effect_of_the_last_layer() -> None:
     """BERT's output is that of its last layer, which Value Zeroing compares token by token."""
     case = case_of("bert")
     lost = ValueZeroing(
@@ -338,7 +338,7 @@ def of_hidden_states(case: Case, layers: Any) -> ValueZeroingEffect:
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "gptj", "bart-decoder"])
-def test_a_padded_batch_is_its_examples_one_by_one(name: str) -> None:
+def test_padded_batch_equals_its_examples(name: str) -> None:
     case = case_of(name)
     whole = effect(case)
     for b in range(3):
@@ -349,13 +349,13 @@ def test_a_padded_batch_is_its_examples_one_by_one(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "gptj"])
-def test_what_comes_later_has_no_effect_in_a_causal_model(name: str) -> None:
+def test_later_tokens_in_a_causal_model(name: str) -> None:
     assert not effect(case_of(name))[:, 3:].any()
 
 
 @pytest.mark.parametrize("at_most", [1, 2, 3, 7, 100])
 @pytest.mark.parametrize("name", ["bert", "gpt2", "bloom"])
-def test_the_numbers_are_the_same_for_any_perturbations_per_eval(name: str, at_most: int) -> None:
+def test_effects_for_any_perturbations_per_eval(name: str, at_most: int) -> None:
     assert_same(effect(case_of(name), perturbations_per_eval=at_most), effect(case_of(name)), tolerance=1e-12)
 
 
@@ -388,7 +388,7 @@ class Counted:
 
 @pytest.mark.parametrize("chosen", [0, -1, slice(None)], ids=str)
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "gptj", "bart-decoder", "albert"])
-def test_all_sources_of_one_layer_or_of_all_take_one_more_run(name: str, chosen: Any) -> None:
+def test_sources_run_in_one_batch(name: str, chosen: Any) -> None:
     case = case_of(name)
     forward = Counted(case)
     of = ValueZeroingEffect(forward, case.layers[chosen])
@@ -411,7 +411,7 @@ def test_memory_bounds_the_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_same(ValueZeroingEffect(forward, case.layers).attribute(case.inputs, read), expected)
 
 
-def test_features_of_each_example_are_zeroed_side_by_side() -> None:
+def test_features_of_examples_share_a_run() -> None:
     """Nine features in all, but no example has more than four."""
     case = case_of("bert")
     forward = Counted(case)
@@ -422,7 +422,7 @@ def test_features_of_each_example_are_zeroed_side_by_side() -> None:
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "t5-decoder", "vit"])
-def test_what_ran_before_the_first_layer_does_not_run_again(name: str) -> None:
+def test_earlier_modules_run_once(name: str) -> None:
     case = FAMILIES[name].build()
     ran: list[nn.Module] = []
     for module in case.model.modules():
@@ -446,7 +446,7 @@ def operations(run: Callable[[], Any]) -> int:
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "gptj"])
-def test_a_causal_model_computes_anew_only_what_can_change(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unchanged_positions_are_skipped_when_causal(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case, tokens = case_of(name), 24
     inputs = {"input_ids": torch.randint(4, 60, (2, tokens))}
     of = ValueZeroingEffect(case.model, case.layers)
@@ -515,7 +515,7 @@ class Careless(nn.Module):
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is")
 @pytest.mark.parametrize("chosen", [("upper",), ("lower", "upper")])
-def test_a_model_may_write_into_what_its_modules_returned(chosen: tuple[str, ...]) -> None:
+def test_model_that_writes_into_outputs(chosen: tuple[str, ...]) -> None:
     model = Careless()
     x = torch.randn(2, 4, BLOCK_WIDTH, dtype=torch.float64)
     layers = [getattr(model, name) for name in chosen]
@@ -528,7 +528,7 @@ def test_a_model_may_write_into_what_its_modules_returned(chosen: tuple[str, ...
     assert_same(ValueZeroingEffect(model, layers).attribute(x, target=(2, 3)), expected)
 
 
-def test_a_function_may_run_the_model_more_than_once() -> None:
+def test_function_that_runs_the_model_twice() -> None:
     case = case_of("bert")
 
     def twice(**inputs: Tensor) -> Tensor:
@@ -563,7 +563,7 @@ class Neighbours(nn.Module):
 
 @pytest.mark.parametrize("odd", [Chance(), Neighbours()])
 @pytest.mark.parametrize("place", ["between", "inside", "behind"])
-def test_examples_that_depend_on_chance_or_on_each_other_are_refused(odd: nn.Module, place: str) -> None:
+def test_dependent_or_random_examples_are_refused(odd: nn.Module, place: str) -> None:
     blocks = nn.Sequential(Block(), Block(after=odd if place == "inside" else None))
     model = nn.Sequential(blocks[0], *([odd] if place == "between" else []), blocks[1], *([odd] * (place == "behind")))
     x = torch.randn(3, 5, BLOCK_WIDTH, dtype=torch.float64)
@@ -573,7 +573,7 @@ def test_examples_that_depend_on_chance_or_on_each_other_are_refused(odd: nn.Mod
         assert ValueZeroingEffect(model, blocks[1]).attribute(x, target=(2, 3)).any()
 
 
-def test_dropout_anywhere_in_the_model_is_refused() -> None:
+def test_dropout_in_the_model_is_refused() -> None:
     case = FAMILIES["bert"].build()
     case.model.embeddings.dropout.train()
     with pytest.raises(AssertionError, match="in train mode and has dropout"):
@@ -634,7 +634,7 @@ def test_a_foil_is_subtracted() -> None:
 
 
 @pytest.mark.parametrize("name", ["bert", "gptj", "t5-decoder"])
-def test_the_model_is_left_as_it_was(name: str) -> None:
+def test_model_is_unchanged(name: str) -> None:
     case = case_of(name)
     before = footprint(case.model)
     clean = case.model(**case.inputs).last_hidden_state
@@ -659,7 +659,7 @@ def test_the_model_is_left_as_it_was(name: str) -> None:
     assert torch.equal(case.model(**case.inputs).last_hidden_state, clean)
 
 
-def test_half_precision_is_told_of() -> None:
+def test_half_precision_warns() -> None:
     case = FAMILIES["bert"].build(torch.bfloat16)
     with pytest.warns(UserWarning, match="runs in half precision, .* Load it in float32"):
         found = effect(case)
@@ -697,7 +697,7 @@ def test_progress_counts_the_runs(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @torch.no_grad()
-def test_a_module_may_take_a_view_of_its_context() -> None:
+def test_module_that_views_its_context() -> None:
     """Which it cannot of a transposed one: AFMoE's attention."""
     model = next(small_models("afmoe"))
     inputs, layers = working_inputs(model)[0], list(model.layers)

@@ -55,7 +55,7 @@ def reader(digits: tuple[Tensor, Tensor]) -> nn.Module:
     return model.eval()
 
 
-def test_a_digit_from_the_cls_row_to_captums_picture(digits: tuple[Tensor, Tensor], reader: nn.Module) -> None:
+def test_picture_of_the_cls_row(digits: tuple[Tensor, Tensor], reader: nn.Module) -> None:
     images, labels = digits[0][1500:], digits[1][1500:]
     with torch.no_grad():
         assert (reader(images).logits.argmax(-1) == labels).float().mean() > 0.8  # 0.87 to 0.94, by how a machine sums
@@ -75,7 +75,7 @@ def test_a_digit_from_the_cls_row_to_captums_picture(digits: tuple[Tensor, Tenso
     figure.clear()
 
 
-def test_regions_of_an_image_are_zeroed_together(digits: tuple[Tensor, Tensor], reader: nn.Module) -> None:
+def test_image_regions_are_zeroed_together(digits: tuple[Tensor, Tensor], reader: nn.Module) -> None:
     quarters = torch.arange(4).reshape(2, 2).repeat_interleave(2, 0).repeat_interleave(2, 1).flatten() + 1
     mask = torch.cat([torch.tensor([0]), quarters])[None]  # CLS, and a quarter of the image each
     layer = find_layers(reader)[0]

@@ -39,7 +39,7 @@ def told(case: Case, method: Any, **arguments: Any) -> tuple[Any, list[str]]:
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "wav2vec2", "t5-encoder", "bart-decoder", "vit"])
 @each_method
-def test_a_padded_batch_is_nothing_to_tell_of(method: Any, name: str) -> None:
+def test_padded_batch_gives_no_warning(method: Any, name: str) -> None:
     case = FAMILIES[name].case
     for arguments in ({}, {"token": 0}, {"token": 2}):
         _, messages = told(case, method, **arguments)
@@ -48,7 +48,7 @@ def test_a_padded_batch_is_nothing_to_tell_of(method: Any, name: str) -> None:
 
 @pytest.mark.parametrize("target", [5, -1, [0, 6, 0], torch.tensor([0, 0, 3])])
 @each_method
-def test_a_target_that_is_padding_is_told_once(method: Any, target: Any) -> None:
+def test_padded_target_warns_once(method: Any, target: Any) -> None:
     case = FAMILIES["bert"].case  # three examples of 7, 5 and 3 tokens
     answer, (message,) = told(case, method, token=target)
     name = method.get_name()
@@ -78,7 +78,7 @@ WAYS: dict[str, tuple[Configuration, Callable[[Any, dict[str, Any]], Any]]] = {
 
 
 @pytest.mark.parametrize("name", WAYS)
-def test_a_warning_names_the_users_class_and_line(name: str) -> None:
+def test_warning_names_class_and_line(name: str) -> None:
     configuration, run = WAYS[name]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -89,7 +89,7 @@ def test_a_warning_names_the_users_class_and_line(name: str) -> None:
 
 
 @pytest.mark.parametrize("target", [None, 1])
-def test_a_row_that_nothing_changes_is_told(target: int | None) -> None:
+def test_unchanged_row_warns(target: int | None) -> None:
     case = FAMILIES["bert"].build()
     with torch.no_grad():
         case.layers[1].attention.self.value.weight.zero_()
@@ -106,7 +106,7 @@ def test_a_row_that_nothing_changes_is_told(target: int | None) -> None:
 @pytest.mark.parametrize("distance", ["cosine", "euclidean", "l1"])
 @pytest.mark.parametrize("name", ["gpt2", "llama", "vit"])
 @pytest.mark.parametrize(("size", "tells"), [(1, False), (1e4, False), (1e7, True)])
-def test_a_row_that_changes_by_no_more_than_rounding_is_told(
+def test_row_changed_by_rounding_warns(
     size: float, tells: bool, name: str, distance: str, target: int | None
 ) -> None:
     case = FAMILIES[name].build()
@@ -133,7 +133,7 @@ def test_a_row_that_changes_by_no_more_than_rounding_is_told(
     assert messages == [f"Value Zeroing: {about}: run the model in float64 (model.double())."] * tells
 
 
-def test_heads_that_a_row_does_not_use_leave_it_zero() -> None:
+def test_row_without_its_heads_is_zero() -> None:
     case = FAMILIES["bert"].build()
     with torch.no_grad():
         case.layers[0].attention.self.value.weight[:8] = 0

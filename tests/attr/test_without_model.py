@@ -24,7 +24,7 @@ each_baseline = pytest.mark.parametrize("build", BASELINES, ids=["random", *POSI
 
 @each_baseline
 @pytest.mark.parametrize("causal", [False, True])
-def test_rows_sum_to_one_padding_is_zero_and_the_future_unseen(build: Any, causal: bool) -> None:
+def test_rows_padding_and_causal_mask(build: Any, causal: bool) -> None:
     maps = build(causal=causal).attribute({"input_ids": IDS, "attention_mask": MASK})
     assert maps.shape == (2, 5, 5)
     torch.testing.assert_close(maps.sum(-1), MASK.float())
@@ -43,13 +43,13 @@ def test_token_and_target_pick_rows(build: Any) -> None:
 
 
 @each_baseline
-def test_a_single_target_may_be_a_class(build: Any) -> None:
+def test_single_target_is_refused(build: Any) -> None:
     with pytest.raises(ArgumentError, match=r"may name a class: .* explains tokens only, so pass token="):
         build().attribute(IDS, 1)
 
 
 @each_baseline
-def test_a_padded_batch_is_its_examples_one_by_one_on_either_side(build: Any) -> None:
+def test_padded_batch_equals_its_examples(build: Any) -> None:
     whole = build().attribute(IDS, attention_mask=MASK)
     torch.testing.assert_close(whole[:1], build().attribute(IDS[:1]), rtol=0, atol=0)
     torch.testing.assert_close(whole[1:, :3, :3], build().attribute(IDS[1:, :3]), rtol=0, atol=0)
@@ -78,7 +78,7 @@ def test_positions_in_loops() -> None:
                 assert found[i, j].item() == pytest.approx(1 / (1 + far(i, j)) / total, rel=1e-6)
 
 
-def test_the_lot_is_the_sentences_own() -> None:
+def test_scores_depend_on_the_sentence() -> None:
     of = RandomAttribution(seed=1)
     assert torch.equal(of.attribute(IDS), of.attribute(IDS))
     assert torch.equal(of.attribute(IDS.flip(0)), of.attribute(IDS).flip(0))
@@ -112,7 +112,7 @@ def test_every_source_has_the_same_chance() -> None:
 
 @each_baseline
 @pytest.mark.parametrize("causal", [False, True])
-def test_a_feature_scores_what_its_first_token_does(build: Any, causal: bool) -> None:
+def test_feature_has_first_tokens_score(build: Any, causal: bool) -> None:
     of = build(causal=causal)
     mask = torch.tensor([[4, 1, 4, 1, 2], [0, 0, 7, 7, 7]])
     found = of.attribute(IDS, attention_mask=MASK, feature_mask=mask)
@@ -128,7 +128,7 @@ def test_a_feature_scores_what_its_first_token_does(build: Any, causal: bool) ->
     assert torch.equal(of.attribute(IDS, feature_mask=torch.arange(5)[None]), of.attribute(IDS))
 
 
-def test_a_list_of_layers_gives_a_list_of_maps() -> None:
+def test_list_of_layers() -> None:
     layers = [torch.nn.Identity() for _ in range(3)]
     lots = RandomAttribution(None, layers).attribute(IDS, token=1, attention_mask=MASK)
     assert [lot.shape for lot in lots] == [(2, 5)] * 3
@@ -151,7 +151,7 @@ def test_a_list_of_layers_gives_a_list_of_maps() -> None:
     ],
 )
 @each_baseline
-def test_what_does_not_fit_is_refused(build: Any, arguments: dict[str, Any], message: str) -> None:
+def test_bad_arguments_are_refused(build: Any, arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(AssertionError, match=message):
         build().attribute(**arguments)
 

@@ -41,7 +41,7 @@ def test_the_rollout_of_every_layer(name: str, p: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "opt", "bart-decoder"])
-def test_a_decoders_tokens_draw_on_nothing_to_come(name: str) -> None:
+def test_causal_maps_are_lower_triangular(name: str) -> None:
     case = FAMILIES[name].case
     for layer_map in LayerALTI(case.model, case.layers, normalize=False).attribute(case.inputs):
         assert not layer_map.triu(1).any()
@@ -50,7 +50,7 @@ def test_a_decoders_tokens_draw_on_nothing_to_come(name: str) -> None:
 
 @pytest.mark.parametrize("normalize", [False, True])
 @each_varied
-def test_the_vectors_of_a_group_are_added_up(name: str, normalize: bool) -> None:
+def test_vectors_of_a_group_are_summed(name: str, normalize: bool) -> None:
     case = FAMILIES[name].case
     tokens = case.inputs["input_ids"].shape[1]
     pairs = torch.arange(tokens) // 2
@@ -72,14 +72,14 @@ def test_the_rows_of_targets(name: str) -> None:
 
 
 @each_family
-def test_a_batch_is_its_examples_one_by_one_and_padding_changes_nothing(name: str) -> None:
+def test_padded_batch_equals_its_examples(name: str) -> None:
     case = FAMILIES[name].case
     for method in (LayerALTI(case.model, case.layers[-1]), ALTI(case.model, case.layers)):
         assert_batch_is_its_examples(method, case)
 
 
 @each_varied
-def test_a_batch_of_padding_alone_is_zero(name: str) -> None:
+def test_batch_of_padding_is_zero(name: str) -> None:
     case = FAMILIES[name].case
     inputs = case.inputs | {"attention_mask": torch.zeros_like(case.inputs["attention_mask"])}
     for method in (LayerALTI(case.model, case.layers[-1]), ALTI(case.model, case.layers)):
@@ -97,7 +97,7 @@ def test_any_size_of_chunk(name: str, rows: int, monkeypatch: pytest.MonkeyPatch
     assert_same(method.attribute(case.inputs), expected)
 
 
-def test_a_row_whose_vectors_all_lead_away_stays_zero() -> None:
+def test_row_without_contributions_is_zero() -> None:
     """A bias so large that it is the whole: no vector brings the sum nearer to it, but for what points its way."""
     case = FAMILIES["gpt2"].build()
     block = case.layers[0]

@@ -48,7 +48,7 @@ def test_every_row_of_every_model(name: str, p: Any) -> None:
 
 
 @each_model
-def test_every_term_and_their_sum_is_the_logit(name: str) -> None:
+def test_terms_sum_to_the_logit(name: str) -> None:
     inputs, naive, entry = language_model(name).inputs, naive_logit(name), 11
     real = inputs["attention_mask"].double()
     terms = method_of(name).terms(inputs, target=(EVERY, entry))
@@ -99,7 +99,7 @@ def test_target_in_every_form(name: str) -> None:
 
 
 @each_model
-def test_a_batch_is_its_examples_one_by_one_and_padding_changes_nothing(name: str) -> None:
+def test_padded_batch_equals_its_examples(name: str) -> None:
     assert_batch_is_its_examples(method_of(name), language_model(name), target=(EVERY, 8))
 
 
@@ -124,7 +124,7 @@ def test_one_layer_needs_no_rollout() -> None:
     assert_same(method.attribute(case.inputs, target=(EVERY, 8)), attention)
 
 
-def test_the_form_of_inputs_is_that_of_the_answer() -> None:
+def test_tuple_for_a_tuple() -> None:
     case = language_model("gpt2")
     expected = method_of("gpt2").attribute(case.inputs, target=(2, 8))
 
@@ -141,7 +141,7 @@ def test_the_form_of_inputs_is_that_of_the_answer() -> None:
     assert one.is_contiguous()
 
 
-def test_noise_tunnel_without_noise_is_the_plain_attribution() -> None:
+def test_noise_tunnel_without_noise() -> None:
     case = language_model("gpt2")
     vectors = case.model.get_input_embeddings()(case.inputs["input_ids"])
     further = {"target": (2, 8), "additional_forward_args": case.inputs["attention_mask"]}
@@ -157,7 +157,7 @@ def test_noise_tunnel_without_noise_is_the_plain_attribution() -> None:
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 @each_varied
-def test_the_model_is_left_as_it_was_found_and_a_cache_grows_by_one_pass(name: str, implementation: str) -> None:
+def test_unchanged_model_and_grown_cache(name: str, implementation: str) -> None:
     case = LANGUAGE_MODELS[name].build(attn_implementation=implementation)
     before, values = footprint(case.model), numbers(case.model)
     method = ALTILogit(case.model, case.layers)
@@ -220,7 +220,7 @@ def test_bad_arguments_are_named(arguments: dict[str, Any], message: str) -> Non
         method_of("gpt2").attribute(language_model("gpt2").inputs, **arguments)
 
 
-def test_what_is_no_readout_is_named() -> None:
+def test_unreadable_readouts_are_refused() -> None:
     case = language_model("gpt2")
     norm, head = case.model.transformer.ln_f, case.model.get_output_embeddings()
 
@@ -266,7 +266,7 @@ def test_a_norm_that_rounds_is_named() -> None:
         ALTILogit(model.double(), model.model.layers).terms(inputs, target=(EVERY, 8))
 
 
-def test_layers_that_are_no_pre_norm_decoders_are_named() -> None:
+def test_unsupported_layers_are_refused() -> None:
     with pytest.raises(AssertionError, match="p is 3: pass 1 or 2"):
         method_of("gpt2", p=3)
     bert, head = FAMILIES["bert"].case, nn.Linear(32, 60).double()
@@ -289,7 +289,7 @@ def test_layers_that_are_no_pre_norm_decoders_are_named() -> None:
         method.attribute(whisper.inputs, target=(EVERY, 8))
 
 
-def test_layers_of_a_sequential_may_come_behind_the_embedding() -> None:
+def test_sequential_with_an_embedding() -> None:
     class Block(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -38,7 +38,7 @@ def test_every_layer_of_every_model(name: str, p: Any) -> None:
 
 
 @each_model
-def test_rows_sum_to_one_over_source_and_prefix_and_padding_is_zero(name: str) -> None:
+def test_row_sums_and_padding(name: str) -> None:
     case = stacks(name)[1]
     scores = method_of(name).attribute(case.inputs)
     assert scores.shape == (case.batch, TOKENS, SOURCES + TOKENS)
@@ -54,7 +54,7 @@ def test_rows_sum_to_one_over_source_and_prefix_and_padding_is_zero(name: str) -
 
 
 @each_model
-def test_a_batch_is_its_examples_one_by_one(name: str) -> None:
+def test_padded_batch_equals_its_examples(name: str) -> None:
     case, method = stacks(name)[1], method_of(name)
     together = method.attribute(case.inputs)
     for index in range(case.batch):
@@ -97,7 +97,7 @@ def test_the_rows_of_targets(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["bart", "whisper"])
-def test_the_decoder_alone_attributes_to_the_encoders_outputs(name: str) -> None:
+def test_decoder_layers_without_the_encoder(name: str) -> None:
     encoder, decoder = stacks(name)
     scores = ALTIPlus(decoder.model, decoder.layers).attribute(decoder.inputs)
     rolled = ALTI(decoder.model, encoder.layers).attribute(decoder.inputs)
@@ -107,7 +107,7 @@ def test_the_decoder_alone_attributes_to_the_encoders_outputs(name: str) -> None
 
 
 @each_model
-def test_the_self_attention_of_every_decoder_has_a_map(name: str) -> None:
+def test_self_attention_of_every_decoder(name: str) -> None:
     """Also where no norm follows it but the one before the next attention."""
     decoder = stacks(name)[1]
     maps = LayerALTI(decoder.model, decoder.layers).attribute(decoder.inputs)
@@ -143,7 +143,7 @@ def test_the_layers_of_torch(norm_first: bool) -> None:
     assert not scores[..., 6:].triu(1).any()
 
 
-def test_the_users_cache_grows_by_one_pass() -> None:
+def test_users_cache_grows_once() -> None:
     method, inputs = method_of("bart"), inputs_of("bart")
     cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
     scores = method.attribute({**inputs, "past_key_values": cache, "use_cache": True})
@@ -151,7 +151,7 @@ def test_the_users_cache_grows_by_one_pass() -> None:
     assert_same(scores, method.attribute({**inputs, "use_cache": False}))
 
 
-def test_noise_tunnel_without_noise_is_the_plain_attribution() -> None:
+def test_noise_tunnel_without_noise() -> None:
     case, method = stacks("bart")[1], method_of("bart")
     names = [name for name in case.inputs if name != "input_ids"]
     vectors = case.model.encoder.embed_tokens(case.inputs["input_ids"])
@@ -170,7 +170,7 @@ def test_noise_tunnel_without_noise_is_the_plain_attribution() -> None:
 
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
-def test_the_model_is_left_as_it_was_found(implementation: str) -> None:
+def test_model_is_unchanged(implementation: str) -> None:
     model = ENCODER_DECODERS["bart"][1].build(attn_implementation=implementation).model
     before, values = footprint(model), numbers(model)
     scores = ALTIPlus(model, [*model.encoder.layers, *model.decoder.layers]).attribute(inputs_of("bart"))
@@ -221,7 +221,7 @@ def test_bad_arguments() -> None:
         encoder_decoder_rollout(torch.eye(2)[None], [torch.ones(1, 2, 5)])
 
 
-def test_a_layer_that_cannot_be_followed_is_named() -> None:
+def test_unsupported_layer_is_refused() -> None:
     model = ENCODER_DECODERS["bart"][1].build().model
 
     class Gated(nn.Module):

@@ -75,7 +75,7 @@ def decomposition_of(case: Case, include: str, layer_index: int = 0) -> Decompos
 
 
 @each
-def test_vectors_and_what_belongs_to_no_source_add_up_to_the_models_own(name: str, include: str) -> None:
+def test_vectors_and_biases_sum_to_output(name: str, include: str) -> None:
     """Sum of R + b_O = p1; sum of Z + g(b_O) + beta = h; sum of g2(Z) + g2(g1(b_O) + beta1 + FFN) + beta2 = y."""
     case = FAMILIES[name].case
     ours, naive = decomposition_of(case, include), naive_vectors(case, 0, include)
@@ -99,7 +99,7 @@ def test_the_rows_of_targets(name: str, include: Any) -> None:
 
 @pytest.mark.parametrize("normalize", [False, True])
 @each_varied
-def test_the_vectors_of_a_group_are_added_up(name: str, include: Any, normalize: bool) -> None:
+def test_vectors_of_a_group_are_summed(name: str, include: Any, normalize: bool) -> None:
     case = FAMILIES[name].case
     tokens = case.inputs["input_ids"].shape[1]
     pairs = torch.arange(tokens) // 2
@@ -116,7 +116,7 @@ def test_the_vectors_of_a_group_are_added_up(name: str, include: Any, normalize:
 
 
 @each
-def test_a_batch_is_its_examples_one_by_one_and_padding_changes_nothing(name: str, include: Any) -> None:
+def test_padded_batch_equals_its_examples(name: str, include: Any) -> None:
     case = FAMILIES[name].case
     method = LayerAttentionNorm(case.model, case.layers, include=include, normalize=False)
     together = method.attribute(case.inputs)
@@ -198,7 +198,7 @@ def test_torchs_own_layers(norm_first: bool, sequence_first: bool) -> None:
 
 
 @pytest.mark.parametrize(("name", "include"), [("gpt2", "layer_norm"), ("llama", "encoder"), ("gpt-neox", "encoder")])
-def test_pre_norm_layers_have_no_norm_after(name: str, include: Any) -> None:
+def test_pre_norm_layers_refuse_later_norms(name: str, include: Any) -> None:
     case = FAMILIES[name].case
     with pytest.raises(AssertionError, match=r"\(pre-norm\), so include='\w+' is not defined"):
         LayerAttentionNorm(case.model, case.layers[0], include=include).attribute(case.inputs)
@@ -226,14 +226,14 @@ class Gate(nn.Module):
         return x * x.sigmoid()
 
 
-def test_a_projection_that_is_none() -> None:
+def test_nonlinear_projection_is_refused() -> None:
     case = FAMILIES["bert"].build()
     case.layers[0].attention.output.dense = Gate()
     with pytest.raises(AssertionError, match="context to a Gate, which is not linear"):
         LayerAttentionNorm(case.model, case.layers[0]).attribute(case.inputs)
 
 
-def test_a_norm_that_is_none() -> None:
+def test_unrecognised_norm_is_refused() -> None:
     case = FAMILIES["bert"].build()
     case.layers[0].attention.output.LayerNorm = nn.Tanh()
     method = LayerAttentionNorm(case.model, case.layers[0], include="layer_norm")
@@ -241,7 +241,7 @@ def test_a_norm_that_is_none() -> None:
         method.attribute(case.inputs)
 
 
-def test_attention_that_is_not_to_be_seen() -> None:
+def test_unreadable_attention_is_refused() -> None:
     from transformers import GPTJConfig, GPTJModel
 
     model = GPTJModel(GPTJConfig(vocab_size=9, n_embd=16, n_layer=1, n_head=2, rotary_dim=4, n_inner=16)).eval()
@@ -249,7 +249,7 @@ def test_attention_that_is_not_to_be_seen() -> None:
         LayerAttentionNorm(model, find_layers(model)).attribute(torch.tensor([[1, 2]]))
 
 
-def test_tokens_that_are_in_the_cache_only() -> None:
+def test_cached_tokens_are_refused() -> None:
     case = FAMILIES["gpt2"].build()
     first = case.model(case.inputs["input_ids"][:1, :3], use_cache=True)
 
@@ -266,7 +266,7 @@ def test_a_mixing_ratio_takes_targets() -> None:
     assert_same(method.mixing_ratio(case.inputs, target=(2, 5)), method.mixing_ratio(case.inputs, token=2))
 
 
-def test_options_that_there_are_not() -> None:
+def test_unknown_options_are_refused() -> None:
     model = nn.Identity()
     with pytest.raises(AssertionError, match=r"include is 'all': pass one of 'attention', 'residual'"):
         LayerAttentionNorm(model, model, include="all")  # type: ignore[arg-type]  # wrong on purpose

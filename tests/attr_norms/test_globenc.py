@@ -23,7 +23,7 @@ def test_the_rollout_of_every_layer(name: str, residual: float | str | None) -> 
 
 
 @each
-def test_norms_as_they_are_but_for_the_scale_of_each_example(name: str) -> None:
+def test_norms_without_normalization(name: str) -> None:
     case = FAMILIES[name].case
     maps = [naive_attention_norm(case, index, "encoder", normalize=False) for index in range(len(case.layers))]
     rollouts = GlobEnc(case.model, case.layers, normalize=False).attribute(case.inputs, all_layers=True)
@@ -33,7 +33,7 @@ def test_norms_as_they_are_but_for_the_scale_of_each_example(name: str) -> None:
 
 
 @each
-def test_which_way_matters(name: str) -> None:
+def test_normalization_changes_rankings(name: str) -> None:
     case = FAMILIES[name].case
     divided, as_they_are = (
         GlobEnc(case.model, case.layers, normalize=normalize).attribute(case.inputs) for normalize in (True, False)
@@ -45,7 +45,7 @@ def test_which_way_matters(name: str) -> None:
 
 @pytest.mark.parametrize("normalize", [True, False])
 @each
-def test_a_batch_is_its_examples_one_by_one_and_padding_changes_nothing(name: str, normalize: bool) -> None:
+def test_padded_batch_equals_its_examples(name: str, normalize: bool) -> None:
     case = FAMILIES[name].case
     method = GlobEnc(case.model, case.layers, normalize=normalize)
     together = assert_batch_is_its_examples(method, case)

@@ -56,7 +56,7 @@ def test_after_success(method: Any, family: str, implementation: str) -> None:
 
 
 @each_method
-def test_after_an_error_in_forward_func_before_any_layer(method: Any) -> None:
+def test_error_before_any_layer(method: Any) -> None:
     case = lively()
 
     def forward(**inputs: Any) -> None:
@@ -66,7 +66,7 @@ def test_after_an_error_in_forward_func_before_any_layer(method: Any) -> None:
 
 
 @each_method
-def test_after_an_error_in_forward_func_after_all_layers(method: Any) -> None:
+def test_error_after_all_layers(method: Any) -> None:
     case = lively()
 
     def forward(**inputs: Any) -> None:
@@ -78,7 +78,7 @@ def test_after_an_error_in_forward_func_after_all_layers(method: Any) -> None:
 
 @pytest.mark.parametrize("place", [0, 1, 2])
 @each_method
-def test_after_an_error_inside_a_layer(method: Any, place: int) -> None:
+def test_error_inside_a_layer(method: Any, place: int) -> None:
     case = lively()
 
     def interrupt(module: nn.Module, args: Any) -> None:
@@ -89,7 +89,7 @@ def test_after_an_error_inside_a_layer(method: Any, place: int) -> None:
 
 
 @each_method
-def test_after_an_error_inside_the_attention_of_a_layer(method: Any) -> None:
+def test_error_inside_the_attention(method: Any) -> None:
     case = lively()
 
     def interrupt(module: nn.Module, args: Any) -> None:
@@ -121,7 +121,7 @@ def test_after_a_layer_that_never_ran(method: Any) -> None:
 
 
 @each_method
-def test_after_an_error_found_while_a_layer_is_running(method: Any) -> None:
+def test_refusal_while_a_layer_runs(method: Any) -> None:
     case = lively()
 
     def misused() -> None:
@@ -175,7 +175,7 @@ def test_half_precision_parameters_are_left_alone(method: Any) -> None:
 
 
 @each_method
-def test_nothing_is_kept_on_the_attribution_between_calls(method: Any) -> None:
+def test_attribution_object_is_unchanged(method: Any) -> None:
     case = lively()
     attribution = method(case.model, case.layers)
     before = dict(vars(attribution))
@@ -195,7 +195,7 @@ def test_inside_and_outside_of_no_grad(method: Any) -> None:
 
 
 @each_method
-def test_what_a_user_put_in_the_place_of_torchs_attention_is_used_and_kept(
+def test_users_attention_function_is_kept(
     method: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torchs, calls = F.scaled_dot_product_attention, []
@@ -216,7 +216,7 @@ def test_what_a_user_put_in_the_place_of_torchs_attention_is_used_and_kept(
     assert F.scaled_dot_product_attention is users
 
 
-def test_the_comparison_sees_a_hook_a_mode_and_a_config() -> None:
+def test_footprint_sees_changes() -> None:
     def add_a_hook(case: Case) -> None:
         case.layers[1].attention.register_forward_hook(lambda module, args, output: None)
 

@@ -33,7 +33,7 @@ def on_embeddings(method: Any, **options: Any) -> Configuration:
 
 @pytest.mark.parametrize("form", TARGETS)
 @each_method
-def test_noise_tunnel_without_noise_is_the_plain_attribution(method: Any, form: str) -> None:
+def test_noise_tunnel_without_noise(method: Any, form: str) -> None:
     configuration = on_embeddings(method)
     tunnel = NoiseTunnel(configuration.build())
     smoothed = tunnel.attribute(**configuration.arguments, nt_samples=3, stdevs=0.0, target=TARGETS[form])
@@ -76,7 +76,7 @@ def test_noise_tunnel_averages_over_noisy_copies(method: Any, nt_type: str, nt_s
 
 
 @pytest.mark.parametrize("method", STACK_METHODS)
-def test_noise_tunnel_gives_a_tuple_for_a_tuple(method: Any) -> None:
+def test_noise_tunnel_with_a_tuple(method: Any) -> None:
     configuration = on_embeddings(method)
     embeddings, further = configuration.arguments.values()
     (smoothed,) = NoiseTunnel(configuration.build()).attribute(
@@ -86,7 +86,7 @@ def test_noise_tunnel_gives_a_tuple_for_a_tuple(method: Any) -> None:
 
 
 @each_method
-def test_noise_tunnel_repeats_a_feature_mask_for_its_copies(method: Any) -> None:
+def test_noise_tunnel_repeats_feature_mask(method: Any) -> None:
     configuration = on_embeddings(method)
     masks = torch.tensor([[0, 0, 1, 1, 2, 2, 3], [0, 1, 1, 2, 3, 4, 5], [0, 0, 0, 1, 2, 3, 4]])
     smoothed = NoiseTunnel(configuration.build()).attribute(
@@ -97,7 +97,7 @@ def test_noise_tunnel_repeats_a_feature_mask_for_its_copies(method: Any) -> None
     assert not torch.allclose(smoothed, configuration.run(target=2))
 
 
-def test_noise_tunnel_refuses_a_list_of_maps() -> None:
+def test_noise_tunnel_refuses_lists() -> None:
     configuration = Configuration(ValueZeroing, inputs="embeddings")
     with pytest.raises(AssertionError, match=r"`inputs` must be a torch.Tensor or a tuple"):
         NoiseTunnel(configuration.build()).attribute(**configuration.arguments, nt_samples=2, target=2)
@@ -110,7 +110,7 @@ def moved(embeddings: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("form", ["int", "list", "all"])
 @each_method
-def test_sensitivity_max_is_the_relative_change_of_the_map(method: Any, form: str) -> None:
+def test_sensitivity_max_is_relative_change(method: Any, form: str) -> None:
     configuration = on_embeddings(method)
     attribution = configuration.build()
     embeddings, further = configuration.arguments.values()
@@ -127,7 +127,7 @@ def test_sensitivity_max_is_the_relative_change_of_the_map(method: Any, form: st
 
 
 @each_method
-def test_sensitivity_max_with_captums_own_perturbation_grows_with_its_radius(method: Any) -> None:
+def test_sensitivity_max_grows_with_radius(method: Any) -> None:
     configuration = on_embeddings(method)
     attribution = configuration.build()
     embeddings, further = configuration.arguments.values()
@@ -150,7 +150,7 @@ def test_sensitivity_max_with_captums_own_perturbation_grows_with_its_radius(met
 
 
 @each_method
-def test_infidelity_takes_a_row_that_is_spread_over_the_embeddings(method: Any) -> None:
+def test_infidelity_of_a_row(method: Any) -> None:
     configuration = on_embeddings(method)
     embeddings, further = configuration.arguments.values()
     row = configuration.run(target=2)

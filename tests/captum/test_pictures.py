@@ -48,7 +48,7 @@ class Marks(HTMLParser):
 
 
 @each_method
-def test_visualize_text_colours_each_token_by_its_score(method: Any) -> None:
+def test_visualize_text_colours_each_token(method: Any) -> None:
     row = tensors(Configuration(method).run(token=2))[0][0]
     tokens = [f"token{place}" for place in range(len(row))]
     record = visualization.VisualizationDataRecord(row, 0.9, 1, 1, "token2", row.sum(), tokens, 0.0)
@@ -59,7 +59,7 @@ def test_visualize_text_colours_each_token_by_its_score(method: Any) -> None:
 
 @pytest.mark.parametrize("way", ["heat_map", "blended_heat_map", "masked_image", "alpha_scaling"])
 @each_method
-def test_visualize_image_attr_draws_the_row_of_cls_on_the_patches(method: Any, way: str) -> None:
+def test_visualize_image_attr_draws_cls(method: Any, way: str) -> None:
     configuration = Configuration(method, "vit", layers=2 if method in LAYER_METHODS else None)
     image = configuration.case.inputs["pixel_values"][0].permute(1, 2, 0).numpy()  # (8, 8, 3), four patches
     row = configuration.run(token=0)[:1]  # what [CLS], the first token, draws on
@@ -82,7 +82,7 @@ def test_visualize_image_attr_draws_the_row_of_cls_on_the_patches(method: Any, w
 
 
 @each_method
-def test_plot_token_attr_draws_the_square_map_of_a_causal_model(method: Any) -> None:
+def test_plot_token_attr_causal_map(method: Any) -> None:
     configuration = Configuration(method, "gpt2", layers=1 if method in LAYER_METHODS else None)
     square = configuration.run()[0]
     tokens = [f"token{place}" for place in range(len(square))]

@@ -55,7 +55,7 @@ def in_replicas(model: nn.Module, count: int) -> Callable[..., list[Any]]:
 @pytest.mark.parametrize("target", [None, 2, (1, 2), [2, 0, 1]])
 @pytest.mark.parametrize("family", ["bert", "gpt2", "albert"])
 @each_method
-def test_a_replica_in_its_own_thread_gives_the_map_of_the_model(method: Any, family: str, target: Any) -> None:
+def test_replica_map_equals_model_map(method: Any, family: str, target: Any) -> None:
     case = FAMILIES[family].case
     before = footprint(case.model)
     expected = method(case.model, case.layers).attribute(case.inputs, token=target)
@@ -67,7 +67,7 @@ def test_a_replica_in_its_own_thread_gives_the_map_of_the_model(method: Any, fam
 
 
 @each_method
-def test_half_precision_replicas_are_replayed_in_float32(method: Any) -> None:
+def test_half_precision_replicas(method: Any) -> None:
     case = FAMILIES["bert"].build(torch.bfloat16)
     expected = method(case.model, case.layers).attribute(case.inputs)
     answer = method(in_replicas(case.model, 1), case.layers).attribute(case.inputs)
@@ -77,7 +77,7 @@ def test_half_precision_replicas_are_replayed_in_float32(method: Any) -> None:
 
 
 @each_method
-def test_two_replicas_on_one_device_are_refused(method: Any) -> None:
+def test_two_replicas_on_one_device(method: Any) -> None:
     # Shares are told apart by their devices, as Captum does; on one device nobody knows which comes first.
     case = FAMILIES["bert"].build()
     before = footprint(case.model)
@@ -87,7 +87,7 @@ def test_two_replicas_on_one_device_are_refused(method: Any) -> None:
 
 
 @each_method
-def test_an_error_in_a_replica_reaches_the_caller_and_leaves_nothing(method: Any) -> None:
+def test_error_in_a_replica(method: Any) -> None:
     case = FAMILIES["bert"].build()
     before = footprint(case.model)
     with pytest.raises(AssertionError, match="target 99 is out of range"):
@@ -105,7 +105,7 @@ def test_methods_of_one_thread_refuse_replicas(method: Any) -> None:
 
 
 @pytest.mark.parametrize("order", [*permutations(range(3))])
-def test_shares_are_joined_in_the_order_of_device_ids(order: tuple[int, ...]) -> None:
+def test_shares_follow_the_device_ids(order: tuple[int, ...]) -> None:
     # All on the CPU; only the keys are what DataParallel's devices would be. The first stands for the CPU itself.
     shares = [torch.full((size, 2), float(size)) for size in (1, 2, 3)]
     later = [torch.full((size, 2), 10.0 * size) for size in (1, 2, 3)]

@@ -76,7 +76,7 @@ each_method = pytest.mark.parametrize("method", [*METHODS, *OF_OTHER_MODELS])
 
 
 @each_method
-def test_the_constructor_takes_captums_three_by_position_and_its_own_by_keyword(method: Any) -> None:
+def test_constructor_signature(method: Any) -> None:
     parameters = inspect.signature(method.__init__).parameters
     assert list(parameters) == CONSTRUCTORS[method.__name__]
     for name, parameter in parameters.items():
@@ -89,7 +89,7 @@ def test_the_constructor_takes_captums_three_by_position_and_its_own_by_keyword(
 
 
 @each_method
-def test_attribute_takes_captums_names_in_captums_order(method: Any) -> None:
+def test_attribute_follows_captums_argument_order(method: Any) -> None:
     parameters = inspect.signature(method.attribute).parameters
     joins = method in (*STACK_METHODS, captum_vz.ALTIPlus)
     own: dict[str, Any] = {"all_layers": False} if joins else {}
@@ -98,7 +98,7 @@ def test_attribute_takes_captums_names_in_captums_order(method: Any) -> None:
     assert list(parameters) == ["self", *ATTRIBUTE, *own]
 
 
-def test_what_captums_own_ablation_takes_by_position_stands_where_it_stands_there() -> None:
+def test_effect_follows_captums_ablation() -> None:
     ablation = list(inspect.signature(captum.attr.FeatureAblation.attribute).parameters)
     ablation.remove("baselines")  # a value that is zeroed needs none
     shared = ablation[: ablation.index("feature_mask") + 1]
@@ -130,7 +130,7 @@ def test_captums_attributes_and_answers(method: Any) -> None:
 
 
 @each_method
-def test_attribute_future_is_refused_as_captum_refuses_it(method: Any) -> None:
+def test_attribute_future_is_refused(method: Any) -> None:
     configuration = Configuration(method)
     with pytest.raises(NotImplementedError, match=f"attribute_future is not implemented for {method.__name__}"):
         configuration.build().attribute_future(**configuration.arguments)

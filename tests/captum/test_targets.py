@@ -109,7 +109,7 @@ def test_a_class_is_refused(method: Any, target: Any) -> None:
     assert method(model, layers[:1]).attribute(ids, token=0) is not None
 
 
-def test_an_output_of_other_tokens_is_refused() -> None:
+def test_output_of_other_tokens_is_refused() -> None:
     model, layers, ids = classifier()
     for output in (torch.zeros(2, 5, 30), torch.zeros(2, 4), [torch.zeros(2, 4, 30)]):
 

@@ -12,7 +12,7 @@ from tests.captum.configurations import LAYER_METHODS, STACK_METHODS, Configurat
 
 
 @pytest.mark.parametrize("method", LAYER_METHODS)
-def test_the_layer_may_be_replaced_between_calls(method: Any) -> None:
+def test_layer_replaced_between_calls(method: Any) -> None:
     configuration = Configuration(method, layers=0)
     attribution = configuration.build()
     for index, name in enumerate(["encoder.layer.0", "encoder.layer.1", "encoder.layer.2"]):
@@ -28,7 +28,7 @@ def test_the_layer_may_be_replaced_between_calls(method: Any) -> None:
 
 
 @pytest.mark.parametrize("method", LAYER_METHODS)
-def test_a_list_may_take_the_place_of_a_layer(method: Any) -> None:
+def test_layer_replaced_by_a_list(method: Any) -> None:
     configuration = Configuration(method, layers=0)
     attribution = configuration.build()
     attribution.layer = configuration.case.layers
@@ -38,7 +38,7 @@ def test_a_list_may_take_the_place_of_a_layer(method: Any) -> None:
 
 
 @pytest.mark.parametrize("method", STACK_METHODS)
-def test_the_stack_of_a_rollout_may_be_replaced_too(method: Any) -> None:
+def test_stack_of_a_rollout_replaced(method: Any) -> None:
     configuration = Configuration(method)
     attribution = configuration.build()
     for depth in (1, 2, 3):

@@ -60,7 +60,7 @@ def assert_equal(answer: Any, expected: Any) -> None:
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 @pytest.mark.parametrize("family", ["bert", "gpt2"])
 @each_method
-def test_two_explain_and_a_third_runs_the_same_model(method: Any, family: str, implementation: str) -> None:
+def test_three_threads_share_a_model(method: Any, family: str, implementation: str) -> None:
     case = FAMILIES[family].build(attn_implementation=implementation)
     before = footprint(case.model)
     one, other, plain = ({name: value[b:] for name, value in case.inputs.items()} for b in range(3))
@@ -86,7 +86,7 @@ def test_two_explain_and_a_third_runs_the_same_model(method: Any, family: str, i
 
 
 @each_method
-def test_an_error_in_one_thread_does_not_disturb_the_other(method: Any) -> None:
+def test_error_in_one_thread(method: Any) -> None:
     case = FAMILIES["bert"].build(attn_implementation="sdpa")
     before = footprint(case.model)
     expected = method(case.model, case.layers).attribute(case.inputs, token=1)
@@ -109,7 +109,7 @@ def test_an_error_in_one_thread_does_not_disturb_the_other(method: Any) -> None:
 
 
 @each_method
-def test_submodules_are_listened_to_once_however_many_explain(method: Any) -> None:
+def test_submodules_are_hooked_once(method: Any) -> None:
     case = FAMILIES["bert"].build()
     barrier = Barrier(3)
 
@@ -127,7 +127,7 @@ def test_submodules_are_listened_to_once_however_many_explain(method: Any) -> No
 
 @pytest.mark.parametrize("kind", ["register_forward_pre_hook", "register_forward_hook"])
 @each_method
-def test_a_pass_may_end_while_another_thread_is_inside_a_layer(method: Any, kind: str) -> None:
+def test_pass_ends_during_another_pass(method: Any, kind: str) -> None:
     # torch lists a module's hooks once, then asks of each whether it wants keywords: by then ours may be gone.
     case = FAMILIES["bert"].build()
     expected = case.model(**case.inputs).last_hidden_state
@@ -159,7 +159,7 @@ def test_a_pass_may_end_while_another_thread_is_inside_a_layer(method: Any, kind
 
 
 @each_method
-def test_many_explanations_at_once_are_the_same_as_one_after_the_other(method: Any) -> None:
+def test_parallel_explanations_equal_serial_ones(method: Any) -> None:
     case = FAMILIES["llama"].build()
     attribution = method(case.model, case.layers)
     examples = [{name: value[b : b + 1] for name, value in case.inputs.items()} for b in range(3)] * 2

@@ -59,7 +59,7 @@ def test_a_rollout_runs_the_new_forward(method: Any) -> None:
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*matmul_precision:UserWarning")
-def test_options_are_those_of_the_maps(method: Any, name: str, value: Any) -> None:
+def test_options_of_the_maps(method: Any, name: str, value: Any) -> None:
     case = FAMILIES["bert"].case
     changed, built = method(case.model, case.layers), method(case.model, case.layers, **{name: value})
     setattr(changed, name, value)
@@ -71,7 +71,7 @@ def test_options_are_those_of_the_maps(method: Any, name: str, value: Any) -> No
 
 
 @pytest.mark.parametrize("name", ["layer", "device_ids"])
-def test_the_stack_is_that_of_the_maps(name: str) -> None:
+def test_layers_of_the_maps(name: str) -> None:
     case = FAMILIES["bert"].case
     rollout = Rollout(LayerALTI(case.model, case.layers))
     setattr(rollout, name, new := [case.layers[0]] if name == "layer" else [0])
@@ -95,7 +95,7 @@ def test_a_second_run_is_named(other_mixing: Any) -> None:
     assert rollout.attribute(one.inputs).any()
 
 
-def test_maps_that_are_computed_once_join_twice() -> None:
+def test_computed_maps_join_twice() -> None:
     case = FAMILIES["gpt2"].case
     run = LayerAttention(case.model, case.layers).run(case.inputs, find_other_mixing=True)
     for method in (AttentionRollout, AttentionFlow):
