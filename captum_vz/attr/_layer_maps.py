@@ -190,7 +190,7 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
         forward = bind_forward(forward_func, arguments.inputs, arguments.additional_forward_args)
         device_ids = self.device_ids or getattr(self.forward_func, "device_ids", None)
         groups = FeatureGroups(arguments.feature_mask, device_ids)
-        # A replica does not know which examples it has. It computes all rows; the wanted rows are selected at the end.
+        # A replica does not know which examples it has, so it computes all rows. Rows are selected at the end.
         shares = bool(device_ids) and wanted.depends_on_example
         outputs: list[Any] = []
         notes: list[str] = []

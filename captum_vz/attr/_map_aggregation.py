@@ -34,7 +34,7 @@ class MapAggregation(ForwardPassAttribution):
         residual: How each map accounts for the residual connection, see
             :func:`~captum_vz.functional.add_residual`.
         per_receptive_field: Whether to divide the scores of each input token by the number of output tokens that the
-            token reaches (:func:`~captum_vz.functional.receptive_fields`), and then each row by its sum. Abnar &
+            token reaches (:func:`~captum_vz.functional.receptive_fields`). Rows are normalised after that. Abnar &
             Zuidema recommend this for causal models: the first token reaches all tokens, the last token only itself.
         other_mixing: How to treat token mixing outside the attention of the given layers (recurrent or convolutional
             modules, omitted layers). "refuse": raise an error. "ignore": treat these as acting on each token alone.

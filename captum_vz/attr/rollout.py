@@ -36,7 +36,7 @@ class Rollout(MapAggregation):
             Zeroing, ALTI, norms with the residual). 0.5, "renormalize" or "add" for maps of the attention alone
             (weights, norms of the attention's vectors).
         per_receptive_field: Whether to divide the scores of each input token by the number of output tokens that the
-            token reaches, and then each row by its sum. Meant for causal models: early tokens reach more tokens.
+            token reaches. Rows are normalised after that. Meant for causal models: early tokens reach more tokens.
         other_mixing: How to treat token mixing outside the attention of the given layers (recurrent or convolutional
             modules, omitted layers). "refuse": raise an error. "ignore": treat these as acting on each token alone.
 
