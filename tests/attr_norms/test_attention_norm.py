@@ -70,7 +70,7 @@ def decomposition_of(case: Case, include: str, layer_index: int = 0) -> Decompos
     """All examples and rows of a layer at once: these are so small that they fit one chunk."""
     found: list[Decomposition] = []
 
-    def keep(index: int, recording: LayerRecord) -> Tensor:
+    def keep(recording: LayerRecord) -> Tensor:
         found.extend(decompositions(AttentionBlock(attention_site(recording, "self")), include, None, None))
         return torch.zeros(1)
 

@@ -15,6 +15,7 @@ Nothing depends on this room: without it, `PackedReplay` gives the same maps.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -34,6 +35,7 @@ from captum_vz._engine.replay.base import ReplayChunk, fill_neighbours
 from captum_vz._engine.replay.folded.kernels import add_sums
 from captum_vz._engine.replay.folded.layer import FoldedLayer, head_values
 from captum_vz._engine.replay.folded.plan import PairTable, plan_chunks
+from captum_vz._engine.replay.packed import PackedPairs, packed_pairs
 
 if TYPE_CHECKING:
     from captum_vz._engine.replay.base import ReplayProblem
@@ -123,7 +125,9 @@ def _replay(problem: ReplayProblem, in_bfloat16: bool) -> Iterator[ReplayChunk]:
     pairs = _pair_table(problem)
     composed = _rows_saved(pairs, *_sizes(problem))[1]
     blocks = plan_chunks(pairs, problem.chunk_rows, problem.ablation.max_groups)
-    layer = FoldedLayer(problem, pairs, blocks, composed, in_bfloat16)
+    layer = FoldedLayer(
+        problem, pairs, blocks, composed, in_bfloat16, packed_pairs(problem), partial(PackedPairs, problem.site)
+    )
     rounding = folded_bound(layer.outputs, torch.zeros_like(layer.outputs))
     probes = zip(layer.probes, layer.probe_bounds, strict=True)
     for block in blocks:
