@@ -169,6 +169,8 @@ class FoldedLayer:
     def _layer_scale(self, structure: FeedForwardStructure, norm: Norm) -> Tensor:
         """The norm's input where the layer's input is zero and the attention's output is one, `(d,)`."""
         replay = self._projected(structure)
+        if not replay.runner.states:
+            raise CannotReplayError("the layer has no input that could be its residual stream")
         states = replay.runner.states[0]
         replay.runner.args, replay.runner.kwargs = replay.runner.arguments_with(states, torch.zeros_like(states))
         ones = self.outputs.new_ones(1, self.outputs.shape[-1])
