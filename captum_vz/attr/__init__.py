@@ -1,8 +1,10 @@
 """One Captum attribution class a file; a method is its differences, nothing else."""
 
 from captum_vz.attr._layer_maps import LayerMaps
-from captum_vz.attr._rolled_out import RolledOut
-from captum_vz.attr._without_model import WithoutModel
+from captum_vz.attr._map_aggregation import MapAggregation
+from captum_vz.attr._map_run import MapRun
+from captum_vz.attr._model_free import ModelFreeAttribution
+from captum_vz.attr._wanted import Wanted
 from captum_vz.attr.alti import ALTI
 from captum_vz.attr.alti_logit import ALTILogit, LogitTerms
 from captum_vz.attr.alti_plus import ALTIPlus
@@ -12,6 +14,7 @@ from captum_vz.attr.globenc import GlobEnc
 from captum_vz.attr.hidden_token_attribution import HiddenTokenAttribution
 from captum_vz.attr.layer_alti import LayerALTI
 from captum_vz.attr.layer_attention import LayerAttention
+from captum_vz.attr.layer_attention_gradient import LayerAttentionGradient
 from captum_vz.attr.layer_attention_norm import LayerAttentionNorm
 from captum_vz.attr.position_attribution import PositionAttribution
 from captum_vz.attr.random_attribution import RandomAttribution
@@ -31,16 +34,19 @@ __all__ = [
     "HiddenTokenAttribution",
     "LayerALTI",
     "LayerAttention",
+    "LayerAttentionGradient",
     "LayerAttentionNorm",
     "LayerMaps",
     "LogitTerms",
+    "MapAggregation",
+    "MapRun",
+    "ModelFreeAttribution",
     "PositionAttribution",
     "RandomAttribution",
-    "RolledOut",
     "Rollout",
     "TokenAttribution",
     "ValueZeroing",
     "ValueZeroingEffect",
     "ValueZeroingRollout",
-    "WithoutModel",
+    "Wanted",
 ]

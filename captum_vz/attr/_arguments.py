@@ -12,6 +12,7 @@ from torch.nn.functional import pad
 from torch.nn.parallel.scatter_gather import scatter
 
 from captum_vz._engine import AttentionSite
+from captum_vz.errors import ArgumentError
 
 # A tensor or a tuple of tensors, as in Captum; or a mapping, such as a tokenizer's BatchEncoding, passed as keywords.
 Inputs = Tensor | tuple[Tensor, ...] | Mapping[str, Any]
@@ -27,7 +28,7 @@ class Arguments(NamedTuple):
     show_progress: bool = False
 
 
-def text_of(inputs: Inputs) -> Any:
+def token_input(inputs: Inputs) -> Any:
     """What of the inputs holds the tokens, if any does: ids `(batch, tokens)` or embeddings `(batch, tokens, d)`."""
     if isinstance(inputs, Mapping):
         return inputs.get("input_ids", inputs.get("inputs_embeds"))
@@ -36,55 +37,60 @@ def text_of(inputs: Inputs) -> Any:
 
 def tokens_of(inputs: Inputs) -> int | None:
     """How many tokens the inputs hold, padding included; None: they hold something else."""
-    text = text_of(inputs)
+    text = token_input(inputs)
     return text.shape[1] if isinstance(text, Tensor) and text.dim() in (2, 3) else None
 
 
 def check_per_eval(perturbations_per_eval: Any) -> None:
     """Refuse what is no number of sources."""
-    assert perturbations_per_eval is None or (type(perturbations_per_eval) is int and perturbations_per_eval >= 1), (
-        f"perturbations_per_eval is {perturbations_per_eval!r}: pass an integer of at least 1, or None."
-    )
+    given = perturbations_per_eval
+    if given is not None and not (type(given) is int and given >= 1):
+        raise ArgumentError(f"perturbations_per_eval is {given!r}: pass an integer of at least 1, or None.")
 
 
 def as_layers(layer: Any) -> list[nn.Module]:
     """The layers that `layer` names, itself or the modules of a list, once they were checked."""
-    layers = listed(layer)
+    layers = as_list(layer)
     wrong = [type(entry).__name__ for entry in layers if not isinstance(entry, nn.Module)]
-    assert layers and not wrong, (
-        f"layer is {'empty' if not layers else 'of type ' + ', '.join(wrong)}: pass a module of the model, or a list "
-        "of modules; captum_vz.find_layers(model) gives all its Transformer layers."
-    )
-    assert len({id(entry) for entry in layers}) == len(layers), (
-        "layer lists the same module more than once. A layer that runs several times in a pass is listed once."
-    )
+    if wrong or not layers:
+        raise ArgumentError(
+            f"layer is {'empty' if not layers else 'of type ' + ', '.join(wrong)}: pass a module of the model, or a "
+            "list of modules; captum_vz.find_layers(model) gives all its Transformer layers."
+        )
+    if len({id(entry) for entry in layers}) != len(layers):
+        raise ArgumentError(
+            "layer lists the same module more than once. A layer that runs several times in a pass is listed once."
+        )
     parts = {id(module) for entry in layers for module in entry.modules() if module is not entry}
     inside = [type(entry).__name__ for entry in layers if id(entry) in parts]
-    assert not inside, (
-        f"layer lists modules that are part of others in it: {', '.join(inside)}. Pass either, in calls of their own."
-    )
+    if inside:
+        raise ArgumentError(
+            f"layer lists modules that are part of others in it: {', '.join(inside)}. Pass either, in separate calls."
+        )
     # A compiled layer is a wrapper of the one that runs.
     return [getattr(entry, "_orig_mod", entry) for entry in layers]
 
 
-def listed(layer: Any) -> list[Any]:
+def as_list(layer: Any) -> list[Any]:
     """What a list of layers holds; of what is no list, itself alone."""
     return list(layer) if isinstance(layer, (nn.ModuleList, list, tuple)) else [layer]
 
 
-def user_call(forward_func: Callable[..., Any], inputs: Inputs, additional_forward_args: Any) -> Callable[[], Any]:
+def bind_forward(forward_func: Callable[..., Any], inputs: Inputs, additional_forward_args: Any) -> Callable[[], Any]:
     """The user's call, ready to be made."""
     if isinstance(inputs, Mapping):
-        assert additional_forward_args is None, (
-            "inputs is a mapping, which is passed by keyword: put further arguments into it, "
-            "and leave additional_forward_args None."
-        )
+        if additional_forward_args is not None:
+            raise ArgumentError(
+                "inputs is a mapping, which is passed by keyword: put further arguments into it, and leave "
+                "additional_forward_args None."
+            )
         tensors = {str(name): value for name, value in inputs.items()}
         _refuse_empty(tensors.values())
         return lambda: forward_func(**tensors)
-    assert inputs is not None, (
-        "inputs is None: pass what forward_func takes, a tensor, a tuple of tensors, or a tokenizer's output."
-    )
+    if inputs is None:
+        raise ArgumentError(
+            "inputs is None: pass what forward_func takes, a tensor, a tuple of tensors, or a tokenizer's output."
+        )
     formatted = _format_tensor_into_tuples(inputs)
     _refuse_empty(formatted)
     return lambda: _run_forward(forward_func, formatted, None, additional_forward_args)
@@ -92,12 +98,13 @@ def user_call(forward_func: Callable[..., Any], inputs: Inputs, additional_forwa
 
 def _refuse_empty(inputs: Any) -> None:
     for value in inputs:
-        assert not isinstance(value, Tensor) or 0 not in value.shape[:2], (
-            f"inputs holds an empty tensor {tuple(value.shape)}: there is no token to explain. Pass at least one."
-        )
+        if isinstance(value, Tensor) and 0 in value.shape[:2]:
+            raise ArgumentError(
+                f"inputs holds an empty tensor {tuple(value.shape)}: there is no token to explain. Pass at least one."
+            )
 
 
-class Groups:
+class FeatureGroups:
     """A feature_mask, its groups counted from 0, on the device of each layer and cut to each replica's share."""
 
     def __init__(self, feature_mask: Any, device_ids: list[int] | None) -> None:
@@ -107,31 +114,34 @@ class Groups:
         self.shares: dict[torch.device, Tensor] = {}
         if feature_mask is None:
             return
-        assert (
-            isinstance(feature_mask, Tensor)
-            and feature_mask.dim() == 2
-            and not feature_mask.is_floating_point()
-            and not feature_mask.is_complex()
-        ), (
-            f"feature_mask is {_describe(feature_mask)}: pass integers of shape (1 or batch, source tokens), "
-            "the same number for tokens that belong together."
-        )
+        if (
+            not isinstance(feature_mask, Tensor)
+            or feature_mask.dim() != 2
+            or feature_mask.is_floating_point()
+            or feature_mask.is_complex()
+        ):
+            raise ArgumentError(
+                f"feature_mask is {_describe(feature_mask)}: pass integers of shape (1 or batch, source tokens), "
+                "the same number for tokens that belong together."
+            )
         self.mask = feature_mask.unique(return_inverse=True)[1]
         if device_ids and len(self.mask) > 1:
             self.shares = {share.device: share for share in scatter(self.mask, device_ids)}
 
     def of(self, site: AttentionSite, end: int | None = None) -> Tensor | None:
-        """The groups of the sources of one attention, `(batch, in)`; those behind `end` are one more."""
+        """The groups of the sources of one attention, `(batch, in)`; those after `end` are one more."""
         if self.mask is None:
             return None
         batch, _, _, every = site.shape
         sources = every if end is None else end
-        mask = self.shares.get(site.attention.values.device, self.mask).to(site.attention.values.device)
+        device = site.source_mask.device
+        mask = self.shares.get(device, self.mask).to(device)
         shapes = dict.fromkeys(((1, sources), (batch, sources)))
-        assert mask.shape in shapes, (
-            f"feature_mask is {tuple(mask.shape)}, but the layer's attention has {batch} example(s) of {sources} "
-            f"source tokens: pass integers of shape {' or '.join(map(str, shapes))}."
-        )
+        if mask.shape not in shapes:
+            raise ArgumentError(
+                f"feature_mask is {tuple(mask.shape)}, but the layer's attention has {batch} example(s) of {sources} "
+                f"source tokens: pass integers of shape {' or '.join(map(str, shapes))}."
+            )
         return pad(mask, (0, every - sources), value=int(mask.max()) + 1).expand(batch, every)
 
 

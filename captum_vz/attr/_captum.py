@@ -27,10 +27,11 @@ def warn(message: str) -> None:
     warnings.warn(message, stacklevel=level)
 
 
-class WhileRunning(PerturbationAttribution):
+class ForwardPassAttribution(PerturbationAttribution):
     """Base of the methods that compute their scores while `forward_func` runs `layer`, one layer or several."""
 
     def __init__(self, forward_func: Callable[..., Any], layer: Any, device_ids: list[int] | None = None) -> None:
+        """See the class for the arguments."""
         PerturbationAttribution.__init__(self, forward_func)
         self.layer = layer
         self.device_ids = device_ids

@@ -5,27 +5,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from captum_vz.errors import ArgumentError
+
 # One selection of query heads, for all layers or for one of them.
 Heads = int | Sequence[int] | None
 
 
 def select_heads(heads: Any, index: int, layers: int, count: int) -> tuple[int, ...] | None:
-    """The heads that are chosen in layer `index`, checked against the `count` that it has.
-
-    With 0 `layers`, one selection is for all of them: a list for each layer is not offered.
-    """
-    if layers and _is_list(heads) and any(entry is None or _is_list(entry) for entry in heads):
-        assert len(heads) == layers, f"heads has {len(heads)} selections, one a layer, but there are {layers} layers."
+    """The heads that are chosen in layer `index` of `layers`, checked against the `count` that it has."""
+    if _is_list(heads) and any(entry is None or _is_list(entry) for entry in heads):
+        if len(heads) != layers:
+            raise ArgumentError(
+                f"heads has {len(heads)} selections, one for each layer, but there are {layers} layers."
+            )
         heads = heads[index]
     if heads is None:
         return None
     chosen = tuple(heads) if _is_list(heads) else (heads,)
-    forms = (
-        "an int, a list of ints, or a list with one selection for each layer" if layers else "an int or a list of ints"
-    )
-    assert chosen and all(type(head) is int and 0 <= head < count for head in chosen), (
-        f"heads is {heads!r}, but layer {index} has the query heads 0 to {count - 1}: pass {forms}."
-    )
+    if not chosen or not all(type(head) is int and 0 <= head < count for head in chosen):
+        raise ArgumentError(
+            f"heads is {heads!r}, but layer {index} has the query heads 0 to {count - 1}: pass an int, a list of ints, "
+            "or a list with one selection for each layer."
+        )
     return chosen
 
 

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from captum_vz._engine import AttentionBlock, AttentionSite, Readout, decompositions, first_module_holding, first_tensor
 from captum_vz.attr._arguments import as_layers
 from captum_vz.attr._target import WantedTokens, gather_rows, parse_indices
+from captum_vz.attr._wanted import Wanted
 from captum_vz.attr.layer_alti import LayerALTI, alti_of_attention
-from captum_vz.errors import ArgumentError
+from captum_vz.errors import ArgumentError, UnsupportedLayerError
 
 
 @dataclass(frozen=True)
@@ -70,16 +71,16 @@ def _belong_together(token: Any, entry: Any, of_all: bool) -> bool:
 
 
 @dataclass(frozen=True)
-class Step:
+class LayerTerms:
     """What happens along the entries' directions in one run of a layer, at the wanted rows: `(batch, row)` each.
 
     Attributes:
         given: Of the residual stream before the layer.
         sources: Of the vector of each source, `(batch, row, in)`.
         projected: Of the attention's output, all sources and the bias.
-        output: Of the residual stream behind the layer.
+        output: Of the residual stream after the layer.
         scale: One over the last norm's deviation, were this the last layer.
-        constant: What is added to the logit behind the last norm.
+        constant: What is added to the logit after the last norm.
         there: Which rows are no padding; all else is 0 for those that are.
     """
 
@@ -91,29 +92,29 @@ class Step:
     constant: Tensor
     there: Tensor
 
-    def to(self, device: torch.device) -> Step:
+    def to(self, device: torch.device) -> LayerTerms:
         """The same, on another device: layers may be spread over several."""
-        return Step(**{name: value.to(device) for name, value in vars(self).items()})
+        return LayerTerms(**{name: value.to(device) for name, value in vars(self).items()})
 
 
-class Updates(LayerALTI):
+class LogitUpdates(LayerALTI):
     """ALTI's maps in one call, with what the layers add to logits beside them."""
 
     def __init__(
         self,
         forward_func: Callable[..., Any],
         layer: Any,
-        norm: Literal["l1", "l2"],
+        p: Literal[1, 2],
         readout: Readout,
         targets: list[LogitTarget],
     ) -> None:
-        super().__init__(self._keep, layer, norm=norm)
+        super().__init__(self._keep, layer, p=p)
         self.explained = forward_func
         self.readout = readout
         self.targets = targets
         self.wanted = targets[0].rows
         self.output: Any = None
-        self.steps: list[Step] = []
+        self.terms: list[LayerTerms] = []
         self.left_out: list[nn.Module] = []  # what comes before the given layers
 
     def _keep(self, *args: Any, **kwargs: Any) -> Any:
@@ -124,31 +125,25 @@ class Updates(LayerALTI):
     def _look(self, model: nn.Module) -> None:
         self.left_out = _before(model, as_layers(self.layer))
 
-    def _layer_map(
-        self,
-        site: AttentionSite,
-        rows: Tensor | None,
-        groups: Tensor | None,
-        at_most: int | None,
-    ) -> Tensor:
-        name = site.layer.name
-        assert not getattr(site.layer.layer, "_is_replica", False), (
-            "ALTILogit runs in one thread: pass the module that DataParallel wraps."
-        )
-        assert len(site.layer.attentions) == 1, (
-            f"The layer {name} has a second attention, to an encoder: ALTILogit explains decoders "
-            "only. ALTIPlus explains encoder-decoders."
-        )
-        parts = AttentionBlock(site)
-        assert parts.norm_after() is None, (
-            f"The layer {name} norms the sum of its residual and its attention's output (post-norm), so that what it "
-            f"adds does not reach the logits as it is: ALTILogit explains pre-norm decoders."
-        )
-        step = self._step(parts)
-        self.steps.append(step.to(self.steps[0].there.device) if self.steps else step)
-        return alti_of_attention(parts, rows, groups, self.norm)
+    def layer_scores(self, site: AttentionSite, wanted: Wanted) -> Tensor:
+        if getattr(site.layer.layer, "_is_replica", False):
+            raise UnsupportedLayerError("ALTILogit runs in one thread: pass the module that DataParallel wraps.")
+        if len(site.layer.attentions) != 1:
+            raise UnsupportedLayerError(
+                f"The layer {site.layer.name} has a second attention, to an encoder: ALTILogit explains decoders only. "
+                "ALTIPlus explains encoder-decoders."
+            )
+        block = AttentionBlock(site)
+        if block.norm_after() is not None:
+            raise UnsupportedLayerError(
+                f"The layer {site.layer.name} norms the sum of its residual and its attention's output (post-norm), so "
+                "that what it adds does not reach the logits as it is: ALTILogit explains pre-norm decoders."
+            )
+        terms = self._terms_of(block)
+        self.terms.append(terms.to(self.terms[0].there.device) if self.terms else terms)
+        return alti_of_attention(block, wanted, self.p)
 
-    def _step(self, parts: AttentionBlock) -> Step:
+    def _terms_of(self, parts: AttentionBlock) -> LayerTerms:
         batch, tokens, _ = parts.output.shape
         rows = self.wanted.positions(batch, tokens, parts.output.device)
         if rows is None:
@@ -171,7 +166,7 @@ class Updates(LayerALTI):
         for some in decompositions(parts, "attention", rows, None):
             few = torch.stack([next(examples) for _ in some.weights])
             sources.append((some.weights * torch.einsum("bjkd,bid->bijk", some.vectors, few)).sum(-1))
-        return Step(
+        return LayerTerms(
             along(parts.residual()),
             torch.cat(sources),
             along(parts.projected),
@@ -183,18 +178,20 @@ class Updates(LayerALTI):
 
     def check(self) -> None:
         """Refuse layers that do not make up the whole model: their logits have to be the model's own."""
-        assert not self.left_out, (
-            f"The stack that holds the layers begins with {len(self.left_out)} of type "
-            f"{type(self.left_out[0]).__name__} that are left out, and what they add would count as the embedding: "
-            "pass all layers, in the order in which they run; captum_vz.find_layers(model) gives them."
-        )
+        if self.left_out:
+            raise ArgumentError(
+                f"The stack that holds the layers begins with {len(self.left_out)} of type "
+                f"{type(self.left_out[0]).__name__} that are left out, and what they add would count as the embedding: "
+                "pass all layers, in the order in which they run; captum_vz.find_layers(model) gives them."
+            )
         logits = self.output if isinstance(self.output, Tensor) else getattr(self.output, "logits", None)
         logits = first_tensor(self.output) if logits is None else logits
-        last, tokens = self.steps[-1], self.steps[-1].sources.shape[2]
+        last, tokens = self.terms[-1], self.terms[-1].sources.shape[2]
         found = tuple(logits.shape) if isinstance(logits, Tensor) else type(self.output).__name__
-        assert isinstance(logits, Tensor) and logits.ndim == 3 and logits.shape[1] == tokens, (
-            f"forward_func gave {found}: expected logits (batch, {tokens}, entries), one row a token."
-        )
+        if not (isinstance(logits, Tensor) and logits.ndim == 3 and logits.shape[1] == tokens):
+            raise ArgumentError(
+                f"forward_func gave {found}: expected logits (batch, {tokens}, entries), one row for each token."
+            )
         batch = len(logits)
         rows = self.wanted.positions(batch, tokens, logits.device)
         at_rows = gather_rows(logits, rows)
@@ -207,18 +204,20 @@ class Updates(LayerALTI):
         expected = (own[0] - own[1] if len(own) == 2 else own[0]) * there
         explained = (last.output * last.scale + last.constant).to(logits.device)
         size = at_rows.abs().amax() * torch.finfo(logits.dtype).eps ** 0.5
-        assert ((explained - expected).abs() <= size).all(), (
-            "The last layer's output, normed and unembedded, does not give the model's own logits (they differ by "
-            f"{(explained - expected).abs().max().item():.1e}): pass all layers, the norm behind them as `final_norm` "
-            "and the linear module behind that as `unembedding`. Models that scale or cap their logits are not "
-            "explained by ALTILogit."
-        )
-        for number, (one, following) in enumerate(pairwise(self.steps)):
-            apart = ((one.output - following.given) * one.scale).abs().to(size.device)
-            assert (apart <= size).all(), (
-                f"Run {number + 1} of the layers is not given what run {number} returned: pass all layers, in the "
-                "order in which they run."
+        if not ((explained - expected).abs() <= size).all():
+            raise UnsupportedLayerError(
+                "The last layer's output, normed and unembedded, does not give the model's own logits (they differ by "
+                f"{(explained - expected).abs().max().item():.1e}): pass all layers, the norm after them as "
+                "`final_norm` and the linear module after that as `unembedding`. Models that scale or cap their logits "
+                "are not explained by ALTILogit."
             )
+        for number, (one, following) in enumerate(pairwise(self.terms)):
+            apart = ((one.output - following.given) * one.scale).abs().to(size.device)
+            if not (apart <= size).all():
+                raise ArgumentError(
+                    f"Run {number + 1} of the layers is not given what run {number} returned: pass all layers, in the "
+                    "order in which they run."
+                )
 
 
 def _before(model: nn.Module, layers: Sequence[nn.Module]) -> list[nn.Module]:

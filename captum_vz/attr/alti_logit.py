@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 from captum_vz._engine import Readout
 from captum_vz.attr._arguments import Arguments, Inputs, as_layers
-from captum_vz.attr._captum import WhileRunning, logged, warn
-from captum_vz.attr._layer_maps import PADDED_TARGET
-from captum_vz.attr._logit_updates import LogitTarget, Step, Updates
+from captum_vz.attr._captum import ForwardPassAttribution, logged, warn
+from captum_vz.attr._logit_updates import LayerTerms, LogitTarget, LogitUpdates
 from captum_vz.attr._target import WantedTokens
+from captum_vz.attr._wanted import PADDED_TARGET
+from captum_vz.attr.layer_alti import check_order
 from captum_vz.errors import ArgumentError
 from captum_vz.functional import logit_contributions
 
@@ -43,7 +44,7 @@ class LogitTerms(NamedTuple):
         return self.embedding + attention + self.projection_bias + self.feed_forward + self.constant
 
 
-class ALTILogit(WhileRunning):
+class ALTILogit(ForwardPassAttribution):
     r"""How much of the logit of a vocabulary entry at each output *token* comes from each input token by attention.
 
     .. math:: \Delta^l_{tk} = U_w \cdot g\big(N^l_{tk}\big), \qquad
@@ -65,9 +66,9 @@ class ALTILogit(WhileRunning):
         forward_func: A model, or any function that runs the layers and returns logits `(batch, tokens, entries)`, or an
             object that has them as `logits`.
         layer: All layers of the model, in the order in which they run.
-        device_ids: Of no use here: it runs in one thread.
-        norm: Of ALTI's maps, "l1" (the paper's) or "l2".
-        final_norm: The norm behind the last layer. None: the last norm of `forward_func` outside of the layers.
+        device_ids: Not used: it runs in one thread.
+        p: The order of the norm in ALTI's maps, 1 (the paper's) or 2.
+        final_norm: The norm after the last layer. None: the last norm of `forward_func` outside of the layers.
         unembedding: The linear module that makes logits. None: `forward_func.get_output_embeddings()`.
 
     >>> import torch
@@ -91,13 +92,13 @@ class ALTILogit(WhileRunning):
         layer: Any,
         device_ids: list[int] | None = None,
         *,
-        norm: Literal["l1", "l2"] = "l1",
+        p: Literal[1, 2] = 1,
         final_norm: nn.Module | None = None,
         unembedding: nn.Module | None = None,
     ) -> None:
         super().__init__(forward_func, layer, device_ids)
-        assert norm in ("l1", "l2"), f"norm is {norm!r}: pass 'l1' or 'l2'."
-        self.norm: Literal["l1", "l2"] = norm
+        check_order(p)
+        self.p: Literal[1, 2] = p
         self.final_norm = final_norm
         self.unembedding = unembedding
 
@@ -124,8 +125,8 @@ class ALTILogit(WhileRunning):
             additional_forward_args: Further arguments for `forward_func`.
             feature_mask: Not offered: scores add up, so sum those of a feature.
             attribute_to_layer_input: Only False.
-            perturbations_per_eval: Of no use here.
-            show_progress: Whether to show a progress bar, one step a layer.
+            perturbations_per_eval: Not used.
+            show_progress: Whether to show a progress bar, one step for each layer.
             foil: The logit that is subtracted, in the same form, at the same tokens.
 
         Returns:
@@ -133,16 +134,18 @@ class ALTILogit(WhileRunning):
             with one of them if `inputs` is a tuple. Rows and columns of padding are 0.
 
         Raises:
-            AssertionError: As in :meth:`LayerMaps.attribute`; entries that the vocabulary lacks; layers that are not
+            RefusedError: As in :meth:`LayerMaps.attribute`; entries that the vocabulary lacks; layers that are not
                 pre-norm, or not all of the model's; logits that norm and unembedding do not reproduce.
         """
-        assert not attribute_to_layer_input, (
-            f"{self.get_name()} attributes to input tokens; attribute_to_layer_input=True has no meaning here."
-        )
-        assert feature_mask is None, (
-            f"feature_mask is not offered by {type(self).__name__}, whose scores add up: leave it None, and sum the "
-            "columns of each feature in what comes back."
-        )
+        if attribute_to_layer_input:
+            raise ArgumentError(
+                f"{self.get_name()} attributes to input tokens; attribute_to_layer_input=True has no meaning here."
+            )
+        if feature_mask is not None:
+            raise ArgumentError(
+                f"feature_mask is not offered by {type(self).__name__}, whose scores add up: leave it None, and sum "
+                "the columns of each feature in the result."
+            )
         arguments = Arguments(inputs, additional_forward_args, None, perturbations_per_eval, show_progress)
         wanted, maps, steps, scale = self._explain(target, foil, arguments)
         scores = logit_contributions([step.sources for step in steps], maps) * scale[..., None]
@@ -168,7 +171,7 @@ class ALTILogit(WhileRunning):
             The terms, exact, which sum to the model's own logit; those of padding are 0.
 
         Raises:
-            AssertionError: As in :meth:`attribute`.
+            RefusedError: As in :meth:`attribute`.
         """
         wanted, _, steps, scale = self._explain(target, foil, Arguments(inputs, additional_forward_args))
 
@@ -187,7 +190,7 @@ class ALTILogit(WhileRunning):
 
     def _explain(
         self, target: Any, foil: Any, arguments: Arguments
-    ) -> tuple[WantedTokens, list[Tensor], list[Step], Tensor]:
+    ) -> tuple[WantedTokens, list[Tensor], list[LayerTerms], Tensor]:
         """The wanted rows, ALTI's maps, what the layers add, and one over the last norm's deviation `(batch, row)`."""
         layers = as_layers(self.layer)
         targets = [LogitTarget.parse(target)] + ([] if foil is None else [LogitTarget.parse(foil, "foil")])
@@ -198,10 +201,10 @@ class ALTILogit(WhileRunning):
                 "read from one residual stream."
             )
         readout = Readout.of(self.forward_func, layers, self.final_norm, self.unembedding)
-        call = Updates(self.forward_func, self.layer, self.norm, readout, targets)
-        runs = call._maps(layers, WantedTokens(), arguments).maps
+        call = LogitUpdates(self.forward_func, self.layer, self.p, readout, targets)
+        runs = call._run(WantedTokens(), arguments).maps
         call.check()
-        if wanted.rows is not None and not call.steps[-1].there.all():
+        if wanted.rows is not None and not call.terms[-1].there.all():
             warn(f"{self.get_name()}: {PADDED_TARGET}.")
-        scale = call.steps[-1].scale
-        return wanted, [one.to(scale.device) for _, one in runs], call.steps, scale
+        scale = call.terms[-1].scale
+        return wanted, [one.to(scale.device) for _, one in runs], call.terms, scale

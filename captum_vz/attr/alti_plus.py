@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from captum_vz._engine import AttentionBlock, AttentionSite, attention_site
 from captum_vz.attr._arguments import Arguments
 from captum_vz.attr._captum import warn
-from captum_vz.attr._layer_maps import PADDED_TARGET, MapRun
-from captum_vz.attr._rolled_out import RolledOut
+from captum_vz.attr._map_aggregation import MapAggregation
+from captum_vz.attr._map_run import MapRun
+from captum_vz.attr._of_maps import OtherMixingRule, of_maps
 from captum_vz.attr._target import WantedTokens, gather_rows
+from captum_vz.attr._wanted import PADDED_TARGET, Wanted
 from captum_vz.attr.layer_alti import LayerALTI, alti_of_attention
+from captum_vz.errors import ArgumentError
 from captum_vz.functional import encoder_decoder_rollout, normalize_rows, rollout
 
 
-class ALTIPlus(RolledOut):
+class ALTIPlus(MapAggregation):
     r"""How much each output *token* of a decoder draws on each token of its encoder and on each of its own inputs.
 
     .. math:: D_l = \big[\, \hat x^{\text{src}}_l \;\big|\; \operatorname{diag}(\hat x^{\text{res}}_l)\, \hat c_l
@@ -35,13 +38,17 @@ class ALTIPlus(RolledOut):
     after it). Rows sum to 1 over both, so that the sum of the first columns is the share of the source.
 
     With `all_layers`, what comes out after each layer of the decoder. Products are taken in float64. The
-    other arguments of `attribute` and what is raised are described in :class:`~captum_vz.attr.RolledOut`;
+    other arguments of `attribute` and what is raised are described in :class:`~captum_vz.attr.MapAggregation`;
     `feature_mask` is not offered: add up the columns of a feature.
 
     Args:
-        forward_func: See :class:`~captum_vz.LayerALTI`, like `device_ids`, `norm`.
+        forward_func: A model, or any function that runs the layers.
         layer: The layers of the encoder and, after them, those of the decoder. Those of the decoder alone attribute to
             the encoder's outputs.
+        device_ids: The devices of a DataParallel model, needed only if `forward_func` runs one without being one.
+        p: The order of the norm, 1 (the paper's) or 2.
+        other_mixing: How to treat token mixing outside the attention of the given layers (recurrent or convolutional
+            modules, layers left out). "refuse": raise an error. "ignore": treat it as acting on each token alone.
 
     >>> import torch
     >>> from transformers import BartConfig, BartModel
@@ -65,57 +72,59 @@ class ALTIPlus(RolledOut):
         layer: Any,
         device_ids: list[int] | None = None,
         *,
-        norm: Literal["l1", "l2"] = "l1",
+        p: Literal[1, 2] = 1,
+        other_mixing: OtherMixingRule = "refuse",
     ) -> None:
-        super().__init__(_BlockALTI(forward_func, layer, device_ids, norm=norm))
+        super().__init__(_BlockALTI(forward_func, layer, device_ids, p=p), other_mixing=other_mixing)
+
+    p = of_maps("p")
 
     def _check(self, maps: list[Tensor]) -> None:
         # A layer of the decoder has more columns than rows, for the encoder's tokens come first.
         sides = [one.shape[2] > one.shape[1] for one in maps]
         shapes = [tuple(one.shape[1:]) for one in maps]
         sources = {one.shape[2] - side * one.shape[1] for side, one in zip(sides, maps, strict=True)}
-        assert sides[-1] and sides == sorted(sides) and len(sources) == 1, (
-            f"{self.get_name()} takes the layers of an encoder and, after them, the layers of the decoder that reads "
-            f"its outputs by cross-attention, but the layers' maps (out, in) are {shapes}: pass layer="
-            "[*find_layers(model, 'encoder'), *find_layers(model, 'decoder')]. For a single stack there is ALTI."
-        )
+        if not (sides[-1] and sides == sorted(sides) and len(sources) == 1):
+            raise ArgumentError(
+                f"{self.get_name()} takes the layers of an encoder and, after them, the layers of the decoder that "
+                f"reads its outputs by cross-attention, but the layers' maps (out, in) are {shapes}: pass layer="
+                "[*find_layers(model, 'encoder'), *find_layers(model, 'decoder')]. For a single stack there is ALTI."
+            )
 
-    def _by_feature(self, maps: list[Tensor], rows: Tensor | None, feature_mask: Any, all_layers: bool) -> list[Tensor]:
+    def _join_features(
+        self, maps: list[Tensor], rows: Tensor | None, feature_mask: Any, all_layers: bool
+    ) -> list[Tensor]:
         there = maps[-1].sum(-1) != 0
         if rows is not None and not there.gather(1, rows).all():
             warn(f"{self.get_name()}: {PADDED_TARGET}.")
-        return [one.to(maps[0].dtype) for one in self._join(maps, rows, all_layers)]
+        joined = self.join(maps, rows)
+        return [one.to(maps[0].dtype) for one in (joined if all_layers else joined[-1:])]
 
-    def _join(self, maps: list[Tensor], rows: Tensor | None, all_layers: bool) -> list[Tensor]:
+    def join(self, maps: list[Tensor], rows: Tensor | None) -> list[Tensor]:
+        """The rollouts through the encoder and up to each layer of the decoder."""
         encoder = [one for one in maps if one.shape[1] == one.shape[2]]
         decoder = maps[len(encoder) :]
         rollouts = encoder_decoder_rollout(rollout(encoder)[-1] if encoder else None, decoder)
-        return [gather_rows(one, rows) for one in (rollouts if all_layers else rollouts[-1:])]
+        return [gather_rows(one, rows) for one in rollouts]
 
 
 class _BlockALTI(LayerALTI):
     """ALTI's map of a block: of an encoder's `(batch, out, in)`, of a decoder's `(batch, out, source + in)`."""
 
-    def _maps(self, layers: Sequence[nn.Module], wanted: WantedTokens, arguments: Arguments) -> MapRun:
-        assert arguments.feature_mask is None, (
-            "feature_mask is not offered by ALTIPlus, whose sources are tokens of two sequences: leave it None, and "
-            "add up the columns of each feature in what comes back."
-        )
-        return super()._maps(layers, wanted, arguments)
+    def _run(self, wanted: WantedTokens, arguments: Arguments, *flags: bool) -> MapRun:
+        if arguments.feature_mask is not None:
+            raise ArgumentError(
+                "feature_mask is not offered by ALTIPlus, whose sources are tokens of two sequences: leave it None, "
+                "and add up the columns of each feature in the result."
+            )
+        return super()._run(wanted, arguments, *flags)
 
-    def _layer_map(
-        self,
-        site: AttentionSite,
-        rows: Tensor | None,
-        groups: Tensor | None,
-        at_most: int | None,
-    ) -> Tensor:
-        own = super()._layer_map(site, rows, groups, at_most)
+    def layer_scores(self, site: AttentionSite, wanted: Wanted) -> Tensor:
+        own = super().layer_scores(site, wanted)
         if len(site.layer.attentions) == 1:
             return own
-        parts = AttentionBlock(attention_site(site.layer, "cross"))
-        cross = alti_of_attention(parts, rows, None, self.norm)
+        cross = alti_of_attention(AttentionBlock(attention_site(site.layer, "cross")), wanted, self.p)
         own = normalize_rows(own)
-        # A row whose own vectors all lead away is incomplete: it becomes zero, which is reported.
+        # A row whose own vectors all lead away is incomplete: it becomes zero, with a warning.
         cross = normalize_rows(cross) * (own != 0).any(-1, keepdim=True)
         return torch.cat([cross[..., :-1], cross[..., -1:] * own], dim=2)

@@ -8,13 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from captum_vz.attr._rolled_out import RolledOut
+from captum_vz.attr._heads import Heads
+from captum_vz.attr._map_aggregation import MapAggregation
+from captum_vz.attr._of_maps import OtherMixingRule, of_maps
 from captum_vz.attr.layer_attention import LayerAttention
 from captum_vz.functional import Residual, attention_flow
 
 
-class AttentionFlow(RolledOut):
-    r"""How much each output *token* of a stack of layers can draw on each input token, weights as widths of pipes.
+class AttentionFlow(MapAggregation):
+    r"""How much each output *token* of a stack of layers can draw on each input token, with weights as capacities.
 
     .. math:: F_{ij} = \operatorname{maxflow}\big((L, i) \to (0, j)\big), \qquad
         \operatorname{capacity}\big((l{+}1, i) \to (l, j)\big) = \tfrac12 A_{l,ij} + \tfrac12 [i = j]
@@ -23,14 +25,20 @@ class AttentionFlow(RolledOut):
     section 3. One maximum flow a pair: ask for the row you need (`token`), see
     :func:`~captum_vz.functional.attention_flow` for what it costs.
 
-    The arguments of `attribute`, what comes back and what is raised are
-    described in :class:`~captum_vz.attr.RolledOut`.
-
     Args:
-        forward_func: See :class:`~captum_vz.LayerAttention`, like all arguments but these:
-        layer: The layers whose weights are the pipes, in the order in which they run.
-        residual: 0.5 (the paper's), None, or "renormalize" (the identity is added and rows are divided by their sum).
-        per_receptive_field: See :class:`~captum_vz.attr.RolledOut`.
+        forward_func: A model, or any function that runs the layers.
+        layer: The layers whose maps are joined, in the order in which they run.
+        device_ids: The devices of a DataParallel model, needed only if `forward_func` runs one without being one.
+        residual: What is added to each map for the residual connection, see
+            :func:`~captum_vz.functional.add_residual`. 0.5 is the paper's choice.
+        heads: Read these (query) heads only: an int or a list of ints for all layers, or a list with one such selection
+            for each layer. None: all heads.
+        reduce_heads: How the heads become one map, "mean" or "max".
+        attention: Only "self".
+        per_receptive_field: Whether each input token's scores are divided by the number of output tokens that it
+            reaches, and rows by their sums after that. It is meant for causal models, where early tokens reach more.
+        other_mixing: How to treat token mixing outside the attention of the given layers (recurrent or convolutional
+            modules, layers left out). "refuse": raise an error. "ignore": treat it as acting on each token alone.
 
     >>> from captum_vz import AttentionFlow, find_layers
     >>> from captum_vz.testbed import load_agreement_model
@@ -48,19 +56,32 @@ class AttentionFlow(RolledOut):
         device_ids: list[int] | None = None,
         *,
         residual: Residual = 0.5,
-        heads: str | int | Sequence[int] = "mean",
+        heads: Heads | Sequence[Heads] = None,
+        reduce_heads: str = "mean",
         attention: str = "self",
         per_receptive_field: bool = False,
+        other_mixing: OtherMixingRule = "refuse",
     ) -> None:
         super().__init__(
-            LayerAttention(forward_func, layer, device_ids, heads=heads, attention=attention),
+            LayerAttention(
+                forward_func, layer, device_ids, heads=heads, reduce_heads=reduce_heads, attention=attention
+            ),
             residual=residual,
             per_receptive_field=per_receptive_field,
+            other_mixing=other_mixing,
         )
 
-    def _join(self, maps: list[Tensor], rows: Tensor | None, all_layers: bool) -> list[Tensor]:
-        depths = range(1, len(maps) + 1) if all_layers else [len(maps)]
-        return [self._flow(maps[:depth], rows) for depth in depths]
+    heads = of_maps("heads")
+    reduce_heads = of_maps("reduce_heads")
+    attention = of_maps("attention")
+
+    def join(self, maps: list[Tensor], rows: Tensor | None) -> list[Tensor]:
+        """The flow up to each layer."""
+        return [self._flow(maps[:depth], rows) for depth in range(1, len(maps) + 1)]
+
+    def join_last(self, maps: list[Tensor], rows: Tensor | None) -> Tensor:
+        """The flow through all layers."""
+        return self._flow(maps, rows)
 
     def _flow(self, maps: list[Tensor], rows: Tensor | None) -> Tensor:
         if rows is None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from captum_vz.attr._heads import Heads
+from captum_vz.attr._of_maps import OtherMixingRule, of_maps
 from captum_vz.attr.layer_attention import LayerAttention
 from captum_vz.attr.rollout import Rollout
 from captum_vz.functional import Residual
@@ -18,14 +20,20 @@ class AttentionRollout(Rollout):
     with :math:`A_l` the weights of layer l, heads averaged, see :class:`~captum_vz.LayerAttention`; the identity stands
     for the residual connection. `Abnar & Zuidema 2020 <https://aclanthology.org/2020.acl-main.385>`_, equation 1.
 
-    The arguments of `attribute`, what comes back and what is raised are
-    described in :class:`~captum_vz.attr.RolledOut`.
-
     Args:
-        forward_func: See :class:`~captum_vz.LayerAttention`, like all arguments but these:
-        layer: The layers whose maps are multiplied, in the order in which they run.
-        residual: 0.5 (the paper's), None, or "renormalize" (the identity is added and rows are divided by their sum).
-        per_receptive_field: See :class:`~captum_vz.attr.RolledOut`.
+        forward_func: A model, or any function that runs the layers.
+        layer: The layers whose maps are joined, in the order in which they run.
+        device_ids: The devices of a DataParallel model, needed only if `forward_func` runs one without being one.
+        residual: What is added to each map for the residual connection, see
+            :func:`~captum_vz.functional.add_residual`. 0.5 is the paper's choice.
+        heads: Read these (query) heads only: an int or a list of ints for all layers, or a list with one such selection
+            for each layer. None: all heads.
+        reduce_heads: How the heads become one map, "mean" or "max".
+        attention: Only "self".
+        per_receptive_field: Whether each input token's scores are divided by the number of output tokens that it
+            reaches, and rows by their sums after that. It is meant for causal models, where early tokens reach more.
+        other_mixing: How to treat token mixing outside the attention of the given layers (recurrent or convolutional
+            modules, layers left out). "refuse": raise an error. "ignore": treat it as acting on each token alone.
 
     >>> from captum_vz import AttentionRollout, find_layers
     >>> from captum_vz.testbed import load_agreement_model
@@ -43,12 +51,21 @@ class AttentionRollout(Rollout):
         device_ids: list[int] | None = None,
         *,
         residual: Residual = 0.5,
-        heads: str | int | Sequence[int] = "mean",
+        heads: Heads | Sequence[Heads] = None,
+        reduce_heads: str = "mean",
         attention: str = "self",
         per_receptive_field: bool = False,
+        other_mixing: OtherMixingRule = "refuse",
     ) -> None:
         super().__init__(
-            LayerAttention(forward_func, layer, device_ids, heads=heads, attention=attention),
+            LayerAttention(
+                forward_func, layer, device_ids, heads=heads, reduce_heads=reduce_heads, attention=attention
+            ),
             residual=residual,
             per_receptive_field=per_receptive_field,
+            other_mixing=other_mixing,
         )
+
+    heads = of_maps("heads")
+    reduce_heads = of_maps("reduce_heads")
+    attention = of_maps("attention")

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from captum_vz.attr._of_maps import OtherMixingRule, of_maps
 from captum_vz.attr.layer_attention_norm import LayerAttentionNorm
 from captum_vz.attr.rollout import Rollout
 from captum_vz.functional import Residual
@@ -26,18 +27,23 @@ class GlobEnc(Rollout):
     They roll the norms out as they are, so that tokens with long vectors count for more; later tools divide rows by
     their sums first (`Mohebbi et al. 2023 <https://aclanthology.org/2023.eacl-main.245>`_). The rankings differ.
 
-    Layers have to norm what comes of their attention (post-norm: BERT,
-    RoBERTa); :class:`~captum_vz.LayerAttentionNorm` says how they are read. Products are taken in float64. The
-    arguments of `attribute`, what comes back and what is raised are described in :class:`~captum_vz.attr.RolledOut`.
+    Layers have to norm what comes of their attention (post-norm: BERT, RoBERTa); :class:`~captum_vz.LayerAttentionNorm`
+    says how they are read. Products are taken in float64. The arguments of `attribute`, what comes back and what is
+    raised are described in :class:`~captum_vz.attr.MapAggregation`.
 
     Args:
-        forward_func: See :class:`~captum_vz.LayerAttentionNorm`, like all arguments but these:
-        layer: The layers whose maps are multiplied, in the order in which they run.
-        residual: None (the paper's), 0.5 or "renormalize", see :func:`~captum_vz.functional.add_residual`.
-        normalize: True: each layer's rows are divided by their sums, and the rows of the rollout sum to 1. False: as in
-            the paper; each example's norms in a layer are divided by their largest, lest they overflow, which leaves
-            the rollout's scale without meaning: its rows sum to anything, and compare within one example only.
-        per_receptive_field: See :class:`~captum_vz.attr.RolledOut`.
+        forward_func: A model, or any function that runs the layers.
+        layer: The layers whose maps are joined, in the order in which they run.
+        device_ids: The devices of a DataParallel model, needed only if `forward_func` runs one without being one.
+        residual: What is added to each map for the residual connection, see
+            :func:`~captum_vz.functional.add_residual`. None is the paper's choice.
+        normalize: Whether each row of each layer's map is divided by its sum, so that rows of the rollout sum to 1.
+            False is the paper's choice. Each example's norms in a layer are then divided by their largest, to prevent
+            overflow: the scale of the rollout has no meaning, and scores compare within one example only.
+        per_receptive_field: Whether each input token's scores are divided by the number of output tokens that it
+            reaches, and rows by their sums after that. It is meant for causal models, where early tokens reach more.
+        other_mixing: How to treat token mixing outside the attention of the given layers (recurrent or convolutional
+            modules, layers left out). "refuse": raise an error. "ignore": treat it as acting on each token alone.
 
     >>> from captum_vz import GlobEnc, find_layers
     >>> from captum_vz.testbed import load_agreement_model
@@ -57,16 +63,20 @@ class GlobEnc(Rollout):
         residual: Residual = None,
         normalize: bool = True,
         per_receptive_field: bool = False,
+        other_mixing: OtherMixingRule = "refuse",
     ) -> None:
         super().__init__(
             LayerAttentionNorm(forward_func, layer, device_ids, include="encoder", normalize=normalize),
             residual=residual,
             per_receptive_field=per_receptive_field,
+            other_mixing=other_mixing,
         )
-        self.normalize = normalize
 
-    def _join(self, maps: list[Tensor], rows: Tensor | None, all_layers: bool) -> list[Tensor]:
+    normalize = of_maps("normalize")
+
+    def join(self, maps: list[Tensor], rows: Tensor | None) -> list[Tensor]:
+        """The rollout up to each layer; without `normalize`, of maps whose largest norm is 1."""
         if not self.normalize:
             largest = [one.amax((1, 2), keepdim=True) for one in maps]
             maps = [one / top.where(top != 0, 1) for one, top in zip(maps, largest, strict=True)]
-        return super()._join(maps, rows, all_layers)
+        return super().join(maps, rows)

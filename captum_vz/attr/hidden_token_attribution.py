@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from copy import copy
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from captum_vz._engine import AttentionSite, EmbeddingLeaf, budget_of, first_tensor
-from captum_vz.attr._arguments import Arguments
-from captum_vz.attr._layer_maps import LayerMaps, MapRun
-from captum_vz.attr._target import WantedTokens
+from captum_vz._engine import AttentionSite, budget_of
+from captum_vz.attr._layer_maps import LayerMaps
+from captum_vz.attr._wanted import Wanted
+from captum_vz.errors import ArgumentError, RefusedError, UnsupportedLayerError
 from captum_vz.functional import widen
 
 
@@ -33,15 +32,17 @@ class HiddenTokenAttribution(LayerMaps):
     deviation is at most :math:`\sqrt{2 / n}` for n probes (that of C half of it), and smaller the more directions the
     Jacobian has that matter.
 
-    One `token` costs one row in place of all. With `feature_mask`,
-    :math:`x^0` is all vectors of a group together. Gradients are computed also where the caller has switched them off,
-    none of them for parameters, and in the precision of the model. The arguments of `attribute`, what comes back and
-    what is raised are described in :class:`~captum_vz.attr.LayerMaps`, but for one: at most `perturbations_per_eval`
-    backward passes are run at once (with 1, the model's backward pass need not know how to be batched).
+    One `token` costs one row in place of all. With `feature_mask`, :math:`x^0` is all vectors of a group together.
+    Gradients are computed also where the caller has switched them off, none of them for parameters, and in the
+    precision of the model. The arguments of `attribute`, what comes back and what is raised are described in
+    :class:`~captum_vz.attr.LayerMaps`, At most `perturbations_per_eval` backward passes are run at once (with 1, the
+    model's backward pass need not know how to be batched).
 
     Args:
-        forward_func: See :class:`~captum_vz.attr.LayerMaps`, like `layer`; it runs in one thread, on one device.
-        device_ids: Of no use here.
+        forward_func: A model, or any function that runs the layers, in one thread and on one device.
+        layer: A layer (a whole Transformer block) or a list of layers, for which `attribute` returns a list of maps.
+            `captum_vz.find_layers(model)` gives all layers.
+        device_ids: Not used.
         embeddings: The module whose output `(batch, tokens, d)` takes the place of :math:`x^0`, and whose tokens are
             the columns: `model.get_input_embeddings()` for the words alone, `model.get_encoder().embed_tokens` for
             what the layers of a decoder draw on the tokens of its encoder. None: :math:`x^0` itself, of the stack that
@@ -49,7 +50,7 @@ class HiddenTokenAttribution(LayerMaps):
             begin with a layer of the same class.
         probes: None: exact; a number: estimated with so many probes a row, the same for all rows and examples.
         seed: Of the probes; estimates with the same one are the same.
-        normalize: False gives the norms themselves.
+        normalize: Whether each row is divided by its sum. False gives the norms themselves.
 
     >>> from captum_vz import HiddenTokenAttribution, find_layers
     >>> from captum_vz.testbed import load_agreement_model
@@ -61,7 +62,7 @@ class HiddenTokenAttribution(LayerMaps):
     (True, 1.0)
     """
 
-    _embedded: EmbeddingLeaf  # of one call, on a copy of the attribution that lives as long
+    needs_graph = True
 
     def __init__(
         self,
@@ -75,57 +76,44 @@ class HiddenTokenAttribution(LayerMaps):
         normalize: bool = True,
     ) -> None:
         super().__init__(forward_func, layer, device_ids, normalize=normalize)
-        assert probes is None or (type(probes) is int and probes >= 1), (
-            f"probes is {probes!r}: pass an integer of at least 1, or None for the exact map."
-        )
+        if probes is not None and not (type(probes) is int and probes >= 1):
+            raise ArgumentError(f"probes is {probes!r}: pass an integer of at least 1, or None for the exact map.")
         self.embeddings = embeddings
         self.probes = probes
         self.seed = seed
 
-    def _maps(self, layers: Sequence[nn.Module], wanted: WantedTokens, arguments: Arguments) -> MapRun:
-        assert not torch.is_inference_mode_enabled(), (
-            f"{self.get_name()} needs gradients, which torch.inference_mode() rules out: use torch.no_grad() instead."
-        )
-        call = copy(self)
-        call._embedded = call.forward_func = EmbeddingLeaf(self.forward_func, layers, self.embeddings)
-        return super(HiddenTokenAttribution, call)._maps(layers, wanted, arguments)
-
-    def _layer_map(
-        self,
-        site: AttentionSite,
-        rows: Tensor | None,
-        groups: Tensor | None,
-        at_most: int | None,
-    ) -> Tensor:
-        name = site.layer.name
-        output, vectors = first_tensor(site.layer.output), self._embedded.vectors
-        valid, sources = (site.target_mask, site.source_mask)
-        assert output is not None  # attention_call saw to it
-        assert output.isfinite().all(), (
-            f"{name} returned values that are not finite (NaN or infinity) in {output.dtype}. float16 overflows "
-            "above 65504: load the model in bfloat16 or float32, and check its weights and inputs."
-        )
-        assert output.requires_grad, (
-            f"The output of {name} does not depend on the vectors by any gradient: forward_func must not switch "
-            "gradients off (torch.no_grad, detach), and the layer has to come behind what they were taken from."
-        )
+    def layer_scores(self, site: AttentionSite, wanted: Wanted) -> Tensor:
+        """The norms of the Jacobians, `(batch, row, group)`."""
+        output, vectors, rows, groups = site.output, wanted.leaf, wanted.rows, wanted.groups
+        assert output is not None and vectors is not None  # narrows the types: the shell saw to both
+        if not output.isfinite().all():
+            raise RefusedError(
+                f"{site.layer.name} returned values that are not finite (NaN or infinity) in {output.dtype}. float16 "
+                "overflows above 65504: load the model in bfloat16 or float32, and check its weights and inputs."
+            )
+        if not output.requires_grad:
+            raise UnsupportedLayerError(
+                f"The output of {site.layer.name} does not depend on the vectors by any gradient: forward_func must "
+                "not switch gradients off (torch.no_grad, detach), and the layer has to run after the module that the "
+                "vectors were taken from."
+            )
         # What went into the first layer has its axes in that layer's order.
         tokens_first = site.attention.tokens_first and self.embeddings is None
         size = (vectors.transpose(0, 1) if tokens_first else vectors).shape[:2]
-        assert groups is None or groups.shape == size, (
-            f"feature_mask is one of {groups.shape[1]} tokens, those that the layer's attention sees, but the map has "
-            f"columns for the {size[1]} tokens of `embeddings` or of the first layer: leave feature_mask out."
-        )
+        if groups is not None and groups.shape != size:
+            raise ArgumentError(
+                f"feature_mask is one of {groups.shape[1]} tokens, those that the layer's attention sees, but the map "
+                f"has columns for the {size[1]} tokens of `embeddings` or of the first layer: leave feature_mask out."
+            )
+        tokens = site.target_mask
         if rows is None:
-            rows = torch.arange(valid.shape[1], device=valid.device).expand_as(valid)
-        squares = self._squares(site.attention.batch_first(output), vectors, tokens_first, rows, at_most)
-        squares = squares * valid.gather(1, rows)[:, :, None]
-        if sources.shape == size:
-            squares = squares * sources[:, None]
-        if groups is not None:
-            pooled = squares.new_zeros(*squares.shape[:2], int(groups.max()) + 1)
-            squares = pooled.scatter_add(2, groups[:, None].expand_as(squares), squares)
-        return squares.sqrt()
+            rows = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+        hidden = site.attention.batch_first(output)
+        squares = self._squares(hidden, vectors, tokens_first, rows, wanted.max_groups)
+        squares = squares * tokens.gather(1, rows)[:, :, None]
+        if site.source_mask.shape == size:
+            squares = squares * site.source_mask[:, None]
+        return wanted.pool_sources(squares).sqrt()
 
     def _squares(
         self, hidden: Tensor, vectors: Tensor, tokens_first: bool, rows: Tensor, at_most: int | None
@@ -159,6 +147,6 @@ class HiddenTokenAttribution(LayerMaps):
 
     def _probes(self, width: int) -> Tensor:
         """Normal numbers `(probe, d)`, drawn on the CPU in float64, that they are the same everywhere."""
-        assert self.probes is not None
+        assert self.probes is not None  # narrows the type
         generator = torch.Generator().manual_seed(self.seed)
         return torch.randn(self.probes, width, generator=generator, dtype=torch.float64)

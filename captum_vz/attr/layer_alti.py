@@ -10,6 +10,8 @@ from torch import Tensor
 
 from captum_vz._engine import AttentionBlock, AttentionSite, decompositions
 from captum_vz.attr._layer_maps import LayerMaps
+from captum_vz.attr._wanted import Wanted
+from captum_vz.errors import ArgumentError
 from captum_vz.functional import alti_contributions
 
 
@@ -25,15 +27,16 @@ class LayerALTI(LayerMaps):
     GPT-2, LLaMA, ViT) the vectors end at the residual connection, as no norm follows it. They are those of
     :class:`~captum_vz.LayerAttentionNorm` with "layer_norm" or "residual", which says how a layer is read.
 
-    With `feature_mask`, the vectors of a group's sources are added up
-    before they are compared. A row all of whose sources lead away from the sum is zero. The arguments of `attribute`,
-    what comes back and what is raised are described in :class:`~captum_vz.attr.LayerMaps`.
+    With `feature_mask`, the vectors of a group's sources are added up before they are compared. A row all of whose
+    sources lead away from the sum is zero.
 
     Args:
-        forward_func: See :class:`~captum_vz.attr.LayerMaps`, like `layer`, `device_ids`. Only self-attention: beside a
-            cross-attention, the residual is no source token.
-        norm: "l1" (the paper's) or "l2".
-        normalize: False gives the differences of the lengths themselves.
+        forward_func: A model, or any function that runs the layers.
+        layer: A layer (a whole Transformer block) or a list of layers, for which `attribute` returns a list of maps.
+            `captum_vz.find_layers(model)` gives all layers.
+        device_ids: The devices of a DataParallel model, needed only if `forward_func` runs one without being one.
+        p: The order of the norm, 1 (the paper's) or 2.
+        normalize: Whether each row is divided by its sum. False gives the differences of lengths themselves.
 
     >>> from captum_vz import LayerALTI, find_layers
     >>> from captum_vz.testbed import load_agreement_model
@@ -50,29 +53,29 @@ class LayerALTI(LayerMaps):
         layer: Any,
         device_ids: list[int] | None = None,
         *,
-        norm: Literal["l1", "l2"] = "l1",
+        p: Literal[1, 2] = 1,
         normalize: bool = True,
     ) -> None:
         super().__init__(forward_func, layer, device_ids, normalize=normalize)
-        assert norm in ("l1", "l2"), f"norm is {norm!r}: pass 'l1' or 'l2'."
-        self.norm = norm
+        check_order(p)
+        self.p: Literal[1, 2] = p
 
-    def _layer_map(
-        self,
-        site: AttentionSite,
-        rows: Tensor | None,
-        groups: Tensor | None,
-        at_most: int | None,
-    ) -> Tensor:
-        return alti_of_attention(AttentionBlock(site), rows, groups, self.norm)
+    def layer_scores(self, site: AttentionSite, wanted: Wanted) -> Tensor:
+        """How near each vector comes to the sum, `(batch, row, group)`."""
+        block = AttentionBlock(site)
+        return alti_of_attention(block, wanted, self.p)
 
 
-def alti_of_attention(
-    parts: AttentionBlock, rows: Tensor | None, groups: Tensor | None, norm: Literal["l1", "l2"]
-) -> Tensor:
-    """ALTI's contributions `(batch, row, group)`; of a cross-attention, the residual connection's in a last column."""
+def check_order(p: Any) -> None:
+    """Refuse another norm than those of ALTI."""
+    if p not in (1, 2):
+        raise ArgumentError(f"p is {p!r}: pass 1 or 2, the order of the norm.")
+
+
+def alti_of_attention(block: AttentionBlock, wanted: Wanted, p: Literal[1, 2]) -> Tensor:
+    """ALTI's contributions `(batch, row, group)`. In cross-attention, the last column is the residual connection."""
     examples = []
-    for some in decompositions(parts, None, rows, groups):
-        few = [alti_contributions(vectors, whole, 1 if norm == "l1" else 2) for vectors, whole in some.written_out()]
+    for some in decompositions(block, None, wanted.rows, wanted.groups):
+        few = [alti_contributions(vectors, whole, p) for vectors, whole in some.written_out()]
         examples.append(torch.cat(few, dim=1))
     return torch.cat(examples)

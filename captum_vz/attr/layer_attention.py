@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from captum_vz._engine import AttentionSite
-from captum_vz.attr._heads import select_heads
+from captum_vz.attr._arguments import as_list
+from captum_vz.attr._heads import Heads, select_heads
 from captum_vz.attr._layer_maps import LayerMaps
-from captum_vz.attr._target import gather_rows
+from captum_vz.attr._wanted import Wanted
+from captum_vz.errors import ArgumentError
 from captum_vz.functional import widen
 
 
@@ -24,14 +26,18 @@ class LayerAttention(LayerMaps):
     class. The weights are read in the pass itself, whatever attention implementation the model was loaded with.
 
     With `feature_mask`, the weights of a group's sources are added up.
-    The arguments of `attribute`, what comes back and what is raised are described in
-    :class:`~captum_vz.attr.LayerMaps`.
 
     Args:
-        forward_func: See :class:`~captum_vz.attr.LayerMaps`, like `layer`, `device_ids`, `attention`, `normalize`.
-        heads: "mean" or "max" over all heads; an int: that head; a list of ints: the mean of those heads.
-        normalize: Rows are divided by their sum. For the mean that changes nothing, unless a model lets weight go to
-            an attention sink.
+        forward_func: A model, or any function that runs the layers.
+        layer: A layer (a whole Transformer block) or a list of layers, for which `attribute` returns a list of maps.
+            `captum_vz.find_layers(model)` gives all layers.
+        device_ids: The devices of a DataParallel model, needed only if `forward_func` runs one without being one.
+        heads: Read these (query) heads only: an int or a list of ints for all layers, or a list with one such selection
+            for each layer. None: all heads.
+        reduce_heads: How the heads become one map, "mean" or "max".
+        attention: "self", or "cross" for the second attention of a decoder block.
+        normalize: Whether each row is divided by its sum. For the mean of all heads this changes nothing, unless a
+            model lets weight go to an attention sink.
 
     >>> from captum_vz import LayerAttention, find_layers
     >>> from captum_vz.testbed import load_agreement_model
@@ -42,7 +48,7 @@ class LayerAttention(LayerMaps):
     (True, 1.0)
     """
 
-    _of_streams = True
+    accepts_streams = True
 
     def __init__(
         self,
@@ -50,41 +56,24 @@ class LayerAttention(LayerMaps):
         layer: Any,
         device_ids: list[int] | None = None,
         *,
-        heads: str | int | Sequence[int] = "mean",
+        heads: Heads | Sequence[Heads] = None,
+        reduce_heads: str = "mean",
         attention: str = "self",
         normalize: bool = True,
     ) -> None:
         super().__init__(forward_func, layer, device_ids, attention=attention, normalize=normalize)
+        if reduce_heads not in ("mean", "max"):
+            raise ArgumentError(f"reduce_heads is {reduce_heads!r}: pass 'mean' or 'max', or select heads by heads=.")
         self.heads = heads
+        self.reduce_heads = reduce_heads
 
-    def _layer_map(
-        self,
-        site: AttentionSite,
-        rows: Tensor | None,
-        groups: Tensor | None,
-        at_most: int | None,
-    ) -> Tensor:
-        assert site.attention.weights is not None, "no weights"
-        weights = self._fuse(widen(site.attention.weights), site.layer.index)
-        assert weights.isfinite().all(), (
-            f"The attention of {site.layer.name} has weights that are not finite (NaN or infinity) in "
-            f"{site.attention.weights.dtype}. float16 overflows above 65504: load the model in bfloat16 or float32."
-        )
-        valid, sources = (site.target_mask, site.source_mask)
-        weights = weights * (valid[:, :, None] & sources[:, None, :])
-        weights = gather_rows(weights, rows)
-        if groups is None:
-            return weights
-        pooled = weights.new_zeros(*weights.shape[:2], int(groups.max()) + 1)
-        return pooled.scatter_add(2, groups[:, None, :].expand_as(weights), weights)
+    def layer_scores(self, site: AttentionSite, wanted: Wanted) -> Tensor:
+        """The weights of the heads as one map, `(batch, row, group)`."""
+        return wanted.pool(self._fuse(widen(site.weights()), site.layer.index))
 
     def _fuse(self, weights: Tensor, index: int) -> Tensor:
-        if self.heads == "mean":
-            return weights.mean(1)
-        if self.heads == "max":
-            return weights.amax(1)
-        assert not isinstance(self.heads, str), (
-            f"heads is {self.heads!r}: pass 'mean', 'max', the number of a head, or a list of such numbers."
-        )
-        chosen = select_heads(self.heads, index, 0, weights.shape[1])
-        return weights[:, torch.tensor(chosen, device=weights.device)].mean(1)
+        """The heads of weights `(batch, head, out, in)` as one, `(batch, out, in)`."""
+        chosen = select_heads(self.heads, index, len(as_list(self.layer)), weights.shape[1])
+        if chosen is not None:
+            weights = weights[:, torch.tensor(chosen, device=weights.device)]
+        return weights.mean(1) if self.reduce_heads == "mean" else weights.amax(1)

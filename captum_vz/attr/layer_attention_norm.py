@@ -12,6 +12,8 @@ from torch import Tensor
 from captum_vz._engine import INCLUDES, AttentionBlock, AttentionSite, Decomposition, decompositions
 from captum_vz.attr._arguments import Inputs
 from captum_vz.attr._layer_maps import LayerMaps
+from captum_vz.attr._wanted import Wanted
+from captum_vz.errors import ArgumentError
 from captum_vz.functional import contribution_norms, mixing_norms
 
 Include = Literal["attention", "residual", "layer_norm", "encoder"]
@@ -43,16 +45,19 @@ class LayerAttentionNorm(LayerMaps):
     by its part in :math:`\sigma_2` only. Layers that norm their attention's input (pre-norm: GPT-2, LLaMA, ViT) have
     "attention" and "residual" alone.
 
-    With `feature_mask`, the vectors of a group's sources are added up
-    before their norm is taken. The projection, the residual and the norms are found by what the layer's submodules take
-    and make in one more run of it; a layer in which they are not recognised is refused. The arguments of `attribute`,
-    what comes back and what is raised are described in :class:`~captum_vz.attr.LayerMaps`.
+    With `feature_mask`, the vectors of a group's sources are added up before their norm is taken. The projection, the
+    residual and the norms are found by what the layer's submodules take and make in one more run of it; a layer in
+    which they are not recognised is refused.
 
     Args:
-        forward_func: See :class:`~captum_vz.attr.LayerMaps`, like `layer`, `device_ids`, `attention`.
+        forward_func: A model, or any function that runs the layers.
+        layer: A layer (a whole Transformer block) or a list of layers, for which `attribute` returns a list of maps.
+            `captum_vz.find_layers(model)` gives all layers.
+        device_ids: The devices of a DataParallel model, needed only if `forward_func` runs one without being one.
         include: How far the layer is followed. Cross-attention, whose residual is no source token, has "attention"
             only.
-        normalize: False gives the norms themselves.
+        attention: "self", or "cross" for the second attention of a decoder block.
+        normalize: Whether each row is divided by its sum. False gives the norms themselves.
 
     >>> from captum_vz import LayerAttentionNorm, find_layers
     >>> from captum_vz.testbed import load_agreement_model
@@ -77,11 +82,13 @@ class LayerAttentionNorm(LayerMaps):
         normalize: bool = True,
     ) -> None:
         super().__init__(forward_func, layer, device_ids, attention=attention, normalize=normalize)
-        assert include in INCLUDES, f"include is {include!r}: pass one of {', '.join(map(repr, INCLUDES))}."
-        assert include == "attention" or attention != "cross", (
-            f"include is {include!r}, but the residual beside a cross-attention is no source token: "
-            "pass include='attention'."
-        )
+        if include not in INCLUDES:
+            raise ArgumentError(f"include is {include!r}: pass one of {', '.join(map(repr, INCLUDES))}.")
+        if include != "attention" and attention == "cross":
+            raise ArgumentError(
+                f"include is {include!r}, but the residual beside a cross-attention is no source token: "
+                "pass include='attention'."
+            )
         self.include: Include = include
 
     def mixing_ratio(
@@ -106,22 +113,19 @@ class LayerAttentionNorm(LayerMaps):
             `layer` is a list. That of padding is 0.
 
         Raises:
-            AssertionError: As in :meth:`LayerMaps.attribute`; a cross-attention, whose sources are other tokens.
+            RefusedError: As in :meth:`LayerMaps.attribute`; a cross-attention, whose sources are other tokens.
         """
-        assert self.attention == "self", "The mixing ratio needs self-attention: a token is no source of its own here."
+        if self.attention != "self":
+            raise ArgumentError("The mixing ratio needs self-attention: a token is no source of its own here.")
         mixing = _Mixing(self.forward_func, self.layer, self.device_ids, include=self.include)
         shares = mixing.attribute(inputs, target, additional_forward_args, token=token)
         return [one[..., 0] for one in shares] if isinstance(shares, list) else shares[..., 0]
 
-    def _layer_map(
-        self,
-        site: AttentionSite,
-        rows: Tensor | None,
-        groups: Tensor | None,
-        at_most: int | None,
-    ) -> Tensor:
-        parts = AttentionBlock(site)
-        return torch.cat([self._scores(some) for some in decompositions(parts, self.include, rows, groups)])
+    def layer_scores(self, site: AttentionSite, wanted: Wanted) -> Tensor:
+        """The norms of the vectors, `(batch, row, group)`."""
+        block = AttentionBlock(site)
+        examples = decompositions(block, self.include, wanted.rows, wanted.groups)
+        return torch.cat([self._scores(some) for some in examples])
 
     def _scores(self, some: Decomposition) -> Tensor:
         if some.groups is None:

@@ -1,4 +1,4 @@
-"""Scores by lot."""
+"""Random scores."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from captum_vz.attr._without_model import WithoutModel
+from captum_vz.attr._model_free import ModelFreeAttribution
 
 
-class RandomAttribution(WithoutModel):
-    r"""Scores by lot, for each output *token* and each source token: what a method that knows nothing comes to.
+class RandomAttribution(ModelFreeAttribution):
+    r"""Random scores, for each output *token* and each source token: the level of a method that knows nothing.
 
     .. math:: C_{ij} = U_{ij} \big/ \textstyle\sum_k U_{ik}, \qquad U_{ij} \sim \operatorname{Uniform}(0, 1)
 
-    The lot is drawn from the seed, the number of the layer *and the sentence*: the same sentence gets the same scores
-    in whatever batch, and other sentences get others. (From the seed alone, sentences that are explained one by one
-    would all get the same scores, and the average over them would not be that of chance.)
-
-    The arguments of `attribute`, what comes back and what is raised are
-    described in :class:`~captum_vz.attr.WithoutModel`.
+    The numbers are drawn from the seed, the number of the layer *and the sentence*: the same sentence gets the same
+    scores in whatever batch, and other sentences get others. (From the seed alone, sentences that are explained one by
+    one would all get the same scores, and the average over them would not be that of chance.)
 
     Args:
-        forward_func: See :class:`~captum_vz.attr.WithoutModel`, like `layer` and `causal`.
-        seed: Other seeds, other scores.
+        forward_func: Not called; it may be left out. It is there so that all classes are built alike.
+        layer: Not run. A list of layers gives a list of as many maps, so that :class:`~captum_vz.Rollout` can join
+            them.
+        causal: Whether tokens see only themselves and those before them, as in a causal model.
+        seed: The seed. Another seed gives other scores.
 
     >>> from captum_vz import RandomAttribution
     >>> ids = torch.tensor([[101, 7592, 2088, 102]])
@@ -41,7 +41,8 @@ class RandomAttribution(WithoutModel):
         super().__init__(forward_func, layer, causal=causal)
         self.seed = seed
 
-    def _scores(self, tokens: Tensor, index: int) -> Tensor:
+    def scores(self, tokens: Tensor, index: int) -> Tensor:
+        """Random numbers, `(out, in)`."""
         content = f"{self.seed} {index} {tokens.tolist()}".encode()
         drawn = torch.Generator("cpu").manual_seed(int.from_bytes(hashlib.sha256(content).digest()[:8], "big") >> 1)
         # The same lot whatever torch's default type and device are, and of (0, 1]: no row is all zero.

@@ -11,7 +11,7 @@ from captum.attr import Attribution, DeepLiftShap, GradientShap, LayerDeepLiftSh
 from torch import Tensor, nn
 
 from captum_vz.attr._captum import logged
-from captum_vz.attr._explained import Explained
+from captum_vz.attr._embedding_objective import EmbeddingObjective
 from captum_vz.attr._target import Indices, parse_indices
 from captum_vz.errors import ArgumentError
 from captum_vz.functional import token_scores
@@ -70,6 +70,7 @@ class TokenAttribution(Attribution):
         objective: Callable[[Any], Tensor] | None = None,
         reduce: Literal["sum", "l1", "l2"] = "sum",
     ) -> None:
+        """See the class for the arguments."""
         super().__init__(forward_func)
         self.method = method
         self.tokenizer = tokenizer
@@ -112,22 +113,29 @@ class TokenAttribution(Attribution):
             of integrated gradients and DeepLift sum, with `reduce="sum"`, to the output minus that for the baseline.
 
         Raises:
-            AssertionError: Arguments that do not fit; inference mode; a model in train mode, or one whose output for
+            RefusedError: Arguments that do not fit; inference mode; a model in train mode, or one whose output for
                 embeddings is not that for ids; an output that is not as described.
         """
-        assert not torch.is_inference_mode_enabled(), (
-            f"{self.get_name()} needs gradients, which torch.inference_mode() rules out: use torch.no_grad() instead."
-        )
-        assert not getattr(self.forward_func, "training", False), "The model is in train mode: call model.eval() first."
+        if torch.is_inference_mode_enabled():
+            raise ArgumentError(
+                f"{self.get_name()} needs gradients, which torch.inference_mode() rules out: use torch.no_grad() "
+                "instead."
+            )
+        if getattr(self.forward_func, "training", False):
+            raise ArgumentError(
+                "The model is in train mode: call model.eval() first."
+            )
         named = dict(inputs) if isinstance(inputs, Mapping) else {"input_ids": inputs}
         ids = named.pop("input_ids", None)
-        assert isinstance(ids, Tensor) and ids.ndim == 2 and not ids.is_floating_point() and ids.numel(), (
-            "inputs holds no token ids: pass a tensor of integers (batch, tokens), or a mapping with one as input_ids."
-        )
+        if not (isinstance(ids, Tensor) and ids.ndim == 2 and not ids.is_floating_point() and ids.numel()):
+            raise ArgumentError(
+                "inputs holds no token ids: pass a tensor of integers (batch, tokens), or a mapping with one as "
+                "input_ids."
+            )
         if self.objective is not None and foil is not None:
             raise ArgumentError("The objective says what is explained, so foil has no meaning: subtract it there.")
         indices, other = parse_indices(target), parse_indices(foil, "foil")
-        run = Explained(self.forward_func, self.objective, named, len(ids))
+        run = EmbeddingObjective(self.forward_func, self.objective, named, len(ids))
         words = self._words()
         with torch.enable_grad():
             embedded = words(ids).detach()
@@ -141,7 +149,7 @@ class TokenAttribution(Attribution):
 
     def _scores(
         self,
-        run: Explained,
+        run: EmbeddingObjective,
         embedded: Tensor,
         reference: Tensor,
         target: Indices,
@@ -152,7 +160,7 @@ class TokenAttribution(Attribution):
         if isinstance(method, _ONE_EXAMPLE_AT_A_TIME) and len(embedded) > 1:
             rows = []
             for b in range(len(embedded)):
-                one = Explained(run.model, run.objective, run.example(b), 1)
+                one = EmbeddingObjective(run.model, run.objective, run.example(b), 1)
                 alone = None if foil is None else foil[b : b + 1]
                 chosen = target[b] if isinstance(target, list) else target
                 rows.append(self._scores(one, embedded[b : b + 1], reference[b : b + 1], chosen, alone, options))
@@ -171,14 +179,16 @@ class TokenAttribution(Attribution):
             **given | masks | options,
         )
         shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
-        assert isinstance(found, Tensor) and found.ndim == 3 and found.shape[:2] == embedded.shape[:2], (
-            f"{type(method).__name__} gave {shape}: expected ({len(embedded)}, {embedded.shape[1]}, d), one vector a "
-            "token."
-        )
-        assert not windows or torch.equal(found, found[..., :1].expand_as(found)), (
-            f"sliding_window_shapes is {options.get('sliding_window_shapes')!r}, which takes parts of tokens: pass "
-            f"(tokens, {found.shape[2]}), windows of whole vectors, or leave it out for one token at a time."
-        )
+        if not (isinstance(found, Tensor) and found.ndim == 3 and found.shape[:2] == embedded.shape[:2]):
+            raise ArgumentError(
+                f"{type(method).__name__} gave {shape}: expected ({len(embedded)}, {embedded.shape[1]}, d), one vector "
+                "for each token."
+            )
+        if not (not windows or torch.equal(found, found[..., :1].expand_as(found))):
+            raise ArgumentError(
+                f"sliding_window_shapes is {options.get('sliding_window_shapes')!r}, which takes parts of tokens: pass "
+                f"(tokens, {found.shape[2]}), windows of whole vectors, or leave it out for one token at a time."
+            )
         # Where a token is one feature, each entry of its vector carries the score of the whole token.
         return token_scores((found[..., :1] if masks or windows else found).detach(), self.reduce)
 
@@ -186,29 +196,33 @@ class TokenAttribution(Attribution):
         words = self.embeddings
         if words is None and hasattr(self.forward_func, "get_input_embeddings"):
             words = self.forward_func.get_input_embeddings()
-        assert isinstance(words, nn.Module), (
-            f"forward_func is a {type(self.forward_func).__name__} without get_input_embeddings(): pass the module "
-            "that embeds token ids as `embeddings`."
-        )
+        if not isinstance(words, nn.Module):
+            raise ArgumentError(
+                f"forward_func is a {type(self.forward_func).__name__} without get_input_embeddings(): pass the module "
+                "that embeds token ids as `embeddings`."
+            )
         return words
 
     def _baselines(self, baselines: Any, ids: Tensor, embedded: Tensor, words: nn.Module) -> Tensor:
         if isinstance(baselines, Tensor):
-            assert not baselines.is_floating_point() and baselines.shape in (ids.shape, (1, ids.shape[1])), (
-                f"baselines is {tuple(baselines.shape)} of {baselines.dtype}: pass token ids {tuple(ids.shape)}."
-            )
+            if not (not baselines.is_floating_point() and baselines.shape in (ids.shape, (1, ids.shape[1]))):
+                raise ArgumentError(
+                    f"baselines is {tuple(baselines.shape)} of {baselines.dtype}: pass token ids {tuple(ids.shape)}."
+                )
             return words(baselines.to(ids.device).expand_as(ids))
-        assert baselines in ("pad", "mask", "zero"), (
-            f"baselines is {baselines!r}: pass 'pad', 'mask', 'zero' or token ids."
-        )
+        if baselines not in ("pad", "mask", "zero"):
+            raise ArgumentError(
+                f"baselines is {baselines!r}: pass 'pad', 'mask', 'zero' or token ids."
+            )
         special = [getattr(self.tokenizer, f"{name}_token_id", None) for name in ("cls", "sep", "bos", "eos", "pad")]
         kept = torch.isin(ids, ids.new_tensor([number for number in special if number is not None]))
         if baselines == "zero":
             return embedded.masked_fill(~kept[..., None], 0)
         number = getattr(self.tokenizer, f"{baselines}_token_id", None)
-        assert number is not None, (
-            f"The tokenizer has no {baselines} token: pass baselines='zero', or token ids of your choice."
-        )
+        if number is None:
+            raise ArgumentError(
+                f"The tokenizer has no {baselines} token: pass baselines='zero', or token ids of your choice."
+            )
         return words(ids.where(kept, number))
 
 

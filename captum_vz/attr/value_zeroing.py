@@ -1,4 +1,4 @@
-"""Value Ablation (Mohebbi et al., EACL 2023)."""
+"""Value Zeroing (Mohebbi et al., EACL 2023)."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from captum_vz._engine import HALF, Ablation, AttentionSite, OutputDistance, in_float32, value_zeroing_scores
-from captum_vz.attr._arguments import listed
+from captum_vz._engine import HALF, AttentionSite, OutputDistance, in_float32, value_zeroing_scores
+from captum_vz.attr._arguments import as_list
 from captum_vz.attr._heads import Heads, select_heads
 from captum_vz.attr._layer_maps import LayerMaps
+from captum_vz.attr._wanted import Wanted
+from captum_vz.errors import ArgumentError, RefusedError, UnsupportedLayerError
 from captum_vz.functional import Distance, cosine_distance, half_squared_distance, unit_vectors
 from captum_vz.functional.distances import get_distance
 
@@ -26,25 +28,27 @@ class ValueZeroing(LayerMaps):
     itself, on its clean input. Where layers carry several vectors of each token (Gemma 3n, DeepSeek-V4), its output is
     all of them. `Mohebbi et al., EACL 2023 <https://aclanthology.org/2023.eacl-main.245>`_, section 3.
 
-    A layer that runs more than once in a pass (ALBERT) gives the map of
-    its last run. Rows that change by hardly more than the model's number type rounds are told of by a warning. The
-    other arguments of the constructor and those of `attribute`, what comes back and what is raised are described in
-    :class:`~captum_vz.attr.LayerMaps`.
+    A layer that runs more than once in a pass (ALBERT) gives the map of its last run. A warning names rows that change
+    by hardly more than the model's number type rounds.
 
     Args:
-        forward_func: See :class:`~captum_vz.attr.LayerMaps`, like `layer`, `device_ids`, `attention`, `normalize`.
+        forward_func: A model, or any function that runs the layers.
+        layer: A layer (a whole Transformer block) or a list of layers, for which `attribute` returns a list of maps.
+            `captum_vz.find_layers(model)` gives all layers.
+        device_ids: The devices of a DataParallel model, needed only if `forward_func` runs one without being one.
         distance: "cosine", "euclidean", "l1", or a function `(..., d), (..., d) -> (...)`.
+        attention: "self", or "cross" for the second attention of a decoder block.
         heads: Zero the value in these (query) heads only: an int or a list of ints for all layers, or a list with one
             such selection for each layer. Where heads share keys and values, only the chosen ones lose theirs.
+        normalize: Whether each row is divided by its sum. False gives the distances themselves.
         final_norm: A module applied to both outputs before the distance is taken, such as the norm after the last
             layer of a pre-norm stack.
-        normalize: False gives the raw distances.
-        precision: "exact", or "fast": what changes when a value is zeroed goes through the feed-forward's matrices in
-            bfloat16, and is added to what does not change. On hardware with units for bfloat16 a map then takes 0.7 to
-            0.9 of the time, and scores are off by parts in ten thousand (of real weights, above 0.001: half of them by
-            less than 0.04 %, the worst by 0.6 %). Without such units, and for layers of another shape than the usual
-            (linear or gated, behind a norm), a warning says so and the map is exact; so are a few rows, short sentences
-            and small models, which would gain nothing.
+        matmul_precision: "highest" or "medium", as in torch.set_float32_matmul_precision. With "medium", what changes
+            when a value is zeroed goes through the feed-forward's matrices in bfloat16. On hardware with bfloat16
+            units a map then takes 0.7 to 0.9 of the time, and scores are off by parts in ten thousand (of scores above
+            0.001 on real weights, half by less than 0.04 %, the worst by 0.6 %). Otherwise, and for layers of another
+            shape than linear or gated after a norm, the map is exact and a warning says so. A few rows, short
+            sentences and small models are exact as well, because they would gain nothing.
 
     >>> from captum_vz import ValueZeroing, find_layers
     >>> from captum_vz.testbed import load_agreement_model
@@ -58,8 +62,8 @@ class ValueZeroing(LayerMaps):
     (True, 1.0)
     """
 
-    _replays = True
-    _of_streams = True
+    replays_layers = True
+    accepts_streams = True
 
     def __init__(
         self,
@@ -72,36 +76,38 @@ class ValueZeroing(LayerMaps):
         heads: Heads | Sequence[Heads] = None,
         normalize: bool = True,
         final_norm: nn.Module | None = None,
-        precision: str = "exact",
+        matmul_precision: str = "highest",
     ) -> None:
         super().__init__(forward_func, layer, device_ids, attention=attention, normalize=normalize)
-        self.distance = get_distance(distance)
+        get_distance(distance)
+        self.distance = distance
         self.heads = heads
         self.final_norm = final_norm
-        assert precision in ("exact", "fast"), f"precision is {precision!r}: pass 'exact' or 'fast'."
-        self.precision = precision
+        if matmul_precision not in ("highest", "medium"):
+            raise ArgumentError(f"matmul_precision is {matmul_precision!r}: pass 'highest' or 'medium'.")
+        self.matmul_precision = matmul_precision
 
-    def _layer_map(
-        self,
-        site: AttentionSite,
-        rows: Tensor | None,
-        groups: Tensor | None,
-        at_most: int | None,
-    ) -> Tensor:
-        assert site.streams is None or self.final_norm is None, (
-            f"The layer {site.layer.name} carries several vectors of each token, and final_norm is for one: omit it."
-        )
-        heads = select_heads(self.heads, site.layer.index, len(listed(self.layer)), site.shape[1])
-        zeroing = Ablation(rows, groups, heads, at_most, self.precision == "fast")
-        return value_zeroing_scores(site, zeroing, self._measure())
+    def layer_scores(self, site: AttentionSite, wanted: Wanted) -> Tensor:
+        """The distances that the outputs move, `(batch, row, group)`."""
+        fast = self.matmul_precision == "medium"
+        return value_zeroing_scores(site, wanted.ablation(self._heads(site), fast), self._distance(site))
 
-    def _measure(self) -> OutputDistance:
+    def _heads(self, site: AttentionSite) -> tuple[int, ...] | None:
+        return select_heads(self.heads, site.layer.index, len(as_list(self.layer)), site.shape.heads)
+
+    def _distance(self, site: AttentionSite) -> OutputDistance:
         norm = self.final_norm
+        if site.streams is not None and norm is not None:
+            raise UnsupportedLayerError(
+                f"The layer {site.layer.name} carries several vectors of each token, and final_norm is for one: omit "
+                "it."
+            )
         if norm is not None and any(parameter.dtype in HALF for parameter in norm.parameters()):
             norm = in_float32(norm)
         # The cosine's unit vectors are computed once for a clean output, and not once a pair.
-        by_angle = self.distance is cosine_distance
-        distance = half_squared_distance if by_angle else self.distance
+        own = get_distance(self.distance)
+        by_angle = own is cosine_distance
+        distance = half_squared_distance if by_angle else own
 
         def prepare(outputs: Tensor) -> Tensor:
             outputs = outputs if norm is None else norm(outputs)
@@ -109,11 +115,13 @@ class ValueZeroing(LayerMaps):
 
         def between(zeroed: Tensor, clean: Tensor) -> Tensor:
             distances = distance(zeroed, clean)
-            assert distances.shape == zeroed.shape[:-1], (
-                f"distance gave {tuple(distances.shape)} for two tensors {tuple(zeroed.shape)}: it takes (..., d), "
-                f"(..., d) and gives one number for each pair of vectors, here {tuple(zeroed.shape[:-1])}."
-            )
-            assert distances.isfinite().all(), "distance gave values that are not finite (NaN or infinity)."
+            if distances.shape != zeroed.shape[:-1]:
+                raise ArgumentError(
+                    f"distance gave {tuple(distances.shape)} for two tensors {tuple(zeroed.shape)}: it takes (..., d), "
+                    f"(..., d) and gives one number for each pair of vectors, here {tuple(zeroed.shape[:-1])}."
+                )
+            if not distances.isfinite().all():
+                raise RefusedError("distance gave values that are not finite (NaN or infinity).")
             return distances
 
         return OutputDistance(prepare, between)

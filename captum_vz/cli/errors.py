@@ -1,4 +1,4 @@
-"""What the person who typed the command can put right."""
+"""Errors that the user of the command can correct."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ class CommandError(Exception):
 
 @contextmanager
 def study_errors() -> Iterator[None]:
-    """What studies raise for what was typed or for a full disk, and Ctrl-C, as ends of the command."""
+    """Turn the errors of a study, a full disk and Ctrl-C into a `CommandError`."""
     try:
         yield
     except OSError as error:
@@ -18,4 +18,4 @@ def study_errors() -> Iterator[None]:
     except ValueError as error:
         raise CommandError(str(error)) from error
     except KeyboardInterrupt as error:
-        raise CommandError("stopped. The same command goes on from here.") from error
+        raise CommandError("stopped. The same command continues from here.") from error

@@ -1,111 +1,98 @@
-"""A sentence through a model: its maps, their rollout, and the scores of one target token."""
+"""Run a text through a model: the layers' maps, their rollout, and the scores of one token."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from captum_vz import AttentionRollout, LayerAttention, ValueZeroing, ValueZeroingRollout
 from captum_vz.cli.errors import CommandError
 from captum_vz.cli.models import Loaded
-from captum_vz.cli.targets import find_target
-from captum_vz.study.targets import longest_text
+from captum_vz.study.examples.text import PreparedText, prepare_text
+from captum_vz.study.methods import Batch, Method, rollout_of
 from captum_vz.visualization import readable_tokens
-
-
-class Method(NamedTuple):
-    """What a method's layer maps are, what their rollout is, and which of the two it prints."""
-
-    maps: Callable[..., Any]
-    rollout: Callable[..., Any]
-    prints_rollout: bool
-    title: str
-
-
-METHODS = {
-    "value-zeroing": Method(ValueZeroing, ValueZeroingRollout, False, "Value Zeroing"),
-    "rollout": Method(ValueZeroing, ValueZeroingRollout, True, "Value Zeroing"),
-    "attention": Method(LayerAttention, AttentionRollout, False, "attention"),
-    "attention-rollout": Method(LayerAttention, AttentionRollout, True, "attention"),
-}
 
 
 @dataclass
 class Explanation:
-    """What the command prints and draws. Scores and maps are those of the API, `attribute`, for one sentence.
+    """What the command prints and draws. Scores and maps are those of the method's `attribute`, for one text.
 
     Attributes:
-        tokens: The tokens as they are read, special ones included.
-        target: The position of the token explained.
-        layer: The layer whose map gives the scores, or up to which the rollout goes; from 0.
-        depth: How many such layers there are.
+        tokens: The tokens as a person reads them, special tokens included.
+        token: The position of the token explained.
+        layer: The layer of the scores, from 0; of joined maps, the last of the layers; None: all layers.
+        depth: The number of layers from which `layer` is chosen.
         scores: `(in,)`, summing to 1.
-        maps: A map `(out, in)` for each layer.
-        rollout: `(out, in)`, through all layers.
-        predictions: The model's likeliest words and their probabilities, at a mask or after the target.
+        maps: A map `(out, in)` for each layer; empty if the method has no layer maps.
+        rollout: The joined maps `(out, in)` through all layers; None if no method joins these maps.
+        predictions: The model's likeliest words and their probabilities, at a mask or after the token.
     """
 
     tokens: list[str]
-    target: int
-    layer: int
+    token: int
+    layer: int | None
     depth: int
     scores: Tensor
     maps: list[Tensor]
-    rollout: Tensor
+    rollout: Tensor | None
     predictions: list[tuple[str, float]]
 
 
-def explain(text: str, loaded: Loaded, method: Method, target: str | None, layer: int) -> Explanation:
-    """Run the text through the model and compute the maps."""
+def explain(text: str, loaded: Loaded, method: Method, token: str | None, layer: int) -> Explanation:
+    """Run the text through the model and compute scores and maps.
+
+    Args:
+        text: The text.
+        loaded: The model.
+        method: A row of :data:`~captum_vz.study.METHODS`.
+        token: The token to explain, by its position or as it is written. None: see
+            :func:`~captum_vz.study.examples.text.find_token`.
+        layer: The layer, negative ones from the end. Methods without layers ignore it.
+    """
     model, tokenizer, layers = loaded
-    if tokenizer.mask_token:
-        text = text.replace("[MASK]", tokenizer.mask_token)
-    inputs = tokenizer(text, return_tensors="pt", verbose=False)
-    ids = inputs["input_ids"][0].long().tolist()
-    masks = [index == tokenizer.mask_token_id for index in ids]
-    special = [index in tokenizer.all_special_ids for index in ids]
-    if all(special) and not any(masks):
-        raise CommandError("the text is empty: there is no token to explain.")
-    _refuse_long(len(ids), model, tokenizer)
-    tokens = readable_tokens(tokenizer, ids)
-    place = find_target(target, tokens, masks, special)
-    predictions = _predictions(model, tokenizer, inputs, place, masks[place])
-    maps = method.maps(model, layers).attribute(inputs)
-    rollouts = method.rollout(model, layers).attribute(inputs, all_layers=True)
-    printed = rollouts if method.prints_rollout else maps
-    if not -len(printed) <= layer < len(printed):
+    try:
+        prepared = prepare_text(model, tokenizer, text, token)
+    except ValueError as error:
+        message = str(error)
+        raise CommandError(f"--{message}" if message.startswith("token ") else message) from error
+    batch = Batch(model, tokenizer, layers, prepared.inputs, [prepared.token])
+    maps, rollout = _maps(batch, method)
+    rows = method.rows(batch)
+    if not -len(rows) <= layer < len(rows) and method.layered:
         raise CommandError(
-            f"--layer {layer} is out of range: the model has {len(printed)} layers, "
-            f"{-len(printed)} to {len(printed) - 1}."
+            f"--layer {layer} is out of range: the model has {len(rows)} layers, {-len(rows)} to {len(rows) - 1}."
         )
     return Explanation(
-        tokens=tokens,
-        target=place,
-        layer=layer % len(printed),
-        depth=len(printed),
-        scores=printed[layer][0, place],
-        maps=[one[0] for one in maps],
-        rollout=rollouts[-1][0],
-        predictions=predictions,
+        tokens=list(prepared.tokens),
+        token=prepared.token,
+        layer=layer % len(rows) if method.layered else None,
+        depth=len(rows),
+        scores=rows[layer if method.layered else 0][0],
+        maps=maps,
+        rollout=rollout,
+        predictions=_predictions(model, tokenizer, prepared),
     )
 
 
-def _refuse_long(count: int, model: Any, tokenizer: Any) -> None:
-    limit = longest_text(model, tokenizer)
-    if limit is not None and count > limit:
-        raise CommandError(f"the text is {count} tokens long, but the model takes at most {limit}.")
+def _maps(batch: Batch, method: Method) -> tuple[list[Tensor], Tensor | None]:
+    """The layers' maps of the only example, and their rollout."""
+    if method.maps is None:
+        return [], None
+    joining = rollout_of(method)
+    rollout = None
+    if joining is not None and joining.joined is not None:
+        rollout = batch.joined_maps(joining.joined, method.maps, all_layers=False)[-1][0]
+    return [one[0] for one in batch.whole_maps(method.maps)], rollout
 
 
 @torch.no_grad()
-def _predictions(model: Any, tokenizer: Any, inputs: Any, place: int, is_mask: bool) -> list[tuple[str, float]]:
-    """The three likeliest words where the model predicts one: at a mask, or, of a causal model, after the target."""
+def _predictions(model: Any, tokenizer: Any, text: PreparedText) -> list[tuple[str, float]]:
+    """The three likeliest words where the model predicts one: at a mask, or after the token of a causal model."""
     name = type(model).__name__
-    if not (is_mask if name.endswith("ForMaskedLM") else name.endswith(("ForCausalLM", "LMHeadModel"))):
+    if not (text.is_mask if name.endswith("ForMaskedLM") else name.endswith(("ForCausalLM", "LMHeadModel"))):
         return []
-    likeliest = model(**inputs).logits[0, place].float().softmax(-1).topk(3)
+    likeliest = model(**text.inputs).logits[0, text.token].float().softmax(-1).topk(3)
     words = readable_tokens(tokenizer, likeliest.indices.tolist())
     return list(zip(words, likeliest.values.tolist(), strict=True))

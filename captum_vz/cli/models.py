@@ -18,16 +18,17 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelF
 
 from captum_vz import find_layers
 from captum_vz.cli.errors import CommandError
+from captum_vz.study.methods import encoder_of
 from captum_vz.testbed import load_agreement_model
 
 AGREEMENT, MINILM = "agreement", "minilm"
 
-# A model is loaded with its head for words where its weights hold one, to show what it predicts.
+# A model whose weights include a head for words is loaded with it, to show its predictions.
 HEADS = {"ForMaskedLM": AutoModelForMaskedLM, "ForCausalLM": AutoModelForCausalLM, "LMHeadModel": AutoModelForCausalLM}
 
 
 class Loaded(NamedTuple):
-    """A model in eval mode, its tokenizer and its layers; of a model with encoder and decoder, the encoder."""
+    """A model in eval mode, its tokenizer and its layers. Of a model with encoder and decoder, the encoder."""
 
     model: Any
     tokenizer: Any
@@ -43,20 +44,19 @@ def load(name: str) -> Loaded:
     is_folder = os.path.exists(source) or source.startswith((".", "/", "~"))
     if is_folder and not os.path.isfile(os.path.join(source, "config.json")):
         raise CommandError(f"no config.json can be read in {source}: expected a folder with a model of transformers.")
-    # Whatever a model's files or the network make these loaders raise, the person who named the model has to know.
+    # The files of a model and the network can raise any error here. The user gets its first line.
     try:
         with _quiet():
             model = _load_model(source)
             tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     except Exception as error:
         raise CommandError(f"cannot load the model {name!r}: {_first_line(error)}") from error
-    if model.config.is_encoder_decoder:
-        model = model.get_encoder()
+    model = encoder_of(model)
     return Loaded(model, tokenizer, find_layers(model))
 
 
 def sources(names: Iterable[str]) -> dict[str, Callable[[], tuple[Any, Any]]]:
-    """For each name what loads its model and its tokenizer, as studies take them."""
+    """For each name a function that loads model and tokenizer, as studies take them."""
     return {name: partial(_model_and_tokenizer, name) for name in names}
 
 

@@ -1,4 +1,4 @@
-"""`captum-vz paper`: its options, and what it prints."""
+"""`captum-vz paper`: its options and its output."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 from captum_vz.cli.errors import CommandError, study_errors
 from captum_vz.cli.models import AGREEMENT, MINILM, load, sources
-from captum_vz.study.blimp import blimp_examples
-from captum_vz.study.example import Example
-from captum_vz.study.methods import METHODS
+from captum_vz.cli.options import add_methods, is_main_process
+from captum_vz.study.examples.blimp import select_blimp
+from captum_vz.study.examples.example import Example
 from captum_vz.testbed import agreement_sentences
 
 
@@ -20,7 +20,7 @@ def add_paper(commands: Any) -> None:
         "paper",
         help="the three evaluations of Mohebbi et al. 2023, of one model or several",
         description="Runs cue alignment, probing and faithfulness by blank-out, of all methods, and writes tables, "
-        "figures and a report to a folder. It goes on there if it is started again; under `accelerate launch`, all "
+        "figures and a report to a folder. If it is started again, it continues there. Under `accelerate launch`, the "
         "processes share the work.",
     )
     data = sub.add_mutually_exclusive_group(required=True)
@@ -31,7 +31,7 @@ def add_paper(commands: Any) -> None:
         help="BLiMP's data folder: the held-out halves of the paper's five paradigms, pairs whose forms are a single "
         "token for all the models",
     )
-    data.add_argument("--generated", type=int, metavar="N", help="so many sentences of the package's own grammar")
+    data.add_argument("--generated", type=int, metavar="N", help="the number of sentences of the package's own grammar")
     sub.add_argument(
         "--model",
         nargs="+",
@@ -39,12 +39,8 @@ def add_paper(commands: Any) -> None:
         help=f"{AGREEMENT}: the embedded model (default); {MINILM}; or folders, or Hugging Face ids, such as "
         "bert-base-uncased, roberta-base and google/electra-base-generator",
     )
-    sub.add_argument(
-        "--methods", nargs="+", metavar="METHOD", help=f"of {', '.join(METHODS)} (default: but gradients and flow)"
-    )
-    sub.add_argument("--output", type=Path, metavar="FOLDER", required=True, help="where the results are, or are to be")
-    sub.add_argument("--batch-size", type=int, default=32, help="sentences that go through a model at once")
-    sub.add_argument("--quiet", action="store_true", help="no progress bar, and nothing on stdout")
+    add_methods(sub)
+    sub.add_argument("--output", type=Path, metavar="FOLDER", required=True, help="the folder of the results")
     sub.set_defaults(run=run)
 
 
@@ -52,24 +48,28 @@ def run(options: argparse.Namespace) -> None:
     """Run the evaluations and print the report."""
     try:
         from captum_vz.study import reproduce
-        from captum_vz.study._extra import PartialState
     except ModuleNotFoundError as error:
         raise CommandError(str(error)) from error
     with study_errors():
+        examples, about = _examples(options)
         found = reproduce(
             sources(options.model),
-            _examples(options),
+            examples,
             options.output,
             options.methods,
             batch_size=options.batch_size,
             quiet=options.quiet,
+            about=about,
         )
-    if not options.quiet and PartialState().is_main_process:
+    if not options.quiet and is_main_process():
         print(found)
         print(f"\ntables, figures and this report: {options.output}")
 
 
-def _examples(options: argparse.Namespace) -> list[Example]:
+def _examples(options: argparse.Namespace) -> tuple[list[Example], str]:
+    """The examples, and a sentence on how they were selected."""
     if options.blimp is None:
-        return [Example.from_record(record) for record in agreement_sentences(options.generated)]
-    return blimp_examples(options.blimp, [load(name).tokenizer for name in options.model])
+        examples = [Example.from_record(record) for record in agreement_sentences(options.generated)]
+        return examples, f"{len(examples):,} sentences of the package's own grammar. None was dropped before the study."
+    selection = select_blimp(options.blimp, [load(name).tokenizer for name in options.model])
+    return selection.examples, str(selection)

@@ -1,4 +1,4 @@
-"""`captum-vz study`: its options, the file that may hold them, and what it prints."""
+"""`captum-vz study`: its options, the file that may hold them, and its output."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from captum_vz.cli.errors import CommandError, study_errors
 from captum_vz.cli.models import AGREEMENT, MINILM, sources
-from captum_vz.study.example import Example, read_jsonl
-from captum_vz.study.methods import METHODS
+from captum_vz.cli.options import add_methods, is_main_process
+from captum_vz.study.examples.example import Example, read_jsonl
 from captum_vz.testbed import agreement_sentences
 
 if TYPE_CHECKING:
@@ -24,9 +24,9 @@ def add_study(commands: Any) -> None:
     """Add the command's parser to those of the others."""
     sub = commands.add_parser(
         "study",
-        help="judge methods on many sentences, with one model or several",
-        description="Runs models x methods x sentences, writes what comes out to a folder, and goes on there if it is "
-        "started again. Under `accelerate launch`, all processes share the work.",
+        help="evaluate methods on many sentences, with one model or several",
+        description="Runs models x methods x sentences, and writes the results to a folder. If it is started again, it "
+        "continues there. Under `accelerate launch`, the processes share the work.",
     )
     sub.add_argument(
         "config",
@@ -34,42 +34,38 @@ def add_study(commands: Any) -> None:
         type=Path,
         metavar="CONFIG.toml",
         help="a file with these options by their names, such as batch-size = 64; paths in it are relative to it, and "
-        "what is typed here counts for more",
+        "options that are typed override it",
     )
     data = sub.add_argument_group("sentences, of one or several of these")
     data.add_argument("--blimp", type=Path, metavar="FOLDER", help="the paper's five paradigms of BLiMP's data folder")
     data.add_argument(
         "--jsonl", type=Path, nargs="+", default=[], metavar="FILE", help="lines with tokens, target and cue"
     )
-    data.add_argument("--generated", type=int, default=0, metavar="N", help="so many of the package's own grammar")
+    data.add_argument("--generated", type=int, default=0, metavar="N", help="how many of the package's own grammar")
     sub.add_argument(
         "--model",
         nargs="+",
         default=[AGREEMENT],
         help=f"{AGREEMENT}: the embedded model (default); {MINILM}; or folders, or Hugging Face ids",
     )
-    sub.add_argument(
-        "--methods", nargs="+", metavar="METHOD", help=f"of {', '.join(METHODS)} (default: but gradients and flow)"
-    )
+    add_methods(sub)
     sub.add_argument(
         "--metrics",
         nargs="+",
         metavar="METRIC",
         help="of cue_dot, cue_ap, blank_out (the default), comprehensiveness, sufficiency",
     )
-    sub.add_argument("--output", type=Path, metavar="FOLDER", help="where the study is, or is to be")
-    sub.add_argument("--batch-size", type=int, default=32, help="sentences that go through a model at once")
-    sub.add_argument("--shard-size", type=int, default=64, help="sentences in a file: what a kill loses, at most")
+    sub.add_argument("--output", type=Path, metavar="FOLDER", help="the folder of the study")
+    sub.add_argument("--shard-size", type=int, default=64, help="sentences in a file: the most that a kill loses")
     sub.add_argument("--content-only", action="store_true", help="cue alignment without special tokens and the target")
     sub.add_argument(
-        "--removal", choices=("unk", "mask", "delete"), default="unk", help="what becomes of a blanked token"
+        "--removal", choices=("unk", "mask", "delete"), default="unk", help="the replacement of a blanked token"
     )
-    sub.add_argument("--quiet", action="store_true", help="no progress bar, and nothing on stdout")
     sub.set_defaults(run=run)
 
 
 def with_config(path: Path, arguments: Sequence[str]) -> list[str]:
-    """The arguments as they would be if all that the config file says had been typed first."""
+    """The arguments, with the options of the config file before those that were typed."""
     if sys.version_info >= (3, 11):
         import tomllib
     else:
@@ -82,15 +78,15 @@ def with_config(path: Path, arguments: Sequence[str]) -> list[str]:
     except OSError as error:
         raise CommandError(f"cannot read {path}: {error.strerror}.") from error
     except ValueError as error:
-        raise CommandError(f"{path} is no TOML file: {error}.") from error
+        raise CommandError(f"{path} is not a TOML file: {error}.") from error
     study, *typed = arguments
-    # The file comes first: after an option that takes many values it would be one of them.
+    # The file comes first. After an option with many values it would be one of these values.
     typed.remove(next(word for word in typed if Path(word) == path))
     return [study, str(path), *(word for name, value in settings.items() for word in _words(path, name, value)), *typed]
 
 
 def _words(path: Path, name: str, value: Any) -> list[str]:
-    """A setting as it would be typed."""
+    """A setting as words of the command line."""
     values = value if isinstance(value, list) else [value]
     if not all(isinstance(one, (str, int)) for one in values):
         raise CommandError(f"{path}: {name} is {value!r}: expected a string, a number, true or false, or a list.")
@@ -104,7 +100,7 @@ def _words(path: Path, name: str, value: Any) -> list[str]:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Run the study and print what its last layers come to."""
+    """Run the study and print the means of the last layers."""
     try:
         from captum_vz.study import run_study
     except ModuleNotFoundError as error:
@@ -135,15 +131,13 @@ def _examples(options: argparse.Namespace) -> list[Example]:
     for path in options.jsonl:
         examples += read_jsonl(path)
     if options.blimp is not None:
-        from captum_vz.study.blimp import blimp_examples
+        from captum_vz.study.examples.blimp import blimp_examples
 
         examples += blimp_examples(options.blimp)
     return examples
 
 
 def _print(study: Study) -> None:
-    from captum_vz.study._extra import PartialState
-
-    if PartialState().is_main_process:
+    if is_main_process():
         print(study)
         print(f"rows, summary.csv, skipped.csv and figures: {study.folder}")

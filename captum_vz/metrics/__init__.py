@@ -1,32 +1,32 @@
-"""What maps and scores are judged by. Needs the extra `study` (scipy and scikit-learn, which do the statistics).
+"""Metrics of maps and scores. They need the extra `study` (scipy and scikit-learn, which do the statistics).
 
-All take rows of scores `(batch, tokens)` and give one number an example, NaN where there is none to give; `summarize`
-makes them a mean with a confidence interval over examples, and counts what was NaN.
+Each metric takes rows of scores `(batch, tokens)` and returns one number for each example, NaN where it is undefined.
+`summarize` computes their mean with a confidence interval over examples, and counts the NaN.
 
 ================================================ ===============================================================
 question                                         function
 ================================================ ===============================================================
-does it look at the cue?                         `cue_dot_product`, `cue_average_precision`
-does it point at what the prediction rests on?   `blank_out` with `spearman`; `comprehensiveness`, `sufficiency`
+do the scores lie on the cue?                    `cue_dot_product`, `cue_average_precision`
+do the scores find what the prediction needs?    `blank_out` with `spearman`; `comprehensiveness`, `sufficiency`
 do two methods agree?                            `spearman`, `kendall`, `top_k_overlap`
-can the label be read off the representation?    `description_length`, and `probing_correlation` with cue alignment
-how sure is that?                                `summarize`
+does the representation hold the label?          `description_length`, and `probing_correlation` with cue alignment
+how certain is a mean?                           `summarize`
 ================================================ ===============================================================
 """
 
 from captum_vz.metrics.agreement import kendall, spearman, top_k_overlap
 from captum_vz.metrics.cue_alignment import cue_average_precision, cue_dot_product
 from captum_vz.metrics.faithfulness import FRACTIONS, blank_out, comprehensiveness, sufficiency
-from captum_vz.metrics.prediction import Prediction, content_tokens
+from captum_vz.metrics.intervals import Correlation, Summary, probing_correlation, summarize
+from captum_vz.metrics.prediction import MaskedSentences, Prediction, content_tokens
 from captum_vz.metrics.probing import BOUNDARIES, DescriptionLength, description_length
-from captum_vz.metrics.probing_correlation import Correlation, probing_correlation
-from captum_vz.metrics.summary import Summary, summarize
 
 __all__ = [
     "BOUNDARIES",
     "FRACTIONS",
     "Correlation",
     "DescriptionLength",
+    "MaskedSentences",
     "Prediction",
     "Summary",
     "blank_out",

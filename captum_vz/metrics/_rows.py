@@ -1,16 +1,17 @@
-"""Rows of scores as all metrics take them: one example a row, some of its tokens left out."""
+"""Rows of scores, the input of all metrics: one row for each example, with the tokens that count."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from captum_vz.errors import ArgumentError
+
 
 def scores_and_tokens(scores: Tensor, keep: Tensor | None, name: str = "scores") -> tuple[Tensor, Tensor]:
-    """Scores `(batch, tokens)` in float64 on the CPU, and which tokens count, `(batch, tokens)`; all if not said."""
-    assert isinstance(scores, Tensor) and scores.ndim == 2 and scores.numel(), (
-        f"{name} is {describe(scores)}: pass a tensor (batch, tokens), one row an example."
-    )
+    """Scores `(batch, tokens)` in float64 on the CPU, and which tokens count, `(batch, tokens)`; None: all."""
+    if not isinstance(scores, Tensor) or scores.ndim != 2 or not scores.numel():
+        raise ArgumentError(f"{name} is {describe(scores)}: pass a tensor (batch, tokens), one row for each example.")
     if keep is None:
         return scores.detach().double().cpu(), torch.ones(scores.shape, dtype=torch.bool)
     return scores.detach().double().cpu(), flags(keep, scores.shape, "keep")
@@ -19,19 +20,20 @@ def scores_and_tokens(scores: Tensor, keep: Tensor | None, name: str = "scores")
 def flags(mask: Tensor, shape: torch.Size, name: str) -> Tensor:
     """A mask `(1 or batch, tokens)` of booleans or of 0 and 1, as booleans of the whole shape on the CPU."""
     fits = isinstance(mask, Tensor) and mask.ndim == 2 and mask.shape[0] in (1, shape[0]) and mask.shape[1] == shape[1]
-    assert fits and bool(((mask == 0) | (mask == 1)).all()), (
-        f"{name} is {describe(mask)}: pass booleans (or 0 and 1) of shape {tuple(shape)}, one for each score."
-    )
+    if not fits or not ((mask == 0) | (mask == 1)).all():
+        raise ArgumentError(
+            f"{name} is {describe(mask)}: pass booleans (or 0 and 1) of shape {tuple(shape)}, one for each score."
+        )
     return mask.detach().bool().cpu().expand(shape)
 
 
 def undefined(scores: Tensor, keep: Tensor) -> Tensor:
-    """Rows that order nothing, `(batch,)`: a NaN among the scores that count, all of them equal, or none at all."""
+    """Rows without an order, `(batch,)`: no score counts, all are equal, or one of them is NaN."""
     lowest = scores.masked_fill(~keep, torch.inf).amin(-1)
     highest = scores.masked_fill(~keep, -torch.inf).amax(-1)
     return (scores.isnan() & keep).any(-1) | ~(lowest < highest)
 
 
 def describe(value: object) -> str:
-    """What was passed, for an error."""
+    """Shape and type of an argument, for an error."""
     return f"{tuple(value.shape)} of {value.dtype}" if isinstance(value, Tensor) else f"of type {type(value).__name__}"

@@ -1,12 +1,16 @@
-"""Agreement: do two rows of scores order the tokens alike?"""
+"""Agreement: do two rows of scores order the tokens in the same way?"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from captum_vz.errors import ArgumentError
 from captum_vz.metrics._rows import scores_and_tokens, undefined
-from captum_vz.metrics._study import stats
+from captum_vz.metrics.extra import study_extra
+
+with study_extra("captum_vz.metrics"):
+    from scipy import stats
 
 
 def spearman(one: Tensor, other: Tensor, keep: Tensor | None = None) -> Tensor:
@@ -15,7 +19,7 @@ def spearman(one: Tensor, other: Tensor, keep: Tensor | None = None) -> Tensor:
     .. math:: \rho = \operatorname{corr}\big(\operatorname{rank}(a), \operatorname{rank}(b)\big)
 
     where equal scores share the average of their ranks (`Spearman 1904 <https://doi.org/10.2307/1412159>`_). Ranks by
-    scipy. With what :func:`blank_out` gives it measures faithfulness.
+    scipy. With :func:`blank_out` it measures faithfulness.
 
     Args:
         one: `(batch, tokens)`.
@@ -23,11 +27,11 @@ def spearman(one: Tensor, other: Tensor, keep: Tensor | None = None) -> Tensor:
         keep: Booleans `(1 or batch, tokens)`: the tokens that are ranked. None: all, padding too.
 
     Returns:
-        `(batch,)` in float64, from -1 to 1. NaN where one of the two is constant or holds a NaN, for that has no
-        order: :func:`summarize` counts these examples.
+        `(batch,)` in float64, from -1 to 1. NaN where one of the two is constant or holds a NaN, because such
+        scores have no order. :func:`summarize` counts these examples.
 
     Raises:
-        AssertionError: Shapes that do not fit.
+        ArgumentError: Shapes do not fit.
 
     >>> one, other = torch.tensor([[0.1, 0.2, 0.7]]), torch.tensor([[1.0, 3.0, 2.0]])
     >>> spearman(one, other)
@@ -57,7 +61,7 @@ def kendall(one: Tensor, other: Tensor, keep: Tensor | None = None) -> Tensor:
         `(batch,)` in float64, from -1 to 1. NaN where one of the two is constant or holds a NaN.
 
     Raises:
-        AssertionError: Shapes that do not fit.
+        ArgumentError: Shapes do not fit.
 
     >>> one, other = torch.tensor([[0.1, 0.2, 0.7]]), torch.tensor([[1.0, 3.0, 2.0]])
     >>> kendall(one, other)
@@ -73,32 +77,31 @@ def kendall(one: Tensor, other: Tensor, keep: Tensor | None = None) -> Tensor:
 
 
 def top_k_overlap(one: Tensor, other: Tensor, k: int, keep: Tensor | None = None) -> Tensor:
-    r"""The share of tokens that two rows of scores have in common among their k highest.
+    r"""The share of tokens that are among the k highest of both rows of scores.
 
     .. math:: \tfrac1k \big|\operatorname{top}_k(a) \cap \operatorname{top}_k(b)\big|
 
-    Where equal scores compete for the last of the k places, each gets an equal share of it: the result is what one
-    expects if ties are broken by lot, and does not depend on the order of the tokens.
+    Tokens with equal scores get equal shares of the last of the k places. The result is the expectation if ties are
+    broken at random. It does not depend on the order of the tokens.
 
     Args:
         one: `(batch, tokens)`.
         other: `(batch, tokens)`.
-        k: How many; all of them in an example that has fewer.
+        k: How many of the highest scores; all in an example with fewer tokens.
         keep: Booleans `(1 or batch, tokens)`: the tokens that are ranked. None: all, padding too.
 
     Returns:
         `(batch,)` in float64, from 0 to 1. NaN where one of the two holds a NaN, or no token is kept.
 
     Raises:
-        AssertionError: Shapes that do not fit, or a k that is no integer of at least 1.
+        ArgumentError: Shapes do not fit, or k is not an integer of at least 1.
 
     >>> one, other = torch.tensor([[0.1, 0.2, 0.7]]), torch.tensor([[1.0, 3.0, 2.0]])
     >>> top_k_overlap(one, other, k=1), top_k_overlap(one, other, k=2)
     (tensor([0.], dtype=torch.float64), tensor([1.], dtype=torch.float64))
     """
-    assert type(k) is int and k >= 1, (
-        f"k is {k!r}: pass how many of the highest scores to compare, an integer of at least 1."
-    )
+    if type(k) is not int or k < 1:
+        raise ArgumentError(f"k is {k!r}: pass how many of the highest scores to compare, an integer of at least 1.")
     first, second, kept = _pair(one, other, keep)
     places = kept.sum(-1, keepdim=True).clamp_max(k)
     a, b = (_share_of_places(row, kept, places) for row in (first, second))
@@ -109,15 +112,16 @@ def top_k_overlap(one: Tensor, other: Tensor, k: int, keep: Tensor | None = None
 def _pair(one: Tensor, other: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     first, kept = scores_and_tokens(one, keep, "one")
     second, _ = scores_and_tokens(other, keep, "other")
-    assert first.shape == second.shape, (
-        f"one is {tuple(one.shape)} and other {tuple(other.shape)}: pass scores of the same tokens."
-    )
+    if first.shape != second.shape:
+        raise ArgumentError(
+            f"one is {tuple(one.shape)} and other {tuple(other.shape)}: pass scores of the same tokens."
+        )
     return first, second, kept
 
 
 def _ranks(values: Tensor, keep: Tensor, ties: str) -> Tensor:
-    """The rank of each score among those of its row that count, from 1; what does not count comes after them."""
-    # Numbers in place of NaN only to be ranked: such rows are marked as undefined by the callers.
+    """The rank of each score among the scores of its row that count, from 1. The others come after them."""
+    # NaN is replaced only to be ranked. The callers mark such rows as undefined.
     ranked = values.nan_to_num(nan=0.0).masked_fill(~keep, torch.inf)
     return torch.from_numpy(stats.rankdata(ranked.numpy(), method=ties, axis=-1)).double()
 
@@ -128,6 +132,6 @@ def _centred(ranks: Tensor, keep: Tensor) -> Tensor:
 
 
 def _share_of_places(values: Tensor, keep: Tensor, places: Tensor) -> Tensor:
-    """How much of a place among the highest each token has: 1 or 0, or a part of the last places for those tied."""
+    """The share of a place among the highest of each token: 1 or 0, or a part of the last places for ties."""
     before, up_to = _ranks(-values, keep, "min"), _ranks(-values, keep, "max")
     return ((places - before + 1) / (up_to - before + 1)).clamp(0, 1).where(keep, 0)

@@ -1,4 +1,4 @@
-"""Cue alignment: does an attribution look where a human knows that the answer is?"""
+"""Cue alignment: do the scores lie on the words that a person knows to decide?"""
 
 from __future__ import annotations
 
@@ -6,13 +6,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from captum_vz.errors import ArgumentError
 from captum_vz.functional import normalize_rows
 from captum_vz.metrics._rows import flags, scores_and_tokens
-from captum_vz.metrics._study import average_precision_score, stats
+from captum_vz.metrics.extra import study_extra
+
+with study_extra("captum_vz.metrics"):
+    from scipy import stats
+    from sklearn.metrics import average_precision_score
 
 
 def cue_dot_product(scores: Tensor, cues: Tensor, keep: Tensor | None = None) -> Tensor:
-    r"""How much of a row of scores lies on the cue.
+    r"""How much of a row of scores lies on the cue tokens.
 
     .. math:: \textstyle\sum_j \xi_j s_j, \qquad \xi_j = [\,j \text{ is a cue}\,]
 
@@ -23,15 +28,15 @@ def cue_dot_product(scores: Tensor, cues: Tensor, keep: Tensor | None = None) ->
         scores: `(batch, tokens)`, the row of the target token in each example.
         cues: Booleans `(1 or batch, tokens)`: the tokens that decide.
         keep: Booleans `(1 or batch, tokens)`: the tokens that count. The others (special tokens, the target) are
-            dropped, and rows divided by the sum that is left. None: rows are taken as they are.
+            dropped, and rows are divided by the sum of the rest. None: all, and rows are not divided.
 
     Returns:
-        `(batch,)` in float64. NaN for an example without a cue, with a NaN among its scores, or, with `keep`, without
-        anything left to divide by: :func:`summarize` counts it.
+        `(batch,)` in float64. NaN for an example without a cue, with a NaN among its scores, or, with `keep`, with a
+        sum of 0. :func:`summarize` counts these examples.
 
     Raises:
-        AssertionError: Shapes that do not fit, a cue that is dropped, or negative scores where rows are divided by
-            their sum.
+        ArgumentError: Shapes do not fit, `keep` drops a cue, or scores are negative where rows are divided by their
+            sum.
 
     >>> scores = torch.tensor([[0.5, 0.3, 0.1, 0.1]])
     >>> cues = torch.tensor([[False, True, False, False]])
@@ -43,35 +48,36 @@ def cue_dot_product(scores: Tensor, cues: Tensor, keep: Tensor | None = None) ->
     values = values.where(kept, 0)
     missing = ~cued.any(-1)
     if keep is not None:
-        assert not (values < 0).any(), (
-            "scores holds negative ones, and rows of mixed sign have no sum to be a share of: take their absolute "
-            "values first, or leave keep out."
-        )
+        if (values < 0).any():
+            raise ArgumentError(
+                "scores has negative values, and shares of a sum of both signs have no meaning: take absolute values "
+                "first, or pass no keep."
+            )
         values = normalize_rows(values)
         missing = missing | (values.sum(-1) == 0)
     return values.where(cued | values.isnan(), 0).sum(-1).masked_fill(missing, torch.nan)
 
 
 def cue_average_precision(scores: Tensor, cues: Tensor, keep: Tensor | None = None) -> Tensor:
-    r"""How well a row of scores ranks the cues before all other tokens.
+    r"""How well a row of scores ranks the cues before the other tokens.
 
     .. math:: \textstyle\sum_n (R_n - R_{n-1})\, P_n
 
-    with precision :math:`P_n` and recall :math:`R_n` at the n-th highest of the different scores: tokens of equal
-    score share a threshold, so that their order in the sentence does not matter. By scikit-learn; used for cue
+    with precision :math:`P_n` and recall :math:`R_n` at the n-th highest of the different scores. Tokens of equal
+    score share a threshold, so their order in the sentence does not matter. By scikit-learn; used for cue
     alignment by `Mohebbi et al. 2023 <https://aclanthology.org/2023.eacl-main.245>`_, section 5.
 
     Args:
-        scores: `(batch, tokens)`, of either sign and any scale: only their order counts.
+        scores: `(batch, tokens)`, of any sign and scale, because only their order counts.
         cues: Booleans `(1 or batch, tokens)`: the tokens that decide.
         keep: Booleans `(1 or batch, tokens)`: the tokens that are ranked. None: all, padding too.
 
     Returns:
         `(batch,)` in float64: 1 if all cues come first; the share of cues if all scores are equal. NaN for an example
-        without a cue or with a NaN among its scores: :func:`summarize` counts it.
+        without a cue or with a NaN among its scores. :func:`summarize` counts these examples.
 
     Raises:
-        AssertionError: Shapes that do not fit, or a cue that is not kept.
+        ArgumentError: Shapes do not fit, or `keep` drops a cue.
 
     >>> scores = torch.tensor([[0.5, 0.3, 0.1, 0.1]])
     >>> cues = torch.tensor([[False, True, False, False]])
@@ -83,11 +89,10 @@ def cue_average_precision(scores: Tensor, cues: Tensor, keep: Tensor | None = No
     precisions = torch.full(missing.shape, torch.nan, dtype=torch.float64)
     if not missing.all():
         values, kept, cued = (rows[~missing] for rows in (values, kept, cued))
-        # Ranks, for scores may be infinite; from 1 on, so that tokens that do not count come last, where nothing is
-        # left to find.
+        # Ranks, because scores may be infinite. They begin at 1, and tokens that do not count get 0, the last place.
         ranks = stats.rankdata(values.where(kept, 0).numpy(), method="dense", axis=-1)
         last = torch.from_numpy(ranks).masked_fill(~kept, 0)
-        # One call for all: most of its time goes into checking what it is given.
+        # One call for all examples, because most of its time goes into checking its arguments.
         found = average_precision_score(cued.numpy().T, last.numpy().T, average=None)
         precisions[~missing] = torch.from_numpy(np.atleast_1d(found))
     return precisions
@@ -96,5 +101,6 @@ def cue_average_precision(scores: Tensor, cues: Tensor, keep: Tensor | None = No
 def _aligned(scores: Tensor, cues: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     values, kept = scores_and_tokens(scores, keep)
     cued = flags(cues, scores.shape, "cues")
-    assert not (cued & ~kept).any(), "keep leaves out a token that is a cue: it cannot be found then."
+    if (cued & ~kept).any():
+        raise ArgumentError("keep drops a token that is a cue, so the cue cannot be found: keep all cues.")
     return values, kept, cued

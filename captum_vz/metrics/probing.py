@@ -11,23 +11,24 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from captum_vz.errors import ArgumentError
 from captum_vz.metrics._rows import describe
 
-#: The shares of the examples after each block: each block is coded by a probe trained on those before it.
+#: The shares of the examples at the end of each block. Each block is coded by a probe trained on the blocks before it.
 BOUNDARIES = (0.008, 0.016, 0.032, 0.0625, 0.125, 0.25, 0.5, 1.0)
 
-# Of the probe's training, after the paper.
+# Training of the probe, as in the paper.
 _EPOCHS, _PATIENCE, _BATCH, _RATE = 15, 5, 128, 1e-3
 
 
 class DescriptionLength(NamedTuple):
-    """How many bits it takes to send the labels to someone who has the representations.
+    """The number of bits to send the labels to a receiver who has the representations.
 
     Attributes:
-        bits: What each label cost, `(examples,)` in float64, in the order in which they were given. Their sum is the
-            description length (MDL); `summarize(bits)` gives its mean with an interval.
-        classes: The number K of labels.
-        boundaries: How many examples were coded after each block.
+        bits: The bits of each label, `(examples,)` in float64, in the order of the arguments. Their sum is the
+            description length (MDL). `summarize(bits)` gives their mean with an interval.
+        classes: The number K of classes.
+        boundaries: The number of coded examples at the end of each block.
     """
 
     bits: Tensor
@@ -41,7 +42,7 @@ class DescriptionLength(NamedTuple):
 
     @property
     def compression(self) -> float:
-        """How much shorter it is than sending labels by themselves, n log2 K bits: 1 if nothing can be read off."""
+        """The length of labels sent without representations, n log2 K bits, divided by the description length."""
         return len(self.bits) * log2(self.classes) / self.total
 
 
@@ -62,24 +63,24 @@ def description_length(
     <https://aclanthology.org/2020.emnlp-main.14>`_). The first block is sent by a uniform code.
 
     The probe is that of `Mohebbi et al. 2023 <https://aclanthology.org/2023.eacl-main.245>`_ (dropout 0.2, 128 units,
-    ReLU, layer norm, dropout 0.3, AdamW at 0.001, batches of 128, at most 15 epochs, patience of 5), but gives logits,
-    its code is counted in bits, the rate falls linearly over all epochs, and the epoch to use is chosen on a tenth of
-    the examples *already sent*: a receiver could not choose it on the block that is still to come.
+    ReLU, layer norm, dropout 0.3, AdamW at 0.001, batches of 128, at most 15 epochs, patience of 5), with four
+    differences. It returns logits. Code lengths are in bits. The rate falls linearly over all epochs. The best epoch is
+    chosen on a tenth of the examples *already sent*, because a receiver does not have the next block yet.
 
     Args:
         states: Representations `(examples, d)`, of one layer. It runs on the CPU, in float32.
         labels: Integers `(examples,)` from 0.
-        classes: The number K of labels. None: the highest of them and one.
+        classes: The number K of classes. None: the highest label plus one.
         boundaries: The shares of the examples after each block, rising to 1. The first block needs 2 examples.
-        seed: Decides in which order the examples are sent, and all that is random in training. The global random state
-            is left as it is.
+        seed: Determines the order of the examples and the random numbers of training. The global random state is not
+            changed. Results differ between seeds.
 
     Returns:
         The bits of each label, K, and the boundaries in examples.
 
     Raises:
-        AssertionError: Shapes that do not fit, labels out of range, values that are not finite, boundaries that do not
-            rise to 1, or too few examples for them.
+        ArgumentError: Shapes do not fit, labels are out of range, values are not finite, boundaries do not rise to 1,
+            or there are too few examples for them.
 
     >>> labels = torch.arange(600) % 2
     >>> states = torch.randn(600, 8, generator=torch.Generator().manual_seed(0)) + 4 * labels[:, None]
@@ -100,7 +101,7 @@ def description_length(
 
 
 def _train(h: Tensor, y: Tensor, classes: int) -> nn.Module:
-    """A probe trained on these examples, as it was in the epoch that did best on a tenth held out of them."""
+    """A probe trained on these examples, from the epoch that was best on a held-out tenth of them."""
     held = max(1, len(h) // 10)
     order = torch.randperm(len(h))
     valid, train = order[:held], order[held:]
@@ -140,29 +141,29 @@ def _nats(probe: nn.Module, h: Tensor, y: Tensor) -> Tensor:
 
 
 def _ends(boundaries: Sequence[float], examples: int) -> list[int]:
-    assert boundaries and boundaries[-1] == 1 and all(a < b for a, b in pairwise(boundaries)), (
-        f"boundaries is {boundaries!r}: pass shares of the examples that rise to 1."
-    )
+    if not boundaries or boundaries[-1] != 1 or not all(a < b for a, b in pairwise(boundaries)):
+        raise ArgumentError(f"boundaries is {boundaries!r}: pass shares of the examples that rise to 1.")
     ends = [round(share * examples) for share in boundaries]
-    assert ends[0] >= 2 and len(set(ends)) == len(ends), (
-        f"{examples} examples make blocks that end at {ends}: the first needs 2 examples, and each later one 1. Pass "
-        "more examples, or fewer boundaries."
-    )
+    if ends[0] < 2 or len(set(ends)) < len(ends):
+        raise ArgumentError(
+            f"{examples} examples make blocks that end at {ends}: the first needs 2 examples, and each later one 1. "
+            "Pass more examples, or fewer boundaries."
+        )
     return ends
 
 
 def _check(states: Tensor, labels: Tensor, classes: int | None) -> int:
-    assert isinstance(states, Tensor) and states.ndim == 2 and states.is_floating_point(), (
-        f"states is {describe(states)}: pass representations (examples, d)."
-    )
-    assert isinstance(labels, Tensor) and labels.shape == states.shape[:1] and not labels.is_floating_point(), (
-        f"labels is {describe(labels)}: pass one integer for each of the {len(states)} representations."
-    )
-    assert states.isfinite().all(), "states holds values that are not finite (NaN or infinity)."
+    if not isinstance(states, Tensor) or states.ndim != 2 or not states.is_floating_point():
+        raise ArgumentError(f"states is {describe(states)}: pass representations (examples, d).")
+    if not isinstance(labels, Tensor) or labels.shape != states.shape[:1] or labels.is_floating_point():
+        raise ArgumentError(f"labels is {describe(labels)}: pass {len(states)} integers, one for each row of states.")
+    if not states.isfinite().all():
+        raise ArgumentError("states holds values that are not finite (NaN or infinity): pass finite representations.")
     highest = int(labels.max())
     classes = highest + 1 if classes is None else classes
-    assert int(labels.min()) >= 0 and highest < classes and classes >= 2, (
-        f"labels run from {int(labels.min())} to {highest}, of {classes} classes: pass integers from 0, of two classes "
-        "at least."
-    )
+    if int(labels.min()) < 0 or highest >= classes or classes < 2:
+        raise ArgumentError(
+            f"labels run from {int(labels.min())} to {highest}, of {classes} classes: pass integers from 0, of at "
+            "least two classes."
+        )
     return classes

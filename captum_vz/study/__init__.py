@@ -1,33 +1,33 @@
 """Many methods on many sentences.
 
-`compare` shows several methods on one text. `run_study` runs models x methods x examples, and judges them; what it is
-made of is public, for studies of another kind. All but `compare` and the examples need the extra `study`.
+`compare` shows several methods on one text. `run_study` evaluates models x methods x examples. Its parts are public,
+for studies of another kind. Everything except `compare` and the examples needs the extra `study`.
 
     compare                  many methods on one text, in one table that prints, draws itself and is exported
-    Example                  a sentence with the word that is explained and those that decide
+    Example                  a sentence with its target word and its cue words
     read_jsonl, write_jsonl  files of them
     encode                   from words to tokens
-    METHODS, METRICS         what can be compared, and what it can be judged by
+    METHODS, METRICS         the methods and the metrics by their names
     Scorer                   methods and metrics on a batch of examples; columns in, columns out
-    blimp_examples           the paper's sentences, of BLiMP
+    blimp_examples           the paper's sentences, of BLiMP; `select_blimp` also counts the dropped pairs
     reproduce, Reproduction  the paper's three evaluations, of any model
-    run_study, Study         shard after shard in a folder, and what came out; goes on where it was killed
+    run_study, Study         a study in a folder, which continues after a kill, and its results
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from captum_vz.study.blimp import blimp_examples
 from captum_vz.study.comparison import compare
-from captum_vz.study.encoding import BadExample, Encoded, encode
-from captum_vz.study.example import Example, read_jsonl, write_jsonl
+from captum_vz.study.examples.blimp import BlimpSelection, blimp_examples, select_blimp
+from captum_vz.study.examples.encoding import BadExample, Encoded, encode
+from captum_vz.study.examples.example import Example, read_jsonl, write_jsonl
 from captum_vz.study.methods import DEFAULT_METHODS, METHODS, Method
 from captum_vz.study.table import Table
 
 if TYPE_CHECKING:
-    from captum_vz.study.judging import DEFAULT_METRICS, METRICS, Metric
-    from captum_vz.study.paper import reproduce
-    from captum_vz.study.reproduction import Reproduction
+    from captum_vz.study.metrics import DEFAULT_METRICS, METRICS, Metric
+    from captum_vz.study.paper.evaluations import reproduce
+    from captum_vz.study.paper.report import Reproduction
     from captum_vz.study.results import Study
     from captum_vz.study.run import run_study
     from captum_vz.study.scorer import Scorer
@@ -38,6 +38,7 @@ __all__ = [
     "METHODS",
     "METRICS",
     "BadExample",
+    "BlimpSelection",
     "Encoded",
     "Example",
     "Method",
@@ -52,18 +53,19 @@ __all__ = [
     "read_jsonl",
     "reproduce",
     "run_study",
+    "select_blimp",
     "write_jsonl",
 ]
 
-# These need the extra `study`, and seconds to import: whoever only compares waits for neither.
+# These need the extra `study`, and take seconds to import. `compare` does not import them.
 _NEED_EXTRA = {
-    "DEFAULT_METRICS": "judging",
-    "METRICS": "judging",
-    "Metric": "judging",
-    "Reproduction": "reproduction",
+    "DEFAULT_METRICS": "metrics",
+    "METRICS": "metrics",
+    "Metric": "metrics",
+    "Reproduction": "paper.report",
     "Scorer": "scorer",
     "Study": "results",
-    "reproduce": "paper",
+    "reproduce": "paper.evaluations",
     "run_study": "run",
 }
 

@@ -1,4 +1,4 @@
-"""What a study has found: read, summarised, drawn."""
+"""The results of a study: read from its folder, summarised, drawn."""
 
 from __future__ import annotations
 
@@ -11,10 +11,14 @@ import torch
 from matplotlib.figure import Figure
 
 from captum_vz.metrics import summarize
-from captum_vz.study._extra import parquet, pd
+from captum_vz.metrics.extra import study_extra
 from captum_vz.study.figures import draw_summary
-from captum_vz.study.files import write_whole
-from captum_vz.study.shards import MANIFEST, read_settings, reading, shards_of
+from captum_vz.study.storage.files import write_whole
+from captum_vz.study.storage.shards import MANIFEST, read_settings, reading, shards_of
+
+with study_extra("captum_vz.study"):
+    import pandas as pd
+    from pyarrow import parquet
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -28,14 +32,14 @@ ALL: Final = "all"
 
 
 class Study:
-    """What a study has found, read from its folder.
+    """The results of a study, read from its folder.
 
     Args:
-        folder: That which :func:`run_study` has written, or is writing.
+        folder: The folder that :func:`run_study` has written, or is writing.
 
     Raises:
-        FileNotFoundError: It holds no study.
-        ValueError: Its settings, or rows that are asked for, cannot be read, as the file is broken.
+        FileNotFoundError: The folder holds no study.
+        ValueError: A file is broken: the settings, or rows that are asked for.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -43,18 +47,18 @@ class Study:
         manifest = self.folder / MANIFEST
         if not manifest.is_file():
             raise FileNotFoundError(f"{manifest} is missing: expected the folder of a study.")
-        #: How it was run.
+        #: The arguments of the run.
         self.settings: dict[str, Any] = read_settings(self.folder)
 
     def rows(self, columns: Sequence[str] | None = None) -> DataFrame:
-        """All rows that are finished, one for each model, example, method and layer.
+        """All finished rows, one for each model, example, method and layer.
 
         Args:
-            columns: The columns that are wanted, see :meth:`Scorer.score`, and ``model``. None: all.
+            columns: The wanted columns: those of :meth:`Scorer.score`, and ``model``. None: all.
 
         Returns:
-            The rows in the order of models and examples, without what was skipped. ``layer`` is NA for methods without
-            layers.
+            The rows in the order of models and examples, without skipped examples. ``layer`` is NA for methods
+            without layers.
         """
         wanted = None if columns is None else [*dict.fromkeys([*columns, "skipped"])]
         rows = self._read(wanted)
@@ -63,32 +67,32 @@ class Study:
 
     @property
     def skipped(self) -> DataFrame:
-        """The examples that could not be used, with the ``skipped`` reason; those of one method alone name it."""
+        """The examples that could not be used, with the reason in ``skipped``, and ``method`` if one refused."""
         rows = self._read(["model", "example", "group", "method", "skipped"])
         return rows[rows["skipped"].notna()].reset_index(drop=True)
 
     @property
     def summary(self) -> DataFrame:
-        """For each model, method, layer, group and metric the mean with its interval, and what went into it.
+        """For each model, method, layer, group and metric the mean, its interval, and the numbers of examples.
 
         The columns are ``model``, ``method``, ``layer``, ``group`` ("all": all examples), ``metric``, ``mean``,
-        ``std``, ``low``, ``high``, ``examples`` (how many have a value), ``undefined`` (how many have none: constant
-        scores order nothing) and ``skipped`` (how many could not be used).
+        ``std``, ``low``, ``high``, ``examples`` (how many have a value), ``undefined`` (how many have no value, because
+        constant scores order nothing) and ``skipped`` (how many could not be used).
 
         Raises:
             FileNotFoundError: The study is not finished.
         """
         path = self.folder / SUMMARY
         if not path.is_file():
-            raise FileNotFoundError(f"{path} is missing: the study is not finished. Start it again to go on.")
-        # A model or a group may be called "NA" or nothing at all; only numbers can be missing.
+            raise FileNotFoundError(f"{path} is missing: the study is not finished. Start it again to continue.")
+        # The name of a model or a group may be "NA" or empty. Only numbers can be missing.
         summary = pd.read_csv(
             path, dtype={"layer": "Int64", "group": str, "model": str}, keep_default_na=False, na_values=[""]
         )
         return summary.fillna({"group": ""})
 
     def __str__(self) -> str:
-        """What each method's last layer comes to over all examples: means with their intervals, a line a method."""
+        """The means of each method's last layer over all examples, with their intervals: one line for each method."""
         whole = self.summary.query("group == @ALL")
         last = whole.groupby(["model", "method", "metric"], sort=False).tail(1)
         lines = []
@@ -107,7 +111,7 @@ class Study:
         return "\n".join(lines).rstrip()
 
     def plot(self, metric: str) -> Figure:
-        """The summary of one metric over all examples as a figure: by layer, and what comes out of the last one."""
+        """The summary of one metric over all examples as a figure: by layer, and in the last layer."""
         return draw_summary(self.summary, metric)
 
     def _read(self, columns: list[str] | None) -> DataFrame:
@@ -123,7 +127,7 @@ def _table(path: Path, columns: list[str] | None) -> DataFrame:
 
 
 def write_results(folder: Path, confidence: float, resamples: int) -> None:
-    """Write the summary, what was skipped and the figures of a finished study."""
+    """Write the summary, the skipped examples and the figures of a finished study."""
     study = Study(folder)
     skipped = study.skipped
     summary = summarise(study, skipped, confidence, resamples)
@@ -136,7 +140,7 @@ def write_results(folder: Path, confidence: float, resamples: int) -> None:
 
 
 def _by_layer(study: Study, rows: DataFrame) -> Iterator[tuple[str, str, Any, DataFrame]]:
-    """The rows of each model, method and layer; none for a method that could explain no example."""
+    """The rows of each model, method and layer. They are empty for a method that could explain no example."""
     for model in study.settings["models"]:
         for method in study.settings["methods"]:
             some = rows[(rows["model"] == model) & (rows["method"] == method)]
@@ -156,11 +160,11 @@ def summarise(study: Study, skipped: DataFrame, confidence: float, resamples: in
         out = skipped[(skipped["model"] == model) & (skipped["method"].isna() | (skipped["method"] == method))]
         for group in groups:
             some = of_layer if group == ALL else of_layer[of_layer["group"] == group]
-            left_out = len(out if group == ALL else out[out["group"] == group])
+            omitted = len(out if group == ALL else out[out["group"] == group])
             where = {"model": model, "method": method, "layer": layer, "group": group}
             for metric in metrics:
                 values = torch.tensor(some[metric].to_numpy(dtype="float64"))
                 summary = summarize(values, confidence, resamples)
-                found.append(where | {"metric": metric} | summary._asdict() | {"skipped": left_out})
+                found.append(where | {"metric": metric} | summary._asdict() | {"skipped": omitted})
     names = ["model", "method", "layer", "group", "metric", "mean", "std", "low", "high", "examples", "undefined"]
     return pd.DataFrame(found, columns=[*names, "skipped"]).astype({"layer": "Int64"})

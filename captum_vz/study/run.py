@@ -1,4 +1,4 @@
-"""Models x methods x examples: shard after shard, and what comes out of it."""
+"""Models x methods x examples, shard after shard."""
 
 from __future__ import annotations
 
@@ -16,15 +16,21 @@ import torch
 from tqdm import tqdm
 
 from captum_vz import __version__
-from captum_vz.study._extra import PartialState, broadcast_object_list, pa, parse_flag_from_env
-from captum_vz.study.example import Example
-from captum_vz.study.files import TEMPORARY, remove_temporary, write_whole
-from captum_vz.study.judging import check_metrics, check_removal
+from captum_vz.metrics.extra import study_extra
+from captum_vz.study.examples.example import Example
 from captum_vz.study.methods import check_methods
-from captum_vz.study.models import Source, check_weights, fingerprint, on_device, to_parquet
+from captum_vz.study.metrics import check_metrics, check_removal
 from captum_vz.study.results import ALL, Study, write_results
-from captum_vz.study.scorer import Row, Scorer
-from captum_vz.study.shards import MANIFEST, read_settings, shards_of
+from captum_vz.study.rows import Row
+from captum_vz.study.scorer import Scorer
+from captum_vz.study.storage.files import TEMPORARY, remove_temporary, write_whole
+from captum_vz.study.storage.models import Source, check_weights, fingerprint, on_device, to_parquet
+from captum_vz.study.storage.shards import MANIFEST, read_settings, shards_of
+
+with study_extra("captum_vz.study"):
+    import pyarrow as pa
+    from accelerate import PartialState
+    from accelerate.utils import broadcast_object_list, parse_flag_from_env
 
 
 def run_study(
@@ -42,38 +48,38 @@ def run_study(
     resamples: int = 1999,
     quiet: bool = False,
 ) -> Study:
-    """Runs methods on examples with models and judges them, in a folder, where a killed study goes on where it was.
+    """Evaluates methods on examples with models. A killed study continues when it is started again.
 
-    The examples are cut into shards, and each model's rows of each shard are a Parquet file, which is there when it is
-    finished and not before. Whatever kills a study, the next start with the same arguments computes what is missing,
-    and the result is that of an uninterrupted one. Under `accelerate launch`, each process of any number, on any number
-    of machines that share the folder, takes its share of the shards to its own device.
+    The examples are cut into shards. The rows of one model and one shard are a Parquet file, which appears when it is
+    complete. After any interruption, a start with the same arguments computes the missing shards, and the results are
+    those of an uninterrupted study. Under `accelerate launch`, the processes share the shards, each on its own device.
+    They may run on several machines that share the folder.
 
     The folder holds ``study.json`` (the settings), ``shards``, ``summary.csv``, ``skipped.csv`` and ``figures``.
 
     Args:
         models: For each name a model in eval mode and its tokenizer, or a function that loads them. The model is moved
-            to the process's device, and back. The weights of a model that is passed are compared with those that made
-            what is finished, even if nothing is left to do; a function is called only where there is work left.
+            to the process's device, and back. The weights of a model that is passed are compared with those of the
+            finished shards, even if no work is left. A function is called only if work is left.
         examples: The examples; their ids are all different.
-        output: The folder. It may hold a part of this study, but not another one.
-        methods: Names of :data:`~captum_vz.study.METHODS`. None: all but gradients and flow.
+        output: The folder. It may hold a part of this study, but no other study.
+        methods: Names of :data:`~captum_vz.study.METHODS`. None: :data:`~captum_vz.study.DEFAULT_METHODS`.
         metrics: Names of :data:`~captum_vz.study.METRICS`. None: cue alignment and blank-out.
-        batch_size: How many sentences a model is given at once.
-        shard_size: How many examples a shard has: what is lost, at most, if a process is killed.
+        batch_size: The number of sentences in a batch.
+        shard_size: The number of examples in a shard: the most that are computed again if a process is killed.
         content_only: See :class:`~captum_vz.study.Scorer`, like `removal`.
         removal: "unk", "mask" or "delete".
-        confidence: Of the intervals in the summary, see :func:`~captum_vz.metrics.summarize`.
-        resamples: How often examples are drawn again for them.
+        confidence: The confidence level of the intervals in the summary, see :func:`~captum_vz.metrics.summarize`.
+        resamples: The number of bootstrap resamples of the examples.
         quiet: Whether there is no progress bar.
 
     Returns:
-        What was found: its `summary`, its `rows`, what was `skipped` and why.
+        The results: the `summary`, the `rows`, and the `skipped` examples with their reasons.
 
     Raises:
-        ValueError: Unknown names, no examples or models, ids that are not different, or a folder with a study of other
-            settings, or of a model with other weights, or with a file that is broken.
-        OSError: The folder cannot be written, or the disk is full. What is finished stays.
+        ValueError: Unknown names; no examples or models; repeated ids; or a folder that holds a study with other
+            settings or other weights, or a broken file.
+        OSError: The folder cannot be written, or the disk is full. Finished shards stay.
 
     >>> import tempfile
     >>> from captum_vz.study import Example, run_study
@@ -85,19 +91,19 @@ def run_study(
     >>> summary.query("layer == 3 and group == 'all'")[["method", "metric", "examples"]].values.tolist()
     [['value-zeroing', 'cue_dot', 4]]
     """
-    names, judged_by, examples = check_methods(methods), check_metrics(metrics), list(examples)
+    names, metric_names, examples = check_methods(methods), check_metrics(metrics), list(examples)
     settings = {
         "captum_vz": __version__,
         "models": list(models),
         "methods": list(names),
-        "metrics": list(judged_by),
+        "metrics": list(metric_names),
         "content_only": content_only,
         "removal": removal,
         "batch_size": batch_size,
         "shard_size": shard_size,
         "examples": _check_examples(examples),
     }
-    # A folder belongs for good to the settings that are written there first: see before that they can be run.
+    # The first settings written to a folder stay there, so they are checked before they are written.
     if not models or min(shard_size, batch_size) < 1:
         raise ValueError(
             f"models is {list(models)}, shard_size {shard_size} and batch_size {batch_size}: pass at least 1 of each."
@@ -106,7 +112,7 @@ def run_study(
     scorer_of = partial(
         Scorer,
         methods=names,
-        metrics=judged_by,
+        metrics=metric_names,
         batch_size=batch_size,
         content_only=content_only,
         removal=removal,
@@ -121,22 +127,22 @@ def run_study(
     paths = {name: [shard.path for shard in shards if shard.model == name] for name in models}
     for name, (model, tokenizer) in loaded.items():
         check_weights(name, fingerprint(model, tokenizer), paths[name])
-    # All look before any writes, so that all agree on what is left, and share it.
+    # All processes look before any of them writes, so that they agree on the shards that are left.
     left = [shard for shard in shards if not shard.path.exists()]
     state.wait_for_everyone()
-    own = left[state.process_index :: state.num_processes]
-    count = sum(len(examples[shard.start : shard.start + shard_size]) for shard in own)
-    hidden = quiet or not own or not state.is_main_process
+    share = left[state.process_index :: state.num_processes]
+    count = sum(len(examples[shard.start : shard.start + shard_size]) for shard in share)
+    hidden = quiet or not share or not state.is_main_process
     with tqdm(total=count, unit="example", desc="study", disable=hidden) as bar:
         for name, source in models.items():
-            mine = [shard for shard in own if shard.model == name]
-            if not mine:
+            todo = [shard for shard in share if shard.model == name]
+            if not todo:
                 continue
             with on_device(source, state.device) as (model, tokenizer):
                 scorer = scorer_of(model, tokenizer)
                 weights = fingerprint(model, tokenizer)
                 check_weights(name, weights, paths[name])
-                for shard in mine:
+                for shard in todo:
                     rows = scorer.score(examples[shard.start : shard.start + shard_size], bar.update)
                     write_whole(shard.path, _parquet(name, rows, scorer.schema, weights))
     state.wait_for_everyone()
@@ -148,22 +154,22 @@ def run_study(
 
 
 def _processes() -> Any:
-    """Who shares the work, and on which devices, as accelerate knows it."""
-    # Rollouts are products in float64, which Apple's GPUs do not have; and on CPUs, accelerate has to be told.
+    """The processes that share the work, and their devices, as accelerate knows them."""
+    # Rollouts are products in float64, which Apple's GPUs do not support. Accelerate must be asked to use CPUs.
     has_gpu = torch.cuda.is_available() or torch.xpu.is_available()
     cpu = not has_gpu or parse_flag_from_env("ACCELERATE_USE_CPU")
-    state = PartialState(cpu=cpu, timeout=timedelta(days=30))  # at the end, some processes wait long for others
+    state = PartialState(cpu=cpu, timeout=timedelta(days=30))  # some processes wait long for others at the end
     launched = int(os.environ.get("WORLD_SIZE", "1"))
     if launched != state.num_processes:
         raise RuntimeError(
-            f"{launched} processes were launched, but accelerate shares work among {state.num_processes}: let "
-            "run_study be the first to ask it, or create PartialState(cpu=True) for processes on CPUs."
+            f"{launched} processes were launched, but accelerate shares work among {state.num_processes}: call "
+            "run_study before any other use of accelerate, or create PartialState(cpu=True) for processes on CPUs."
         )
     return state
 
 
 def _claim(folder: Path, settings: dict[str, Any], is_main: bool) -> None:
-    """Make the folder that of this study, or see that it is: the main process, and all raise what it raises."""
+    """Write the settings to the folder, or check them there. All processes raise the error of the main process."""
     wrong: list[Exception | None] = [None]
     if is_main:
         try:
@@ -179,7 +185,7 @@ def _claim_alone(folder: Path, settings: dict[str, Any]) -> None:
     manifest = folder / MANIFEST
     if not manifest.is_file():
         if folder.is_dir() and any(path.suffix != TEMPORARY for path in folder.iterdir()):
-            raise ValueError(f"{folder} is not empty, and holds no {MANIFEST}: pass a new folder, or that of a study.")
+            raise ValueError(f"{folder} is not empty, and holds no {MANIFEST}: pass a new folder or that of a study.")
         write_whole(manifest, json.dumps(settings, indent=2, ensure_ascii=False).encode())
         return
     before = read_settings(folder)
@@ -190,18 +196,18 @@ def _claim_alone(folder: Path, settings: dict[str, Any]) -> None:
 
 
 def _check_examples(examples: Sequence[Example]) -> dict[str, Any]:
-    """What the manifest says of the examples: how many there are, and a digest of all they hold."""
+    """The entry of the manifest for the examples: their number, and a digest of their contents."""
     if not examples:
         raise ValueError("examples is empty: pass at least one.")
     repeated = [id for id, count in Counter(example.id for example in examples).items() if count > 1]
     if repeated:
         raise ValueError(
-            f"{len(repeated)} ids stand for several examples, such as {repeated[0]!r}: each needs its own."
+            f"{len(repeated)} ids are used by several examples, such as {repeated[0]!r}: pass different ids."
         )
     groups = {example.group for example in examples}
     if ALL in groups and len(groups) > 1:
         raise ValueError(
-            f"a group is called {ALL!r}, which stands for all examples in a summary: give it another name."
+            f"a group is called {ALL!r}, which names all examples in a summary: give the group another name."
         )
     lines = "\n".join(json.dumps(example.to_dict(), sort_keys=True) for example in examples)
     return {"count": len(examples), "sha256": hashlib.sha256(lines.encode()).hexdigest()}

@@ -1,44 +1,33 @@
-"""Methods and metrics on a batch of examples: columns in, columns out, as the engines of large data want it."""
+"""Methods and metrics on batches of examples: columns in, columns out."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import Any, Final
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from captum_vz import find_layers
-from captum_vz.study._extra import pa
-from captum_vz.study.encoding import BadExample, Encoded, encode, pad
-from captum_vz.study.example import Example
-from captum_vz.study.judging import METRICS, Evidence, check_metrics, removal_of
-from captum_vz.study.methods import METHODS, Batch, check_methods, part_of
-from captum_vz.study.targets import longest_text
+from captum_vz.errors import RefusedError
+from captum_vz.metrics.extra import study_extra
+from captum_vz.study.examples.encoding import BadExample, Encoded, encode, pad
+from captum_vz.study.examples.example import Example
+from captum_vz.study.examples.text import max_tokens
+from captum_vz.study.methods import METHODS, Batch, check_methods, encoder_of, joined_first
+from captum_vz.study.metrics import METRICS, EvaluationBatch, check_metrics, removal_of
+from captum_vz.study.rows import COLUMNS, Row, score_rows, skipped_row
 from captum_vz.visualization import readable_tokens
 
-Row = dict[str, Any]
-
-#: The columns of a row before those of the metrics, and what they hold.
-COLUMNS: Final = {
-    "example": pa.string(),
-    "group": pa.string(),
-    "label": pa.string(),
-    "method": pa.string(),
-    "layer": pa.int32(),
-    "skipped": pa.string(),
-    "tokens": pa.list_(pa.string()),
-    "target": pa.int32(),
-    "cue": pa.list_(pa.int32()),
-    "scores": pa.list_(pa.float64()),
-}
+with study_extra("captum_vz.study"):
+    import pyarrow as pa
 
 
 class Scorer:
-    """Scores and judges examples: called with columns of examples, it gives columns of rows.
+    """Scores examples with methods and evaluates the scores: columns of examples in, columns of rows out.
 
-    This is what the engines of large data take, with a dictionary of columns for a batch. `datasets.Dataset.map`:
+    Libraries for large data call such a function with a dictionary of columns for each batch. `datasets.Dataset.map`:
 
     .. code-block:: python
 
@@ -69,18 +58,19 @@ class Scorer:
         )
 
     Args:
-        model: A model of transformers in eval mode; of one with encoder and decoder, the encoder is explained.
+        model: A model of transformers in eval mode. Of a model with encoder and decoder, the encoder is explained.
         tokenizer: Its tokenizer, a fast one.
-        methods: Names of :data:`~captum_vz.study.METHODS`. None: all but gradients and flow.
+        methods: Names of :data:`~captum_vz.study.METHODS`. None: :data:`~captum_vz.study.DEFAULT_METHODS`.
         metrics: Names of :data:`~captum_vz.study.METRICS`. None: cue alignment and blank-out.
-        batch_size: How many sentences the model is given at once. They are sorted by their length first.
-        content_only: Whether cue alignment leaves out special tokens and the target, and divides by what is left.
-        removal: What takes the place of a token that is blanked out or erased: "unk" or "mask"; or "delete".
+        batch_size: The number of sentences in a batch. Sentences of similar length are batched together.
+        content_only: Whether cue alignment ignores special tokens and the target. Rows are then divided by the sum of
+            the other scores.
+        removal: The token in the place of a token that is blanked out or erased, "unk" or "mask"; or "delete".
         layers: The layers of the model, if :func:`~captum_vz.find_layers` does not find them.
 
     Raises:
-        ValueError: A model in train mode, an unknown method or metric, a removal by a token that the tokenizer does not
-            have, or a metric that asks for words a model that has no head for them.
+        ValueError: The model is in train mode; a method or metric is unknown; the tokenizer does not have the token of
+            `removal`; or a metric needs a head for words that the model does not have.
 
     >>> from captum_vz.study import Example, Scorer
     >>> from captum_vz.testbed import agreement_sentences, load_agreement_model
@@ -104,7 +94,7 @@ class Scorer:
         removal: str = "unk",
         layers: list[nn.Module] | None = None,
     ) -> None:
-        self.model = part_of(model)
+        self.model = encoder_of(model)
         if self.model.training:  # every method would refuse every example
             raise ValueError("The model is in train mode: call model.eval() first.")
         self.tokenizer = tokenizer
@@ -117,9 +107,9 @@ class Scorer:
             head = getattr(self.model, "get_output_embeddings", None)
             if head is not None and head() is None:
                 raise ValueError(
-                    f"{type(self.model).__name__} has no head that predicts words, for which "
-                    f"{', '.join(name for name in self.metrics if METRICS[name].needs_forms)} would ask it: pass "
-                    "other metrics, such as cue_dot and cue_ap."
+                    f"{type(self.model).__name__} has no head that predicts words, which "
+                    f"{', '.join(name for name in self.metrics if METRICS[name].needs_forms)} needs: pass other "
+                    "metrics, such as cue_dot and cue_ap."
                 )
         if batch_size < 1:
             raise ValueError(f"batch_size is {batch_size}: pass at least 1.")
@@ -130,18 +120,18 @@ class Scorer:
 
     @property
     def schema(self) -> Any:
-        """The columns and what they hold, a pyarrow schema: a batch in which all are None does not tell."""
+        """The columns and their types, a pyarrow schema. A batch whose entries are all None does not show its types."""
         return pa.schema([*COLUMNS.items(), *((name, pa.float64()) for name in self.metrics)])
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, list[Any]]:
-        """Columns of examples, as :meth:`Example.to_dict` names them, to columns of what :meth:`score` gives.
+        """The rows of :meth:`score` as columns, for columns of examples.
 
         Args:
-            batch: For each attribute of the examples a list or array with one entry an example. One that is no example
-                at all is skipped with its reason, like any bad one.
+            batch: For each key of :meth:`Example.to_dict` a list or array with one entry for each example. An entry
+                that is not an example is skipped with its reason, like any bad example.
 
         Returns:
-            The columns of the rows, lists of one length.
+            The columns of the rows, lists of the same length.
         """
         examples: list[Example | Row] = []
         for values in zip(*batch.values(), strict=True):
@@ -149,23 +139,23 @@ class Scorer:
             try:
                 examples.append(Example.from_dict(fields))
             except ValueError as error:
-                examples.append(self._skipped(str(fields.get("id")), str(error)))
+                examples.append(skipped_row(self.metrics, str(fields.get("id")), str(error)))
         rows = self._score(examples, None)
         return {name: [row[name] for row in rows] for name in (*COLUMNS, *self.metrics)}
 
     def score(self, examples: Iterable[Example], advance: Callable[[int], object] | None = None) -> list[Row]:
-        """The scores of each method in each layer for each example, and how they are judged.
+        """The scores of each method in each layer for each example, and the metrics of these scores.
 
         Args:
             examples: The examples.
-            advance: Called with the number of examples done, after each batch.
+            advance: Called after each batch with the number of its examples.
 
         Returns:
             For each example in the order given, for each method, for each of its layers a row: ``example`` (its id),
             ``group``, ``label``, ``method``, ``layer`` (from 0; None where a method has no layers), ``tokens``,
-            ``target`` (a token), ``cue`` (tokens), ``scores`` (one a token, summing to 1), and the metrics by their
-            names, NaN where there is none to give. A bad example has a single row with the reason in ``skipped``; a
-            method that cannot explain an example has one for it. Elsewhere that is None.
+            ``target`` (a position), ``cue`` (positions), ``scores`` (one for each token, summing to 1), and the metrics
+            by their names, NaN where they are undefined. A bad example has a single row with the reason in
+            ``skipped``, and a method that refuses an example has one such row for it. Otherwise ``skipped`` is None.
         """
         return self._score(list(examples), advance)
 
@@ -179,28 +169,28 @@ class Scorer:
             try:
                 encoded[place] = self._encode(example)
             except BadExample as error:
-                found[place] = [self._skipped(example.id, str(error), example)]
+                found[place] = [skipped_row(self.metrics, example.id, str(error), example)]
         if advance is not None:
             advance(len(examples) - len(encoded))
         for places in self._batches(encoded):
             batch = [(example, encoded[place]) for place in places if isinstance(example := examples[place], Example)]
-            for place, by_method in zip(places, self._judge(batch, self.methods), strict=True):
+            for place, by_method in zip(places, self._evaluate(batch, self.methods), strict=True):
                 found[place] = [row for method in self.methods for row in by_method[method]]
             if advance is not None:
                 advance(len(places))
         return [row for rows in found for row in rows]
 
     def _encode(self, example: Example) -> Encoded:
-        longest = longest_text(self.model, self.tokenizer)
+        most = max_tokens(self.model, self.tokenizer)
         encoded = encode(
-            self.tokenizer, example, longest=longest, needs_cue=self.needs_cue, needs_forms=self.needs_forms
+            self.tokenizer, example, max_tokens=most, needs_cue=self.needs_cue, needs_forms=self.needs_forms
         )
         if self.content_only and self.needs_cue and encoded.target in encoded.cue:
-            raise BadExample("the cue is the token that is explained, which content_only leaves out")
+            raise BadExample("the cue is the token that is explained, which content_only ignores")
         return encoded
 
     def _batches(self, encoded: Mapping[int, Encoded]) -> Iterator[list[int]]:
-        """The examples of each batch: of about one length, and all with two forms or all without."""
+        """The examples of each batch: of similar length, and either all with two forms or all without."""
 
         def kind(place: int) -> tuple[bool, int]:
             return encoded[place].forms is None, len(encoded[place].ids)
@@ -210,61 +200,31 @@ class Scorer:
             for start in range(0, len(places), self.batch_size):
                 yield places[start : start + self.batch_size]
 
-    def _judge(self, pairs: Sequence[tuple[Example, Encoded]], methods: Sequence[str]) -> list[dict[str, list[Row]]]:
+    def _evaluate(self, pairs: Sequence[tuple[Example, Encoded]], methods: Sequence[str]) -> list[dict[str, list[Row]]]:
         """For each example of one batch, for each method, its rows."""
         encoded = [one for _, one in pairs]
         inputs = pad(self.tokenizer, encoded, self.model.device)
         forms = [one.forms for one in encoded if one.forms is not None]
-        answers, foils = ([form[k] for form in forms] or None for k in (0, 1))
-        targets = [one.target for one in encoded]
-        batch = Batch(self.model, self.tokenizer, self.layers, inputs, targets, answers, foils)
-        evidence = Evidence(self.model, self.tokenizer, inputs, encoded, self.content_only, self.removal)
+        targets, foils = ([form[k] for form in forms] or None for k in (0, 1))
+        tokens = [one.target for one in encoded]
+        batch = Batch(self.model, self.tokenizer, self.layers, inputs, tokens, targets, foils)
+        evaluation = EvaluationBatch(self.model, self.tokenizer, inputs, encoded, self.content_only, self.removal)
         found: list[dict[str, list[Row]]] = [{} for _ in pairs]
-        for method in sorted(methods, key=lambda name: not METHODS[name].joins):
+        for method in joined_first(methods):
             try:
-                scores = torch.stack([rows.detach().double().cpu() for rows in batch.rows([method])[method]])
-                values = {name: METRICS[name].values(evidence, scores) for name in self.metrics}
-            except AssertionError as error:  # with which this package refuses models and numbers it cannot use
+                scores = torch.stack([rows.detach().double().cpu() for rows in METHODS[method].rows(batch)])
+                values = {name: METRICS[name].values(evaluation, scores) for name in self.metrics}
+            except RefusedError as error:
+                # One example may be the reason for refusing the batch, so each is tried alone.
                 for rows, (example, one) in zip(found, pairs, strict=True):
-                    # Is it the method, or one example of the batch?
-                    alone = len(pairs) > 1
-                    rows[method] = (
-                        self._judge([(example, one)], [method])[0][method]
-                        if alone
-                        else [self._skipped(example.id, str(error), example) | {"method": method}]
-                    )
+                    if len(pairs) > 1:
+                        rows[method] = self._evaluate([(example, one)], [method])[0][method]
+                    else:
+                        skipped = skipped_row(self.metrics, example.id, str(error), example)
+                        rows[method] = [skipped | {"method": method}]
                 continue
             for place, (example, one) in enumerate(pairs):
-                found[place][method] = self._rows(example, one, method, scores[:, place], values, place)
+                own = {name: each[:, place].tolist() for name, each in values.items()}
+                words = readable_tokens(self.tokenizer, one.ids)
+                found[place][method] = score_rows(example, one, method, words, scores[:, place], own)
         return found
-
-    def _rows(
-        self,
-        example: Example,
-        encoded: Encoded,
-        method: str,
-        scores: Tensor,
-        values: Mapping[str, Tensor],
-        place: int,
-    ) -> list[Row]:
-        about = self._about(example) | {
-            "method": method,
-            "skipped": None,
-            "tokens": readable_tokens(self.tokenizer, encoded.ids),
-            "target": encoded.target,
-            "cue": list(encoded.cue),
-        }
-        return [
-            about
-            | {"layer": layer if METHODS[method].layered else None, "scores": row[: len(encoded.ids)].tolist()}
-            | {name: each[layer, place].item() for name, each in values.items()}
-            for layer, row in enumerate(scores)
-        ]
-
-    def _about(self, example: Example) -> Row:
-        return {"example": example.id, "group": example.group, "label": example.label}
-
-    def _skipped(self, id: str, reason: str, example: Example | None = None) -> Row:
-        nothing: Row = dict.fromkeys((*COLUMNS, *self.metrics))
-        about = {"example": id, "group": ""} if example is None else self._about(example)
-        return nothing | {"tokens": [], "cue": [], "scores": [], "skipped": reason} | about

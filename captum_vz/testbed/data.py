@@ -5,11 +5,9 @@ import random
 import re
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-Record = dict[str, Any]
-
-MASK: Final = "[MASK]"
+from captum_vz.text import MASK, Record, split_words, word_spans
 
 #: The paradigms of Mohebbi et al. (2023). Half of the pairs of each are held out from training.
 HELD_OUT_PARADIGMS: Final = (
@@ -26,7 +24,6 @@ _CONTRACTIONS: Final = {"won't": "will not", "can't": "cannot"} | {
     f"{auxiliary}n't": f"{auxiliary} not" for auxiliary in _AUXILIARIES.split()
 }
 _CONTRACTION: Final = re.compile(rf"\b({'|'.join(_CONTRACTIONS)})\b", re.IGNORECASE)
-_WORD: Final = re.compile(r"[^\s.,;:!?]+|[.,;:!?]")
 
 
 def expand_contractions(sentence: str) -> str:
@@ -41,24 +38,6 @@ def expand_contractions(sentence: str) -> str:
         return long.capitalize() if match[0][0].isupper() else long
 
     return _CONTRACTION.sub(expand, sentence)
-
-
-def split_words(sentence: str) -> list[str]:
-    """The words of a sentence, by whose positions cue and target are given: split at white space, punctuation apart.
-
-    >>> split_words("The pictures of some hat [MASK] scaring Marcus's sister.")
-    ['The', 'pictures', 'of', 'some', 'hat', '[MASK]', 'scaring', "Marcus's", 'sister', '.']
-    """
-    return [sentence[start:end] for start, end in word_spans(sentence)]
-
-
-def word_spans(sentence: str) -> list[tuple[int, int]]:
-    """The characters `[start, end)` that each word of :func:`split_words` takes.
-
-    >>> word_spans("Jill left.")
-    [(0, 4), (5, 9), (9, 10)]
-    """
-    return [match.span() for match in _WORD.finditer(sentence)]
 
 
 def mask_target(record: Record) -> Record:

@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 from captum_vz.testbed import lexicon as lex
-from captum_vz.testbed.data import Record, mask_target
+from captum_vz.testbed.data import mask_target
+from captum_vz.text import Record
 
 
 class Draft(NamedTuple):

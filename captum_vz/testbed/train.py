@@ -19,11 +19,11 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
 
-from captum_vz.testbed.data import Record, drop_held_out, training_records
-from captum_vz.testbed.encoding import encode_record, form_ids
+from captum_vz.testbed.data import drop_held_out, training_records
 from captum_vz.testbed.evaluation import measure
 from captum_vz.testbed.grammar import agreement_sentences
 from captum_vz.testbed.tokenizer import SPECIAL, build_tokenizer, drop_matches
+from captum_vz.text import Record, encode_record, form_ids
 
 #: The grammar's part of the training data is agreement_sentences(GRAMMAR_PAIRS, GRAMMAR_SEED).
 GRAMMAR_PAIRS: Final = 8_000

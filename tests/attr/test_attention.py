@@ -13,6 +13,11 @@ from tests.reference import FAMILIES, SEQUENCE_TO_SEQUENCE, naive_attention
 from tests.reference.naive import real_positions, record
 
 
+def of_class(heads: Any) -> dict[str, Any]:
+    """The twin's option as those of the class."""
+    return {"reduce_heads": heads} if isinstance(heads, str) else {"heads": heads}
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_layer_of_every_family(name: str) -> None:
     case = FAMILIES[name].case
@@ -27,7 +32,8 @@ def test_every_layer_of_every_family(name: str) -> None:
 def test_heads(name: str, heads: Any, normalize: bool) -> None:
     case = FAMILIES[name].case
     options = {"heads": heads, "normalize": normalize}
-    layer_map = LayerAttention(case.model, case.layers[1], **options).attribute(case.inputs)
+    own = of_class(heads) | {"normalize": normalize}
+    layer_map = LayerAttention(case.model, case.layers[1], **own).attribute(case.inputs)
     assert_same(layer_map, naive_attention(case, 1, **options))
 
 
@@ -69,7 +75,7 @@ def test_the_weights_of_a_feature_are_added_up(name: str, heads: Any) -> None:
     length = plain.shape[-1]
     masks = [torch.arange(length)[None] // 2, torch.stack([torch.arange(length) % n for n in (2, 3, 7)])]
     for mask in masks:
-        of = LayerAttention(case.model, case.layers[-1], heads=heads, normalize=False)
+        of = LayerAttention(case.model, case.layers[-1], normalize=False, **of_class(heads))
         answer = of.attribute(case.inputs, feature_mask=mask)
         groups = mask.expand(len(plain), -1)
         for b in range(len(plain)):

@@ -187,7 +187,7 @@ ROLLOUTS: list[Callable[..., Any]] = [
     AttentionRollout,
     AttentionFlow,
     ALTI,
-    lambda model, layers: Rollout(LayerAttention(model, layers)),
+    lambda model, layers, **options: Rollout(LayerAttention(model, layers), **options),
 ]
 
 
@@ -206,11 +206,11 @@ def test_a_rollout_refuses_what_runs_between(method: Any, other: type[Recurrent]
     model, x = hybrid(other), sequences(2)
     layers = find_layers(model)
     assert layers == [model.layers[number] for number in (0, 2, 3)]
-    message = r"something else runs between the layers 0 \(Block\) and 1 \(Block\): .*between='identity'"
+    message = r"something else runs between the layers 0 \(Block\) and 1 \(Block\): .*other_mixing='ignore'"
     with pytest.raises(AssertionError, match=message):
         method(model, layers).attribute(x)
     # Told how, it joins the layers as if nothing were between them; what comes after the last is not asked about.
-    assert method(model, layers).attribute(x, between="identity").shape == (2, 6, 6)
+    assert method(model, layers, other_mixing="ignore").attribute(x).shape == (2, 6, 6)
     assert method(model, layers[1:]).attribute(x).shape == (2, 6, 6)
 
 
@@ -221,10 +221,10 @@ def test_a_rollout_refuses_what_runs_beside_the_attention(method: Any, mixer: ty
     model, x = Stack(Block(), Block(after=mixer())), sequences(2)
     layers = find_layers(model)
     with pytest.raises(
-        AssertionError, match=r"the layers 1 \(Block\) mix their tokens in another way .*between='ident"
+        AssertionError, match=r"the layers 1 \(Block\) mix their tokens in another way .*other_mixing='ign"
     ):
         method(model, layers).attribute(x)
-    assert method(model, layers).attribute(x, between="identity").shape == (2, 6, 6)
+    assert method(model, layers, other_mixing="ignore").attribute(x).shape == (2, 6, 6)
     assert method(model, layers[:1]).attribute(x).shape == (2, 6, 6)
 
 
@@ -245,14 +245,18 @@ class Wary(nn.Module):
 def test_a_layer_that_does_not_run_on_what_is_not_a_number_is_not_told_to_mix(error: Exception) -> None:
     model, x = Stack(Block(), Block(after=Wary(error))), sequences(2)
     of = AttentionRollout(model, find_layers(model))
-    assert_same(of.attribute(x), of.attribute(x, between="identity"))
+    found = of.attribute(x)
+    of.other_mixing = "ignore"
+    assert_same(found, of.attribute(x))
 
 
 def test_padding_that_is_no_number_is_not_what_mixes() -> None:
     block, x, mask = Block(after=Spoiled()), sequences(2), mask_of_spoiled(2, 6)
     assert block(x, mask)[1, -1].isnan().all()
     of = AttentionRollout(block, block)
-    assert_same(of.attribute((x, mask)), of.attribute((x, mask), between="identity"))
+    found = of.attribute((x, mask))
+    of.other_mixing = "ignore"
+    assert_same(found, of.attribute((x, mask)))
 
 
 def test_a_lack_of_memory_is_no_answer() -> None:
@@ -265,9 +269,9 @@ def test_between_as_identity_is_the_product_of_the_maps() -> None:
     model, x = hybrid(), sequences(2)
     layers = find_layers(model)
     maps = ValueZeroing(model, layers).attribute(x)
-    joined = ValueZeroingRollout(model, layers).attribute(x, between="identity", all_layers=True)
+    joined = ValueZeroingRollout(model, layers, other_mixing="ignore").attribute(x, all_layers=True)
     assert_same(joined, [maps[0], maps[1] @ maps[0], maps[2] @ maps[1] @ maps[0]])
-    row = ValueZeroingRollout(model, layers).attribute(x, token=3, between="identity")
+    row = ValueZeroingRollout(model, layers, other_mixing="ignore").attribute(x, token=3)
     assert_same(row, joined[-1][:, 3])
 
 
@@ -282,8 +286,8 @@ def test_layers_that_were_left_out_are_missed() -> None:
 
 def test_another_word_for_what_is_between() -> None:
     model = hybrid()
-    with pytest.raises(AssertionError, match="between is 'mean': pass None or 'identity'"):
-        ValueZeroingRollout(model, find_layers(model)).attribute(sequences(1), between="mean")
+    with pytest.raises(AssertionError, match="other_mixing is 'mean': pass 'refuse' or 'ignore'"):
+        ValueZeroingRollout(model, find_layers(model), other_mixing="mean")
 
 
 def test_a_recurrent_mixer_beside_the_attention_of_a_real_layer() -> None:
@@ -303,7 +307,7 @@ def test_a_convolution_beside_an_attention_that_is_inline() -> None:
     with pytest.raises(AssertionError, match=r"FastSpeech2ConformerEncoderLayer.* mix their tokens in another way"):
         ValueZeroingRollout(model, layers).attribute(ids)
     first, second = ValueZeroing(model, layers).attribute(ids)
-    joined = ValueZeroingRollout(model, layers).attribute(ids, between="identity")
+    joined = ValueZeroingRollout(model, layers, other_mixing="ignore").attribute(ids)
     assert_same(joined, second @ first, tolerance=1e-6)
 
 
@@ -314,7 +318,7 @@ def test_rollouts_of_real_hybrids(name: str) -> None:
     with pytest.raises(AssertionError, match="something else runs between the layers 0"):
         ValueZeroingRollout(model, layers).attribute(IDS)
     first, second = ValueZeroing(model, layers).attribute(IDS)
-    assert_same(ValueZeroingRollout(model, layers).attribute(IDS, between="identity"), second @ first)
+    assert_same(ValueZeroingRollout(model, layers, other_mixing="ignore").attribute(IDS), second @ first)
 
 
 def test_parts_of_a_layer_are_no_hybrid_stack() -> None:
@@ -340,4 +344,4 @@ def test_a_comparison_of_methods_refuses_it_too() -> None:
     model, layers = model_of("Jamba"), find_layers(model_of("Jamba"))
     batch = Batch(model, None, layers, {"input_ids": IDS}, [2])
     with pytest.raises(AssertionError, match="something else runs between the layers 0"):
-        batch.joined_rows(ValueZeroingRollout(model, layers), "value-zeroing", all_layers=False)
+        batch.joined_rows(ValueZeroingRollout, ValueZeroing, all_layers=False)

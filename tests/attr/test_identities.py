@@ -159,6 +159,6 @@ def test_zeroing_a_value_that_is_zero_changes_nothing(name: str) -> None:
             weight[site.columns(head)] = 0
             if getattr(projection, "bias", None) is not None:
                 projection.bias[site.columns(head)] = 0
-    with pytest.warns(UserWarning, match="stay zero, for no source changes them"):
+    with pytest.warns(UserWarning, match="are zero: no source changes these tokens"):
         layer_map = ValueZeroing(case.model, case.layers[0]).attribute(case.inputs)
     assert not layer_map.any()

@@ -41,7 +41,7 @@ MAPS: dict[str, Callable[[Case], Any]] = {
     "norms": lambda case: LayerAttentionNorm(case.model, case.layers),
     "norms with the residual": lambda case: LayerAttentionNorm(case.model, case.layers, include="residual"),
     "a head": lambda case: LayerAttention(case.model, case.layers, heads=1),
-    "ALTI": lambda case: LayerALTI(case.model, case.layers, norm="l2"),
+    "ALTI": lambda case: LayerALTI(case.model, case.layers, p=2),
     "value zeroing": lambda case: ValueZeroing(case.model, case.layers, distance="l1"),
     "random": lambda case: RandomAttribution(case.model, case.layers, causal=case.causal),
     "position": lambda case: PositionAttribution(case.model, case.layers, causal=case.causal),
@@ -86,7 +86,7 @@ def test_a_tuple_for_a_tuple() -> None:
 
 
 def test_what_gives_no_maps_is_refused() -> None:
-    with pytest.raises(AssertionError, match="maps is of type AttentionRollout: pass a method that gives one map a la"):
+    with pytest.raises(AssertionError, match="maps is of type AttentionRollout: pass a method that gives"):
         Rollout(AttentionRollout(BERT.model, BERT.layers))  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(AssertionError, match=r"maps is of type list: .* for which there is functional.rollout"):
         Rollout([torch.ones(1, 2, 2)])  # type: ignore[arg-type]  # wrong on purpose

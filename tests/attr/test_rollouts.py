@@ -41,7 +41,8 @@ def naive_maps(method: Any, case: Case) -> list[Tensor]:
 
 def check(method: Any, case: Case, residual: Any, options: dict[str, Any], **attribute: Any) -> None:
     _, join = ROLLOUTS[method]
-    maps = naive_maps(method, case) if not options else ROLLOUTS[method][0](case, **options)
+    named = {"heads" if name == "reduce_heads" else name: value for name, value in options.items()}
+    maps = naive_maps(method, case) if not options else ROLLOUTS[method][0](case, **named)
     expected = join(maps, residual)
     of = method(case.model, case.layers, residual=residual, **options)
     answers = of.attribute(case.inputs, all_layers=True, **attribute)
@@ -63,7 +64,7 @@ def test_residuals(method: Any, name: str, residual: Any) -> None:
     check(method, FAMILIES[name].case, residual, {})
 
 
-@pytest.mark.parametrize("options", [{"heads": "max"}, {"heads": 1}, {"heads": [0, 3]}])
+@pytest.mark.parametrize("options", [{"reduce_heads": "max"}, {"heads": 1}, {"heads": [0, 3]}])
 @pytest.mark.parametrize("method", [AttentionRollout, AttentionFlow])
 def test_heads_of_attention(method: Any, options: dict[str, Any]) -> None:
     check(method, FAMILIES["gpt2"].case, 0.5, options)
@@ -91,8 +92,8 @@ def test_a_stack_may_begin_and_end_anywhere(method: Any) -> None:
     case = FAMILIES["bert"].case
     _, join = ROLLOUTS[method]
     for some in (slice(1, 3), slice(0, 1), slice(1, 2), slice(0, 3, 2)):
-        left_out = {"between": "identity"} if some.step else {}
-        answer = method(case.model, case.layers[some], residual=0.5).attribute(case.inputs, **left_out)
+        left_out = {"other_mixing": "ignore"} if some.step else {}
+        answer = method(case.model, case.layers[some], residual=0.5, **left_out).attribute(case.inputs)
         assert_same(answer, join(naive_maps(method, case)[some], 0.5)[-1])
 
 

@@ -96,7 +96,7 @@ def test_a_row_that_nothing_changes_is_told(target: int | None) -> None:
         case.layers[1].attention.self.value.bias.zero_()
     maps, (message,) = told(case, ValueZeroing, token=target)
     rows = 15 if target is None else 3
-    assert message == (f"Value Zeroing: {rows} row(s) of layer 1 (BertLayer) stay zero, for no source changes them.")
+    assert message == (f"Value Zeroing: {rows} rows of layer 1 (BertLayer) are zero: no source changes these tokens.")
     assert not maps[1].any()
     assert maps[0].any()
     assert maps[2].any()
@@ -129,7 +129,7 @@ def test_a_row_that_changes_by_no_more_than_rounding_is_told(
     (rounded, messages), (right, nothing) = of_last(torch.float32), of_last(torch.float64)
     assert nothing == []
     assert ((rounded - right).abs().max() > 0.01) == tells
-    about = f"{len(rounded)} row(s) of layer 2 ({type(last).__name__}) change by hardly more than float32 rounds"
+    about = f"{len(rounded)} rows of layer 2 ({type(last).__name__}) change by hardly more than float32 rounds"
     assert messages == [f"Value Zeroing: {about}: run the model in float64 (model.double())."] * tells
 
 

@@ -17,26 +17,26 @@ from tests.reference.norms import POST_NORMS, PRE_NORM, naive_alti, naive_vector
 
 each_family = pytest.mark.parametrize("name", [*POST_NORMS, *PRE_NORM])
 each_varied = pytest.mark.parametrize("name", ["bert", "gpt2", "llama"])
-each_norm = pytest.mark.parametrize("norm", ["l1", "l2"])
+each_norm = pytest.mark.parametrize("p", [1, 2])
 
 
 @each_norm
 @each_family
-def test_every_layer_of_every_family(name: str, norm: Any) -> None:
+def test_every_layer_of_every_family(name: str, p: Any) -> None:
     case = FAMILIES[name].case
     for normalize in (False, True):
-        maps = LayerALTI(case.model, case.layers, norm=norm, normalize=normalize).attribute(case.inputs)
+        maps = LayerALTI(case.model, case.layers, p=p, normalize=normalize).attribute(case.inputs)
         for index, layer_map in enumerate(maps):
-            assert_same(layer_map, naive_alti(case, index, norm=norm, normalize=normalize))
+            assert_same(layer_map, naive_alti(case, index, norm=f"l{p}", normalize=normalize))
 
 
 @each_norm
 @pytest.mark.parametrize("name", ["bert", "roberta", "electra", "distilbert", "gpt2", "llama", "opt", "vit"])
-def test_the_rollout_of_every_layer(name: str, norm: Any) -> None:
+def test_the_rollout_of_every_layer(name: str, p: Any) -> None:
     case = FAMILIES[name].case
-    maps = [naive_alti(case, index, norm=norm) for index in range(len(case.layers))]
+    maps = [naive_alti(case, index, norm=f"l{p}") for index in range(len(case.layers))]
     for residual in (None, 0.5):
-        rollouts = ALTI(case.model, case.layers, norm=norm, residual=residual).attribute(case.inputs, all_layers=True)
+        rollouts = ALTI(case.model, case.layers, p=p, residual=residual).attribute(case.inputs, all_layers=True)
         assert_same(rollouts, naive_rollout(maps, residual))
 
 
@@ -124,8 +124,8 @@ def test_known_contributions() -> None:
 
 
 def test_bad_arguments() -> None:
-    with pytest.raises(AssertionError, match="norm is 'cosine': pass 'l1' or 'l2'"):
-        LayerALTI(nn.Identity(), nn.Identity(), norm="cosine")  # type: ignore[arg-type]  # wrong on purpose
+    with pytest.raises(AssertionError, match="p is 'cosine': pass 1 or 2"):
+        LayerALTI(nn.Identity(), nn.Identity(), p="cosine")  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(AssertionError, match="p is 3: pass 1 or 2"):
         alti_contributions(torch.ones(1, 1, 2), torch.ones(1, 2), p=3)  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(AssertionError, match=r"vectors are \(1, 3, 2\) and whole is \(3, 2\)"):

@@ -37,13 +37,13 @@ def following(ids: Tensor) -> Tensor:
     return ids.roll(-1, 1)
 
 
-@pytest.mark.parametrize("norm", ["l1", "l2"])
+@pytest.mark.parametrize("p", [1, 2])
 @each_model
-def test_every_row_of_every_model(name: str, norm: Any) -> None:
+def test_every_row_of_every_model(name: str, p: Any) -> None:
     inputs = language_model(name).inputs
     entries = following(inputs["input_ids"])
-    found = method_of(name, norm=norm).attribute(inputs, target=[(list(range(TOKENS)), row) for row in entries])
-    assert_same(found, naive_alti_logit(name, entries, norm))
+    found = method_of(name, p=p).attribute(inputs, target=[(list(range(TOKENS)), row) for row in entries])
+    assert_same(found, naive_alti_logit(name, entries, f"l{p}"))
     assert not found.triu(1).any()
 
 
@@ -267,8 +267,8 @@ def test_a_norm_that_rounds_is_named() -> None:
 
 
 def test_layers_that_are_no_pre_norm_decoders_are_named() -> None:
-    with pytest.raises(AssertionError, match="norm is 'max': pass 'l1' or 'l2'"):
-        method_of("gpt2", norm="max")
+    with pytest.raises(AssertionError, match="p is 3: pass 1 or 2"):
+        method_of("gpt2", p=3)
     bert, head = FAMILIES["bert"].case, nn.Linear(32, 60).double()
     method = ALTILogit(
         lambda **inputs: head(bert.model(**inputs)[0]),

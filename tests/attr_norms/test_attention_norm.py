@@ -10,11 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from captum_vz import LayerAttentionNorm, find_layers
-from captum_vz._engine.capture.forward_pass import run_and_record
-from captum_vz._engine.capture.records import LayerRecord
-from captum_vz._engine.decomposition.attention_block import AttentionBlock
-from captum_vz._engine.decomposition.vectors import Decomposition, decompositions
-from captum_vz._engine.structure.site import attention_site
+from captum_vz._engine import AttentionBlock, Decomposition, LayerRecord, attention_site, decompositions, run_and_record
 from tests.budget import set_budget
 from tests.engine.compare import assert_same
 from tests.reference import FAMILIES, Case
@@ -70,8 +66,8 @@ def decomposition_of(case: Case, include: str, layer_index: int = 0) -> Decompos
     """All examples and rows of a layer at once: these are so small that they fit one chunk."""
     found: list[Decomposition] = []
 
-    def keep(recording: LayerRecord) -> Tensor:
-        found.extend(decompositions(AttentionBlock(attention_site(recording, "self")), include, None, None))
+    def keep(record: LayerRecord) -> Tensor:
+        found.extend(decompositions(AttentionBlock(attention_site(record, "self")), include, None, None))
         return torch.zeros(1)
 
     run_and_record(lambda: case.model(**case.inputs), [case.layers[layer_index]], keep)

@@ -1,4 +1,4 @@
-"""Print the time that maps take, and that of the definition, of a lower bound and of a plain forward pass.
+"""Print how long the maps take, beside the definition, the floor and a plain forward pass.
 
 python -m tests.benchmarks                      # bert-base and gpt2 at 16, 32, 64, 128 tokens on this CPU
 python -m tests.benchmarks --models llama-1b --tokens 128 1024 --device cuda --dtype bfloat16
@@ -37,7 +37,7 @@ HEADS = (
 
 
 def main() -> None:
-    """Run the benchmarks that the command line names."""
+    """Run what the command line asks for."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
     parser.add_argument("--models", nargs="+", choices=SIZES, default=["bert-base", "gpt2"])
     parser.add_argument("--tokens", nargs="+", type=int, default=[16, 32, 64, 128])
@@ -45,11 +45,11 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--longest-sequential", type=int, default=128, help="the most tokens to run the definition for")
+    parser.add_argument("--longest-sequential", type=int, default=128, help="skip the definition beyond so many tokens")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     dtype = getattr(torch, options.dtype)
-    # Models in half precision are replayed in float32. precision="fast" multiplies in bfloat16.
+    # Half precision is replayed in float32, and what matmul_precision="medium" multiplies is in bfloat16.
     peaks = highest_rate(torch.float32, options.device), highest_rate(torch.bfloat16, options.device)
     where = torch.cuda.get_device_name() if options.device != "cpu" else platform.processor() or platform.machine()
     print(
@@ -76,11 +76,11 @@ def one_length(
     with_definition: bool,
     peaks: tuple[float, float],
 ) -> tuple[float, ...]:
-    """A row of the table without its first entry, the number of tokens."""
+    """A row of the table, but for its first entry."""
     size = SIZES[name]
     model = build(size, dtype, device)
     layers = size.layers(model)
-    explain, fast = ValueZeroing(model, layers), ValueZeroing(model, layers, precision="fast")
+    explain, fast = ValueZeroing(model, layers), ValueZeroing(model, layers, matmul_precision="medium")
     ids = token_ids(tokens, device)
     pairs = tokens * (tokens + 1) // 2 if size.causal else tokens * tokens
     contenders = {

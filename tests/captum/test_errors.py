@@ -10,10 +10,12 @@ import torch
 from torch import nn
 
 from captum_vz import LayerAttention, ValueZeroing, ValueZeroingRollout, find_layers
-from tests.captum.configurations import LAYER_METHODS, METHODS, STACK_METHODS, Configuration
+from tests.captum.configurations import LAYER_METHODS, METHODS, Configuration
 from tests.reference.case import Case
 from tests.reference.families import FAMILIES
 
+# The shell of all maps and that of all rollouts are tested on one class each.
+each_shell = pytest.mark.parametrize("method", [ValueZeroing, ValueZeroingRollout])
 each_method = pytest.mark.parametrize("method", METHODS)
 
 # What is passed to attribute, beside three examples of seven tokens, and what is said of it.
@@ -30,35 +32,35 @@ BAD_ARGUMENTS: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("arguments", "message"), BAD_ARGUMENTS, ids=lambda value: str(value).replace("\n", " ")[:60])
-@each_method
+@each_shell
 def test_bad_arguments_are_named(method: Any, arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(AssertionError, match=re.escape(message)):
         Configuration(method).run(**arguments)
 
 
-def test_the_shape_that_a_mask_should_have_is_said_once_where_there_is_one() -> None:
+def test_mask_of_one_example() -> None:
     case = FAMILIES["bert"].case.example(0)
     message = "the layer's attention has 1 example(s) of 7 source tokens: pass integers of shape (1, 7)."
     with pytest.raises(AssertionError, match=re.escape(message)):
         ValueZeroing(case.model, case.layers).attribute(case.inputs, feature_mask=torch.zeros(1, 3, dtype=torch.long))
 
 
-@each_method
-def test_inputs_in_a_list_are_refused_as_by_captum(method: Any) -> None:
+@each_shell
+def test_inputs_in_a_list(method: Any) -> None:
     configuration = Configuration(method)
     with pytest.raises(AssertionError, match=r"`inputs` must be a torch.Tensor or a tuple"):
         configuration.build().attribute(list(configuration.case.inputs.values()))
 
 
-@each_method
+@each_shell
 def test_no_inputs_are_named(method: Any) -> None:
     with pytest.raises(AssertionError, match="inputs is None: pass what forward_func takes"):
         Configuration(method).build().attribute(None)
 
 
-@each_method
+@each_shell
 @pytest.mark.parametrize("inputs", ["tensor", "tuple", "mapping"])
-def test_an_empty_sequence_is_named(method: Any, inputs: str) -> None:
+def test_an_empty_sequence(method: Any, inputs: str) -> None:
     nothing = {name: value[:, :0] for name, value in FAMILIES["bert"].case.inputs.items()}
     forms: dict[str, Any] = {"tensor": nothing["input_ids"], "tuple": tuple(nothing.values()), "mapping": nothing}
     configuration = Configuration(method, inputs=inputs)
@@ -67,31 +69,31 @@ def test_an_empty_sequence_is_named(method: Any, inputs: str) -> None:
         configuration.build().attribute(forms[inputs])
 
 
-@each_method
-def test_a_mapping_takes_further_arguments_itself(method: Any) -> None:
+@each_shell
+def test_a_mapping_with_further_arguments(method: Any) -> None:
     configuration = Configuration(method, inputs="mapping")
     with pytest.raises(AssertionError, match=r"inputs is a mapping, .*: put further arguments into it"):
         configuration.run(additional_forward_args=(1,))
 
 
-@each_method
-def test_a_layer_that_forward_func_does_not_run_is_named(method: Any) -> None:
+@each_shell
+def test_a_layer_that_does_not_run(method: Any) -> None:
     configuration = Configuration(method)
     others = FAMILIES["bert"].build().layers
     with pytest.raises(AssertionError, match="forward_func did not run layer 0 of 3, a BertLayer: pass a layer of"):
         method(configuration.forward_func, others).attribute(**configuration.arguments)
 
 
-@each_method
-def test_a_layer_without_attention_is_named(method: Any) -> None:
+@each_shell
+def test_a_layer_without_attention(method: Any) -> None:
     configuration = Configuration(method)
     feed_forward = configuration.case.layers[1].intermediate
     with pytest.raises(AssertionError, match=r"The layer BertIntermediate called no attention .* Pass a whole"):
         method(configuration.forward_func, [feed_forward]).attribute(**configuration.arguments)
 
 
-@each_method
-def test_a_stack_of_layers_is_no_layer(method: Any) -> None:
+@each_shell
+def test_a_stack_as_a_layer(method: Any) -> None:
     configuration = Configuration(method)
     encoder = configuration.case.model.encoder
     with pytest.raises(AssertionError, match="called attention 3 times in one run: pass a single Transformer block"):
@@ -108,30 +110,30 @@ def test_a_stack_of_layers_is_no_layer(method: Any) -> None:
         (None, "layer is of type NoneType: pass a module of the model"),
     ],
 )
-@each_method
+@each_shell
 def test_what_is_no_layer_is_named(method: Any, layer: Any, message: str) -> None:
     configuration = Configuration(method)
     with pytest.raises(AssertionError, match=re.escape(message)):
         method(configuration.forward_func, layer).attribute(**configuration.arguments)
 
 
-@each_method
-def test_a_layer_stands_in_the_list_once(method: Any) -> None:
+@each_shell
+def test_a_layer_listed_twice(method: Any) -> None:
     configuration = Configuration(method)
     first = configuration.case.layers[0]
     with pytest.raises(AssertionError, match="layer lists the same module more than once"):
         method(configuration.forward_func, [first, first]).attribute(**configuration.arguments)
 
 
-@pytest.mark.parametrize("method", STACK_METHODS)
-def test_a_stack_is_given_in_the_order_in_which_it_runs(method: Any) -> None:
+@pytest.mark.parametrize("method", [ValueZeroingRollout])
+def test_layers_in_another_order(method: Any) -> None:
     configuration = Configuration(method)
     with pytest.raises(AssertionError, match=r"ran in the order \[2, 1, 0\] .* in the order in which they run"):
         method(configuration.forward_func, configuration.layer[::-1]).attribute(**configuration.arguments)
 
 
 @each_method
-def test_dropout_is_refused_saying_eval(method: Any) -> None:
+def test_dropout(method: Any) -> None:
     case = FAMILIES["bert"].build()
     case.model.train()
     with pytest.raises(
@@ -141,7 +143,7 @@ def test_dropout_is_refused_saying_eval(method: Any) -> None:
 
 
 @each_method
-def test_numbers_that_overflow_float16_are_named(method: Any) -> None:
+def test_numbers_that_overflow_float16(method: Any) -> None:
     case = overflowing_case()
     with pytest.raises(AssertionError, match=r"not finite .*float16 overflows above 65504: load the model in bfloat16"):
         method(case.model, case.layers).attribute(case.inputs)
@@ -163,7 +165,7 @@ def overflowing_case() -> Case:
         (ValueZeroing, {"distance": "manhattan"}, "'manhattan'"),
         (ValueZeroing, {"heads": 4}, "heads is 4, but layer 0 has the query heads 0 to 3: pass an int"),
         (ValueZeroing, {"heads": []}, "heads is []"),
-        (ValueZeroing, {"heads": [[0], [1]]}, "heads has 2 selections, one a layer, but there are 3 layers"),
+        (ValueZeroing, {"heads": [[0], [1]]}, "heads has 2 selections, one for each layer, but there are 3 layers"),
         (ValueZeroing, {"heads": True}, "heads is True, but layer 0 has the query heads 0 to 3: pass an int"),
         (ValueZeroing, {"heads": [0, True]}, "heads is [0, True], but layer 0"),
         (ValueZeroing, {"heads": 1.0}, "heads is 1.0, but layer 0"),
@@ -171,13 +173,11 @@ def overflowing_case() -> Case:
         (ValueZeroing, {"heads": "all"}, "heads is 'all', but layer 0"),
         (LayerAttention, {"heads": True}, "heads is True, but layer 0"),
         (LayerAttention, {"heads": 1.0}, "heads is 1.0, but layer 0"),
-        (
-            LayerAttention,
-            {"heads": [[0], [1], [2]]},
-            "heads is [[0], [1], [2]], but layer 0 has the query heads 0 to 3",
-        ),
+        (LayerAttention, {"heads": [[0], [1]]}, "heads has 2 selections, one for each layer, but there are 3 layers"),
+        (LayerAttention, {"heads": [-1]}, "heads is [-1], but layer 0 has the query heads 0 to 3"),
+        (LayerAttention, {"reduce_heads": "median"}, "reduce_heads is 'median': pass 'mean' or 'max'"),
         (ValueZeroing, {"attention": "both"}, "attention is 'both': pass 'self' or 'cross'"),
-        (LayerAttention, {"heads": "median"}, "heads is 'median': pass 'mean', 'max', the number of a head"),
+        (LayerAttention, {"heads": "median"}, "heads is 'median', but layer 0 has the query heads 0 to 3"),
         (LayerAttention, {"heads": -1}, "heads is -1, but layer 0 has the query heads 0 to 3"),
         (ValueZeroingRollout, {"residual": "half"}, "'half'"),
         (ValueZeroingRollout, {"heads": [0, 9]}, "heads is [0, 9], but layer 0 has the query heads 0 to 3"),
@@ -189,11 +189,11 @@ def test_bad_options_are_named(method: Any, options: dict[str, Any], message: st
 
 
 @pytest.mark.parametrize("method", LAYER_METHODS)
-def test_a_constructor_rejects_nothing_that_captum_may_pass(method: Any) -> None:
+def test_constructors_accept_any_module(method: Any) -> None:
     # Captum's own tests build a method for a layer that is none, and expect the error only when it is run.
     method(nn.Identity(), nn.Identity())
 
 
-def test_find_layers_finds_what_the_methods_take() -> None:
+def test_find_layers() -> None:
     case = FAMILIES["bert"].case
     assert find_layers(case.model) == case.layers

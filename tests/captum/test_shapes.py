@@ -8,16 +8,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from captum_vz import HiddenTokenAttribution, ValueZeroing, ValueZeroingRollout
 from tests.captum.configurations import (
     CONFIGURATIONS,
-    LAYER_METHODS,
     METHODS,
-    STACK_METHODS,
     Configuration,
     tensors,
 )
 from tests.reference.case import Case
 
+each_method = pytest.mark.parametrize("method", METHODS)
+of_maps = pytest.mark.parametrize("method", [ValueZeroing])
+of_rollouts = pytest.mark.parametrize("method", [ValueZeroingRollout])
 each_configuration = pytest.mark.parametrize("configuration", CONFIGURATIONS, ids=lambda one: one.name)
 
 
@@ -27,16 +29,7 @@ def positions(case: Case) -> int:
 
 
 @each_configuration
-def test_a_map_has_a_row_and_a_column_for_each_token(configuration: Configuration) -> None:
-    batch, tokens = configuration.case.batch, positions(configuration.case)
-    for one in configuration.maps():
-        assert one.shape == (batch, tokens, tokens)
-    for one in configuration.maps(token=1):
-        assert one.shape == (batch, tokens)
-
-
-@each_configuration
-def test_rows_sum_to_one_and_padding_is_zero(configuration: Configuration) -> None:
+def test_rows_sum_to_one(configuration: Configuration) -> None:
     if configuration.options.get("normalize") is False:
         configuration = Configuration(configuration.method, configuration.family, configuration.inputs)
     real = configuration.case.mask(configuration.case.family.mask, positions(configuration.case))
@@ -45,7 +38,9 @@ def test_rows_sum_to_one_and_padding_is_zero(configuration: Configuration) -> No
         first = torch.tensor([int(group) not in groups[:place].tolist() for place, group in enumerate(groups)])
     else:
         first = torch.ones_like(real[0])
+    batch, tokens = real.shape
     for one in configuration.maps():
+        assert one.shape == (batch, tokens, tokens)
         assert (one >= 0).all()
         # The tokens of a group all carry its score, so that a row adds up over groups.
         torch.testing.assert_close(one[..., first].sum(-1), real.to(one.dtype), rtol=1e-10, atol=1e-12)
@@ -53,9 +48,10 @@ def test_rows_sum_to_one_and_padding_is_zero(configuration: Configuration) -> No
         assert (one.mT[~real] == 0).all()
 
 
-@each_configuration
-def test_what_comes_back_is_contiguous_and_carries_no_gradient(configuration: Configuration) -> None:
-    for target in (None, 1, [2, 0, 1][: configuration.case.batch]):
+@each_method
+def test_results_carry_no_gradient(method: Any) -> None:
+    configuration = Configuration(method)
+    for target in (None, 1, [2, 0, 1]):
         for one in configuration.maps(token=target):
             assert one.is_contiguous()
             assert not one.requires_grad
@@ -75,8 +71,8 @@ def layer_forms(layers: list[nn.Module]) -> dict[str, tuple[Any, int | None]]:
 
 @pytest.mark.parametrize("form", ["module", "list", "list of one", "tuple", "ModuleList"])
 @pytest.mark.parametrize("inputs", ["tensor", "tuple", "mapping"])
-@pytest.mark.parametrize("method", LAYER_METHODS)
-def test_a_layer_method_gives_a_list_if_and_only_if_layer_is_one(method: Any, inputs: str, form: str) -> None:
+@of_maps
+def test_a_list_for_a_list(method: Any, inputs: str, form: str) -> None:
     configuration = Configuration(method, inputs=inputs)
     layer, count = layer_forms(configuration.case.layers)[form]
     answer = method(configuration.forward_func, layer).attribute(**configuration.arguments)
@@ -87,15 +83,15 @@ def test_a_layer_method_gives_a_list_if_and_only_if_layer_is_one(method: Any, in
         assert len(answer) == count
 
 
-@pytest.mark.parametrize("method", LAYER_METHODS)
-def test_a_list_holds_what_its_layers_give_one_by_one(method: Any) -> None:
+@of_maps
+def test_a_list_is_its_layers(method: Any) -> None:
     together = Configuration(method).run()
     for index, one in enumerate(together):
         torch.testing.assert_close(one, Configuration(method, layers=index).run(), rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.parametrize("method", LAYER_METHODS)
-def test_layers_come_back_in_the_order_given_not_that_of_the_run(method: Any) -> None:
+@of_maps
+def test_maps_keep_the_given_order(method: Any) -> None:
     configuration = Configuration(method)
     backwards = method(configuration.forward_func, configuration.layer[::-1]).attribute(**configuration.arguments)
     for one, other in zip(backwards[::-1], configuration.run(), strict=True):
@@ -104,8 +100,8 @@ def test_layers_come_back_in_the_order_given_not_that_of_the_run(method: Any) ->
 
 @pytest.mark.parametrize("form", ["module", "list", "tuple", "ModuleList"])
 @pytest.mark.parametrize("inputs", ["tensor", "tuple", "mapping"])
-@pytest.mark.parametrize("method", STACK_METHODS)
-def test_an_input_method_gives_a_tuple_if_and_only_if_inputs_is_one(method: Any, inputs: str, form: str) -> None:
+@of_rollouts
+def test_a_tuple_for_a_tuple(method: Any, inputs: str, form: str) -> None:
     configuration = Configuration(method, inputs=inputs)
     layer, _ = layer_forms(configuration.case.layers)[form]
     answer = method(configuration.forward_func, layer).attribute(**configuration.arguments)
@@ -118,8 +114,8 @@ def test_an_input_method_gives_a_tuple_if_and_only_if_inputs_is_one(method: Any,
 
 
 @pytest.mark.parametrize("inputs", ["tensor", "tuple"])
-@pytest.mark.parametrize("method", STACK_METHODS)
-def test_all_layers_gives_what_each_shorter_stack_gives(method: Any, inputs: str) -> None:
+@of_rollouts
+def test_all_layers_are_shorter_stacks(method: Any, inputs: str) -> None:
     configuration = Configuration(method, inputs=inputs)
     steps = configuration.run(all_layers=True, token=1)
     assert isinstance(steps, list)
@@ -133,15 +129,15 @@ def test_all_layers_gives_what_each_shorter_stack_gives(method: Any, inputs: str
 
 
 @pytest.mark.parametrize("inputs", ["tuple", "mapping", "embeddings"])
-@pytest.mark.parametrize("method", METHODS)
-def test_the_form_of_the_inputs_does_not_change_the_numbers(method: Any, inputs: str) -> None:
+@pytest.mark.parametrize("method", [ValueZeroing, ValueZeroingRollout])
+def test_forms_of_inputs_agree(method: Any, inputs: str) -> None:
     expected = Configuration(method).maps()
     for one, other in zip(Configuration(method, inputs=inputs).maps(), expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_one_further_argument_need_not_stand_in_a_tuple(method: Any) -> None:
+@of_maps
+def test_one_further_argument(method: Any) -> None:
     configuration = Configuration(method)
     ids, mask = configuration.case.inputs.values()
     answer = configuration.build().attribute(ids, additional_forward_args=mask)
@@ -150,8 +146,8 @@ def test_one_further_argument_need_not_stand_in_a_tuple(method: Any) -> None:
 
 
 @pytest.mark.parametrize("per_eval", [1, 2, 7, 100])
-@pytest.mark.parametrize("method", METHODS)
-def test_the_numbers_are_the_same_for_any_perturbations_per_eval(method: Any, per_eval: int) -> None:
+@pytest.mark.parametrize("method", [ValueZeroing, ValueZeroingRollout, HiddenTokenAttribution])
+def test_perturbations_per_eval(method: Any, per_eval: int) -> None:
     for target in (None, [2, 0, 1]):
         expected = Configuration(method).maps(token=target)
         for one, other in zip(

@@ -13,21 +13,22 @@ from tests.captum import configurations
 from tests.captum.configurations import LAYER_METHODS, POST_NORM_METHODS, Configuration
 
 SHARED = ["self", "forward_func", "layer", "device_ids"]
-ZEROING = ["distance", "attention", "heads", "normalize", "final_norm", "precision"]
+JOINING = ["per_receptive_field", "other_mixing"]
+ZEROING = ["distance", "attention", "heads", "normalize", "final_norm", "matmul_precision"]
 CONSTRUCTORS = {
     "ValueZeroing": [*SHARED, *ZEROING],
-    "ValueZeroingRollout": [*SHARED, "residual", *ZEROING, "per_receptive_field"],
+    "ValueZeroingRollout": [*SHARED, "residual", *ZEROING, *JOINING],
     "ValueZeroingEffect": [*SHARED, "attention", "heads"],
-    "LayerAttention": [*SHARED, "heads", "attention", "normalize"],
+    "LayerAttention": [*SHARED, "heads", "reduce_heads", "attention", "normalize"],
     "LayerAttentionNorm": [*SHARED, "include", "attention", "normalize"],
-    "AttentionRollout": [*SHARED, "residual", "heads", "attention", "per_receptive_field"],
-    "GlobEnc": [*SHARED, "residual", "normalize", "per_receptive_field"],
-    "LayerALTI": [*SHARED, "norm", "normalize"],
-    "ALTI": [*SHARED, "residual", "norm", "per_receptive_field"],
-    "AttentionFlow": [*SHARED, "residual", "heads", "attention", "per_receptive_field"],
+    "AttentionRollout": [*SHARED, "residual", "heads", "reduce_heads", "attention", *JOINING],
+    "GlobEnc": [*SHARED, "residual", "normalize", *JOINING],
+    "LayerALTI": [*SHARED, "p", "normalize"],
+    "ALTI": [*SHARED, "residual", "p", *JOINING],
+    "AttentionFlow": [*SHARED, "residual", "heads", "reduce_heads", "attention", *JOINING],
     "HiddenTokenAttribution": [*SHARED, "embeddings", "probes", "seed", "normalize"],
-    "ALTIPlus": [*SHARED, "norm"],
-    "ALTILogit": [*SHARED, "norm", "final_norm", "unembedding"],
+    "ALTIPlus": [*SHARED, "p", "other_mixing"],
+    "ALTILogit": [*SHARED, "p", "final_norm", "unembedding"],
 }
 DEFAULTS = {
     "device_ids": None,
@@ -35,7 +36,9 @@ DEFAULTS = {
     "attention": "self",
     "normalize": True,
     "final_norm": None,
-    "precision": "exact",
+    "matmul_precision": "highest",
+    "other_mixing": "refuse",
+    "reduce_heads": "mean",
     "per_receptive_field": False,
 }
 ATTRIBUTE = {
@@ -89,7 +92,7 @@ def test_the_constructor_takes_captums_three_by_position_and_its_own_by_keyword(
 def test_attribute_takes_captums_names_in_captums_order(method: Any) -> None:
     parameters = inspect.signature(method.attribute).parameters
     joins = method in (*STACK_METHODS, captum_vz.ALTIPlus)
-    own: dict[str, Any] = {"all_layers": False, "between": None} if joins else {}
+    own: dict[str, Any] = {"all_layers": False} if joins else {}
     own |= {"foil": None} if method in EXPLAINING_OUTPUTS else {"token": None}
     assert {name: parameter.default for name, parameter in parameters.items() if name != "self"} == ATTRIBUTE | own
     assert list(parameters) == ["self", *ATTRIBUTE, *own]

@@ -1,4 +1,4 @@
-"""Home-made Transformer blocks with one oddity each, and a twin that zeroes their values one by one."""
+"""Home-made Transformer blocks with one peculiarity each, and a twin that zeroes their values one by one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def eager_attention_forward(
     dropout: float = 0.0,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor]:
-    """The attention of `SelfAttention`, found beside its class as in transformers' own modules."""
+    """The attention function of `SelfAttention`, in the file of its class, as in transformers' own modules."""
     scores = query @ key.transpose(2, 3) / query.shape[-1] ** 0.5
     weights = (scores if attention_mask is None else scores + attention_mask).softmax(-1)
     weights = nn.functional.dropout(weights, dropout, module.training)
@@ -30,7 +30,7 @@ def eager_attention_forward(
 
 
 class SelfAttention(nn.Module):
-    """Attention over transformers' AttentionInterface; `finish` makes its output of the context."""
+    """Attention through transformers' AttentionInterface. `finish` computes its output from the context."""
 
     is_causal = False
 
@@ -40,8 +40,8 @@ class SelfAttention(nn.Module):
         self.config._attn_implementation = "eager"
         self.query, self.key, self.value, self.output = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
         self.finish = finish
-        self.rates = [0.0]  # in a list, where nobody looks for a rate of dropout
-        self.careless = False  # whether to pass the rate in eval mode too, for the attention function to look
+        self.rates = [0.0]  # in a list, where no check looks for dropout
+        self.careless = False  # whether to pass the rate in eval mode too
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         parts = (linear(x).unflatten(-1, (HEADS, -1)).transpose(1, 2) for linear in (self.query, self.key, self.value))
@@ -52,7 +52,7 @@ class SelfAttention(nn.Module):
 
 
 class Block(nn.Module):
-    """A pre-norm block; `after` is added behind the attention, before the feed-forward layer."""
+    """A pre-norm block. The output of `after` is added between the attention and the feed-forward layer."""
 
     def __init__(
         self,
@@ -91,8 +91,48 @@ def block_of(attention: nn.Module) -> Block:
     return block.double().eval()
 
 
+class Reader(SelfAttention):
+    """A cross-attention without the rest of a decoder's layer."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None, memory: Tensor | None = None) -> Tensor:
+        read = x if memory is None else memory
+        given = ((self.query, x), (self.key, read), (self.value, read))
+        parts = [linear(one).unflatten(-1, (HEADS, -1)).transpose(1, 2) for linear, one in given]
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
+        return x + self.output(attend(self, *parts, mask)[0].flatten(2))
+
+
+class Conditioned(Block):
+    """Takes one more tensor. `use` applies it after the attention."""
+
+    def __init__(self, use: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.use = use
+
+    def forward(self, x: Tensor, condition: Tensor, mask: Tensor | None = None) -> Tensor:
+        x = self.use(x + self.attention(self.attention_norm(x), mask), condition)
+        return x + self.feed_forward(self.norm(x))
+
+
+def scale_each_position(x: Tensor, condition: Tensor) -> Tensor:
+    return x * condition
+
+
+class Halves(Block):
+    """A block that attends within each half of the sequence. `prepare` changes the attention's input."""
+
+    def __init__(self, prepare: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.prepare = prepare
+
+    def forward(self, x: Tensor) -> Tensor:
+        halves = self.prepare(self.attention_norm(x)).reshape(-1, x.shape[1] // 2, x.shape[2])
+        x = x + self.attention(halves).reshape(x.shape)
+        return x + self.feed_forward(self.norm(x))
+
+
 class TwoByTwo(nn.Module):
-    """Takes examples in pairs, and cannot run a single one; with `handed_on`, each hears the other of its pair."""
+    """Takes examples in pairs, and cannot run one alone. With `handed_on`, each example reads the other of its pair."""
 
     def __init__(self, handed_on: bool) -> None:
         super().__init__()
@@ -104,7 +144,7 @@ class TwoByTwo(nn.Module):
 
 
 class Spoiled(nn.Module):
-    """Makes of the last token of every other example what is no number."""
+    """Replaces the last token of every other example by NaN."""
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.clone()
@@ -113,7 +153,7 @@ class Spoiled(nn.Module):
 
 
 class Convolution(nn.Module):
-    """Mixes neighbours: position i hears i - 1 and i + 1."""
+    """Mixes neighbours: position i depends on i - 1 and i + 1."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -124,42 +164,42 @@ class Convolution(nn.Module):
 
 
 class Stopping(Convolution):
-    """The same, of what is above zero; NaN is not."""
+    """The same for positive entries. NaN becomes zero."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(torch.where(x > 0, x, 0))
 
 
 class Mean(nn.Module):
-    """Mixes all positions, in whatever order they stand."""
+    """Mixes all positions, whatever their order."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x.mean(1, keepdim=True).expand_as(x)
 
 
 class Shift(nn.Module):
-    """Position i hears i - 1 and nothing that comes later, so that what is appended to a sequence leaves it alone."""
+    """Position i depends on i - 1 and on no later position, so appending to a sequence does not change it."""
 
     def forward(self, x: Tensor) -> Tensor:
         return nn.functional.pad(x, (0, 0, 1, -1))
 
 
 class Ahead(nn.Module):
-    """Position i hears i + 1, so that the last of a sequence hears nothing."""
+    """Position i depends on i + 1, and the last position on no other."""
 
     def forward(self, x: Tensor) -> Tensor:
         return nn.functional.pad(x, (0, 0, -1, 1))
 
 
 class CausalMean(nn.Module):
-    """Position i hears all before it."""
+    """Position i depends on all positions before it."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x.cumsum(1) / torch.arange(1, 1 + x.shape[1])[:, None]
 
 
 class Crowd(nn.Module):
-    """Serves the first positions of a run, wherever they come from, and has nothing left for the others."""
+    """Changes the first `capacity` positions of a run, and returns zeros for all others."""
 
     def __init__(self, capacity: int) -> None:
         super().__init__()
@@ -171,7 +211,7 @@ class Crowd(nn.Module):
 
 
 class Noise(nn.Module):
-    """Is never twice the same."""
+    """Returns other numbers in each run."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x + 0.01 * torch.randn_like(x)
@@ -182,13 +222,13 @@ def sequences(batch: int, length: int = 6) -> Tensor:
 
 
 def mask_of_window(length: int, window: int) -> Tensor:
-    """Causal, and no further back than `window` tokens, itself counted: `(1, 1, out, in)`, added to the scores."""
+    """A causal mask of `window` tokens, the token itself included: `(1, 1, out, in)`, added to the scores."""
     visible = torch.ones(length, length).tril().triu(1 - window).bool()
     return torch.zeros(1, 1, length, length, dtype=torch.float64).masked_fill(~visible, torch.finfo(torch.float64).min)
 
 
 def mask_of_spoiled(batch: int, length: int) -> Tensor:
-    """The last token of every other example is padding: `(batch, 1, out, in)`, added to the scores."""
+    """A mask that hides the last token of every other example: `(batch, 1, out, in)`, added to the scores."""
     visible = torch.ones(batch, 1, length, length, dtype=torch.bool)
     visible[1::2, :, -1] = visible[1::2, :, :, -1] = False
     return torch.zeros(visible.shape, dtype=torch.float64).masked_fill(~visible, torch.finfo(torch.float64).min)
@@ -202,18 +242,18 @@ def direction(x: Tensor) -> Tensor:
 def zeroed_one_by_one(
     block: nn.Module, x: Tensor, *args: Any, value: str = "attention.value", normalize: bool = True
 ) -> Tensor:
-    """The map of a block by the definition, `(batch, out, in)`: rerun it for each source with its value row zeroed."""
+    """The map of a block by its definition, `(batch, out, in)`: one rerun a source, with its value row zeroed."""
     clean = block(x, *args)
     columns = []
     for source in range(x.shape[1]):
 
         def zero(module: nn.Module, inputs: Any, values: Tensor, source: int = source) -> Tensor:
-            values = values.clone()
-            values[:, source] = 0
+            values = values.clone(memory_format=torch.contiguous_format)
+            values.view(len(x), -1, values.shape[-1])[:, source] = 0  # in windows, too
             return values
 
         with block.get_submodule(value).register_forward_hook(zero):
-            # What 1 - cosine is, of which rounding would leave nothing where little changes.
+            # Equal to 1 - cosine, which would be lost in rounding where little changes.
             columns.append((direction(block(x, *args)) - direction(clean)).square().sum(-1) / 2)
     scores = torch.stack(columns, dim=-1)
     return scores / scores.sum(-1, keepdim=True) if normalize else scores

@@ -1,4 +1,4 @@
-"""What the tests mean by equal."""
+"""What the tests call equal."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from tests.reference.case import Case
 
 
 def assert_same(actual: Any, expected: Any, tolerance: float = 1e-10) -> None:
-    """Maps, or lists of maps, that differ by rounding at most: in float64 unless a tolerance says otherwise."""
+    """Assert that maps, or lists of maps, differ by float64's rounding at most, unless `tolerance` says otherwise."""
     torch.testing.assert_close(actual, expected, rtol=0, atol=tolerance)
 
 
 def assert_batch_is_its_examples(method: Any, case: Case, **arguments: Any) -> Tensor:
-    """One map of a padded batch has in it those of its examples one by one, and zeros at padding."""
+    """Assert that the map of a padded batch holds the maps of its examples, and zeros at padding."""
     together: Tensor = method.attribute(case.inputs, **arguments)
     for index in range(case.batch):
         alone = method.attribute(case.example(index).inputs, **arguments)[0]

@@ -1,4 +1,4 @@
-"""A second device where there is none: tensors that live on it compute on the CPU, but not together with the CPU's."""
+"""A second device for tests. Its tensors compute on the CPU, but not together with tensors of the CPU."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MOVES = {aten._to_copy.default, aten.copy_.default}
 
 
 class There(Tensor):
-    """A tensor elsewhere; `here` holds its numbers."""
+    """A tensor of the second device. `here` holds its numbers."""
 
     here: Tensor
 
@@ -44,9 +44,9 @@ class There(Tensor):
 
 
 def computed(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """What `func` returns, where its tensors are or where it is told to."""
+    """What `func` returns, on the device of its tensors or on the device that it was given."""
     tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
-    # As torch has it: single numbers, and the indices into a tensor that is elsewhere, may be on the CPU.
+    # As in torch, single numbers and indices into a tensor of the second device may be on the CPU.
     bound = [x for x in tensors if x.dim()]
     bound = bound[:1] if func is aten.index.Tensor and isinstance(bound[0], There) else bound
     if func not in MOVES and len({x.device for x in bound}) > 1:
@@ -57,14 +57,14 @@ def computed(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         there = torch.device(device).type == ELSEWHERE.type
     else:
         there = isinstance(tensors[0], There) if func in MOVES else any(isinstance(x, There) for x in tensors)
-    known = {id(x.here): x for x in tensors if isinstance(x, There)}  # what is written in place is the same tensor
+    known = {id(x.here): x for x in tensors if isinstance(x, There)}  # a tensor written in place stays the same tensor
     args, kwargs = tree_map(lambda x: x.here if isinstance(x, There) else x, (args, kwargs))
     output = func(*args, **kwargs)
     return tree_map(lambda x: known.get(id(x), There(x)) if there and isinstance(x, Tensor) else x, output)
 
 
 class _Everywhere(TorchDispatchMode):
-    """Sees what is moved or made elsewhere without anything of it being there yet."""
+    """Sees tensors that are moved to the second device or made on it."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return computed(func, args, kwargs or {})
@@ -72,12 +72,12 @@ class _Everywhere(TorchDispatchMode):
 
 @cache
 def _guard() -> None:
-    """What torch asks for before it runs anything on a device; it takes one for good."""
+    """Register the guard that torch needs for a device. torch keeps one for the whole process."""
     torch._C._acc.register_python_privateuseone_device_guard(backend_registration._DummyDeviceGuard())
 
 
 def _placed(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """`torch.tensor` and the like, which ask a device for room without asking the modes."""
+    """A replacement of `torch.tensor` and the like, which allocate on a device without asking modes."""
 
     def made(numbers: Any, *, device: Any = None, **kwargs: Any) -> Tensor:
         return make(numbers, **kwargs) if device is None else make(numbers, **kwargs).to(device)
@@ -87,7 +87,7 @@ def _placed(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 @contextmanager
 def second_device() -> Iterator[torch.device]:
-    """Let there be a second device, for the length of a `with` block."""
+    """Provide a second device inside a `with` block."""
     module: Any = backend_registration._DummyBackendModule()
     module._lazy_init, module.get_amp_supported_dtype = lambda: None, list
     _guard()

@@ -1,4 +1,4 @@
-"""Key-value caches: the user's own grows by one pass, and what it holds from before are sources like others."""
+"""Key-value caches: the user's cache grows by one pass, and its tokens are sources."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def tokens() -> torch.Tensor:
 
 @pytest.mark.parametrize("method", [ValueZeroing, LayerAttention, ValueZeroingRollout])
 @each_family
-def test_the_users_cache_grows_by_one_pass(name: str, method: type[ValueZeroing]) -> None:
+def test_cache_grows_by_one_pass(name: str, method: type[ValueZeroing]) -> None:
     case, ids = FAMILIES[name].case, tokens()
     cache = DynamicCache(config=case.model.config)
     maps = method(case.model, case.layers).attribute({"input_ids": ids, "past_key_values": cache, "use_cache": True})
@@ -34,7 +34,7 @@ def test_the_users_cache_grows_by_one_pass(name: str, method: type[ValueZeroing]
     assert_same(maps, method(case.model, case.layers).attribute(plain))
 
 
-def test_the_users_cache_of_an_encoder_and_a_decoder_grows_by_one_pass() -> None:
+def test_encoder_decoder_cache_grows_by_one() -> None:
     case = FAMILIES["bart-decoder"].case
     cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
     inputs = {**case.inputs, "past_key_values": cache, "use_cache": True}
@@ -52,7 +52,7 @@ def filled_cache(case: Case, ids: torch.Tensor) -> DynamicCache:
 @pytest.mark.parametrize("past", [4, 6])
 @each_method
 @each_family
-def test_tokens_in_the_cache_are_sources(name: str, method: type[ValueZeroing], past: int) -> None:
+def test_cached_tokens_are_sources(name: str, method: type[ValueZeroing], past: int) -> None:
     case, ids = FAMILIES[name].case, tokens()
     whole = method(case.model, case.layers).attribute(ids)
     rest = {"input_ids": ids[:, past:], "past_key_values": filled_cache(case, ids[:, :past])}
@@ -61,7 +61,7 @@ def test_tokens_in_the_cache_are_sources(name: str, method: type[ValueZeroing], 
 
 
 @pytest.mark.parametrize("past", [4, 6])
-def test_half_precision_cannot_be_run_again_without_what_is_in_the_cache(past: int) -> None:
+def test_half_precision_with_a_cache(past: int) -> None:
     case, ids = FAMILIES["gpt2"].build(torch.bfloat16), tokens()
     rest = {"input_ids": ids[:, past:], "past_key_values": filled_cache(case, ids[:, :past])}
     with pytest.raises(AssertionError, match=f"GPT2Block is in half precision .* but {past} of its tokens are in"):
@@ -70,17 +70,17 @@ def test_half_precision_cannot_be_run_again_without_what_is_in_the_cache(past: i
 
 @each_method
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
-def test_a_static_cache_is_refused(name: str, method: type[ValueZeroing]) -> None:
-    """Its keys are as many as it has room for, so that no token stands at the end of them."""
+def test_static_cache_is_refused(name: str, method: type[ValueZeroing]) -> None:
+    """A static cache holds keys for all of its places, so the last keys belong to no token."""
     case = FAMILIES[name].case
     cache = StaticCache(config=case.model.config, max_cache_len=12)
     inputs = {"input_ids": tokens(), "past_key_values": cache, "use_cache": True}
-    with pytest.raises(AssertionError, match=r"has 12 sources for 7 tokens, .* static cache .* Pass use_cache=False"):
+    with pytest.raises(AssertionError, match=r"has 12 sources for 7 tokens, .* static cache\. Pass use_cache=False"):
         method(case.model, case.layers).attribute(inputs)
 
 
 def prefix_of(case: Case, examples: slice) -> DynamicCache:
-    """Keys and values of three tokens that were never run, as prefix tuning learns them."""
+    """Keys and values of three tokens that never ran, as prefix tuning learns them."""
     config, random, cache = case.model.config, torch.Generator().manual_seed(1), DynamicCache()
     size = (2, config.num_attention_heads, 3, config.hidden_size // config.num_attention_heads)
     for number in range(len(case.layers)):
@@ -92,7 +92,7 @@ def prefix_of(case: Case, examples: slice) -> DynamicCache:
 @pytest.mark.parametrize("padding", [slice(5, 7), slice(0, 2)], ids=["right", "left"])
 @each_method
 @pytest.mark.parametrize("name", ["bert", "electra"])
-def test_tokens_that_see_each_other_stand_behind_a_prefix(
+def test_bidirectional_tokens_after_a_prefix(
     name: str, method: type[ValueZeroing], padding: slice
 ) -> None:
     case, ids = FAMILIES[name].case, tokens()
@@ -116,8 +116,8 @@ def test_tokens_that_see_each_other_stand_behind_a_prefix(
         assert_same(found, [one[0] for one in alone])
 
 
-def test_an_encoder_that_is_read_along_with_the_own_tokens_is_no_cache() -> None:
-    """T5Gemma 2's decoder has one attention for both, and makes a cache of its own."""
+def test_joint_attention_is_no_cache() -> None:
+    """T5Gemma 2's decoder has one attention over its own tokens and the encoder's, and makes its own cache."""
     model = next(small_models("t5gemma2"))
     inputs, _ = working_inputs(model)
     without = ValueZeroing(model, list(model.decoder.layers)).attribute({**inputs, "use_cache": False})
@@ -126,7 +126,7 @@ def test_an_encoder_that_is_read_along_with_the_own_tokens_is_no_cache() -> None
     assert_same(half.attribute({**inputs, "use_cache": True}), without, tolerance=0.05)
 
 
-def test_padding_of_tokens_that_are_read_along_with_an_encoder() -> None:
+def test_padding_of_joint_attention() -> None:
     model = next(small_models("t5gemma2"))
     inputs = {**working_inputs(model)[0], "use_cache": False}
     inputs["decoder_attention_mask"] = (torch.arange(6) < torch.tensor([[6], [4], [2]])).long()
@@ -147,7 +147,7 @@ def test_padding_of_tokens_that_are_read_along_with_an_encoder() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("model_type", ["gemma3n_text", "gemma4_text", "mistral_large4_text"])
-def test_what_layers_hand_to_those_above_stays_as_it_is(model_type: str, dtype: torch.dtype) -> None:
+def test_state_shared_between_layers(model_type: str, dtype: torch.dtype) -> None:
     model = next(small_models(model_type)).to(dtype)
     inputs, layers = working_inputs(model)[0], list(model.layers)
     outputs = []

@@ -1,4 +1,4 @@
-"""What a map costs: one row for one target, not a whole map; and nothing but the maps outlives its layer."""
+"""What a map costs: one token costs one row, and only maps outlive their layer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from captum_vz import ValueZeroing, ValueZeroingRollout
 from captum_vz._engine import value_zeroing
+from captum_vz._engine.capture.recorder import Recorder
 from captum_vz._engine.capture.records import LayerRecord
+from captum_vz._engine.taps.handler import AttentionCall
 from captum_vz.functional import rollout
 from tests.reference import FAMILIES, Case
 
@@ -26,13 +28,10 @@ ONE_ROW: dict[str, Any] = {
     "int": 5,
     "negative": -3,
     "tensor": torch.tensor(5),
-    "tuple": (5,),
-    "score": (5, 2),
     "list": [5, 2, 7, 1],
-    "tuples": [(5,), (2,), (7,), (1,)],
-    "scores": [(5, 2), (2, 2), (7, 2), (1, 0)],
     "tensors": torch.tensor([5, 2, 7, 1]),
-    "slice": (slice(5, 6),),
+    "lists": [[5], [2], [7], [1]],
+    "slice": slice(5, 6),
 }
 
 
@@ -49,7 +48,7 @@ def operations_of_a_map(name: str) -> int:
 
 
 def operations(run: Callable[[], Any]) -> int:
-    """Floating-point operations of the matrix products, whoever calls them."""
+    """Floating-point operations of all matrix products."""
     with FlopCounterMode(display=False) as counter:
         run()
     return counter.get_total_flops()
@@ -57,7 +56,7 @@ def operations(run: Callable[[], Any]) -> int:
 
 @pytest.mark.parametrize("form", ONE_ROW)
 @pytest.mark.parametrize("name", ["bert", "gpt2"])
-def test_every_form_of_target_costs_one_row(name: str, form: str) -> None:
+def test_cost_of_each_token_form(name: str, form: str) -> None:
     case, inputs = case_of(name)
     plain = operations(lambda: case.model(**inputs))
     row = operations(lambda: ValueZeroing(case.model, case.layers).attribute(inputs, token=ONE_ROW[form]))
@@ -66,10 +65,10 @@ def test_every_form_of_target_costs_one_row(name: str, form: str) -> None:
 
 
 @each_family
-def test_the_cost_of_a_row_grows_with_the_tokens_and_that_of_a_map_with_their_square(
+def test_cost_grows_with_tokens(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Without the fast lane, which pays by the source as well; what it costs is counted in tests/engine_folded.
+    # Without the folded replay, whose cost also depends on sources. tests/engine_folded counts it.
     monkeypatch.setattr(value_zeroing, "REPLAYS", value_zeroing.REPLAYS[1:])
 
     def cost(tokens: int, target: Any) -> int:
@@ -83,7 +82,7 @@ def test_the_cost_of_a_row_grows_with_the_tokens_and_that_of_a_map_with_their_sq
     assert 3 * cost(12, None) < cost(24, None) < 4.5 * cost(12, None)
 
 
-def test_padding_and_the_future_cost_nothing() -> None:
+def test_hidden_sources_cost_nothing() -> None:
     case, inputs = case_of("bert")
     mask = torch.ones(BATCH, TOKENS, dtype=torch.long)
     mask[:, TOKENS // 2 :] = 0
@@ -99,8 +98,9 @@ def test_padding_and_the_future_cost_nothing() -> None:
     assert first < last / 2
 
 
-def test_values_that_are_zero_already_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(value_zeroing, "REPLAYS", value_zeroing.REPLAYS[1:])  # of no pairs at all, the fast lane is left at once
+def test_zero_values_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Without the folded replay, which is not taken where no pair is left.
+    monkeypatch.setattr(value_zeroing, "REPLAYS", value_zeroing.REPLAYS[1:])
     case, inputs = FAMILIES["bert"].build(), case_of("bert")[1]
     of = ValueZeroing(case.model, case.layers[0])
     values = case.layers[0].attention.self.value
@@ -109,8 +109,8 @@ def test_values_that_are_zero_already_cost_nothing(monkeypatch: pytest.MonkeyPat
         with torch.no_grad(), values.register_forward_hook(without_each(tokens)):
             return operations(lambda: of.attribute(inputs))
 
-    with pytest.warns(UserWarning, match="stay zero"):
-        rest = without(range(TOKENS))  # what a hooked layer costs besides its pairs
+    with pytest.warns(UserWarning, match=" zero"):
+        rest = without(range(TOKENS))  # the cost of a hooked layer without its pairs
     assert without(range(0, TOKENS, 2)) - rest < 0.6 * (without(range(0)) - rest)
 
 
@@ -118,7 +118,7 @@ def without_each(tokens: range) -> Callable[[Any, Any, Tensor], Tensor]:
     return lambda module, args, values: values.index_fill(1, torch.tensor(list(tokens), dtype=torch.long), 0)
 
 
-def test_a_layer_that_is_not_asked_for_costs_nothing() -> None:
+def test_other_layers_cost_nothing() -> None:
     case, inputs = case_of("bert")
     plain = operations(lambda: case.model(**inputs))
     one = operations(lambda: ValueZeroing(case.model, case.layers[1]).attribute(inputs)) - plain
@@ -126,40 +126,42 @@ def test_a_layer_that_is_not_asked_for_costs_nothing() -> None:
     assert 3 * one == three
 
 
-def test_a_rollout_that_is_told_what_is_between_does_not_look_for_it() -> None:
+def test_ignored_mixing_costs_nothing() -> None:
     case, inputs = case_of("bert")
     of = ValueZeroingRollout(case.model, case.layers)
+    told_so = ValueZeroingRollout(case.model, case.layers, other_mixing="ignore")
     maps = ValueZeroing(case.model, case.layers).attribute(inputs)
     product = operations(lambda: rollout(maps))
-    told = operations(lambda: of.attribute(inputs, between="identity"))
+    told = operations(lambda: told_so.attribute(inputs))
     assert told == operations_of_a_map("bert") + product
     assert told < operations(lambda: of.attribute(inputs))
 
 
 @each_family
 @pytest.mark.parametrize("method", [ValueZeroing, ValueZeroingRollout])
-def test_nothing_of_a_layer_outlives_it(method: Any, name: str) -> None:
+def test_no_tensor_outlives_its_layer(method: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case, inputs = case_of(name)
     if hasattr(case.model.config, "use_cache"):
         inputs = {**inputs, "use_cache": False}  # the user's own cache keeps keys and values
     kept: list[weakref.ref[Tensor]] = []
 
-    class Watched(ValueZeroing):
-        def _layer_map(self, index: int, recording: LayerRecord, *rest: Any) -> Tensor:
-            assert not any(one() is not None for one in kept)
-            scores = super()._layer_map(index, recording, *rest)
-            for call in recording.calls:
-                kept.extend(weakref.ref(one) for one in (call.weights, call.values, call.context) if one is not None)
-            return scores
+    begin, attend = Recorder.__init__, Recorder.on_attention
 
-    of = method(case.model, case.layers)
-    if method is ValueZeroingRollout:
-        of.maps = Watched(case.model, case.layers)
-    else:
-        of = Watched(case.model, case.layers)
-    gc.disable()  # what only the collector of cycles would free is not freed in time
+    def watched_begin(self: Recorder, record: LayerRecord) -> None:
+        assert not any(one() is not None for one in kept)
+        begin(self, record)
+
+    def watched_attend(self: Recorder, call: AttentionCall) -> tuple[Tensor, Tensor]:
+        answer = attend(self, call)
+        one = self.record.attentions[-1]
+        kept.extend(weakref.ref(x) for x in (one.weights, one.values, one.context) if x is not None)
+        return answer
+
+    monkeypatch.setattr(Recorder, "__init__", watched_begin)
+    monkeypatch.setattr(Recorder, "on_attention", watched_attend)
+    gc.disable()  # the collector of cycles would free them too late
     try:
-        of.attribute(inputs)
+        method(case.model, case.layers).attribute(inputs)
     finally:
         gc.enable()
     assert kept

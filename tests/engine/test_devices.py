@@ -1,4 +1,4 @@
-"""A model on several devices: accelerate's hooks move what goes from layer to layer, and replays go past them."""
+"""A model on several devices: accelerate's hooks move tensors between layers, and replays run without these hooks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def elsewhere() -> Iterator[torch.device]:
 
 
 def spread(family: Family, elsewhere: torch.device) -> Case:
-    """A model whose layers but the first are elsewhere, dispatched as `accelerate.dispatch_model` does it."""
+    """A model with all layers but the first on the second device, as `accelerate.dispatch_model` places them."""
     case = family.build()
     stack = family.layers
     places = {f"{stack}.{number}": elsewhere for number in range(1, len(case.layers))}
@@ -44,7 +44,7 @@ def spread(family: Family, elsewhere: torch.device) -> Case:
         case.model, execution_device={"": torch.device("cpu"), **places}, offload=dict.fromkeys(places, False)
     )
     if hasattr(case.model.config, "use_cache"):
-        case.model.config.use_cache = False  # a cache is begun by a tensor of nothing, which is not made in Python
+        case.model.config.use_cache = False  # an empty cache tensor is not made in Python
     return case
 
 
@@ -68,8 +68,8 @@ def test_layers_on_two_devices(name: str, method: Any, elsewhere: torch.device) 
     assert [(vars(module)["forward"], module._hf_hook) for module in case.layers] == wrappers
 
 
-@pytest.mark.filterwarnings("ignore:.*precision='fast':UserWarning")  # says that nothing is faster there
-@pytest.mark.parametrize("options", [{"heads": [1]}, {"precision": "fast"}], ids=str)
+@pytest.mark.filterwarnings("ignore:.*computed exactly:UserWarning")  # warns that nothing is faster there
+@pytest.mark.parametrize("options", [{"heads": [1]}, {"matmul_precision": "medium"}], ids=str)
 @pytest.mark.parametrize("groups", [None, PAIRS])
 def test_options_on_two_devices(options: dict[str, Any], groups: Tensor | None, elsewhere: torch.device) -> None:
     case, whole = spread(FAMILIES["gpt2"], elsewhere), FAMILIES["gpt2"].case
@@ -99,11 +99,11 @@ def alti_plus(case: Case) -> Any:
 
 
 def alti_logit(case: Case) -> Any:
-    return ALTILogit(case.model, case.layers).attribute(case.inputs, target=-1, entry=9, foil=[10, 11, 12])
+    return ALTILogit(case.model, case.layers).attribute(case.inputs, target=(-1, 9), foil=[(-1, 10), (-1, 11), (-1, 12)])
 
 
 def terms_of_the_logit(case: Case) -> Any:
-    terms = ALTILogit(case.model, case.layers).terms(case.inputs, entry=9)
+    terms = ALTILogit(case.model, case.layers).terms(case.inputs, target=(-1, 9))
     return [terms.total(), terms.embedding, *terms.attention, terms.projection_bias, terms.feed_forward]
 
 
@@ -120,13 +120,13 @@ def terms_of_the_logit(case: Case) -> Any:
         (terms_of_the_logit, LANGUAGE_MODELS["llama"]),
     ],
 )
-def test_what_joins_layers_on_two_devices(explain: Any, family: Family, elsewhere: torch.device) -> None:
+def test_aggregations_on_two_devices(explain: Any, family: Family, elsewhere: torch.device) -> None:
     found, expected = (tensors(explain(case)) for case in (spread(family, elsewhere), family.case))
     assert {one.device.type for one in found} == {"cpu"}  # where the first layer is
     assert_same(found, expected)
 
 
-def test_the_hook_of_a_layer_among_others(elsewhere: torch.device) -> None:
+def test_layer_with_several_hooks(elsewhere: torch.device) -> None:
     case, whole = spread(FAMILIES["llama"], elsewhere), FAMILIES["llama"].case
     add_hook_to_module(case.layers[1], ModelHook(), append=True)
     assert isinstance(case.layers[1]._hf_hook, SequentialHook)

@@ -1,4 +1,4 @@
-"""As many examples as tokens as heads as features of a head: no length alone tells what an axis is, in float64."""
+"""Equal numbers of examples, tokens, heads and features a head: lengths do not identify axes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CASES: dict[str, tuple[str, dict[str, Any], str | None]] = {
     "GPT-2": ("GPT2Model", {"vocab_size": 50, "n_embd": WIDTH, "n_layer": 2, "n_head": SIZE}, None),
     "BLOOM": ("BloomModel", {"vocab_size": 50, "hidden_size": WIDTH, "n_layer": 2, "n_head": SIZE}, None),
     "MPT": ("MptModel", {"vocab_size": 50, "d_model": WIDTH, "n_layers": 2, "n_heads": SIZE, "max_seq_len": 64}, None),
-    "BROS": ("BrosModel", BERT | {"hidden_size": 64}, None),  # of fewer features it makes none of its boxes
+    "BROS": ("BrosModel", BERT | {"hidden_size": 64}, None),  # fewer features leave none for its boxes
     "XLNet": ("XLNetModel", {"vocab_size": 50, "d_model": WIDTH, "n_layer": 2, "n_head": SIZE, "d_inner": 24}, None),
     "BART encoder": ("BartModel", BOTH | {"vocab_size": 50}, "encoder"),
     "BART decoder": ("BartModel", BOTH | {"vocab_size": 50}, "decoder"),
@@ -58,7 +58,7 @@ def case(name: str) -> tuple[nn.Module, dict[str, Tensor]]:
 @pytest.mark.parametrize(
     ("name", "attention"), [*((name, "self") for name in CASES), ("BART decoder", "cross"), ("FSMT decoder", "cross")]
 )
-def test_a_batch_as_long_as_everything_else_is_its_examples(name: str, attention: str) -> None:
+def test_batch_equals_its_examples(name: str, attention: str) -> None:
     model, inputs = case(name)
     layers = find_layers(model, CASES[name][2])
     method = ValueZeroing(model, layers, attention=attention)
@@ -70,7 +70,7 @@ def test_a_batch_as_long_as_everything_else_is_its_examples(name: str, attention
             assert expected.any()
 
 
-def test_what_a_layer_asserts_of_its_arguments_is_told() -> None:
+def test_assertion_of_the_layer_is_quoted() -> None:
     model, inputs = case("FSMT encoder")
     layer = find_layers(model, "encoder")[0]
     runs: list[Any] = []

@@ -1,4 +1,4 @@
-"""find_layers: the layers of every family, found by structure, and what is said where there is not one stack."""
+"""find_layers: the layers of every family, and the errors for models without exactly one stack."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ ONE_STACK = [name for name in FAMILIES if name not in SEQUENCE_TO_SEQUENCE]
 
 
 @pytest.mark.parametrize("name", ONE_STACK)
-def test_the_layers_of_every_family(name: str) -> None:
+def test_layers_of_every_family(name: str) -> None:
     case = FAMILIES[name].case
     assert find_layers(case.model) == case.layers
 
 
 @pytest.mark.parametrize("name", SEQUENCE_TO_SEQUENCE)
-def test_the_stacks_of_an_encoder_and_a_decoder(name: str) -> None:
+def test_stacks_of_encoder_and_decoder(name: str) -> None:
     case = FAMILIES[name].case
     stack = name.split("-")[1]
     assert find_layers(case.model, stack=stack) == case.layers
@@ -44,13 +44,13 @@ HEADED = {
 
 
 @pytest.mark.parametrize("name", HEADED)
-def test_a_head_on_the_model_changes_nothing(name: str) -> None:
+def test_model_with_a_head(name: str) -> None:
     model_class = getattr(transformers, name)
     model = model_class(model_class.config_class(**ENCODER_SIZE | IMAGE_SIZE))
     assert find_layers(model) == list(model.get_submodule(HEADED[name]))
 
 
-def test_stages_of_a_hierarchical_model_are_joined() -> None:
+def test_stages_are_joined() -> None:
     size = {"image_size": 16, "patch_size": 2, "embed_dim": 8, "depths": [2, 1, 2], "num_heads": [1, 2, 4]}
     model = transformers.SwinModel(transformers.SwinConfig(**size, window_size=2))
     layers = find_layers(model)
@@ -94,7 +94,7 @@ def test_two_towers() -> None:
 
 
 @pytest.mark.parametrize("stack", ["encoder", "decoder"])
-def test_a_stack_that_is_not_there(stack: str) -> None:
+def test_missing_stack(stack: str) -> None:
     other = "decoder" if stack == "encoder" else "encoder"
     whole = FAMILIES[f"bart-{stack}"].case.model
     with pytest.raises(AssertionError, match=f"Bart(En|De)coder has no {other} stack of layers"):
@@ -108,12 +108,12 @@ def test_a_model_without_attention(model: nn.Module) -> None:
         find_layers(model)
 
 
-def test_another_word_for_a_stack() -> None:
+def test_unknown_stack() -> None:
     with pytest.raises(AssertionError, match="stack is 'tower': pass 'encoder', 'decoder' or None"):
         find_layers(FAMILIES["bert"].case.model, stack="tower")
 
 
-def test_a_layer_may_be_given_as_the_list_that_the_model_keeps() -> None:
+def test_module_list_as_layers() -> None:
     case = FAMILIES["bert"].case
     assert isinstance(case.model.encoder.layer, nn.ModuleList)
     maps = ValueZeroing(case.model, case.model.encoder.layer).attribute(case.inputs)
@@ -121,8 +121,8 @@ def test_a_layer_may_be_given_as_the_list_that_the_model_keeps() -> None:
 
 
 @pytest.mark.parametrize("model_type", ["glm5_next_text", "kimi_linear", "qwen4_exp_text"])
-def test_what_is_called_attention_in_layers_that_do_not_attend(model_type: str) -> None:
-    """Their mixer is, and what mixes the streams before it."""
+def test_layers_named_after_attention(model_type: str) -> None:
+    """In these models a linear mixer, and the module that mixes streams, are named after attention."""
     model = next(small_models(model_type))
     attending = [
         layer

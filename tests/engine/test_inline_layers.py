@@ -1,6 +1,6 @@
-"""Families that compute attention inline in a manner of their own, in float64: XLNet, I-BERT, LiLT, ProphetNet ...
+"""Families that compute attention inline, in float64: XLNet, I-BERT, LiLT, ProphetNet ...
 
-The twin reruns the layer with one value row zeroed, where the family's own code makes it.
+The twin reruns the layer with one value row zeroed, in the family's own code.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Zeroing = Callable[[nn.Module, int], AbstractContextManager[Any]]
 
 @contextmanager
 def by_projection(name: str, layer: nn.Module, source: int, axis: int = 1) -> Iterator[None]:
-    """Zero one row of what a submodule returns."""
+    """Zero one row of a submodule's output."""
 
     def zero(module: nn.Module, inputs: Any, output: Any) -> Any:
         first = output if isinstance(output, Tensor) else output[0]
@@ -63,7 +63,7 @@ def by_projection(name: str, layer: nn.Module, source: int, axis: int = 1) -> It
 
 @contextmanager
 def by_einsum(layer: nn.Module, source: int) -> Iterator[None]:
-    """Zero one row of what XLNet multiplies out with its parameter of values."""
+    """Zero one row of the product with XLNet's value parameter."""
     einsum = torch.einsum
 
     def zeroing(equation: str, *operands: Tensor) -> Tensor:
@@ -113,7 +113,7 @@ def case(name: str) -> tuple[nn.Module, dict[str, Tensor]]:
 
 @torch.no_grad()
 def expected_map(name: str, model: nn.Module, layer: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
-    """The map by the definition, `(batch, out, in)`, rows and columns of padding 0."""
+    """The map by its definition, `(batch, out, in)`. Rows and columns of padding are 0."""
     _, _, _, tokens_first, zeroed = CASES[name]
     kept: list[Any] = []
     with layer.register_forward_pre_hook(lambda m, args, kwargs: kept.append((args, kwargs)), with_kwargs=True):
@@ -160,7 +160,7 @@ def test_xlnet_without_padding_and_causal() -> None:
 
 
 def test_single_heads_of_xlnet() -> None:
-    """What all heads lose together at one source is not what one loses; another head's row is another one."""
+    """All heads together equal the twin, and single heads differ from each other."""
     model, inputs = case("XLNet")
     layer = find_layers(model)[0]
     first, second, both = (
@@ -180,7 +180,7 @@ def test_xlnet_in_half_precision() -> None:
     assert_same(scores, exact, tolerance=0.02)  # the layer's input was rounded
 
 
-def test_xlnets_weights_are_not_to_be_seen() -> None:
+def test_weights_of_xlnet_are_refused() -> None:
     model, inputs = case("XLNet")
     with pytest.raises(
         AssertionError, match="XLNetRelativeAttention cannot be read: its family computes attention inl"
@@ -188,8 +188,8 @@ def test_xlnets_weights_are_not_to_be_seen() -> None:
         LayerAttention(model, find_layers(model)[0]).attribute(inputs)
 
 
-def test_a_projection_that_runs_on_something_else_as_well_is_refused() -> None:
-    """On summaries of tokens, say, as in LongT5's transient global attention."""
+def test_projection_with_two_inputs_is_refused() -> None:
+    """As on summaries of tokens, in LongT5's transient global attention."""
     model, inputs = case("YOSO")
     layer: Any = find_layers(model)[0]
 
@@ -204,7 +204,7 @@ def test_a_projection_that_runs_on_something_else_as_well_is_refused() -> None:
 
 
 class InlineFirst(nn.Module):
-    """A layer whose first attention is inline, and whose second, which reads other states, is not."""
+    """A layer whose first attention is inline. Its second attention reads other states, and is not inline."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -220,7 +220,7 @@ class InlineFirst(nn.Module):
 
 
 @pytest.mark.parametrize(("attention", "name"), [("self", "first.value"), ("cross", "value")])
-def test_an_attention_behind_one_that_is_inline(attention: str, name: str) -> None:
+def test_attention_after_an_inline_one(attention: str, name: str) -> None:
     torch.manual_seed(0)
     layer, inputs = InlineFirst(), torch.randn(2, 2, 5, 16, dtype=torch.float64).unbind()
     columns = []
@@ -233,8 +233,8 @@ def test_an_attention_behind_one_that_is_inline(attention: str, name: str) -> No
     assert_same(scores, torch.stack(columns, dim=-1))
 
 
-def test_a_first_token_by_itself() -> None:
-    """FSMT's causal mask, which is added, is then a single 0, where its mask of padding hides what is 1."""
+def test_single_first_token() -> None:
+    """FSMT's causal mask is then a single 0 that is added. In its mask of padding, 1 hides."""
     config = transformers.FSMTConfig(
         langs=["en", "de"], src_vocab_size=30, tgt_vocab_size=30, d_model=16, encoder_layers=1, decoder_layers=1,
         encoder_attention_heads=2, decoder_attention_heads=2, encoder_ffn_dim=32, decoder_ffn_dim=32,
@@ -244,7 +244,7 @@ def test_a_first_token_by_itself() -> None:
     assert ValueZeroing(model, find_layers(model, stack="decoder")[0]).attribute(inputs).tolist() == [[[1.0]]]
 
 
-def test_torch_is_left_as_it_was() -> None:
+def test_torch_is_unchanged() -> None:
     model, inputs = case("XLNet")
     einsum = torch.einsum
     ValueZeroing(model, find_layers(model)).attribute(inputs)

@@ -1,4 +1,4 @@
-"""Layers that do more than transformers' own: inside their attention, with further arguments, with a state."""
+"""Layers that do more than transformers' layers: inside the attention, with further arguments, with a state."""
 
 from __future__ import annotations
 
@@ -19,10 +19,13 @@ from tests.engine.blocks import (
     HEADS,
     WIDTH,
     Block,
+    Conditioned,
+    Reader,
     SelfAttention,
     direction,
     eager_attention_forward,
     mask_of_window,
+    scale_each_position,
     sequences,
     zeroed_one_by_one,
 )
@@ -96,7 +99,7 @@ FINISHES = [
 
 @pytest.mark.parametrize(("batch", "tokens"), [(1, 6), (2, 6), (1, 20)])
 @pytest.mark.parametrize("finish", FINISHES, ids=lambda finish: finish.__name__)
-def test_what_an_attention_module_does_to_its_context(
+def test_attention_modules_that_do_more(
     finish: Callable[[SelfAttention, Tensor, Tensor], Tensor], batch: int, tokens: int
 ) -> None:
     block, x, mask = Block(finish=finish), sequences(batch, tokens), mask_of_window(tokens, window=3)
@@ -113,7 +116,7 @@ def direction_with_neighbours(attention: SelfAttention, context: Tensor, x: Tens
 
 
 class NormOfAttention(Block):
-    """No residual stream runs past the attention before the norm."""
+    """A block without a residual connection around the attention."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -125,7 +128,7 @@ class NormOfAttention(Block):
 
 
 class AttentionAlone(NormOfAttention):
-    """No residual stream at all, and no norm."""
+    """A block that is an attention without residual connection and norm."""
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         return self.attention(self.attention_norm(x), mask)
@@ -142,26 +145,26 @@ class AttentionAlone(NormOfAttention):
     ids=["module", "neighbours", "norm", "alone"],
 )
 @pytest.mark.parametrize(("batch", "tokens"), [(1, 6), (2, 20)])
-def test_where_a_value_is_nearly_all_of_a_context(block: Block, batch: int, tokens: int) -> None:
+def test_value_that_is_nearly_all(block: Block, batch: int, tokens: int) -> None:
     x, mask = sequences(batch, tokens), torch.full((1, 1, tokens, tokens), -30.0, dtype=torch.float64)
-    mask[..., 2] = 0  # what else a head sees is 1e-13 of its context
+    mask[..., 2] = 0  # all other weights are 1e-13
     found = ValueZeroing(block, block, normalize=False).attribute((x, mask))
     assert_same(found, zeroed_one_by_one(block, x, mask, normalize=False))
 
 
-def test_where_a_group_is_all_of_a_context() -> None:
+def test_group_that_is_all() -> None:
     torch.manual_seed(0)
     size = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 4, "num_hidden_layers": 1}
     model = LlamaModel(LlamaConfig(**size, vocab_size=50, initializer_range=0.2)).eval()
     words = torch.arange(48)[None] // 3
     method = ValueZeroing(model, model.layers[0].self_attn, normalize=False)
     found = method.attribute(torch.arange(48)[None], feature_mask=words)
-    # Of nothing no direction is left: half a turn of a unit vector, and not what rounding makes of it.
+    # A context of zeros has no direction. The distance is 0.5, and no rounding error is normalized.
     assert_same(found[:, :3, :3], found.new_full((1, 3, 3), 0.5), tolerance=1e-6)
 
 
 class GatedProjection(nn.Module):
-    """NeoMME's: a submodule that takes the attention's input beside the context."""
+    """The projection of NeoMME: a submodule that takes the context and the attention's input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -171,7 +174,7 @@ class GatedProjection(nn.Module):
         return self.output(context * self.gate(x).sigmoid())
 
 
-def test_a_projection_that_takes_more_than_the_context() -> None:
+def test_projection_with_a_gate() -> None:
     block, x = Block(finish=lambda attention, context, x: attention.output(context, x)), sequences(2)
     block.attention.add_module("output", GatedProjection().double())
     assert_same(ValueZeroing(block, block).attribute(x), zeroed_one_by_one(block, x))
@@ -180,7 +183,7 @@ def test_a_projection_that_takes_more_than_the_context() -> None:
 
 
 class Skipping(Block):
-    """Some positions pass by the attention, by a switch that is off or on and hears nothing of the context."""
+    """Some positions skip the attention. A switch that does not depend on the context decides."""
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         on = x[..., :1] > 0
@@ -189,19 +192,19 @@ class Skipping(Block):
 
 
 class ParallelSkipping(Block):
-    """The same, the feed-forward beside the attention."""
+    """The same, with the feed-forward layer parallel to the attention."""
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         on = x[..., :1] > 0
         return x + on * self.attention(self.attention_norm(x), mask) + self.feed_forward(self.norm(x))
 
 
-@pytest.mark.filterwarnings("ignore:.*stay zero, for no source changes them")
+@pytest.mark.filterwarnings("ignore:.*row.* zero")
 @pytest.mark.parametrize("last", [1.0, -1.0])
-# Of every number of rows, for the last of a product may be rounded in another way.
+# All numbers of rows, because the last rows of a product may be rounded in another way.
 @pytest.mark.parametrize(("batch", "tokens"), [*zip(cycle((1, 2)), range(3, 19)), (1, 20), (2, 20)])
 @pytest.mark.parametrize("kind", [Skipping, ParallelSkipping])
-def test_positions_that_pass_by_the_attention(kind: type[Block], batch: int, tokens: int, last: float) -> None:
+def test_positions_that_skip_the_attention(kind: type[Block], batch: int, tokens: int, last: float) -> None:
     block, x = kind(), sequences(batch, tokens)
     x[:, 0, 0], x[:, -1, 0] = 1, last
     on = x[..., 0] > 0
@@ -211,7 +214,7 @@ def test_positions_that_pass_by_the_attention(kind: type[Block], batch: int, tok
 
 
 @pytest.mark.parametrize("layer", ["attention", "attention.output"])
-def test_a_layer_may_be_the_attention_module_itself(layer: str) -> None:
+def test_attention_module_as_layer(layer: str) -> None:
     block, x = Block(), sequences(2)
     if layer == "attention":
         expected = zeroed_one_by_one(block.attention, block.attention_norm(x), value="value")
@@ -221,24 +224,8 @@ def test_a_layer_may_be_the_attention_module_itself(layer: str) -> None:
             ValueZeroing(block, block.attention.output).attribute(x)
 
 
-class Conditioned(Block):
-    """Takes one more tensor, and lets `use` say what becomes of it behind the attention."""
-
-    def __init__(self, use: Callable[[Tensor, Tensor], Tensor]) -> None:
-        super().__init__()
-        self.use = use
-
-    def forward(self, x: Tensor, condition: Tensor, mask: Tensor | None = None) -> Tensor:
-        x = self.use(x + self.attention(self.attention_norm(x), mask), condition)
-        return x + self.feed_forward(self.norm(x))
-
-
 def scale_each_example(x: Tensor, condition: Tensor) -> Tensor:
     return x * condition[:, None, :]
-
-
-def scale_each_position(x: Tensor, condition: Tensor) -> Tensor:
-    return x * condition
 
 
 def scale_by_column(x: Tensor, condition: Tensor) -> Tensor:
@@ -253,7 +240,7 @@ def scale_sequence_first(x: Tensor, condition: Tensor) -> Tensor:
     return x * condition.transpose(0, 1)
 
 
-# The shape of the further tensor, from (batch, tokens): by its shape alone nobody can tell what its axes are.
+# The shape of the further tensor, from (batch, tokens). The shape alone does not identify the axes.
 CONDITIONS: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], Callable[[int, int], tuple[int, ...]]]] = {
     "each example": (scale_each_example, lambda batch, tokens: (batch, WIDTH)),
     "all examples": (scale_each_example, lambda batch, tokens: (1, WIDTH)),
@@ -271,7 +258,7 @@ SHAPES = [(1, 6), (3, 6), (4, 4), (16, 16), (3, WIDTH), (WIDTH, 3), (1, 1), (5, 
 
 @pytest.mark.parametrize(("batch", "tokens"), SHAPES)
 @pytest.mark.parametrize("kind", CONDITIONS)
-def test_a_further_argument(kind: str, batch: int, tokens: int) -> None:
+def test_further_argument(kind: str, batch: int, tokens: int) -> None:
     use, shape = CONDITIONS[kind]
     condition = torch.rand(shape(batch, tokens), dtype=torch.float64) + 0.5
     if kind == "length":
@@ -283,7 +270,7 @@ def test_a_further_argument(kind: str, batch: int, tokens: int) -> None:
 
 
 @pytest.mark.parametrize("batch", [1, 3, HEADS])
-def test_a_mask_for_each_head_where_there_are_as_many_heads_as_tokens(batch: int) -> None:
+def test_mask_for_each_head(batch: int) -> None:
     visible = torch.rand(batch, HEADS, HEADS, HEADS) < 0.5
     visible |= torch.eye(HEADS, dtype=torch.bool)
     mask = torch.zeros(visible.shape, dtype=torch.float64).masked_fill(~visible, torch.finfo(torch.float64).min)
@@ -292,9 +279,9 @@ def test_a_mask_for_each_head_where_there_are_as_many_heads_as_tokens(batch: int
 
 
 @pytest.mark.parametrize("tokens", [6, 20])
-def test_tokens_that_do_not_see_themselves_are_no_padding(tokens: int) -> None:
+def test_tokens_that_skip_themselves(tokens: int) -> None:
     visible = ~torch.eye(tokens, dtype=torch.bool).expand(2, 1, -1, -1).clone()
-    visible[1, ..., -2:] = False  # and these are
+    visible[1, ..., -2:] = False  # these tokens are padding
     mask = torch.zeros(visible.shape, dtype=torch.float64).masked_fill(~visible, torch.finfo(torch.float64).min)
     block, x = Block(), sequences(2, tokens)
     expected = zeroed_one_by_one(block, x, mask)
@@ -304,21 +291,10 @@ def test_tokens_that_do_not_see_themselves_are_no_padding(tokens: int) -> None:
     assert not layer_map.diagonal(dim1=1, dim2=2).any()
 
 
-class Reader(SelfAttention):
-    """A cross-attention by itself."""
-
-    def forward(self, x: Tensor, mask: Tensor | None = None, memory: Tensor | None = None) -> Tensor:
-        read = x if memory is None else memory
-        given = ((self.query, x), (self.key, read), (self.value, read))
-        parts = [linear(one).unflatten(-1, (HEADS, -1)).transpose(1, 2) for linear, one in given]
-        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
-        return x + self.output(attend(self, *parts, mask)[0].flatten(2))
-
-
 @pytest.mark.parametrize(("tokens", "sources"), [(5, 5), (5, 8), (8, 5)])
 @pytest.mark.parametrize("hidden", [0, 2])
-def test_a_cross_attention_by_itself_pads_no_rows(tokens: int, sources: int, hidden: int) -> None:
-    """Which of its sources are padding is known, and says nothing of its targets."""
+def test_cross_attention_module_as_layer(tokens: int, sources: int, hidden: int) -> None:
+    """Hidden sources of a cross-attention are no padding of its targets."""
     reader = Reader().double().eval()
     x, memory = sequences(2, tokens), sequences(2, sources) + 1
     visible = torch.ones(2, 1, tokens, sources, dtype=torch.bool)
@@ -341,7 +317,7 @@ def test_a_cross_attention_by_itself_pads_no_rows(tokens: int, sources: int, hid
 
 
 class Thrice(nn.Module):
-    """Gives its layer the states as queries and as memory, as Funnel does: the same tensor, or a copy."""
+    """Passes its states as queries and as memory, as Funnel does: the same tensor, or a copy."""
 
     def __init__(self, copies: bool) -> None:
         super().__init__()
@@ -354,7 +330,7 @@ class Thrice(nn.Module):
 
 @pytest.mark.parametrize("copies", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_states_that_are_given_twice_are_no_cross_attention(dtype: torch.dtype, copies: bool) -> None:
+def test_states_given_twice(dtype: torch.dtype, copies: bool) -> None:
     model, x = Thrice(copies).to(dtype).eval(), sequences(2).to(dtype)
     mask = torch.zeros(2, 1, 1, 6, dtype=dtype)
     mask[1, ..., 4:] = torch.finfo(dtype).min
@@ -363,7 +339,7 @@ def test_states_that_are_given_twice_are_no_cross_attention(dtype: torch.dtype, 
     assert not found[1, 4:].any()
 
 
-def test_positions_that_the_layer_counts_itself() -> None:
+def test_layer_that_counts_positions() -> None:
     class Counting(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return x * torch.arange(1, 1 + x.shape[1])[:, None]
@@ -373,7 +349,7 @@ def test_positions_that_the_layer_counts_itself() -> None:
         assert_same(ValueZeroing(block, block).attribute(x), zeroed_one_by_one(block, x))
 
 
-def test_an_attention_function_that_is_called_by_keyword() -> None:
+def test_attention_called_by_keyword() -> None:
     class ByKeyword(SelfAttention):
         def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
             names = ("query", "key", "value")
@@ -418,14 +394,14 @@ class Extended(Inherited):
 
 
 @pytest.mark.parametrize("kind", [Sharp, Decorated, Inherited, Extended])
-def test_one_of_several_attention_functions_in_a_file(kind: type[Sharp]) -> None:
+def test_several_attention_functions(kind: type[Sharp]) -> None:
     block, x = Block(), sequences(2)
     block.attention.__class__ = kind
     output = block(x)
     seen: list[Tensor] = []
     with block.register_forward_hook(lambda module, inputs, output: seen.append(output)):
         assert_same(ValueZeroing(block, block).attribute(x), zeroed_one_by_one(block, x))
-    assert_same(seen[0], output)  # the model's own numbers, while it is explained
+    assert_same(seen[0], output)  # the model's numbers do not change while it is explained
 
 
 def boolean_eager_attention_forward(
@@ -444,14 +420,14 @@ class Boolean(SelfAttention):
         return self.output(attend(self, *parts, mask)[0].flatten(2))
 
 
-def test_an_eager_attention_that_takes_a_mask_of_booleans() -> None:
+def test_eager_attention_with_boolean_mask() -> None:
     block, x = Block(), sequences(2)
     block.attention.__class__ = Boolean
     mask = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()[None, None]
     assert_same(ValueZeroing(block, block).attribute((x, mask)), zeroed_one_by_one(block, x, mask))
 
 
-def test_a_forward_that_names_two_attention_functions() -> None:
+def test_two_attention_functions_are_refused() -> None:
     class Undecided(SelfAttention):
         def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
             default = eager_attention_forward if mask is None else sharp_eager_attention_forward
@@ -461,11 +437,11 @@ def test_a_forward_that_names_two_attention_functions() -> None:
 
     block = Block()
     block.attention.__class__ = Undecided
-    with pytest.raises(AssertionError, match=r"Undecided names eager_\w+ and sharp_\w+, so that .*: let it name one"):
+    with pytest.raises(AssertionError, match=r"Undecided names eager_\w+ and sharp_\w+, so .* name one function"):
         ValueZeroing(block, block).attribute(sequences(2))
 
 
-def test_a_file_without_an_attention_function(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_attention_function(monkeypatch: pytest.MonkeyPatch) -> None:
     class Alone(SelfAttention):
         def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
             return attend_alone(self, x, mask)
@@ -474,7 +450,7 @@ def test_a_file_without_an_attention_function(monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr(kind, "__module__", "collections")
     block = Block()
     block.attention.__class__ = Alone
-    with pytest.raises(AssertionError, match=r"its forward names no function eager_attention_forward .*collections"):
+    with pytest.raises(AssertionError, match="its forward names none and collections defines none"):
         ValueZeroing(block, block).attribute(sequences(2))
 
 
@@ -482,9 +458,9 @@ def attend_alone(attention: SelfAttention, x: Tensor, mask: Tensor | None) -> Te
     return SelfAttention.forward(attention, x, mask)
 
 
-def test_arguments_by_keyword_and_what_is_returned_beside_the_hidden_states() -> None:
+def test_keywords_and_further_outputs() -> None:
     class Wordy(Block):
-        # Called in another way than its base, which is what is tested: mypy has a point.
+        # The signature differs from that of the base class, because this is what is tested.
         def forward(self, *, hidden: Tensor, options: dict[str, Any]) -> tuple[Tensor, None, str]:  # type: ignore[override]
             return super().forward(hidden, options["masks"][0]), None, "more"
 
@@ -502,7 +478,7 @@ def test_arguments_by_keyword_and_what_is_returned_beside_the_hidden_states() ->
     )
 
 
-def test_what_a_layer_keeps_is_from_its_own_run() -> None:
+def test_layer_keeps_its_own_run() -> None:
     class Keeping(Block):
         def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
             self.kept = super().forward(x, mask)

@@ -1,4 +1,4 @@
-"""Layers of anybody's own that give back their clean output when replayed, and would be wrong for anything else."""
+"""Layers of the user's that reproduce their clean output, but would be wrong for zeroed values if they were trusted."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from accelerate.hooks import ModelHook, SequentialHook, add_hook_to_module
 from torch import Tensor, nn
 
 from captum_vz import ValueZeroing, ValueZeroingEffect
-from captum_vz._engine.capture.records import LayerRecord
 from captum_vz._engine.numerics.perturbation import noise_like
 from captum_vz._engine.replay import packed, trust
 from tests.engine.blocks import HEADS, WIDTH, Block, SelfAttention, direction, sequences, zeroed_one_by_one
@@ -32,7 +31,7 @@ ORDERS: dict[str, Order] = {
     "one further": lambda x: torch.arange(x.shape[1]).roll(1).expand(x.shape[:2]),
     "by a score": lambda x: score(x).argsort(-1),
 }
-# Others are read twice, and some never.
+# Some positions are read twice, and some never.
 PLACES = ORDERS | {
     "the odd ones": lambda x: (torch.arange(x.shape[1]) | 1).clamp(max=x.shape[1] - 1).expand(x.shape[:2])
 }
@@ -43,7 +42,7 @@ def in_order(x: Tensor, order: Tensor) -> Tensor:
 
 
 class Reordering(SelfAttention):
-    """Reads its keys and values in another order than its queries: of its tokens, or of what it projected them to."""
+    """Reads keys and values in another order than queries. The order applies to tokens, or to their projections."""
 
     def __init__(self, order: Order, tokens: bool) -> None:
         super().__init__()
@@ -60,7 +59,7 @@ class Reordering(SelfAttention):
 
 
 class Sorting(SelfAttention):
-    """Puts all its tokens in another order, and what becomes of them back."""
+    """Reorders all tokens, and restores the order of the output."""
 
     def __init__(self, order: Order) -> None:
         super().__init__()
@@ -72,7 +71,7 @@ class Sorting(SelfAttention):
 
 
 def by_tokens(block: Block, x: Tensor, places: Callable[[Tensor], Tensor]) -> Tensor:
-    """The map of a block whose value projection holds token j where `places(the attention's input)` is j."""
+    """The map of a block whose value projection holds token j where `places(attention input)` is j."""
     held = places(block.attention_norm(x))
     clean, columns = block(x), []
     for token in range(x.shape[1]):
@@ -111,8 +110,8 @@ def test_a_layer_that_sorts_its_tokens(order: str, batch: int, tokens: int) -> N
     assert_same(ValueZeroing(block, block).attribute(x), by_tokens(block, x, ORDERS[order]))
 
 
-def test_an_order_that_a_nudge_changes_is_refused() -> None:
-    """The sum of what was normed is nothing but rounding."""
+def test_order_that_a_nudge_changes() -> None:
+    """The sum of normalized features consists of rounding errors."""
     block, x = Block(), sequences(2, 20)
     block.attention = Sorting(lambda x: x.sum(-1).argsort(-1)).double()
     with pytest.raises(AssertionError, match=r"Block cannot be replayed.*values come from several positions each"):
@@ -122,7 +121,7 @@ def test_an_order_that_a_nudge_changes_is_refused() -> None:
 
 
 class CutBlock(Block):
-    """Cuts the context, the attention's output or the norm's at a limit."""
+    """Clamps the context, the attention's output or the norm's output."""
 
     limit = torch.inf
 
@@ -149,7 +148,7 @@ class CutBlock(Block):
 @pytest.mark.parametrize(
     ("place", "parallel"), [("context", False), ("output", False), ("output", True), ("norm", False)]
 )
-def test_limits_that_the_clean_pass_does_not_reach(place: str, parallel: bool, tokens: int) -> None:
+def test_limit_outside_the_clean_range(place: str, parallel: bool, tokens: int) -> None:
     reached = []
     for seed in range(6):
         torch.manual_seed(seed)
@@ -165,8 +164,8 @@ def test_limits_that_the_clean_pass_does_not_reach(place: str, parallel: bool, t
 
 @torch.no_grad()
 @pytest.mark.parametrize("sign", [1, -1])
-def test_a_limit_that_no_sum_of_all_values_reaches(sign: int) -> None:
-    """Of values that are nearly alike and far from zero, a sum of all but one is smaller than any of them."""
+def test_limit_that_few_values_reach(sign: int) -> None:
+    """If values are similar and far from zero, a sum without one value is smaller than each value."""
     limits = {1: (2.5, torch.inf), -1: (-torch.inf, -2.5)}[sign]
     block, x = Block(finish=lambda attention, context, x: attention.output(context.clamp(*limits))), sequences(2, 4)
     block.attention.value.weight.mul_(0.01)
@@ -175,7 +174,7 @@ def test_a_limit_that_no_sum_of_all_values_reaches(sign: int) -> None:
 
 
 class CutFeature(Block):
-    """Cuts one feature of the context at a limit, on one side."""
+    """Clamps one feature of the context on one side."""
 
     limit = torch.inf
 
@@ -194,7 +193,7 @@ class CutFeature(Block):
 @torch.no_grad()
 @pytest.mark.parametrize("sign", [1, -1])
 def test_a_limit_of_one_feature(sign: int) -> None:
-    """Of few tokens, what stands for all contexts that there may be is large in some features and small in others."""
+    """With few tokens, the extreme contexts are large in some features and small in others."""
     x, reached = sequences(1, 2), 0
     for feature in range(WIDTH):
         block = CutFeature(feature, sign)
@@ -208,7 +207,7 @@ def test_a_limit_of_one_feature(sign: int) -> None:
 
 
 class FirstHalf(nn.Module):
-    """Doubles those positions whose first feature is positive: the first ones, up to half of all that are there."""
+    """Doubles the first positions whose first feature is positive, at most half of all positions."""
 
     def forward(self, x: Tensor) -> Tensor:
         flat = x.flatten(0, -2)
@@ -228,28 +227,28 @@ def test_positions_that_compete_without_a_module(tokens: int) -> None:
 
 
 def counted(monkeypatch: pytest.MonkeyPatch, layer: nn.Module, forward: nn.Module, inputs: dict[str, Tensor]) -> int:
-    """How often it is asked whether the values of a layer are in order."""
+    """How often the order of a layer's values is checked."""
     asked = []
 
     def ask(recording: object, call: object) -> bool:
         asked.append(recording)
         return True
 
-    monkeypatch.setattr(packed, "values_are_in_order", ask)
+    monkeypatch.setattr(packed, "values_follow_token_order", ask)
     ValueZeroing(forward, layer).attribute(inputs)
     return len(asked)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_what_transformers_brings_along_is_taken_on_trust(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else one row would cost as much as several forward passes: before hidden states were asked for, and after."""
+def test_library_layers_are_not_checked(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A check would cost as much as several forward passes. Hooks that transformers leaves behind are trusted too."""
     case = FAMILIES[name].case
     for _ in range(2):
         assert not counted(monkeypatch, case.layers[0], case.model, case.inputs)
         case.model(**case.inputs, output_hidden_states=True, output_attentions=True)  # leaves hooks of transformers'
 
 
-def test_what_a_user_changes_in_it_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_library_layers_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     case = FAMILIES["bert"].case
     layer = case.layers[0]
     with layer.output.register_forward_hook(lambda module, inputs, output: output):
@@ -262,7 +261,7 @@ def test_what_a_user_changes_in_it_is_not(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 class Hook(ModelHook):
-    """A user's own."""
+    """A hook of the user's."""
 
 
 @pytest.mark.parametrize(
@@ -282,11 +281,11 @@ def test_hooks_of_accelerate_only_move(hook: ModelHook, trusted: bool, monkeypat
 
 
 class Renamed(nn.Linear):
-    """A class of a user's own."""
+    """A class of the user's."""
 
 
 def own(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A function of a user's own, which looks like the one that it wraps."""
+    """A function of the user's that carries the name of the function that it wraps."""
     return wraps(function)(lambda *args: function(*args))
 
 
@@ -313,14 +312,14 @@ CODE: dict[str, tuple[Callable[[], nn.Module], bool]] = {
 
 
 @pytest.mark.parametrize("code", CODE)
-def test_whose_code_it_is(code: str) -> None:
+def test_library_code_is_recognised(code: str) -> None:
     module, expected = CODE[code]
-    assert trust.is_library_code(LayerRecord(module(), (), {})) is expected
+    assert trust.is_library_code(module()) is expected
 
 
-def test_what_a_user_puts_into_a_class_of_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_class_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nn.Linear, "extra_repr", own(nn.Linear.extra_repr))
-    assert not trust.is_library_code(LayerRecord(nn.Linear(2, 2), (), {}))
+    assert not trust.is_library_code(nn.Linear(2, 2))
 
 
 def test_noise_where_there_are_no_numbers() -> None:

@@ -1,6 +1,6 @@
-"""Half precision: a layer is replayed in float32 on the half-precision input that it got, and nothing of it is kept.
+"""Half precision: a layer is replayed in float32 on its half-precision input, and no float32 copy is kept.
 
-The twin replays in float64, so that its own rounding is out of the question.
+The twin replays in float64, so its own rounding does not matter.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def in_float64(run: Run) -> Run:
 
 
 def twin(case: Case, run: Run) -> Tensor:
-    """The map of one run in float64: one value zeroed after the other."""
+    """The map of one run in float64, with one value zeroed at a time."""
     exact = in_float64(run)
     targets, sources = real_positions(case, exact, "self")
     clean = rerun_with_zeroed_rows(exact, case.family.attention, np.zeros_like(sources)).numpy()
@@ -53,7 +53,7 @@ def last_runs(case: Case) -> list[Run]:
 
 @each_half
 @each_varied
-def test_a_half_precision_layer_is_replayed_in_float32(name: str, dtype: torch.dtype) -> None:
+def test_half_precision_equals_the_twin(name: str, dtype: torch.dtype) -> None:
     case = FAMILIES[name].build(dtype)
     maps = ValueZeroing(case.model, case.layers).attribute(case.inputs)
     for layer_map, run in zip(maps, last_runs(case), strict=True):
@@ -63,7 +63,7 @@ def test_a_half_precision_layer_is_replayed_in_float32(name: str, dtype: torch.d
 
 @pytest.mark.parametrize("inside", [True, False])
 @each_varied
-def test_a_layer_under_autocast_is_replayed_in_float32(name: str, inside: bool) -> None:
+def test_autocast_equals_the_twin(name: str, inside: bool) -> None:
     case = FAMILIES[name].build(torch.float32)
     autocast = torch.autocast("cpu", torch.bfloat16)
     with autocast:
@@ -80,7 +80,7 @@ def test_a_layer_under_autocast_is_replayed_in_float32(name: str, inside: bool) 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_float32_keeps_its_digits(name: str) -> None:
-    """Raw distances, down to a millionth of what a row holds."""
+    """Raw distances are exact down to a millionth of a row's sum."""
     exact, single = FAMILIES[name].case, FAMILIES[name].build(torch.float32)
     maps = ValueZeroing(single.model, single.layers, normalize=False).attribute(single.inputs)
     for index, layer_map in enumerate(maps):
@@ -91,7 +91,7 @@ def test_float32_keeps_its_digits(name: str) -> None:
 
 @each_half
 @each_varied
-def test_padding_is_zero_in_half_precision_too(name: str, dtype: torch.dtype) -> None:
+def test_padding_in_half_precision(name: str, dtype: torch.dtype) -> None:
     case = FAMILIES[name].build(dtype)
     for method in (ValueZeroing, LayerAttention):
         for layer_map in method(case.model, case.layers).attribute(case.inputs):
@@ -102,7 +102,7 @@ def test_padding_is_zero_in_half_precision_too(name: str, dtype: torch.dtype) ->
 
 
 @each_half
-def test_the_models_own_parameters_stay_what_they_are(dtype: torch.dtype) -> None:
+def test_parameters_are_unchanged(dtype: torch.dtype) -> None:
     case = FAMILIES["bert"].build(dtype)
     before = [(parameter, parameter.data_ptr(), parameter.clone()) for parameter in case.model.parameters()]
     maps = ValueZeroingRollout(case.model, case.layers).attribute(case.inputs)
@@ -113,7 +113,7 @@ def test_the_models_own_parameters_stay_what_they_are(dtype: torch.dtype) -> Non
         assert torch.equal(parameter, value)
 
 
-def test_a_final_norm_in_half_precision_is_taken_in_float32() -> None:
+def test_final_norm_in_half_precision() -> None:
     case = FAMILIES["gpt2"].build(torch.bfloat16)
     norm = case.final_norm
     assert isinstance(norm, nn.Module)
@@ -126,7 +126,7 @@ def test_a_final_norm_in_half_precision_is_taken_in_float32() -> None:
 
 
 @pytest.mark.parametrize(("name", "widest"), [("bert", "output.dense"), ("gpt2", "mlp.c_proj")])
-def test_the_layer_that_overflows_float16_is_the_one_that_is_named(name: str, widest: str) -> None:
+def test_overflowing_layer_is_named(name: str, widest: str) -> None:
     case = FAMILIES[name].build(torch.float16)
     with torch.no_grad():
         case.layers[1].get_submodule(widest).weight.mul_(60000)
@@ -139,8 +139,8 @@ def test_the_layer_that_overflows_float16_is_the_one_that_is_named(name: str, wi
 
 
 @each_half
-def test_what_a_hook_on_the_layer_does_is_not_left_out(dtype: torch.dtype) -> None:
-    """Replays run the layer's forward, and not its hooks: as in float32, such a layer is refused."""
+def test_layer_hook_in_half_precision(dtype: torch.dtype) -> None:
+    """Replays run the layer's forward without its hooks. Such a layer is refused, as in float32."""
     case = FAMILIES["llama"].build(dtype)
 
     def steer(layer: nn.Module, args: Any, output: Tensor) -> Tensor:
@@ -148,34 +148,34 @@ def test_what_a_hook_on_the_layer_does_is_not_left_out(dtype: torch.dtype) -> No
 
     with (
         case.layers[0].register_forward_hook(steer),
-        pytest.raises(AssertionError, match=r"cannot be replayed.*A hook on the layer itself"),
+        pytest.raises(AssertionError, match=r"cannot be replayed.*A hook on the layer that changes its output"),
     ):
         ValueZeroing(case.model, case.layers[0]).attribute(case.inputs)
     assert ValueZeroing(case.model, case.layers[0]).attribute(case.inputs).isfinite().all()
 
 
 class CastsInside(Block):
-    """A block that computes in bfloat16 whatever its weights are."""
+    """A block that computes in bfloat16, whatever the dtype of its weights."""
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         with torch.autocast("cpu", torch.bfloat16):
             return super().forward(x).float()
 
 
-def test_autocast_inside_of_the_layer_is_refused() -> None:
+def test_autocast_in_the_layer_is_refused() -> None:
     block = CastsInside().float()
     with pytest.raises(AssertionError, match="CastsInside computes in half precision whatever its dtype is"):
         ValueZeroing(block, block).attribute(sequences(2).float())
 
 
 class CastsBack(Block):
-    """A block that can run in bfloat16 only."""
+    """A block that runs in bfloat16 only."""
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         return x + self.feed_forward(super().forward(x).bfloat16())
 
 
-def test_a_layer_that_fails_in_float32_says_so() -> None:
+def test_layer_that_fails_in_float32() -> None:
     block = CastsBack().bfloat16()
     with pytest.raises(AssertionError, match=r"CastsBack is in half precision .* a copy of it in float32 fails"):
         ValueZeroing(block, block).attribute(sequences(2).bfloat16())

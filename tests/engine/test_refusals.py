@@ -1,4 +1,4 @@
-"""Never a silent wrong number: what cannot be explained is refused, in words, and the model is left as it was."""
+"""Layers that cannot be explained are refused with a message, and the model is unchanged."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def refused(model: nn.Module, layer: Any, message: str, inputs: Any = None, meth
     assert footprint(model) == before
 
 
-def test_a_layer_that_is_never_twice_the_same() -> None:
+def test_random_layer_is_refused() -> None:
     block = Block(after=Noise())
     message = (
-        r"layer Block cannot be replayed: .* clean output, .* packed pairs: what becomes of a position depends on .*; "
-        "whole sequences: what becomes of an example depends on others of the batch"
+        "Block cannot be replayed: .* clean output.* packed pairs: a position depends on other positions .*; "
+        "whole sequences: an example depends on others of the batch"
     )
     refused(block, block, message)
 
@@ -39,9 +39,9 @@ def test_a_layer_that_is_never_twice_the_same() -> None:
 @pytest.mark.parametrize("number", [2, 3])
 @pytest.mark.parametrize("container", [nn.Sequential, lambda *blocks: Chain(blocks)])
 @pytest.mark.parametrize("method", [ValueZeroing, LayerAttention])
-def test_a_stack_of_layers_is_no_layer(method: Any, container: Callable[..., nn.Module], number: int) -> None:
+def test_stack_of_layers_is_refused(method: Any, container: Callable[..., nn.Module], number: int) -> None:
     stack = container(*(Block() for _ in range(number)))
-    message = f"called attention {number} times in one run: pass a single Transformer block, not a stack of them"
+    message = f"called attention {number} times in one run. Pass a single Transformer block, not a stack of them"
     refused(stack, stack, message, method=method)
     refused(stack, stack, message, inputs=sequences(1), method=method)
 
@@ -65,14 +65,14 @@ class PastCalls(Chain):
 
 
 @pytest.mark.parametrize("method", [ValueZeroing, LayerAttention])
-def test_a_layer_that_is_run_past_its_hooks(method: Any) -> None:
+def test_layer_run_without_its_hooks(method: Any) -> None:
     model = PastCalls([Block(), Block()])
-    message = r"did not run layer 0 of 2, a Block: .* runs `layer.forward\(...\)` and not `layer\(...\)`"
+    message = r"did not run layer 0 of 2, a Block. .* runs `layer.forward\(...\)` and not `layer\(...\)`"
     refused(model, list(model.blocks), message, method=method)
 
 
 @pytest.mark.parametrize("method", [ValueZeroing, LayerAttention])
-def test_a_layer_and_its_part_are_not_watched_at_once(method: Any) -> None:
+def test_layer_and_its_part(method: Any) -> None:
     block = Block()
     for layers in ([block, block.attention], [block.attention, block]):
         refused(block, layers, "modules that are part of others in it: SelfAttention. Pass either", method=method)
@@ -80,7 +80,7 @@ def test_a_layer_and_its_part_are_not_watched_at_once(method: Any) -> None:
 
 @pytest.mark.parametrize("part", ["feed_forward", "feed_forward.0", "attention.value", "norm"])
 @pytest.mark.parametrize("method", [ValueZeroing, LayerAttention])
-def test_a_part_without_attention_is_no_layer(method: Any, part: str) -> None:
+def test_part_without_attention(method: Any, part: str) -> None:
     block = Block()
     layer = block.get_submodule(part)
     name = type(layer).__name__
@@ -88,24 +88,24 @@ def test_a_part_without_attention_is_no_layer(method: Any, part: str) -> None:
 
 
 @pytest.mark.parametrize("method", [ValueZeroing, LayerAttention])
-def test_dropout_where_only_the_attention_function_is_told_of_it(method: Any) -> None:
+def test_dropout_of_the_attention_function(method: Any) -> None:
     block = Block()
     block.attention.rates = [0.5]
     expected = method(block, block).attribute(sequences(2))
     block.train()
-    refused(block, block, r"attention of Block runs with dropout 0.5, .* call model.eval\(\) first", method=method)
+    refused(block, block, r"attention of Block runs with dropout 0.5, .* Call model.eval\(\) first", method=method)
     block.attention.rates = [0.0]
     assert_same(method(block, block).attribute(sequences(2)), expected)
 
 
-def test_dropout_that_is_passed_in_eval_mode_too() -> None:
+def test_dropout_rate_in_eval_mode() -> None:
     block = Block()
     block.attention.rates, block.attention.careless = [0.5], True
     assert_same(ValueZeroing(block, block).attribute(sequences(2)), zeroed_one_by_one(block, sequences(2)))
 
 
 def with_dropout(name: str, rate: float) -> Case:
-    """A family all of whose rates of dropout, whatever they are called, are `rate`."""
+    """A family with all dropout rates of its config set to `rate`."""
     family = FAMILIES[name]
     settings = getattr(transformers, family.model).config_class(**family.config).to_dict()
     rates = {key: rate for key, value in settings.items() if "drop" in key and isinstance(value, (int, float))}
@@ -114,8 +114,8 @@ def with_dropout(name: str, rate: float) -> Case:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_train_mode_is_refused_if_and_only_if_a_layer_drops_something(name: str) -> None:
-    """As a module, or as a rate that the forward hands to torch's function."""
+def test_train_mode_with_dropout_is_refused(name: str) -> None:
+    """A layer drops by a module, or by a rate that its forward passes to torch's function."""
     for rate in (0.25, 0.0):
         case = with_dropout(name, rate)
         expected = ValueZeroing(case.model, case.layers).attribute(case.inputs)
@@ -140,50 +140,50 @@ def test_train_mode_is_refused_if_and_only_if_a_layer_drops_something(name: str)
         (lambda a, b: (a - b).square().sum(-1).reciprocal() + torch.inf, "distance gave values that are not finite"),
     ],
 )
-def test_a_distance_that_is_none(distance: Any, message: str) -> None:
+def test_wrong_distance(distance: Any, message: str) -> None:
     block = Block()
     with pytest.raises(AssertionError, match=re.escape(message)):
         ValueZeroing(block, block, distance=distance).attribute(sequences(2))
 
 
 @pytest.mark.parametrize("number", [0, -1, True, 1.5, "2"])
-def test_perturbations_per_eval_is_a_whole_number(number: Any) -> None:
+def test_wrong_perturbations_per_eval(number: Any) -> None:
     block = Block()
     message = f"perturbations_per_eval is {number!r}: pass an integer of at least 1, or None"
     with pytest.raises(AssertionError, match=re.escape(message)):
         ValueZeroing(block, block).attribute(sequences(2), perturbations_per_eval=number)
 
 
-def test_a_layer_that_returns_no_vector_a_token() -> None:
+def test_pooled_output_is_refused() -> None:
     class Pooled(Block):
         def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
             return super().forward(x, mask).mean(1)
 
     block = Pooled()
-    message = r"Pooled returned \(2, 16\), but its attention computed \(2, 6\) \(batch, tokens\): a map needs a layer"
+    message = r"Pooled returned \(2, 16\), but its attention computed \(2, 6\) \(batch, tokens\). A map needs a layer"
     refused(block, block, message)
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-def test_numbers_that_are_none(bad: float) -> None:
+def test_numbers_that_are_not_finite(bad: float) -> None:
     block, x = Block(), sequences(2)
     x[1, 2, 3] = bad
     refused(block, block, "Block returned values that are not finite .* in torch.float64", x)
     refused(block, block, "attention of Block has weights that are not finite", x, LayerAttention)
 
 
-def test_an_input_that_the_layer_overwrites() -> None:
+def test_overwritten_input_is_refused() -> None:
     class Overwriting(Block):
         def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
             x.add_(self.attention(self.attention_norm(x), mask))
             return x.add_(self.feed_forward(self.norm(x)))
 
     block = Overwriting()
-    refused(block, block, "layer Overwriting cannot be replayed")
+    refused(block, block, "Overwriting cannot be replayed")
 
 
 class SparseAttention(nn.Module):
-    """Attention that nobody can read."""
+    """Attention that no tap reads."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -194,7 +194,7 @@ class SparseAttention(nn.Module):
 
 
 class Sparse(Block):
-    """A block whose first attention cannot be read, and whose second can."""
+    """A block whose first attention cannot be read. Its second attention can."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -204,14 +204,14 @@ class Sparse(Block):
         return super().forward(x + self.sparse(x), mask)
 
 
-def test_an_attention_that_cannot_be_read_before_one_that_can() -> None:
-    """Else the second would be taken for the first (Informer's decoder)."""
+def test_unreadable_attention_comes_first() -> None:
+    """Otherwise the second attention would be taken for the first (Informer's decoder)."""
     block, x = Sparse(), sequences(2)
     message = "runs an attention that cannot be read, SparseAttention, before one that can"
     with pytest.raises(AssertionError, match=message):
         ValueZeroing(block, block).attribute(x)
 
 
-def test_an_attention_that_cannot_be_read_behind_one_that_can() -> None:
+def test_unreadable_attention_comes_second() -> None:
     block, x = Block(after=SparseAttention().double()), sequences(2)
     assert_same(ValueZeroing(block, block).attribute(x), zeroed_one_by_one(block, x))

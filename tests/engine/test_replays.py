@@ -1,65 +1,278 @@
-"""Both ways to replay give the same, and the fast one is the one that is taken."""
+"""The replays: each serves the families that it is for, and keeps the contract of `Replay`."""
 
 from __future__ import annotations
 
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from captum_vz import ValueZeroing
+from captum_vz._engine import traced_replays, value_zeroing
 from captum_vz._engine.numerics.tolerance import CannotReplayError
-from captum_vz._engine.replay.packed import PackedPairs
-from captum_vz._engine.replay.sequences import WholeSequences
+from captum_vz._engine.replay.base import Replay, ReplayChunk, ReplayProblem
+from tests.budget import set_budget
+from tests.engine.blocks import (
+    Block,
+    Conditioned,
+    Convolution,
+    Halves,
+    Reader,
+    scale_each_position,
+    sequences,
+    zeroed_one_by_one,
+)
 from tests.engine.compare import assert_same
 from tests.reference import FAMILIES, SEQUENCE_TO_SEQUENCE, naive_value_zeroing
 
+REPLAYS = {replay.name: replay for replay in value_zeroing.REPLAYS}
 ATTENTIONS = [(name, "self") for name in FAMILIES]
 ATTENTIONS += [(name, "cross") for name, family in SEQUENCE_TO_SEQUENCE.items() if family.cross]
-each_attention = pytest.mark.parametrize(("name", "attention"), ATTENTIONS)
+QUICK = [("bert", "self"), ("gpt2", "self"), ("albert", "self"), ("bart-decoder", "cross"), ("t5-decoder", "self")]
+each_attention = pytest.mark.parametrize(
+    ("name", "attention"),
+    [one if one in QUICK else pytest.param(*one, marks=pytest.mark.slow) for one in ATTENTIONS],
+)
+each_replay = pytest.mark.parametrize("name", REPLAYS)
 
 
-def forbid(way: type, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(self: Any, *args: Any, **kwargs: Any) -> None:
+class Refused:
+    """A replay that holds for no layer."""
+
+    name = "refused"
+
+    def fits(self, problem: ReplayProblem) -> bool:
+        return True
+
+    def __call__(self, problem: ReplayProblem) -> Iterator[ReplayChunk]:
         raise CannotReplayError("not to be used here")
+        yield
 
-    monkeypatch.setattr(way, "__init__", refuse)
+
+def use(monkeypatch: pytest.MonkeyPatch, *replays: Replay) -> None:
+    """Let maps be computed by these replays only."""
+    monkeypatch.setattr(value_zeroing, "REPLAYS", replays)
 
 
 @each_attention
-def test_every_family_is_replayed_as_packed_pairs(name: str, attention: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_family_as_packed_pairs(name: str, attention: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case = FAMILIES[name].case
-    forbid(WholeSequences, monkeypatch)
+    use(monkeypatch, REPLAYS["packed pairs"], REPLAYS["packed pairs, first tensor only"])
     maps = ValueZeroing(case.model, case.layers, attention=attention).attribute(case.inputs)
     for index, layer_map in enumerate(maps):
         assert_same(layer_map, naive_value_zeroing(case, index, attention=attention))
 
 
 @each_attention
-def test_every_family_can_be_replayed_as_whole_sequences(
-    name: str, attention: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_family_as_whole_sequences(name: str, attention: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case = FAMILIES[name].case
     of = ValueZeroing(case.model, case.layers, attention=attention)
     some = ValueZeroing(case.model, case.layers, attention=attention, heads=[0, 2], distance="l1", normalize=False)
     groups = {"feature_mask": torch.arange(of.attribute(case.inputs)[0].shape[2])[None] // 2}
-    row = {"target": [2, 1, 0][: case.batch], **groups, "perturbations_per_eval": 2}
+    row = {"token": [2, 1, 0][: case.batch], **groups, "perturbations_per_eval": 2}
 
     def answers() -> list[Any]:
         return [of.attribute(case.inputs), of.attribute(case.inputs, **row), some.attribute(case.inputs, **groups)]
 
     packed = answers()
-    forbid(PackedPairs, monkeypatch)
+    use(monkeypatch, REPLAYS["whole sequences"], REPLAYS["whole sequences, axes by trial"])
     for whole, expected in zip(answers(), packed, strict=True):
         assert_same(whole, expected)
 
 
-def test_what_no_way_can_replay_says_why_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = FAMILIES["bert"].case
-    forbid(PackedPairs, monkeypatch)
-    forbid(WholeSequences, monkeypatch)
-    message = (
-        r"BertLayer cannot be replayed: .*packed pairs: not to be used here; .*whole sequences: not to be used here"
-    )
+def test_refusal_names_each_replay(monkeypatch: pytest.MonkeyPatch) -> None:
+    block = Block()
+    one, other = Refused(), Refused()
+    one.name, other.name = "one replay", "another replay"
+    use(monkeypatch, one, other)
+    message = r"Block cannot be replayed: .*one replay: not to be used here; another replay: not to be used here"
     with pytest.raises(AssertionError, match=message):
-        ValueZeroing(case.model, case.layers).attribute(case.inputs)
+        ValueZeroing(block, block).attribute(sequences(2))
+
+
+# The contract: what `Replay` promises of every entry of REPLAYS.
+
+
+@dataclass
+class Example:
+    """A layer for which a replay is, and its map by reruns with one value zeroed."""
+
+    layer: nn.Module
+    inputs: tuple[Tensor, ...]
+    expected: Tensor
+    attention: str = "self"
+
+    def method(self) -> ValueZeroing:
+        return ValueZeroing(self.layer, self.layer, attention=self.attention, normalize=False)
+
+
+def block_example(block: nn.Module, batch: int, tokens: int, *more: Tensor) -> Example:
+    x = sequences(batch, tokens)
+    return Example(block, (x, *more), zeroed_one_by_one(block, x, *more, normalize=False))
+
+
+def decoder_example() -> Example:
+    """A decoder's layer whose memory is as long as its sequence: no shape shows which tensor is packed."""
+    layer = DecoderLayer().double().eval()
+    x, memory = sequences(2), sequences(2).flip(0) + 1
+    expected = zeroed_one_by_one(layer, x, memory, value="block.attention.value", normalize=False)
+    return Example(layer, (x, memory), expected)
+
+
+class DecoderLayer(nn.Module):
+    """A block, and a cross-attention after it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block, self.reader = Block(), Reader()
+
+    def forward(self, x: Tensor, memory: Tensor) -> Tensor:
+        return self.reader(self.block(x), None, memory)
+
+
+EXAMPLES: dict[str, Callable[[], Example]] = {
+    "folded pairs": lambda: block_example(Block(), 2, 20),
+    "packed pairs": lambda: block_example(Block(), 2, 6),
+    "packed pairs, first tensor only": decoder_example,
+    "whole sequences": lambda: block_example(Block(after=Convolution()), 2, 6),
+    "whole sequences, axes by trial": lambda: block_example(
+        Conditioned(scale_each_position), 6, 6, torch.rand(6, 16, dtype=torch.float64) + 0.5
+    ),
+    "windows": lambda: block_example(Halves(lambda x: x), 2, 6),
+}
+
+
+@pytest.fixture
+def example(name: str, monkeypatch: pytest.MonkeyPatch) -> Example:
+    """The example of the replay `name`, where folding is taken for few pairs, and no other replay is."""
+    torch.manual_seed(0)
+    set_budget(monkeypatch, folding_calls=0)
+    use(monkeypatch, REPLAYS[name])
+    return EXAMPLES[name]()
+
+
+@each_replay
+def test_replay_equals_the_twin(name: str, example: Example) -> None:
+    with traced_replays() as traces:
+        found = example.method().attribute(example.inputs)
+    assert [trace.replay and trace.replay.name for trace in traces] == [name]
+    assert_same(found, example.expected, tolerance=1e-12)
+    assert (example.expected.amax(-1) > 1e-8).all()
+
+
+@each_replay
+def test_same_numbers_in_any_chunks(name: str, example: Example, monkeypatch: pytest.MonkeyPatch) -> None:
+    for chunk_bytes in (2**12, 2**15, 2**26):
+        set_budget(monkeypatch, chunk_bytes=chunk_bytes)
+        for at_most in (None, 1, 2, 5):
+            found = example.method().attribute(example.inputs, perturbations_per_eval=at_most)
+            assert_same(found, example.expected, tolerance=1e-12)
+
+
+@each_replay
+def test_chunks_hold_few_groups(name: str, example: Example, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+
+    class Watched(Passing):
+        def __call__(self, problem: ReplayProblem) -> Iterator[ReplayChunk]:
+            for chunk in self.replay(problem):
+                batch = problem.targets.batch[chunk.target]
+                seen.append(len(torch.stack([batch, chunk.group]).unique(dim=1).T))
+                yield chunk
+
+    use(monkeypatch, Watched(REPLAYS[name]))
+    example.method().attribute(example.inputs, perturbations_per_eval=1)
+    assert max(seen) <= len(example.expected)  # one group of each example
+
+
+class Passing:
+    """A replay that passes on the chunks of another."""
+
+    def __init__(self, replay: Replay) -> None:
+        self.replay = replay
+        self.name = replay.name
+
+    def fits(self, problem: ReplayProblem) -> bool:
+        return self.replay.fits(problem)
+
+    def __call__(self, problem: ReplayProblem) -> Iterator[ReplayChunk]:
+        return self.replay(problem)
+
+
+@each_replay
+@pytest.mark.parametrize("at_most", [None, 2])
+def test_active_pairs_come_once(
+    name: str, at_most: int | None, example: Example, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts: list[Tensor] = []
+    active: list[Tensor] = []
+
+    class Counted(Passing):
+        def __call__(self, problem: ReplayProblem) -> Iterator[ReplayChunk]:
+            count = torch.zeros_like(problem.active, dtype=torch.long)
+            for chunk in self.replay(problem):
+                count.index_put_((chunk.target, chunk.group), torch.tensor(1), accumulate=True)
+                yield chunk
+            counts.append(count)
+            active.append(problem.active)
+
+    use(monkeypatch, Counted(REPLAYS[name]))
+    example.method().attribute(example.inputs, perturbations_per_eval=at_most)
+    (count,), (wanted,) = counts, active
+    assert count.max() == 1
+    missing = (wanted & (count == 0)).view(example.expected.shape)
+    assert not (example.expected[missing] > 1e-15).any()  # these targets cannot depend on these groups
+
+
+@each_replay
+def test_no_tensor_outlives_the_replay(name: str, example: Example, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[weakref.ref[Any]] = []
+
+    class Kept(Passing):
+        def __call__(self, problem: ReplayProblem) -> Iterator[ReplayChunk]:
+            one = problem.site.attention
+            tensors = (one.values, one.context, one.weights, problem.output, problem.members, problem.active)
+            kept.extend(weakref.ref(x) for x in (problem, problem.site.layer, one, *tensors) if x is not None)
+            for chunk in self.replay(problem):
+                kept.extend((weakref.ref(chunk.output), weakref.ref(chunk.clean)))
+                yield chunk
+
+    use(monkeypatch, Kept(REPLAYS[name]))
+    gc.disable()  # the collector of cycles would free them too late
+    try:
+        example.method().attribute(example.inputs)
+        assert len(kept) > 6
+        assert not any(one() is not None for one in kept)
+    finally:
+        gc.enable()
+
+
+@each_replay
+@pytest.mark.parametrize("wrong", ["all", "first", "middle", "last"])
+def test_wrong_clean_output_is_noticed(
+    name: str, wrong: str, example: Example, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each target's clean output is compared with that of the clean pass."""
+    reasons: list[str] = []
+
+    class Misled(Passing):
+        def __call__(self, problem: ReplayProblem) -> Iterator[ReplayChunk]:
+            output = problem.output.clone()
+            rows = output.view(-1, output.shape[-1])
+            places = {"all": slice(None), "first": 0, "middle": len(rows) // 2, "last": -1}
+            rows[places[wrong]] += 1e-3 * rows[places[wrong]].flip(-1)
+            try:
+                yield from self.replay(replace(problem, output=output))
+            except CannotReplayError as error:
+                reasons.append(str(error))
+                raise
+
+    use(monkeypatch, Misled(REPLAYS[name]))
+    with pytest.raises(AssertionError, match="cannot be replayed"):
+        example.method().attribute(example.inputs)
+    assert reasons

@@ -1,4 +1,4 @@
-"""Layers that carry several vectors of each token, in streams: a token's output is all of them."""
+"""Layers with several vectors a token, in streams. The output of a token is all of its vectors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STREAMS = 3
 
 
 class Streams(nn.Module):
-    """Mixes a token's streams to one vector, lets a block change it, and adds the change to each stream.
+    """Mixes a token's streams to one vector, applies a block to it, and adds the block's change to each stream.
 
     The streams are along `axis`: (batch, tokens, stream, d), or (stream, batch, tokens, d).
     """
@@ -42,7 +42,7 @@ class Streams(nn.Module):
 
 
 class Borrowed(nn.Module):
-    """Gives values that are of another layer's making."""
+    """Returns values of another layer."""
 
     def __init__(self, values: Tensor) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ def states(axis: int, batch: int = 2, tokens: int = 5) -> Tensor:
 
 @torch.no_grad()
 def twin(layer: Streams, x: Tensor, groups: list[list[int]], mask: Tensor | None = None) -> Tensor:
-    """How far the streams of each token move, all of them, when the values of a group of sources are zeroed."""
+    """The distance of each token's streams from clean when the values of a group of sources are zeroed."""
 
     def run(sources: list[int]) -> Tensor:
         def zero(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
@@ -86,7 +86,7 @@ def layer_of(kind: str, axis: int) -> Streams:
 
 @each_axis
 @each_kind
-def test_maps_are_of_all_streams(kind: str, axis: int) -> None:
+def test_map_of_all_streams(kind: str, axis: int) -> None:
     layer, x = layer_of(kind, axis), states(axis)
     explain = ValueZeroing(layer, layer, normalize=False)
     expected = twin(layer, x, [[source] for source in range(5)])
@@ -121,14 +121,14 @@ def test_half_precision_in_streams(axis: int) -> None:
 
 
 @each_axis
-def test_attention_in_streams_is_that_of_the_one_vector(axis: int) -> None:
+def test_attention_map_of_streams(axis: int) -> None:
     layer, x = layer_of("alone", axis), states(axis)
     one = (layer.read * x.movedim(axis, 2)).sum(2)
     assert_same(LayerAttention(layer, layer).attribute(x), LayerAttention(layer.block, layer.block).attribute(one))
 
 
 class Grid(nn.Module):
-    """(batch, features, height, width): here of as many features as the tokens of its attention, height times width."""
+    """A layer on `(batch, features, height, width)`. Here it has as many features as positions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -139,13 +139,13 @@ class Grid(nn.Module):
 
 
 class Sequence(Grid):
-    """The same on (batch, tokens, features)."""
+    """The same on `(batch, tokens, features)`."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.attention(x)
 
 
-def test_a_grid_of_as_many_features_as_positions_has_no_streams() -> None:
+def test_grid_is_not_taken_for_streams() -> None:
     torch.manual_seed(0)
     grid, sequence = Grid().double().eval(), Sequence().double().eval()
     sequence.load_state_dict(grid.state_dict())
@@ -155,7 +155,7 @@ def test_a_grid_of_as_many_features_as_positions_has_no_streams() -> None:
 
 
 class Blurred(Grid):
-    """A grid whose values come from several positions each, as only an image with streams would be taken to have."""
+    """A grid whose values come from several positions each. Its shape could be that of streams."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -166,14 +166,14 @@ class Blurred(Grid):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_a_blurred_grid_is_refused_in_every_dtype(dtype: torch.dtype) -> None:
+def test_blurred_grid_is_refused(dtype: torch.dtype) -> None:
     grid = Blurred().eval().to(dtype)
-    with pytest.raises(AssertionError, match="layer Blurred cannot be replayed"):
+    with pytest.raises(AssertionError, match="Blurred cannot be replayed"):
         ValueZeroing(grid, grid).attribute(torch.randn(2, WIDTH, 4, 4, dtype=dtype))
 
 
 class Stack(nn.Module):
-    """Layers that follow each other."""
+    """A stack of layers."""
 
     def __init__(self, layers: list[Streams]) -> None:
         super().__init__()
@@ -186,14 +186,14 @@ class Stack(nn.Module):
 
 
 @each_axis
-def test_a_rollout_over_streams_is_the_product_of_its_maps(axis: int) -> None:
+def test_rollout_over_streams(axis: int) -> None:
     stack, x = Stack([layer_of("alone", axis), layer_of("alone", axis)]), states(axis)
     maps = ValueZeroing(stack, stack.layers).attribute(x)
     assert_same(ValueZeroingRollout(stack, stack.layers).attribute(x), maps[1] @ maps[0])
 
 
 @each_axis
-def test_a_rollout_refuses_streams_that_a_convolution_mixes(axis: int) -> None:
+def test_rollout_over_mixed_streams_is_refused(axis: int) -> None:
     stack, x = Stack([layer_of("alone", axis), layer_of("convolution", axis)]), states(axis)
     with pytest.raises(AssertionError, match=r"the layers 1 \(Streams\) mix their tokens in another way"):
         ValueZeroingRollout(stack, stack.layers).attribute(x)
@@ -201,15 +201,15 @@ def test_a_rollout_refuses_streams_that_a_convolution_mixes(axis: int) -> None:
 
 @pytest.mark.parametrize("method", [LayerAttentionNorm, LayerALTI, ValueZeroingEffect])
 @each_axis
-def test_methods_of_one_vector_a_token_refuse_streams(method: type[ValueZeroing], axis: int) -> None:
+def test_methods_that_refuse_streams(method: type[ValueZeroing], axis: int) -> None:
     layer, x = layer_of("alone", axis), states(axis)
     with pytest.raises(AssertionError, match=r"carries several vectors .* is for one vector a token"):
-        method(lambda x: layer(x)[0].flatten(1), layer).attribute(x, token=0)
+        method(lambda x: layer(x)[0].flatten(1), layer).attribute(x)
     assert not layer._forward_hooks
 
 
 @each_axis
-def test_a_norm_of_one_vector_is_refused(axis: int) -> None:
+def test_final_norm_of_streams_is_refused(axis: int) -> None:
     layer, x = layer_of("alone", axis), states(axis)
     with pytest.raises(
         AssertionError, match="Streams carries several vectors of each token, and final_norm is for one"
@@ -217,7 +217,7 @@ def test_a_norm_of_one_vector_is_refused(axis: int) -> None:
         ValueZeroing(layer, layer, final_norm=nn.LayerNorm(WIDTH)).attribute(x)
 
 
-def test_streams_as_many_as_examples_and_tokens_are_refused() -> None:
+def test_ambiguous_axis_of_streams_is_refused() -> None:
     layer, x = layer_of("alone", 2), states(2, STREAMS, STREAMS)
-    with pytest.raises(AssertionError, match="cannot be told apart: pass another number of examples"):
+    with pytest.raises(AssertionError, match=r"cannot be distinguished\. Pass another number of examples"):
         ValueZeroing(layer, layer).attribute(x)

@@ -1,4 +1,4 @@
-"""Models as people run them: compiled, offloaded, quantised, with adapters, for training. All give the same maps."""
+"""Models that are compiled, offloaded, quantised, adapted or in training give the same maps."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def assert_same(maps: list[Tensor], expected: list[Tensor], atol: float = 1e-6) 
 
 
 @pytest.mark.parametrize("run_before", [False, True])
-def test_a_compiled_model_runs_its_original_modules(ids: Tensor, plain: list[Tensor], run_before: bool) -> None:
+def test_compiled_model(ids: Tensor, plain: list[Tensor], run_before: bool) -> None:
     model = llama()
     compiled = torch.compile(model, backend="eager")
     if run_before:
@@ -52,7 +52,7 @@ def test_a_compiled_model_runs_its_original_modules(ids: Tensor, plain: list[Ten
     assert_same(ValueZeroing(compiled, find_layers(model)).attribute(ids), plain)
 
 
-def test_compiled_layers_run_their_original_code(ids: Tensor, plain: list[Tensor]) -> None:
+def test_compiled_layers(ids: Tensor, plain: list[Tensor]) -> None:
     model = llama()
     for layer in find_layers(model):
         layer.compile(backend="eager")
@@ -60,7 +60,7 @@ def test_compiled_layers_run_their_original_code(ids: Tensor, plain: list[Tensor
     assert_same(maps_of(model, ids), plain)
 
 
-def test_a_layer_in_a_wrapper_that_compiles_it(ids: Tensor, plain: list[Tensor]) -> None:
+def test_wrapped_compiled_layers(ids: Tensor, plain: list[Tensor]) -> None:
     model = llama()
     for index, layer in enumerate(model.layers):
         model.layers[index] = torch.compile(layer, backend="eager")
@@ -71,8 +71,8 @@ def sharper(module: nn.Module, query: Tensor, *args: object, **kwargs: object) -
     return sdpa_attention_forward(module, query * 3, *args, **kwargs)
 
 
-def test_an_attention_function_of_the_users_own_is_refused(ids: Tensor, plain: list[Tensor]) -> None:
-    """It need not compute what the model's eager attention does, of which the weights would be."""
+def test_registered_attention_is_refused(ids: Tensor, plain: list[Tensor]) -> None:
+    """The weights would be those of eager attention, which may compute something else."""
     AttentionInterface.register("sharper", sharper)
     model = llama()
     model.set_attn_implementation("sharper")
@@ -83,7 +83,7 @@ def test_an_attention_function_of_the_users_own_is_refused(ids: Tensor, plain: l
     assert_same(maps_of(model, ids), plain)
 
 
-def test_weights_offloaded_to_the_cpu_or_the_disk(ids: Tensor, plain: list[Tensor], tmp_path: Path) -> None:
+def test_offloaded_weights(ids: Tensor, plain: list[Tensor], tmp_path: Path) -> None:
     assert_same(maps_of(cpu_offload(llama(), execution_device=torch.device("cpu")), ids), plain)
     model = llama()
     places = {name: "cpu" for name, _ in model.named_children()} | {
@@ -97,17 +97,17 @@ def test_weights_offloaded_to_the_cpu_or_the_disk(ids: Tensor, plain: list[Tenso
     assert_same(maps_of(dispatched, ids), plain)
 
 
-def test_offloaded_half_precision_is_replayed_in_float32(ids: Tensor) -> None:
+def test_offloaded_half_precision(ids: Tensor) -> None:
     expected = maps_of(llama().bfloat16(), ids)
     offloaded = cpu_offload(llama().bfloat16(), execution_device=torch.device("cpu"))
     assert_same(maps_of(offloaded, ids), expected)
-    # A layer's copy in float32 is not to hold the weights of all layers.
+    # The float32 copy of one layer does not copy the weights of all layers.
     projection, copied = (layer.self_attn.q_proj for layer in (offloaded.layers[0], in_float32(offloaded.layers[0])))
     assert copied._hf_hook.weights_map is projection._hf_hook.weights_map
 
 
 @pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable` is deprecated")
-def test_gradient_checkpointing_and_train_mode_without_dropout(ids: Tensor, plain: list[Tensor]) -> None:
+def test_gradient_checkpointing(ids: Tensor, plain: list[Tensor]) -> None:
     model = llama()
     model.gradient_checkpointing_enable()
     model.train()
@@ -123,7 +123,7 @@ def test_embeddings_in_place_of_ids(ids: Tensor, plain: list[Tensor]) -> None:
 
 
 class Adapter(nn.Module):
-    """A low-rank change beside a linear layer, as LoRA adds it."""
+    """A linear layer plus a low-rank change, as in LoRA."""
 
     def __init__(self, base: nn.Linear) -> None:
         super().__init__()
@@ -135,7 +135,7 @@ class Adapter(nn.Module):
         return self.base(x) + self.up(self.down(x))
 
 
-def test_adapters_give_the_maps_of_the_merged_weights(ids: Tensor, plain: list[Tensor]) -> None:
+def test_adapters_equal_merged_weights(ids: Tensor, plain: list[Tensor]) -> None:
     adapted, merged = llama(), llama()
     for layer, other in zip(adapted.layers, merged.layers, strict=True):
         for name in ("q_proj", "v_proj", "o_proj"):
@@ -148,7 +148,7 @@ def test_adapters_give_the_maps_of_the_merged_weights(ids: Tensor, plain: list[T
 
 
 class Int8Linear(nn.Module):
-    """A linear layer whose weights are integers and a scale for each row, as quantisers store them."""
+    """A linear layer with integer weights and one scale a row."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
@@ -163,7 +163,7 @@ class Int8Linear(nn.Module):
         return nn.functional.linear(x, self.dequantized(x.dtype), self.bias)
 
 
-def test_quantised_weights_give_the_maps_of_the_weights_that_they_stand_for(ids: Tensor) -> None:
+def test_quantised_weights_equal_their_values(ids: Tensor) -> None:
     quantised, rounded = llama(), llama()
     for layer, other in zip(quantised.layers, rounded.layers, strict=True):
         for parent, name in [(layer.self_attn, "v_proj"), (layer.self_attn, "o_proj"), (layer.mlp, "up_proj")]:
@@ -177,8 +177,8 @@ def test_quantised_weights_give_the_maps_of_the_weights_that_they_stand_for(ids:
 
 @pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated")
 @pytest.mark.parametrize("tokens", [6, 24])
-def test_inputs_that_are_quantised_by_the_largest_of_all(tokens: int) -> None:
-    """What is zeroed may change how all the others are rounded, and NaN is not rounded at all."""
+def test_dynamically_quantised_inputs(tokens: int) -> None:
+    """A zeroed value may change how all other values are rounded. NaN is not rounded."""
     case = FAMILIES["bert"].build(torch.float32)
     model = torch.ao.quantization.quantize_dynamic(case.model, {nn.Linear})
     ids = torch.randint(1, 29, (1, tokens))
@@ -195,8 +195,8 @@ def hidden_states(model: nn.Module, layer: nn.Module, ids: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("family", ["llama", "bert"])
-def test_sentences_packed_into_one_sequence_do_not_see_each_other(family: str) -> None:
-    """Two sentences in one row, kept apart by a mask: the map is block-diagonal, each block the sentence's own map."""
+def test_sentences_packed_into_one_row(family: str) -> None:
+    """Two sentences in one row, separated by a mask: the map is block-diagonal, one block for each sentence."""
     case = FAMILIES[family].build()
     lengths, device_ids = (4, 3), case.inputs["input_ids"][:1]
     positions = torch.cat([torch.arange(length) for length in lengths])[None]
@@ -213,7 +213,7 @@ def test_sentences_packed_into_one_sequence_do_not_see_each_other(family: str) -
             torch.testing.assert_close(one[0], torch.block_diag(a[0], b[0]), rtol=0, atol=1e-10)
 
 
-def test_the_model_can_be_copied_and_explained_again(ids: Tensor, plain: list[Tensor]) -> None:
+def test_copied_model(ids: Tensor, plain: list[Tensor]) -> None:
     model = llama()
     maps_of(model, ids)
     assert_same(maps_of(copy.deepcopy(model), ids), plain)

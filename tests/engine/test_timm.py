@@ -14,13 +14,13 @@ from tests.engine.test_torch_layers import raw, twin
 
 try:
     timm: Any = importlib.import_module("timm")
-except (ImportError, RuntimeError):  # torchvision, which it needs, raises the latter beside a torch of another build
+except (ImportError, RuntimeError):  # torchvision of another build raises RuntimeError
     pytest.skip(
         "timm is not installed, or its torchvision is of another build than torch (CUDA's beside CPU's)",
         allow_module_level=True,
     )
 
-# Plain, with scaled residuals, with rotary positions and gates, with position biases, of convolutions, pooled.
+# Plain, scaled residuals, rotary positions and gates, position biases, convolutions, pooling.
 NAMES = (
     "vit_tiny_patch16_224",
     "deit3_small_patch16_224",
@@ -43,7 +43,7 @@ def images(request: pytest.FixtureRequest) -> tuple[Any, Tensor]:
 
 
 def arguments(layer: nn.Module, model: nn.Module, pixels: Tensor) -> list[Any]:
-    """What a layer is given in a run of its model."""
+    """The arguments of a layer in a run of its model."""
     seen: list[Any] = []
     with layer.register_forward_hook(lambda *given: seen.extend(given[1:3]), with_kwargs=True), torch.no_grad():
         model(pixels)

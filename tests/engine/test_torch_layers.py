@@ -1,4 +1,4 @@
-"""Attention that transformers has no hand in: torch.nn's own layers, and home-made models."""
+"""Attention without transformers: layers of torch.nn, and home-made models."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WIDTH, HEADS, TOKENS = 16, 4, 5
 
 @contextmanager
 def zeroed_value(token: int | None, zeroed: Collection[int]) -> Iterator[None]:
-    """While the block runs, some attention calls of a layer lose the value of one token."""
+    """Zero the value of one token in some attention calls of a layer, inside a `with` block."""
     torchs, calls = F.scaled_dot_product_attention, []
 
     def attention(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -40,7 +40,7 @@ def zeroed_value(token: int | None, zeroed: Collection[int]) -> Iterator[None]:
 
 @torch.no_grad()
 def twin(layer: nn.Module, args: Any, kwargs: Any, sources: int, calls: Collection[int] = (0,)) -> Tensor:
-    """The raw map of one layer, one rerun a source. The layer's fast path is off, as for any hooked layer."""
+    """The raw map of one layer, one rerun a source. torch's fast path is off, as for any hooked layer."""
     torch.backends.mha.set_fastpath_enabled(False)
     try:
         outputs = []
@@ -82,7 +82,7 @@ def test_encoder_layers_of_torch(batch_first: bool, norm_first: bool, nested: bo
 @pytest.mark.parametrize("sources", [TOKENS, 3])
 @pytest.mark.parametrize("attention", ["self", "cross"])
 def test_decoder_layers_of_torch(batch_first: bool, sources: int, attention: str) -> None:
-    """Also where the memory is as long as the sequence, so that shapes do not tell the two apart."""
+    """With a memory as long as the sequence, shapes do not distinguish the two attentions."""
     layer = nn.TransformerDecoderLayer(WIDTH, HEADS, 32, batch_first=batch_first)
     decoder = nn.TransformerDecoder(layer, 2).double().eval()
     x, memory = (torch.randn(2, length, WIDTH, dtype=torch.float64) for length in (TOKENS, sources))
@@ -99,7 +99,7 @@ def test_decoder_layers_of_torch(batch_first: bool, sources: int, attention: str
 
 
 class AsksForWeights(nn.Module):
-    """A block that calls nn.MultiheadAttention as its documentation does, weights and all, and uses them."""
+    """A block that asks nn.MultiheadAttention for its weights, as torch's documentation does."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -113,15 +113,15 @@ class AsksForWeights(nn.Module):
         return x + context + self.mlp(x + context)
 
 
-def test_multihead_attention_that_is_asked_for_its_weights() -> None:
+def test_multihead_attention_with_weights() -> None:
     block = AsksForWeights().double().eval()
     x = torch.randn(2, TOKENS, WIDTH, dtype=torch.float64)
     attention = LayerAttention(block, block).attribute(x)
     assert block.seen is not None
-    torch.testing.assert_close(attention, block.seen)  # they get what they asked for
+    torch.testing.assert_close(attention, block.seen)  # the block gets the weights that it asks for
     with torch.no_grad():
         block(x)
-    torch.testing.assert_close(attention, block.seen)  # and it is what they get without us
+    torch.testing.assert_close(attention, block.seen)  # and the same weights as without an attribution
 
     def without_weights(x: Tensor) -> Tensor:
         context, _ = block.attention(x, x, x, need_weights=False)
@@ -140,7 +140,7 @@ class Attention(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.queries = nn.Linear(WIDTH, WIDTH)
-        self.keys_values = nn.Linear(WIDTH, WIDTH)  # two of each, of width 4
+        self.keys_values = nn.Linear(WIDTH, WIDTH)  # two keys and two values of width 4
         self.out = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -163,7 +163,7 @@ class Block(nn.Module):
 
 
 class InlineBlock(Block):
-    """The same with the attention's code in the block itself."""
+    """The same, with the attention's code in the block."""
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + Attention.forward(self.attn, self.norms[0](x))
@@ -198,7 +198,7 @@ def test_a_home_made_model(block: type[Block]) -> None:
         assert not one.triu(1).any()
 
 
-def test_torch_is_as_it_was_after_a_pass_and_after_an_error() -> None:
+def test_torch_is_unchanged_after_errors() -> None:
     before = (F.scaled_dot_product_attention, F.multi_head_attention_forward)
     model = HomeMade(Block).eval()
     ValueZeroing(model, model.blocks).attribute(torch.randint(30, (1, 3)))
@@ -211,7 +211,7 @@ def test_torch_is_as_it_was_after_a_pass_and_after_an_error() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @torch.no_grad()
-def test_half_precision_is_rounded_once_as_in_torchs_own(dtype: torch.dtype) -> None:
+def test_half_precision_rounds_once(dtype: torch.dtype) -> None:
     class Attends(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             heads = x.unflatten(2, (HEADS, -1)).transpose(1, 2)
@@ -241,7 +241,7 @@ def merged(context: Tensor) -> Tensor:
 
 
 def difference(x: Tensor) -> Tensor:
-    """Differential attention: less what another softmax finds in the same values."""
+    """Differential attention: the difference of two attentions over the same values."""
     first, second = heads_of(x), heads_of(x.flip(-1))
     attend = F.scaled_dot_product_attention
     return merged(attend(first, second, first) - attend(second, second, first) / 2)
@@ -265,7 +265,7 @@ def local_and_global(x: Tensor) -> Tensor:
 
 
 class OneForward(nn.Module):
-    """A block whose attention is a function that its own forward calls."""
+    """A block whose forward calls an attention function."""
 
     def __init__(self, attention: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -279,20 +279,20 @@ class OneForward(nn.Module):
 
 
 def written_over(x: Tensor) -> Tensor:
-    """Uses the room of its values for something else afterwards."""
+    """Writes into the memory of its values after the attention."""
     values = x * 2
     context = merged(F.scaled_dot_product_attention(heads_of(x), heads_of(x), heads_of(values)))
     values.neg_()
     return context
 
 
-def test_values_that_are_written_over() -> None:
+def test_overwritten_values() -> None:
     block, x = OneForward(written_over), torch.randn(2, TOKENS, WIDTH, dtype=torch.float64)
     torch.testing.assert_close(raw(block, block, x), twin(block, (x,), {}, TOKENS), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("attention", [difference, head_by_head, local_and_global, without_heads])
-def test_an_attention_that_is_called_in_parts(attention: Callable[[Tensor], Tensor]) -> None:
+def test_attention_in_parts(attention: Callable[[Tensor], Tensor]) -> None:
     block, x = OneForward(attention), torch.randn(2, TOKENS, WIDTH, dtype=torch.float64)
     expected = twin(block, (x,), {}, TOKENS, calls=range(2))
     torch.testing.assert_close(raw(block, block, x), expected, rtol=0, atol=1e-12)
@@ -301,7 +301,7 @@ def test_an_attention_that_is_called_in_parts(attention: Callable[[Tensor], Tens
     torch.testing.assert_close(half.double(), expected, rtol=1e-3, atol=1e-6)
 
 
-def test_parts_have_no_weights_in_common() -> None:
+def test_weights_of_parts_are_refused() -> None:
     block = OneForward(difference)
     with pytest.raises(AssertionError, match="computed in 2 parts, each with weights of its own"):
         LayerAttention(block, block).attribute(torch.randn(2, TOKENS, WIDTH, dtype=torch.float64))
@@ -317,14 +317,14 @@ class SideBySide(nn.Module):
 
 
 @pytest.mark.parametrize("attention", ["self", "cross"])
-def test_two_attentions_over_the_same_tokens_are_refused(attention: str) -> None:
+def test_two_self_attentions_are_refused(attention: str) -> None:
     layer = SideBySide().double().eval()
     with pytest.raises(AssertionError, match="two attentions over its own tokens, Attention and Attention"):
         raw(layer, layer, torch.randn(2, TOKENS, WIDTH, dtype=torch.float64), attention=attention)
 
 
 class ReadsBackwards(nn.TransformerEncoderLayer):
-    """Hands its attention keys and values in the reverse order."""
+    """Passes keys and values in the reverse order."""
 
     def _sa_block(self, x: Tensor, *masks: Any, is_causal: bool = False) -> Tensor:
         y = x.flip(1)
@@ -332,12 +332,12 @@ class ReadsBackwards(nn.TransformerEncoderLayer):
 
 
 def upper_half(x: Tensor) -> Tensor:
-    """What is larger than half of what is there."""
+    """Entries above the median of all positions. Other entries become zero."""
     return x * (x > x.flatten(0, -2).median(0).values)
 
 
 class OnlyUpperHalf(nn.TransformerEncoderLayer):
-    """Keeps of its feed-forward what is larger than half of what it gives."""
+    """Keeps the upper half of the feed-forward layer's output."""
 
     def _ff_block(self, x: Tensor) -> Tensor:
         return upper_half(super()._ff_block(x))
@@ -353,8 +353,8 @@ LAYERS_OF_USERS: dict[str, Callable[..., nn.TransformerEncoderLayer]] = {
 @torch.no_grad()
 @pytest.mark.parametrize("norm_first", [True, False])
 @pytest.mark.parametrize("kind", LAYERS_OF_USERS)
-def test_what_users_make_of_torchs_layers(kind: str, norm_first: bool) -> None:
-    """Their `forward` is torch's."""
+def test_changed_layers_of_torch(kind: str, norm_first: bool) -> None:
+    """The `forward` of these layers is torch's."""
     for seed in range(4):
         torch.manual_seed(seed)
         layer = LAYERS_OF_USERS[kind](WIDTH, HEADS, 32, batch_first=True, norm_first=norm_first).double().eval()
@@ -365,7 +365,7 @@ def test_what_users_make_of_torchs_layers(kind: str, norm_first: bool) -> None:
 
 
 class Unread(nn.Module):
-    """A decoder's layer whose first attention is written out, where nobody sees it; or that has none."""
+    """A decoder's layer whose first attention no tap reads, or that has only a cross-attention."""
 
     def __init__(self, reads_itself: bool, stops_nan: bool) -> None:
         super().__init__()
@@ -385,7 +385,7 @@ class Unread(nn.Module):
 
 @pytest.mark.parametrize("stops_nan", [True, False])
 @pytest.mark.parametrize("sources", [TOKENS, 3])
-def test_a_cross_attention_is_not_taken_for_what_is_not_seen_before_it(sources: int, stops_nan: bool) -> None:
+def test_unread_attention_before_cross_attention(sources: int, stops_nan: bool) -> None:
     x, memory = (torch.randn(2, length, WIDTH, dtype=torch.float64) for length in (TOKENS, sources))
     layer = Unread(True, stops_nan)
     with pytest.raises(AssertionError, match="something else that mixes its tokens"):
@@ -396,7 +396,7 @@ def test_a_cross_attention_is_not_taken_for_what_is_not_seen_before_it(sources: 
 
 @pytest.mark.parametrize("stops_nan", [True, False])
 @pytest.mark.parametrize("sources", [TOKENS, TOKENS + 2])
-def test_sources_that_a_cross_attention_hides_are_no_padding_of_its_rows(sources: int, stops_nan: bool) -> None:
+def test_hidden_sources_of_cross_attention(sources: int, stops_nan: bool) -> None:
     x, memory = (torch.randn(2, length, WIDTH, dtype=torch.float64) for length in (TOKENS, sources))
     hidden = torch.zeros(2, sources, dtype=torch.bool)
     hidden[0, 1:3] = True
@@ -406,7 +406,7 @@ def test_sources_that_a_cross_attention_hides_are_no_padding_of_its_rows(sources
 
 
 class WithMore(nn.Module):
-    """An attention that sees more than the layer's tokens, behind them."""
+    """An attention with more sources than the layer's tokens, after them."""
 
     def __init__(self, **more: bool) -> None:
         super().__init__()
@@ -421,7 +421,7 @@ class WithMore(nn.Module):
 
 @pytest.mark.parametrize("more", ["add_bias_kv", "add_zero_attn"])
 @pytest.mark.parametrize("padding", [[0, 0, 0, 1, 1], [1, 1, 0, 0, 0]], ids=["right", "left"])
-def test_padding_before_sources_that_are_no_tokens(more: str, padding: list[int]) -> None:
+def test_padding_before_bias_sources(more: str, padding: list[int]) -> None:
     layer, x = WithMore(**{more: True}), torch.randn(2, TOKENS, WIDTH, dtype=torch.float64)
     padded = torch.tensor([[0] * TOKENS, padding]).bool()
     expected = twin(layer, (x, padded), {}, TOKENS + 1) * ~padded[:, :, None]
@@ -429,7 +429,7 @@ def test_padding_before_sources_that_are_no_tokens(more: str, padding: list[int]
 
 
 class LooksAtWeights(AsksForWeights):
-    """One that computes with the weights, in every run."""
+    """A block that computes with the weights in every run."""
 
     def forward(self, x: Tensor) -> Tensor:
         context, weights = self.attention(x, x, x)
@@ -438,8 +438,8 @@ class LooksAtWeights(AsksForWeights):
 
 
 @pytest.mark.parametrize("device", [None, "cpu"])
-def test_weights_that_are_computed_with(device: str | None) -> None:
-    """Also under a function mode, as a default device is, under which torch calls its own function twice."""
+def test_weights_used_in_the_layer(device: str | None) -> None:
+    """A default device is a function mode. Under function modes torch calls its own function twice."""
     block, x = LooksAtWeights().double().eval(), torch.randn(2, TOKENS, WIDTH, dtype=torch.float64)
     plain = AsksForWeights().double().eval()
     plain.load_state_dict(block.state_dict())
@@ -453,8 +453,8 @@ def test_weights_that_are_computed_with(device: str | None) -> None:
 
 
 @pytest.mark.parametrize("sharper", [1, 3])
-def test_a_function_of_the_users_in_torchs_place(monkeypatch: pytest.MonkeyPatch, sharper: int) -> None:
-    """One that computes the same is none of our business; of one that does not, the weights are not known."""
+def test_replaced_function_of_torch(monkeypatch: pytest.MonkeyPatch, sharper: int) -> None:
+    """A function that computes the same is accepted. Any other function is refused."""
     torchs = F.scaled_dot_product_attention
     block, x = OneForward(without_heads), torch.randn(2, TOKENS, WIDTH, dtype=torch.float64)
     expected = raw(block, block, x)
@@ -475,7 +475,7 @@ TORCHS = F.scaled_dot_product_attention
 
 
 class Mode(TorchFunctionMode):
-    """Attends more sharply than is asked for; which function it sees, it looks up at once, or each time."""
+    """Scales queries. It compares with torch's own function, or with the current value of its public name."""
 
     def __init__(self, sharper: int, by_name: bool) -> None:
         super().__init__()
@@ -490,7 +490,7 @@ class Mode(TorchFunctionMode):
 @pytest.mark.parametrize("by_name", [False, True])
 @pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.parametrize("family", ["torch", "transformers"])
-def test_a_function_mode_of_the_users(family: str, inside: bool, by_name: bool) -> None:
+def test_own_function_mode(family: str, inside: bool, by_name: bool) -> None:
     block: nn.Module = OneForward(without_heads)
     x = torch.randn(2, TOKENS, WIDTH, dtype=torch.float64)
     if family == "transformers":

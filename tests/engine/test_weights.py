@@ -1,12 +1,14 @@
-"""The weights that count are those that a value is multiplied by, whatever an attention function calls its weights."""
+"""The weights of an attention are the factors of its values, whatever its function returns as weights."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from captum_vz._engine.taps.handler import weights_used
+from captum_vz._engine.taps.handler import AttentionCall
 
 BATCH, HEADS, OUT, SOURCES, WIDTH = 2, 4, 3, 7, 3
 
@@ -21,25 +23,26 @@ SHARED_VALUES = noise(BATCH, HEADS // 2, SOURCES, WIDTH)
 
 
 def attend(values: Tensor, scale: Tensor | float = 1.0) -> tuple[Tensor, Tensor]:
-    """Attention that scales its context afterwards and does not tell."""
+    """Attention that scales its context, but not the weights that it returns."""
     spread = values.repeat_interleave(2, dim=1)
     return (WEIGHTS @ spread * scale).transpose(1, 2), WEIGHTS
 
 
-def used_by(function) -> Tensor:
+def used_by(function: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Tensor:
     context, weights = function(SHARED_VALUES)
-    return weights_used(nn.Identity(), function, SHARED_VALUES, context, weights)
+    call = AttentionCall(None, SHARED_VALUES, function)
+    return call.weights_used(nn.Identity(), context, weights)
 
 
-def test_weights_that_give_the_context_are_taken_as_they_are() -> None:
+def test_returned_weights_are_used() -> None:
     assert used_by(attend) is WEIGHTS
 
 
-def test_a_context_that_is_scaled_shows_the_scaled_weights() -> None:
+def test_scaled_context_shows_scaled_weights() -> None:
     torch.testing.assert_close(used_by(lambda values: attend(values, SCALE)), WEIGHTS * SCALE)
 
 
-def test_heads_may_come_merged() -> None:
+def test_merged_heads() -> None:
     def merged(values: Tensor) -> tuple[Tensor, Tensor]:
         context, weights = attend(values, SCALE)
         return context.flatten(2), weights
@@ -47,10 +50,10 @@ def test_heads_may_come_merged() -> None:
     torch.testing.assert_close(used_by(merged), WEIGHTS * SCALE)
 
 
-def test_a_function_that_is_not_linear_in_its_values_is_refused() -> None:
+def test_nonlinear_attention_is_refused() -> None:
     def squashed(values: Tensor) -> tuple[Tensor, Tensor]:
         context, weights = attend(values)
         return context.tanh(), weights
 
-    with pytest.raises(AssertionError, match="Identity does more than to sum values by weights"):
+    with pytest.raises(AssertionError, match="attention function of Identity is not linear in its values"):
         used_by(squashed)

@@ -1,7 +1,7 @@
-"""Layers that attend in windows: maps over the layer's own positions, zero outside a position's window.
+"""Layers that attend in windows: maps over the layer's positions, zero outside a position's window.
 
-The twin knows where each family projects its values. It finds the places that a position goes to by moving that
-position a little, zeroes them, and runs the layer again.
+The twin knows where each family projects its values. It nudges a position to find the places of its values, zeroes
+them, and runs the layer again.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from tests.engine.blocks import (
     HEADS,
     WIDTH,
     Block,
+    Halves,
     SelfAttention,
     Stopping,
     eager_attention_forward,
@@ -41,7 +42,7 @@ from tests.reference.case import randomize
 
 @dataclass(eq=False)
 class Run:
-    """A layer, what it was given, and which features of which submodule's output are its values."""
+    """A layer, its arguments, and the features of a submodule's output that are its values."""
 
     layer: nn.Module
     args: tuple[Any, ...]
@@ -60,7 +61,7 @@ class Run:
         return hidden.reshape(1 if hidden.dim() == 2 else len(hidden), -1, hidden.shape[-1])
 
     def __call__(self, hidden: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
-        """The layer's output where `change` is applied to what the projection returns, `(places, features)`."""
+        """The layer's output when `change` is applied to the projection's output, `(places, features)`."""
 
         def hook(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
             return change(output.flatten(0, -2)).view_as(output)
@@ -79,7 +80,7 @@ class Run:
         return self(self.hidden, lambda output: output)
 
     def where(self, positions: list[int]) -> Tensor:
-        """The places whose values move with some positions of each example, `(places,)`."""
+        """The places whose values depend on some positions of each example, `(places,)`."""
         moved = self.rows(self.hidden).clone()
         moved[:, positions] += 1e-6 * torch.randn(moved.shape[-1], dtype=moved.dtype)
         if self.channels_first:
@@ -87,7 +88,7 @@ class Run:
         return (self.values(moved.reshape(self.hidden.shape)) != self.values(self.hidden)).any(-1)
 
     def zeroed(self, positions: list[int], columns: slice | None = None) -> Tensor:
-        """How far each output moves when the values of some positions are zeroed, `(batch, out)`."""
+        """The distance of each output from clean when the values of some positions are zeroed, `(batch, out)`."""
         places = self.where(positions)
 
         def zero(output: Tensor) -> Tensor:
@@ -99,12 +100,12 @@ class Run:
 
     @cached_property
     def expected(self) -> Tensor:
-        """The map before its rows are divided by their sums, `(batch, out, in)`."""
+        """The raw map, `(batch, out, in)`."""
         return torch.stack([self.zeroed([position]) for position in range(self.rows(self.hidden).shape[1])], dim=-1)
 
 
 def runs(model: nn.Module, inputs: Tensor, projection: str, columns: Any, channels_first: bool = False) -> list[Run]:
-    """What each layer of a model was given; `columns(layer's projection's width)` are the features of its values."""
+    """The runs of a model's layers. `columns(width of the projection)` are the features of the values."""
     found: list[Run] = []
 
     def keep(layer: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
@@ -179,7 +180,7 @@ ONE_STAGE = {"depths": [2], "num_heads": [2]}
 
 # name -> the runs of its layers
 CASES: dict[str, Callable[[], list[Run]]] = {
-    # 6 x 6 patches in windows of 4, so that windows are padded; the second layer shifts them.
+    # 6 x 6 patches in windows of 4, so windows are padded. The second layer shifts them.
     "Swin": lambda: runs(build("SwinModel", **SWIN | ONE_STAGE), image(12), "attention.v_proj", all_of),
     "Swinv2": lambda: runs(build("Swinv2Model", **SWIN), image(12), "attention.self.value", all_of),
     "Swin2SR": lambda: runs(
@@ -189,13 +190,13 @@ CASES: dict[str, Callable[[], list[Run]]] = {
         all_of,
     ),
     "MaskFormer-Swin": lambda: runs(build("MaskFormerSwinModel", **SWIN), image(12), "attention.self.value", all_of),
-    # One window as large as the image, which the second layer shifts nevertheless: no shape shows that it is one.
+    # One window as large as the image. The second layer shifts it, although no shape shows a window.
     "MaskFormer-Swin-one-window": lambda: runs(
         build("MaskFormerSwinModel", **SWIN | ONE_STAGE | {"image_size": 8}), image(8), "attention.self.value", all_of
     ),
     "SAM": lambda: runs(build("SamVisionModel", **SAM), image(24), "attn.qkv", last_third),
     "SAM-sdpa": lambda: runs(build("SamVisionModel", **SAM, attention="sdpa"), image(24), "attn.qkv", last_third),
-    # The second layer has convolutions behind its windows.
+    # The second layer has convolutions after its windows.
     "VitDet": lambda: runs(build("VitDetModel", **VIT_DET), image(20), "attention.qkv", last_third, True),
     # The second layer has fewer tokens than the first.
     "Hiera": lambda: runs(build("HieraModel", **HIERA), image(32), "attn.qkv", last_third),
@@ -215,23 +216,23 @@ def method_of(run: Run, **options: Any) -> ValueZeroing:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_maps_are_over_the_layers_own_positions(name: str) -> None:
+def test_map_over_the_layers_positions(name: str) -> None:
     for run in CASES[name]():
         scores = scores_of(run)
         assert_same(scores, run.expected)
-        # What is outside of a window is not small, but zero.
+        # Scores outside a window are exactly zero.
         assert ((scores == 0) == (run.expected < 1e-15)).all()
 
 
 @pytest.fixture(scope="module")
 def shifted() -> Run:
-    """Swin's second layer: windows that are shifted and padded."""
+    """Swin's second layer, with shifted and padded windows."""
     return CASES["Swin"]()[1]
 
 
 @pytest.fixture(scope="module")
 def mixing() -> Run:
-    """VitDet's second layer: convolutions behind padded windows."""
+    """VitDet's second layer, with convolutions after padded windows."""
     return CASES["VitDet"]()[1]
 
 
@@ -267,20 +268,20 @@ def test_half_precision_is_replayed_in_float32() -> None:
     assert_same(scores, exact, tolerance=1e-6)
 
 
-def test_fast_says_that_windows_are_exact(shifted: Run) -> None:
-    with pytest.warns(UserWarning, match="precision='fast' knows no shape like that of .*, computed exactly"):
-        fast = method_of(shifted, precision="fast").attribute(shifted.hidden, additional_forward_args=shifted.args[1:])
+def test_bfloat16_changes_of_windows_warn(shifted: Run) -> None:
+    with pytest.warns(UserWarning, match="matmul_precision='medium' has no effect"):
+        fast = method_of(shifted, matmul_precision="medium").attribute(shifted.hidden, None, shifted.args[1:])
     assert torch.equal(fast, scores_of(shifted))
 
 
-def test_one_example_is_as_in_a_batch(shifted: Run) -> None:
+def test_one_example_of_a_batch(shifted: Run) -> None:
     for example in range(2):
         alone = method_of(shifted).attribute(shifted.hidden[example : example + 1], None, shifted.args[1:])
         assert_same(alone[0], shifted.expected[example])
 
 
 class Images(nn.Module):
-    """A layer for images of several sizes in one sequence without an axis of examples, each attended to by itself."""
+    """A layer for images of several sizes in one sequence. Each image attends to itself. There is no batch axis."""
 
     def __init__(self, sizes: list[int]) -> None:
         super().__init__()
@@ -319,7 +320,7 @@ def test_images_in_one_sequence_without_examples(sizes: list[int]) -> None:
 
 
 def zero_one(layer: Images, x: Tensor, position: int) -> Tensor:
-    """How far each output moves when the value of one position is zeroed, `(out,)`."""
+    """The distance of each output from clean when the value of one position is zeroed, `(out,)`."""
 
     def zero(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
         start = sum(layer.sizes[: calls[0]])
@@ -337,7 +338,7 @@ def zero_one(layer: Images, x: Tensor, position: int) -> Tensor:
 
 
 class Apart(nn.Module):
-    """An attention that is given its queries, keys and values apart, and for several prompts, as in SAM's decoder."""
+    """An attention with separate queries, keys and values, for several prompts, as in SAM's decoder."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -363,7 +364,7 @@ class Decoder(nn.Module):
 
 @pytest.mark.parametrize(("tokens", "sources"), [(5, 5), (5, 8), (8, 5)])
 @pytest.mark.parametrize("prompts", [1, 2])
-def test_an_attention_that_is_given_its_values_apart(tokens: int, sources: int, prompts: int) -> None:
+def test_separate_queries_and_values(tokens: int, sources: int, prompts: int) -> None:
     model, generator = Decoder(), torch.Generator().manual_seed(0)
     sizes = (tokens, sources)
     given = tuple(torch.randn(2, prompts, n, WIDTH, dtype=torch.float64, generator=generator) for n in sizes)
@@ -384,19 +385,6 @@ def test_an_attention_that_is_given_its_values_apart(tokens: int, sources: int, 
     assert_same(ValueZeroing(model, model.attention, normalize=False).attribute(given), expected)
 
 
-class Halves(Block):
-    """A block that attends in two halves of the sequence, `prepare` acting on it before."""
-
-    def __init__(self, prepare: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.prepare = prepare
-
-    def forward(self, x: Tensor) -> Tensor:
-        halves = self.prepare(self.attention_norm(x)).reshape(-1, x.shape[1] // 2, x.shape[2])
-        x = x + self.attention(halves).reshape(x.shape)
-        return x + self.feed_forward(self.norm(x))
-
-
 REFUSED = {
     "values come from several positions": lambda x: x + x.roll(1, dims=1),
     "reaches from one example to another": lambda x: x.transpose(0, 1).contiguous().view_as(x),
@@ -404,7 +392,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("reason", REFUSED)
-def test_what_cannot_be_told_is_refused(reason: str) -> None:
+def test_ambiguous_windows_are_refused(reason: str) -> None:
     block, x = Halves(REFUSED[reason]), torch.randn(2, 6, WIDTH, dtype=torch.float64)
     with pytest.raises(AssertionError, match=rf"(one vector a token|cannot be replayed).*{reason}"):
         ValueZeroing(block, block).attribute(x)
@@ -413,7 +401,7 @@ def test_what_cannot_be_told_is_refused(reason: str) -> None:
 
 
 class Alarmed(Halves):
-    """Attends in halves; what is larger anywhere than all of the clean pass changes both."""
+    """Attends in halves. An output above all clean outputs changes both halves."""
 
     limit = torch.inf
 
@@ -423,11 +411,11 @@ class Alarmed(Halves):
 
     def alarm(self, module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
         self.largest = float(output.abs().amax())
-        # Of NaN nothing is larger.
+        # No comparison with NaN is true.
         return torch.where(output.abs() > self.limit, 1.0, 0.0).amax() * torch.arange(WIDTH) + output
 
 
-def test_windows_that_only_hear_what_is_loud() -> None:
+def test_windows_that_depend_on_large_values() -> None:
     across = []
     for seed in range(6):
         torch.manual_seed(seed)
@@ -440,8 +428,8 @@ def test_windows_that_only_hear_what_is_loud() -> None:
     assert any(across)
 
 
-def test_windows_of_numbers_that_are_rounded_to_few() -> None:
-    """A nudge that is too small to be taken for another order moves none of them."""
+def test_windows_of_quantised_values() -> None:
+    """A small nudge changes none of the rounded numbers."""
     layer, x = Halves(lambda x: (4 * x).round() / 4), torch.randn(1, 8, WIDTH, dtype=torch.float64)
     run = Run(layer, (x,), {}, "attention.value", all_of(WIDTH), False)
     assert not run.where(list(range(8))).any()
@@ -455,7 +443,7 @@ def zeroed_at(values: Tensor, token: int) -> Tensor:
 
 
 class Sorted(Block):
-    """Attends in two halves, of the tokens with the lower scores and of those with the higher ones."""
+    """Attends in two halves: the tokens with lower scores, and the tokens with higher scores."""
 
     def forward(self, x: Tensor) -> Tensor:
         order = x.sum(-1).argsort(-1)
@@ -466,7 +454,7 @@ class Sorted(Block):
 
 
 class Stopped(Halves):
-    """Behind its windows, positions hear each other by way of something that lets no NaN through."""
+    """After the windows, positions depend on each other through a module that removes NaN."""
 
     def __init__(self) -> None:
         super().__init__(lambda x: x)
@@ -485,14 +473,14 @@ def clearing() -> Halves:
 
 @pytest.mark.parametrize("batch", [1, 2])
 @pytest.mark.parametrize("build", [Sorted, Stopped, clearing])
-def test_layers_in_which_nan_leads_astray(build: Callable[[], nn.Module], batch: int) -> None:
+def test_layers_that_hide_nan(build: Callable[[], nn.Module], batch: int) -> None:
     torch.manual_seed(5)
     block, x = build().eval(), torch.randn(batch, 6, WIDTH, dtype=torch.float64)
     run = Run(block, (x,), {}, "attention.value", all_of(WIDTH), channels_first=False)
     assert_same(ValueZeroing(block, block, normalize=False).attribute(x), run.expected)
 
 
-def test_outputs_that_depend_on_no_value_are_refused() -> None:
+def test_outputs_that_depend_on_no_value() -> None:
     block, x = clearing(), torch.randn(2, 6, WIDTH, dtype=torch.float64)
     with torch.no_grad():
         block.attention.output.weight.zero_()
@@ -501,21 +489,21 @@ def test_outputs_that_depend_on_no_value_are_refused() -> None:
 
 
 class HandedOn(Halves):
-    """Behind its windows, each example hears the one before it."""
+    """After the windows, each example depends on the one before it."""
 
     def forward(self, x: Tensor) -> Tensor:
         x = super().forward(x)
         return x + x.roll(1, dims=0).cumsum(1)
 
 
-def test_outputs_that_hear_another_example_are_refused() -> None:
+def test_outputs_that_depend_on_another_example() -> None:
     block, x = HandedOn(lambda x: x), torch.randn(2, 6, WIDTH, dtype=torch.float64)
     with pytest.raises(AssertionError, match="reaches from one example to another"):
         ValueZeroing(block, block).attribute(x)
 
 
 class Twice(Block):
-    """Attends in two halves of the sequence, in each of which the first token is there twice."""
+    """Attends in two halves of the sequence. In each half the first token occurs twice."""
 
     def forward(self, x: Tensor) -> Tensor:
         halves = self.attention_norm(x).reshape(-1, x.shape[1] // 2, x.shape[2])
@@ -524,7 +512,7 @@ class Twice(Block):
         return x + self.feed_forward(self.norm(x))
 
 
-def test_a_token_that_a_window_holds_twice_is_zeroed_at_both_places() -> None:
+def test_token_twice_in_a_window() -> None:
     x = torch.randn(2, 6, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     run = Run(Twice(), (x,), {}, "attention.value", all_of(WIDTH), False)
     assert_same(scores_of(run), run.expected)
@@ -541,7 +529,7 @@ class Turned(Block):
         return x + self.feed_forward(self.norm(x))
 
 
-def test_tokens_in_another_order_are_told_apart() -> None:
+def test_tokens_in_another_order() -> None:
     block, x = Turned(), torch.randn(2, 6, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     run = Run(block, (x,), {}, "attention.value", all_of(WIDTH), False)
     assert_same(scores_of(run), run.expected)
@@ -554,7 +542,7 @@ def test_tokens_in_another_order_are_told_apart() -> None:
             ValueZeroingEffect(block, block).attribute(inputs, target=(0, 0))
 
 
-def test_methods_that_need_weights_say_so(shifted: Run) -> None:
+def test_methods_that_need_weights(shifted: Run) -> None:
     for method in (LayerAttention, LayerAttentionNorm):
         with pytest.raises(AssertionError, match="sees the layer's tokens in windows"):
             method(shifted.layer, shifted.layer).attribute(shifted.hidden, None, shifted.args[1:])
@@ -581,7 +569,7 @@ def test_a_rollout_stays_within_a_stage() -> None:
     assert_same(ValueZeroingRollout(model, layers[:2]).attribute(image(12)), second @ first)
 
 
-def test_the_model_is_left_as_it_was(shifted: Run) -> None:
+def test_model_is_unchanged(shifted: Run) -> None:
     before = [len(module._forward_hooks) for module in shifted.layer.modules()]
     scores_of(shifted)
     assert [len(module._forward_hooks) for module in shifted.layer.modules()] == before

@@ -8,6 +8,7 @@ import pytest
 import torch
 from scipy import stats
 
+from captum_vz.errors import ArgumentError
 from captum_vz.metrics import kendall, spearman, top_k_overlap
 
 
@@ -21,7 +22,7 @@ def rows() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return one, other, keep
 
 
-def test_spearman_is_scipys_on_the_tokens_kept(rows: Any) -> None:
+def test_spearman_equals_scipy(rows: Any) -> None:
     found = spearman(*rows)
     for a, b, keep, rho in zip(*rows, found, strict=True):
         assert rho.item() == pytest.approx(stats.spearmanr(a[keep], b[keep]).statistic, abs=1e-12)
@@ -49,17 +50,17 @@ def test_order_is_all_that_counts(measure: Any) -> None:
 
 
 @pytest.mark.parametrize("measure", [spearman, kendall])
-def test_what_has_no_order_is_nan_and_nothing_else_is(measure: Any) -> None:
+def test_only_scores_without_order_nan(measure: Any) -> None:
     one = torch.tensor([[1.0, 2, 3], [1, 1, 1], [1, torch.nan, 3], [1, 2, 3], [1, 1, 3]])
     other = torch.tensor([[1.0, 3, 2], [1, 2, 3], [1, 2, 3], [2, 2, 2], [1, 2, 3]])
     assert measure(one, other).isnan().tolist() == [False, True, True, True, False]
-    keep = torch.tensor([[1, 1, 0]])  # the last row is constant where it counts
+    keep = torch.tensor([[1, 1, 0]])  # the kept scores of the last row are constant
     assert measure(one, other, keep).isnan().tolist() == [False, True, True, True, True]
     assert measure(one[:1], other[:1], torch.zeros(1, 3)).isnan().all()
     assert measure(one[:1], other[:1], torch.tensor([[0, 1, 0]])).isnan().all()
 
 
-def test_overlap_of_scores_without_ties_is_that_of_sets() -> None:
+def test_overlap_without_ties_equals_sets() -> None:
     one, other = torch.rand(20, 7), torch.rand(20, 7)
     for k in range(1, 9):
         for a, b, share in zip(one, other, top_k_overlap(one, other, k), strict=True):
@@ -67,12 +68,12 @@ def test_overlap_of_scores_without_ties_is_that_of_sets() -> None:
             assert share.item() == pytest.approx(len(first & second) / min(k, 7))
 
 
-def test_overlap_with_ties_is_what_is_expected_if_they_are_broken_by_lot() -> None:
+def test_overlap_with_ties_is_expectation() -> None:
     one = torch.tensor([[3.0, 1, 1, 1, 0]])
     other = torch.tensor([[0.0, 2, 2, 3, 0]])
 
     def ways(row: list[float], k: int) -> list[set[int]]:
-        """All sets of k tokens of which none outside scores higher than one inside."""
+        """All sets of k tokens in which each token scores at least as high as any token outside."""
         sets = map(set, combinations(range(5), k))
         return [s for s in sets if min(row[i] for i in s) >= max(row[i] for i in range(5) if i not in s)]
 
@@ -80,7 +81,7 @@ def test_overlap_with_ties_is_what_is_expected_if_they_are_broken_by_lot() -> No
         shares = [len(a & b) / k for a in ways(one[0].tolist(), k) for b in ways(other[0].tolist(), k)]
         assert top_k_overlap(one, other, k).item() == pytest.approx(sum(shares) / len(shares))
     constant = torch.ones(1, 5)
-    assert top_k_overlap(constant, other, 2).item() == pytest.approx(2 / 5)  # chance
+    assert top_k_overlap(constant, other, 2).item() == pytest.approx(2 / 5)  # chance level
 
 
 def test_overlap_regards_only_what_is_kept() -> None:
@@ -92,13 +93,13 @@ def test_overlap_regards_only_what_is_kept() -> None:
     assert top_k_overlap(one, other, 2, torch.zeros(1, 4)).isnan().all()
 
 
-def test_what_does_not_fit_is_refused() -> None:
-    with pytest.raises(AssertionError, match=r"one is \(1, 3\) and other \(1, 4\): pass scores of the same tokens"):
+def test_bad_arguments_refused() -> None:
+    with pytest.raises(ArgumentError, match=r"one is \(1, 3\) and other \(1, 4\): pass scores of the same tokens"):
         spearman(torch.rand(1, 3), torch.rand(1, 4))
-    with pytest.raises(AssertionError, match=r"other is \(3,\) of torch.float32"):
+    with pytest.raises(ArgumentError, match=r"other is \(3,\) of torch.float32"):
         kendall(torch.rand(1, 3), torch.rand(3))
-    with pytest.raises(AssertionError, match="k is 0: pass how many"):
+    with pytest.raises(ArgumentError, match="k is 0: pass how many"):
         top_k_overlap(torch.rand(1, 3), torch.rand(1, 3), 0)
     for k in (1.5, True):
-        with pytest.raises(AssertionError, match=rf"k is {k}: pass .* an integer of at least 1"):
+        with pytest.raises(ArgumentError, match=rf"k is {k}: pass .* an integer of at least 1"):
             top_k_overlap(torch.rand(1, 3), torch.rand(1, 3), k)  # type: ignore[arg-type]  # wrong on purpose

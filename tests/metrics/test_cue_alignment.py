@@ -1,17 +1,18 @@
-"""Cue alignment against loops over plain numbers and cases that are known."""
+"""Cue alignment against loops over plain numbers and known cases."""
 
 from typing import Any
 
 import pytest
 import torch
 
+from captum_vz.errors import ArgumentError
 from captum_vz.metrics import cue_average_precision, cue_dot_product
 
 CUES = torch.tensor([[False, True, False, True, False]])
 
 
 def naive_average_precision(scores: list[float], cues: list[bool]) -> float:
-    """Threshold by threshold: what scores at least as high is retrieved."""
+    """Threshold by threshold: tokens that score at least as high are retrieved."""
     total, recall_before = 0.0, 0.0
     for threshold in sorted(set(scores), reverse=True):
         retrieved = [cue for score, cue in zip(scores, cues, strict=True) if score >= threshold]
@@ -34,46 +35,46 @@ def test_both_equal_their_naive_twins(signed: bool) -> None:
         assert precision == pytest.approx(naive_average_precision(row, cue), abs=1e-12)
 
 
-def test_cues_that_come_first_are_found_perfectly() -> None:
+def test_first_cues_have_precision_one() -> None:
     scores = torch.tensor([[0.1, 0.4, 0.0, 0.3, 0.2]])
     assert cue_average_precision(scores, CUES).item() == 1
     assert cue_dot_product(scores, CUES).item() == pytest.approx(0.7)
 
 
-def test_one_cue_in_place_k_has_a_precision_of_one_in_k() -> None:
+def test_cue_at_rank_k() -> None:
     for place in range(1, 6):
         scores = torch.tensor([[5.0, 4.0, 3.0, 2.0, 1.0]])
         cues = torch.arange(1, 6)[None] == place
         assert cue_average_precision(scores, cues).item() == pytest.approx(1 / place)
 
 
-def test_equal_scores_share_a_threshold_wherever_they_stand() -> None:
+def test_equal_scores_share_a_threshold() -> None:
     assert cue_average_precision(torch.ones(1, 5), CUES).item() == pytest.approx(2 / 5)  # the share of cues
     tied = torch.tensor([[0.4, 0.4, 0.0, 0.1, 0.1]])
     assert cue_average_precision(tied, CUES).item() == cue_average_precision(tied.flip(1), CUES.flip(1)).item()
 
 
-def test_tokens_that_are_not_kept_do_not_count_and_rows_sum_to_one_without_them() -> None:
+def test_dropped_tokens_do_not_count() -> None:
     scores = torch.tensor([[0.5, 0.2, 0.1, 0.1, 0.1]])
     keep = torch.tensor([[0, 1, 1, 1, 1]])
     assert cue_dot_product(scores, CUES, keep).item() == pytest.approx(0.3 / 0.5)
     assert cue_average_precision(scores, CUES, keep).item() == pytest.approx(
         naive_average_precision([0.2, 0.1, 0.1, 0.1], [True, False, True, False])
     )
-    # What stands in their place is of no account, be it NaN.
+    # The values of dropped tokens do not matter, even NaN.
     scores[0, 0] = torch.nan
     assert cue_dot_product(scores, CUES, keep).item() == pytest.approx(0.3 / 0.5)
     assert not cue_average_precision(scores, CUES, keep).isnan()
 
 
-def test_infinite_scores_have_a_place_in_the_order_too() -> None:
+def test_infinite_scores_are_ranked() -> None:
     scores = torch.tensor([[3.0, torch.inf, 2.0, -torch.inf, 1.0]])
     ranks, cues = torch.tensor([[4.0, 5.0, 3.0, 1.0, 2.0]]), torch.tensor([[True, False, False, True, False]])
     for keep in (None, torch.ones(1, 5), torch.tensor([[1, 1, 0, 1, 1]])):
         assert cue_average_precision(scores, cues, keep).item() == cue_average_precision(ranks, cues, keep).item()
 
 
-def test_padding_that_is_not_kept_changes_nothing() -> None:
+def test_dropped_padding_changes_nothing() -> None:
     scores, cues = torch.rand(1, 5), CUES
     padded, keep = torch.nn.functional.pad(scores, (0, 3)), torch.nn.functional.pad(torch.ones(1, 5), (0, 3))
     cues_padded = torch.nn.functional.pad(cues, (0, 3))
@@ -96,16 +97,16 @@ def test_examples_without_an_answer_are_nan() -> None:
         ((torch.zeros(1, 4), CUES), r"cues is \(1, 5\) of torch.bool: pass booleans .* of shape \(1, 4\)"),
         ((torch.zeros(1, 5), torch.tensor([[1, 3]])), r"cues is \(1, 2\)"),
         ((torch.zeros(1, 5), torch.full((1, 5), 2)), r"cues is \(1, 5\) of torch.int64: pass booleans \(or 0 and 1\)"),
-        ((torch.zeros(1, 5), CUES, ~CUES), "keep leaves out a token that is a cue"),
+        ((torch.zeros(1, 5), CUES, ~CUES), "keep drops a token that is a cue"),
         ((torch.zeros(1, 5), CUES, [1]), "keep is of type list"),
     ],
 )
 @pytest.mark.parametrize("measure", [cue_dot_product, cue_average_precision])
-def test_what_does_not_fit_is_refused(measure: Any, arguments: tuple[Any, ...], message: str) -> None:
-    with pytest.raises(AssertionError, match=message):
+def test_bad_arguments_refused(measure: Any, arguments: tuple[Any, ...], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
         measure(*arguments)
 
 
 def test_signed_scores_are_no_shares() -> None:
-    with pytest.raises(AssertionError, match=r"scores holds negative ones, .* take their absolute values first"):
+    with pytest.raises(ArgumentError, match=r"scores has negative values, .* take absolute values first"):
         cue_dot_product(torch.tensor([[0.5, -0.5, 1, 0, 0]]), CUES, torch.ones(1, 5))

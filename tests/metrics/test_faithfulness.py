@@ -1,4 +1,4 @@
-"""Blank-out and ERASER against sentences edited by hand and models whose answers are known."""
+"""Blank-out and ERASER against sentences edited by hand and models with known answers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from captum_vz.metrics import Prediction, blank_out, comprehensiveness, content_tokens, spearman, sufficiency
+from captum_vz.errors import ArgumentError, RefusedError
+from captum_vz.metrics import (
+    MaskedSentences,
+    Prediction,
+    blank_out,
+    comprehensiveness,
+    content_tokens,
+    spearman,
+    sufficiency,
+)
 from captum_vz.metrics.faithfulness import FRACTIONS
 from captum_vz.testbed import agreement_sentences, encode_record, form_ids, load_agreement_model
 from tests.metrics.toy import ATTENDED, BAD, CONTENT, GOOD, IDS, MASK, TARGET, UNK, WEIGHTS, additive, sigmoid
@@ -19,13 +28,18 @@ from tests.metrics.toy import ATTENDED, BAD, CONTENT, GOOD, IDS, MASK, TARGET, U
 REMOVALS = [UNK, MASK, "delete"]
 
 
+def sentences(**changed: Any) -> MaskedSentences:
+    fields = {"ids": IDS, "mask": ATTENDED, "target": TARGET, "content": CONTENT, "forms": [GOOD, BAD]}
+    return MaskedSentences(**fields | changed)
+
+
 def toy(removal: Any = UNK, **options: Any) -> Prediction:
-    return Prediction(additive, IDS, TARGET, [GOOD, BAD], CONTENT, removal, attention_mask=ATTENDED, **options)
+    return Prediction(additive, sentences(), removal, **options)
 
 
 @pytest.mark.parametrize("removal", REMOVALS)
-def test_blank_out_of_a_linear_model_is_known(removal: Any) -> None:
-    """The pair softmax is a sigmoid of the difference of logits, from which a removed token takes its weight away."""
+def test_blank_out_of_linear_model(removal: Any) -> None:
+    """The pair softmax is a sigmoid of the difference of logits. Removing a token subtracts its weight from it."""
     effects = blank_out(toy(removal))
     for b, (ids, content) in enumerate(zip(IDS, CONTENT, strict=True)):
         total = WEIGHTS[ids].sum().item()
@@ -34,15 +48,15 @@ def test_blank_out_of_a_linear_model_is_known(removal: Any) -> None:
             assert effects[b, j].item() == pytest.approx(expected, abs=1e-12)
 
 
-def test_scores_that_are_the_weights_are_perfectly_faithful() -> None:
+def test_weights_are_perfectly_faithful() -> None:
     faithful = spearman(WEIGHTS[IDS], blank_out(toy()), CONTENT)
     torch.testing.assert_close(faithful, torch.ones(2, dtype=torch.float64))
     torch.testing.assert_close(spearman(-WEIGHTS[IDS], blank_out(toy()), CONTENT), -torch.ones(2, dtype=torch.float64))
-    # What matters most, whichever way, is another question: -1.0 then comes before 0.5 and 0.25.
+    # With absolute effects the order differs: -1.0 comes before 0.5 and 0.25.
     assert spearman(WEIGHTS[IDS], blank_out(toy()).abs(), CONTENT)[0] < 1
 
 
-def test_over_the_vocabulary_all_words_share_the_probability() -> None:
+def test_probability_over_the_vocabulary() -> None:
     effects = blank_out(toy(over="vocabulary"))
     total = WEIGHTS[IDS[0]].sum()
     for j in CONTENT[0].nonzero()[:, 0]:
@@ -50,14 +64,14 @@ def test_over_the_vocabulary_all_words_share_the_probability() -> None:
         assert effects[0, j].item() == pytest.approx((before / (before + 15) - after / (after + 15)).item(), abs=1e-12)
 
 
-def test_without_forms_the_models_own_prediction_is_explained() -> None:
-    own = Prediction(additive, IDS, TARGET, None, CONTENT, UNK, attention_mask=ATTENDED)
+def test_prediction_explained_without_forms() -> None:
+    own = Prediction(additive, sentences(forms=None), UNK)
     assert own.best().tolist() == [GOOD, GOOD]
     torch.testing.assert_close(blank_out(own), blank_out(toy(over="vocabulary")))
 
 
 @pytest.mark.parametrize("removal", REMOVALS)
-def test_the_target_special_tokens_and_padding_stay(removal: Any) -> None:
+def test_target_specials_and_padding_stay(removal: Any) -> None:
     seen: list[tuple[list[int], int]] = []
 
     def watch(input_ids: Tensor, attention_mask: Tensor) -> SimpleNamespace:
@@ -66,7 +80,7 @@ def test_the_target_special_tokens_and_padding_stay(removal: Any) -> None:
         )
         return additive(input_ids, attention_mask)
 
-    everything = Prediction(watch, IDS, TARGET, [GOOD, BAD], CONTENT | (IDS == MASK), removal, attention_mask=ATTENDED)
+    everything = Prediction(watch, sentences(content=CONTENT | (IDS == MASK)), removal)
     blank_out(everything)
     sufficiency(everything, WEIGHTS[IDS])
     assert all(row[0] == 0 and row[-1] == 1 and MASK in row for row, _ in seen)
@@ -76,14 +90,14 @@ def test_the_target_special_tokens_and_padding_stay(removal: Any) -> None:
     assert (0, MASK, *gone, 15, 1) in kinds
 
 
-def test_logits_are_read_where_the_target_has_moved_to() -> None:
+def test_logits_read_at_moved_target() -> None:
     def echo(input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """GOOD is likely at the mask and nowhere else."""
         logits = torch.zeros(*input_ids.shape, 16, dtype=torch.float64)
         logits[..., GOOD] = (input_ids == MASK).double() * 5
         return logits
 
-    moved = Prediction(echo, IDS, TARGET, [GOOD, BAD], CONTENT, "delete", attention_mask=ATTENDED)
+    moved = Prediction(echo, sentences(), "delete")
     assert not blank_out(moved).any()
     everything = moved.probability(torch.tensor([GOOD, GOOD]), removed=CONTENT)
     torch.testing.assert_close(everything, torch.full((2,), sigmoid(5.0), dtype=torch.float64))
@@ -91,7 +105,7 @@ def test_logits_are_read_where_the_target_has_moved_to() -> None:
 
 @pytest.mark.parametrize("removal", REMOVALS)
 @pytest.mark.parametrize("measure", [comprehensiveness, sufficiency])
-def test_eraser_of_a_linear_model_is_known(measure: Any, removal: Any) -> None:
+def test_eraser_of_linear_model(measure: Any, removal: Any) -> None:
     scores = torch.rand(IDS.shape)
     found = measure(toy(removal), scores)
     assert found.shape == (2, len(FRACTIONS))
@@ -102,19 +116,19 @@ def test_eraser_of_a_linear_model_is_known(measure: Any, removal: Any) -> None:
         for q, fall in zip(FRACTIONS, found[b], strict=True):
             top = ranked[: ceil(q * len(positions))]
             gone = top if measure is comprehensiveness else [j for j in positions if j not in top]
-            # The prediction is GOOD in both sentences, for their weights sum to more than 0.
+            # The prediction is GOOD in both sentences, because their weights sum to more than 0.
             expected = sigmoid(total) - sigmoid(total - sum(WEIGHTS[ids[j]].item() for j in gone))
             assert fall.item() == pytest.approx(expected, abs=1e-12)
 
 
-def test_eraser_explains_the_prediction_and_not_the_right_form() -> None:
-    wrong_way = Prediction(additive, IDS, TARGET, [BAD, GOOD], CONTENT, UNK, attention_mask=ATTENDED)
+def test_eraser_explains_the_prediction() -> None:
+    wrong_way = Prediction(additive, sentences(forms=[BAD, GOOD]), UNK)
     scores = torch.rand(IDS.shape)
     torch.testing.assert_close(comprehensiveness(wrong_way, scores), comprehensiveness(toy(), scores))
     torch.testing.assert_close(blank_out(wrong_way), -blank_out(toy()))
 
 
-def test_the_number_of_tokens_is_rounded_up_and_never_by_a_rounding_error() -> None:
+def test_token_number_rounded_up_exactly() -> None:
     for n in range(1, 101):
         ids = torch.full((1, n + 1), 10)
         ids[0, 0] = MASK
@@ -126,20 +140,20 @@ def test_the_number_of_tokens_is_rounded_up_and_never_by_a_rounding_error() -> N
 
         whole = torch.ones_like(ids)
         fractions = (0.07, 0.14, 0.29, 0.57, 1.0)
-        prediction = Prediction(count, ids, 0, [GOOD, BAD], whole, UNK)
+        prediction = Prediction(count, MaskedSentences(ids, None, 0, whole, [GOOD, BAD]), UNK)
         comprehensiveness(prediction, torch.arange(n + 1.0)[None], fractions)
         exact = [ceil(Fraction(str(q)) * n) for q in fractions]
         assert sorted(length for length in lengths if length) == sorted(set(exact))
 
 
-def test_what_is_asked_twice_is_run_once() -> None:
+def test_repeated_sets_run_once() -> None:
     ran: list[Tensor] = []
 
     def watch(input_ids: Tensor, attention_mask: Tensor) -> SimpleNamespace:
         ran.extend(input_ids)
         return additive(input_ids, attention_mask)
 
-    prediction = Prediction(watch, IDS, TARGET, [GOOD, BAD], CONTENT, UNK, attention_mask=ATTENDED)
+    prediction = Prediction(watch, sentences(), UNK)
     examples = torch.tensor([1, 0, 1, 0])
     removed = torch.stack([CONTENT[1], CONTENT[0], CONTENT[1], torch.zeros(7).bool()])
     found = prediction.probability(torch.tensor([GOOD, GOOD]), examples, removed)
@@ -147,25 +161,28 @@ def test_what_is_asked_twice_is_run_once() -> None:
     assert found.tolist() == pytest.approx([0.5, 0.5, 0.5, sigmoid(WEIGHTS[IDS[0]].sum().item())])
 
 
-def test_of_equal_scores_the_earlier_token_comes_first() -> None:
+def test_equal_scores_earlier_token_first() -> None:
     scores = torch.tensor([[0.0, 1, 1, 0, 1, 0, 0], [0, 0, 1, 0, 0, 0, 0]])
     first = torch.tensor([[0.0, 9, 1, 0, 1, 0, 0], [0, 0, 1, 0, 0, 0, 0]])
     torch.testing.assert_close(comprehensiveness(toy(), scores), comprehensiveness(toy(), first))
 
 
-def test_scores_that_rank_nothing_are_nan() -> None:
+def test_constant_scores_are_nan() -> None:
     constant = torch.ones(IDS.shape)
     constant[1, 2] = 2
     for measure in (comprehensiveness, sufficiency):
         assert measure(toy(), constant).isnan().any(1).tolist() == [True, False]
         assert measure(toy(), constant.masked_fill(IDS == 14, torch.nan)).isnan().all()
-    single = Prediction(additive, IDS, TARGET, [GOOD, BAD], IDS == 14, UNK, attention_mask=ATTENDED)
-    assert comprehensiveness(single, constant).isnan().any(1).tolist() == [True, False]  # none, and the only one
+    single = Prediction(additive, sentences(content=IDS == 14), UNK)
+    assert comprehensiveness(single, constant).isnan().any(1).tolist() == [
+        True,
+        False,
+    ]  # without content, and one token
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])
 @pytest.mark.parametrize("removal", REMOVALS)
-def test_any_batch_size_and_a_real_model_sentence_by_sentence(removal: Any, batch_size: int) -> None:
+def test_real_model_any_batch_size(removal: Any, batch_size: int) -> None:
     """Against tensors edited one by one, with the embedded model."""
     model, tokenizer = load_agreement_model()
     model.double()
@@ -175,16 +192,14 @@ def test_any_batch_size_and_a_real_model_sentence_by_sentence(removal: Any, batc
     encoded = [encode_record(tokenizer, record) for record in records]
     forms = [form_ids(tokenizer, record) for record in records]
     batch = tokenizer.pad({"input_ids": [e.encoding["input_ids"][0].tolist() for e in encoded]}, return_tensors="pt")
-    prediction = Prediction(
-        model,
-        batch["input_ids"],
-        [e.target for e in encoded],
-        torch.tensor(forms),
-        content_tokens(batch["input_ids"], specials),
-        by,
-        attention_mask=batch["attention_mask"],
-        batch_size=batch_size,
+    masked = MaskedSentences(
+        ids=batch["input_ids"],
+        mask=batch["attention_mask"],
+        target=[e.target for e in encoded],
+        content=content_tokens(batch["input_ids"], specials),
+        forms=torch.tensor(forms),
     )
+    prediction = Prediction(model, masked, by, batch_size=batch_size)
     effects = blank_out(prediction)
     assert not model.training
     for b, (example, (good, bad)) in enumerate(zip(encoded, forms, strict=True)):
@@ -209,7 +224,7 @@ def test_any_batch_size_and_a_real_model_sentence_by_sentence(removal: Any, batc
     ("changed", "message"),
     [
         ({"ids": torch.zeros(2, 7)}, r"ids is \(2, 7\) of torch.float32: pass token ids"),
-        ({"target": 7}, "target 7 is out of range: there are 7 tokens, positions -7 to 6"),
+        ({"target": 7}, "target 7 is out of range: pass positions from -7 to 6"),
         ({"target": [0, 1, 2]}, r"target is \[0, 1, 2\]: pass a position, or one for each of the 2 sentences"),
         ({"target": 6}, "target 6 points at padding"),
         ({"forms": torch.zeros(3, 2).long()}, r"forms is \(3, 2\) of torch.int64: pass token ids \(forms,\)"),
@@ -219,35 +234,37 @@ def test_any_batch_size_and_a_real_model_sentence_by_sentence(removal: Any, batc
         ({"forms": torch.tensor([[GOOD, BAD], [BAD, BAD]])}, f"forms has the id {BAD} twice for one sentence"),
         ({"target": True}, "target is True: pass a position"),
         ({"content": CONTENT[:, :3]}, r"content is \(2, 3\) of torch.bool"),
+        ({"mask": ATTENDED[:, :3]}, r"mask is \(2, 3\)"),
+    ],
+)
+def test_sentences_bad_field_refused(changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        sentences(**changed)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
         ({"removal": None}, "removal is None: .* whose unk_token_id or mask_token_id is None has no such token"),
         ({"removal": "mask"}, "removal is 'mask'"),
-        ({"attention_mask": ATTENDED[:, :3]}, r"attention_mask is \(2, 3\)"),
         ({"over": "pair"}, "over is 'pair': pass 'forms' or 'vocabulary'"),
         ({"batch_size": 0}, "batch_size is 0"),
         ({"model": torch.nn.Linear(1, 1)}, r"train mode: call model.eval\(\)"),
     ],
 )
-def test_what_does_not_fit_is_refused(changed: dict[str, Any], message: str) -> None:
-    arguments: dict[str, Any] = {
-        "model": additive,
-        "ids": IDS,
-        "target": TARGET,
-        "forms": [GOOD, BAD],
-        "content": CONTENT,
-        "removal": UNK,
-        "attention_mask": ATTENDED,
-    }
-    with pytest.raises(AssertionError, match=message):
+def test_bad_arguments_refused(changed: dict[str, Any], message: str) -> None:
+    arguments: dict[str, Any] = {"model": additive, "sentences": sentences(), "removal": UNK}
+    with pytest.raises(RefusedError, match=message):
         Prediction(**arguments | changed)
 
 
-def test_small_integers_are_positions_too() -> None:
+def test_small_integers_are_positions() -> None:
     places = torch.tensor(TARGET, dtype=torch.uint8)
-    found = Prediction(additive, IDS, places, [GOOD, BAD], CONTENT, UNK, attention_mask=ATTENDED)
+    found = Prediction(additive, sentences(target=places), UNK)
     torch.testing.assert_close(blank_out(found), blank_out(toy()))
 
 
-def test_logits_of_another_kind_are_refused() -> None:
+def test_bad_logits_refused() -> None:
     def pooled(input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         return torch.zeros(len(input_ids), 16)
 
@@ -255,25 +272,25 @@ def test_logits_of_another_kind_are_refused() -> None:
         return torch.full((*input_ids.shape, 16), torch.nan)
 
     for model, message in ((pooled, r"gave \(2, 16\) of torch.float32 for ids \(2, 7\)"), (nan, "NaN for a logit")):
-        with pytest.raises(AssertionError, match=message):
-            Prediction(model, IDS, TARGET, [GOOD, BAD], CONTENT, UNK, attention_mask=ATTENDED).best()
-    beyond = Prediction(additive, IDS, TARGET, [GOOD, 999], CONTENT, UNK, attention_mask=ATTENDED)
-    with pytest.raises(AssertionError, match="forms has the id 999, but the model's vocabulary has the entries 0 to"):
+        with pytest.raises(RefusedError, match=message):
+            Prediction(model, sentences(), UNK).best()
+    beyond = Prediction(additive, sentences(forms=[GOOD, 999]), UNK)
+    with pytest.raises(RefusedError, match="forms has the id 999, but the model's vocabulary has the entries 0 to"):
         beyond.best()
 
 
-def test_scores_and_fractions_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(AssertionError, match=r"scores is \(2, 3\), but the ids are \(2, 7\)"):
+def test_bad_scores_and_fractions_refused() -> None:
+    with pytest.raises(RefusedError, match=r"scores is \(2, 3\), but the ids are \(2, 7\)"):
         comprehensiveness(toy(), torch.zeros(2, 3))
-    with pytest.raises(AssertionError, match=r"fractions is \(10,\): pass shares"):
+    with pytest.raises(RefusedError, match=r"fractions is \(10,\): pass shares"):
         sufficiency(toy(), torch.rand(2, 7), (10,))
-    with pytest.raises(AssertionError, match="scores holds infinities"):
+    with pytest.raises(RefusedError, match="scores holds infinities"):
         sufficiency(toy(), torch.full((2, 7), torch.inf))
-    with pytest.raises(AssertionError, match="the target, padding and special tokens stay"):
+    with pytest.raises(RefusedError, match="pass content tokens only"):
         toy().probability(torch.tensor([GOOD, GOOD]), removed=torch.ones_like(CONTENT))
 
 
-def test_sentences_without_content_have_no_effects() -> None:
-    bare = Prediction(additive, IDS, TARGET, [GOOD, BAD], CONTENT & False, UNK, attention_mask=ATTENDED)
+def test_sentences_without_content() -> None:
+    bare = Prediction(additive, sentences(content=CONTENT & False), UNK)
     assert not blank_out(bare).any()
     assert comprehensiveness(bare, torch.rand(IDS.shape)).isnan().all()

@@ -1,4 +1,4 @@
-"""Description lengths: what cannot be read off costs a bit each, what can be costs less; the bookkeeping by hand."""
+"""Description lengths: random labels cost a bit each, readable labels less; sums by hand."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from captum_vz.errors import ArgumentError
 from captum_vz.metrics import description_length, probing, summarize
 
 LABELS = torch.arange(1000) % 2
@@ -18,14 +19,12 @@ def noise() -> torch.Tensor:
     return torch.randn(1000, 6)
 
 
-def test_labels_that_can_be_read_off_are_compressed_and_random_ones_are_not(noise: torch.Tensor) -> None:
+def test_only_readable_labels_are_compressed(noise: torch.Tensor) -> None:
     assert description_length(noise + 4 * LABELS[:, None], LABELS).compression > 2.5
     assert 0.9 < description_length(noise, LABELS).compression < 1.05
 
 
-def test_a_probe_that_knows_nothing_costs_the_uniform_code(
-    noise: torch.Tensor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ignorant_probe_costs_uniform_code(noise: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     for classes in (2, 3, 5):
         flat = torch.nn.Linear(6, classes)
         torch.nn.init.zeros_(flat.weight)
@@ -36,10 +35,8 @@ def test_a_probe_that_knows_nothing_costs_the_uniform_code(
         assert length.compression == pytest.approx(1)
 
 
-def test_a_certain_probe_leaves_only_the_first_block_and_bits_stand_by_their_examples(
-    noise: torch.Tensor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """No floor under the code: an end-to-end softmax before the loss would hold compression below 3.14."""
+def test_certain_probe_costs_first_block(noise: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Code lengths have no lower bound: a softmax before the loss would keep compression below 3.14."""
     certain = torch.nn.Linear(6, 2)
     with torch.no_grad():
         certain.weight.zero_()
@@ -49,7 +46,7 @@ def test_a_certain_probe_leaves_only_the_first_block_and_bits_stand_by_their_exa
     monkeypatch.setattr(probing, "_train", lambda h, y, k: seen.append(len(h)) or certain)
     states = noise.clone()
     states[:, 0] = LABELS
-    states[7, 0] = 1 - LABELS[7].double()  # a label that it gets wrong, by 500 nats
+    states[7, 0] = 1 - LABELS[7].double()  # a label that the probe gets wrong by 500 nats
     length = description_length(states, LABELS)
     assert length.boundaries == (8, 16, 32, 62, 125, 250, 500, 1000)
     assert seen == list(length.boundaries[:-1])
@@ -59,8 +56,8 @@ def test_a_certain_probe_leaves_only_the_first_block_and_bits_stand_by_their_exa
     assert length.total == pytest.approx(length.bits.sum().item())
 
 
-def test_the_probe_never_sees_what_it_has_to_code(noise: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other labels in the last block change the cost of that block and of nothing before it."""
+def test_probe_never_sees_coded_block(noise: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other labels in the last block change only the cost of this block."""
     order = torch.randperm(1000, generator=torch.Generator().manual_seed(0))
     labels = LABELS.clone()
     labels[order[500:]] = 1 - labels[order[500:]]
@@ -70,7 +67,7 @@ def test_the_probe_never_sees_what_it_has_to_code(noise: torch.Tensor, monkeypat
     assert torch.allclose(2 ** -one.bits[order[500:]] + 2 ** -other.bits[order[500:]], torch.ones(500).double())
 
 
-def test_the_seed_decides_and_the_global_random_state_does_not(noise: torch.Tensor) -> None:
+def test_only_the_seed_decides(noise: torch.Tensor) -> None:
     state = torch.get_rng_state()
     first = description_length(noise, LABELS, boundaries=(0.5, 1))
     assert torch.equal(torch.get_rng_state(), state)
@@ -81,7 +78,7 @@ def test_the_seed_decides_and_the_global_random_state_does_not(noise: torch.Tens
     assert not torch.equal(first.bits, description_length(noise, LABELS, boundaries=(0.5, 1), seed=1).bits)
 
 
-def test_the_rate_falls_over_all_epochs_and_the_best_epoch_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rate_falls_best_epoch_used(monkeypatch: pytest.MonkeyPatch) -> None:
     rates: list[float] = []
 
     class Watched(torch.optim.AdamW):
@@ -96,7 +93,7 @@ def test_the_rate_falls_over_all_epochs_and_the_best_epoch_is_used(monkeypatch: 
     assert rates == pytest.approx([1e-3 * (1 - step / steps) for step in range(steps)])
 
 
-def test_training_stops_when_held_out_examples_gain_nothing_for_five_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_stops_without_gain(monkeypatch: pytest.MonkeyPatch) -> None:
     losses = iter([3.0, 2.0, 1.0, 5.0, 5.0, 5.0, 5.0, 5.0])
     heads: list[torch.Tensor] = []
 
@@ -110,7 +107,7 @@ def test_training_stops_when_held_out_examples_gain_nothing_for_five_epochs(monk
     assert torch.equal(probe[-1].weight, heads[2])
 
 
-def test_the_interval_of_the_mean_cost_is_that_of_any_value(noise: torch.Tensor) -> None:
+def test_interval_of_mean_cost(noise: torch.Tensor) -> None:
     length = description_length(noise, LABELS, boundaries=(0.5, 1))
     assert 1000 / summarize(length.bits).mean / 1000 == pytest.approx(length.compression)
 
@@ -123,7 +120,7 @@ def test_the_interval_of_the_mean_cost_is_that_of_any_value(noise: torch.Tensor)
             torch.zeros(1000, 2),
             LABELS[:5],
             {},
-            r"labels is \(5,\) of torch.int64: pass one integer for each of the 1000",
+            r"labels is \(5,\) of torch.int64: pass 1000 integers",
         ),
         (torch.full((1000, 2), torch.nan), LABELS, {}, "not finite"),
         (torch.zeros(1000, 2), LABELS, {"classes": 1}, "labels run from 0 to 1, of 1 classes"),
@@ -134,6 +131,6 @@ def test_the_interval_of_the_mean_cost_is_that_of_any_value(noise: torch.Tensor)
         (torch.zeros(1000, 2), LABELS, {"boundaries": (0.5, 0.5, 1)}, "shares of the examples that rise to 1"),
     ],
 )
-def test_what_does_not_fit_is_refused(states: Any, labels: Any, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(AssertionError, match=message):
+def test_bad_arguments_refused(states: Any, labels: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
         description_length(states, labels, **options)

@@ -1,4 +1,4 @@
-"""The correlation of cue alignment with probing, against scipy's on examples drawn by hand."""
+"""The correlation of cue alignment with probing, against scipy's on resampled examples."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import pytest
 import torch
 from scipy import stats
 
+from captum_vz.errors import ArgumentError
 from captum_vz.metrics import probing_correlation
 
 
-def test_the_correlation_over_layers_is_scipys_of_the_mean() -> None:
+def test_correlation_equals_scipy() -> None:
     alignment, compression = torch.rand(30, 6) + torch.linspace(0, 0.5, 6), [1.0, 1.2, 1.2, 3.0, 2.0, 5.0]
     found = probing_correlation(alignment, compression)
     assert found.statistic == pytest.approx(stats.spearmanr(alignment.mean(0), compression).statistic)
@@ -21,7 +22,7 @@ def test_the_correlation_over_layers_is_scipys_of_the_mean() -> None:
     assert probing_correlation(holed, compression) == found._replace(undefined=2)
 
 
-def test_the_interval_is_that_of_examples_drawn_again() -> None:
+def test_interval_equals_loop_of_resamples() -> None:
     alignment, compression = torch.rand(8, 5, dtype=torch.float64), torch.tensor([2.0, 1, 3, 5, 4])
     drawn = torch.randint(8, (4000, 8), generator=torch.Generator().manual_seed(0))
     naive = [stats.spearmanr(alignment[rows].mean(0), compression).statistic for rows in drawn[:2000]]
@@ -31,7 +32,7 @@ def test_the_interval_is_that_of_examples_drawn_again() -> None:
     assert found.high == pytest.approx(high, abs=0.11)
 
 
-def test_a_correlation_without_spread_or_with_one_example() -> None:
+def test_correlation_without_spread_undefined() -> None:
     single = probing_correlation(torch.tensor([[0.1, 0.2, 0.3]]), [1.0, 2.0, 3.0])
     assert single.statistic == pytest.approx(1)
     assert single.low != single.low
@@ -52,6 +53,6 @@ def test_a_correlation_without_spread_or_with_one_example() -> None:
         (torch.rand(4, 2), [1.0, torch.inf], r"compression is \[1.0, inf\]"),
     ],
 )
-def test_a_correlation_of_what_does_not_fit_is_refused(alignment: Any, compression: Any, message: str) -> None:
-    with pytest.raises(AssertionError, match=message):
+def test_bad_correlation_refused(alignment: Any, compression: Any, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
         probing_correlation(alignment, compression)

@@ -1,4 +1,4 @@
-"""Means with intervals: known cases, what theory says of their width, and the count of what is undefined."""
+"""Means with intervals: known cases, their width in theory, and the number of undefined values."""
 
 from math import sqrt
 from typing import Any
@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 import torch
 
+from captum_vz.errors import ArgumentError
 from captum_vz.metrics import summarize
 
 
-def test_the_mean_is_of_the_numbers_and_the_others_are_counted() -> None:
+def test_mean_counts_undefined_values() -> None:
     values = torch.tensor([1.0, torch.nan, 2.0, 6.0, torch.nan])
     summary = summarize(values)
     assert (summary.mean, summary.examples, summary.undefined) == (3.0, 3, 2)
@@ -18,7 +19,7 @@ def test_the_mean_is_of_the_numbers_and_the_others_are_counted() -> None:
     assert str(summary) == f"3.000 [{summary.low:.3f}, {summary.high:.3f}] (3 examples, 2 more undefined)"
 
 
-def test_the_interval_is_as_wide_as_the_central_limit_theorem_says() -> None:
+def test_interval_matches_central_limit_theorem() -> None:
     values = torch.randn(400)
     for confidence, quantile in ((0.95, 1.960), (0.8, 1.282)):
         summary = summarize(values, confidence)
@@ -33,7 +34,7 @@ def test_the_seed_decides() -> None:
     assert summarize(values, seed=1) != summarize(values, seed=2)
 
 
-def test_values_that_are_all_the_same_have_an_interval_of_no_width() -> None:
+def test_constant_values_have_zero_width() -> None:
     assert summarize(torch.full((5,), 0.5))[:4] == (0.5, 0.0, 0.5, 0.5)
 
 
@@ -51,10 +52,10 @@ def test_too_few_examples_have_no_interval(values: list[float], examples: int, u
         (torch.zeros(2, 2), {}, r"values is \(2, 2\) of torch.float32: pass a tensor \(examples,\)"),
         ([1.0], {}, "values is of type list"),
         (torch.tensor([torch.inf]), {}, "values holds infinities"),
-        (torch.zeros(2), {"confidence": 95}, "confidence is 95: pass a share between 0 and 1"),
+        (torch.zeros(2), {"confidence": 95}, "confidence is 95: pass a number between 0 and 1"),
         (torch.zeros(2), {"resamples": 0}, "resamples is 0"),
     ],
 )
-def test_what_does_not_fit_is_refused(values: Any, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(AssertionError, match=message):
+def test_bad_arguments_refused(values: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
         summarize(values, **options)

@@ -1,4 +1,4 @@
-"""Models of a few lines, whose answers can be worked out by hand, and sentences for them."""
+"""Models of a few lines with answers that can be computed by hand, and sentences for them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CLS, SEP, PAD, UNK, MASK = 0, 1, 2, 3, 4
 GOOD, BAD = 5, 6
 SPECIAL = [CLS, SEP, PAD]
 
-# Two sentences, the second one padded; the target is where MASK stands.
+# Two sentences, the second one padded. The target is at MASK.
 IDS = torch.tensor([[CLS, 10, 11, MASK, 12, 13, SEP], [CLS, MASK, 14, 15, SEP, PAD, PAD]])
 ATTENDED = (IDS != PAD).long()
 TARGET = [3, 1]

@@ -33,4 +33,4 @@ def examples() -> list[Example]:
 
 @pytest.fixture
 def fold_for_anything() -> None:
-    """Not in studies: other processes, which no fixture reaches, are to give the same numbers to the last bit."""
+    """Not in studies, because other processes, which no fixture reaches, must give the same numbers to the last bit."""

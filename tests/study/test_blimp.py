@@ -1,4 +1,4 @@
-"""BLiMP's five paradigms: cues and numbers by rule, on sentences written by hand and, where it is there, on BLiMP."""
+"""BLiMP's five paradigms: cues and numbers by rule, on sentences written by hand and, if it is available, on BLiMP."""
 
 import json
 import os
@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from captum_vz.study import encode
-from captum_vz.study.blimp import UNBALANCED, blimp_examples, find_cue, number
-from captum_vz.study.encoding import BadExample
-from captum_vz.testbed import held_out, mask_target, read_paradigm, split_words
+from captum_vz.study.examples.blimp import UNBALANCED, blimp_examples, find_cue, number, select_blimp
+from captum_vz.study.examples.encoding import BadExample
+from captum_vz.testbed import form_ids, held_out, mask_target, read_paradigm, split_words
 from captum_vz.testbed.data import HELD_OUT_PARADIGMS, Record
 from tests.study.conftest import Shipped
 
@@ -52,7 +52,7 @@ SENTENCES = {
 
 
 def record(paradigm: str, sentence: str) -> tuple[Record, list[int]]:
-    """What BLiMP would say of a sentence, and the positions of its cues."""
+    """The record that BLiMP would have for a sentence, and the positions of its cues."""
     start, forms, end = sentence.partition("[")[0], sentence.split("[")[1].split("]")[0], sentence.split("]")[1]
     good, bad = (f"{start}{form}{end}" for form in forms.split("|"))
     masked = mask_target(
@@ -93,31 +93,31 @@ def test_cue_and_number_are_found(paradigm: str, sentence: str) -> None:
         (PLURAL, {"masked": "The [MASK] here.", "target": 1}),
     ],
 )
-def test_a_cue_is_not_guessed(paradigm: str, changed: Record) -> None:
+def test_unclear_cue_stays_empty(paradigm: str, changed: Record) -> None:
     found, _ = record(paradigm, SENTENCES[paradigm][0])
     assert find_cue(found | changed) == []
 
 
-def test_a_number_is_not_guessed() -> None:
+def test_unclear_number_is_none() -> None:
     assert number({"good": "mice", "bad": "cheese"}) is None
     assert number({"good": "is", "bad": "was"}) is None
 
 
-def test_a_paradigm_without_a_rule_is_named() -> None:
+def test_paradigm_without_rule_refused() -> None:
     with pytest.raises(ValueError, match="no rule for the cues of 'wh_island', only for anaphor_number_agreement"):
         find_cue({"UID": "wh_island", "masked": "Who [MASK]?", "target": 1})
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """The sentences above in BLiMP's format, each six times, of which about three are held out."""
+    """The sentences above in BLiMP's format, each six times. About three of each are held out."""
     for paradigm, sentences in SENTENCES.items():
         records = [record(paradigm, sentence)[0] | {"pairID": str(n)} for n, sentence in enumerate(sentences * 6)]
         (tmp_path / f"{paradigm}.jsonl").write_text("\n".join(map(json.dumps, records)), encoding="utf-8")
     return tmp_path
 
 
-def test_what_is_held_out_becomes_examples(folder: Path) -> None:
+def test_held_out_records_become_examples(folder: Path) -> None:
     examples = {example.id: example for example in blimp_examples(folder)}
     records = [record for half in held_out(folder).values() for record in half]
     assert set(examples) <= {f"{record['UID']} {record['pairID']}" for record in records}
@@ -130,23 +130,29 @@ def test_what_is_held_out_becomes_examples(folder: Path) -> None:
     assert blimp_examples(str(folder)) == list(examples.values())
 
 
-def test_singular_verbs_are_drawn_down_to_the_plural_ones(folder: Path) -> None:
+def test_singular_verbs_reduced_to_plural_number(folder: Path) -> None:
     halves = held_out(folder)[PLURAL]
     before = Counter(number(record) for record in halves)
     after = Counter(example.label for example in blimp_examples(folder) if example.group == PLURAL)
     assert before["singular"] > before["plural"] == after["plural"] == after["singular"] > 0
 
 
-def test_pairs_with_forms_of_several_tokens_are_dropped(folder: Path, shipped: Shipped) -> None:
+def test_pairs_of_several_tokens_dropped(folder: Path, shipped: Shipped) -> None:
     _, tokenizer = shipped
     vocabulary = tokenizer.get_vocab()
     kept = blimp_examples(folder, [tokenizer])
     assert kept
     assert len(kept) < len(blimp_examples(folder))
+    selection = select_blimp(folder, [tokenizer])
+    pairs = sum(map(len, held_out(folder).values()))
+    single = sum(form_ids(tokenizer, record) is not None for half in held_out(folder).values() for record in half)
+    assert (selection.pairs, selection.several_tokens) == (pairs, pairs - single)
+    assert selection.unbalanced == single - len(kept) > 0
+    assert f"{len(kept)} of {pairs} held-out pairs of BLiMP: {pairs - len(kept)} were dropped" in str(selection)
     assert all(example.good in vocabulary and example.bad in vocabulary for example in kept)
 
 
-def test_a_sentence_without_a_cue_is_recorded_with_its_reason(folder: Path, shipped: Shipped) -> None:
+def test_sentence_without_cue_has_reason(folder: Path, shipped: Shipped) -> None:
     path = folder / f"{NOUN}.jsonl"
     lines = [json.loads(line) | {"two_prefix_word": "ship"} for line in path.read_text("utf-8").splitlines()]
     path.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
@@ -160,11 +166,11 @@ def test_a_sentence_without_a_cue_is_recorded_with_its_reason(folder: Path, ship
     "CAPTUM_VZ_BLIMP" not in os.environ,
     reason="BLiMP is not part of this repository: set CAPTUM_VZ_BLIMP to the folder with its .jsonl files",
 )
-def test_the_rules_know_all_of_blimp(shipped: Shipped) -> None:
+def test_rules_cover_all_of_blimp(shipped: Shipped) -> None:
     blimp = os.environ["CAPTUM_VZ_BLIMP"]
     numbers, cues = {}, Counter[int]()
     for paradigm in HELD_OUT_PARADIGMS:
-        records = read_paradigm(blimp, paradigm)  # which finds exactly one word that differs
+        records = read_paradigm(blimp, paradigm)  # it checks that exactly one word differs
         counts = Counter(number(record) for record in records)
         numbers[paradigm] = (counts["singular"], counts["plural"])
         cues.update(len(find_cue(record)) for record in records)

@@ -1,4 +1,4 @@
-"""`captum-vz study`: its options, its file, and the one line it gives where it cannot."""
+"""`captum-vz study`: its options, its file, and its errors of one line."""
 
 import builtins
 import importlib
@@ -29,7 +29,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_it_runs_the_study_and_prints_what_comes_out(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+def test_study_runs_and_prints_results(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
     examples = [Example.from_record(record) for record in agreement_sentences(6)]
     assert main(["study", "--generated", "6", "--output", "s", "--methods", *METHODS, "--shard-size", "4"]) == 0
     out, err = capsys.readouterr()
@@ -45,7 +45,7 @@ def test_it_runs_the_study_and_prints_what_comes_out(capsys: pytest.CaptureFixtu
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_file_holds_the_options_and_those_typed_count_for_more(folder: Path) -> None:
+def test_typed_options_override_the_file(folder: Path) -> None:
     (folder / "conf").mkdir()
     bad = Example("bad", ("hats", "[MASK]"), 7)
     write_jsonl(folder / "conf" / "mine.jsonl", [*map(Example.from_record, agreement_sentences(3)), bad])
@@ -65,7 +65,7 @@ def test_a_file_holds_the_options_and_those_typed_count_for_more(folder: Path) -
 
 def test_blimp_is_read(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[Any] = []
-    monkeypatch.setattr("captum_vz.study.blimp.blimp_examples", lambda path: found.append(path) or [])
+    monkeypatch.setattr("captum_vz.study.examples.blimp.blimp_examples", lambda path: found.append(path) or [])
     assert "examples is empty" in refused(capsys, "study", "--blimp", "data", "--output", "s")
     assert found == [Path("data")]
 
@@ -84,14 +84,14 @@ def test_blimp_is_read(folder: Path, capsys: pytest.CaptureFixture[str], monkeyp
         (["--output", "file/s", "--generated", "2"], "cannot write file/s/study.json: Not a directory"),
         (["--output", "other", "--generated", "2"], "is not empty, and holds no study.json"),
         (["none.toml"], "cannot read none.toml: No such file"),
-        (["odd.toml"], "odd.toml is no TOML file"),
+        (["odd.toml"], "odd.toml is not a TOML file"),
         (["unknown.toml"], "unrecognized arguments: --modle agreement"),
         (["number.toml"], "number.toml: output is 5: expected the name of a file or folder, in quotes"),
         (["numbers.toml"], "numbers.toml: jsonl is ['a.jsonl', 3]: expected the name of a file"),
         (["table.toml"], "table.toml: model is {'name': 'agreement'}: expected a string"),
     ],
 )
-def test_what_cannot_be_run_is_told_in_one_line(
+def test_bad_command_gives_one_line(
     arguments: list[str], told: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (folder / "file").write_text("")
@@ -105,28 +105,26 @@ def test_what_cannot_be_run_is_told_in_one_line(
     assert told in refused(capsys, "study", *arguments)
 
 
-def test_who_stops_it_is_told_that_it_goes_on(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupt_says_how_to_continue(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     def stopped(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("captum_vz.study.run.run_study", stopped)
-    assert "stopped. The same command goes on from here" in refused(
+    assert "stopped. The same command continues from here" in refused(
         capsys, "study", "--generated", "2", "--output", "s"
     )
 
 
 def forget(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
-    """Have these packages imported anew, for one test."""
+    """Import these packages again, for one test."""
     for package in packages:
-        # The import also binds the package's name in its parent, which has to be put back with the modules.
+        # The import also sets the package's name in its parent, so it is restored with the modules.
         monkeypatch.setattr(captum_vz, package.rpartition(".")[2], importlib.import_module(package))
     for name in [name for name in sys.modules if name.startswith(packages)]:
         monkeypatch.delitem(sys.modules, name)
 
 
-def test_to_compare_needs_no_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compare_needs_no_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     extra = ("pyarrow", "pandas", "accelerate", "scipy", "sklearn")
     forget(monkeypatch, "captum_vz.study", "captum_vz.metrics")
     found = builtins.__import__
@@ -146,7 +144,7 @@ def test_to_compare_needs_no_extra(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("missing", ["pyarrow", "pandas", "accelerate"])
-def test_a_missing_extra_is_named_in_one_line(
+def test_missing_extra_is_named(
     missing: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forget(monkeypatch, "captum_vz.study")
@@ -162,9 +160,10 @@ def test_a_missing_extra_is_named_in_one_line(
     assert f"needs {missing}, which comes with the extra 'study': pip install \"captum-vz[study]\"" in told
 
 
-def test_two_processes_of_accelerate_launch_share_the_work(folder: Path) -> None:
+@pytest.mark.slow
+def test_two_launched_processes_share_work(folder: Path) -> None:
     options = ["study", "--generated", "6", "--methods", "random", "--metrics", "cue_dot", "--shard-size", "1"]
-    # Of processes on CPUs, accelerate starts several by its launcher for GPUs (torchrun) or by MPI.
+    # accelerate starts several processes on CPUs by its launcher for GPUs (torchrun) or by MPI.
     launch = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"]
     quietly = ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
     run = subprocess.run(
@@ -176,7 +175,7 @@ def test_two_processes_of_accelerate_launch_share_the_work(folder: Path) -> None
     )
     assert run.returncode == 0, run.stderr
     assert run.stdout.count("rows, summary.csv") == 1
-    assert run.stderr.count("3/3") >= 1  # its half of the six
+    assert run.stderr.count("3/3") >= 1  # half of the six
     assert "6/6" not in run.stderr
     assert main([*options, "--output", "one", "--quiet"]) == 0
     assert_same_study(Study("two"), Study("one"))

@@ -1,4 +1,4 @@
-"""One text, many methods, one table: the numbers are those of the classes, and the table can be taken anywhere."""
+"""One text, many methods, one table: the numbers equal those of the classes, and the table can be exported."""
 
 import csv
 import io
@@ -20,6 +20,7 @@ from captum_vz import (
     HiddenTokenAttribution,
     LayerALTI,
     LayerAttention,
+    LayerAttentionGradient,
     LayerAttentionNorm,
     PositionAttribution,
     RandomAttribution,
@@ -30,6 +31,7 @@ from captum_vz import (
     ValueZeroingRollout,
     find_layers,
 )
+from captum_vz.errors import RefusedError
 from captum_vz.functional import normalize_rows
 from captum_vz.study import DEFAULT_METHODS, METHODS, Table, compare
 from tests.study.conftest import Decoder, Shipped
@@ -53,11 +55,11 @@ ROLLED_OUT = {
 
 
 @pytest.mark.parametrize("layer", [-1, 1])
-def test_each_column_is_what_the_class_gives(layer: int, shipped: Shipped) -> None:
+def test_columns_equal_their_classes(layer: int, shipped: Shipped) -> None:
     model, tokenizer = shipped
     layers = find_layers(model)
     inputs = tokenizer(SENTENCE, return_tensors="pt")
-    table = compare(model, tokenizer, SENTENCE, methods=METHODS, layer=layer, answer="are", foil="is")
+    table = compare(model, tokenizer, SENTENCE, methods=METHODS, layer=layer, target="are", foil="is")
     expected = {name: kind(model, layers[layer]).attribute(inputs, token=MASK) for name, kind in LAYER_METHODS.items()}
     upto = layers if layer == -1 else layers[: layer + 1]
     expected |= {name: kind(model, upto).attribute(inputs, token=MASK) for name, kind in ROLLED_OUT.items()}
@@ -74,10 +76,12 @@ def test_each_column_is_what_the_class_gives(layer: int, shipped: Shipped) -> No
         difference: torch.Tensor = output.logits[:, MASK, right] - output.logits[:, MASK, wrong]
         return difference
 
+    by_gradient = LayerAttentionGradient(model, layers[layer], objective=choice)
+    expected["attention-gradient"] = by_gradient.attribute(inputs, token=MASK)
     for name, zeroed in {"value-zeroing-effect": layers, "value-zeroing-effect-layer": layers[layer]}.items():
         expected[name] = normalize_rows(ValueZeroingEffect(model, zeroed).attribute(inputs, target=choice).abs())
     assert table.tokens == tuple(inputs.tokens())
-    assert (table.target, table.layer, table.refused) == (MASK, layer % 4, {})
+    assert (table.token, table.layer, table.refused) == (MASK, layer % 4, {})
     for name, row in expected.items():
         # In float32, and in another order of summation where several methods share a pass.
         torch.testing.assert_close(table.scores[name], row[0].double(), rtol=1e-4, atol=1e-6, msg=name)
@@ -87,30 +91,30 @@ def test_each_column_is_what_the_class_gives(layer: int, shipped: Shipped) -> No
         assert column.sum() == pytest.approx(1)
 
 
-def test_gradients_explain_the_models_own_answer_if_none_is_named(shipped: Shipped) -> None:
+def test_gradients_explain_prediction_by_default(shipped: Shipped) -> None:
     model, tokenizer = shipped
     own = compare(model, tokenizer, SENTENCE, "saliency")
-    named = compare(model, tokenizer, SENTENCE, "saliency", answer="are")
-    other = compare(model, tokenizer, SENTENCE, "saliency", answer=tokenizer.convert_tokens_to_ids("is"))
+    named = compare(model, tokenizer, SENTENCE, "saliency", target="are")
+    other = compare(model, tokenizer, SENTENCE, "saliency", target=tokenizer.convert_tokens_to_ids("is"))
     torch.testing.assert_close(own.scores["saliency"], named.scores["saliency"])
     assert not torch.allclose(own.scores["saliency"], other.scores["saliency"])
 
 
-def test_a_decoder_is_explained_at_its_last_token_without_what_it_does_not_have(decoder: Decoder) -> None:
+def test_decoder_explained_at_last_token(decoder: Decoder) -> None:
     model, tokenizer = decoder
     table = compare(model, tokenizer, "some hat is small.")
-    assert table.target == len(table.tokens) - 1
+    assert table.token == len(table.tokens) - 1
     assert sorted(table.refused) == ["globenc", "globenc-layer"]
     assert "pre-norm" in table.refused["globenc"]
     assert list(table.scores) == [name for name in DEFAULT_METHODS if name not in table.refused]
-    first = compare(model, tokenizer, "some hat is small.", target=0)
+    first = compare(model, tokenizer, "some hat is small.", token=0)
     for name, column in first.scores.items():
-        assert column.tolist() == [1, 0, 0, 0, 0], name  # tokens that come later are not seen
-    with pytest.raises(AssertionError, match="pre-norm"):
+        assert column.tolist() == [1, 0, 0, 0, 0], name  # later tokens are not seen
+    with pytest.raises(RefusedError, match="pre-norm"):
         compare(model, tokenizer, "some hat is small.", "globenc")
 
 
-def test_an_encoding_may_be_passed_and_an_encoder_that_predicts_nothing(shipped: Shipped) -> None:
+def test_encoding_and_headless_encoder_accepted(shipped: Shipped) -> None:
     _, tokenizer = shipped
     config = BertConfig(
         vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16
@@ -119,11 +123,11 @@ def test_an_encoding_may_be_passed_and_an_encoder_that_predicts_nothing(shipped:
     table = compare(model, tokenizer, tokenizer(SENTENCE, return_tensors="pt"), ["alti", "value-zeroing"])
     assert list(table.scores) == ["alti", "value-zeroing"]
     torch.testing.assert_close(table.scores["alti"], compare(model, tokenizer, SENTENCE, "alti").scores["alti"])
-    with pytest.raises(AssertionError, match="BertModel gives no logits, and an output is explained"):
+    with pytest.raises(RefusedError, match="BertModel gives no logits, but the method explains a logit"):
         compare(model, tokenizer, SENTENCE, "saliency")
 
 
-def test_all_runs_of_a_layer_that_runs_many_times_are_layers(shipped: Shipped) -> None:
+def test_each_run_is_a_layer(shipped: Shipped) -> None:
     _, tokenizer = shipped
     config = AlbertConfig(
         vocab_size=len(tokenizer),
@@ -142,11 +146,11 @@ def test_all_runs_of_a_layer_that_runs_many_times_are_layers(shipped: Shipped) -
         compare(model, tokenizer, SENTENCE, "attention", layer=3)
 
 
-def test_of_an_encoder_and_decoder_the_encoder_is_explained(shipped: Shipped) -> None:
+def test_encoder_of_seq2seq_is_explained(shipped: Shipped) -> None:
     _, tokenizer = shipped
     config = T5Config(vocab_size=len(tokenizer), d_model=16, d_kv=8, d_ff=16, num_layers=2, num_heads=2)
     config.decoder_start_token_id = 0
-    table = compare(T5ForConditionalGeneration(config).eval(), tokenizer, SENTENCE, "value-zeroing", target="hat")
+    table = compare(T5ForConditionalGeneration(config).eval(), tokenizer, SENTENCE, "value-zeroing", token="hat")
     assert table.scores["value-zeroing"].shape == (11,)
 
 
@@ -155,16 +159,16 @@ def test_of_an_encoder_and_decoder_the_encoder_is_explained(shipped: Shipped) ->
     [
         ({"methods": ["value-zeroing", "magic"]}, r"methods is \['value-zeroing', 'magic'\]: pass some of"),
         ({"methods": []}, r"methods is \[\]: pass some of"),
-        ({"target": "cat"}, "target 'cat' is none of the tokens"),
-        ({"target": 11}, "target 11 is out of range: there are 11 tokens"),
-        ({"answer": "exasperate"}, "'exasperate' is not a single token"),
-        ({"inputs": ""}, "it is empty"),
+        ({"token": "cat"}, "token 'cat' is none of the tokens"),
+        ({"token": 11}, "token 11 is out of range: there are 11 tokens"),
+        ({"target": "exasperate"}, "'exasperate' is not a single token"),
+        ({"inputs": ""}, "the text is empty"),
         ({"inputs": ["one", "two"]}, "inputs is of type list: pass one text"),
         ({"inputs": {"input_ids": torch.ones(2, 3, dtype=torch.long)}}, r"inputs is input_ids \(2, 3\): pass one text"),
         ({"inputs": "hat " * 600}, "tokens long, but the model takes at most"),
     ],
 )
-def test_what_cannot_be_compared_is_told(passed: dict[str, Any], complaint: str, shipped: Shipped) -> None:
+def test_bad_comparison_refused(passed: dict[str, Any], complaint: str, shipped: Shipped) -> None:
     with pytest.raises(ValueError, match=complaint):
         compare(*shipped, **{"inputs": SENTENCE, "methods": ["value-zeroing"], **passed})
 
@@ -172,10 +176,10 @@ def test_what_cannot_be_compared_is_told(passed: dict[str, Any], complaint: str,
 @pytest.fixture
 def table() -> Table:
     scores = {"value-zeroing": torch.tensor([0.0004, 1.0, 0.0]), "alti": torch.tensor([0.5, 0.25, 0.25])}
-    return Table(("$a|b$", "it", "[MASK]"), 2, scores, 3, {"globenc": "it is pre-norm"})
+    return Table(("$a|b$", "it", "[MASK]"), 2, scores, 3, {"globenc": "it is pre-norm"}, {"alti": "layers 0 to 3"})
 
 
-def test_it_prints_aligned(table: Table) -> None:
+def test_table_prints_aligned(table: Table) -> None:
     assert str(table).splitlines() == [
         "             value",
         "             zeroing  alti",
@@ -186,13 +190,13 @@ def test_it_prints_aligned(table: Table) -> None:
     ]
 
 
-def test_it_is_exported_whole(table: Table, tmp_path: Path) -> None:
+def test_table_is_exported_whole(table: Table, tmp_path: Path) -> None:
     found = json.loads(table.to_json(tmp_path / "t.json"))
-    assert (found["tokens"], found["target"], found["layer"]) == (["$a|b$", "it", "[MASK]"], 2, 3)
+    assert (found["tokens"], found["token"], found["layer"]) == (["$a|b$", "it", "[MASK]"], 2, 3)
     assert found["scores"]["alti"] == [0.5, 0.25, 0.25]
     assert found == json.loads((tmp_path / "t.json").read_text("utf-8"))
     head, *rows = csv.reader(io.StringIO(table.to_csv(tmp_path / "t.csv")))
-    assert head == ["token", "target", "value-zeroing", "alti"]
+    assert head == ["token", "explained", "value-zeroing", "alti"]
     assert rows[2] == ["[MASK]", "True", "0.0", "0.25"]
     assert table.to_csv() == (tmp_path / "t.csv").read_text("utf-8")
     assert table.to_markdown().splitlines()[2:] == [
@@ -202,13 +206,13 @@ def test_it_is_exported_whole(table: Table, tmp_path: Path) -> None:
     ]
     frame = table.to_pandas()
     assert frame["alti"].tolist() == [0.5, 0.25, 0.25]
-    assert frame["token"][frame["target"]].tolist() == ["[MASK]"]
+    assert frame["token"][frame["explained"]].tolist() == ["[MASK]"]
     page = table._repr_html_()
     assert page.count("<tr>") == 4
     assert "it is pre-norm" in page
 
 
-def test_any_token_is_one_cell_of_markdown() -> None:
+def test_any_token_fits_markdown_cell() -> None:
     tokens = ("<s>", "</s>", "a|b", "a\nb", "&amp;", "__x__")
     table = Table(tokens, 0, {"random": torch.full((6,), 1 / 6)}, 0)
     assert [line.split(" | ")[0] for line in table.to_markdown().split("\n")[2:]] == [
@@ -222,19 +226,19 @@ def test_any_token_is_one_cell_of_markdown() -> None:
     ]
 
 
-def test_a_long_token_is_shortened_in_a_figure() -> None:
+def test_long_token_shortened_in_figure() -> None:
     panel = Table(("a" * 50, "b\n"), 0, {"random": torch.tensor([0.5, 0.5])}, 0).plot().axes[0]
     assert [label.get_text() for label in panel.get_xticklabels()] == ["a" * 19 + "…", "b\\n"]
-    assert panel.get_title() == f"What {'a' * 19}… draws on (layer 0)"
+    assert panel.get_title() == f"What {'a' * 19}… draws on"
 
 
-def test_it_draws_each_score_where_it_belongs(table: Table, tmp_path: Path) -> None:
+def test_figure_shows_scores_in_place(table: Table, tmp_path: Path) -> None:
     figure = table.plot()
     panel = figure.axes[0]
     image = panel.images[0].get_array()
     assert image is not None
     torch.testing.assert_close(torch.tensor(image.tolist()), torch.stack(list(table.scores.values())))
-    assert [label.get_text() for label in panel.get_yticklabels()] == ["value-zeroing", "alti"]
+    assert [label.get_text() for label in panel.get_yticklabels()] == ["value-zeroing", "alti, layers 0 to 3"]
     written = {text.get_position(): text.get_text() for text in panel.texts}
     assert written == {(1, 0): "1.00", (0, 1): ".50", (1, 1): ".25", (2, 1): ".25"}
-    figure.savefig(tmp_path / "table.png")  # with a token that would be a formula
+    figure.savefig(tmp_path / "table.png")  # one token looks like a formula

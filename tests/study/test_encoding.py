@@ -1,4 +1,4 @@
-"""From words to tokens, for models with a mask and without one, and what is wrong with a bad example."""
+"""From words to tokens, for models with and without a mask, and the errors of bad examples."""
 
 from dataclasses import replace
 from typing import Any
@@ -8,15 +8,15 @@ import torch
 from transformers import RobertaConfig, RobertaModel
 
 from captum_vz.study import BadExample, Example, encode
-from captum_vz.study.encoding import pad
-from captum_vz.study.targets import longest_text
+from captum_vz.study.examples.encoding import pad
+from captum_vz.study.examples.text import max_tokens
 from captum_vz.testbed import encode_record, form_ids
 from tests.study.conftest import Decoder, Shipped
 
 WUGS = Example("wugs", ("the", "hats", "[MASK]", "nice", "."), 2, (1,), "are", "is")
 
 
-def test_an_example_is_encoded_as_its_record_is(shipped: Shipped, examples: list[Example]) -> None:
+def test_example_encoded_like_its_record(shipped: Shipped, examples: list[Example]) -> None:
     _, tokenizer = shipped
     for example in examples:
         encoded, record = encode(tokenizer, example), encode_record(tokenizer, example.to_record())
@@ -25,7 +25,7 @@ def test_an_example_is_encoded_as_its_record_is(shipped: Shipped, examples: list
         assert encoded.forms == form_ids(tokenizer, example.to_record())
 
 
-def test_for_a_model_without_a_mask_the_text_ends_before_the_target(decoder: Decoder) -> None:
+def test_text_ends_before_decoder_target(decoder: Decoder) -> None:
     _, tokenizer = decoder
     for text in (None, "the hats [MASK] nice."):
         encoded = encode(tokenizer, replace(WUGS, text=text))
@@ -35,7 +35,7 @@ def test_for_a_model_without_a_mask_the_text_ends_before_the_target(decoder: Dec
     assert encode(tokenizer, replace(WUGS, good="exasperate")).forms is None
 
 
-def test_a_target_that_is_a_word_stays_and_has_no_forms(shipped: Shipped, decoder: Decoder) -> None:
+def test_word_target_has_no_forms(shipped: Shipped, decoder: Decoder) -> None:
     plain = replace(WUGS, words=("the", "hats", "are", "nice", "."))
     for tokenizer in (shipped[1], decoder[1]):
         encoded = encode(tokenizer, plain)
@@ -50,19 +50,19 @@ def test_a_target_that_is_a_word_stays_and_has_no_forms(shipped: Shipped, decode
         ({"target": -1}, "the target is word -1"),
         ({"words": ()}, "there are 0 words"),
         ({"cue": ()}, "there is no cue"),
-        ({"cue": (9,)}, "the cue is word 9, of 5 words"),
-        ({"cue": (2,)}, "the cue is word 2, of 5 words, of which 2 is the target"),
+        ({"cue": (9,)}, "the cue is word 9: expected one of 0 to 4"),
+        ({"cue": (2,)}, "the cue is word 2: expected one of 0 to 4, but not the target, 2"),
         ({"good": "exasperate"}, "the forms 'exasperate' and 'is' of the target are not one token each"),
         ({"bad": "are"}, "the forms 'are' and 'are' of the target are the same token"),
-        ({"bad": "Are"}, "the forms 'are' and 'Are' of the target are the same token"),  # it knows no capitals
+        ({"bad": "Are"}, "the forms 'are' and 'Are' of the target are the same token"),  # it has no capitals
         ({"bad": None}, "the forms 'are' and None of the target"),
         ({"words": ("the", "hats", "[MASK]", *["nice"] * 50)}, "it is 55 tokens long, but the model takes at most 32"),
-        ({"text": "the wugs are nice."}, "'hats', is not what follows in"),
+        ({"text": "the wugs are nice."}, "'hats', but the sentence continues with"),
     ],
 )
-def test_what_is_wrong_with_an_example_is_told(changed: dict[str, Any], reason: str, shipped: Shipped) -> None:
+def test_bad_example_says_why(changed: dict[str, Any], reason: str, shipped: Shipped) -> None:
     with pytest.raises(BadExample, match=reason):
-        encode(shipped[1], replace(WUGS, **changed), longest=32, needs_cue=True, needs_forms=True)
+        encode(shipped[1], replace(WUGS, **changed), max_tokens=32, needs_cue=True, needs_forms=True)
 
 
 @pytest.mark.parametrize(
@@ -72,12 +72,12 @@ def test_what_is_wrong_with_an_example_is_told(changed: dict[str, Any], reason: 
         ({"target": 0, "words": ("[MASK]", "hats"), "cue": ()}, "first word"),
     ],
 )
-def test_what_a_model_without_a_mask_cannot_see(changed: dict[str, Any], reason: str, decoder: Decoder) -> None:
+def test_decoder_cannot_see_later_words(changed: dict[str, Any], reason: str, decoder: Decoder) -> None:
     with pytest.raises(BadExample, match=reason):
         encode(decoder[1], replace(WUGS, **changed))
 
 
-def test_positions_that_are_counted_from_behind_padding_are_fewer(shipped: Shipped, decoder: Decoder) -> None:
+def test_positions_after_padding_are_fewer(shipped: Shipped, decoder: Decoder) -> None:
     config = RobertaConfig(
         vocab_size=10,
         hidden_size=8,
@@ -88,13 +88,13 @@ def test_positions_that_are_counted_from_behind_padding_are_fewer(shipped: Shipp
         pad_token_id=1,
     )
     model, tokenizer = RobertaModel(config).eval(), decoder[1]
-    longest = longest_text(model, tokenizer)
-    assert longest == 18
-    assert model(torch.full((1, 18), 5)).last_hidden_state.shape[1] == longest
+    most = max_tokens(model, tokenizer)
+    assert most == 18
+    assert model(torch.full((1, 18), 5)).last_hidden_state.shape[1] == most
     with pytest.raises((IndexError, RuntimeError), match="out of"):
         model(torch.full((1, 19), 5))
-    assert longest_text(*decoder) == 32
-    assert longest_text(*shipped) == shipped[0].config.max_position_embeddings
+    assert max_tokens(*decoder) == 32
+    assert max_tokens(*shipped) == shipped[0].config.max_position_embeddings
 
 
 def test_padding_is_masked(shipped: Shipped) -> None:

@@ -1,4 +1,4 @@
-"""Examples: what they hold, the files they come from, and that they are the testbed's records under another name."""
+"""Examples: their fields, their files, and their records in the testbed."""
 
 import json
 from dataclasses import replace
@@ -15,7 +15,7 @@ RECORDS = agreement_sentences(10, seed=2)
 WUGS = {"tokens": ["the", "wugs", "[MASK]", "nice."], "target": 2, "cue": [1]}
 
 
-def test_a_record_of_the_testbed_is_the_same_as_an_example() -> None:
+def test_record_and_example_are_equal() -> None:
     _, tokenizer = load_agreement_model()
     for record in RECORDS:
         example = Example.from_record(record)
@@ -30,19 +30,19 @@ def test_a_record_of_the_testbed_is_the_same_as_an_example() -> None:
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     examples = [Example.from_record(record) for record in RECORDS]
     examples.append(Example("ünï", ("a", "b"), 0, (), label="x", group="other"))
-    # What Python takes for the end of a line in a text, and JSON does not.
+    # These end a line for Python, but not in JSON.
     examples.append(Example("lines", tuple(f"a{end}" for end in "\u2028\u2029\x85\x0b\x0c\x1c\r\n"), 0, group="other"))
     write_jsonl(tmp_path / "examples.jsonl", examples)
     assert read_jsonl(tmp_path / "examples.jsonl") == examples
 
 
-def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path: Path) -> None:
+def test_byte_order_mark_is_ignored(tmp_path: Path) -> None:
     path = tmp_path / "wugs.jsonl"
     path.write_text(json.dumps(WUGS), encoding="utf-8-sig")
     assert [example.id for example in read_jsonl(path)] == ["wugs 1"]
 
 
-def test_any_jsonl_with_tokens_target_and_cue_is_read(tmp_path: Path) -> None:
+def test_jsonl_of_other_programs_is_read(tmp_path: Path) -> None:
     path = tmp_path / "wugs.jsonl"
     lines = [WUGS, {"text": "It [MASK].", "target": 1, "id": 7, "cue": 0}, RECORDS[0]]
     path.write_text("\n\n".join(map(json.dumps, lines)), encoding="utf-8")
@@ -53,7 +53,7 @@ def test_any_jsonl_with_tokens_target_and_cue_is_read(tmp_path: Path) -> None:
     assert read_jsonl(path, group="g")[0].id == "g 1"
 
 
-def test_what_numpy_and_tables_make_of_an_example_is_understood() -> None:
+def test_numpy_and_table_values_accepted() -> None:
     fields = Example.from_record(RECORDS[0]).to_dict()
     as_arrays = fields | {
         "words": np.array(fields["words"], dtype=object),
@@ -78,7 +78,7 @@ def test_what_numpy_and_tables_make_of_an_example_is_understood() -> None:
         ({"good": ["are"]}, r"good is \['are'\]: expected a string"),
     ],
 )
-def test_a_line_that_is_no_example_is_named(changed: dict[str, Any], complaint: str, tmp_path: Path) -> None:
+def test_bad_example_names_its_line(changed: dict[str, Any], complaint: str, tmp_path: Path) -> None:
     path = tmp_path / "wugs.jsonl"
     path.write_text(f"{json.dumps(WUGS)}\n{json.dumps(WUGS | changed)}\n", encoding="utf-8")
     with pytest.raises(ValueError, match=rf"wugs\.jsonl, line 2: .*{complaint}"):
@@ -86,7 +86,7 @@ def test_a_line_that_is_no_example_is_named(changed: dict[str, Any], complaint: 
 
 
 @pytest.mark.parametrize(("line", "complaint"), [("[1]", "expected a JSON object"), ("{", "Expecting property name")])
-def test_a_line_that_is_no_json_object_is_named(line: str, complaint: str, tmp_path: Path) -> None:
+def test_bad_json_names_its_line(line: str, complaint: str, tmp_path: Path) -> None:
     (tmp_path / "odd.jsonl").write_text(line, encoding="utf-8")
     with pytest.raises(ValueError, match=rf"odd\.jsonl, line 1: .*{complaint}"):
         read_jsonl(tmp_path / "odd.jsonl")

@@ -1,4 +1,4 @@
-"""The paper's evaluations together: their tables are those of the parts, and a second start computes nothing again."""
+"""The paper's evaluations together: their tables equal those of the parts, and a second start repeats nothing."""
 
 import re
 import shutil
@@ -11,10 +11,11 @@ import torch
 from transformers import BertModel
 
 from captum_vz.metrics import description_length, probing_correlation
+from captum_vz.study import METHODS as ALL_METHODS
 from captum_vz.study import Example, Reproduction, Study, encode, reproduce
-from captum_vz.study.encoding import pad
-from captum_vz.study.probing import FEWEST
-from captum_vz.study.reproduction import TABLE_3
+from captum_vz.study.examples.encoding import pad
+from captum_vz.study.paper.probing import FEWEST
+from captum_vz.study.paper.report import TABLE_3
 from captum_vz.testbed import agreement_sentences
 from tests.study.conftest import Shipped
 
@@ -36,19 +37,17 @@ def found(shipped: Shipped, sentences: list[Example], folder: Path) -> Reproduct
     return reproduce({"agreement": shipped}, sentences, folder, METHODS, resamples=50, quiet=True)
 
 
-def test_cue_alignment_and_faithfulness_are_those_of_the_study(found: Reproduction, folder: Path) -> None:
+def test_summary_equals_the_study(found: Reproduction, folder: Path) -> None:
     study = Study(folder / "agreement")
     pd.testing.assert_frame_equal(found.summary, study.summary)
     assert study.settings["metrics"] == ["cue_dot", "cue_ap", "blank_out"]
     assert study.settings["removal"] == "unk"
     whole = found.summary.query("group == 'all'").set_index(["method", "layer", "metric"])
-    # The embedded model has learnt these sentences: its last layer looks at the cue.
+    # The embedded model was trained on such sentences: in its last layer, scores lie on the cue.
     assert whole.loc[("value-zeroing", 3, "cue_dot"), "mean"] > 0.5 > whole.loc[("value-zeroing", 0, "cue_dot"), "mean"]
 
 
-def test_probing_is_of_what_the_layers_return_at_the_target(
-    found: Reproduction, shipped: Shipped, sentences: list[Example]
-) -> None:
+def test_probing_uses_states_at_target(found: Reproduction, shipped: Shipped, sentences: list[Example]) -> None:
     model, tokenizer = shipped
     encoded = [encode(tokenizer, example) for example in sentences]
     labels = torch.tensor([example.label == "singular" for example in sentences]).long()
@@ -59,7 +58,7 @@ def test_probing_is_of_what_the_layers_return_at_the_target(
         states = hidden[layer + 1][torch.arange(len(targets)), targets]
         expected = description_length(states, labels)
         row = found.probing.set_index("layer").loc[layer]
-        # In batches of other sizes, the last digits of float32 differ, and training takes them further.
+        # In batches of other sizes, the last digits of float32 differ, and training amplifies the difference.
         assert row["compression"] == pytest.approx(expected.compression, rel=0.02)
         assert row["bits"] == pytest.approx(expected.total, rel=0.02)
         assert row["low"] < row["compression"] < row["high"]
@@ -67,7 +66,7 @@ def test_probing_is_of_what_the_layers_return_at_the_target(
     assert found.probing["compression"].iloc[3] > 2 > found.probing["compression"].iloc[0]
 
 
-def test_its_correlation_is_that_with_each_methods_cue_alignment(found: Reproduction, folder: Path) -> None:
+def test_correlation_uses_methods_cue_alignment(found: Reproduction, folder: Path) -> None:
     rows = Study(folder / "agreement").rows(["example", "method", "layer", "cue_dot"])
     assert found.correlation["method"].tolist() == METHODS[:2]  # random has no layers
     for line in found.correlation.itertuples():
@@ -78,7 +77,8 @@ def test_its_correlation_is_that_with_each_methods_cue_alignment(found: Reproduc
         assert (line.examples, line.undefined, line.layers) == (FEWEST, 0, 4)
 
 
-def test_a_second_start_computes_what_is_missing_and_nothing_else(
+@pytest.mark.slow
+def test_second_start_computes_missing_parts(
     found: Reproduction, shipped: Shipped, sentences: list[Example], folder: Path
 ) -> None:
     parts = [*folder.glob("agreement/shards/*"), folder / "agreement" / "probing.parquet"]
@@ -90,7 +90,8 @@ def test_a_second_start_computes_what_is_missing_and_nothing_else(
     assert changed == parts[:1]
 
 
-def test_results_of_other_weights_are_not_taken_for_this_models(
+@pytest.mark.slow
+def test_results_of_other_weights_refused(
     found: Reproduction, shipped: Shipped, sentences: list[Example], folder: Path, tmp_path: Path
 ) -> None:
     model, tokenizer = shipped
@@ -102,7 +103,7 @@ def test_results_of_other_weights_are_not_taken_for_this_models(
         shutil.rmtree(copy / "agreement" / "shards")
 
 
-def test_the_report_and_the_files_say_what_was_found(found: Reproduction, folder: Path) -> None:
+def test_report_and_files_hold_results(found: Reproduction, folder: Path) -> None:
     report = (folder / "report.md").read_text("utf-8")
     assert report == f"{found}\n"
     assert f"## agreement: {FEWEST} sentences, 0 skipped" in report
@@ -120,7 +121,7 @@ def test_the_report_and_the_files_say_what_was_found(found: Reproduction, folder
         assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_figures_show_the_numbers(found: Reproduction) -> None:
+def test_figures_show_the_numbers(found: Reproduction) -> None:
     (panel,) = found.plot("faithfulness").axes
     names = [label.get_text() for label in panel.get_yticklabels()]
     last = found.summary.query("group == 'all' and metric == 'blank_out'").groupby("method").tail(1)
@@ -136,34 +137,56 @@ def test_the_figures_show_the_numbers(found: Reproduction) -> None:
     assert by_layer.get_ylabel() == "cue alignment, average precision"
 
 
-def test_of_a_model_that_predicts_no_words_the_rest_is_done(
-    shipped: Shipped, sentences: list[Example], tmp_path: Path
-) -> None:
+def test_headless_model_omits_faithfulness(shipped: Shipped, sentences: list[Example], tmp_path: Path) -> None:
     model, tokenizer = shipped
     bare = BertModel(model.config).eval()
     methods = ["value-zeroing", "saliency", "value-zeroing-effect"]
     found = reproduce({"bare": (bare, tokenizer)}, sentences[:6], tmp_path / "out", methods, resamples=50, quiet=True)
     assert set(found.summary["metric"]) == {"cue_dot", "cue_ap"}
     assert set(found.summary["method"]) == {"value-zeroing"}
-    assert found.left_out["what"].tolist() == ["saliency", "value-zeroing-effect", "blank-out", "probing"]
+    assert found.omitted["what"].tolist() == ["saliency", "value-zeroing-effect", "blank-out", "probing"]
     report = str(found)
     assert "Without blank-out: BertModel predicts no words." in report
     assert "Without saliency: BertModel gives no logits" in report
-    assert f"Without probing: 6 sentences have a label, of 2 kinds; it takes {FEWEST}" in report
+    assert f"Without probing: 6 sentences have a label, of 2 kinds. Pass at least {FEWEST}, of 2 kinds" in report
     assert not (tmp_path / "out" / "faithfulness.png").exists()
     for what in ("faithfulness", "probing"):
         with pytest.raises(ValueError, match=f"what is '{what}': pass one of 'cue_dot', 'cue_ap'"):
             found.plot(what)
 
 
-def test_sentences_without_a_value_are_counted(found: Reproduction) -> None:
+def test_report_shows_all_methods(found: Reproduction) -> None:
+    first, second = re.findall(r"\| method .*\n(?:\|.*\n)+", str(found))
+    assert re.findall(r"^\| (\w[\w-]*) +\|", first, re.M) == ["method", *METHODS]
+    layered = [name for name in METHODS if ALL_METHODS[name].layered]
+    assert re.findall(r"^\| (\w[\w-]*) +\|", second, re.M) == ["method", *layered]
+
+
+def test_report_says_what_limits_claims(found: Reproduction) -> None:
+    report = str(found)
+    assert "not ranked" in report
+    highest = int((found.correlation["statistic"].round(2) == 1).sum())
+    assert f"over 4 layers (0 to 3). {highest} of 2 methods reach 1.00." in report
+    assert "quoted second-hand. That its rows are the same methods is assumed" in report
+    assert "trained once, from one seed" in report
+    assert "given these two forms" not in report  # no method of this study gets them
+    renamed = found.summary.replace({"method": {"random": "value-zeroing-effect"}})
+    assert "value-zeroing-effect is given these two forms" in str(replace(found, summary=renamed))
+
+
+def test_report_begins_with_its_source(found: Reproduction) -> None:
+    assert str(replace(found, about="3 of 4 pairs.")).startswith("3 of 4 pairs.\n\n## agreement")
+    assert str(found).startswith("## agreement")
+
+
+def test_undefined_sentences_are_counted(found: Reproduction) -> None:
     assert "have no" not in str(found)
     place = found.summary.query("method == 'alti' and metric == 'blank_out' and layer == 3 and group == 'all'").index
     counted = found.summary.assign(undefined=found.summary["undefined"].where(~found.summary.index.isin(place), 7))
     assert "alti: 7 sentences have no blank_out." in str(replace(found, summary=counted))
 
 
-def test_what_cannot_be_done_at_all_is_refused(shipped: Shipped, sentences: list[Example], tmp_path: Path) -> None:
+def test_impossible_reproduction_refused(shipped: Shipped, sentences: list[Example], tmp_path: Path) -> None:
     cueless = [Example("1", ("it", "[MASK]"), 1, (), "is", "are")]
     with pytest.raises(ValueError, match="'agreement' can use none of the 1 examples: there is no cue"):
         reproduce({"agreement": shipped}, cueless, tmp_path / "out", quiet=True)

@@ -1,4 +1,4 @@
-"""`captum-vz paper`: which sentences it takes, and the one line it gives where it cannot."""
+"""`captum-vz paper`: its sentences, and its errors of one line."""
 
 import json
 import re
@@ -21,8 +21,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_of_blimp_it_takes_what_is_held_out(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
-    """Here a folder in BLiMP's format, of the grammar's sentences, but the anaphors, which BLiMP writes otherwise."""
+def test_paper_takes_held_out_blimp(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    """A folder in BLiMP's format with the grammar's sentences. BLiMP writes anaphors in another form."""
     for paradigm, kind in zip(HELD_OUT_PARADIGMS, KINDS, strict=True):
         records = [record | {"UID": paradigm} for record in agreement_sentences(6, paradigm=kind)]
         (folder / f"{paradigm}.jsonl").write_text("\n".join(map(json.dumps, records)), encoding="utf-8")
@@ -35,7 +35,7 @@ def test_of_blimp_it_takes_what_is_held_out(capsys: pytest.CaptureFixture[str], 
     assert capsys.readouterr().out == ""
 
 
-def test_what_it_cannot_do_it_says_in_one_line(
+def test_paper_errors_are_one_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, folder: Path
 ) -> None:
     output = ("--output", "out")
@@ -51,5 +51,5 @@ def test_what_it_cannot_do_it_says_in_one_line(
     def stopped(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("captum_vz.study.paper.reproduce", stopped)
-    assert "stopped. The same command goes on from here" in refused(capsys, "paper", "--generated", "2", *output)
+    monkeypatch.setattr("captum_vz.study.paper.evaluations.reproduce", stopped)
+    assert "stopped. The same command continues from here" in refused(capsys, "paper", "--generated", "2", *output)

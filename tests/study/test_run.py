@@ -1,4 +1,4 @@
-"""A study as a whole: its folder, its summary, and that nothing and nobody makes it lose or double a row."""
+"""A study as a whole: its folder, its summary, and that no interruption loses or repeats a row."""
 
 import errno
 import json
@@ -23,8 +23,8 @@ from accelerate import PartialState
 from captum_vz.metrics import summarize
 from captum_vz.study import METHODS as ALL_METHODS
 from captum_vz.study import Example, Scorer, Study, run_study
-from captum_vz.study import files as files_module
-from captum_vz.study.figures import _color
+from captum_vz.study.figures import method_color
+from captum_vz.study.storage import files as files_module
 from captum_vz.testbed import load_agreement_model
 from tests.study.conftest import Decoder, Shipped
 
@@ -45,7 +45,7 @@ def in_train_mode() -> tuple[Any, Any]:
 
 
 def shards(folder: Path) -> dict[str, tuple[int, bytes]]:
-    """Of each finished shard when it was written, and what it holds."""
+    """For each finished shard its time of writing and its bytes."""
     return {path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in folder.glob("shards/*.parquet")}
 
 
@@ -60,7 +60,7 @@ def assert_same_study(one: Study, other: Study) -> None:
 
 @pytest.fixture(scope="module")
 def bad(examples: list[Example]) -> list[Example]:
-    """Ten examples, two of them of no use."""
+    """Ten examples, two of which cannot be used."""
     return [*examples[:3], replace(examples[3], cue=()), *examples[4:9], replace(examples[9], target=99)]
 
 
@@ -69,7 +69,7 @@ def reference(bad: list[Example], tmp_path_factory: pytest.TempPathFactory) -> S
     return study(tmp_path_factory.mktemp("reference") / "study", bad)
 
 
-def test_the_rows_are_those_of_the_scorer(reference: Study, bad: list[Example], shipped: Shipped) -> None:
+def test_rows_equal_the_scorer(reference: Study, bad: list[Example], shipped: Shipped) -> None:
     rows = reference.rows()
     assert rows["example"].nunique() == 8
     assert len(rows) == 8 * (4 + 4 + 1)
@@ -82,7 +82,7 @@ def test_the_rows_are_those_of_the_scorer(reference: Study, bad: list[Example], 
     assert set(rows["model"]) == {"agreement"}
 
 
-def test_what_was_skipped_is_told_and_counted(reference: Study, bad: list[Example]) -> None:
+def test_skipped_examples_are_counted(reference: Study, bad: list[Example]) -> None:
     skipped = reference.skipped
     assert skipped["example"].tolist() == [bad[3].id, bad[9].id]
     assert skipped["skipped"].tolist()[0] == "there is no cue"
@@ -93,7 +93,7 @@ def test_what_was_skipped_is_told_and_counted(reference: Study, bad: list[Exampl
     assert set(whole["examples"]) == {8}
 
 
-def test_the_summary_is_that_of_the_rows(reference: Study, bad: list[Example]) -> None:
+def test_summary_equals_the_rows(reference: Study, bad: list[Example]) -> None:
     rows, summary = reference.rows(["method", "layer", "group", "cue_dot"]), reference.summary
     groups = {"all", *(example.group for example in bad)}
     assert len(summary) == len(groups) * (4 + 4 + 1)
@@ -108,7 +108,7 @@ def test_the_summary_is_that_of_the_rows(reference: Study, bad: list[Example]) -
         assert line.metric == "cue_dot"
 
 
-def test_a_method_that_explains_nothing_is_counted_too(bad: list[Example], decoder: Decoder, tmp_path: Path) -> None:
+def test_method_refused_everywhere_is_counted(bad: list[Example], decoder: Decoder, tmp_path: Path) -> None:
     found = study(tmp_path / "s", bad, {"NA": decoder}, methods=["globenc", "random"], removal="delete")
     summary = found.summary.query("group == 'all'").set_index("method")
     usable = found.rows()["example"].nunique()
@@ -121,14 +121,14 @@ def test_a_method_that_explains_nothing_is_counted_too(bad: list[Example], decod
     assert f"NA, globenc: {usable} examples skipped" in str(found)
 
 
-def test_a_study_of_which_nothing_can_be_used_ends_with_the_reasons(bad: list[Example], tmp_path: Path) -> None:
+def test_unusable_study_lists_reasons(bad: list[Example], tmp_path: Path) -> None:
     found = study(tmp_path / "s", [replace(example, cue=()) for example in bad], methods=["random"])
     assert len(found.skipped) == 10
     assert found.summary["skipped"].tolist() == [10]
     assert str(found).endswith("agreement: 10 examples skipped")
 
 
-def test_the_figure_shows_each_methods_last_layer(reference: Study) -> None:
+def test_figure_shows_last_layers(reference: Study) -> None:
     by_layer, last = reference.plot("cue_dot").axes
     summary = reference.summary.query("group == 'all'").groupby("method").tail(1).sort_values("mean")
     assert [label.get_text() for label in last.get_yticklabels()] == summary["method"].tolist()
@@ -140,11 +140,12 @@ def test_the_figure_shows_each_methods_last_layer(reference: Study) -> None:
         reference.plot("magic")
 
 
-def test_each_method_has_a_color_of_its_own() -> None:
-    assert len({str(_color(method)) for method in ALL_METHODS}) == len(ALL_METHODS)
+def test_methods_have_different_colors() -> None:
+    assert len({str(method_color(method)) for method in ALL_METHODS}) == len(ALL_METHODS)
 
 
-def test_several_models_stand_beside_each_other(bad: list[Example], shipped: Shipped, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_several_models_in_one_study(bad: list[Example], shipped: Shipped, tmp_path: Path) -> None:
     model, tokenizer = shipped
     other = type(model)(model.config).eval()
     both = study(
@@ -157,14 +158,15 @@ def test_several_models_stand_beside_each_other(bad: list[Example], shipped: Shi
 
 
 def in_a_process(work: Callable[[], object]) -> multiprocessing.Process:
-    """The work begun in a process of its own, forked: it need not import anything."""
+    """Start the work in a forked process, which does not import anything again."""
     process = multiprocessing.get_context("fork").Process(target=work)
     process.start()
     return process
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
-def test_killed_at_random_it_goes_on(seed: int, bad: list[Example], reference: Study, tmp_path: Path) -> None:
+def test_killed_at_random_continues(seed: int, bad: list[Example], reference: Study, tmp_path: Path) -> None:
     draw, folder = random.Random(seed), tmp_path / "study"
     seen: dict[str, tuple[int, bytes]] = {}
     kills = 0
@@ -175,18 +177,18 @@ def test_killed_at_random_it_goes_on(seed: int, bad: list[Example], reference: S
         process.join()
         kills += process.exitcode == -signal.SIGKILL
         now = shards(folder)
-        assert seen.items() <= now.items()  # what was finished is there, untouched
+        assert seen.items() <= now.items()  # finished shards are not changed
         seen = now
     assert kills
     assert_same_study(study(folder, bad), reference)
     assert seen.items() <= shards(folder).items()
 
 
-def test_killed_before_any_file_has_its_name_it_goes_on(bad: list[Example], reference: Study, tmp_path: Path) -> None:
+def test_killed_before_rename_continues(bad: list[Example], reference: Study, tmp_path: Path) -> None:
     folder = tmp_path / "study"
 
     def killed_at(count: int) -> None:
-        """Ends the process by SIGKILL when so many files are written, and the last is not yet renamed."""
+        """Kill the process after `count` files are written, before the last one is renamed."""
         rename, written = os.replace, []
 
         def replace_or_die(source: Any, goal: Any) -> None:
@@ -210,7 +212,7 @@ def test_killed_before_any_file_has_its_name_it_goes_on(bad: list[Example], refe
     assert shards(folder) == before
 
 
-def test_a_finished_study_computes_nothing_again(bad: list[Example], reference: Study) -> None:
+def test_finished_study_computes_nothing(bad: list[Example], reference: Study) -> None:
     def never() -> Any:
         raise AssertionError("loaded")
 
@@ -228,14 +230,13 @@ def test_a_finished_study_computes_nothing_again(bad: list[Example], reference: 
         ({"models": {"other": load_agreement_model}}, r"models was \['agreement'\] and is \['other'\]"),
     ],
 )
-def test_other_settings_in_the_same_folder_are_refused(
-    changed: dict[str, Any], told: str, bad: list[Example], reference: Study
-) -> None:
+def test_other_settings_refused(changed: dict[str, Any], told: str, bad: list[Example], reference: Study) -> None:
     with pytest.raises(ValueError, match=f"holds a study with other settings: {told}.*Pass those, or another folder"):
         study(reference.folder, bad, **changed)
 
 
-def test_other_examples_or_weights_in_the_same_folder_are_refused(
+@pytest.mark.slow
+def test_other_examples_or_weights_refused(
     bad: list[Example], reference: Study, shipped: Shipped, tmp_path: Path
 ) -> None:
     with pytest.raises(ValueError, match="examples was"):
@@ -245,7 +246,7 @@ def test_other_examples_or_weights_in_the_same_folder_are_refused(
     model, tokenizer = shipped
     other = type(model)(model.config).eval(), tokenizer
     refused = pytest.raises(ValueError, match="was made with other weights than those of the model 'agreement' now")
-    with refused:  # nothing is left to do
+    with refused:  # no work is left
         study(folder, bad, {"agreement": other})
     next((folder / "shards").iterdir()).unlink()
     for source in (other, lambda: other):
@@ -265,26 +266,25 @@ def test_other_examples_or_weights_in_the_same_folder_are_refused(
         ({"methods": ["magic"]}, "pass some of"),
     ],
 )
-def test_what_cannot_be_run_is_told(passed: dict[str, Any], complaint: str, bad: list[Example], tmp_path: Path) -> None:
+def test_bad_study_refused(passed: dict[str, Any], complaint: str, bad: list[Example], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=complaint):
         study(tmp_path / "study", passed.pop("examples", bad), **passed)
     assert not (tmp_path / "study").exists()
 
 
-def test_ids_that_are_not_their_own_are_told(bad: list[Example], tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"1 ids stand for several examples, such as 'anaphor 0'"):
+def test_repeated_ids_refused(bad: list[Example], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"1 ids are used by several examples, such as 'anaphor 0'"):
         study(tmp_path, [*bad, bad[0]])
 
 
-def test_a_loader_of_a_model_in_train_mode_leaves_the_folder_to_the_right_one(
-    bad: list[Example], reference: Study, tmp_path: Path
-) -> None:
+@pytest.mark.slow
+def test_failed_loader_leaves_folder_usable(bad: list[Example], reference: Study, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="train mode"):
         study(tmp_path / "s", bad, {"agreement": in_train_mode})
     assert_same_study(study(tmp_path / "s", bad), reference)
 
 
-def test_a_group_called_as_all_examples_are_is_refused(bad: list[Example], tmp_path: Path) -> None:
+def test_group_called_all_refused(bad: list[Example], tmp_path: Path) -> None:
     mixed = [replace(bad[0], group="all"), *bad[1:]]
     with pytest.raises(ValueError, match=r"a group is called 'all'.*another name"):
         study(tmp_path / "s", mixed)
@@ -293,11 +293,13 @@ def test_a_group_called_as_all_examples_are_is_refused(bad: list[Example], tmp_p
     assert alone.summary["examples"].tolist() == [8]
 
 
-def test_examples_may_come_from_a_generator(bad: list[Example], reference: Study, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_examples_from_a_generator(bad: list[Example], reference: Study, tmp_path: Path) -> None:
     assert_same_study(study(tmp_path / "s", (example for example in bad)), reference)
 
 
-def test_a_copy_of_a_shard_is_no_shard(bad: list[Example], reference: Study, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_copied_shard_is_ignored(bad: list[Example], reference: Study, tmp_path: Path) -> None:
     found = study(tmp_path / "s", bad)
     one = next((tmp_path / "s" / "shards").iterdir())
     one.with_name(f"{one.stem} (conflicted copy).parquet").write_bytes(one.read_bytes())
@@ -305,7 +307,7 @@ def test_a_copy_of_a_shard_is_no_shard(bad: list[Example], reference: Study, tmp
     pd.testing.assert_frame_equal(study(tmp_path / "s", bad).summary, reference.summary)
 
 
-def test_a_file_that_is_broken_is_named(bad: list[Example], shipped: Shipped, tmp_path: Path) -> None:
+def test_broken_file_is_named(bad: list[Example], shipped: Shipped, tmp_path: Path) -> None:
     folder = tmp_path / "s"
     found = study(folder, bad, methods=["random"])
     broken = min((folder / "shards").iterdir())
@@ -321,7 +323,7 @@ def test_a_file_that_is_broken_is_named(bad: list[Example], shipped: Shipped, tm
             again()
 
 
-def test_a_folder_of_something_else_is_left_alone(bad: list[Example], tmp_path: Path) -> None:
+def test_foreign_folder_is_not_changed(bad: list[Example], tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("precious")
     with pytest.raises(ValueError, match=r"is not empty, and holds no study\.json"):
         study(tmp_path, bad)
@@ -329,8 +331,11 @@ def test_a_folder_of_something_else_is_left_alone(bad: list[Example], tmp_path: 
         Study(tmp_path)
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES])
-def test_a_disk_that_is_full_or_closed_is_told_and_what_is_finished_stays(
+@pytest.mark.parametrize(
+    "number",
+    [errno.ENOSPC, *(pytest.param(number, marks=pytest.mark.slow) for number in (errno.EROFS, errno.EACCES))],
+)
+def test_full_disk_keeps_finished_shards(
     number: int, bad: list[Example], reference: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, synced = tmp_path / "study", os.fsync
@@ -356,8 +361,8 @@ def test_a_disk_that_is_full_or_closed_is_told_and_what_is_finished_stays(
     assert before.items() <= shards(folder).items()
 
 
-def test_a_file_that_may_not_grow_is_told(bad: list[Example], tmp_path: Path) -> None:
-    """The same with a limit that the operating system keeps: any shard is longer, the manifest is not."""
+def test_file_size_limit_is_reported(bad: list[Example], tmp_path: Path) -> None:
+    """The same with a limit of the operating system. A shard is longer than the limit, the manifest is shorter."""
     folder, message = tmp_path / "study", tmp_path / "message"
 
     def limited() -> None:
@@ -375,15 +380,13 @@ def test_a_file_that_may_not_grow_is_told(bad: list[Example], tmp_path: Path) ->
     assert not shards(folder)
 
 
-def test_a_folder_that_cannot_be_made_is_told(bad: list[Example], tmp_path: Path) -> None:
+def test_impossible_folder_is_reported(bad: list[Example], tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match=r"cannot write .*study\.json.*Not a directory"):
         study(tmp_path / "file" / "study", bad)
 
 
-def test_the_bar_shows_a_rate_and_the_time_left(
-    bad: list[Example], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bar_shows_rate(bad: list[Example], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     study(tmp_path / "quiet", bad, methods=["random"])
     assert capsys.readouterr().err == ""
     study(tmp_path / "study", bad, methods=["random"], quiet=False)
@@ -391,7 +394,7 @@ def test_the_bar_shows_a_rate_and_the_time_left(
     assert "10/10" in bar
     assert "example/s" in bar
     study(tmp_path / "study", bad, methods=["random"], quiet=False)
-    assert capsys.readouterr().err == ""  # there is nothing left to do
+    assert capsys.readouterr().err == ""  # no work is left
 
 
 def free_port() -> int:
@@ -401,7 +404,8 @@ def free_port() -> int:
         return port
 
 
-def test_four_processes_share_the_shards(bad: list[Example], reference: Study, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_four_processes_share_shards(bad: list[Example], reference: Study, tmp_path: Path) -> None:
     folder, port = tmp_path / "study", free_port()
 
     def share(rank: int) -> None:

@@ -1,4 +1,4 @@
-"""Methods and metrics on batches: the numbers are those of one sentence by itself, computed in loops."""
+"""Methods and metrics on batches: the numbers equal those of single sentences, computed in loops."""
 
 import re
 import sys
@@ -15,9 +15,10 @@ import torch
 from scipy import stats
 from torch import Tensor
 
+from captum_vz.errors import RefusedError
 from captum_vz.study import DEFAULT_METHODS, METHODS, METRICS, Example, Method, Scorer, compare
 from captum_vz.study.methods import Batch
-from captum_vz.study.scorer import COLUMNS
+from captum_vz.study.rows import COLUMNS
 from captum_vz.testbed import encode_record
 from tests.study.conftest import Decoder, Shipped
 
@@ -30,11 +31,11 @@ def precise(shipped: Shipped) -> Shipped:
     return type(model)(model.config).double().eval(), tokenizer
 
 
-def test_a_batch_gives_what_its_sentences_give_by_themselves(precise: Shipped, examples: list[Example]) -> None:
-    mixed = [*examples[:2], SHORT, replace(SHORT, id="without forms", good=None)]
+def test_batch_equals_single_sentences(precise: Shipped, examples: list[Example]) -> None:
+    mixed = [examples[0], SHORT, replace(SHORT, id="without forms", good=None)]
     metrics = ["cue_dot", "cue_ap"]
     methods = [*DEFAULT_METHODS, "saliency"]
-    together = Scorer(*precise, methods, metrics, batch_size=3).score(mixed)
+    together = Scorer(*precise, methods, metrics, batch_size=2).score(mixed)
     alone = [row for example in mixed for row in Scorer(*precise, methods, metrics).score([example])]
     assert len(together) == len(alone) > len(mixed) * len(methods)
     about = set(COLUMNS) - {"scores"}
@@ -44,10 +45,10 @@ def test_a_batch_gives_what_its_sentences_give_by_themselves(precise: Shipped, e
             np.testing.assert_allclose(one[name], other[name], rtol=1e-5, atol=1e-7, err_msg=one["method"])
 
 
-def test_the_scores_are_those_of_compare(shipped: Shipped, examples: list[Example]) -> None:
+def test_scores_equal_compare(shipped: Shipped, examples: list[Example]) -> None:
     rows = Scorer(*shipped, metrics="cue_dot").score(examples[:1])
     inputs = encode_record(shipped[1], examples[0].to_record()).encoding
-    table = compare(*shipped, inputs, answer=examples[0].good, foil=examples[0].bad)
+    table = compare(*shipped, inputs, target=examples[0].good, foil=examples[0].bad)
     for method in DEFAULT_METHODS:
         last = [row for row in rows if row["method"] == method][-1]
         assert last["tokens"] == list(table.tokens)
@@ -56,7 +57,7 @@ def test_the_scores_are_those_of_compare(shipped: Shipped, examples: list[Exampl
 
 @cache
 def probability(precise: Shipped, example: Example, removed: frozenset[int]) -> float:
-    """Of the right form against the wrong one, with some tokens replaced by [UNK]."""
+    """The probability of the right form among the two, with some tokens replaced by [UNK]."""
     model, tokenizer = precise
     encoded = encode_record(tokenizer, example.to_record())
     ids = encoded.encoding["input_ids"].clone()
@@ -68,7 +69,7 @@ def probability(precise: Shipped, example: Example, removed: frozenset[int]) -> 
     return 1 / (1 + np.exp(bad - good))
 
 
-def test_the_metrics_are_those_of_loops(precise: Shipped, examples: list[Example]) -> None:
+def test_metrics_equal_loops(precise: Shipped, examples: list[Example]) -> None:
     rows = Scorer(*precise, ["attention", "random"], list(METRICS)).score(examples[:3])
     for row in rows:
         example = next(example for example in examples if example.id == row["example"])
@@ -77,7 +78,7 @@ def test_the_metrics_are_those_of_loops(precise: Shipped, examples: list[Example
         whole = probability(precise, example, frozenset())
         effects = [whole - probability(precise, example, frozenset({i})) for i in content]
         ranked = sorted(content, key=lambda i: -scores[i])
-        sign = 1 if whole > 0.5 else -1  # ERASER asks for what the model itself prefers
+        sign = 1 if whole > 0.5 else -1  # ERASER explains the form that the model prefers
         falls: dict[str, list[float]] = {"comprehensiveness": [], "sufficiency": []}
         for share in (0.01, 0.05, 0.1, 0.2, 0.5):
             high = ranked[: int(np.ceil(round(share * len(content), 9)))]
@@ -102,7 +103,7 @@ def test_cue_alignment_over_content_only(shipped: Shipped, examples: list[Exampl
         assert row["cue_ap"] == pytest.approx(1 / sum(score >= row["scores"][cue] for score in content))
 
 
-def test_bad_examples_are_skipped_with_their_reason_where_they_stood(shipped: Shipped, examples: list[Example]) -> None:
+def test_bad_examples_skipped_in_place(shipped: Shipped, examples: list[Example]) -> None:
     bad = replace(examples[1], id="no cue", cue=())
     done: list[int] = []
     rows = Scorer(*shipped, ["position"], batch_size=2).score([examples[0], bad, *examples[2:5]], done.append)
@@ -113,12 +114,12 @@ def test_bad_examples_are_skipped_with_their_reason_where_they_stood(shipped: Sh
     assert sum(done) == 5
 
 
-def test_a_generator_of_examples_will_do(shipped: Shipped) -> None:
+def test_generator_of_examples_accepted(shipped: Shipped) -> None:
     scorer = Scorer(*shipped, ["random"], ["cue_dot"])
     assert scorer.score(example for example in [SHORT]) == scorer.score([SHORT]) != []
 
 
-def test_a_decoder_is_judged_before_the_target(decoder: Decoder, examples: list[Example]) -> None:
+def test_decoder_evaluated_before_target(decoder: Decoder, examples: list[Example]) -> None:
     before = [example for example in examples if example.cue[0] < example.target - 1]
     rows = Scorer(*decoder, removal="delete", content_only=True).score(before)
     of_globenc = [row for row in rows if row["method"] == "globenc"]
@@ -130,16 +131,16 @@ def test_a_decoder_is_judged_before_the_target(decoder: Decoder, examples: list[
             assert 0 <= row["cue_dot"] <= 1
             assert -1 <= row["blank_out"] <= 1
     (row,) = Scorer(*decoder, ["random"], ["cue_dot"], content_only=True).score([replace(SHORT, target=1)])
-    assert row["skipped"] == "the cue is the token that is explained, which content_only leaves out"
+    assert row["skipped"] == "the cue is the token that is explained, which content_only ignores"
 
 
-def test_one_example_that_a_method_refuses_does_not_take_the_others_with_it(
+def test_one_refused_example_skipped_alone(
     shipped: Shipped, examples: list[Example], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def picky(batch: Batch) -> list[Tensor]:
-        if batch.inputs["input_ids"].shape[1] == length or len(batch.target) > 1:
-            raise AssertionError("it has an odd length")
-        return batch.rows(["position"])["position"]
+        if batch.inputs["input_ids"].shape[1] == length or len(batch.token) > 1:
+            raise RefusedError("it has an odd length")
+        return METHODS["position"].rows(batch)
 
     length = 5
     assert len(encode_record(shipped[1], SHORT.to_record()).encoding["input_ids"][0]) == length
@@ -155,7 +156,7 @@ def test_one_example_that_a_method_refuses_does_not_take_the_others_with_it(
     ]
 
 
-def test_it_takes_and_gives_columns(shipped: Shipped, examples: list[Example]) -> None:
+def test_scorer_takes_and_returns_columns(shipped: Shipped, examples: list[Example]) -> None:
     scorer = Scorer(*shipped, ["value-zeroing"], "cue_dot")
     fields = [example.to_dict() for example in examples[:3]]
     columns: dict[str, Any] = {name: [one[name] for one in fields] for name in fields[0]}
@@ -172,7 +173,7 @@ def test_it_takes_and_gives_columns(shipped: Shipped, examples: list[Example]) -
 
 
 class FakeDataset:
-    """As much of `datasets.Dataset` and of Ray Data's datasets as the documentation uses, with their semantics."""
+    """The parts of `datasets.Dataset` and of Ray Data's datasets that the documentation uses."""
 
     def __init__(self, items: list[dict[str, Any]]) -> None:
         self.items = items
@@ -202,7 +203,7 @@ class FakeDataset:
         return [workers[i % compute](batch) for i, batch in enumerate(self._batches(batch_size, column))]
 
 
-def test_the_documented_ways_into_engines_of_large_data(
+def test_documented_large_data_examples_run(
     shipped: Shipped, examples: list[Example], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = SimpleNamespace(from_items=FakeDataset, ActorPoolStrategy=lambda size: size)
@@ -222,9 +223,9 @@ def test_the_documented_ways_into_engines_of_large_data(
         np.testing.assert_allclose(joined["cue_dot"], [row["cue_dot"] for row in expected], rtol=1e-4, atol=1e-6)
 
 
-def test_a_model_without_a_head_is_not_asked_for_words(shipped: Shipped, examples: list[Example]) -> None:
+def test_headless_model_refused_for_words(shipped: Shipped, examples: list[Example]) -> None:
     model, tokenizer = shipped
-    with pytest.raises(ValueError, match="BertModel has no head that predicts words, for which blank_out would ask it"):
+    with pytest.raises(ValueError, match="BertModel has no head that predicts words, which blank_out needs"):
         Scorer(model.bert, tokenizer)
     (row,) = Scorer(model.bert, tokenizer, ["random"], ["cue_dot"]).score(examples[:1])
     assert row["skipped"] is None
@@ -241,6 +242,6 @@ def test_a_model_without_a_head_is_not_asked_for_words(shipped: Shipped, example
         ({"batch_size": 0}, "batch_size is 0: pass at least 1"),
     ],
 )
-def test_what_is_not_there_is_told(passed: dict[str, Any], complaint: str, decoder: Decoder) -> None:
+def test_unknown_names_refused(passed: dict[str, Any], complaint: str, decoder: Decoder) -> None:
     with pytest.raises(ValueError, match=complaint):
         Scorer(*decoder, **passed)

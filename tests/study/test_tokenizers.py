@@ -1,4 +1,4 @@
-"""RoBERTa's and ELECTRA's tokenizers, built here and small: where targets, cues and forms stand among their tokens."""
+"""Small tokenizers like RoBERTa's and ELECTRA's: the positions of targets, cues and forms among their tokens."""
 
 import re
 from dataclasses import replace
@@ -25,13 +25,13 @@ from captum_vz.testbed import agreement_sentences, expand_contractions
 
 RECORDS = agreement_sentences(60, seed=4)
 TEXT = [expand_contractions(record[key]) for record in RECORDS for key in ("sentence_good", "sentence_bad")]
-# "hats" and "weird" are not in the text: they are of several pieces.
+# "hats" and "weird" are not in the text, so they have several pieces.
 HATS = Example("hats", ("The", "weird", "hats", "[MASK]", "new", "."), 3, (1, 2), "are", "is", text=None)
 
 
 @pytest.fixture(scope="module")
 def roberta() -> RobertaTokenizerFast:
-    """Byte-level BPE: a space belongs to the word after it, and the mask takes in the space before it."""
+    """Byte-level BPE: a space belongs to the word after it, and the mask token includes the space before it."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -61,7 +61,7 @@ def electra() -> ElectraTokenizerFast:
 def folders(
     roberta: RobertaTokenizerFast, electra: ElectraTokenizerFast, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, str]:
-    """Small models with random weights, saved as published ones are."""
+    """Small models with random weights, saved like published ones."""
     size = {"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 16, "intermediate_size": 16}
     torch.manual_seed(0)
     config = ElectraConfig(vocab_size=len(electra), embedding_size=8, **size)
@@ -78,7 +78,7 @@ def folders(
     return paths
 
 
-def test_robertas_mask_takes_in_the_space_before_it(roberta: RobertaTokenizerFast) -> None:
+def test_robertas_mask_includes_space_before(roberta: RobertaTokenizerFast) -> None:
     encoded = encode(roberta, HATS)
     tokens = roberta.convert_ids_to_tokens(list(encoded.ids))
     assert (tokens[0], tokens[-1]) == ("<s>", "</s>")
@@ -86,7 +86,7 @@ def test_robertas_mask_takes_in_the_space_before_it(roberta: RobertaTokenizerFas
     assert tokens.count("<mask>") == 1
     assert "Ġ" not in tokens[: encoded.target]
     written = encode(roberta, replace(HATS, words=(*HATS.words[:3], "are", *HATS.words[4:])))
-    # The sentence with the word in its place has the same tokens around it, and there the word is the form's token.
+    # The sentence with the form has the same other tokens, and the form's token in place of the mask.
     assert written.target == encoded.target
     assert encoded.forms is not None
     assert written.ids[written.target] == encoded.forms[0]
@@ -96,7 +96,7 @@ def test_robertas_mask_takes_in_the_space_before_it(roberta: RobertaTokenizerFas
     )
 
 
-def test_robertas_forms_have_the_space_before_them(roberta: RobertaTokenizerFast) -> None:
+def test_robertas_forms_include_space_before(roberta: RobertaTokenizerFast) -> None:
     encoded = encode(roberta, HATS)
     assert roberta.convert_ids_to_tokens(list(encoded.forms or ())) == ["Ġare", "Ġis"]
     assert roberta.convert_tokens_to_ids(["are", "is"]) != list(encoded.forms or ())
@@ -110,12 +110,12 @@ def test_electras_forms_are_words(electra: ElectraTokenizerFast) -> None:
 
 
 @pytest.mark.parametrize("kind", ["roberta", "electra"])
-def test_a_cue_of_several_pieces_stands_at_its_first(kind: str, request: pytest.FixtureRequest) -> None:
+def test_cue_of_pieces_uses_first(kind: str, request: pytest.FixtureRequest) -> None:
     tokenizer = request.getfixturevalue(kind)
     encoded = encode(tokenizer, HATS)
     tokens = [token.removeprefix("Ġ") for token in tokenizer.convert_ids_to_tokens(list(encoded.ids))]
     weird, hats = encoded.cue
-    assert hats - weird > 1  # "weird" is of several pieces,
+    assert hats - weird > 1  # "weird" has several pieces,
     assert encoded.target - hats > 1  # and so is "hats"
     assert "".join(token.removeprefix("##") for token in tokens[weird:hats]) == "weird"
     assert "".join(token.removeprefix("##") for token in tokens[hats : encoded.target]) == "hats"
@@ -132,6 +132,7 @@ def test_all_of_the_grammar_is_found(kind: str, request: pytest.FixtureRequest) 
         assert record["masked"].split()[record["cue"][0]].lower().startswith(first.lower())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["roberta", "generator"])
 def test_the_papers_evaluations_run(
     kind: str, folders: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -140,11 +141,11 @@ def test_the_papers_evaluations_run(
     assert main([*command, "--methods", "value-zeroing", "value-zeroing-rollout", "random"]) == 0
     out = capsys.readouterr().out
     used, skipped = map(int, re.findall(r": (\d+) sentences, (\d+) skipped", out)[0])
-    assert used + skipped == 12  # those with a form of several pieces are skipped
+    assert used + skipped == 12  # examples with a form of several pieces are skipped
     assert used >= 9
     values = next(line for line in out.splitlines() if line.startswith("| value-zeroing-rollout"))
     cells = [cell.strip() for cell in values.strip("|").split("|")]
-    assert all(cells[place] for place in (1, 2, 4))  # both of cue alignment, and blank-out
+    assert all(cells[place] for place in (1, 2, 4))  # two of cue alignment, and blank-out
     assert cells[5] == "0.26"
 
 
@@ -156,7 +157,7 @@ def test_electras_discriminator_is_refused(
     line = capsys.readouterr().err
     assert "is a discriminator of ELECTRA" in line
     assert "such as 'google/electra-base-generator'" in line
-    # With a head for words, which its weights do not hold, it would predict at random.
+    # Its weights have no head for words, so such a head would predict at random.
     with_head = ElectraForMaskedLM.from_pretrained(folders["discriminator"])
     whole = ElectraForPreTraining.from_pretrained(folders["discriminator"])
     for model in (with_head, whole):
@@ -169,4 +170,4 @@ def test_one_text_is_compared(folders: dict[str, str], roberta: RobertaTokenizer
     model = RobertaForMaskedLM.from_pretrained(folders["roberta"]).eval()
     table = compare(model, roberta, "Our girls beside the lake respect [MASK].", ["value-zeroing", "saliency"])
     assert " ".join(table.tokens) == "<s> Our girls beside the lake respect <mask> . </s>"
-    assert table.target == 7
+    assert table.token == 7

@@ -92,5 +92,5 @@ def test_own_words_and_unmasked_target(embedded: Embedded) -> None:
 
 @pytest.mark.parametrize("words", [["The", "nice"], ["The", "wugs", "wugs"]])
 def test_own_words_missing_in_sentence(words: list[str], embedded: Embedded) -> None:
-    with pytest.raises(ValueError, match="is not what follows in"):
+    with pytest.raises(ValueError, match="but the sentence continues with"):
         encode_record(embedded[1], {"masked": "The wugs are nice.", "words": words, "target": 1})

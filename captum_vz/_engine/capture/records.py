@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from captum_vz._engine.capture.module_state import ModuleState, version
 from captum_vz._engine.numerics.tensors import first_tensor
@@ -179,6 +180,15 @@ class LayerRecord:
                 "layer that returns hidden states. Pass a Transformer block."
             )
         return output
+
+    def is_given(self, hidden: Tensor) -> bool:
+        """Whether the layer's input is `hidden`: the first argument of this shape holds the same numbers.
+
+        A decoder's first layer is also given what the encoder's last layer returned, but after its own hidden states.
+        """
+        tensors = [x for x in tree_leaves((self.args, self.kwargs)) if isinstance(x, Tensor)]
+        given = next((x for x in tensors if x.is_floating_point() and x.shape == hidden.shape), None)
+        return given is not None and torch.allclose(given, hidden.to(given), rtol=0, atol=0, equal_nan=True)
 
     def encoder_sources(self, attention: AttentionRecord) -> int:
         """How many sources, the last ones, are an encoder's tokens that self-attention reads too (T5Gemma 2).

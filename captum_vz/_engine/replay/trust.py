@@ -38,7 +38,8 @@ def is_library_code(layer: nn.Module) -> bool:
 def _is_library_class(kind: type[nn.Module]) -> bool:
     classes = kind.__mro__[: kind.__mro__.index(nn.Module)]
     functions = [x for one in classes for x in vars(one).values() if isinstance(x, FunctionType)]
-    return all(f"{one.__module__}.".startswith(CLASSES) for one in classes) and all(map(_is_library_function, functions))
+    from_library = all(f"{one.__module__}.".startswith(CLASSES) for one in classes)
+    return from_library and all(map(_is_library_function, functions))
 
 
 def _holds_library_code(module: nn.Module) -> bool:

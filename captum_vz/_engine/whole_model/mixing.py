@@ -57,7 +57,7 @@ class OtherMixing:
             before = self._before.get(place)
             # A copy, because models may write into their tensors later.
             self._before[place] = record.index, output.clone()
-            if before is not None and not _follows(record, before[1]):
+            if before is not None and not record.is_given(before[1]):
                 self.pairs = list(dict.fromkeys([*self.pairs, (before[0], record.index)]))
 
 
@@ -128,13 +128,3 @@ class CleanModule(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return tree_map(clone_tensor, self.output)
-
-
-def _follows(record: LayerRecord, returned: Tensor) -> bool:
-    """Whether a layer was first of all given what the layer before it returned.
-
-    A decoder's first layer is also given what the encoder's last layer returned, but after its own hidden states.
-    """
-    tensors = [x for x in tree_leaves((record.args, record.kwargs)) if isinstance(x, Tensor)]
-    given = next((x for x in tensors if x.is_floating_point() and x.shape == returned.shape), None)
-    return given is not None and torch.allclose(given, returned.to(given), rtol=0, atol=0, equal_nan=True)

@@ -49,13 +49,13 @@ class FoldedReplay:
 
     def fits(self, problem: ReplayProblem) -> bool:
         """Whether there are enough pairs to pay for reading the layer's structure."""
-        if problem.site.attention.weights is None:
-            return False
         largest = max((x.numel() for x in problem.site.layer.parameters if x.dim() == 2), default=1)
         # In bfloat16 the later matrices cost little too, so twice as many rows must be saved.
         enough = budget_of(problem.output.device).rows_to_save(largest * (2 if _in_bfloat16(problem) else 1))
         if len(problem.targets) * problem.members.shape[1] <= enough:
             return False
+        if problem.site.attention.weights is None:
+            return True  # it fails, with the reason
         return _rows_saved(_pair_table(problem), *_sizes(problem))[0] > enough
 
     def __call__(self, problem: ReplayProblem) -> Iterator[ReplayChunk]:
@@ -122,6 +122,8 @@ def _replay(problem: ReplayProblem, in_bfloat16: bool) -> Iterator[ReplayChunk]:
     Raises:
         CannotReplayError: A chunk does not reproduce the clean outputs, or what the packed replay gives.
     """
+    if problem.site.attention.weights is None:
+        raise CannotReplayError("its attention weights cannot be read")
     pairs = _pair_table(problem)
     composed = _rows_saved(pairs, *_sizes(problem))[1]
     blocks = plan_chunks(pairs, problem.chunk_rows, problem.ablation.max_groups)

@@ -1,0 +1,81 @@
+"""The number that Captum's methods explain, as a function of word embeddings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from captum_vz.attr._target import Indices, pick, tensor_of
+from captum_vz.errors import ArgumentError, RefusedError
+
+
+class EmbeddingObjective(nn.Module):
+    """The number that is explained as a function of embeddings, and of all that has one entry an example."""
+
+    def __init__(self, model: Any, objective: Any, named: dict[str, Any], batch: int) -> None:
+        super().__init__()
+        self.model = model
+        self.objective = objective
+        # Captum repeats what has a batch dimension where it runs copies of the batch.
+        self.batched = {k: v for k, v in named.items() if isinstance(v, Tensor) and v.ndim and len(v) == batch}
+        self.fixed = {k: v for k, v in named.items() if k not in self.batched}
+
+    def forward(self, embedded: Tensor, *further: Any) -> Tensor:
+        *batched, foil = further
+        named = dict(zip(self.batched, batched, strict=True))
+        return self.read(self.model(inputs_embeds=embedded, **named, **self.fixed), foil)
+
+    def example(self, b: int) -> dict[str, Any]:
+        """Arguments for one example of the batch."""
+        return {k: v[b : b + 1] for k, v in self.batched.items()} | self.fixed
+
+    def read(self, output: Any, foil: Tensor | None) -> Tensor:
+        """The output `(batch, ...)` that `target` indexes, minus its entry that `foil (batch, axis)` indexes."""
+        if self.objective is not None:
+            return self.objective(output)
+        found = tensor_of(output)
+        if found is None:
+            raise ArgumentError(
+                f"forward_func gave an object of type {type(output).__name__}: expected logits (batch, classes) or "
+                "(batch, tokens, classes). An objective reads another output."
+            )
+        if foil is None:
+            return found
+        subtracted = found[(torch.arange(len(found), device=found.device), *foil.unbind(1))]
+        return found - subtracted.reshape(-1, *[1] * (found.ndim - 1))
+
+    @torch.no_grad()
+    def check(self, ids: Tensor, embedded: Tensor, target: Indices, foil: Indices) -> None:
+        """Refuse indices that the output lacks, and a model whose output for embeddings differs from that for ids."""
+        from_ids = self.read(self.model(input_ids=ids, **self.batched, **self.fixed), None)
+        picked = pick(from_ids, target)
+        if picked.numel() != len(ids):
+            raise ArgumentError(
+                f"The output is {tuple(from_ids.shape)}, and target {target!r} picks {tuple(picked.shape)} for "
+                f"{len(ids)} examples: one number for each example is explained. For classes (batch, classes) pass a "
+                "class as target, for classes of tokens a tuple (token, class)."
+            )
+        if foil is not None and pick(from_ids, foil, "foil").shape != picked.shape:
+            raise ArgumentError(f"foil is {foil!r}: pass one number for each example, as target {target!r} does.")
+        # The tokens at which the output is not read may be padding.
+        from_ids = pick(from_ids, _without_last(target))
+        from_embeddings = pick(self(embedded, *self.batched.values(), None), _without_last(target))
+        if not from_ids.isfinite().all():
+            raise RefusedError(
+                "forward_func gives values that are not finite (NaN or infinity): check its weights and inputs. "
+                "float16 overflows above 65504: load the model in bfloat16 or float32."
+            )
+        tolerance = torch.finfo(from_ids.dtype).eps ** 0.5 * from_ids.abs().max().clamp_min(1)
+        if not ((from_ids - from_embeddings).abs() <= tolerance).all():
+            raise RefusedError(
+                "forward_func gives another output for inputs_embeds than for input_ids. Some models count positions "
+                "from the ids: pass position_ids. Some have dropout left on: call model.eval()."
+            )
+
+
+def _without_last(indices: Indices) -> Indices:
+    if isinstance(indices, list):
+        return [one[:-1] for one in indices]
+    return indices and indices[:-1]

@@ -1,0 +1,253 @@
+"""The shell of the methods that join the maps of many layers into one."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any
+
+import torch
+from captum._utils.common import _format_output
+from captum._utils.typing import TargetType
+from captum.attr import PerturbationAttribution
+from torch import Tensor
+
+from captum_vz.attr._arguments import Arguments, Inputs, as_layers
+from captum_vz.attr._captum import ForwardPassAttribution, logged, warn
+from captum_vz.attr._layer_maps import LayerMaps
+from captum_vz.attr._map_run import MapRun, mark_unreached
+from captum_vz.attr._model_free import ModelFreeAttribution
+from captum_vz.attr._of_maps import OtherMixingRule, of_maps
+from captum_vz.attr._target import WantedTokens
+from captum_vz.attr._wanted import PADDED_TARGET
+from captum_vz.errors import ArgumentError, UnsupportedLayerError
+from captum_vz.functional import Residual, normalize_rows, pool_groups, receptive_fields
+
+
+class MapAggregation(ForwardPassAttribution):
+    """Base of the methods that join the maps of a stack of layers into one map `(batch, out, in)`.
+
+    An input method in Captum's sense: a tensor in, a tensor out; a tuple in, a tuple out. A subclass states in
+    :meth:`join` how the maps are joined. `forward_func`, `layer` and `device_ids` are those of `maps`.
+
+    Args:
+        maps: The method that computes the layers' maps.
+        residual: What is added to each map for the residual connection, see
+            :func:`~captum_vz.functional.add_residual`.
+        per_receptive_field: Whether each input token's scores are divided by the number of output tokens that it
+            reaches (:func:`~captum_vz.functional.receptive_fields`), and rows by their sums after that. In a causal
+            model the first token reaches all tokens and the last only itself. Abnar & Zuidema advise it there.
+        other_mixing: How to treat token mixing outside the attention of the given layers: recurrent or convolutional
+            modules, layers left out. "refuse": raise an error. "ignore": treat these modules as acting on each token
+            alone. Mixing inside a module that computes attention inline is not detected.
+    """
+
+    def __init__(
+        self,
+        maps: LayerMaps | ModelFreeAttribution,
+        *,
+        residual: Residual = None,
+        per_receptive_field: bool = False,
+        other_mixing: OtherMixingRule = "refuse",
+    ) -> None:
+        """See the class for the arguments."""
+        if other_mixing not in ("refuse", "ignore"):
+            raise ArgumentError(f"other_mixing is {other_mixing!r}: pass 'refuse' or 'ignore'.")
+        self.maps = maps
+        PerturbationAttribution.__init__(self, maps.forward_func)
+        self.residual: Residual = residual
+        self.per_receptive_field = per_receptive_field
+        self.other_mixing: OtherMixingRule = other_mixing
+
+    forward_func = of_maps("forward_func")
+    layer = of_maps("layer")
+    device_ids = of_maps("device_ids")
+
+    @logged
+    def attribute(
+        self,
+        inputs: Inputs,
+        target: TargetType = None,
+        additional_forward_args: Any = None,
+        feature_mask: Tensor | None = None,
+        attribute_to_layer_input: bool = False,
+        perturbations_per_eval: int | None = None,
+        show_progress: bool = False,
+        all_layers: bool = False,
+        *,
+        token: Any = None,
+    ) -> Any:
+        """How much each output *token* of the last layer draws on each input token.
+
+        Args:
+            inputs: See :meth:`LayerMaps.attribute`, like all arguments but `feature_mask` and `all_layers`.
+            target: An index into what `forward_func` returned, whose first index is an output token.
+            additional_forward_args: Further arguments for `forward_func`.
+            feature_mask: Integers `(1 or batch, in)`: tokens with the same number are one feature. Each layer's map is
+                pooled to features (a feature's row is the mean of its tokens' rows) before the maps are joined, and
+                all tokens of a feature carry its row and its score.
+            attribute_to_layer_input: Only False.
+            perturbations_per_eval: The number of sources that are zeroed at a time.
+            show_progress: Whether to show a progress bar, one step for each layer.
+            all_layers: Whether to return a list with the result after each layer, the last layer last.
+            token: The output tokens whose rows are returned.
+
+        Returns:
+            A map `(batch, out, in)`, or, with one token for each example, `(batch, in)`. A tuple with one of them if
+            `inputs` is a tuple; a list of either with `all_layers`. Rows sum to 1, over features where there is a
+            `feature_mask`; rows and columns of padding are 0.
+
+        Raises:
+            RefusedError: As in :meth:`LayerMaps.attribute`; layers in another order than that in which they run, or
+                whose maps do not fit each other; layers that ran twice; with `other_mixing="refuse"`, layers that do
+                not follow each other or mix their tokens by more than attention.
+        """
+        if attribute_to_layer_input:
+            raise ArgumentError(
+                f"{self.get_name()} attributes to input tokens; attribute_to_layer_input=True has no meaning here."
+            )
+        wanted = WantedTokens.parse(token, target)
+        arguments = Arguments(inputs, additional_forward_args, feature_mask, perturbations_per_eval, show_progress)
+        self._check_attention()
+        run = self.maps._run(wanted.all_rows, arguments, True, self.other_mixing == "refuse")
+        maps = self._joined(run, wanted, feature_mask, all_layers)
+        results = [_format_output(isinstance(inputs, tuple), (one,)) for one in maps]
+        return results if all_layers else results[-1]
+
+    def join_run(self, run: MapRun, *, token: Any = None, all_layers: bool = False) -> list[Tensor]:
+        """Join maps that :meth:`LayerMaps.run` has computed, for several methods that join the same maps.
+
+        Args:
+            run: All rows of all maps, computed with `find_other_mixing` unless `other_mixing` is "ignore".
+            token: The output tokens whose rows are wanted.
+            all_layers: Whether to return the result after each layer, or only the last.
+
+        Returns:
+            The results, `(batch, out, in)` or `(batch, in)` each.
+        """
+        self._check_attention()
+        return self._joined(run, WantedTokens.parse(token, None), None, all_layers)
+
+    @abstractmethod
+    def join(self, maps: list[Tensor], rows: Tensor | None) -> list[Tensor]:
+        """Join maps `(batch, tokens, tokens)`, first layer first.
+
+        Args:
+            maps: The maps of the layers.
+            rows: The positions of the wanted rows, `(batch, row)`; None: all.
+
+        Returns:
+            The result after each layer, `(batch, row, tokens)` each.
+        """
+
+    def join_last(self, maps: list[Tensor], rows: Tensor | None) -> Tensor:
+        """The last result of `join`."""
+        return self.join(maps, rows)[-1]
+
+    def _check_attention(self) -> None:
+        """Refuse maps of cross-attention."""
+        if getattr(self.maps, "attention", "self") != "self":
+            raise ArgumentError(
+                f"{self.get_name()} multiplies maps of one sequence onto itself; those of cross-attention lead from "
+                "one sequence to another, and no product of them means anything. ValueZeroing and LayerAttention give "
+                "them layer by layer, ALTIPlus joins them with those of the encoder and the decoder."
+            )
+
+    def _joined(self, run: MapRun, wanted: WantedTokens, feature_mask: Any, all_layers: bool) -> list[Tensor]:
+        """The wanted rows of the joined maps, after each layer or only after the last."""
+        self._check_order(run)
+        maps = [one.to(run.maps[0][1].device) for _, one in run.maps]
+        self._check(maps)
+        if self.residual == "add" and run.there is not None:
+            maps = [mark_unreached(one, run.there.to(one.device)) for one in maps]
+        if self.other_mixing == "refuse" and run.mixing is not None:
+            shape = {index: one.shape for index, one in run.maps}
+            # Maps of different shapes are not multiplied with each other: those of an encoder and of its decoder.
+            pairs = [pair for pair in run.mixing.pairs if shape[pair[0]] == shape[pair[1]]]
+            self._refuse_mixing(pairs, run.mixing.mixers)
+        rows = wanted.positions(maps[-1].shape[0], maps[-1].shape[1], maps[-1].device)
+        if run.tokens:
+            wanted.check(run.output, maps[-1].shape[1], self.get_name())
+        else:
+            wanted.check_without_output(self.get_name())
+        return [wanted.select(one) for one in self._join_features(maps, rows, feature_mask, all_layers)]
+
+    def _check_order(self, run: MapRun) -> None:
+        """Refuse layers that ran in another order than they are listed in, or twice."""
+        order = list(dict.fromkeys(index for index, _ in run.maps))
+        if order != sorted(order):
+            raise ArgumentError(
+                f"The layers ran in the order {order} of the list given as `layer`: pass them in the order in which "
+                "they run."
+            )
+        if run.restart is not None:
+            names = _names(self.layer)
+            after, again = (names[index] for index in run.restart)
+            raise ArgumentError(
+                f"{self.get_name()} joins the maps of one run of the layers, but forward_func began a second run: "
+                f"after layer {after}, layer {again} ran on an input that layer {after} did not return. Pass a "
+                "forward_func that runs the layers once."
+            )
+
+    def _check(self, maps: list[Tensor]) -> None:
+        """Refuse maps that cannot be joined."""
+        shapes = {tuple(one.shape) for one in maps}
+        if len(shapes) != 1 or maps[0].shape[1] != maps[0].shape[2]:
+            raise ArgumentError(
+                f"{self.get_name()} multiplies square maps of one size, but the layers' maps are {sorted(shapes)}. "
+                "Where a model merges its tokens on the way, pass the layers of one stage."
+            )
+
+    def _refuse_mixing(self, pairs: list[tuple[int, int]], mixers: list[int]) -> None:
+        """Refuse layers between which, or in which, tokens are mixed by anything but attention."""
+        names = _names(self.layer)
+        advice = "other_mixing='ignore' to treat it as acting on each token alone"
+        if pairs:
+            between = _some([f"{names[before]} and {names[after]}" for before, after in pairs])
+            raise UnsupportedLayerError(
+                f"{self.get_name()} joins layers that follow each other, but something else runs between the layers "
+                f"{between}: the second is not given what the first returned. Another mixer (recurrent, a convolution) "
+                f"or a layer that was left out has a share that no map shows. Pass all layers; or {advice}."
+            )
+        if mixers:
+            raise UnsupportedLayerError(
+                f"{self.get_name()} joins what the layers' attention does, but the layers "
+                f"{_some([names[index] for index in mixers])} mix their tokens in another way as well (recurrent, a "
+                f"convolution), whose share no map shows. Pass {advice}."
+            )
+
+    def _join_features(
+        self, maps: list[Tensor], rows: Tensor | None, feature_mask: Any, all_layers: bool
+    ) -> list[Tensor]:
+        """Join the maps of features in place of those of tokens, and give each token its feature's row and score."""
+        # A row of zeros in the first layer is padding: it belongs to no feature and gets no residual.
+        there = maps[0].sum(-1) != 0
+        if feature_mask is None:
+            member = torch.arange(there.shape[1], device=there.device).expand_as(there)
+        else:
+            mask = feature_mask[0] if isinstance(feature_mask, tuple) else feature_mask
+            features = mask.to(there.device).unique(return_inverse=True)[1].expand_as(there)
+            member = features.where(there, features.max() + 1).unique(return_inverse=True)[1]
+            maps = [pool_groups(one, member) for one in maps]
+        places = None if rows is None else member.gather(1, rows)
+        joined = self.join(maps, places) if all_layers else [self.join_last(maps, places)]
+        if self.per_receptive_field:
+            fields = [field.clamp_min(1)[:, None] for field in receptive_fields(maps, self.residual)[-len(joined) :]]
+            joined = [normalize_rows(one / field) for one, field in zip(joined, fields, strict=True)]
+        kept = there if rows is None else there.gather(1, rows)
+        if rows is not None and not kept.all():
+            warn(f"{self.get_name()}: {PADDED_TARGET}.")
+        results = []
+        for one in joined:
+            if rows is None:
+                one = one.gather(1, member[..., None].expand(-1, -1, one.shape[2]))
+            one = one.gather(2, member[:, None, :].expand(-1, one.shape[1], -1))
+            results.append((one * (kept[:, :, None] & there[:, None, :])).to(maps[0].dtype))
+        return results
+
+
+def _names(layer: Any) -> list[str]:
+    return [f"{index} ({type(one).__name__})" for index, one in enumerate(as_layers(layer))]
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (" and others" if len(names) > 3 else "")

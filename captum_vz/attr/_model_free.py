@@ -1,0 +1,136 @@
+"""The shell of attributions that ask no model: what any method has to beat."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from captum._utils.typing import TargetType
+from captum.attr import Attribution
+from torch import Tensor, nn
+
+from captum_vz.attr._arguments import Arguments, Inputs, as_layers, token_input
+from captum_vz.attr._captum import logged
+from captum_vz.attr._map_run import MapRun
+from captum_vz.attr._target import WantedTokens
+from captum_vz.errors import ArgumentError
+from captum_vz.functional import normalize_rows
+
+
+class ModelFreeAttribution(Attribution):
+    """Base of the baselines that look at the tokens only: one map `(batch, out, in)`, as methods that ask a model give.
+
+    A subclass says in :meth:`scores` what the map of one example is; what
+    is described here is shared.
+
+    Args:
+        forward_func: Not called; it may be left out. It is there so that these classes are built as all others are.
+        layer: Not run. A list of layers gives a list of as many maps, so that :class:`~captum_vz.Rollout` can join
+            them; one layer, or None, gives one.
+        causal: Whether tokens see only themselves and those before them, as in a causal model.
+    """
+
+    device_ids: list[int] | None = None
+
+    def __init__(
+        self, forward_func: Callable[..., Any] | None = None, layer: Any = None, *, causal: bool = False
+    ) -> None:
+        """See the class for the arguments."""
+        super().__init__(forward_func)
+        self.layer = layer
+        self.causal = causal
+
+    @logged
+    def attribute(
+        self,
+        inputs: Inputs,
+        target: TargetType = None,
+        additional_forward_args: Any = None,
+        feature_mask: Tensor | None = None,
+        *,
+        token: Any = None,
+        attention_mask: Tensor | None = None,
+    ) -> Tensor | list[Tensor]:
+        """A score of each source token for each output *token*, without a model.
+
+        Args:
+            inputs: Token ids `(batch, tokens)` or embeddings `(batch, tokens, d)`; a tuple that begins with either; or
+                a mapping that holds either as `input_ids` or `inputs_embeds`, and the attention mask.
+            target: `(token, entry)`, as for methods that run the model: the row of the token is returned. A single
+                index is refused, because it may name a class.
+            additional_forward_args: Ignored, because no `forward_func` is called.
+            feature_mask: Integers `(1 or batch, tokens)`: tokens with the same number are one feature. Its score is
+                that of its first token, which all of them carry, and rows sum to 1 over features.
+            token: The output tokens whose rows are returned, as in :meth:`LayerMaps.attribute`.
+            attention_mask: 1 for tokens, 0 for padding, `(batch, tokens)`. None: there is no padding.
+
+        Returns:
+            A map `(batch, out, in)`, or, with one token for each example, `(batch, in)`, in float32; a list of them if
+            `layer` is a list. Rows sum to 1; rows and columns of padding are 0.
+
+        Raises:
+            RefusedError: Inputs or a mask of another shape, or a target that is no token.
+        """
+        wanted = WantedTokens.parse(token, target)
+        wanted.check_without_output(self.get_name())
+        several = isinstance(self.layer, (list, tuple, nn.ModuleList))
+        count = len(as_layers(self.layer)) if several else 1
+        maps = self._all_maps(count, inputs, attention_mask, feature_mask)
+        results = [wanted.select(wanted.rows_of(one)) for one in maps]
+        return results if several else results[0]
+
+    @abstractmethod
+    def scores(self, tokens: Tensor, index: int) -> Tensor:
+        """The scores of one example without its padding in layer `index`, `(out, in)`: positive, not yet normalised."""
+
+    def _run(self, wanted: WantedTokens, arguments: Arguments, *flags: bool) -> MapRun:
+        """What :class:`Rollout` asks for, as of a :class:`LayerMaps`."""
+        maps = self._all_maps(len(as_layers(self.layer)), arguments.inputs, None, arguments.feature_mask)
+        return MapRun([(index, wanted.rows_of(one)) for index, one in enumerate(maps)], {})
+
+    def _all_maps(self, count: int, inputs: Inputs, attention_mask: Any, feature_mask: Any) -> list[Tensor]:
+        """The maps `(batch, out, in)` of as many layers."""
+        if isinstance(inputs, Mapping):
+            attention_mask = inputs.get("attention_mask", attention_mask)
+        text = token_input(inputs)
+        if not (isinstance(text, Tensor) and text.ndim in (2, 3) and text.numel()):
+            raise ArgumentError(
+                f"inputs is {tuple(text.shape) if isinstance(text, Tensor) else type(text).__name__}: pass token ids "
+                "(batch, tokens) or embeddings (batch, tokens, d), or a mapping with input_ids or inputs_embeds."
+            )
+        batch, tokens = text.shape[:2]
+        mask = text.new_ones(batch, tokens) if attention_mask is None else attention_mask
+        if not (isinstance(mask, Tensor) and mask.shape == (batch, tokens)):
+            raise ArgumentError(
+                f"attention_mask is {tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__}: pass 1 "
+                f"for tokens and 0 for padding, ({batch}, {tokens})."
+            )
+        features: Any = torch.arange(tokens, device="cpu")[None] if feature_mask is None else feature_mask
+        features = features[0] if isinstance(features, tuple) and len(features) == 1 else features
+        fits = isinstance(features, Tensor) and features.shape in ((1, tokens), (batch, tokens))
+        if not fits or features.is_floating_point():
+            shown = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
+            raise ArgumentError(
+                f"feature_mask is {shown}: pass integers (1, {tokens}) or ({batch}, {tokens}), the same number for "
+                "tokens that belong together."
+            )
+        rows, there = text.detach().cpu(), mask.detach().cpu().bool()
+        features = features.detach().cpu().expand(batch, tokens)
+        maps = torch.zeros(count, batch, tokens, tokens, dtype=torch.float32, device="cpu")
+        for index in range(count):
+            for example in range(batch):
+                places = there[example].nonzero()[:, 0]
+                scores = self.scores(rows[example, places], index)
+                scores = _by_feature(scores.tril() if self.causal else scores, features[example, places])
+                maps[index, example, places[:, None], places] = scores
+        return list(maps.to(text.device))
+
+
+def _by_feature(scores: Tensor, features: Tensor) -> Tensor:
+    """Scores `(out, in)` of features in place of tokens, normalised over features and carried by all their tokens."""
+    names, member = features.unique(return_inverse=True)
+    places = torch.arange(len(member), device="cpu")
+    first = places.new_full((len(names),), len(member)).scatter_reduce(0, member, places, "amin")
+    return normalize_rows(scores[:, first])[:, member]

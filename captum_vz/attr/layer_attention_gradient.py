@@ -1,0 +1,108 @@
+"""Attention weights times their positive gradients (Chefer et al., ICCV 2021)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from captum_vz._engine import AttentionSite
+from captum_vz.attr._layer_maps import LayerMaps
+from captum_vz.attr._wanted import Wanted
+from captum_vz.errors import ArgumentError, RefusedError, UnsupportedLayerError
+from captum_vz.functional import widen
+
+
+class LayerAttentionGradient(LayerMaps):
+    r"""How much attention to each source token raises a number that the model computes, for each output *token*.
+
+    .. math:: \bar A_{ij} = \tfrac1H \textstyle\sum_h \alpha^h_{ij}
+        \max\Big(0,\, \frac{\partial y}{\partial \alpha^h_{ij}}\Big)
+
+    where :math:`y` is the number that `objective` reads from the model's output. `Chefer et al. 2021
+    <https://arxiv.org/abs/2103.15679>`_, equation 5. Their relevance of a stack is
+    ``Rollout(LayerAttentionGradient(..., normalize=False), residual="add")``, which adds the identity to each map and
+    multiplies the maps (equation 6, for self-attention).
+
+    The model runs once, with gradients from the input of its stack on. Parameters need no gradients and get none. The
+    caller may have switched gradients off by `torch.no_grad`.
+
+    Args:
+        forward_func: A model, or any function that runs the layers, in one thread.
+        layer: A layer (a whole Transformer block) or a list of layers, for which `attribute` returns a list of maps.
+            `captum_vz.find_layers(model)` gives all layers.
+        device_ids: Not used.
+        objective: A function of what `forward_func` returned that gives one number for each example, such as a logit.
+        attention: "self", or "cross" for the second attention of a decoder block.
+        normalize: Whether each row is divided by its sum. False is the paper's choice.
+
+    >>> from captum_vz import LayerAttentionGradient, find_layers
+    >>> from captum_vz.testbed import load_agreement_model
+    >>> model, tokenizer = load_agreement_model()
+    >>> inputs = tokenizer("the pictures of some hat [MASK] scaring marcus.", return_tensors="pt")
+    >>> are = tokenizer.convert_tokens_to_ids("are")
+    >>> logit = lambda output: output.logits[:, 6, are]
+    >>> method = LayerAttentionGradient(model, find_layers(model)[-1], objective=logit)
+    >>> row = method.attribute(inputs, token=6)  # (batch, in)
+    >>> row.shape == inputs["input_ids"].shape, round(row.sum().item(), 4)
+    (True, 1.0)
+    """
+
+    needs_graph = True
+
+    def __init__(
+        self,
+        forward_func: Callable[..., Any],
+        layer: Any,
+        device_ids: list[int] | None = None,
+        *,
+        objective: Callable[[Any], Tensor],
+        attention: str = "self",
+        normalize: bool = True,
+    ) -> None:
+        super().__init__(forward_func, layer, device_ids, attention=attention, normalize=normalize)
+        if not callable(objective):
+            raise ArgumentError(
+                f"objective is of type {type(objective).__name__}: pass a function of what forward_func returned that "
+                "gives one number for each example."
+            )
+        self.objective = objective
+
+    def layer_scores(self, site: AttentionSite, wanted: Wanted) -> Callable[[Any], Tensor]:
+        """A function of the model's output that gives weights times positive gradients, `(batch, row, group)`."""
+        weights = site.weights()
+
+        def scores(output: Any) -> Tensor:
+            gradient = _gradient(self._explained(output, len(weights)), weights, site.layer.name)
+            return wanted.pool((widen(weights) * widen(gradient).relu()).mean(1))
+
+        return scores
+
+    def _explained(self, output: Any, batch: int) -> Tensor:
+        """The numbers that are explained, `(batch,)`."""
+        numbers = self.objective(output)
+        shape = tuple(numbers.shape) if isinstance(numbers, Tensor) else type(numbers).__name__
+        if not isinstance(numbers, Tensor) or shape != (batch,):
+            raise ArgumentError(
+                f"objective gave {shape} for {batch} examples: it takes what forward_func returned and gives one "
+                f"number for each example, ({batch},)."
+            )
+        if not numbers.isfinite().all():
+            raise RefusedError("objective gave numbers that are not finite (NaN or infinity).")
+        return numbers
+
+
+def _gradient(numbers: Tensor, weights: Tensor, name: str) -> Tensor:
+    """The gradient of each number by the weights of its example."""
+    gradient = None
+    if numbers.requires_grad and weights.requires_grad:
+        (gradient,) = torch.autograd.grad(numbers.sum(), weights, retain_graph=True, allow_unused=True)
+    if gradient is None:
+        raise UnsupportedLayerError(
+            f"The objective does not depend on the attention weights of {name} by any gradient: forward_func must not "
+            "switch gradients off (torch.no_grad, detach), the objective has to read an output that the layer reaches, "
+            "and the layer has to apply the weights that it returns."
+        )
+    return gradient

@@ -1,0 +1,196 @@
+"""Means and correlations over examples, with bootstrap confidence intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import isnan
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from captum_vz.errors import ArgumentError
+from captum_vz.metrics._rows import describe
+from captum_vz.metrics.extra import study_extra
+
+with study_extra("captum_vz.metrics"):
+    from scipy import stats
+
+
+class Summary(NamedTuple):
+    """The mean over examples and its interval.
+
+    Attributes:
+        mean: The mean of the examples whose value is not NaN; NaN if there are none.
+        std: Their standard deviation.
+        low: The lower end of the confidence interval of the mean; NaN for fewer than two examples.
+        high: Its upper end.
+        examples: The number of these examples.
+        undefined: The number of examples whose value is NaN.
+    """
+
+    mean: float
+    std: float
+    low: float
+    high: float
+    examples: int
+    undefined: int
+
+    def __str__(self) -> str:
+        """As a line of a report."""
+        undefined = f", {self.undefined} more undefined" if self.undefined else ""
+        return f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}] ({self.examples} examples{undefined})"
+
+
+def summarize(values: Tensor, confidence: float = 0.95, resamples: int = 9999, seed: int = 0) -> Summary:
+    r"""The mean of one value for each example, with a bootstrap confidence interval over examples.
+
+    .. math:: \bar v = \tfrac1n \textstyle\sum_b v_b, \qquad
+        \big[Q_{\alpha/2}(\bar v^*),\, Q_{1-\alpha/2}(\bar v^*)\big]
+
+    where :math:`\bar v^*` is the mean of n examples drawn with replacement: the percentile interval of `Efron 1979
+    <https://doi.org/10.1214/aos/1176344552>`_, by scipy. To compare two methods on the same examples, use the interval
+    of their difference, `summarize(one - other)`. It takes into account that both have the same examples.
+
+    Args:
+        values: `(examples,)`. NaN means that an example has no value, such as a rank correlation with a constant.
+            These examples are counted, and are not part of the mean.
+        confidence: The confidence level of the interval, between 0 and 1.
+        resamples: The number of bootstrap resamples of the examples.
+        seed: The same seed gives the same interval.
+
+    Returns:
+        Mean, standard deviation, interval and both counts.
+
+    Raises:
+        ArgumentError: `values` is not one-dimensional or holds infinities, or the confidence is not between 0 and 1.
+
+    >>> import torch
+    >>> print(summarize(torch.tensor([0.2, 0.4, 0.6, torch.nan])))
+    0.400 [0.200, 0.600] (3 examples, 1 more undefined)
+    """
+    if not isinstance(values, Tensor) or values.ndim != 1:
+        raise ArgumentError(f"values is {describe(values)}: pass a tensor (examples,), one value for each example.")
+    if values.isinf().any():
+        raise ArgumentError("values holds infinities, whose mean has no meaning: pass finite values or NaN.")
+    _check_bootstrap(confidence, resamples)
+    known = values[~values.isnan()].detach().double().cpu().numpy()
+    mean = float(known.mean()) if known.size else float("nan")
+    std = low = high = float("nan")
+    if known.size > 1:
+        std = float(known.std(ddof=1))
+        drawn = stats.bootstrap(
+            (known,),
+            np.mean,
+            confidence_level=confidence,
+            n_resamples=resamples,
+            batch=max(1, 2**20 // known.size),  # a few megabytes at a time
+            method="percentile",
+            rng=np.random.default_rng(seed),
+        )
+        low, high = map(float, drawn.confidence_interval)
+    return Summary(mean, std, low, high, known.size, len(values) - known.size)
+
+
+class Correlation(NamedTuple):
+    """A rank correlation and its interval.
+
+    Attributes:
+        statistic: Spearman's correlation; NaN if one side is constant.
+        low: The lower end of its bootstrap confidence interval over examples.
+        high: The upper end.
+        examples: The number of examples.
+        undefined: The number of further examples, which have a NaN in some layer.
+    """
+
+    statistic: float
+    low: float
+    high: float
+    examples: int
+    undefined: int
+
+
+def probing_correlation(
+    alignment: Tensor,
+    compression: Sequence[float] | Tensor,
+    confidence: float = 0.95,
+    resamples: int = 9999,
+    seed: int = 0,
+) -> Correlation:
+    r"""The rank correlation over layers of cue alignment with the compression of the labels.
+
+    .. math:: \rho = \operatorname{Spearman}_l\big(\tfrac1n \textstyle\sum_b a_{bl},\; c_l\big)
+
+    over layers l, with the bootstrap interval of `Efron 1979 <https://doi.org/10.1214/aos/1176344552>`_ over examples
+    b, resampled in all layers together. With few layers the correlation takes few values. After `Mohebbi et al. 2023
+    <https://aclanthology.org/2023.eacl-main.245>`_, section 6.
+
+    Args:
+        alignment: Cue alignment of each example in each layer, `(examples, layers)`, as :func:`cue_dot_product` returns
+            it.
+        compression: The compression given each layer's representations, `(layers,)`, see :func:`description_length`.
+        confidence: The confidence level of the interval.
+        resamples: The number of bootstrap resamples of the examples.
+        seed: The same seed gives the same interval.
+
+    Returns:
+        The correlation, its interval (NaN for fewer than two examples, or a constant side) and both counts.
+
+    Raises:
+        ArgumentError: Shapes do not fit, there are fewer than two layers, or the confidence is not between 0 and 1.
+
+    >>> import torch
+    >>> alignment = torch.tensor([[0.1, 0.2, 0.5], [0.2, 0.3, 0.6]])
+    >>> probing_correlation(alignment, [1.1, 1.9, 6.0]).statistic
+    1.0
+    """
+    layers = torch.as_tensor(compression, dtype=torch.float64)
+    fits = isinstance(alignment, Tensor) and alignment.ndim == 2 and layers.shape == alignment.shape[1:]
+    if not fits or len(layers) < 2:
+        raise ArgumentError(
+            f"alignment is {describe(alignment)} and compression {tuple(layers.shape)}: pass (examples, layers) and "
+            "(layers,), of two layers or more."
+        )
+    if not layers.isfinite().all():
+        raise ArgumentError(f"compression is {layers.tolist()}: pass finite numbers.")
+    _check_bootstrap(confidence, resamples)
+    known = ~alignment.isnan().any(-1)
+    values = alignment[known].detach().double().cpu().numpy()
+    right = stats.rankdata(layers.numpy())
+
+    def statistic(rows: np.ndarray, axis: int = -1) -> np.ndarray:
+        """Spearman of the means of these examples, `(..., examples)` to `(...)`; NaN where one side is constant."""
+        left = stats.rankdata(values[rows].mean(axis - 1), axis=-1)
+        left, fixed = left - left.mean(-1, keepdims=True), right - right.mean()
+        spread = np.sqrt((left**2).sum(-1) * (fixed**2).sum())
+        return np.divide((left * fixed).sum(-1), spread, out=np.full_like(spread, np.nan), where=spread > 0)
+
+    count, undefined = len(values), len(alignment) - len(values)
+    whole = float(statistic(np.arange(count))) if count else float("nan")
+    if count < 2 or isnan(whole):
+        return Correlation(whole, float("nan"), float("nan"), count, undefined)
+    drawn = stats.bootstrap(
+        (np.arange(count),),
+        statistic,
+        vectorized=True,
+        batch=max(1, 2**20 // values.size),
+        confidence_level=confidence,
+        n_resamples=resamples,
+        method="percentile",
+        rng=np.random.default_rng(seed),
+    )
+    low, high = map(float, drawn.confidence_interval)
+    return Correlation(whole, low, high, count, undefined)
+
+
+def _check_bootstrap(confidence: float, resamples: int) -> None:
+    """Check the arguments of a bootstrap.
+
+    Raises:
+        ArgumentError: The confidence is not between 0 and 1, or there are no resamples.
+    """
+    if not 0 < confidence < 1:
+        raise ArgumentError(f"confidence is {confidence!r}: pass a number between 0 and 1, such as 0.95.")
+    if resamples < 1:
+        raise ArgumentError(f"resamples is {resamples!r}: pass the number of resamples, such as 9999.")

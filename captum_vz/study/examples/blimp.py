@@ -1,0 +1,168 @@
+"""The paper's sentences: five paradigms of BLiMP, with target, cue and number found by rule."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from captum_vz.study.examples.example import Example
+from captum_vz.testbed import held_out
+from captum_vz.text import Record, form_ids, split_words
+
+#: The paradigm with more than twice as many singular verbs as plural ones.
+UNBALANCED: Final = "regular_plural_subject_verb_agreement_1"
+
+_SINGULAR: Final = {"this", "that", "is", "was", "has", "does", "himself", "herself", "itself"}
+_DETERMINERS: Final = {"a", "an", "the", "this", "that", "these", "those", "some", "many", "most", "all", "every"}
+_PREPOSITIONS: Final = {"of", "about"}
+
+
+@dataclass(frozen=True)
+class BlimpSelection:
+    """The sentences that a study uses, and how many pairs were dropped before it. Its string is a sentence on both.
+
+    Attributes:
+        examples: The examples, with paradigms as groups and "singular" or "plural" as labels. An example for which the
+            rule of its paradigm (:func:`find_cue`) finds no cue has no cue. A study records it as skipped.
+        pairs: How many pairs are held out.
+        several_tokens: How many of them were dropped because one of the two forms is not a single token.
+        unbalanced: How many were dropped to have as many singular as plural verbs.
+    """
+
+    examples: list[Example]
+    pairs: int
+    several_tokens: int
+    unbalanced: int
+
+    def __str__(self) -> str:
+        """The numbers of pairs in a sentence."""
+        dropped = self.several_tokens + self.unbalanced
+        return (
+            f"{len(self.examples):,} of {self.pairs:,} held-out pairs of BLiMP: {dropped:,} were dropped before the "
+            f"study, {self.several_tokens:,} because a form is not a single token and {self.unbalanced:,} of "
+            f"{UNBALANCED} to have as many singular as plural verbs."
+        )
+
+
+def select_blimp(blimp: str | Path, tokenizers: Iterable[Any] = ()) -> BlimpSelection:
+    """The held-out sentences of the paper, and how many pairs were dropped.
+
+    They are the halves of the five paradigms of `Mohebbi et al. 2023
+    <https://aclanthology.org/2023.eacl-main.245>`_ that the embedded model was not trained on
+    (:func:`~captum_vz.testbed.held_out`). As in the paper, a pair is dropped if one of its forms is not a single token.
+    Of `regular_plural_subject_verb_agreement_1` as many singular verbs are kept as there are plural ones. They are
+    drawn with a fixed seed.
+
+    Args:
+        blimp: The folder with BLiMP's `.jsonl` files, `data` in https://github.com/alexwarstadt/blimp.
+        tokenizers: The tokenizers of the models to compare. The forms must be single tokens of all of them, so that all
+            models get the same sentences. Empty: no pair is dropped for its tokens.
+
+    Raises:
+        FileNotFoundError: A paradigm is missing.
+    """
+    tokenizers = list(tokenizers)
+    examples, pairs, single = [], 0, 0
+    for paradigm, records in held_out(blimp).items():
+        kept = [record for record in records if all(form_ids(tokenizer, record) for tokenizer in tokenizers)]
+        known = [Example.from_record(record | {"cue": find_cue(record), "label": number(record)}) for record in kept]
+        examples += _balanced(known) if paradigm == UNBALANCED else known
+        pairs, single = pairs + len(records), single + len(kept)
+    return BlimpSelection(examples, pairs, pairs - single, single - len(examples))
+
+
+def blimp_examples(blimp: str | Path, tokenizers: Iterable[Any] = ()) -> list[Example]:
+    """The examples of :func:`select_blimp`, without the counts of dropped pairs."""
+    return select_blimp(blimp, tokenizers).examples
+
+
+def find_cue(record: Record) -> list[int]:
+    """The cue words of a record of BLiMP, by a rule for its paradigm, without a parser.
+
+    - ``determiner_noun_agreement...``: the last word of the noun that BLiMP names, which follows the target;
+    - ``..._subject_verb_agreement_1`` and ``distractor_agreement_relational_noun``: the head of the subject, the word
+      before its first preposition or, where there is none, its last;
+    - ``anaphor_number_agreement``: all words of the subject, to which the anaphor refers: a name, a bare noun, or a
+      determiner ("a lot of") and a noun.
+
+    Args:
+        record: As :func:`~captum_vz.testbed.mask_target` and :func:`~captum_vz.testbed.held_out` give it.
+
+    Returns:
+        Positions of words. Empty if the sentence does not have the form that the rule expects.
+
+    Raises:
+        ValueError: There is no rule for the paradigm.
+
+    >>> from captum_vz.testbed import mask_target
+    >>> pair = {"sentence_good": "The sketch of those trucks hasn't hurt Alan.",
+    ...         "sentence_bad": "The sketch of those trucks haven't hurt Alan.",
+    ...         "UID": "distractor_agreement_relational_noun"}
+    >>> record = mask_target(pair)
+    >>> [split_words(record["masked"])[position] for position in find_cue(record)]
+    ['sketch']
+    """
+    rule = _RULES.get(record.get("UID", ""))
+    if rule is None:
+        raise ValueError(f"there is no rule for the cues of {record.get('UID')!r}, only for {', '.join(_RULES)}.")
+    return rule(record, split_words(record["masked"]))
+
+
+def number(record: Record) -> str | None:
+    """The grammatical number of a record's right form, "singular" or "plural"; None if its two forms do not show it.
+
+    >>> number({"good": "impress", "bad": "impresses"}), number({"good": "this", "bad": "these"})
+    ('plural', 'singular')
+    """
+    good, bad = record["good"].lower(), record["bad"].lower()
+    # Both forms are needed, because "impress" ends in an s, too.
+    singular, plural = (_is_singular(one, other) for one, other in ((good, bad), (bad, good)))
+    return None if singular == plural else "singular" if singular else "plural"
+
+
+def _is_singular(form: str, other: str) -> bool:
+    """Whether a form is in the list of singular forms, or is the -s form of the other verb."""
+    return form in _SINGULAR or form in (f"{other}s", f"{other}es", f"{other.removesuffix('y')}ies")
+
+
+def _noun(record: Record, words: list[str]) -> list[int]:
+    noun = record.get("two_prefix_word", "").split()
+    starts = range(record["target"] + 1, len(words) - len(noun) + 1)
+    ends = [start + len(noun) - 1 for start in starts if noun and words[start : start + len(noun)] == noun]
+    return ends if len(ends) == 1 else []
+
+
+def _head(record: Record, words: list[str]) -> list[int]:
+    subject = [word.lower() for word in words[: record["target"]]]
+    head = next((place for place, word in enumerate(subject) if word in _PREPOSITIONS), len(subject)) - 1
+    return [head] if head >= 0 and subject[head] not in _DETERMINERS else []
+
+
+def _antecedent(record: Record, words: list[str]) -> list[int]:
+    before = [word.lower() for word in words[: record["target"]]]
+    length = 1
+    if before[:1] and before[0] in _DETERMINERS:
+        length = 4 if before[1:3] == ["lot", "of"] else 2
+    elif before[1:2] == ["university"]:  # "Harvard University", the only name of two words
+        length = 2
+    return list(range(length)) if length < len(before) else []  # a verb is between it and the target
+
+
+_RULES: Final[dict[str, Callable[[Record, list[str]], list[int]]]] = {
+    "anaphor_number_agreement": _antecedent,
+    "determiner_noun_agreement_2": _noun,
+    "determiner_noun_agreement_with_adj_2": _noun,
+    "distractor_agreement_relational_noun": _head,
+    "regular_plural_subject_verb_agreement_1": _head,
+}
+
+
+def _balanced(examples: list[Example]) -> list[Example]:
+    """As many singular examples as there are plural ones, in their order."""
+    singular = [place for place, example in enumerate(examples) if example.label == "singular"]
+    plural = sum(example.label == "plural" for example in examples)
+    kept = set(random.Random(UNBALANCED).sample(singular, min(plural, len(singular))))
+    return [example for place, example in enumerate(examples) if example.label != "singular" or place in kept]

@@ -1,0 +1,143 @@
+"""From an example's words to the tokens of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from captum_vz.study.examples.example import Example
+from captum_vz.text import MASK, encode_record, form_ids, record_spans
+
+
+class BadExample(ValueError):  # noqa: N818  # a study records it and continues
+    """An example cannot be used with a tokenizer or a model. The message says why."""
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """An example as token ids.
+
+    Attributes:
+        ids: Its token ids.
+        target: The position of the target word's token, whose row of scores is evaluated. The model predicts there.
+        cue: The positions of the cue words' tokens: the first piece of each.
+        forms: The token ids of the right and the wrong form; None if there are none.
+    """
+
+    ids: tuple[int, ...]
+    target: int
+    cue: tuple[int, ...]
+    forms: tuple[int, int] | None
+
+
+def encode(
+    tokenizer: Any,
+    example: Example,
+    *,
+    max_tokens: int | None = None,
+    needs_cue: bool = False,
+    needs_forms: bool = False,
+) -> Encoded:
+    """Finds the tokens of an example's words. The position of a word is that of its first piece.
+
+    A target ``[MASK]`` becomes the tokenizer's mask token. Tokenizers of decoders have none. For them the text ends
+    before the target: the row of the last token is evaluated, where the model predicts the next token.
+
+    Args:
+        tokenizer: A fast tokenizer of transformers.
+        example: The example.
+        max_tokens: The largest number of tokens that the model takes. None: no limit.
+        needs_cue: Whether an example without a cue is refused.
+        needs_forms: Whether an example is refused unless it has two different forms of one token each.
+
+    Raises:
+        BadExample: The example cannot be used. The message says why.
+
+    >>> from captum_vz.testbed import load_agreement_model
+    >>> _, tokenizer = load_agreement_model()
+    >>> encoded = encode(tokenizer, Example("1", ("the", "hats", "[MASK]", "nice"), 2, (1,), "are", "is"))
+    >>> tokenizer.convert_ids_to_tokens(encoded.ids)
+    ['[CLS]', 'the', 'hats', '[MASK]', 'nice', '[SEP]']
+    >>> encoded.target, encoded.cue, tokenizer.convert_ids_to_tokens(encoded.forms)
+    (3, (2,), ['are', 'is'])
+    """
+    count = len(example.words)
+    if not 0 <= example.target < count:
+        raise BadExample(f"the target is word {example.target}, but there are {count} words, 0 to {count - 1}")
+    if needs_cue and not example.cue:
+        raise BadExample("there is no cue")
+    for cue in example.cue:
+        if not 0 <= cue < count or cue == example.target:
+            raise BadExample(
+                f"the cue is word {cue}: expected one of 0 to {count - 1}, but not the target, {example.target}"
+            )
+    masked = example.words[example.target] == MASK
+    try:
+        if masked and tokenizer.mask_token is None:
+            encoded = _until_target(tokenizer, example)
+        else:
+            record = example.to_record()
+            tokens, target, cues = encode_record(tokenizer, record)
+            has_forms = masked and example.good is not None and example.bad is not None
+            forms = form_ids(tokenizer, record) if has_forms else None
+            encoded = Encoded(tuple(tokens["input_ids"][0].tolist()), target, tuple(cues), forms)
+    except BadExample:
+        raise
+    except ValueError as error:
+        raise BadExample(str(error)) from error
+    if needs_forms and encoded.forms is None:
+        raise BadExample(f"the forms {example.good!r} and {example.bad!r} of the target are not one token each")
+    if needs_forms and encoded.forms is not None and len(set(encoded.forms)) == 1:
+        raise BadExample(f"the forms {example.good!r} and {example.bad!r} of the target are the same token")
+    if max_tokens is not None and len(encoded.ids) > max_tokens:
+        raise BadExample(f"it is {len(encoded.ids)} tokens long, but the model takes at most {max_tokens}")
+    return encoded
+
+
+def pad(tokenizer: Any, examples: Sequence[Encoded], device: torch.device | str = "cpu") -> dict[str, Tensor]:
+    """Examples as one batch, padded on the right: `input_ids` and `attention_mask`, each `(batch, tokens)`."""
+    length = max(len(example.ids) for example in examples)
+    # The attention mask hides padding, so any id may be used.
+    filler = 0 if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+    ids = [[*example.ids, *[filler] * (length - len(example.ids))] for example in examples]
+    mask = [[1] * len(example.ids) + [0] * (length - len(example.ids)) for example in examples]
+    return {
+        "input_ids": torch.tensor(ids, device=device),
+        "attention_mask": torch.tensor(mask, device=device),
+    }
+
+
+def _until_target(tokenizer: Any, example: Example) -> Encoded:
+    """The text before the target."""
+    later = [cue for cue in example.cue if cue > example.target]
+    if later:
+        raise BadExample(f"the cue is word {later[0]}, after the target, which a model without a mask cannot see")
+    if example.target == 0:
+        raise BadExample("the target is the first word: a model without a mask has nothing to predict it from")
+    record = example.to_record()
+    start, _ = record_spans(record)[example.target]
+    text = record["masked"][:start].rstrip()
+    before = {"masked": text, "words": record["words"][: example.target], "cue": record["cue"]}
+    tokens, _, cues = encode_record(tokenizer, before | {"target": example.target - 1})
+    ids = _without_end(tokenizer, tokens["input_ids"][0].tolist())
+    return Encoded(tuple(ids), len(ids) - 1, tuple(cues), _next_ids(tokenizer, text, ids, example))
+
+
+def _next_ids(tokenizer: Any, text: str, ids: list[int], example: Example) -> tuple[int, int] | None:
+    """The token ids of the two forms right after a text, if they are one token each."""
+    found = []
+    for form in (example.good, example.bad):
+        longer = _without_end(tokenizer, tokenizer(f"{text} {form}")["input_ids"]) if form else []
+        if longer[:-1] != ids or longer[-1] == tokenizer.unk_token_id:
+            return None
+        found.append(longer[-1])
+    return found[0], found[1]
+
+
+def _without_end(tokenizer: Any, ids: list[int]) -> list[int]:
+    ends = (tokenizer.eos_token_id, tokenizer.sep_token_id)
+    return ids[:-1] if len(ids) > 1 and ids[-1] in ends else ids

@@ -1,0 +1,137 @@
+"""A text of a user as a model takes it, and the position of the token to explain."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from captum_vz.visualization import readable_tokens
+
+
+@dataclass(frozen=True)
+class PreparedText:
+    """One text, ready for a model.
+
+    Attributes:
+        inputs: What the tokenizer returned, `(1, tokens)` each, on the model's device.
+        tokens: The tokens as a person reads them, special tokens included.
+        token: The position of the token to explain, not negative.
+        is_mask: Whether this token is the tokenizer's mask token.
+    """
+
+    inputs: dict[str, Tensor]
+    tokens: tuple[str, ...]
+    token: int
+    is_mask: bool
+
+
+def prepare_text(
+    model: Any, tokenizer: Any, text: str | Mapping[str, Any], token: int | str | None = None
+) -> PreparedText:
+    """Tokenize a text, check its length, and find the token to explain.
+
+    Args:
+        model: The model, which says how many tokens it takes at most.
+        tokenizer: Its tokenizer.
+        text: A text, in which ``[MASK]`` stands for the tokenizer's own mask token, or what the tokenizer returned for
+            one text, with tensors `(1, tokens)`.
+        token: The token to explain, see :func:`find_token`.
+
+    Raises:
+        ValueError: The text is empty or too long, `text` holds another number of texts, or there is no such token.
+
+    >>> from captum_vz.testbed import load_agreement_model
+    >>> prepared = prepare_text(*load_agreement_model(), "some hat [MASK] small.")
+    >>> prepared.tokens[prepared.token], prepared.token, prepared.is_mask
+    ('[MASK]', 3, True)
+    """
+    encoding: Any = text
+    if isinstance(text, str):
+        filled = text.replace("[MASK]", tokenizer.mask_token) if tokenizer.mask_token else text
+        encoding = tokenizer(filled, return_tensors="pt", verbose=False)
+    ids = encoding.get("input_ids") if isinstance(encoding, Mapping) else None
+    if not isinstance(ids, Tensor) or ids.ndim != 2 or len(ids) != 1:
+        shape = f"input_ids {tuple(ids.shape)}" if isinstance(ids, Tensor) else f"of type {type(encoding).__name__}"
+        raise ValueError(
+            f"inputs is {shape}: pass one text that is not empty, or what the tokenizer returns for one with "
+            "return_tensors='pt', a mapping with input_ids (1, tokens)."
+        )
+    numbers = ids[0].long().tolist()
+    masks = [number == tokenizer.mask_token_id for number in numbers]
+    special = [number in tokenizer.all_special_ids for number in numbers]
+    if all(special) and not any(masks):
+        raise ValueError("the text is empty: there is no token to explain. Pass a text with at least one word.")
+    most = max_tokens(model, tokenizer)
+    if most is not None and len(numbers) > most:
+        raise ValueError(f"the text is {len(numbers)} tokens long, but the model takes at most {most}.")
+    tokens = tuple(readable_tokens(tokenizer, numbers))
+    place = find_token(token, tokens, masks, special)
+    device = next(model.parameters()).device
+    inputs = {name: value.to(device) for name, value in encoding.items() if isinstance(value, Tensor)}
+    return PreparedText(inputs, tokens, place, masks[place])
+
+
+def find_token(wanted: int | str | None, tokens: Sequence[str], masks: Sequence[bool], special: Sequence[bool]) -> int:
+    """The position of a token that is given by its position or as it is written.
+
+    Args:
+        wanted: A position, or a token in any case. Negative positions count from the end. A string of digits is a
+            position. None: the first mask or, without a mask, the last token that is no special token.
+        tokens: The tokens.
+        masks: For each token whether it is a mask token.
+        special: For each token whether it is a special token ([SEP], </s>).
+
+    Raises:
+        ValueError: There is no such token, or there are several.
+
+    >>> tokens = ["[CLS]", "it", "is", "[SEP]"]
+    >>> find_token(None, tokens, [False] * 4, [True, False, False, True]), find_token("It", tokens, [], [])
+    (2, 1)
+    """
+    count = len(tokens)
+    if wanted is None:
+        return masks.index(True) if any(masks) else max(i for i, its in enumerate(special) if not its)
+    if isinstance(wanted, int) or wanted.lstrip("-").isdecimal():
+        position = int(wanted)
+        if not -count <= position < count:
+            raise ValueError(
+                f"token {position} is out of range: there are {count} tokens, positions {-count} to {count - 1}."
+            )
+        return position % count
+    places = [i for i, token in enumerate(tokens) if token == wanted]
+    places = places or [i for i, token in enumerate(tokens) if token.casefold() == wanted.casefold()]
+    if not places:
+        raise ValueError(f"token {wanted!r} is none of the tokens: {' '.join(tokens)}")
+    if len(places) > 1:
+        raise ValueError(f"token {wanted!r} is at the positions {', '.join(map(str, places))}: pass one of them.")
+    return places[0]
+
+
+def max_tokens(model: Any, tokenizer: Any) -> int | None:
+    """The largest number of tokens that both model and tokenizer take; None if neither has a limit."""
+    positions = getattr(model.config, "max_position_embeddings", None)
+    for name, module in model.named_modules():
+        # RoBERTa's first position comes after that of padding.
+        if name.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None:
+            positions = module.num_embeddings - module.padding_idx - 1
+    limits = (getattr(tokenizer, "model_max_length", None), positions)
+    return min((limit for limit in limits if isinstance(limit, int) and limit > 0), default=None)
+
+
+def word_id(tokenizer: Any, word: int | str) -> int:
+    """The id of a token that is given by its id or as it is written, with or without the space before it.
+
+    Raises:
+        ValueError: The word is not a single token of the tokenizer.
+    """
+    if isinstance(word, int):
+        return word
+    for written in (f" {word}", word):
+        ids = tokenizer.encode(written, add_special_tokens=False)
+        if len(ids) == 1 and ids[0] != tokenizer.unk_token_id:
+            number: int = ids[0]
+            return number
+    raise ValueError(f"{word!r} is not a single token of the tokenizer: pass another word, or the id of a token.")

@@ -1,0 +1,243 @@
+"""The three evaluations of Mohebbi et al. 2023, of any model, with all methods."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import Tensor
+
+from captum_vz import find_layers
+from captum_vz.errors import RefusedError
+from captum_vz.metrics import probing_correlation
+from captum_vz.metrics.extra import study_extra
+from captum_vz.study.examples.encoding import BadExample, Encoded, encode, pad
+from captum_vz.study.examples.example import Example
+from captum_vz.study.examples.text import max_tokens
+from captum_vz.study.methods import METHODS, Batch, check_methods, encoder_of
+from captum_vz.study.paper.probing import FEWEST, compressions, probe, target_states
+from captum_vz.study.paper.report import Reproduction
+from captum_vz.study.results import Study
+from captum_vz.study.run import run_study
+from captum_vz.study.storage.files import write_whole
+from captum_vz.study.storage.models import Source, check_weights, fingerprint, on_device, to_parquet
+
+with study_extra("captum_vz.study"):
+    import pandas as pd
+    import pyarrow as pa
+    from accelerate import PartialState
+    from pyarrow import parquet
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+PROBING: Final = "probing.parquet"
+
+
+def reproduce(
+    models: Mapping[str, Source],
+    examples: Sequence[Example],
+    output: str | Path,
+    methods: Iterable[str] | None = None,
+    *,
+    batch_size: int = 32,
+    shard_size: int = 64,
+    confidence: float = 0.95,
+    resamples: int = 1999,
+    quiet: bool = False,
+    about: str = "",
+) -> Reproduction:
+    """Cue alignment, probing and faithfulness of all methods with models: the evaluations of the paper.
+
+    - Cue alignment: how much of the target's row lies on the cue, and how well it ranks the cue, in each layer and
+      rolled out (:func:`~captum_vz.metrics.cue_dot_product`, :func:`~captum_vz.metrics.cue_average_precision`).
+    - Probing: how far each layer's state at the target compresses the labels
+      (:func:`~captum_vz.metrics.description_length`), and its correlation with cue alignment over the layers
+      (:func:`~captum_vz.metrics.probing_correlation`).
+    - Faithfulness: the rank correlation of the scores with the effect of blanking out each token
+      (:func:`~captum_vz.metrics.blank_out`; UNK in its place, the probability of the right one of the two forms).
+
+    `Mohebbi et al. 2023 <https://aclanthology.org/2023.eacl-main.245>`_, sections 5 to 7. Each model has a folder with
+    its study and figures by layer, see :func:`~captum_vz.study.run_study`. A killed study continues at the next start.
+    The output folder also holds the tables (``summary.csv``, ``probing.csv``, ``correlation.csv``, ``omitted.csv``,
+    ``skipped.csv``), the report (``report.md``), ``probing.png`` and ``faithfulness.png``.
+
+    Args:
+        models: As `run_study` takes them, with a head for masked words or for the next word. For a model that does not
+            predict words, faithfulness and the methods that explain an output are omitted.
+        examples: With a cue, the two forms of the target and, for probing, a label.
+        output: The folder.
+        methods: Names of :data:`~captum_vz.study.METHODS`. None: :data:`~captum_vz.study.DEFAULT_METHODS`. Methods
+            that refuse a model are omitted from its study, and listed in the report with the reason.
+        batch_size: See :func:`~captum_vz.study.run_study`, like the four arguments after it.
+        shard_size: The largest number of examples that are computed again if a process is killed.
+        confidence: The confidence level of the intervals.
+        resamples: The number of bootstrap resamples of the examples.
+        quiet: Whether there is no progress bar.
+        about: How the examples were selected, and how many were dropped. The report begins with it; see
+            :func:`~captum_vz.study.select_blimp`.
+
+    Returns:
+        Tables, and a report that prints.
+
+    Raises:
+        ValueError: What `run_study` raises; ELECTRA's discriminator, which predicts no words; or a model that can use
+            no example.
+
+    >>> import tempfile
+    >>> from captum_vz.study import Example, reproduce
+    >>> from captum_vz.testbed import agreement_sentences, load_agreement_model
+    >>> examples = [Example.from_record(record) for record in agreement_sentences(4)]
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     found = reproduce({"agreement": load_agreement_model}, examples, folder, ["value-zeroing"], quiet=True)
+    >>> print(found)
+    ## agreement: 4 sentences, 0 skipped
+    ...
+    | value-zeroing | 0...
+    """
+    names = check_methods(methods)
+    if not models or not examples:
+        raise ValueError(f"models is {list(models)}, and there are {len(examples)} examples: pass at least 1 of each.")
+    folder = Path(output)
+    studies, probings, correlations, omitted = [], [], [], []
+    for name, source in models.items():
+        model, tokenizer = source() if callable(source) else source
+        _refuse_discriminator(name, model)
+        part = folder / re.sub(r"[^\w.-]+", "-", name)
+        first = _first_usable(name, model, tokenizer, examples)
+        usable, refused = _usable(model, tokenizer, first, names)
+        if not usable:
+            raise ValueError(f"no method can explain {name!r}: {next(iter(refused.values()))}")
+        metrics = ["cue_dot", "cue_ap"]
+        if _predicts_words(model, tokenizer, first):
+            metrics.append("blank_out")
+        else:
+            refused["blank-out"] = f"{type(model).__name__} predicts no words."
+        study = run_study(
+            {name: (model, tokenizer)},
+            examples,
+            part,
+            usable,
+            metrics,
+            batch_size=batch_size,
+            shard_size=shard_size,
+            confidence=confidence,
+            resamples=resamples,
+            quiet=quiet,
+        )
+        studies.append(study)
+        labels = _labels(examples, study)
+        kinds = set(labels.values())
+        if len(labels) < FEWEST or len(kinds) < 2:
+            refused["probing"] = (
+                f"{len(labels)} sentences have a label, of {len(kinds)} kinds. Pass at least {FEWEST}, of 2 kinds."
+            )
+        else:
+            bits = _probed(name, model, tokenizer, labels, study, batch_size)
+            compression = compressions(bits, len(kinds), confidence, resamples)
+            probings.append(compression.assign(model=name))
+            correlations.append(_correlations(study, compression, confidence, resamples).assign(model=name))
+        omitted += [{"model": name, "what": what, "reason": reason} for what, reason in refused.items()]
+    found = Reproduction(
+        summary=pd.concat([study.summary for study in studies], ignore_index=True),
+        probing=_joined(probings, ["model", "layer", "compression", "low", "high", "bits", "examples"]),
+        correlation=_joined(
+            correlations, ["model", "method", "statistic", "low", "high", "examples", "undefined", "layers"]
+        ),
+        omitted=pd.DataFrame(omitted, columns=["model", "what", "reason"]),
+        skipped=pd.concat([study.skipped for study in studies], ignore_index=True),
+        about=about,
+    )
+    state = PartialState()
+    if state.is_main_process:
+        found.write(folder)
+    state.wait_for_everyone()
+    return found
+
+
+def _refuse_discriminator(name: str, model: Any) -> None:
+    """Refuse ELECTRA's discriminator: of the two published checkpoints, the better known one predicts no words."""
+    if "ElectraForPreTraining" in (type(model).__name__, *(model.config.architectures or ())):
+        raise ValueError(
+            f"{name!r} is a discriminator of ELECTRA, which detects replaced words and predicts none: pass "
+            "the generator it was trained with, such as 'google/electra-base-generator'."
+        )
+
+
+def _first_usable(name: str, model: Any, tokenizer: Any, examples: Sequence[Example]) -> Encoded:
+    reason = ""
+    for example in examples:
+        try:
+            return encode(tokenizer, example, max_tokens=max_tokens(model, tokenizer), needs_cue=True)
+        except BadExample as error:
+            reason = str(error)
+    raise ValueError(f"{name!r} can use none of the {len(examples)} examples: {reason}.")
+
+
+def _usable(model: Any, tokenizer: Any, example: Encoded, methods: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """The methods that can explain this model, and why the others refuse it."""
+    model = encoder_of(model)
+    forms = example.forms or (None, None)
+    targets, foils = (None if form is None else [form] for form in forms)
+    inputs = pad(tokenizer, [example], model.device)
+    batch = Batch(model, tokenizer, find_layers(model), inputs, [example.target], targets, foils)
+    usable, refused = [], {}
+    for method in methods:
+        try:
+            METHODS[method].rows(batch)
+            usable.append(method)
+        except RefusedError as error:
+            refused[method] = str(error)
+    return usable, refused
+
+
+@torch.no_grad()
+def _predicts_words(model: Any, tokenizer: Any, example: Encoded) -> bool:
+    """Whether a model gives each token a score for each word of its vocabulary."""
+    model = encoder_of(model)
+    logits = getattr(model(**pad(tokenizer, [example], model.device)), "logits", None)
+    return isinstance(logits, Tensor) and logits.ndim == 3 and logits.shape[-1] >= len(tokenizer)
+
+
+def _labels(examples: Sequence[Example], study: Study) -> dict[Example, str]:
+    """The labels of the examples of a study that have a label and were not skipped."""
+    used = set(study.rows(["example"])["example"])
+    return {example: example.label for example in examples if example.id in used and example.label is not None}
+
+
+def _probed(
+    name: str, model: Any, tokenizer: Any, labels: Mapping[Example, str], study: Study, batch_size: int
+) -> DataFrame:
+    """The bits of each label in each layer, read from the study's folder, or computed if they are missing."""
+    model, state = encoder_of(model), PartialState()
+    path, weights = study.folder / PROBING, fingerprint(model, tokenizer)
+    if state.is_main_process and not path.exists():
+        encoded = [encode(tokenizer, example) for example in labels]
+        with on_device((model, tokenizer), state.device):
+            states = target_states(model, tokenizer, find_layers(model), encoded, batch_size)
+        write_whole(path, to_parquet(pa.Table.from_pandas(probe(states, list(labels.values()))), weights))
+    state.wait_for_everyone()
+    check_weights(name, weights, [path])
+    return parquet.read_table(path).to_pandas()
+
+
+def _correlations(study: Study, compression: DataFrame, confidence: float, resamples: int) -> DataFrame:
+    """For each method with layers, the correlation of cue alignment with the layers' compression."""
+    rows = study.rows(["example", "method", "layer", "cue_dot"]).dropna(subset="layer")
+    known = compression.set_index("layer")["compression"]
+    found = []
+    for method, of_method in rows.groupby("method", sort=False):
+        alignment = of_method.pivot(index="example", columns="layer", values="cue_dot")
+        if len(alignment.columns) > 1:
+            values = torch.tensor(alignment.to_numpy(dtype="float64"))
+            layers = known.loc[list(alignment.columns)].tolist()
+            correlation = probing_correlation(values, layers, confidence, resamples)
+            found.append({"method": method} | correlation._asdict() | {"layers": len(layers)})
+    return pd.DataFrame(found)
+
+
+def _joined(tables: list[DataFrame], columns: list[str]) -> DataFrame:
+    return pd.concat(tables, ignore_index=True)[columns] if tables else pd.DataFrame(columns=columns)

@@ -1,0 +1,113 @@
+"""From word positions in a sentence pair to token positions."""
+
+from typing import NamedTuple
+
+from transformers import BatchEncoding, PreTrainedTokenizerBase
+
+from captum_vz.text.words import MASK, Record, word_spans
+
+
+class EncodedRecord(NamedTuple):
+    """A masked sentence as a tokenizer returns it, with the token positions of its target and of its cues."""
+
+    encoding: BatchEncoding
+    target: int
+    cue: list[int]
+
+
+def encode_record(tokenizer: PreTrainedTokenizerBase, record: Record) -> EncodedRecord:
+    """Encodes a record's masked sentence and finds the tokens at its word positions.
+
+    The position of a word is that of its first piece, as in Mohebbi et al. (2023, https://aclanthology.org/2023.eacl-main.245).
+
+    Args:
+        tokenizer: Any fast tokenizer with a mask token, which takes the place of ``[MASK]``.
+        record: ``masked``, a sentence; ``target``, the word position of its ``[MASK]``, or of another word, which is
+            not replaced; and ``cue``, a list of word positions (missing: none). `agreement_sentences` gives all three,
+            `mask_target` the first two. Positions are those of :func:`split_words`, or of ``words`` if the record has
+            them: the words in their order in the sentence.
+
+    Returns:
+        The encoding, whose tensors are `(1, tokens)`, the target's token position, and those of the cue words.
+
+    Raises:
+        ValueError: The tokenizer has no mask token, or no token for one of the words; or a word is not in the sentence.
+
+    >>> from captum_vz.testbed import load_agreement_model
+    >>> _, tokenizer = load_agreement_model()
+    >>> encoded = encode_record(tokenizer, {"masked": "The pictures [MASK] nice.", "target": 2, "cue": [1]})
+    >>> tokens = encoded.encoding.tokens()
+    >>> tokens[encoded.target], [tokens[position] for position in encoded.cue]
+    ('[MASK]', ['pictures'])
+    """
+    form = _target_word(record)
+    if form.upper() == MASK:  # the mask of a lower-case sentence is lower case
+        form = tokenizer.mask_token
+    if form is None:
+        raise ValueError(
+            f"{type(tokenizer).__name__} has no mask token: pass the tokenizer of a masked language model."
+        )
+    sentence, starts = _fill(record, form)
+    encoding = tokenizer(sentence, return_tensors="pt")
+
+    def token(word: int) -> int:
+        position = encoding.char_to_token(starts[word])
+        if position is None:
+            raise ValueError(f"the tokenizer has no token for word {word} of {sentence!r}.")
+        return position
+
+    return EncodedRecord(encoding, token(record["target"]), [token(word) for word in record.get("cue", [])])
+
+
+def form_ids(tokenizer: PreTrainedTokenizerBase, record: Record) -> tuple[int, int] | None:
+    """The token ids of a record's ``good`` and ``bad`` form in its sentence, or None if one is not a single token.
+
+    >>> from captum_vz.testbed import load_agreement_model
+    >>> _, tokenizer = load_agreement_model()
+    >>> record = {"masked": "The pictures [MASK] nice.", "target": 2, "good": "are", "bad": "is"}
+    >>> tokenizer.convert_ids_to_tokens(form_ids(tokenizer, record))
+    ['are', 'is']
+    """
+    ids = []
+    for form in (record["good"], record["bad"]):
+        sentence, starts = _fill(record, form)
+        encoding = tokenizer(sentence)
+        start = starts[record["target"]]
+        first, last = (encoding.char_to_token(character) for character in (start, start + len(form) - 1))
+        if first is None or first != last or encoding["input_ids"][first] == tokenizer.unk_token_id:
+            return None
+        ids.append(encoding["input_ids"][first])
+    good, bad = ids
+    return good, bad
+
+
+def _fill(record: Record, form: str) -> tuple[str, list[int]]:
+    """The sentence with `form` in place of its target word, and the first character of each word."""
+    spans = record_spans(record)
+    start, end = spans[record["target"]]
+    starts = [first if first <= start else first + len(form) - (end - start) for first, _ in spans]
+    return record["masked"][:start] + form + record["masked"][end:], starts
+
+
+def _target_word(record: Record) -> str:
+    start, end = record_spans(record)[record["target"]]
+    word: str = record["masked"][start:end]
+    return word
+
+
+def record_spans(record: Record) -> list[tuple[int, int]]:
+    """The characters `[start, end)` of each word."""
+    sentence: str = record["masked"]
+    if record.get("words") is None:
+        return word_spans(sentence)
+    spans, end = [], 0
+    for position, word in enumerate(record["words"]):
+        start = sentence.find(word, end)
+        if start < 0 or sentence[end:start].strip():
+            raise ValueError(
+                f"word {position} is {word!r}, but the sentence continues with {sentence[end:]!r}: pass the words of "
+                f"{sentence!r} in their order."
+            )
+        end = start + len(word)
+        spans.append((start, end))
+    return spans

@@ -1,0 +1,133 @@
+"""Attention times positive gradient equals a naive twin of weights and gradients that the model itself returns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import GPTJConfig, GPTJModel
+
+from captum_vz import LayerAttentionGradient, Rollout
+from captum_vz.errors import ArgumentError, RefusedError, UnsupportedLayerError
+from tests.captum.footprint import assert_same_numbers, footprint, numbers
+from tests.engine.compare import assert_batch_is_its_examples, assert_same
+from tests.reference.case import Case
+from tests.reference.families import FAMILIES
+
+each_family = pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "vit", "bart-decoder"])
+
+
+def objective(output: Any) -> Tensor:
+    """Some number of each example that depends on a token near the start, which no example pads."""
+    hidden = output.last_hidden_state
+    return (hidden[:, 2] ** 3).sum(-1) + hidden[:, 1, 0]
+
+
+def method_of(case: Case, layer: Any = None, **options: Any) -> LayerAttentionGradient:
+    return LayerAttentionGradient(case.model, layer or case.layers, objective=objective, **options)
+
+
+def naive(case: Case, normalize: bool = True) -> list[Tensor]:
+    """One example, head and pair at a time, from the weights that the model returns itself."""
+    attentions = "decoder_attentions" if "decoder_input_ids" in case.inputs else "attentions"
+    output = case.model.requires_grad_()(**case.inputs, output_attentions=True)
+    given = list(getattr(output, attentions))
+    gradients = torch.autograd.grad(objective(output).sum(), given, allow_unused=True)
+    maps = []
+    for weights, gradient in zip(given, gradients, strict=True):
+        batch, heads, out, sources = weights.shape
+        one = torch.zeros(batch, out, sources, dtype=torch.float64)
+        if gradient is not None:
+            for b in range(batch):
+                for head in range(heads):
+                    one[b] += (weights[b, head] * gradient[b, head].clamp_min(0)).detach() / heads
+        real = case.mask(case.family.mask, out)
+        one *= real[:, :, None] * real[:, None, :]
+        total = one.sum(-1, keepdim=True)
+        maps.append(one / total.where(total != 0, 1) if normalize else one)
+    return maps
+
+
+@each_family
+@pytest.mark.filterwarnings("ignore:.*no source changes:UserWarning")
+@pytest.mark.parametrize("normalize", [True, False])
+def test_maps_equal_the_naive_twin(name: str, normalize: bool) -> None:
+    case = FAMILIES[name].build(attn_implementation="eager")
+    assert_same(method_of(case, normalize=normalize).attribute(case.inputs), naive(case, normalize))
+
+
+@each_family
+@pytest.mark.filterwarnings("ignore:.*no source changes:UserWarning")
+def test_a_batch_is_its_examples(name: str) -> None:
+    case = FAMILIES[name].case
+    assert_batch_is_its_examples(method_of(case, case.layers[0]), case)
+
+
+@pytest.mark.filterwarnings("ignore:.*no source changes:UserWarning")
+def test_tokens_and_features() -> None:
+    case = FAMILIES["bert"].case
+    method = method_of(case, case.layers[1], normalize=False)
+    whole = method.attribute(case.inputs)
+    assert_same(method.attribute(case.inputs, token=[2, 0, 1]), whole[[0, 1, 2], [2, 0, 1]])
+    assert_same(method.attribute(case.inputs, target=(2, 3)), whole[:, 2])
+    mask = torch.tensor([[0, 0, 1, 1, 2, 2, 3]])
+    pooled = torch.zeros(3, 7, 4, dtype=torch.float64).index_add(2, mask[0], whole)
+    there = case.mask(case.family.mask, 7)
+    assert_same(method.attribute(case.inputs, feature_mask=mask), pooled[:, :, mask[0]] * there[:, None, :])
+
+
+@pytest.mark.filterwarnings("ignore:.*no source changes:UserWarning")
+@pytest.mark.parametrize("requires_grad", [True, False])
+def test_modes_without_gradients(requires_grad: bool) -> None:
+    case = FAMILIES["gpt2"].build()
+    expected = method_of(case).attribute(case.inputs)
+    case.model.requires_grad_(requires_grad)
+    before, weights = footprint(case.model), numbers(case.model)
+    with torch.no_grad():
+        assert_same(method_of(case).attribute(case.inputs), expected)
+    assert footprint(case.model) == before
+    assert_same_numbers(case.model, weights)
+    assert all(parameter.grad is None for parameter in case.model.parameters())
+    assert not any(one.requires_grad for one in expected)
+    with torch.inference_mode(), pytest.raises(ArgumentError, match=r"use torch.no_grad\(\) instead"):
+        method_of(case).attribute(case.inputs)
+
+
+@pytest.mark.filterwarnings("ignore:.*no source changes:UserWarning")
+def test_relevance_of_a_stack() -> None:
+    case = FAMILIES["bert"].build(attn_implementation="eager")
+    relevance = torch.diag_embed(case.mask(case.family.mask, 7).double())
+    for one in naive(case, normalize=False):
+        relevance = relevance + one @ relevance
+    rollout = Rollout(method_of(case, normalize=False), residual="add")
+    assert_same(rollout.attribute(case.inputs), relevance)
+    assert_same(rollout.attribute(case.inputs, token=2), relevance[:, 2])
+
+
+def test_an_error_leaves_no_hooks() -> None:
+    case = FAMILIES["bert"].build()
+    before = footprint(case.model)
+    for wrong, error, message in [
+        (lambda output: 1 / 0, ZeroDivisionError, ""),
+        (lambda output: output.last_hidden_state, ArgumentError, r"objective gave \(3, 7, 32\) for 3 examples"),
+        (lambda output: 1.0, ArgumentError, "objective gave float for 3 examples"),
+        (lambda output: objective(output) / 0, RefusedError, "not finite"),
+        (lambda output: objective(output).detach(), UnsupportedLayerError, "does not depend on the attention weights"),
+    ]:
+        method = LayerAttentionGradient(case.model, case.layers, objective=wrong)  # type: ignore[arg-type]
+        with pytest.raises(error, match=message):
+            method.attribute(case.inputs)
+        assert footprint(case.model) == before
+
+
+def test_layers_without_weights_or_gradients() -> None:
+    with pytest.raises(ArgumentError, match="objective is of type str"):
+        LayerAttentionGradient(nn.Identity(), nn.Identity(), objective="logits")  # type: ignore[arg-type]
+    inline = GPTJModel(GPTJConfig(vocab_size=20, n_embd=16, n_layer=1, n_head=2, rotary_dim=4)).eval()
+    with pytest.raises(UnsupportedLayerError, match="cannot be read: its family computes attention inline"):
+        LayerAttentionGradient(inline, inline.h, objective=objective).attribute(torch.tensor([[1, 2, 3]]))
+    case = FAMILIES["bert"].case
+    with pytest.raises(UnsupportedLayerError, match="forward_func must not switch gradients off"):
+        LayerAttentionGradient(torch.no_grad()(case.model), case.layers, objective=objective).attribute(case.inputs)

@@ -1,0 +1,114 @@
+"""What Captum's wrappers do to a method: they put another forward function, or another layer, in its place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from captum_vz import (
+    ALTI,
+    AttentionFlow,
+    AttentionRollout,
+    GlobEnc,
+    LayerALTI,
+    LayerAttention,
+    RandomAttribution,
+    Rollout,
+    ValueZeroing,
+    ValueZeroingRollout,
+)
+from captum_vz.errors import ArgumentError
+from tests.captum.configurations import STACK_METHODS
+from tests.reference.families import FAMILIES
+
+
+@pytest.mark.parametrize("method", [*STACK_METHODS, GlobEnc])
+def test_a_rollout_runs_the_new_forward(method: Any) -> None:
+    case = FAMILIES["bert"].case
+    calls: list[Any] = []
+
+    def forward(**inputs: Tensor) -> Any:
+        calls.append(inputs)
+        return case.model(**inputs)
+
+    def never(**inputs: Tensor) -> Any:
+        raise RuntimeError("replaced")
+
+    attribution = method(never, case.layers)
+    attribution.forward_func = forward
+    found = attribution.attribute(case.inputs, token=2)
+    assert len(calls) == 1
+    assert attribution.maps.forward_func is forward
+    torch.testing.assert_close(found, method(case.model, case.layers).attribute(case.inputs, token=2))
+
+
+@pytest.mark.parametrize(
+    ("method", "name", "value"),
+    [
+        (ValueZeroingRollout, "distance", "euclidean"),
+        (ValueZeroingRollout, "heads", [1]),
+        (ValueZeroingRollout, "normalize", False),
+        (ValueZeroingRollout, "matmul_precision", "medium"),
+        (AttentionRollout, "heads", [0, 2]),
+        (AttentionFlow, "reduce_heads", "max"),
+        (ALTI, "p", 2),
+        (GlobEnc, "normalize", False),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*matmul_precision:UserWarning")
+def test_options_are_those_of_the_maps(method: Any, name: str, value: Any) -> None:
+    case = FAMILIES["bert"].case
+    changed, built = method(case.model, case.layers), method(case.model, case.layers, **{name: value})
+    setattr(changed, name, value)
+    assert getattr(changed.maps, name) == value
+    assert torch.equal(changed.attribute(case.inputs), built.attribute(case.inputs))
+    setattr(changed.maps, name, getattr(method(case.model, case.layers), name))
+    assert getattr(changed, name) == getattr(changed.maps, name)
+    assert torch.equal(changed.attribute(case.inputs), method(case.model, case.layers).attribute(case.inputs))
+
+
+@pytest.mark.parametrize("name", ["layer", "device_ids"])
+def test_the_stack_is_that_of_the_maps(name: str) -> None:
+    case = FAMILIES["bert"].case
+    rollout = Rollout(LayerALTI(case.model, case.layers))
+    setattr(rollout, name, new := [case.layers[0]] if name == "layer" else [0])
+    assert getattr(rollout.maps, name) is new
+
+
+@pytest.mark.parametrize("other_mixing", ["refuse", "ignore"])
+def test_a_second_run_is_named(other_mixing: Any) -> None:
+    case = FAMILIES["bert"].case
+
+    def twice(**inputs: Tensor) -> Any:
+        case.model(**inputs)
+        return case.model(**inputs)
+
+    message = r"forward_func began a second run: after layer 2 \(BertLayer\), layer 0 \(BertLayer\) ran on an input"
+    for maps in (LayerAttention(twice, case.layers), ValueZeroing(twice, case.layers)):
+        with pytest.raises(ArgumentError, match=message):
+            Rollout(maps, other_mixing=other_mixing).attribute(case.inputs)
+    one = FAMILIES["albert"].case  # its layer runs three times, each time on what it returned
+    rollout = Rollout(LayerAttention(one.model, one.layers), other_mixing=other_mixing)
+    assert rollout.attribute(one.inputs).any()
+
+
+def test_maps_that_are_computed_once_join_twice() -> None:
+    case = FAMILIES["gpt2"].case
+    run = LayerAttention(case.model, case.layers).run(case.inputs, find_other_mixing=True)
+    for method in (AttentionRollout, AttentionFlow):
+        joined = method(case.model, case.layers)
+        (last,) = joined.join_run(run, token=2)
+        assert torch.equal(last, joined.attribute(case.inputs, token=2))
+        assert torch.equal(joined.join_run(run, all_layers=True)[1], joined.attribute(case.inputs, all_layers=True)[1])
+
+
+def test_model_free_maps_roll_out() -> None:
+    case = FAMILIES["bert"].case
+    ids = case.inputs["input_ids"]
+    rollout = Rollout(RandomAttribution(None, case.layers))
+    assert torch.equal(rollout.attribute(ids, target=(1, 5)), rollout.attribute(ids, token=1))
+    with pytest.raises(ArgumentError, match="may name a class"):
+        rollout.attribute(ids, target=1)

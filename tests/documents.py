@@ -1,0 +1,130 @@
+"""Run the code blocks of a Markdown document in order, as a reader would run them.
+
+- python: one session for all blocks of a document.
+- bash: `captum-vz` runs in this process. Commands that install are not run: `.ci/run` has to try them.
+- text: what the block before it prints.
+- console: a command that is shown and not run, because it needs files or machines that a test does not have.
+- json: lines that are examples of a study, written to `examples.jsonl`.
+- bibtex: only its form is checked.
+"""
+
+import contextlib
+import doctest
+import io
+import re
+import shlex
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from captum_vz.cli import main
+from captum_vz.study import read_jsonl
+
+ROOT = Path(__file__).parents[1]
+CI = ROOT / ".ci" / "run"
+EXTRAS = re.compile(r"^\[options.extras_require\]\n((?s:.*?))\n\[", re.MULTILINE)
+
+# Commands that prepare a shell or run the tests: this process has done the first and is the second.
+NOT_RUN = re.compile(r"#|git clone |cd |python3? -m venv |source |\. |pytest$")
+
+
+class Block(NamedTuple):
+    document: str
+    line: int
+    language: str
+    code: str
+
+
+def blocks_of(path: Path) -> list[Block]:
+    """The code blocks of a document, each with the line on which it starts."""
+    markdown = path.read_text("utf-8")
+    blocks = [
+        Block(path.name, markdown.count("\n", 0, match.start(2)), match[1], match[2])
+        for match in re.finditer(r"^```(.*)\n((?s:.*?))^```$", markdown, re.MULTILINE)
+    ]
+    fences = re.findall(r"^\s*(?:```|~~~)", markdown, re.MULTILINE)
+    assert len(fences) == 2 * len(blocks), f"{path.name} has a code block that is indented, not closed, or uses ~~~."
+    return blocks
+
+
+def commands_of(script: str) -> list[str]:
+    lines = script.replace("\\\n", " ").splitlines()
+    return [command.strip() for line in lines for command in line.split(" && ") if command.strip()]
+
+
+def extras() -> list[str]:
+    """The names of the extras that setup.cfg defines."""
+    section = EXTRAS.search((ROOT / "setup.cfg").read_text("utf-8"))
+    assert section, "setup.cfg has no section [options.extras_require]."
+    return re.findall(r"^(\w+) =$", section[1], re.MULTILINE)
+
+
+def run_blocks(blocks: list[Block]) -> None:
+    """Run the blocks in the current folder. Raises what a block raises, with the document's own line numbers."""
+    session: dict[str, Any] = {"__name__": "document"}
+    printed = ""
+    for block in blocks:
+        place = f"{block.document}, line {block.line}"
+        match block.language:
+            case "python":
+                printed = _run_python(block, session)
+            case "bash":
+                printed = "".join(_run_command(command, place) for command in commands_of(block.code))
+            case "text":
+                _assert_prints(printed, block.code, place)
+            case "console":
+                continue
+            case "json":
+                Path("examples.jsonl").write_text(block.code, "utf-8")
+                assert read_jsonl("examples.jsonl")
+            case "bibtex":
+                whole = block.code.startswith("@") and block.code.count("{") == block.code.count("}")
+                assert whole, f"{place}: a citation that does not begin with @ or does not close its braces."
+            case language:
+                pytest.fail(f"{place}: the tests cannot run a block of {language or 'no language'}.")
+
+
+def _run_python(block: Block, session: dict[str, Any]) -> str:
+    source = "\n" * block.line + block.code  # so that a traceback shows the document's line number
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(compile(source, block.document, "exec"), session)
+    return printed.getvalue()
+
+
+def _run_command(command: str, place: str) -> str:
+    if NOT_RUN.match(command):
+        return ""
+    if command.startswith("pip install "):
+        _check_install(command, place)
+        return ""
+    program, *arguments = shlex.split(command, comments=True)
+    assert program == "captum-vz", f"{place}: the tests cannot run `{command}`."
+    # In this process, because a new one would spend its time importing torch. test_cli.py starts new ones.
+    complaints = io.StringIO()
+    with contextlib.redirect_stderr(complaints), contextlib.redirect_stdout(io.StringIO()) as printed:
+        try:
+            status = main(arguments)
+        except SystemExit as left:
+            status = left.code
+    assert status == 0, f"{place}: `{command}` exited with {status}:\n{complaints.getvalue()}"
+    return printed.getvalue()
+
+
+def _check_install(command: str, place: str) -> None:
+    """`.ci/run` has the same command, or the command installs this folder with an extra that exists."""
+    tried = [_installed(line) for line in commands_of(CI.read_text("utf-8")) if line.startswith("pip install ")]
+    wanted = _installed(command)
+    extra = re.fullmatch(r"\.(?:\[(\w+)\])?", wanted[-1])
+    known = len(wanted) == 3 and extra is not None and extra[1] in (None, *extras())
+    assert wanted in tried or known, f"{place}: `{command}` is not tried by .ci/run and installs no extra of setup.cfg"
+
+
+def _installed(command: str) -> list[str]:
+    """The words of `pip install`, with the project as `.` also if it is installed from a wheel."""
+    return ["." if word.endswith(".whl") else word for word in shlex.split(command, comments=True)]
+
+
+def _assert_prints(printed: str, shown: str, place: str) -> None:
+    same = doctest.OutputChecker().check_output(shown, printed, doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
+    assert same, f"{place} shows\n{shown}\nbut the block before it prints\n{printed}"

@@ -1,0 +1,119 @@
+"""The user's hooks, and what transformers collects, see the user's pass only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from captum_vz import LayerAttention, ValueZeroing, ValueZeroingRollout
+from tests.engine.compare import assert_same
+from tests.reference import FAMILIES, naive_attention, naive_value_zeroing
+
+METHODS = {ValueZeroing: naive_value_zeroing, LayerAttention: naive_attention}
+each_method = pytest.mark.parametrize("method", METHODS)
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "albert", "vit", "bart-decoder", "t5-decoder", "whisper-decoder"])
+@each_method
+def test_collected_outputs_hold_one_pass(name: str, method: Any) -> None:
+    case = FAMILIES[name].case
+    wanted = {"output_hidden_states": True, "output_attentions": True}
+    seen: list[Any] = []
+
+    def forward(**inputs: Any) -> None:
+        seen.append(case.model(**inputs, **wanted))
+
+    maps = method(forward, case.layers).attribute(case.inputs)
+    for index, layer_map in enumerate(maps):
+        assert_same(layer_map, METHODS[method](case, index))
+    (output,) = seen
+    clean = case.model(**case.inputs, **wanted)
+    assert output.keys() == clean.keys()
+    for key, value in clean.items():
+        if isinstance(value, (Tensor, tuple)) and key != "past_key_values":
+            assert_same(output[key], value)
+
+
+@pytest.mark.parametrize("name", ["bert", "albert", "t5-decoder"])
+def test_layer_hooks_see_own_runs(name: str) -> None:
+    case = FAMILIES[name].build()
+    counts = {"before": 0, "after": 0}
+
+    def count(when: str) -> Any:
+        return lambda *args: counts.__setitem__(when, counts[when] + 1)
+
+    for layer in case.layers:
+        layer.register_forward_pre_hook(count("before"))
+        layer.register_forward_hook(count("after"))
+    case.model(**case.inputs)
+    once = dict(counts)
+    ValueZeroingRollout(case.model, case.layers).attribute(case.inputs)
+    assert counts == {when: 2 * number for when, number in once.items()}
+
+
+@pytest.mark.parametrize("place", ["attention.output.dense", "attention.self", "attention", "intermediate", "output"])
+@pytest.mark.parametrize("kind", ["before", "after"])
+def test_submodule_hook_is_replayed(place: str, kind: str) -> None:
+    """Steering: the map is the map of the layer with the user's hook."""
+    case = FAMILIES["bert"].build()
+    module = case.layers[1].get_submodule(place)
+
+    def scaled(value: Any) -> Any:
+        return (scaled(value[0]), *value[1:]) if isinstance(value, tuple) else 1.5 * value + 0.5
+
+    if kind == "before":
+        module.register_forward_pre_hook(lambda module, args: scaled(args))
+    else:
+        module.register_forward_hook(lambda module, args, output: scaled(output))
+    plain = FAMILIES["bert"].case
+    steered = ValueZeroing(case.model, case.layers).attribute(case.inputs)
+    for index, layer_map in enumerate(steered):
+        assert_same(layer_map, naive_value_zeroing(case, index))
+    assert not torch.allclose(steered[1], naive_value_zeroing(plain, 1), atol=1e-4)
+
+
+def test_layer_hook_on_the_input() -> None:
+    here, before = FAMILIES["bert"].build(), FAMILIES["bert"].build()
+    here.layers[1].register_forward_pre_hook(lambda module, args: (args[0] + 1, *args[1:]))
+    before.layers[0].register_forward_hook(lambda module, args, output: output + 1)
+    maps = ValueZeroing(here.model, here.layers).attribute(here.inputs)
+    for index in (1, 2):
+        assert_same(maps[index], naive_value_zeroing(before, index))
+
+
+def test_layer_hook_on_the_output() -> None:
+    """The hook is no part of the layer's forward, so the layer does not return the recorded output."""
+    case = FAMILIES["bert"].build()
+    case.layers[1].register_forward_hook(lambda module, args, output: 1.5 * output + 1)
+    with pytest.raises(AssertionError, match="BertLayer cannot be replayed"):
+        ValueZeroing(case.model, case.layers).attribute(case.inputs)
+
+
+@each_method
+def test_inference_mode_and_gradients(method: Any) -> None:
+    case = FAMILIES["bert"].build()
+    case.model.requires_grad_(True)
+    embeddings = case.model.embeddings(case.inputs["input_ids"])
+    assert embeddings.requires_grad
+    maps = method(case.model.encoder, case.layers).attribute(embeddings)
+    assert torch.is_grad_enabled()
+    assert not any(layer_map.requires_grad for layer_map in maps)
+    with torch.inference_mode():
+        assert_same(method(case.model.encoder, case.layers).attribute(embeddings.detach()), maps)
+    assert all(parameter.grad is None for parameter in case.model.parameters())
+
+
+def test_pass_inside_a_pass() -> None:
+    case = FAMILIES["bert"].case
+    inner: list[Tensor] = []
+
+    def forward(**inputs: Any) -> None:
+        case.model(**inputs)
+        inner.extend(ValueZeroing(case.model, case.layers).attribute(case.example(1).inputs))
+
+    maps = ValueZeroing(forward, case.layers).attribute(case.inputs)
+    assert_same(maps, ValueZeroing(case.model, case.layers).attribute(case.inputs))
+    assert_same(inner, ValueZeroing(case.model, case.layers).attribute(case.example(1).inputs))

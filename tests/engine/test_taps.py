@@ -1,0 +1,188 @@
+"""The taps: attention calls reach the handler of the thread, and nothing stays behind. Every entry of TAPS passes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import _get_current_function_mode_stack
+
+from captum_vz._engine.taps import TAPS
+from captum_vz._engine.taps.handler import AttentionCall, AttentionHandler, AttentionTap, current_handler, handled_by
+from tests.captum.footprint import footprint
+from tests.engine.blocks import WIDTH, Block, block_of, sequences
+from tests.engine.by_name import ByName
+from tests.engine.compare import assert_same
+from tests.engine.test_inline_layers import case as inline_case
+from tests.reference import FAMILIES
+
+taps = {type(tap).__name__: tap for tap in TAPS}
+
+
+@dataclass
+class Example:
+    """A tap, and a model whose attention it reads."""
+
+    tap: AttentionTap
+    model: nn.Module
+    inputs: Any
+
+    @contextmanager
+    def attached(self, *layers: nn.Module) -> Iterator[None]:
+        """Attach the tap to the model or to `layers`. What is imported by name is handed on by torch's name."""
+        with ExitStack() as stack:
+            if self.tap is taps["SdpaByNameTap"]:
+                stack.enter_context(taps["SdpaTap"].attached(layers or [self.model]))
+            stack.enter_context(self.tap.attached(layers or [self.model]))
+            yield
+
+    @torch.no_grad()
+    def run(self) -> Tensor:
+        output = self.model(**self.inputs) if isinstance(self.inputs, dict) else self.model(self.inputs)
+        return output if isinstance(output, Tensor) else output[0]
+
+    def state(self) -> tuple[Any, ...]:
+        """All that a tap may change."""
+        configs = [getattr(module, "config", None) for module in self.model.modules()]
+        return (
+            F.scaled_dot_product_attention,
+            F.multi_head_attention_forward,
+            torch.backends.mha.get_fastpath_enabled(),
+            [getattr(config, "_attn_implementation_internal", None) for config in configs],
+            list(_get_current_function_mode_stack()),
+            footprint(self.model),
+            current_handler(),
+        )
+
+
+class Counting(AttentionHandler):
+    """Counts what it is shown, and changes nothing."""
+
+    def __init__(self, error: BaseException | None = None) -> None:
+        self.count = 0
+        self.error = error
+
+    def on_attention(self, call: AttentionCall) -> tuple[Tensor, Tensor | None]:
+        self.see()
+        return call.compute(call.values)
+
+    def on_exit(self, module: nn.Module | nn.Parameter, inputs: tuple[Any, ...], output: Any) -> None:
+        if isinstance(module, nn.Parameter):
+            self.see()
+
+    def see(self) -> None:
+        self.count += 1
+        if self.error is not None:
+            raise self.error
+
+
+def family(name: str) -> tuple[nn.Module, Any]:
+    case = FAMILIES[name].build()
+    return case.model, case.inputs
+
+
+def torchs_layer() -> tuple[nn.Module, Any]:
+    return nn.TransformerEncoderLayer(WIDTH, 4, 32, batch_first=True).double().eval(), sequences(2)
+
+
+# The class of a tap -> a model that it reads. One model for each entry of TAPS at least.
+MODELS: dict[str, Callable[[], tuple[nn.Module, Any]]] = {
+    "TransformersTap": lambda: family("llama"),
+    "TransformersTap, home-made": lambda: (Block(), sequences(2)),
+    "SdpaTap": torchs_layer,
+    "SdpaByNameTap": lambda: (block_of(ByName()), sequences(2)),
+    "ProjectionTap": lambda: inline_case("XLNet"),
+}
+
+
+@pytest.fixture(params=sorted({*MODELS, *taps}))
+def example(request: pytest.FixtureRequest) -> Example:
+    torch.manual_seed(0)
+    return Example(taps[request.param.split(",")[0]], *MODELS[request.param]())
+
+
+def test_calls_reach_the_handler(example: Example) -> None:
+    clean, handler = example.run(), Counting()
+    with example.attached(), handled_by(handler):
+        assert_same(example.run(), clean, tolerance=1e-12)
+    assert handler.count
+    handler.count = 0
+    with handled_by(handler):  # no tap is attached any more
+        example.run()
+    assert not handler.count
+
+
+@pytest.mark.parametrize("error", [RuntimeError(), KeyboardInterrupt()], ids=repr)
+def test_nothing_stays_after_errors(example: Example, error: BaseException) -> None:
+    before = example.state()
+
+    def fail() -> None:
+        with example.attached():
+            example.run()
+            raise error
+
+    with pytest.raises(type(error)):
+        fail()
+    assert example.state() == before
+    with pytest.raises(type(error)), example.attached(), handled_by(Counting(error)):
+        example.run()
+    assert example.state() == before
+
+
+def test_other_layers_are_untouched(example: Example) -> None:
+    other = nn.Sequential(nn.Linear(2, 2))
+    before, modes = example.state(), len(_get_current_function_mode_stack())
+    with example.attached(other):
+        assert [one for one in example.state()[3] if one is not None] == [one for one in before[3] if one is not None]
+        assert len(_get_current_function_mode_stack()) == modes
+    assert example.state() == before
+
+
+def test_other_threads_compute_as_ever(example: Example) -> None:
+    clean, handler = example.run(), Counting()
+    with ThreadPoolExecutor(1) as pool, example.attached(), handled_by(handler):
+        assert_same(pool.submit(example.run).result(), clean, tolerance=1e-12)
+    assert not handler.count
+
+
+def test_two_threads_at_once(example: Example) -> None:
+    """The first thread to attach a tap leaves before the second."""
+    before, clean = example.state(), example.run()
+    attached, left = threading.Event(), threading.Event()
+
+    def second() -> tuple[Tensor, int]:
+        handler = Counting()
+        with example.attached(), handled_by(handler):
+            attached.set()
+            assert left.wait(60)
+            return example.run(), handler.count
+
+    with ThreadPoolExecutor(1) as pool:
+        with example.attached():
+            running = pool.submit(second)
+            assert attached.wait(60)
+        left.set()
+        output, count = running.result()
+    assert_same(output, clean, tolerance=1e-12)
+    assert count
+    assert example.state() == before
+
+
+def test_taps_nest(example: Example) -> None:
+    before, handler = example.state(), Counting()
+    with example.attached():
+        with example.attached(), handled_by(handler):
+            example.run()
+        count = handler.count
+        with handled_by(handler):
+            example.run()
+    assert handler.count > count > 0
+    assert example.state() == before

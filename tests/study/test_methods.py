@@ -1,0 +1,107 @@
+"""The registry: one row is enough for a method, and its parts fit each other."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from captum_vz import LayerAttention, find_layers
+from captum_vz.cli import main
+from captum_vz.study import DEFAULT_METHODS, METHODS, Method, Scorer, compare
+from captum_vz.study.examples.example import Example
+from captum_vz.study.methods import Batch, rollout_of
+from tests.study.conftest import Shipped
+
+SENTENCE = "the pictures of some hat [MASK] scaring marcus."
+
+
+@pytest.fixture
+def uniform(monkeypatch: pytest.MonkeyPatch) -> str:
+    """A new method: one row of the registry."""
+
+    def rows(batch: Batch) -> list[Tensor]:
+        return [torch.full(batch.inputs["input_ids"].shape, 1 / batch.inputs["input_ids"].shape[1])]
+
+    monkeypatch.setitem(METHODS, "uniform", Method("uniform", rows))
+    return "uniform"
+
+
+def test_new_row_reaches_every_reader(
+    uniform: str, shipped: Shipped, examples: list[Example], capsys: pytest.CaptureFixture[str], tmp_path: Any
+) -> None:
+    assert set(compare(*shipped, SENTENCE, uniform).scores) == {uniform}
+    (row,) = Scorer(*shipped, uniform, "cue_dot").score(examples[:1])
+    assert row["cue_dot"] == pytest.approx(1 / len(row["tokens"]))
+    assert main(["explain", SENTENCE, "--method", uniform, "--output", str(tmp_path / "picture.png")]) == 0
+    assert "uniform: how much [MASK] draws on each token" in capsys.readouterr().out
+    assert (tmp_path / "picture.png").is_file()
+
+
+@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.joined is not None])
+def test_joined_rows_share_the_maps(name: str, shipped: Shipped) -> None:
+    """The maps that a row names are those that its class joins, so they may be computed once for all methods."""
+    model, _ = shipped
+    layers, method = find_layers(model), METHODS[name]
+    assert method.joined is not None
+    assert method.maps is not None
+    own, shared = method.joined(model, layers).maps, method.maps(model, layers)
+    assert type(own) is type(shared)
+    options = {key: value for key, value in vars(shared).items() if isinstance(value, (str, int, float, type(None)))}
+    assert {key: vars(own)[key] for key in options} == options
+
+
+@pytest.mark.parametrize(
+    ("name", "rollout"),
+    [
+        ("value-zeroing", "value-zeroing-rollout"),
+        ("attention", "attention-rollout"),
+        ("globenc-layer", "globenc"),
+        ("alti", "alti"),
+        ("hidden-token-attribution", None),
+        ("saliency", None),
+    ],
+)
+def test_rollout_of_each_method(name: str, rollout: str | None) -> None:
+    assert rollout_of(METHODS[name]) is (None if rollout is None else METHODS[rollout])
+
+
+@pytest.mark.parametrize(
+    ("name", "scope"),
+    [
+        ("value-zeroing", "layer 2"),
+        ("alti", "layers 0 to 2"),
+        ("attention-flow", "all layers"),
+        ("value-zeroing-effect", "all layers"),
+        ("value-zeroing-effect-layer", "layer 2"),
+        ("random", ""),
+    ],
+)
+def test_scope_names_the_layers_shown(name: str, scope: str) -> None:
+    assert METHODS[name].scope(2) == scope
+
+
+def test_default_methods_omit_slow_ones() -> None:
+    slow = {name for name, method in METHODS.items() if method.slow}
+    gradients = {"saliency", "input-x-gradient", "integrated-gradients", "attention-gradient"}
+    assert slow == {*gradients, "attention-flow", "hidden-token-attribution"}
+    assert set(DEFAULT_METHODS) == set(METHODS) - slow
+
+
+def test_maps_are_computed_once(shipped: Shipped, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, tokenizer = shipped
+    built: list[str] = []
+    init = LayerAttention.__init__
+
+    def counted(self: LayerAttention, *args: Any, **kwargs: Any) -> None:
+        built.append("attention")
+        init(self, *args, **kwargs)
+
+    inputs = tokenizer(SENTENCE, return_tensors="pt")
+    batch = Batch(model, tokenizer, find_layers(model), inputs, [6])
+    METHODS["attention-rollout"].rows(batch)
+    monkeypatch.setattr(LayerAttention, "__init__", counted)
+    whole = batch.whole_maps(LayerAttention)
+    rows = METHODS["attention"].rows(batch)
+    assert not built  # no other object of this class, so no other pass
+    torch.testing.assert_close(rows[1], whole[1][:, 6])

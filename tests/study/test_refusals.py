@@ -1,0 +1,72 @@
+"""Studies record refusals of this package. An error of the model's own ends them."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from captum_vz.errors import RefusedError, UnsupportedLayerError
+from captum_vz.study import METHODS, Example, Method, Scorer, compare, reproduce
+from captum_vz.study.methods import Batch
+from tests.study.conftest import Shipped
+
+
+class BrokenError(AssertionError):
+    """An error of the model's own."""
+
+
+@pytest.fixture
+def broken(shipped: Shipped) -> Shipped:
+    """A model that is built and found as usual, but whose forward fails."""
+    model, tokenizer = shipped
+
+    class Broken(type(model)):
+        def forward(self, *_: Any, **__: Any) -> Any:
+            raise BrokenError("the model's own")
+
+    return Broken(model.config).eval(), tokenizer
+
+
+def score(model: Shipped, examples: list[Example], folder: Path) -> object:
+    return Scorer(*model, ["value-zeroing"], "cue_dot").score(examples)
+
+
+def compare_all(model: Shipped, examples: list[Example], folder: Path) -> object:
+    return compare(*model, "some hat [MASK] small.")
+
+
+def reproduce_all(model: Shipped, examples: list[Example], folder: Path) -> object:
+    return reproduce({"broken": model}, examples, folder / "out", ["value-zeroing"], quiet=True)
+
+
+@pytest.mark.parametrize("run", [score, compare_all, reproduce_all])
+def test_models_own_assertion_is_raised(
+    run: Callable[..., object], broken: Shipped, examples: list[Example], tmp_path: Path
+) -> None:
+    with pytest.raises(BrokenError, match="the model's own"):
+        run(broken, examples[:2], tmp_path)
+
+
+@pytest.fixture
+def picky(monkeypatch: pytest.MonkeyPatch) -> str:
+    """A method that refuses every model."""
+
+    def rows(batch: Batch) -> list[Tensor]:
+        raise UnsupportedLayerError("this layer has no norm")
+
+    monkeypatch.setitem(METHODS, "picky", Method("picky", rows))
+    return "picky"
+
+
+def test_refusal_is_recorded_with_reason(picky: str, shipped: Shipped, examples: list[Example], tmp_path: Path) -> None:
+    rows = Scorer(*shipped, [picky, "random"], "cue_dot").score(examples[:2])
+    assert [row["skipped"] for row in rows] == ["this layer has no norm", None] * 2
+    found = reproduce({"agreement": shipped}, examples[:2], tmp_path / "out", [picky, "random"], quiet=True)
+    assert ("picky", "this layer has no norm") in list(zip(found.omitted["what"], found.omitted["reason"], strict=True))
+
+
+def test_refusal_of_named_method_raised(picky: str, shipped: Shipped) -> None:
+    with pytest.raises(RefusedError, match="this layer has no norm"):
+        compare(*shipped, "some hat [MASK] small.", ["random", picky])

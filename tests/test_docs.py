@@ -1,0 +1,73 @@
+"""Every code block of the pages under `tutorials/docs` runs, and each link leads to a file."""
+
+import re
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+
+from captum_vz._engine.taps.projection_table import VALUE_PROJECTIONS
+from tests.documents import ROOT, blocks_of, run_blocks
+
+PAGES = sorted((ROOT / "tutorials" / "docs").glob("*.md"))
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *PAGES]
+HOW_TO = {"add_a_method", "add_a_tap", "add_a_replay", "add_a_family"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_page_code_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with patch.dict(VALUE_PROJECTIONS):  # a page adds a row
+        run_blocks(blocks_of(page))
+
+
+def test_how_to_pages_have_code() -> None:
+    with_code = {page.stem for page in PAGES if any(block.language == "python" for block in blocks_of(page))}
+    assert with_code >= HOW_TO
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.stem)
+def test_links_lead_to_files(document: Path) -> None:
+    for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", document.read_text("utf-8")):
+        name, _, heading = link.partition("#")
+        target = (document.parent / name) if name else document
+        assert target.exists(), f"{document.name} links to {link}, which does not exist."
+        assert not heading or heading in _headings(target), f"{document.name} links to {link}: no such heading."
+
+
+def _headings(document: Path) -> set[str]:
+    lines = re.findall(r"^#+ (.+)$", document.read_text("utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", line.lower()).replace(" ", "-") for line in lines}
+
+
+@pytest.mark.parametrize(
+    ("markdown", "complaint"),
+    [
+        ("```python\nassert one == 1\n```", "name 'one' is not defined"),
+        ("```bash\nrm -r elsewhere\n```", "cannot run `rm -r elsewhere`"),
+        ("```bash\npip install captum-vz==9 && pytest\n```", "is not tried by .ci/run"),
+        ('```bash\npip install ".[none]"\n```', "installs no extra of setup.cfg"),
+        ("```bash\ncaptum-vz no-such-command\n```", "exited with 2"),
+        ("```python\nprint(1)\n```\n```text\n2\n```", "but the block before it prints"),
+        ('```json\n{"tokens": []}\n```', "target"),
+        ("```bibtex\n@book{half\n```", "a citation that does not"),
+        ("```ruby\nputs 1\n```", "page.md, line 1: the tests cannot run a block of ruby"),
+        ("```\nplain\n```", "cannot run a block of no language"),
+        ("1. one\n   ```python\n   1\n   ```", "is indented, not closed"),
+    ],
+)
+def test_wrong_block_is_found(
+    markdown: str, complaint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = tmp_path / "page.md"
+    page.write_text(markdown, "utf-8")
+    with pytest.raises((AssertionError, NameError, ValueError, pytest.fail.Exception), match=re.escape(complaint)):
+        run_blocks(blocks_of(page))
+
+
+def test_blocks_share_one_session(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("```python\nn = 2\n```\nthen\n```python\nprint(n + 1)\n```\n```text\n3\n```\n```bash\npytest\n```")
+    run_blocks(blocks_of(page))
+    assert [block.line for block in blocks_of(page)] == [1, 5, 8, 11]
