@@ -26,6 +26,7 @@ from captum_vz import (
     ValueZeroingRollout,
     find_layers,
 )
+from tests.budget import set_budget
 from tests.engine.blocks import (
     HEADS,
     WIDTH,
@@ -268,7 +269,8 @@ def test_half_precision_is_replayed_in_float32() -> None:
     assert_same(scores, exact, tolerance=1e-6)
 
 
-def test_bfloat16_changes_of_windows_warn(shifted: Run) -> None:
+def test_bfloat16_changes_of_windows_warn(shifted: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_budget(monkeypatch, folding_calls=0)
     with pytest.warns(UserWarning, match="matmul_precision='medium' has no effect"):
         fast = method_of(shifted, matmul_precision="medium").attribute(shifted.hidden, None, shifted.args[1:])
     assert torch.equal(fast, scores_of(shifted))
