@@ -384,7 +384,7 @@ def test_zero_projection_gives_zero_scores(replays: Replays) -> None:
     block, x = Block(), sequences(2, 24)
     with torch.no_grad():
         block.attention.output.weight.zero_()
-    with pytest.warns(UserWarning, match=r"48 row\(s\) of layer 0 \(Block\) stay zero"):
+    with pytest.warns(UserWarning, match=r"48 rows of layer 0 \(Block\) are zero"):
         assert not replays.folded(block, [block], x)[0].any()
 
 
@@ -489,7 +489,7 @@ def test_attention_switched_off_at_tokens(seed: int, replays: Replays) -> None:
     torch.manual_seed(seed)
     block, x = Switched(), torch.randn(1, 40, WIDTH, dtype=torch.float64)
     block.bound = float(x[..., 0].flatten().sort().values[-3])
-    with pytest.warns(UserWarning, match=r"3 row\(s\) of layer 0 \(Switched\) stay zero"):
+    with pytest.warns(UserWarning, match=r"3 rows of layer 0 \(Switched\) are zero"):
         folded, packed = (maps(block, [block], x)[0] for maps in (replays.folded, replays.packed))
     torch.testing.assert_close(folded, packed, rtol=1e-10, atol=1e-14)
 
