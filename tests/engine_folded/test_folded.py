@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from transformers import BertConfig, BertModel
 
 from captum_vz._engine.replay.folded import plan
 from captum_vz._engine.replay.folded.layer import FoldedLayer
@@ -190,6 +191,18 @@ def test_few_rows_are_not_folded(name: str, replays: Replays) -> None:
     replays.folded(case.model, case.layers, case.inputs, token=3)
     assert replays.count == 0
     assert not replays.reasons  # it is not tried
+
+
+def test_threshold_of_users(replays: Replays) -> None:
+    replays.monkeypatch.undo()
+    config = BertConfig(
+        vocab_size=9, hidden_size=256, intermediate_size=1024, num_attention_heads=4, num_hidden_layers=1
+    )
+    model = BertModel(config, add_pooling_layer=False).eval()
+    for tokens, count in ((32, 0), (48, 1)):
+        replays.folded(model, model.encoder.layer, torch.ones(1, tokens, dtype=torch.long))
+        assert replays.count == count
+        assert not replays.reasons
 
 
 @each_shape
