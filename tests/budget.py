@@ -1,4 +1,4 @@
-"""Other budgets than those that users have."""
+"""Replace the constants of a device's budget in tests."""
 
 from __future__ import annotations
 

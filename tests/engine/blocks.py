@@ -131,6 +131,14 @@ class Halves(Block):
         return x + self.feed_forward(self.norm(x))
 
 
+class HandedOn(Halves):
+    """After the windows, each example depends on the one before it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = super().forward(x)
+        return x + x.roll(1, dims=0).cumsum(1)
+
+
 class TwoByTwo(nn.Module):
     """Takes examples in pairs, and cannot run one alone. With `handed_on`, each example reads the other of its pair."""
 
@@ -221,17 +229,22 @@ def sequences(batch: int, length: int = 6) -> Tensor:
     return torch.randn(batch, length, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
 
 
+def as_added(visible: Tensor) -> Tensor:
+    """A bool mask as it is added to the scores."""
+    return torch.zeros(visible.shape, dtype=torch.float64).masked_fill(~visible, torch.finfo(torch.float64).min)
+
+
 def mask_of_window(length: int, window: int) -> Tensor:
     """A causal mask of `window` tokens, the token itself included: `(1, 1, out, in)`, added to the scores."""
     visible = torch.ones(length, length).tril().triu(1 - window).bool()
-    return torch.zeros(1, 1, length, length, dtype=torch.float64).masked_fill(~visible, torch.finfo(torch.float64).min)
+    return as_added(visible[None, None])
 
 
 def mask_of_spoiled(batch: int, length: int) -> Tensor:
     """A mask that hides the last token of every other example: `(batch, 1, out, in)`, added to the scores."""
     visible = torch.ones(batch, 1, length, length, dtype=torch.bool)
     visible[1::2, :, -1] = visible[1::2, :, :, -1] = False
-    return torch.zeros(visible.shape, dtype=torch.float64).masked_fill(~visible, torch.finfo(torch.float64).min)
+    return as_added(visible)
 
 
 def direction(x: Tensor) -> Tensor:
@@ -240,12 +253,20 @@ def direction(x: Tensor) -> Tensor:
 
 @torch.no_grad()
 def zeroed_one_by_one(
-    block: nn.Module, x: Tensor, *args: Any, value: str = "attention.value", normalize: bool = True
+    block: nn.Module,
+    x: Tensor,
+    *args: Any,
+    value: str = "attention.value",
+    normalize: bool = True,
+    sources: int | None = None,
 ) -> Tensor:
-    """The map of a block by its definition, `(batch, out, in)`: one rerun a source, with its value row zeroed."""
+    """The map of a block by its definition, `(batch, out, in)`: one rerun a source, with its value row zeroed.
+
+    `value` names the value projection. `sources` is the number of its rows, if it is not that of `x`.
+    """
     clean = block(x, *args)
     columns = []
-    for source in range(x.shape[1]):
+    for source in range(sources or x.shape[1]):
 
         def zero(module: nn.Module, inputs: Any, values: Tensor, source: int = source) -> Tensor:
             values = values.clone(memory_format=torch.contiguous_format)

@@ -8,10 +8,11 @@ from transformers import DynamicCache, EncoderDecoderCache, StaticCache
 
 from captum_vz import LayerAttention, ValueZeroing, ValueZeroingRollout
 from tests.engine.compare import assert_same
+from tests.engine.parameters import quick
 from tests.reference import FAMILIES, Case
 from tests.sweep.models import small_models, working_inputs
 
-each_family = pytest.mark.parametrize("name", ["gpt2", "llama", "gpt-neox", "opt", "phi"])
+each_family = pytest.mark.parametrize("name", quick(["gpt2", "llama", "gpt-neox", "opt", "phi"], "llama"))
 each_method = pytest.mark.parametrize("method", [ValueZeroing, LayerAttention])
 
 
@@ -145,8 +146,8 @@ def test_padding_of_joint_attention() -> None:
             assert not one[example, :, ~seen[example]].any()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("model_type", ["gemma3n_text", "gemma4_text", "mistral_large4_text"])
+@pytest.mark.parametrize("dtype", quick([torch.float32, torch.bfloat16], torch.float32))
+@pytest.mark.parametrize("model_type", quick(["gemma3n_text", "gemma4_text", "mistral_large4_text"], "gemma4_text"))
 def test_state_shared_between_layers(model_type: str, dtype: torch.dtype) -> None:
     model = next(small_models(model_type)).to(dtype)
     inputs, layers = working_inputs(model)[0], list(model.layers)

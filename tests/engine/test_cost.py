@@ -19,10 +19,11 @@ from captum_vz._engine.capture.recorder import Recorder
 from captum_vz._engine.capture.records import LayerRecord
 from captum_vz._engine.taps.handler import AttentionCall
 from captum_vz.functional import rollout
+from tests.engine.parameters import quick
 from tests.reference import FAMILIES, Case
 
 BATCH, TOKENS = 4, 24
-each_family = pytest.mark.parametrize("name", ["bert", "gpt2", "albert", "bart-decoder"])
+each_family = pytest.mark.parametrize("name", quick(["bert", "gpt2", "albert", "bart-decoder"], "bert"))
 
 ONE_ROW: dict[str, Any] = {
     "int": 5,
@@ -55,7 +56,7 @@ def operations(run: Callable[[], Any]) -> int:
 
 
 @pytest.mark.parametrize("form", ONE_ROW)
-@pytest.mark.parametrize("name", ["bert", "gpt2"])
+@pytest.mark.parametrize("name", quick(["bert", "gpt2"], "bert"))
 def test_cost_of_each_token_form(name: str, form: str) -> None:
     case, inputs = case_of(name)
     plain = operations(lambda: case.model(**inputs))

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from captum_vz import ValueZeroing, find_layers
 from tests.engine.compare import assert_same
+from tests.engine.parameters import quick
 from tests.reference.case import randomize
 
 SIZE = 4
@@ -41,6 +42,9 @@ CASES: dict[str, tuple[str, dict[str, Any], str | None]] = {
 }
 
 
+ATTENTIONS = [*((name, "self") for name in CASES), ("BART decoder", "cross"), ("FSMT decoder", "cross")]
+
+
 def case(name: str) -> tuple[nn.Module, dict[str, Tensor]]:
     torch.manual_seed(0)
     model_class = getattr(transformers, CASES[name][0])
@@ -56,7 +60,7 @@ def case(name: str) -> tuple[nn.Module, dict[str, Tensor]]:
 
 
 @pytest.mark.parametrize(
-    ("name", "attention"), [*((name, "self") for name in CASES), ("BART decoder", "cross"), ("FSMT decoder", "cross")]
+    ("name", "attention"), quick(ATTENTIONS, ("BERT", "self"), ("XLNet", "self"), ("BART decoder", "cross"))
 )
 def test_batch_equals_its_examples(name: str, attention: str) -> None:
     model, inputs = case(name)

@@ -10,13 +10,17 @@ from torch import Tensor
 
 from captum_vz import LayerAttention, ValueZeroing, ValueZeroingRollout
 from tests.engine.compare import assert_same
+from tests.engine.parameters import quick
 from tests.reference import FAMILIES, naive_attention, naive_value_zeroing
 
 METHODS = {ValueZeroing: naive_value_zeroing, LayerAttention: naive_attention}
 each_method = pytest.mark.parametrize("method", METHODS)
 
 
-@pytest.mark.parametrize("name", ["bert", "gpt2", "albert", "vit", "bart-decoder", "t5-decoder", "whisper-decoder"])
+NAMES = ["bert", "gpt2", "albert", "vit", "bart-decoder", "t5-decoder", "whisper-decoder"]
+
+
+@pytest.mark.parametrize("name", quick(NAMES, "bert", "bart-decoder"))
 @each_method
 def test_collected_outputs_hold_one_pass(name: str, method: Any) -> None:
     case = FAMILIES[name].case

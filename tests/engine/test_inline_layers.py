@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transformers.models.yoso.modeling_yoso import YosoSelfAttention
 
 from captum_vz import LayerAttention, ValueZeroing, find_layers
+from tests.engine.blocks import zeroed_one_by_one
 from tests.engine.compare import assert_same
 from tests.reference.case import randomize
 
@@ -223,14 +224,8 @@ class InlineFirst(nn.Module):
 def test_attention_after_an_inline_one(attention: str, name: str) -> None:
     torch.manual_seed(0)
     layer, inputs = InlineFirst(), torch.randn(2, 2, 5, 16, dtype=torch.float64).unbind()
-    columns = []
-    with torch.no_grad():
-        clean = layer(*inputs)
-        for source in range(5):
-            with by_projection(name, layer, source):
-                columns.append(1 - torch.cosine_similarity(layer(*inputs), clean, dim=-1))
     scores = ValueZeroing(layer, layer, attention=attention, normalize=False).attribute(inputs)
-    assert_same(scores, torch.stack(columns, dim=-1))
+    assert_same(scores, zeroed_one_by_one(layer, *inputs, value=name, normalize=False))
 
 
 def test_single_first_token() -> None:

@@ -35,12 +35,13 @@ from tests.engine.blocks import (
     zeroed_one_by_one,
 )
 from tests.engine.compare import assert_same
+from tests.engine.parameters import quick
 from tests.reference import FAMILIES, Attention, Case, Family, naive_value_zeroing
 from tests.reference.case import randomize
 from tests.reference.families import ENCODER_SIZE, T5_ATTENTION, T5_SIZE
 
 
-@pytest.mark.parametrize(("batch", "tokens"), [(1, 6), (2, 6), (1, 20), (2, 20)])
+@pytest.mark.parametrize(("batch", "tokens"), quick([(1, 6), (2, 6), (1, 20), (2, 20)], (2, 6)))
 @pytest.mark.parametrize("mixture", [Convolution, Mean, Shift, Ahead, CausalMean])
 def test_a_layer_that_mixes_positions(mixture: type[nn.Module], batch: int, tokens: int) -> None:
     block, x = Block(after=mixture()), sequences(batch, tokens)
@@ -86,8 +87,8 @@ def trust_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trust, "each_module_runs_once", lambda record: True)
 
 
-@pytest.mark.parametrize("alike", [False, True])
-@pytest.mark.parametrize("tokens", [3, 4, 6, 20])
+@pytest.mark.parametrize("alike", quick([False, True], False))
+@pytest.mark.parametrize("tokens", quick([3, 4, 6, 20], 4))
 @pytest.mark.parametrize("mixture", MIXTURES, ids=str)
 def test_mixing_shows_in_the_pairs(
     mixture: Callable[[], nn.Module], tokens: int, alike: bool, monkeypatch: pytest.MonkeyPatch
@@ -259,8 +260,8 @@ def zeroed_in_its_batch(block: nn.Module, x: Tensor) -> tuple[Tensor, bool]:
     return scores / scores.sum(-1, keepdim=True), alone
 
 
-@pytest.mark.parametrize(("batch", "tokens"), [(1, 4), (1, 6), (1, 20), (2, 6), (3, 8)])
-@pytest.mark.parametrize("share", [0.25, 0.5, 0.6, 0.9])
+@pytest.mark.parametrize(("batch", "tokens"), quick([(1, 4), (1, 6), (1, 20), (2, 6), (3, 8)], (1, 6), (2, 6)))
+@pytest.mark.parametrize("share", quick([0.25, 0.5, 0.6, 0.9], 0.5))
 @pytest.mark.parametrize("experts", [ExpertsChoose, FirstCome, BestFirst])
 def test_experts_with_room_for_some(experts: type[ExpertsChoose], share: float, batch: int, tokens: int) -> None:
     for seed in range(6):
@@ -289,7 +290,7 @@ def test_a_conformer(batch: int) -> None:
     check_one_by_one(replace(family, inputs=lambda: {"input_features": frames}).build())
 
 
-@pytest.mark.parametrize("capacity", [3, 5, 12, 64])
+@pytest.mark.parametrize("capacity", quick([3, 5, 12, 64], 5))
 def test_experts_of_limited_capacity(capacity: int) -> None:
     torch.manual_seed(3)  # with capacity 5, pairs of row 5 fit, and pairs of all rows do not
     size = T5_SIZE | {"num_layers": 2, "num_decoder_layers": 2, "num_sparse_encoder_layers": 2, "num_experts": 2}

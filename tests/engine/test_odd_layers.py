@@ -14,7 +14,6 @@ from transformers import LlamaConfig, LlamaModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from captum_vz import LayerAttentionNorm, ValueZeroing
-from captum_vz.functional import cosine_distance
 from tests.engine.blocks import (
     HEADS,
     WIDTH,
@@ -22,6 +21,7 @@ from tests.engine.blocks import (
     Conditioned,
     Reader,
     SelfAttention,
+    as_added,
     direction,
     eager_attention_forward,
     mask_of_window,
@@ -30,6 +30,7 @@ from tests.engine.blocks import (
     zeroed_one_by_one,
 )
 from tests.engine.compare import assert_same
+from tests.engine.parameters import quick
 
 
 def gate_by_input(attention: SelfAttention, context: Tensor, x: Tensor) -> Tensor:
@@ -97,7 +98,7 @@ FINISHES = [
 ]
 
 
-@pytest.mark.parametrize(("batch", "tokens"), [(1, 6), (2, 6), (1, 20)])
+@pytest.mark.parametrize(("batch", "tokens"), quick([(1, 6), (2, 6), (1, 20)], (2, 6)))
 @pytest.mark.parametrize("finish", FINISHES, ids=lambda finish: finish.__name__)
 def test_attention_modules_that_do_more(
     finish: Callable[[SelfAttention, Tensor, Tensor], Tensor], batch: int, tokens: int
@@ -202,7 +203,9 @@ class ParallelSkipping(Block):
 @pytest.mark.filterwarnings("ignore:.*row.* zero")
 @pytest.mark.parametrize("last", [1.0, -1.0])
 # All numbers of rows, because the last rows of a product may be rounded in another way.
-@pytest.mark.parametrize(("batch", "tokens"), [*zip(cycle((1, 2)), range(3, 19)), (1, 20), (2, 20)])
+@pytest.mark.parametrize(
+    ("batch", "tokens"), quick([*zip(cycle((1, 2)), range(3, 19)), (1, 20), (2, 20)], (1, 5), (2, 8), (2, 20))
+)
 @pytest.mark.parametrize("kind", [Skipping, ParallelSkipping])
 def test_positions_that_skip_the_attention(kind: type[Block], batch: int, tokens: int, last: float) -> None:
     block, x = kind(), sequences(batch, tokens)
@@ -256,7 +259,7 @@ CONDITIONS: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], Callable[[int, i
 SHAPES = [(1, 6), (3, 6), (4, 4), (16, 16), (3, WIDTH), (WIDTH, 3), (1, 1), (5, 1)]
 
 
-@pytest.mark.parametrize(("batch", "tokens"), SHAPES)
+@pytest.mark.parametrize(("batch", "tokens"), quick(SHAPES, (3, 6), (4, 4)))
 @pytest.mark.parametrize("kind", CONDITIONS)
 def test_further_argument(kind: str, batch: int, tokens: int) -> None:
     use, shape = CONDITIONS[kind]
@@ -273,7 +276,7 @@ def test_further_argument(kind: str, batch: int, tokens: int) -> None:
 def test_mask_for_each_head(batch: int) -> None:
     visible = torch.rand(batch, HEADS, HEADS, HEADS) < 0.5
     visible |= torch.eye(HEADS, dtype=torch.bool)
-    mask = torch.zeros(visible.shape, dtype=torch.float64).masked_fill(~visible, torch.finfo(torch.float64).min)
+    mask = as_added(visible)
     block, x = Block(), sequences(batch, HEADS)
     assert_same(ValueZeroing(block, block).attribute((x, mask)), zeroed_one_by_one(block, x, mask))
 
@@ -282,7 +285,7 @@ def test_mask_for_each_head(batch: int) -> None:
 def test_tokens_that_skip_themselves(tokens: int) -> None:
     visible = ~torch.eye(tokens, dtype=torch.bool).expand(2, 1, -1, -1).clone()
     visible[1, ..., -2:] = False  # these tokens are padding
-    mask = torch.zeros(visible.shape, dtype=torch.float64).masked_fill(~visible, torch.finfo(torch.float64).min)
+    mask = as_added(visible)
     block, x = Block(), sequences(2, tokens)
     expected = zeroed_one_by_one(block, x, mask)
     expected[1, -2:] = 0
@@ -300,18 +303,8 @@ def test_cross_attention_module_as_layer(tokens: int, sources: int, hidden: int)
     visible = torch.ones(2, 1, tokens, sources, dtype=torch.bool)
     visible[:, ..., sources - hidden :] = False
     visible[1, ..., 3:] = False
-    mask = torch.zeros(visible.shape, dtype=torch.float64).masked_fill(~visible, torch.finfo(torch.float64).min)
-    columns = []
-    with torch.no_grad():
-        clean = reader(x, mask, memory)
-        for source in range(sources):
-
-            def zero(module: nn.Module, inputs: Any, output: Tensor, source: int = source) -> Tensor:
-                return output.index_fill(1, torch.tensor([source]), 0)
-
-            with reader.value.register_forward_hook(zero):
-                columns.append(cosine_distance(reader(x, mask, memory), clean))
-    expected = torch.stack(columns, dim=-1)
+    mask = as_added(visible)
+    expected = zeroed_one_by_one(reader, x, mask, memory, value="value", normalize=False, sources=sources)
     assert (expected.sum(-1) > 0).all()
     assert_same(ValueZeroing(reader, reader, normalize=False).attribute((x, mask, memory)), expected)
 

@@ -17,6 +17,7 @@ from captum_vz._engine.numerics.perturbation import noise_like
 from captum_vz._engine.replay import packed, trust
 from tests.engine.blocks import HEADS, WIDTH, Block, SelfAttention, direction, sequences, zeroed_one_by_one
 from tests.engine.compare import assert_same
+from tests.engine.parameters import quick
 from tests.reference import FAMILIES
 
 Order = Callable[[Tensor], Tensor]
@@ -85,7 +86,7 @@ def by_tokens(block: Block, x: Tensor, places: Callable[[Tensor], Tensor]) -> Te
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("batch", "tokens"), [(1, 6), (2, 6), (1, 20)])
+@pytest.mark.parametrize(("batch", "tokens"), quick([(1, 6), (2, 6), (1, 20)], (2, 6)))
 @pytest.mark.parametrize("tokens_or_values", [True, False])
 @pytest.mark.parametrize("order", PLACES)
 def test_values_in_another_order(order: str, tokens_or_values: bool, batch: int, tokens: int) -> None:
@@ -102,7 +103,7 @@ def test_values_in_another_order(order: str, tokens_or_values: bool, batch: int,
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("batch", "tokens"), [(1, 6), (2, 6), (1, 20)])
+@pytest.mark.parametrize(("batch", "tokens"), quick([(1, 6), (2, 6), (1, 20)], (2, 6)))
 @pytest.mark.parametrize("order", ORDERS)
 def test_a_layer_that_sorts_its_tokens(order: str, batch: int, tokens: int) -> None:
     block, x = Block(), sequences(batch, tokens)
@@ -144,7 +145,7 @@ class CutBlock(Block):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("tokens", [6, 20])
+@pytest.mark.parametrize("tokens", quick([6, 20], 6))
 @pytest.mark.parametrize(
     ("place", "parallel"), [("context", False), ("output", False), ("output", True), ("norm", False)]
 )
@@ -216,7 +217,7 @@ class FirstHalf(nn.Module):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("tokens", [6, 20])
+@pytest.mark.parametrize("tokens", quick([6, 20], 6))
 def test_positions_that_compete_without_a_module(tokens: int) -> None:
     for seed in range(12):
         torch.manual_seed(seed)
@@ -239,7 +240,7 @@ def counted(monkeypatch: pytest.MonkeyPatch, layer: nn.Module, forward: nn.Modul
     return len(asked)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", quick(FAMILIES, "bert", "llama", "bart-decoder"))
 def test_library_layers_are_not_checked(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A check would cost as much as several forward passes. Hooks that transformers leaves behind are trusted too."""
     case = FAMILIES[name].case

@@ -22,12 +22,16 @@ from tests.engine.blocks import (
     Conditioned,
     Convolution,
     Halves,
+    HandedOn,
+    Mean,
     Reader,
+    TwoByTwo,
     scale_each_position,
     sequences,
     zeroed_one_by_one,
 )
 from tests.engine.compare import assert_same
+from tests.engine.parameters import quick
 from tests.reference import FAMILIES, SEQUENCE_TO_SEQUENCE, naive_value_zeroing
 
 REPLAYS = {replay.name: replay for replay in value_zeroing.REPLAYS}
@@ -36,7 +40,7 @@ ATTENTIONS += [(name, "cross") for name, family in SEQUENCE_TO_SEQUENCE.items() 
 QUICK = [("bert", "self"), ("gpt2", "self"), ("albert", "self"), ("bart-decoder", "cross"), ("t5-decoder", "self")]
 each_attention = pytest.mark.parametrize(
     ("name", "attention"),
-    [one if one in QUICK else pytest.param(*one, marks=pytest.mark.slow) for one in ATTENTIONS],
+    quick(ATTENTIONS, *QUICK),
 )
 each_replay = pytest.mark.parametrize("name", REPLAYS)
 
@@ -127,9 +131,9 @@ def decoder_example() -> Example:
 class DecoderLayer(nn.Module):
     """A block, and a cross-attention after it."""
 
-    def __init__(self) -> None:
+    def __init__(self, after: nn.Module | None = None) -> None:
         super().__init__()
-        self.block, self.reader = Block(), Reader()
+        self.block, self.reader = Block(after), Reader()
 
     def forward(self, x: Tensor, memory: Tensor) -> Tensor:
         return self.reader(self.block(x), None, memory)
@@ -276,3 +280,33 @@ def test_wrong_clean_output_is_noticed(
     with pytest.raises(AssertionError, match="cannot be replayed"):
         example.method().attribute(example.inputs)
     assert reasons
+
+
+def swapped(x: Tensor, condition: Tensor) -> Tensor:
+    """Each example is scaled, and reads the other example of its pair."""
+    return TwoByTwo(handed_on=True)(x * condition)
+
+
+# For each replay, a layer in which the rows that it runs side by side depend on each other.
+DEPENDENT: dict[str, Callable[[], tuple[nn.Module, Any]]] = {
+    "folded pairs": lambda: (Block(after=Mean()), sequences(2, 20)),
+    "packed pairs": lambda: (Block(after=Mean()), sequences(2)),
+    "packed pairs, first tensor only": lambda: (DecoderLayer(Mean()).double().eval(), (sequences(2), sequences(2) + 1)),
+    "whole sequences": lambda: (Block(after=TwoByTwo(handed_on=True)), sequences(4)),
+    "whole sequences, axes by trial": lambda: (
+        Conditioned(swapped),
+        (sequences(6), torch.rand(6, 16, dtype=torch.float64) + 0.5),
+    ),
+    "windows": lambda: (HandedOn(lambda x: x), sequences(2)),
+}
+
+
+@each_replay
+def test_dependent_rows_are_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    set_budget(monkeypatch, folding_calls=0)
+    use(monkeypatch, REPLAYS[name])
+    layer, inputs = DEPENDENT[name]()
+    with traced_replays() as traces, pytest.raises(AssertionError, match="cannot be replayed"):
+        ValueZeroing(layer, layer).attribute(inputs)
+    assert list(traces[0].failed) == [name]

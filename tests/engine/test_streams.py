@@ -14,7 +14,7 @@ from captum_vz import (
     ValueZeroingEffect,
     ValueZeroingRollout,
 )
-from tests.engine.blocks import WIDTH, Block, Convolution, SelfAttention, direction
+from tests.engine.blocks import WIDTH, Block, Convolution, SelfAttention, as_added, direction
 from tests.engine.compare import assert_same
 
 STREAMS = 3
@@ -103,9 +103,7 @@ def test_map_of_all_streams(kind: str, axis: int) -> None:
 def test_padding_in_streams(axis: int) -> None:
     layer, x = layer_of("alone", axis), states(axis)
     hidden = torch.tensor([[0, 0, 0, 0, 0], [0, 0, 0, 1, 1]]).bool()
-    mask = torch.zeros(2, 1, 5, 5, dtype=torch.float64).masked_fill(
-        hidden[:, None, None], torch.finfo(torch.float64).min
-    )
+    mask = as_added(~hidden[:, None, None].expand(2, 1, 5, 5))
     layer_map = ValueZeroing(layer, layer, normalize=False).attribute((x, mask))
     assert_same(layer_map, twin(layer, x, [[source] for source in range(5)], mask) * ~hidden[:, :, None])
     short = x.narrow(1 if axis == 2 else 2, 0, 3)

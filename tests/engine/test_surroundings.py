@@ -15,6 +15,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from captum_vz import LayerAttention, ValueZeroing, find_layers
 from captum_vz._engine.capture.float32 import in_float32
 from tests.engine.blocks import zeroed_one_by_one
+from tests.engine.parameters import quick
 from tests.reference import FAMILIES
 
 
@@ -42,7 +43,7 @@ def assert_same(maps: list[Tensor], expected: list[Tensor], atol: float = 1e-6) 
         torch.testing.assert_close(one, other, rtol=0, atol=atol)
 
 
-@pytest.mark.parametrize("run_before", [False, True])
+@pytest.mark.parametrize("run_before", quick([False, True], False))
 def test_compiled_model(ids: Tensor, plain: list[Tensor], run_before: bool) -> None:
     model = llama()
     compiled = torch.compile(model, backend="eager")
@@ -52,6 +53,7 @@ def test_compiled_model(ids: Tensor, plain: list[Tensor], run_before: bool) -> N
     assert_same(ValueZeroing(compiled, find_layers(model)).attribute(ids), plain)
 
 
+@pytest.mark.slow
 def test_compiled_layers(ids: Tensor, plain: list[Tensor]) -> None:
     model = llama()
     for layer in find_layers(model):
@@ -176,7 +178,7 @@ def test_quantised_weights_equal_their_values(ids: Tensor) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated")
-@pytest.mark.parametrize("tokens", [6, 24])
+@pytest.mark.parametrize("tokens", quick([6, 24], 6))
 def test_dynamically_quantised_inputs(tokens: int) -> None:
     """A zeroed value may change how all other values are rounded. NaN is not rounded."""
     case = FAMILIES["bert"].build(torch.float32)

@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 from transformers import LlamaConfig, LlamaModel
 
 from captum_vz import LayerAttention, ValueZeroing, find_layers
+from tests.engine.parameters import quick
 
 WIDTH, HEADS, TOKENS = 16, 4, 5
 
@@ -351,7 +352,7 @@ LAYERS_OF_USERS: dict[str, Callable[..., nn.TransformerEncoderLayer]] = {
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("norm_first", [True, False])
+@pytest.mark.parametrize("norm_first", quick([True, False], True))
 @pytest.mark.parametrize("kind", LAYERS_OF_USERS)
 def test_changed_layers_of_torch(kind: str, norm_first: bool) -> None:
     """The `forward` of these layers is torch's."""
