@@ -103,9 +103,6 @@ def value_zeroing_scores(site: AttentionSite, ablation: Ablation, distance: Outp
         raise RefusedError(
             f"The layer {site.layer.name} draws random numbers, so no two runs of it agree. Call model.eval() first."
         )
-    if ablation.bfloat16_changes and site.attention.weights is None:
-        why = "its attention weights cannot be read"
-        site.layer.warnings.append(f"matmul_precision='medium' has no effect on {site.layer.name}: {why}")
     site = site.in_float32()
     with torch.autocast(output.device.type, enabled=False):
         problem = ReplayProblem.of(site, ablation, LayerTrust.of(site.layer))

@@ -236,7 +236,7 @@ def test_unreadable_readouts_are_refused() -> None:
 
     refused(call, case.layers, r"function without get_output_embeddings\(\): pass the linear .* `unembedding`")
     refused(call, case.layers, r"no norm outside of the layers .* as `final_norm`", unembedding=head)
-    refused(case.model, case.layers, r"unembedding is a LayerNorm: looked for a linear module", unembedding=norm)
+    refused(case.model, case.layers, r"unembedding is a LayerNorm. Expected: a linear module", unembedding=norm)
     refused(case.model, case.layers, r"final_norm is a Linear, which could not be read as a", final_norm=head)
     refused(case.model, case.layers, r"does not give the model's own logits", final_norm=case.layers[1].ln_1)
     refused(case.model, case.layers[:2], r"does not give the model's own logits .*: pass all layers")

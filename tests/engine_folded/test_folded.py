@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from transformers import BertConfig, BertModel
 
 from captum_vz._engine.replay.folded import plan
 from captum_vz._engine.replay.folded.layer import FoldedLayer
@@ -192,6 +193,18 @@ def test_few_rows_are_not_folded(name: str, replays: Replays) -> None:
     assert not replays.reasons  # it is not tried
 
 
+def test_threshold_of_users(replays: Replays) -> None:
+    replays.monkeypatch.undo()
+    config = BertConfig(
+        vocab_size=9, hidden_size=256, intermediate_size=1024, num_attention_heads=4, num_hidden_layers=1
+    )
+    model = BertModel(config, add_pooling_layer=False).eval()
+    for tokens, count in ((32, 0), (48, 1)):
+        replays.folded(model, model.encoder.layer, torch.ones(1, tokens, dtype=torch.long))
+        assert replays.count == count
+        assert not replays.reasons
+
+
 @each_shape
 def test_half_precision(name: str, replays: Replays) -> None:
     case = long_case(name)
@@ -371,7 +384,7 @@ def test_zero_projection_gives_zero_scores(replays: Replays) -> None:
     block, x = Block(), sequences(2, 24)
     with torch.no_grad():
         block.attention.output.weight.zero_()
-    with pytest.warns(UserWarning, match=r"48 row\(s\) of layer 0 \(Block\) stay zero"):
+    with pytest.warns(UserWarning, match=r"48 rows of layer 0 \(Block\) are zero"):
         assert not replays.folded(block, [block], x)[0].any()
 
 
@@ -476,7 +489,7 @@ def test_attention_switched_off_at_tokens(seed: int, replays: Replays) -> None:
     torch.manual_seed(seed)
     block, x = Switched(), torch.randn(1, 40, WIDTH, dtype=torch.float64)
     block.bound = float(x[..., 0].flatten().sort().values[-3])
-    with pytest.warns(UserWarning, match=r"3 row\(s\) of layer 0 \(Switched\) stay zero"):
+    with pytest.warns(UserWarning, match=r"3 rows of layer 0 \(Switched\) are zero"):
         folded, packed = (maps(block, [block], x)[0] for maps in (replays.folded, replays.packed))
     torch.testing.assert_close(folded, packed, rtol=1e-10, atol=1e-14)
 

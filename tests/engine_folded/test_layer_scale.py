@@ -85,7 +85,7 @@ def test_scales_of_own_code(scale: Tensor | float, replays: Replays) -> None:
 
 @pytest.mark.parametrize("scale", [1e-3, 1e-5, 1e-6, 1e-7])
 def test_tiny_scales_in_float32(scale: float, replays: Replays) -> None:
-    """Folded or not, the change is no worse than by the packed replay."""
+    """Folded or not, the error is at most twice that of the packed replay."""
     block, x = Scaled(scale), sequences(2, length=20)
     exact = replays.packed(block, [block], x, distance="euclidean")[0]
     folded = replays.folded(block.float(), [block], x.float(), distance="euclidean")[0]
@@ -94,7 +94,7 @@ def test_tiny_scales_in_float32(scale: float, replays: Replays) -> None:
     assert off <= 2 * bound
 
 
-def test_limit_behind_a_scale(replays: Replays) -> None:
+def test_limit_before_a_scale(replays: Replays) -> None:
     for seed in range(8):
         torch.manual_seed(seed)
         block, x = Scaled(0.1), torch.randn(1, 40, WIDTH, dtype=torch.float64)
@@ -106,7 +106,7 @@ def test_limit_behind_a_scale(replays: Replays) -> None:
 
 
 class Switched(nn.Module):
-    """A layer scale that is another one where the first feature is large."""
+    """A layer scale that differs at tokens whose first feature is large."""
 
     def __init__(self, bound: float) -> None:
         super().__init__()

@@ -23,11 +23,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Readout:
-    """The logit of vocabulary entry w at hidden state x is `norm.scale(x) * direction_w @ x + constant_w`."""
+    """The logit of vocabulary entry w at hidden state x is `norm.scale(x) * direction_w @ x + constant_w`.
+
+    Attributes:
+        norm: The final norm.
+        matrix: The unembedding, `(d, entry)`.
+        bias: Its bias, `(entry,)`. None: it has none.
+    """
 
     norm: Norm
-    matrix: Tensor  # (d, entry)
-    bias: Tensor | None  # (entry,)
+    matrix: Tensor
+    bias: Tensor | None
 
     @classmethod
     def of(
@@ -37,7 +43,7 @@ class Readout:
         final_norm: nn.Module | None,
         unembedding: nn.Module | None,
     ) -> Readout:
-        """Read the norm and the unembedding. A module that is None is looked for in `forward_func`.
+        """Read the norm and the unembedding. A module that is None is searched for in `forward_func`.
 
         Raises:
             ArgumentError: A module was not found, or is no norm or no linear module.
@@ -53,8 +59,8 @@ class Readout:
         rows = matrix(unembedding)
         if rows is None:
             raise ArgumentError(
-                f"unembedding is a {type(unembedding).__name__}: looked for a linear module, because each logit needs "
-                "a direction. Pass the linear module that computes logits from hidden states."
+                f"unembedding is a {type(unembedding).__name__}. Expected: a linear module, because each logit needs a "
+                "direction. Pass the linear module that computes logits from hidden states."
             )
         norm = final_norm if final_norm is not None else _last_norm(forward_func, layers)
         if not isinstance(norm, nn.Module):

@@ -1,43 +1,15 @@
-"""Reproducible noise, small nudges, and a test whether rows that run together are independent.
-
-A row is a position of a packed sequence, or a copy of an example. Mixture-of-experts layers with limited capacity make
-rows compete. To detect this, some rows are run together with many identical rows of large norm, the crowd. The rows
-under test hold their clean values or small noise, because noise may choose an expert that no clean value chooses. They
-are placed before and after the crowd because capacity may be assigned in either order.
-"""
+"""Reproducible noise, and small nudges, that show what depends on what."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
-
-from captum_vz._engine.numerics.tolerance import is_reproduced
 
 # Strengths of the crowd's noise, relative to the values that it replaces. An expert that is not chosen at one strength
 # is chosen at its opposite. NaN marks every value that depends on the crowd.
 PROBE_STRENGTHS = (64.0, -64.0, torch.nan)
 # Strengths of the rows under test: in this order before the crowd, in the reverse order after it.
 SMALL_STRENGTHS = (0.0, 1.0, -1.0, 8.0, -8.0)
-
-
-def is_independent(run: Callable[[Tensor], Tensor], clean: Tensor, crowd: int) -> bool:
-    """Return whether the rows of `run(strengths (n,)) -> (n, ...)` are independent of each other.
-
-    `strengths` scales the noise of each row. A row of strength 0 must equal `clean (...)`. A row under test must give
-    the same output before and after the crowd of `crowd` rows, for each of `PROBE_STRENGTHS`.
-    """
-    first: Tensor | None = None
-    for strength in PROBE_STRENGTHS:
-        tested = len(SMALL_STRENGTHS)
-        strengths = [*SMALL_STRENGTHS, *[strength] * crowd, *reversed(SMALL_STRENGTHS)]
-        outputs = run(torch.tensor(strengths, device=clean.device))
-        before, after = outputs[:tested], outputs[-tested:].flip(0)
-        first = torch.cat([clean[None], before[1:]]) if first is None else first
-        if not all(is_reproduced(rows.flatten(0, -2), first.flatten(0, -2)) for rows in (before, after)):
-            return False
-    return True
 
 
 def with_noise(x: Tensor, strengths: Tensor) -> Tensor:

@@ -102,10 +102,10 @@ def is_same_function(found: Tensor, expected: Tensor) -> bool:
 
 
 def folded_bound(expected: Tensor, clean: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """By how much the folded replay may differ from what is `expected (n, d)`, for each position `(n,)`.
+    """Upper bound on the difference of the folded replay from `expected (n, d)`, for each position `(n,)`.
 
-    At most `eps**0.6` of the change from `clean`, plus 64 eps of the size. Changes that are multiplied in bfloat16 may
-    differ by 8 eps of bfloat16: a product is off by some eps, a sum of hundreds by more.
+    It is `eps**0.6` of the change from `clean`, plus 64 eps of the largest entry. For changes that are multiplied in
+    bfloat16, it is 8 eps of bfloat16 of the change: a product is off by a few eps, a sum of hundreds by more.
     """
     eps = torch.finfo(clean.dtype).eps
     share = 8 * torch.finfo(dtype).eps if dtype == torch.bfloat16 else eps**0.6

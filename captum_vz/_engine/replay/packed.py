@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from captum_vz._engine.numerics.matmul import OneDnnLinears
-from captum_vz._engine.numerics.perturbation import is_independent, with_noise
+from captum_vz._engine.numerics.perturbation import with_noise
 from captum_vz._engine.numerics.tensors import describe, first_tensor, gather_rows
 from captum_vz._engine.numerics.tolerance import (
     CannotReplayError,
@@ -25,6 +25,7 @@ from captum_vz._engine.numerics.tolerance import (
 from captum_vz._engine.replay.answers import AnswerContext, ModuleAnswer
 from captum_vz._engine.replay.base import ReplayChunk, pairs_at_a_time
 from captum_vz._engine.replay.contexts import context_change, context_without
+from captum_vz._engine.replay.trust import is_independent
 from captum_vz._engine.structure.dependence import projects_any_context, values_follow_token_order
 from captum_vz._engine.taps.handler import AttentionHandler
 

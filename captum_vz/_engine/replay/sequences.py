@@ -12,10 +12,11 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from captum_vz._engine.capture.interventions import ScaleNoise, ZeroValues
 from captum_vz._engine.numerics.matmul import OneDnnLinears
-from captum_vz._engine.numerics.perturbation import PROBE_STRENGTHS, SMALL_STRENGTHS, is_independent
+from captum_vz._engine.numerics.perturbation import PROBE_STRENGTHS, SMALL_STRENGTHS
 from captum_vz._engine.numerics.tensors import describe
 from captum_vz._engine.numerics.tolerance import CannotReplayError, check_reproduced, is_reproduced
 from captum_vz._engine.replay.base import ReplayChunk, zeroed_weights
+from captum_vz._engine.replay.trust import is_independent
 from captum_vz._engine.replay.windows import WindowReplay
 from captum_vz._engine.structure.dependence import values_depend_on_own_position
 

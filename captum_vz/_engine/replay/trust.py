@@ -8,13 +8,17 @@ experts of limited capacity. Code from elsewhere may.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from types import BuiltinFunctionType, FunctionType
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
+from captum_vz._engine.numerics.perturbation import PROBE_STRENGTHS, SMALL_STRENGTHS
+from captum_vz._engine.numerics.tolerance import is_reproduced
 from captum_vz._engine.taps.handler import is_hooked
 
 if TYPE_CHECKING:
@@ -103,3 +107,26 @@ class LayerTrust:
         """What is known of a layer."""
         library_code = is_library_code(layer.layer)
         return cls(library_code, library_code and each_module_runs_once(layer))
+
+
+def is_independent(run: Callable[[Tensor], Tensor], clean: Tensor, crowd: int) -> bool:
+    """Return whether the rows of `run(strengths (n,)) -> (n, ...)` are independent of each other.
+
+    A row is a position of a packed sequence, or a copy of an example. Mixture-of-experts layers with limited capacity
+    make rows compete. To detect this, some rows are run together with many identical rows of large norm, the crowd. The
+    rows under test hold their clean values or small noise, because noise may choose an expert that no clean value
+    chooses. They are placed before and after the crowd because capacity may be assigned in either order.
+
+    `strengths` scales the noise of each row. A row of strength 0 must equal `clean (...)`. A row under test must give
+    the same output before and after the crowd of `crowd` rows, for each of `PROBE_STRENGTHS`.
+    """
+    first: Tensor | None = None
+    for strength in PROBE_STRENGTHS:
+        tested = len(SMALL_STRENGTHS)
+        strengths = [*SMALL_STRENGTHS, *[strength] * crowd, *reversed(SMALL_STRENGTHS)]
+        outputs = run(torch.tensor(strengths, device=clean.device))
+        before, after = outputs[:tested], outputs[-tested:].flip(0)
+        first = torch.cat([clean[None], before[1:]]) if first is None else first
+        if not all(is_reproduced(rows.flatten(0, -2), first.flatten(0, -2)) for rows in (before, after)):
+            return False
+    return True

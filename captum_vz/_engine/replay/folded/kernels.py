@@ -100,7 +100,7 @@ class FoldedModules:
         self.laters = laters
 
     def fold(self, vectors: Tensor, values: Tensor) -> None:
-        """Apply the first linear modules to vectors `(member * head, d)`, made of `values (member, head, d_head)`."""
+        """Apply the first linear modules to the vectors `(member * head, d)` of values `(member, head, d_head)`."""
         directions = vectors if self.firsts[0].composed is not None else self.norm.direction(vectors)
         self.folded = [first.fold(directions, values) for first in self.firsts]
 

@@ -22,7 +22,6 @@ from captum_vz._engine.numerics.tolerance import (
 from captum_vz._engine.replay.answers import ModuleAnswer
 from captum_vz._engine.replay.folded.kernels import CleanActivations, FirstLinear, FoldedModules, LaterLinear
 from captum_vz._engine.replay.folded.structure import Trace, replace_forwards
-from captum_vz._engine.replay.packed import PackedPairs, packed_pairs
 from captum_vz._engine.structure.modules import matrix
 from captum_vz._engine.taps.handler import is_hooked
 
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from captum_vz._engine.replay.base import ReplayProblem
     from captum_vz._engine.replay.folded.plan import PairChunk, PairTable, SourceBlock
     from captum_vz._engine.replay.folded.structure import FeedForwardStructure
+    from captum_vz._engine.replay.packed import PackedPairs
     from captum_vz._engine.structure.modules import Norm
 
 # How many clean targets run to read a layer's structure.
@@ -51,6 +51,15 @@ class FoldedLayer:
         probes: What the packed replay returns for the last row of each chunk, `(chunk, d)`.
         probe_bounds: By how much the folded replay may differ from the probes, `(chunk,)`.
         changed: A buffer for the attention's output of a chunk.
+
+    Args:
+        problem: The problem.
+        pairs: Its pairs.
+        blocks: The chunks of these pairs.
+        composed: Whether to multiply the attention's projection with the first linear modules.
+        in_bfloat16: Whether changes are multiplied in bfloat16.
+        packed: Runs positions of the layer, and is checked where the layer is not trusted.
+        new_packed: Makes another one, not checked.
     """
 
     def __init__(
@@ -60,11 +69,12 @@ class FoldedLayer:
         blocks: list[SourceBlock],
         composed: bool,
         in_bfloat16: bool,
+        packed: PackedPairs,
+        new_packed: Callable[[], PackedPairs],
     ) -> None:
-        packed = packed_pairs(problem)
         if not isinstance(packed.answer, ModuleAnswer) or packed.later:
             raise CannotReplayError("its attention module is not answered as a whole, or another attention follows")
-        self._problem, self._pairs = problem, pairs
+        self._problem, self._pairs, self._new_packed = problem, pairs, new_packed
         self._dtype = torch.bfloat16 if in_bfloat16 else problem.output.dtype  # in which changes are multiplied
         sizes = [len(chunk.target) for block in blocks for chunk in block.chunks]
         self._rows, self._longest = sum(sizes), max(sizes)
@@ -159,6 +169,8 @@ class FoldedLayer:
     def _layer_scale(self, structure: FeedForwardStructure, norm: Norm) -> Tensor:
         """The norm's input where the layer's input is zero and the attention's output is one, `(d,)`."""
         replay = self._projected(structure)
+        if not replay.runner.states:
+            raise CannotReplayError("the layer has no input that could be its residual stream")
         states = replay.runner.states[0]
         replay.runner.args, replay.runner.kwargs = replay.runner.arguments_with(states, torch.zeros_like(states))
         ones = self.outputs.new_ones(1, self.outputs.shape[-1])
@@ -166,7 +178,7 @@ class FoldedLayer:
 
     def _projected(self, structure: FeedForwardStructure) -> PackedPairs:
         """Runs the layer with outputs of the attention's projection in the place of contexts."""
-        replay = PackedPairs(self._problem.site)
+        replay = self._new_packed()
         if isinstance(replay.answer, ModuleAnswer) and replay.answer.projection:
             replay.answer.projection = ()
         else:

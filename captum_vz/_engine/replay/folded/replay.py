@@ -15,6 +15,7 @@ Nothing depends on this room: without it, `PackedReplay` gives the same maps.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -34,6 +35,7 @@ from captum_vz._engine.replay.base import ReplayChunk, fill_neighbours
 from captum_vz._engine.replay.folded.kernels import add_sums
 from captum_vz._engine.replay.folded.layer import FoldedLayer, head_values
 from captum_vz._engine.replay.folded.plan import PairTable, plan_chunks
+from captum_vz._engine.replay.packed import PackedPairs, packed_pairs
 
 if TYPE_CHECKING:
     from captum_vz._engine.replay.base import ReplayProblem
@@ -47,13 +49,13 @@ class FoldedReplay:
 
     def fits(self, problem: ReplayProblem) -> bool:
         """Whether there are enough pairs to pay for reading the layer's structure."""
-        if problem.site.attention.weights is None:
-            return False
         largest = max((x.numel() for x in problem.site.layer.parameters if x.dim() == 2), default=1)
         # In bfloat16 the later matrices cost little too, so twice as many rows must be saved.
         enough = budget_of(problem.output.device).rows_to_save(largest * (2 if _in_bfloat16(problem) else 1))
         if len(problem.targets) * problem.members.shape[1] <= enough:
             return False
+        if problem.site.attention.weights is None:
+            return True  # it fails, with the reason
         return _rows_saved(_pair_table(problem), *_sizes(problem))[0] > enough
 
     def __call__(self, problem: ReplayProblem) -> Iterator[ReplayChunk]:
@@ -120,10 +122,14 @@ def _replay(problem: ReplayProblem, in_bfloat16: bool) -> Iterator[ReplayChunk]:
     Raises:
         CannotReplayError: A chunk does not reproduce the clean outputs, or what the packed replay gives.
     """
+    if problem.site.attention.weights is None:
+        raise CannotReplayError("its attention weights cannot be read")
     pairs = _pair_table(problem)
     composed = _rows_saved(pairs, *_sizes(problem))[1]
     blocks = plan_chunks(pairs, problem.chunk_rows, problem.ablation.max_groups)
-    layer = FoldedLayer(problem, pairs, blocks, composed, in_bfloat16)
+    layer = FoldedLayer(
+        problem, pairs, blocks, composed, in_bfloat16, packed_pairs(problem), partial(PackedPairs, problem.site)
+    )
     rounding = folded_bound(layer.outputs, torch.zeros_like(layer.outputs))
     probes = zip(layer.probes, layer.probe_bounds, strict=True)
     for block in blocks:

@@ -67,7 +67,7 @@ class Trace:
         self._runs: list[Run] = []
         modules = [m for m in replay.runner.layer.modules() if m is not replay.answer]
         innermost = [m for m in modules if not any(True for _ in m.children())]
-        # Vectors beside modules, as a layer scale, are used by the layer's own code. Matrices there may be experts.
+        # A vector of such a module, as a layer scale, is used by its own code. A matrix may hold experts.
         outer = [x for m in modules if m not in innermost for x in m.parameters(recurse=False)]
         if any(x.dim() > 1 for x in outer):
             raise CannotReplayError("a module with submodules has a matrix of its own")
