@@ -94,8 +94,6 @@ def test_what_gives_no_maps_is_refused() -> None:
         Rollout(HiddenTokenAttribution(BERT.model, BERT.layers))
     with pytest.raises(AssertionError, match="layer is of type NoneType: pass a module"):
         Rollout(RandomAttribution()).attribute(BERT.inputs)
-    with pytest.raises(AssertionError, match="RandomAttribution calls no forward_func, so it takes no additional"):
-        Rollout(RandomAttribution(layer=BERT.layers)).attribute(BERT.inputs["input_ids"], additional_forward_args=1)
 
 
 def naive_per_receptive_field(joined: Tensor, maps: list[Tensor], residual: Any) -> Tensor:

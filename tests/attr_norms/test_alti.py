@@ -109,7 +109,7 @@ def test_row_without_contributions_is_zero() -> None:
         block.attn.c_attn.bias[2 * width :] = 0.1
         block.attn.c_attn.weight[:, 2 * width :] = 0.0
         block.attn.c_proj.weight[:] = -1.0
-    with pytest.warns(UserWarning, match=r"stay zero"):
+    with pytest.warns(UserWarning, match="are zero: no source changes these tokens"):
         layer_map = LayerALTI(case.model, block).attribute(case.inputs)
     assert not layer_map.any()
     assert naive_vectors(case, 0, "residual").vectors.any()
