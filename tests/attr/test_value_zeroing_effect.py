@@ -567,7 +567,7 @@ def test_dependent_or_random_examples_are_refused(odd: nn.Module, place: str) ->
     blocks = nn.Sequential(Block(), Block(after=odd if place == "inside" else None))
     model = nn.Sequential(blocks[0], *([odd] if place == "between" else []), blocks[1], *([odd] * (place == "behind")))
     x = torch.randn(3, 5, BLOCK_WIDTH, dtype=torch.float64)
-    with pytest.raises(AssertionError, match="does not compute for that one what it computed before"):
+    with pytest.raises(AssertionError, match="does not compute for that copy what it computed before"):
         ValueZeroingEffect(model, list(blocks)).attribute(x, target=(2, 3))
     if place == "between":  # has run when the last layer begins: what it gave then is what the layer gets
         assert ValueZeroingEffect(model, blocks[1]).attribute(x, target=(2, 3)).any()
@@ -607,7 +607,7 @@ def test_what_cannot_be_explained_is_refused(keywords: dict[str, Any], message: 
 def test_further_refusals() -> None:
     case = case_of("bert")
     with pytest.raises(AssertionError, match="without logits: pass a target that takes it"):
-        effect(case, of=(2, 3))
+        ValueZeroingEffect(lambda **inputs: [case.model(**inputs)], case.layers).attribute(case.inputs, (2, 3))
     with pytest.raises(AssertionError, match="did not run layer 0 of 1"):
         ValueZeroingEffect(case.model, FAMILIES["bert"].build().layers[0]).attribute(case.inputs, read)
     with pytest.raises(AssertionError, match="has no second attention"):

@@ -256,7 +256,7 @@ def test_cached_tokens_are_refused() -> None:
     def forward(ids: Tensor) -> Any:
         return case.model(ids, past_key_values=first.past_key_values)
 
-    with pytest.raises(AssertionError, match="Pass the whole sequence at once"):
+    with pytest.raises(AssertionError, match="pass the whole sequence at once"):
         LayerAttentionNorm(forward, case.layers[0]).attribute(case.inputs["input_ids"][:1, 3:])
 
 

@@ -52,14 +52,14 @@ def in_replicas(model: nn.Module, count: int) -> Callable[..., list[Any]]:
     return forward
 
 
-@pytest.mark.parametrize("target", [None, 2, (1, 2), [2, 0, 1]])
+@pytest.mark.parametrize("token", [None, 2, slice(1, 3), [2, 0, 1]])
 @pytest.mark.parametrize("family", ["bert", "gpt2", "albert"])
 @each_method
-def test_replica_map_equals_model_map(method: Any, family: str, target: Any) -> None:
+def test_replica_map_equals_model_map(method: Any, family: str, token: Any) -> None:
     case = FAMILIES[family].case
     before = footprint(case.model)
-    expected = method(case.model, case.layers).attribute(case.inputs, token=target)
-    answer = method(in_replicas(case.model, 1), case.layers).attribute(case.inputs, token=target)
+    expected = method(case.model, case.layers).attribute(case.inputs, token=token)
+    answer = method(in_replicas(case.model, 1), case.layers).attribute(case.inputs, token=token)
     assert type(answer) is type(expected)
     for one, other in zip(tensors(answer), tensors(expected), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-14)
@@ -90,7 +90,7 @@ def test_two_replicas_on_one_device(method: Any) -> None:
 def test_error_in_a_replica(method: Any) -> None:
     case = FAMILIES["bert"].build()
     before = footprint(case.model)
-    with pytest.raises(AssertionError, match="target 99 is out of range"):
+    with pytest.raises(AssertionError, match="token 99 is out of range"):
         method(in_replicas(case.model, 1), case.layers).attribute(case.inputs, token=99)
     assert footprint(case.model) == before
 
@@ -99,7 +99,7 @@ def test_error_in_a_replica(method: Any) -> None:
 def test_methods_of_one_thread_refuse_replicas(method: Any) -> None:
     case = FAMILIES["bert"].build()
     before = footprint(case.model)
-    with pytest.raises(AssertionError, match=r"in this thread \(DataParallel runs others: pass the module"):
+    with pytest.raises(AssertionError, match=r"in this thread \(DataParallel runs other threads: pass the module"):
         method(in_replicas(case.model, 1), case.layers).attribute(case.inputs)
     assert footprint(case.model) == before
 

@@ -99,7 +99,7 @@ def test_error_in_one_thread(method: Any) -> None:
 
     def fail() -> None:
         assert started.wait(SECONDS)
-        with pytest.raises(AssertionError, match="target 99 is out of range"):
+        with pytest.raises(AssertionError, match="token 99 is out of range"):
             method(case.model, case.layers).attribute(case.inputs, token=99)
         failed.set()
 
