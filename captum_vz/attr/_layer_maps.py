@@ -245,7 +245,7 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
         """`forward_func`, with the input vectors of the stack as the leaf of a graph."""
         if torch.is_inference_mode_enabled():
             raise ArgumentError(
-                f"{self.get_name()} needs gradients, which torch.inference_mode() rules out: use torch.no_grad() instead."
+                f"{self.get_name()} needs gradients, which torch.inference_mode() rules out: use torch.no_grad()."
             )
         return EmbeddingLeaf(self.forward_func, layers, self.embeddings)
 

@@ -1,4 +1,4 @@
-"""LayerAttention against the weights that the model itself gives out."""
+"""LayerAttention equals the weights that the model itself returns."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.reference.naive import real_positions, record
 
 
 def of_class(heads: Any) -> dict[str, Any]:
-    """The twin's option as those of the class."""
+    """The options of the class for an option of the twin."""
     return {"reduce_heads": heads} if isinstance(heads, str) else {"heads": heads}
 
 

@@ -1,4 +1,4 @@
-"""HiddenTokenAttribution against one backward pass for each number, against small steps, and where it is known."""
+"""HiddenTokenAttribution against one backward pass for each number, finite differences and closed forms."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_small_steps_find_the_same(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama"])
 def test_stack_input_equals_first_hidden_state(name: str) -> None:
-    """The convention of transformers: for BERT it is behind the embeddings' norm, for the others in front of all."""
+    """In transformers, the first hidden state of BERT is the output of the embeddings' norm."""
     case = FAMILIES[name].case
     with torch.no_grad():
         hidden = case.model(**case.inputs, output_hidden_states=True).hidden_states
@@ -79,7 +79,7 @@ def test_layer_called_by_keyword() -> None:
 
 
 def test_other_threads_are_left_alone() -> None:
-    """A thread that runs the model meanwhile neither shows its vectors nor gets any of ours."""
+    """A thread that runs the model at the same time does not affect the result, and is not affected."""
     case = FAMILIES["bert"].case
     expected = HiddenTokenAttribution(case.model, case.layers[1], probes=2).attribute(case.inputs)
     clean, seen = case.model(**case.inputs).last_hidden_state, []
@@ -142,7 +142,7 @@ def test_later_tokens_have_no_effect(name: str) -> None:
 
 
 def passing_on(case: Case) -> Case:
-    """GPT-2 with blocks that add nothing to what they are given."""
+    """GPT-2 with blocks that return their input."""
     with torch.no_grad():
         for block in case.layers:
             for projection in (block.attn.c_proj, block.mlp.c_proj):
@@ -181,7 +181,7 @@ def test_deviation_of_probes(name: str, probes: int) -> None:
 
 
 def test_probes_are_unbiased() -> None:
-    """The mean over seeds comes nearer to the exact squares than one of them, by the root of their number."""
+    """The error of the mean over n seeds is smaller than the error of one seed by the square root of n."""
     case = FAMILIES["bert"].case
     layer, seeds = case.layers[1], 60
     exact = HiddenTokenAttribution(case.model, layer, normalize=False).attribute(case.inputs, token=1)
@@ -288,7 +288,7 @@ def test_no_parameter_gradients_inside_no_grad(implementation: str) -> None:
 
 
 def test_unbatchable_backward_pass() -> None:
-    """An operation with a backward pass of its own that picks a number out of its tensor, which no batch allows."""
+    """The backward pass calls `item`, which torch cannot batch."""
 
     class Twice(torch.autograd.Function):
         @staticmethod

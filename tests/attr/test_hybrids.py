@@ -1,4 +1,4 @@
-"""Stacks of which only some layers attend: their maps, and rollouts, which refuse what runs between them."""
+"""Stacks in which only some layers have attention: maps of these layers, and rollouts, which refuse such stacks."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ DELTA = {
     "num_experts_per_tok": 2,
 }
 
-# name -> (its config's fields, the numbers of the layers that attend, what holds their values)
+# name -> (fields of the config, indices of the layers with attention, name of the value module)
 HYBRIDS: dict[str, tuple[dict[str, Any], list[int], str]] = {
     "Jamba": (
         {
@@ -98,7 +98,7 @@ def model_of(name: str) -> nn.Module:
     torch.manual_seed(0)
     model_class = getattr(transformers, f"{name}Model")
     config = model_class.config_class(**SIZE | {"num_key_value_heads": 2} | HYBRIDS[name][0])
-    # The experts one by one: torch multiplies groups of them in float32 at best.
+    # Run the experts one by one, because torch has no grouped product in float64.
     model = model_class._from_config(config, attn_implementation="eager", experts_implementation="eager")
     randomize(model)
     return model.double().eval()
@@ -170,7 +170,7 @@ class Recurrent(nn.Module):
 
 
 class InPlace(Recurrent):
-    """The same, writing into what it is given."""
+    """The same layer, which writes into its input."""
 
     def forward(self, x: Tensor) -> Tensor:
         x += self.mixer(x).clone()
@@ -209,7 +209,7 @@ def test_mixing_between_layers_is_refused(method: Any, other: type[Recurrent]) -
     message = r"something else runs between the layers 0 \(Block\) and 1 \(Block\): .*other_mixing='ignore'"
     with pytest.raises(AssertionError, match=message):
         method(model, layers).attribute(x)
-    # Told how, it joins the layers as if nothing were between them; what comes after the last is not asked about.
+    # With "ignore", the rollout multiplies the maps. Modules after the last layer are not tested.
     assert method(model, layers, other_mixing="ignore").attribute(x).shape == (2, 6, 6)
     assert method(model, layers[1:]).attribute(x).shape == (2, 6, 6)
 
@@ -229,7 +229,7 @@ def test_mixing_inside_a_layer_is_refused(method: Any, mixer: type[nn.Module]) -
 
 
 class Wary(nn.Module):
-    """Fails on what is not a number."""
+    """Raises an error for NaN."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__()
@@ -322,7 +322,7 @@ def test_rollouts_of_real_hybrids(name: str) -> None:
 
 
 def test_list_inside_a_layer() -> None:
-    """T5 keeps a block's attention and its feed-forward in a list."""
+    """T5 has the attention and the feed-forward of a block in a ModuleList."""
     sizes = {"d_model": 16, "d_kv": 8, "d_ff": 24, "num_heads": 2, "num_layers": 2, "vocab_size": 50}
     encoder = transformers.T5EncoderModel(transformers.T5Config(**sizes))
     assert [type(layer).__name__ for layer in find_layers(encoder)] == ["T5Block"] * 2

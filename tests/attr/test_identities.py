@@ -1,4 +1,4 @@
-"""What must hold for any model: batches, padding, chunks, forms of input and other layers change nothing."""
+"""Identities of all models: batches, padding, chunks, forms of input and other layers do not change a map."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_further_arguments_follow_the_inputs(method: Any) -> None:
 
 @each_varied
 def test_zero_values_change_nothing(name: str) -> None:
-    """Not even by rounding, which would be blown up to a row of one; and a row that nothing moves stays zero."""
+    """Rounding gives no score to a zero value, and a row that no source changes stays zero."""
     case = FAMILIES[name].build()
     site = case.family.attention
     projection = case.layers[0].get_submodule(site.value)

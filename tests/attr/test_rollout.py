@@ -1,4 +1,4 @@
-"""Rollout of any method's maps: the special ones are it, the baselines too; and scores for each receptive field."""
+"""Rollout of every method's maps, the special rollouts, and scores for each receptive field."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.reference import FAMILIES, Case, naive_flow, naive_rollout
 
 BERT, GPT2 = FAMILIES["bert"].case, FAMILIES["gpt2"].case
 
-# The special one, how it is called with the general one, and the residual of its paper.
+# The special rollout, the arguments of the general rollout, and the residual of the paper.
 SPECIAL: dict[str, tuple[Any, Callable[[Case], Any], Any]] = {
     "value zeroing": (ValueZeroingRollout, lambda case: ValueZeroing(case.model, case.layers), None),
     "attention": (AttentionRollout, lambda case: LayerAttention(case.model, case.layers), 0.5),
@@ -71,7 +71,7 @@ def test_maps_of_every_method(name: str, case: Case, residual: Any) -> None:
     maps = MAPS[name](case).attribute(case.inputs)
     expected = naive_rollout(maps, residual)
     of = Rollout(MAPS[name](case), residual=residual)
-    # Baselines are answered in float32, whatever the model's dtype.
+    # Baselines return float32 for any dtype of the model.
     assert_same(of.attribute(case.inputs), expected[-1].to(maps[0].dtype), tolerance=1e-7)
     rows = of.attribute(case.inputs, token=-5, all_layers=True)
     assert_same(rows, [one[:, -5].to(maps[0].dtype) for one in expected], tolerance=1e-7)
@@ -97,7 +97,7 @@ def test_what_gives_no_maps_is_refused() -> None:
 
 
 def naive_per_receptive_field(joined: Tensor, maps: list[Tensor], residual: Any) -> Tensor:
-    """Each score divided by the number of tokens that its source finds a way to, then rows normalised."""
+    """Divide each score by the number of tokens that its source reaches, then normalise the rows."""
     answer = torch.zeros_like(joined)
     for b in range(len(joined)):
         length = joined.shape[-1]
@@ -153,7 +153,7 @@ def test_receptive_fields_with_full_attention(method: Any) -> None:
 
 
 def test_receptive_fields_with_uniform_causal_attention() -> None:
-    # One layer, tokens that look back evenly: row i is 1 / (i + 1), and source j is seen by n - j.
+    # In one layer of uniform causal attention, row i is 1 / (i + 1), and source j reaches n - j tokens.
     even = PositionAttribution(layer=[torch.nn.Identity()], causal=True, highest="uniform")
     (found,) = Rollout(even, per_receptive_field=True).attribute(torch.ones(1, 3, dtype=torch.long))
     expected = normalize_rows(torch.tensor([[1.0, 0, 0], [1 / 3, 1 / 2, 0], [1 / 3, 1 / 2, 1]]))

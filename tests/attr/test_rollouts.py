@@ -25,7 +25,7 @@ each_residual = pytest.mark.parametrize("residual", RESIDUALS)
 each_family = pytest.mark.parametrize("name", FAMILIES)
 each_varied = pytest.mark.parametrize("name", ["bert", "gpt2", "albert-two-in-turn", "t5-decoder", "vit"])
 
-# The class, the twin of its layers' maps, and that of how it joins them.
+# The class, the naive twin of its maps, and the naive twin of its join.
 ROLLOUTS: dict[Any, tuple[Any, Any]] = {
     ValueZeroingRollout: (naive_value_zeroing_maps, naive_rollout),
     AttentionRollout: (naive_attention_maps, naive_rollout),
@@ -78,7 +78,7 @@ def test_options_of_value_zeroing(options: dict[str, Any]) -> None:
 
 
 def test_repeated_layer_counts_each_run() -> None:
-    """ALBERT's three layers are one, run three times; its two in turn are run twice each."""
+    """ALBERT runs one layer three times, or two layers in turn, twice each."""
     for name, runs in (("albert", 3), ("albert-two-in-turn", 4)):
         case = FAMILIES[name].case
         assert len(naive_maps(ValueZeroingRollout, case)) == runs

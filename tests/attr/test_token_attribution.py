@@ -1,4 +1,4 @@
-"""Captum's methods on tokens: the same numbers as by hand, in batches, without gradients, and nothing left behind."""
+"""Captum's methods on tokens equal Captum by hand, in batches and inside no_grad, and leave the model unchanged."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def explain(method: Any, inputs: Any = None, target: Any = ARE, position: Any = 
 
 
 def at(position: Any, target: Any) -> Any:
-    """The index of one class, or of one for each example, at a position, or at one for each example."""
+    """The index of a class at a position. Class and position may differ between examples."""
     if position is None or target is None:
         return target
     several = [value for value in (position, target) if not isinstance(value, int)]
@@ -141,7 +141,7 @@ def test_occlusion_of_single_tokens_is_ablation() -> None:
 
 @pytest.mark.parametrize("baselines", ["pad", "mask", "zero"])
 def test_integrated_gradients_are_complete(baselines: Any) -> None:
-    """They sum to what the logit difference gains over the baseline, whose special tokens are those of the sentence."""
+    """Scores sum to the logit difference minus the baseline's. The baseline keeps the special tokens."""
     scores = explain(IntegratedGradients, foil=IS, baselines=baselines, n_steps=64)
     kept = [TOKENIZER.cls_token_id, TOKENIZER.sep_token_id, TOKENIZER.pad_token_id]
     special = torch.isin(IDS, torch.tensor(kept))
@@ -187,7 +187,7 @@ def test_padded_batch_equals_its_examples(method: Any) -> None:
 
 
 def seed(number: int) -> None:
-    """GradientShap draws with numpy, and Captum's noise with torch."""
+    """Seed numpy, which GradientShap uses, and torch, which Captum's noise uses."""
     import numpy as np
 
     np.random.seed(number)
@@ -230,7 +230,7 @@ def test_method_with_its_own_options() -> None:
 
 
 class Bag(nn.Module):
-    """Classes from a sum over tokens: its scores can be worked out by hand."""
+    """Class logits from a sum over tokens, so that scores have a closed form."""
 
     def __init__(self, activation: nn.Module) -> None:
         super().__init__()

@@ -15,8 +15,8 @@ from tests.engine.compare import assert_same
 from tests.reference import FAMILIES, Case, naive_value_zeroing
 from tests.reference.inputs import barely_padded_tokens, padded_tokens
 
-# One post-norm, one fused, one with shared keys and values, one that is replayed inside its attention module, and two
-# decoders, one of which is replayed as whole sequences.
+# Post-norm, fused values, shared keys and values, a replay inside the attention module, and two decoders. One decoder
+# is replayed as whole sequences.
 VARIED = ["bert", "gpt2", "llama", "albert", "bart-decoder", "t5-decoder"]
 each_varied = pytest.mark.parametrize("name", VARIED)
 
@@ -48,7 +48,7 @@ def test_a_model_loaded_with_sdpa(name: str) -> None:
     assert_same(ValueZeroing(case.model, case.layers).attribute(case.inputs), twins(name))
 
 
-# Long enough for the fast lane to pay.
+# Long enough for the folded replay to save time.
 TOKENS = (padded_tokens, barely_padded_tokens)
 LONGER = {name: family.inputs for name, family in FAMILIES.items() if family.inputs in TOKENS}
 

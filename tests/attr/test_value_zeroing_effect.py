@@ -1,4 +1,4 @@
-"""ValueZeroingEffect against a loop: for each token, a run of the whole model with its value zeroed in the layers."""
+"""ValueZeroingEffect equals a loop that runs the whole model once for each zeroed token."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def case_of(name: str) -> Case:
 
 
 def read(output: Any) -> Tensor:
-    """A difference of two numbers at token 2, which is no padding in any example of any case."""
+    """A difference of two numbers at token 2, which is not padding in any example."""
     hidden: Tensor = output.last_hidden_state[:, 2]
     return hidden[:, 3] - 0.5 * hidden[:, 5]
 
@@ -96,7 +96,7 @@ def naive_effect(
     of: Callable[[Any], Tensor] = read,
     groups: Tensor | None = None,
 ) -> Tensor:
-    """`(batch, in)`: for each group of sources, the loss of the output in one more run of the model."""
+    """The decrease of the output for each group of sources, `(batch, in)`, by one run of the model each."""
     layers = case.layers[chosen] if isinstance(chosen, slice) else [case.layers[chosen]]
     site = case.family.attention if attention == "self" else case.family.cross
     mask = case.family.mask if attention == "self" else case.family.source_mask
@@ -263,7 +263,7 @@ def test_targets_have_captums_meaning() -> None:
 
 
 class OnlyAttention(nn.Module):
-    """Attention and nothing else: its output at a token is a sum over tokens, so that effects have a closed form."""
+    """Attention only. The output at a token is a sum over tokens, so effects have a closed form."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -496,7 +496,7 @@ def test_models_as_people_run_them(prepare: Callable[[Case], Any]) -> None:
 
 
 class Careless(nn.Module):
-    """Writes into what its modules returned, and takes a scripted one before its layers."""
+    """Writes into the outputs of its modules, and runs a scripted module before its layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -698,7 +698,7 @@ def test_progress_counts_the_runs(capsys: pytest.CaptureFixture[str]) -> None:
 
 @torch.no_grad()
 def test_module_that_views_its_context() -> None:
-    """Which it cannot of a transposed one: AFMoE's attention."""
+    """The attention of AFMoE calls `view` on its context, which fails for a transposed tensor."""
     model = next(small_models("afmoe"))
     inputs, layers = working_inputs(model)[0], list(model.layers)
     scores = ValueZeroingEffect(model, layers).attribute(inputs, read)

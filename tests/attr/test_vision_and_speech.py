@@ -1,4 +1,4 @@
-"""Pictures and speech from end to end: patches of a digit, frames of a word."""
+"""Images and speech from end to end: patches of a digit, frames of a word."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_image_regions_are_zeroed_together(digits: tuple[Tensor, Tensor], reader
 
 @pytest.mark.parametrize("name", ["wav2vec2", "whisper-encoder"])
 def test_frames_grouped_into_words(name: str) -> None:
-    """All frames of a word lose their values at once, which is not the sum of what each would do alone."""
+    """The frames of a word are zeroed together. The effect differs from the sum over single frames."""
     case = FAMILIES[name].case
     explain = ValueZeroing(case.model, case.layers[0], normalize=False)
     alone = explain.attribute(case.inputs)

@@ -1,4 +1,4 @@
-"""What is told without being an error, and that nothing else is."""
+"""The cases that give a warning, and cases that give none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attributions that ask no model: random and position-only baselines."""
+"""Baselines without a model: random scores and scores by position."""
 
 from __future__ import annotations
 

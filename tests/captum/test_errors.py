@@ -80,7 +80,7 @@ def test_a_mapping_with_further_arguments(method: Any) -> None:
 def test_a_layer_that_does_not_run(method: Any) -> None:
     configuration = Configuration(method)
     others = FAMILIES["bert"].build().layers
-    with pytest.raises(AssertionError, match="forward_func did not run layer 0 of 3, a BertLayer. Pass a layer of"):
+    with pytest.raises(AssertionError, match=r"forward_func did not run layer 0 of 3, a BertLayer\. Pass a layer of"):
         method(configuration.forward_func, others).attribute(**configuration.arguments)
 
 
@@ -96,7 +96,7 @@ def test_a_layer_without_attention(method: Any) -> None:
 def test_a_stack_as_a_layer(method: Any) -> None:
     configuration = Configuration(method)
     encoder = configuration.case.model.encoder
-    with pytest.raises(AssertionError, match="called attention 3 times in one run. Pass a single Transformer block"):
+    with pytest.raises(AssertionError, match=r"called attention 3 times in one run\. Pass a single Transformer block"):
         method(configuration.forward_func, [encoder]).attribute(**configuration.arguments)
 
 

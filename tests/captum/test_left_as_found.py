@@ -1,4 +1,4 @@
-"""The model is left as it was found: after success, and after an error wherever it is raised."""
+"""The model is unchanged after success and after an error at any point."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The mission in a screenful: one call for Captum's methods and ours, on one sentence and one forward function."""
+"""The same call for Captum's methods and the methods of this package, on one sentence."""
 
 from __future__ import annotations
 

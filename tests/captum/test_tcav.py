@@ -1,4 +1,4 @@
-"""The way in which TCAV calls a layer method: the layer is put on it, and the unlogged `attribute` gets keywords."""
+"""TCAV sets the attribute `layer` of a method and calls the unlogged `attribute` with keywords."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several threads at one model: two that explain it, one that only runs it, and all get their own right numbers.
+"""Several threads use one model: two explain it and one runs it. All threads get correct numbers.
 
 A barrier inside the forward functions holds both passes open while the model runs, so that they overlap for certain.
 """
