@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from captum_vz._engine.taps.handler import AttentionHandler
 
 # What the code of a layer may raise when it runs on arguments that it does not expect.
-LAYER_ERRORS = (RuntimeError, ValueError, LookupError, TypeError, AttributeError)
+LAYER_ERRORS = (RuntimeError, ValueError, LookupError, TypeError, AttributeError, StopIteration)
 
 
 class TokenLayout(Protocol):
