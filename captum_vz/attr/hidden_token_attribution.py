@@ -106,8 +106,7 @@ class HiddenTokenAttribution(LayerMaps):
         tokens = site.target_mask
         if rows is None:
             rows = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
-        hidden = site.attention.batch_first(output)
-        squares = self._squares(hidden, vectors, tokens_first, rows, wanted.max_groups)
+        squares = self._squares(output, vectors, tokens_first, rows, wanted.max_groups)
         squares = squares * tokens.gather(1, rows)[:, :, None]
         if site.source_mask.shape == size:
             squares = squares * site.source_mask[:, None]

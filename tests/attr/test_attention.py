@@ -9,6 +9,7 @@ import torch
 
 from captum_vz import LayerAttention
 from tests.engine.compare import assert_same
+from tests.engine.parameters import quick
 from tests.reference import FAMILIES, SEQUENCE_TO_SEQUENCE, naive_attention
 from tests.reference.naive import real_positions, record
 
@@ -18,7 +19,7 @@ def of_class(heads: Any) -> dict[str, Any]:
     return {"reduce_heads": heads} if isinstance(heads, str) else {"heads": heads}
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", quick(FAMILIES, "bert", "gpt2", "llama", "albert", "bart-decoder", "t5-decoder"))
 def test_every_layer_of_every_family(name: str) -> None:
     case = FAMILIES[name].case
     maps = LayerAttention(case.model, case.layers).attribute(case.inputs)

@@ -11,11 +11,12 @@ import torch
 from captum_vz import AttentionFlow, AttentionRollout, LayerAttention, ValueZeroing, ValueZeroingRollout
 from tests.budget import set_budget
 from tests.engine.compare import assert_same
+from tests.engine.parameters import quick
 from tests.reference import FAMILIES, Case
 
 LAYER_METHODS = [ValueZeroing, LayerAttention]
 STACK_METHODS = [ValueZeroingRollout, AttentionRollout, AttentionFlow]
-each_family = pytest.mark.parametrize("name", FAMILIES)
+each_family = pytest.mark.parametrize("name", quick(FAMILIES, "bert", "gpt2", "llama", "albert", "bart-decoder", "vit"))
 each_varied = pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "albert", "t5-decoder"])
 each_method = pytest.mark.parametrize("method", LAYER_METHODS + STACK_METHODS)
 

@@ -557,7 +557,7 @@ def test_effects_of_windowed_layers_are_refused(name: str, fields: dict[str, Any
     model = build(name, **SWIN | fields)
     effect = ValueZeroingEffect(lambda x: model(x).pooler_output, find_layers(model)[1])
     with pytest.raises(
-        AssertionError, match=r"sees the layer's tokens in windows, .* where Value Zeroing Effect zeroes"
+        AssertionError, match=r"sees the layer's tokens in windows, .* where Value Zeroing Effect cannot zero values"
     ):
         effect.attribute(image(fields.get("image_size", 12)), target=0)
 

@@ -15,6 +15,7 @@ from captum_vz._engine.replay.folded import plan
 from captum_vz._engine.replay.folded.layer import FoldedLayer
 from tests.budget import set_budget
 from tests.engine.blocks import WIDTH, Block, Convolution, Mean, sequences
+from tests.engine.parameters import quick
 from tests.engine_folded.replays import LENGTHS, Replays, long_case, set_chunk_rows
 from tests.reference import naive_value_zeroing
 from tests.reference.case import WIDTH as MODEL_WIDTH
@@ -121,7 +122,7 @@ def test_neighbours_with_same_targets(
     assert spans[1] < spans[0]
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", quick(range(40), *range(12)))
 def test_random_inputs_options_and_chunks(
     seed: int, replays: Replays, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -53,7 +53,7 @@ def compare(
             continue
         if long:
             row.folds = folds_for_users(method, inputs) if is_folded(replays) else "never"
-            row.note = why_not_folded(replays)
+            row.note = "" if is_folded(replays) else why_not_folded(replays)
         count = scores.shape[2]
         sources = sorted({round(place) for place in torch.linspace(0, count - 1, min(SOURCES, count)).tolist()})
         singles = [[source] for source in sources]

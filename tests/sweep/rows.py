@@ -10,8 +10,6 @@ from pathlib import Path
 
 from torch import Tensor
 
-from tests.sweep.replays import PACKED
-
 RESULTS = Path(__file__).with_name("RESULTS.md")
 
 TITLE = "# Value Zeroing on every model type of transformers"
@@ -109,7 +107,7 @@ def reasons(rows: Iterable[Row]) -> dict[str, list[str]]:
 def packed_types() -> list[str]:
     """The model types with a stack that is replayed as packed pairs, from the first table of RESULTS.md."""
     rows = (line.strip("| ").split(" | ") for line in _section(SHORT_HEADING).splitlines())
-    packed = [cells[0] for cells in rows if len(cells) > 3 and cells[3].startswith(PACKED)]
+    packed = [cells[0] for cells in rows if len(cells) > 3 and cells[3].startswith("packed")]
     if not packed:
         raise SystemExit(f"{RESULTS.name} names no type that is packed: run `python -m tests.sweep` first.")
     return list(dict.fromkeys(packed))
@@ -131,9 +129,9 @@ The difference is the largest one, divided by the largest score.
 A type with several stacks counts once. It counts as disagreeing or failing if any of its stacks does, else by its \
 best outcome. A stack whose layers are replayed in several ways has a row for each way.
 
-There are four ways of replay: packed pairs of tokens; packed pairs with only the attention function answered, \
-because the attention module does more than to project; whole sequences; and windows. Windows means the whole batch, \
-where a layer sees its tokens in windows or in another order."""
+There are three ways of replay: packed pairs of tokens; whole sequences; and windows. Windows means the whole batch, \
+where a layer sees its tokens in windows or in another order. "packed, function answered" is an older name for packed \
+pairs of a layer whose attention module does more than to project."""
 
 
 def _section(heading: str) -> str:

@@ -13,7 +13,7 @@ from tests.sweep.rows import Row, folding_of_types, outcomes_of_types, packed_ty
 SHORT = [
     Row("bert", "", "agrees", "packed pairs", 2e-7),
     Row("bloom", "", "agrees", "whole sequences", 3e-7),
-    Row("albert", "", "agrees", "packed, function answered", 1e-7),
+    Row("albert", "", "agrees", "packed pairs", 1e-7),
     Row("mamba", "", "no layers", note="a | b"),
 ]
 LONG = [
