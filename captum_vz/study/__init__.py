@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from captum_vz.study.comparison import compare
 from captum_vz.study.examples.blimp import BlimpSelection, blimp_examples, select_blimp
-from captum_vz.study.examples.encoding import BadExample, Encoded, encode
+from captum_vz.study.examples.encoding import BadExampleError, Encoded, encode
 from captum_vz.study.examples.example import Example, read_jsonl, write_jsonl
 from captum_vz.study.methods import DEFAULT_METHODS, METHODS, Method
 from captum_vz.study.table import Table
@@ -37,7 +37,7 @@ __all__ = [
     "DEFAULT_METRICS",
     "METHODS",
     "METRICS",
-    "BadExample",
+    "BadExampleError",
     "BlimpSelection",
     "Encoded",
     "Example",

@@ -191,8 +191,8 @@ def _claim_alone(folder: Path, settings: dict[str, Any]) -> None:
     before = read_settings(folder)
     changed = [name for name in {**before, **settings} if before.get(name) != settings.get(name)]
     if changed:
-        told = "; ".join(f"{name} was {before.get(name)!r} and is {settings.get(name)!r}" for name in changed)
-        raise ValueError(f"{folder} holds a study with other settings: {told}. Pass those, or another folder.")
+        changes = "; ".join(f"{name} was {before.get(name)!r} and is {settings.get(name)!r}" for name in changed)
+        raise ValueError(f"{folder} holds a study with other settings: {changes}. Pass those, or another folder.")
 
 
 def _check_examples(examples: Sequence[Example]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from torch import nn
 from captum_vz import find_layers
 from captum_vz.errors import RefusedError
 from captum_vz.metrics.extra import study_extra
-from captum_vz.study.examples.encoding import BadExample, Encoded, encode, pad
+from captum_vz.study.examples.encoding import BadExampleError, Encoded, encode, pad
 from captum_vz.study.examples.example import Example
 from captum_vz.study.examples.text import max_tokens
 from captum_vz.study.methods import METHODS, Batch, check_methods, encoder_of, joined_first
@@ -168,7 +168,7 @@ class Scorer:
                 continue
             try:
                 encoded[place] = self._encode(example)
-            except BadExample as error:
+            except BadExampleError as error:
                 found[place] = [skipped_row(self.metrics, example.id, str(error), example)]
         if advance is not None:
             advance(len(examples) - len(encoded))
@@ -186,7 +186,7 @@ class Scorer:
             self.tokenizer, example, max_tokens=most, needs_cue=self.needs_cue, needs_forms=self.needs_forms
         )
         if self.content_only and self.needs_cue and encoded.target in encoded.cue:
-            raise BadExample("the cue is the token that is explained, which content_only ignores")
+            raise BadExampleError("the cue is the token that is explained, which content_only ignores")
         return encoded
 
     def _batches(self, encoded: Mapping[int, Encoded]) -> Iterator[list[int]]:

@@ -9,7 +9,7 @@ import pytest
 
 from captum_vz.study import encode
 from captum_vz.study.examples.blimp import UNBALANCED, blimp_examples, find_cue, number, select_blimp
-from captum_vz.study.examples.encoding import BadExample
+from captum_vz.study.examples.encoding import BadExampleError
 from captum_vz.testbed import form_ids, held_out, mask_target, read_paradigm, split_words
 from captum_vz.testbed.data import HELD_OUT_PARADIGMS, Record
 from tests.study.conftest import Shipped
@@ -158,7 +158,7 @@ def test_sentence_without_cue_has_reason(folder: Path, shipped: Shipped) -> None
     path.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
     examples = [example for example in blimp_examples(folder) if example.group == NOUN]
     assert [example.cue for example in examples] == [()] * 9
-    with pytest.raises(BadExample, match="there is no cue"):
+    with pytest.raises(BadExampleError, match="there is no cue"):
         encode(shipped[1], examples[0], needs_cue=True)
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import RobertaConfig, RobertaModel
 
-from captum_vz.study import BadExample, Example, encode
+from captum_vz.study import BadExampleError, Example, encode
 from captum_vz.study.examples.encoding import pad
 from captum_vz.study.examples.text import max_tokens
 from captum_vz.testbed import encode_record, form_ids
@@ -61,7 +61,7 @@ def test_word_target_has_no_forms(shipped: Shipped, decoder: Decoder) -> None:
     ],
 )
 def test_bad_example_says_why(changed: dict[str, Any], reason: str, shipped: Shipped) -> None:
-    with pytest.raises(BadExample, match=reason):
+    with pytest.raises(BadExampleError, match=reason):
         encode(shipped[1], replace(WUGS, **changed), max_tokens=32, needs_cue=True, needs_forms=True)
 
 
@@ -73,7 +73,7 @@ def test_bad_example_says_why(changed: dict[str, Any], reason: str, shipped: Shi
     ],
 )
 def test_decoder_cannot_see_later_words(changed: dict[str, Any], reason: str, decoder: Decoder) -> None:
-    with pytest.raises(BadExample, match=reason):
+    with pytest.raises(BadExampleError, match=reason):
         encode(decoder[1], replace(WUGS, **changed))
 
 

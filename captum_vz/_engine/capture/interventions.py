@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -77,9 +78,9 @@ class ContextHandler(SiteHandler):
         # In the memory format of the context, because a module may take a view of it.
         return torch.empty_like(context).copy_(self.new_context(context, used, call.values)), weights
 
+    @abstractmethod
     def new_context(self, context: Tensor, weights: Tensor, values: Tensor) -> Tensor:
         """The context of values `(copies, key-value head, in, d_head)`, in any shape of as many numbers."""
-        raise NotImplementedError
 
 
 class ZeroValues(ContextHandler):
@@ -176,7 +177,7 @@ class FillSlots(AttentionHandler):
             raise CannotReplayError("run again, its attention asked for other values")
 
     def _slots_of(self, values: Tensor) -> Tensor | None:
-        """The slots to fill in the next call, `(windows, places)`, or None if no slots are to be filled."""
+        """The slots that are filled in the next call, `(windows, places)`. None: no slots are filled."""
         before = sum(earlier[..., 0].numel() for earlier in self.calls)
         self.calls.append(values)
         if self.slots is None:

@@ -106,7 +106,8 @@ class Recorder(AttentionHandler):
 
     def _record_inline(self, module: nn.Module, projected: list[Tensor], output: Any) -> None:
         row, values, result = family_of(module), projected[0], first_tensor(output)
-        if row is None or (len(projected) > 1 and row.beside is None):  # values of other things too, or of parts
+        # A module that projects several times projects something else too, or projects in parts.
+        if row is None or (len(projected) > 1 and row.second_projection is None):
             return
         if values.dim() not in (2, 3, 4) or result is None or result.dim() not in (2, 3, 4):
             return
@@ -128,7 +129,7 @@ class Recorder(AttentionHandler):
                 model_pads=row.pads,
                 inline=InlineValues(
                     getattr(module, row.projection),
-                    None if row.beside is None else getattr(module, row.beside),
+                    None if row.second_projection is None else getattr(module, row.second_projection),
                     row.transposed,
                     columns,
                     row.zero(module),

@@ -60,7 +60,7 @@ def is_reproduced(replayed: Tensor, clean: Tensor) -> bool:
 
 
 def check_against_changes(error: Tensor, change: Tensor, clean: Tensor) -> None:
-    """Raise CannotReplayError where the replay's error is large beside the change that zeroing makes.
+    """Raise CannotReplayError where the replay's error is large in comparison with the change that zeroing makes.
 
     A layer may add so little to its residual stream (LayerScale) that `check_reproduced` overlooks all of it. The error
     is at most 4 eps of the position's largest entry, or 1/32 of the change.

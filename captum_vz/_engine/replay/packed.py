@@ -39,7 +39,7 @@ FIRST_TARGETS = 8
 # How many unused rows follow all others. The last rows of a product may be rounded in another way than the rest, so
 # that unchanged rows would seem to change.
 UNUSED_ROWS = 8
-# How many noisy positions run beside one position that must not depend on them: nine tenths of all that run.
+# The number of noisy positions in the test of independence. They are nine tenths of all positions of that run.
 CROWD_SIZE = 60
 
 
@@ -73,7 +73,7 @@ class PackedReplay:
             """Outputs of targets with ablated contexts, and of `unchanged` targets with clean contexts.
 
             The latter must equal the recorded output. A layer that mixes positions reproduces its output on the
-            sequence that it knows. So unchanged targets run before and after the pairs, and beside other contexts.
+            sequence that it knows. So unchanged targets run before and after the pairs, together with other contexts.
             """
             first, last = unchanged[:1], unchanged[-1:].expand(UNUSED_ROWS)
             rows = torch.cat([first, target, last[:1], unchanged, last])  # by example
@@ -184,7 +184,7 @@ def packed_pairs(problem: ReplayProblem, first_tensor_only: bool = False) -> Pac
 
 
 def _check_independent(pairs: PackedPairs, problem: ReplayProblem) -> None:
-    """Raise CannotReplayError if the last target depends on other positions that run beside it."""
+    """Raise CannotReplayError if the last target depends on other positions of the same run."""
     batch, out = problem.targets.batch[-1:], problem.targets.out[-1:]
     context = gather_rows(pairs.contexts, batch, out).flatten(1)
 
@@ -193,7 +193,7 @@ def _check_independent(pairs: PackedPairs, problem: ReplayProblem) -> None:
         return pairs.run(batch.expand(count), out.expand(count), with_noise(context.expand(count, -1), strengths))
 
     if not is_independent(run, gather_rows(problem.output, batch, out)[0], CROWD_SIZE):
-        raise CannotReplayError("a position depends on other positions that run beside it")
+        raise CannotReplayError("a position depends on other positions of the same run")
 
 
 class _Packing:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 HEADS = -1
 # How many readings of a layer's arguments are tried at most.
 TRIALS = 64
-# How many noisy copies run beside copies that must not depend on them, and how many copies that takes in all.
+# The number of noisy copies in the test of independence, and the number of all copies of that run.
 CROWD_SIZE = 12
 SMALLEST_CROWD = CROWD_SIZE + 2 * len(SMALL_STRENGTHS)
 # How many copies of the first chunk run alone as well.
@@ -40,8 +40,8 @@ class SequenceReplay:
     """Runs copies of one example at a time, with one group zeroed in each copy.
 
     Attributes:
-        search_axes: Whether the axes along which arguments hold examples are found by trying. Otherwise they are told
-            by their length, which may be the same as that of another axis.
+        search_axes: Whether the axes along which arguments hold examples are found by running the layer. Otherwise
+            the length of an axis decides. Another axis may have the same length.
     """
 
     def __init__(self, search_axes: bool = False) -> None:
@@ -57,7 +57,8 @@ class SequenceReplay:
     def __call__(self, problem: ReplayProblem) -> Iterator[ReplayChunk]:
         """See :class:`~captum_vz._engine.replay.base.Replay`."""
         site = problem.site
-        # The axis of the tokens is told by a length. Packed pairs fail if it is another axis, whole sequences do not.
+        # The axis of the tokens is chosen by its length. Packed pairs fail for a wrong axis. Whole sequences do not, so
+        # the values are tested here.
         if site.streams is not None and not values_depend_on_own_position(site.runner(), site.attention):
             raise CannotReplayError(
                 "its tokens have several vectors each, and a value does not depend on its own token alone"
@@ -126,8 +127,8 @@ def _sources_of_groups(problem: ReplayProblem, example: int) -> Tensor:
 class ExampleCopies:
     """Runs copies of one example of the batch through a layer.
 
-    The axis along which an argument holds examples is told by its length. It is the likeliest of the axes that are as
-    long as the batch, until `search_axes` finds another.
+    The axis along which an argument holds examples has the length of the batch. If several axes have this length, the
+    likeliest is used, until `search_axes` finds another.
     """
 
     def __init__(self, site: AttentionSite) -> None:

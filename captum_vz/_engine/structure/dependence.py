@@ -110,7 +110,7 @@ def values_follow_token_order(runner: LayerRunner, attention: AttentionRecord) -
 
 
 def attention_output(runner: LayerRunner, attention: AttentionRecord, context: Tensor) -> Tensor | None:
-    """What the attention module returns for a context, `(batch, out, d)`. None: the run does not tell."""
+    """What the attention module returns for a context, `(batch, out, d)`. None: the run does not show it."""
     return _result_of(runner, StopAtOutput(attention, context), runner.arguments)
 
 
@@ -144,7 +144,7 @@ def _reads(runner: LayerRunner, attention: AttentionRecord, states: Tensor) -> b
 
 
 def _reached(runner: LayerRunner, attention: AttentionRecord, states: Tensor, chosen: Tensor) -> Tensor | None:
-    """Which values `(batch, in)` depend on chosen positions of `states`. None: the runs do not tell."""
+    """Which values `(batch, in)` depend on chosen positions of `states`. None: the runs do not show it."""
     clean = _first_values(runner, attention, states, states)
     reached = None
     for other in (torch.full_like(states, torch.nan), nudged(states)):  # the nudge for layers that remove NaN
@@ -166,7 +166,7 @@ def _first_tokens(states: Tensor, attention: AttentionRecord) -> Tensor:
 def _follow_positions(
     runner: LayerRunner, attention: AttentionRecord, states: Tensor, alone: bool = False
 ) -> bool | None:
-    """Whether each value depends on its own position of `states`. None: the runs do not tell.
+    """Whether each value depends on its own position of `states`. None: the runs do not show it.
 
     Positions are tested by the binary digits of their index, two runs a digit. A permuted value differs from its
     position in at least one digit. With `alone`, a value may depend on no other position.

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def is_value_projection(module: nn.Module | nn.Parameter, attention: nn.Module) -> bool:
     """Whether `module` projects values of `attention`."""
     row = family_of(attention)
-    names = () if row is None else filter(None, (row.projection, row.beside))
+    names = () if row is None else filter(None, (row.projection, row.second_projection))
     return any(getattr(attention, name, None) is module for name in names)
 
 

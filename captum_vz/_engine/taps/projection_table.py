@@ -68,7 +68,8 @@ class ValueProjection:
         mask: What the numbers in the masks mean.
         sequence_first: Whether the tensors of the layer are (tokens, batch, d).
         transposed: Whether the projection returns (in, batch, features), unlike the other tensors of the layer.
-        beside: Name of a submodule that computes a second value of each token, used by other rows (global attention).
+        second_projection: Name of a submodule that computes a second value of each token, used by other rows (global
+            attention).
         pads: Whether the model pads its inputs at the end, to a multiple of the length of an attention block.
     """
 
@@ -80,7 +81,7 @@ class ValueProjection:
     mask: Mask = Mask.USUAL
     sequence_first: bool = False
     transposed: bool = False
-    beside: str | None = None
+    second_projection: str | None = None
     pads: bool = False
 
     def columns(self, module: nn.Module, features: int) -> list[slice]:
@@ -107,7 +108,9 @@ def _heads_of(bias: Tensor, heads: int) -> list[slice]:
 
 BERT_LIKE = ValueProjection("value")
 BART_LIKE = ValueProjection("v_proj", "num_heads")
-LONGFORMER = ValueProjection("value", "num_heads", mask=Mask.ADDED, transposed=True, beside="value_global", pads=True)
+LONGFORMER = ValueProjection(
+    "value", "num_heads", mask=Mask.ADDED, transposed=True, second_projection="value_global", pads=True
+)
 BIGBIRD = ValueProjection("value", mask=Mask.FACTOR, pads=True)
 DEFORMABLE = ValueProjection("value_proj", "n_heads")
 

@@ -1,8 +1,8 @@
 """Whether anything mixes the tokens of a stack except the attention of its layers.
 
 A rollout multiplies the maps of layers that follow each other. Another mixer between two layers (the recurrent layers
-of a hybrid model), or a layer that is left out, has a share that no map shows. So has a mixer beside the attention in a
-layer (a recurrent one, a convolution).
+of a hybrid model), or a layer that is left out, has a share that no map shows. So has a mixer that runs in parallel to
+the attention of a layer (a recurrent one, a convolution).
 """
 
 from __future__ import annotations

@@ -169,7 +169,7 @@ def _check_last_copy(clean: Tensor | None, found: Tensor | None, copies: int) ->
         shapes = ["no tensor" if one is None else tuple(one.shape) for one in (found, clean)]
         raise CannotReplayError(f"it returned {shapes[0]} where it returned {shapes[1]}")
     # Some models hide classes by an infinity. One number an example may be a difference of large numbers, whose own
-    # size does not tell its error: it is compared with 1.
+    # size does not bound its error: it is compared with 1.
     clean, found = (x.nan_to_num(neginf=0, posinf=0).reshape(len(x), -1) for x in (clean, found[-len(clean) :]))
     one = torch.ones_like(clean[:, :1])
     check_reproduced(torch.cat([found, one], 1), torch.cat([clean, one], 1))

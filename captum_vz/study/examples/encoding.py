@@ -13,7 +13,7 @@ from captum_vz.study.examples.example import Example
 from captum_vz.text import MASK, encode_record, form_ids, record_spans
 
 
-class BadExample(ValueError):  # noqa: N818  # a study records it and continues
+class BadExampleError(ValueError):
     """An example cannot be used with a tokenizer or a model. The message says why."""
 
 
@@ -55,7 +55,7 @@ def encode(
         needs_forms: Whether an example is refused unless it has two different forms of one token each.
 
     Raises:
-        BadExample: The example cannot be used. The message says why.
+        BadExampleError: The example cannot be used. The message says why.
 
     >>> from captum_vz.testbed import load_agreement_model
     >>> _, tokenizer = load_agreement_model()
@@ -67,12 +67,12 @@ def encode(
     """
     count = len(example.words)
     if not 0 <= example.target < count:
-        raise BadExample(f"the target is word {example.target}, but there are {count} words, 0 to {count - 1}")
+        raise BadExampleError(f"the target is word {example.target}, but there are {count} words, 0 to {count - 1}")
     if needs_cue and not example.cue:
-        raise BadExample("there is no cue")
+        raise BadExampleError("there is no cue")
     for cue in example.cue:
         if not 0 <= cue < count or cue == example.target:
-            raise BadExample(
+            raise BadExampleError(
                 f"the cue is word {cue}: expected one of 0 to {count - 1}, but not the target, {example.target}"
             )
     masked = example.words[example.target] == MASK
@@ -85,16 +85,16 @@ def encode(
             has_forms = masked and example.good is not None and example.bad is not None
             forms = form_ids(tokenizer, record) if has_forms else None
             encoded = Encoded(tuple(tokens["input_ids"][0].tolist()), target, tuple(cues), forms)
-    except BadExample:
+    except BadExampleError:
         raise
     except ValueError as error:
-        raise BadExample(str(error)) from error
+        raise BadExampleError(str(error)) from error
     if needs_forms and encoded.forms is None:
-        raise BadExample(f"the forms {example.good!r} and {example.bad!r} of the target are not one token each")
+        raise BadExampleError(f"the forms {example.good!r} and {example.bad!r} of the target are not one token each")
     if needs_forms and encoded.forms is not None and len(set(encoded.forms)) == 1:
-        raise BadExample(f"the forms {example.good!r} and {example.bad!r} of the target are the same token")
+        raise BadExampleError(f"the forms {example.good!r} and {example.bad!r} of the target are the same token")
     if max_tokens is not None and len(encoded.ids) > max_tokens:
-        raise BadExample(f"it is {len(encoded.ids)} tokens long, but the model takes at most {max_tokens}")
+        raise BadExampleError(f"it is {len(encoded.ids)} tokens long, but the model takes at most {max_tokens}")
     return encoded
 
 
@@ -115,9 +115,9 @@ def _until_target(tokenizer: Any, example: Example) -> Encoded:
     """The text before the target."""
     later = [cue for cue in example.cue if cue > example.target]
     if later:
-        raise BadExample(f"the cue is word {later[0]}, after the target, which a model without a mask cannot see")
+        raise BadExampleError(f"the cue is word {later[0]}, after the target, which a model without a mask cannot see")
     if example.target == 0:
-        raise BadExample("the target is the first word: a model without a mask has nothing to predict it from")
+        raise BadExampleError("the target is the first word: a model without a mask has nothing to predict it from")
     record = example.to_record()
     start, _ = record_spans(record)[example.target]
     text = record["masked"][:start].rstrip()

@@ -14,7 +14,7 @@ from captum_vz import find_layers
 from captum_vz.errors import RefusedError
 from captum_vz.metrics import probing_correlation
 from captum_vz.metrics.extra import study_extra
-from captum_vz.study.examples.encoding import BadExample, Encoded, encode, pad
+from captum_vz.study.examples.encoding import BadExampleError, Encoded, encode, pad
 from captum_vz.study.examples.example import Example
 from captum_vz.study.examples.text import max_tokens
 from captum_vz.study.methods import METHODS, Batch, check_methods, encoder_of
@@ -172,7 +172,7 @@ def _first_usable(name: str, model: Any, tokenizer: Any, examples: Sequence[Exam
     for example in examples:
         try:
             return encode(tokenizer, example, max_tokens=max_tokens(model, tokenizer), needs_cue=True)
-        except BadExample as error:
+        except BadExampleError as error:
             reason = str(error)
     raise ValueError(f"{name!r} can use none of the {len(examples)} examples: {reason}.")
 
