@@ -274,6 +274,31 @@ def test_experts_with_room_for_some(experts: type[ExpertsChoose], share: float, 
             assert_same(ValueZeroing(block, block).attribute(x, token=tokens // 2), expected[:, tokens // 2])
 
 
+class RoomForOthers(nn.Module):
+    """Changes the first `room` positions that are none of those of the clean run."""
+
+    def __init__(self, room: int) -> None:
+        super().__init__()
+        self.room = room
+        self.clean: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.clean is None:
+            self.clean = x.flatten(0, 1)
+        others = torch.cdist(x.flatten(0, 1), self.clean).amin(-1) > 1e-9
+        served = others & (others.cumsum(0) <= self.room)
+        return torch.where(served.view(*x.shape[:2], 1), x.flip(-1), 0)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("room", quick([64, 100, 300, 550], 100))
+def test_room_for_all_tokens_but_not_for_all_pairs(room: int) -> None:
+    """No unchanged position is of the kind that competes, and a small crowd of that kind gets along."""
+    block, x = Block(after=RoomForOthers(room)), sequences(1, 24)
+    block(x)
+    assert_same(ValueZeroing(block, block).attribute(x), zeroed_one_by_one(block, x))
+
+
 def check_one_by_one(case: Case) -> None:
     maps = ValueZeroing(case.model, case.layers).attribute(case.inputs)
     for index, layer_map in enumerate(maps):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from captum_vz._engine.numerics.matmul import OneDnnLinears
-from captum_vz._engine.numerics.perturbation import with_noise
+from captum_vz._engine.numerics.perturbation import PROBE_STRENGTHS, with_noise
 from captum_vz._engine.numerics.tensors import describe, first_tensor, gather_rows
 from captum_vz._engine.numerics.tolerance import (
     CannotReplayError,
@@ -41,6 +42,10 @@ FIRST_TARGETS = 8
 UNUSED_ROWS = 8
 # The number of noisy positions in the test of independence. They are nine tenths of all positions of that run.
 CROWD_SIZE = 60
+# Room for a fixed number may suffice for this crowd, and not for a chunk. So where positions may compete, a crowd as
+# large as a chunk is tested too. A chunk then has this many pairs, or this share of all pairs if that is more.
+TESTED_PAIRS = 256
+TESTED_SHARE = 0.25
 
 
 class PackedReplay:
@@ -63,6 +68,9 @@ class PackedReplay:
 
     def __call__(self, problem: ReplayProblem) -> Iterator[ReplayChunk]:
         """See :class:`~captum_vz._engine.replay.base.Replay`."""
+        if not problem.trust.independent:
+            tested = max(TESTED_PAIRS, int(TESTED_SHARE * problem.active.sum()))
+            problem = replace(problem, chunk_rows=min(problem.chunk_rows, tested))
         pairs = packed_pairs(problem, self.first_tensor_only)
         targets, clean = problem.targets, problem.clean
         contexts = gather_rows(pairs.contexts, targets.batch, targets.out).flatten(1)
@@ -192,7 +200,13 @@ def _check_independent(pairs: PackedPairs, problem: ReplayProblem) -> None:
         count = len(strengths)
         return pairs.run(batch.expand(count), out.expand(count), with_noise(context.expand(count, -1), strengths))
 
-    if not is_independent(run, gather_rows(problem.output, batch, out)[0], CROWD_SIZE):
+    clean = gather_rows(problem.output, batch, out)[0]
+    counts = int(problem.active.sum()), len(problem.targets)
+    largest = sum(min(problem.chunk_rows, count) for count in counts) + UNUSED_ROWS + 2  # positions of a run
+    independent = is_independent(run, clean, CROWD_SIZE)
+    if independent and largest > CROWD_SIZE:
+        independent = is_independent(run, clean, largest, PROBE_STRENGTHS[:1])
+    if not independent:
         raise CannotReplayError("a position depends on other positions of the same run")
 
 

@@ -78,6 +78,7 @@ class SequenceReplay:
         count = count if problem.ablation.max_groups is None else min(count, problem.ablation.max_groups)
         independent = problem.trust.independent
         if not independent and count >= SMALLEST_CROWD:
+            count = SMALLEST_CROWD  # no run may be larger than the one that is tested
             independent = copies.are_independent(examples[0], problem.output[examples[0]])
         for example in examples:
             yield from self._example(problem, copies, example, count, independent, first=example == examples[0])

@@ -109,7 +109,9 @@ class LayerTrust:
         return cls(library_code, library_code and each_module_runs_once(layer))
 
 
-def is_independent(run: Callable[[Tensor], Tensor], clean: Tensor, crowd: int) -> bool:
+def is_independent(
+    run: Callable[[Tensor], Tensor], clean: Tensor, crowd: int, crowd_strengths: tuple[float, ...] = PROBE_STRENGTHS
+) -> bool:
     """Return whether the rows of `run(strengths (n,)) -> (n, ...)` are independent of each other.
 
     A row is a position of a packed sequence, or a copy of an example. Mixture-of-experts layers with limited capacity
@@ -118,10 +120,10 @@ def is_independent(run: Callable[[Tensor], Tensor], clean: Tensor, crowd: int) -
     chooses. They are placed before and after the crowd because capacity may be assigned in either order.
 
     `strengths` scales the noise of each row. A row of strength 0 must equal `clean (...)`. A row under test must give
-    the same output before and after the crowd of `crowd` rows, for each of `PROBE_STRENGTHS`.
+    the same output before and after the crowd of `crowd` rows, for each of `crowd_strengths`.
     """
     first: Tensor | None = None
-    for strength in PROBE_STRENGTHS:
+    for strength in crowd_strengths:
         tested = len(SMALL_STRENGTHS)
         strengths = [*SMALL_STRENGTHS, *[strength] * crowd, *reversed(SMALL_STRENGTHS)]
         outputs = run(torch.tensor(strengths, device=clean.device))
