@@ -27,7 +27,7 @@ def compare(
 ) -> Iterator[Row]:
     """A row for each attention of a layer: self-attention, and cross-attention if there is one.
 
-    With `long`, only layers that are replayed as packed pairs are compared, and the row says whether they fold.
+    With `long`, the row of a layer that is replayed as packed pairs says whether it folds.
     """
     attentions = run.attentions()
     for attention in ("self", "cross")[: len(attentions) or 1]:
@@ -47,11 +47,7 @@ def compare(
             continue
         products = next((some for some in attentions if some[0].weights.shape[1:] == scores.shape[1:]), [])
         row = Row(model_type, name, "no twin", way_of(replays))
-        if long and row.way != PACKED:
-            row.outcome = "other replay"
-            yield row
-            continue
-        if long:
+        if long and row.way == PACKED:
             row.folds = folds_for_users(method, inputs) if is_folded(replays) else "never"
             row.note = "" if is_folded(replays) else why_not_folded(replays)
         count = scores.shape[2]

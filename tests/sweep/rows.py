@@ -24,7 +24,6 @@ OUTCOMES = {
     "other form": "captum_vz raises an error, and the twin finds no softmaxed weights times values either: the layers "
     "attend in buckets, by approximation (Reformer, MRA), linearly, or not at all",
     "no twin": "captum_vz returns a map, but the twin cannot rerun the layer or finds no single attention in it",
-    "other replay": "the layer is not replayed as packed pairs, so it cannot fold; it is not compared again",
     "no layers": "find_layers finds no stack of layers with attention, and says so",
     "not run": "the sweep has no inputs that reach the stack",
     "not built": "the sweep has no config for a small model of this type",
@@ -130,8 +129,7 @@ A type with several stacks counts once. It counts as disagreeing or failing if a
 best outcome. A stack whose layers are replayed in several ways has a row for each way.
 
 There are three ways of replay: packed pairs of tokens; whole sequences; and windows. Windows means the whole batch, \
-where a layer sees its tokens in windows or in another order. "packed, function answered" is an older name for packed \
-pairs of a layer whose attention module does more than to project."""
+where a layer sees its tokens in windows or in another order."""
 
 
 def _section(heading: str) -> str:
