@@ -22,6 +22,7 @@ from captum_vz.metrics import (
     sufficiency,
 )
 from captum_vz.study.examples.encoding import Encoded
+from captum_vz.study.methods.names import chosen_names
 
 
 @dataclass(frozen=True)
@@ -147,13 +148,7 @@ def check_metrics(metrics: Iterable[str] | None) -> tuple[str, ...]:
     Raises:
         ValueError: A name is not in :data:`METRICS`, or there is no name.
     """
-    if metrics is None:
-        return DEFAULT_METRICS
-    names = (metrics,) if isinstance(metrics, str) else tuple(dict.fromkeys(metrics))
-    unknown = [name for name in names if name not in METRICS]
-    if unknown or not names:
-        raise ValueError(f"metrics is {list(names)}: pass some of {', '.join(METRICS)}.")
-    return names
+    return chosen_names("metrics", metrics, METRICS, DEFAULT_METRICS)
 
 
 def check_removal(removal: str) -> None:

@@ -26,6 +26,7 @@ from captum_vz import (
     ValueZeroingRollout,
 )
 from captum_vz.study.methods.batch import Batch, JoinedClass, MapsClass
+from captum_vz.study.methods.names import chosen_names
 from captum_vz.study.methods.outputs import attention_gradient_rows, effect_rows, gradient_rows
 
 
@@ -137,13 +138,7 @@ def check_methods(methods: Iterable[str] | None) -> tuple[str, ...]:
     Raises:
         ValueError: A name is not in :data:`METHODS`, or there is no name.
     """
-    if methods is None:
-        return DEFAULT_METHODS
-    names = (methods,) if isinstance(methods, str) else tuple(dict.fromkeys(methods))
-    unknown = [name for name in names if name not in METHODS]
-    if unknown or not names:
-        raise ValueError(f"methods is {list(names)}: pass some of {', '.join(METHODS)}.")
-    return names
+    return chosen_names("methods", methods, METHODS, DEFAULT_METHODS)
 
 
 def joined_first(methods: Iterable[str]) -> list[str]:
