@@ -116,7 +116,7 @@ def test_an_error_leaves_no_hooks() -> None:
         (lambda output: objective(output) / 0, RefusedError, "not finite"),
         (lambda output: objective(output).detach(), UnsupportedLayerError, "does not depend on the attention weights"),
     ]:
-        method = LayerAttentionGradient(case.model, case.layers, objective=wrong)  # type: ignore[arg-type]
+        method = LayerAttentionGradient(case.model, case.layers, objective=wrong)  # type: ignore[arg-type]  # wrong on purpose
         with pytest.raises(error, match=message):
             method.attribute(case.inputs)
         assert footprint(case.model) == before
@@ -124,7 +124,7 @@ def test_an_error_leaves_no_hooks() -> None:
 
 def test_layers_without_weights_or_gradients() -> None:
     with pytest.raises(ArgumentError, match="objective is of type str"):
-        LayerAttentionGradient(nn.Identity(), nn.Identity(), objective="logits")  # type: ignore[arg-type]
+        LayerAttentionGradient(nn.Identity(), nn.Identity(), objective="logits")  # type: ignore[arg-type]  # wrong on purpose
     inline = GPTJModel(GPTJConfig(vocab_size=20, n_embd=16, n_layer=1, n_head=2, rotary_dim=4)).eval()
     with pytest.raises(UnsupportedLayerError, match="cannot be read: its family computes attention inline"):
         LayerAttentionGradient(inline, inline.h, objective=objective).attribute(torch.tensor([[1, 2, 3]]))
