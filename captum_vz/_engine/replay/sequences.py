@@ -17,7 +17,6 @@ from captum_vz._engine.numerics.tensors import describe
 from captum_vz._engine.numerics.tolerance import CannotReplayError, check_reproduced, is_reproduced
 from captum_vz._engine.replay.base import ReplayChunk, zeroed_weights
 from captum_vz._engine.replay.trust import is_independent
-from captum_vz._engine.replay.windows import WindowReplay
 from captum_vz._engine.structure.dependence import values_depend_on_own_position
 
 if TYPE_CHECKING:
@@ -64,11 +63,7 @@ class SequenceReplay:
                 "its tokens have several vectors each, and a value does not depend on its own token alone"
             )
         if site.is_reordered():
-            # Which tokens are hidden is known in the attention's order only.
-            if site.attention.visible is not None and not site.attention.visible.all():
-                raise CannotReplayError("its attention sees its tokens in another order, and not all of them")
-            yield from WindowReplay()(problem.with_site(site.in_windows()))
-            return
+            raise CannotReplayError("its attention sees its tokens in another order")
         copies = ExampleCopies(site)
         if self.search_axes:
             copies.search_axes(problem.output)

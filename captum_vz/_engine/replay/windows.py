@@ -32,13 +32,18 @@ class WindowReplay:
 
     def fits(self, problem: ReplayProblem) -> bool:
         """See :class:`~captum_vz._engine.replay.base.Replay`."""
-        return problem.site.windows is not None
+        return problem.site.windows is not None or problem.site.is_reordered()
 
     def __call__(self, problem: ReplayProblem) -> Iterator[ReplayChunk]:
         """See :class:`~captum_vz._engine.replay.base.Replay`."""
+        site = problem.site
+        if site.windows is None:  # one window
+            # Which tokens are hidden is known in the attention's order only.
+            if site.attention.visible is not None and not site.attention.visible.all():
+                raise CannotReplayError("its attention sees its tokens in another order, and not all of them")
+            problem = problem.with_site(site.in_windows())
         windows = problem.site.windows
-        if windows is None:
-            raise CannotReplayError("it does not see its positions in windows")
+        assert windows is not None  # narrows the type: in_windows raises if it finds none
         batch, out = problem.targets.batch, problem.targets.out
         clean = windows.run(torch.zeros_like(windows.position, dtype=torch.bool), heads=problem.heads)
         check_reproduced(clean.flatten(0, 1), problem.output.flatten(0, 1))
