@@ -50,7 +50,8 @@ def study_errors() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise CommandError(f"{error.strerror or error}") from error
+        where = f"cannot use {error.filename}: " if error.filename else ""
+        raise CommandError(f"{where}{error.strerror or error}") from error
     except ValueError as error:
         raise CommandError(str(error)) from error
     except KeyboardInterrupt as error:

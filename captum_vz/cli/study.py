@@ -78,7 +78,7 @@ def with_config(path: Path, arguments: Sequence[str]) -> list[str]:
         settings = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise CommandError(f"cannot read {path}: {error.strerror}.") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CommandError(f"{path} is not a TOML file: {error}.") from error
     study, *typed = arguments
     # The file comes first. After an option with many values it would be one of these values.
