@@ -124,7 +124,8 @@ def test_one_of_many_claims_the_folder(has_links: bool, tmp_path: Path, monkeypa
             start.wait()
             try:
                 claim(folder, SETTINGS | {"models": [f"model {number}"]})
-                (told / "claimed").open("x").write(f"model {number}")
+                with (told / "claimed").open("x") as file:
+                    file.write(f"model {number}")
             except ValueError as error:
                 (told / f"{number}").write_text(str(error))
 
