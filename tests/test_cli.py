@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import re
 import subprocess
 import sys
@@ -17,6 +18,8 @@ from PIL import Image
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 from transformers import (
+    AlbertConfig,
+    AlbertForMaskedLM,
     GPT2Config,
     GPT2LMHeadModel,
     PreTrainedTokenizerFast,
@@ -48,7 +51,7 @@ ESCAPE = re.compile(r"\x1b\[[\d;]*m")
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder where the command runs, and draws by default."""
+    """The folder where the command runs."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
@@ -57,10 +60,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def explain(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     """The output of the command, with nothing on stderr."""
-    assert main(["explain", *arguments]) == 0
-    out, err = capsys.readouterr()
+    out, err = explain_and_tell(capsys, *arguments)
     assert err == ""
     return out
+
+
+def explain_and_tell(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[str, str]:
+    """The output of the command, and its remarks on stderr."""
+    assert main(["explain", *arguments]) == 0
+    return capsys.readouterr()
 
 
 def explain_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
@@ -152,8 +160,35 @@ def test_token_is_a_position_or_text(token: str, position: int, capsys: pytest.C
     assert explain_json(capsys, SENTENCE, "--token", token)["token"]["position"] == position
 
 
-def test_last_token_explained_without_mask(capsys: pytest.CaptureFixture[str]) -> None:
-    assert explain_json(capsys, "some hat is scaring marcus")["token"] == {"position": 5, "text": "marcus"}
+@pytest.mark.parametrize(
+    ("text", "token", "told"),
+    [
+        ("some hat is scaring marcus", 5, ["the text has no mask: its last token is explained, --token 5."]),
+        ("some [MASK] hat [MASK]", 2, ["the text has 2 masks, at positions 2, 4: --token 2 is explained."]),
+        (
+            "some hat [MASK] \u732b",
+            3,
+            ["the tokenizer does not know what stands at position 4: the model is given [UNK]."],
+        ),
+        (
+            "a [mask] hat <MASK>",
+            12,
+            [
+                "[mask] is read as text: write [MASK] for the mask.",
+                "<MASK> is read as text: write [MASK] for the mask.",
+                "the text has no mask: its last token is explained, --token 12.",
+            ],
+        ),
+    ],
+)
+def test_what_may_not_be_meant_is_told(
+    text: str, token: int, told: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, err = explain_and_tell(capsys, text, "--method", "random")
+    assert err.splitlines() == [f"captum-vz: {remark}" for remark in told]
+    assert f"> {token}  " in out
+    _, err = explain_and_tell(capsys, text, "--method", "random", "--token", "1")
+    assert len(err.splitlines()) == sum("--token" not in remark for remark in told)
 
 
 def test_number_is_always_a_position() -> None:
@@ -177,8 +212,14 @@ def colours_of(path: Path) -> set[tuple[int, int, int]]:
     return {colour for _, colour in image.getcolors(image.width * image.height)}
 
 
+def test_no_picture_without_output(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for options in ([], ["--json"]):
+        assert "picture" not in explain(capsys, SENTENCE, *options).replace("pictures", "")
+    assert not list(folder.iterdir())
+
+
 def test_picture_is_drawn(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "captum-vz.png" in explain(capsys, SENTENCE)
+    assert "picture: captum-vz.png" in explain(capsys, SENTENCE, "--output", "captum-vz.png")
     assert Image.open(folder / "captum-vz.png").format == "PNG"
     colours = colours_of(folder / "captum-vz.png")
     assert len(colours) > 100  # not blank
@@ -233,8 +274,8 @@ def test_unencodable_token_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_any_text_accepted(capsys: pytest.CaptureFixture[str]) -> None:
-    found = explain_json(capsys, "$5 for 猫 \U0001f600 & [MASK] <b>\x1b[2J?", "--output", "x.png")
-    assert found["token"]["text"] == "[MASK]"
+    out, _ = explain_and_tell(capsys, "$5 for 猫 \U0001f600 & [MASK] <b>\x1b[2J?", "--output", "x.png", "--json")
+    assert json.loads(out)["token"]["text"] == "[MASK]"
 
 
 # Models
@@ -263,7 +304,12 @@ def gpt2(folder: Path) -> str:
 
 def test_a_causal_model_from_a_folder(gpt2: str, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
-    found = explain_json(capsys, "a is b", "--model", gpt2)
+    out, err = explain_and_tell(capsys, "a is b", "--model", gpt2, "--json")
+    assert err == "captum-vz: the text has no mask: its last token is explained, --token 3.\n"
+    assert (
+        "[MASK] is read as text: the model has no mask token" in explain_and_tell(capsys, "[MASK]", "--model", gpt2)[1]
+    )
+    found = json.loads(out)
     assert found["tokens"] == ["a", "is", "Ġ", "b"]  # a single space is shown as in the vocabulary
     assert found["token"] == {"position": 3, "text": "b"}
     assert [row[3] for row in found["maps"][0][:3]] == [0, 0, 0]
@@ -284,7 +330,7 @@ def test_encoder_of_seq2seq_is_explained(folder: Path, capsys: pytest.CaptureFix
     model.save_pretrained(folder / "t5")
     tokenizer.save_pretrained(folder / "t5")
     capsys.readouterr()
-    found = explain_json(capsys, "a is b", "--model", "t5")
+    found = explain_json(capsys, "a is b", "--model", "t5", "--token", "-2")
     encoder = model.get_encoder()
     maps = ValueZeroing(encoder, find_layers(encoder)).attribute(tokenizer("a is b", return_tensors="pt"))
     torch.testing.assert_close(torch.tensor(found["maps"]), torch.cat(maps))
@@ -299,7 +345,7 @@ def test_minilm_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
 def test_loading_restores_verbosity(gpt2: str, capsys: pytest.CaptureFixture[str]) -> None:
     before = transformers.logging.get_verbosity(), transformers.logging.is_progress_bar_enabled()
     capsys.readouterr()
-    explain_json(capsys, "a is b", "--model", gpt2)
+    explain_json(capsys, "a is b", "--model", gpt2, "--token", "1")
     assert (transformers.logging.get_verbosity(), transformers.logging.is_progress_bar_enabled()) == before
 
 
@@ -324,6 +370,7 @@ def test_warning_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
         (["", "--json"], "the text is empty: there is no token to explain"),
         ([" \t\n", "--json"], "the text is empty"),
         (["\u200b", "--json"], "the text is empty"),  # the tokenizer drops a zero-width space
+        (["a \udcff hat"], "the text is no UTF-8 at character 2"),  # so Python passes on a byte 0xff
         ([SENTENCE, "--token", "11"], "--token 11 is out of range: there are 11 tokens, positions -11 to 10"),
         ([SENTENCE, "--token", "-12"], "--token -12 is out of range"),
         ([SENTENCE, "--token", "zebra"], "--token 'zebra' is none of the tokens: [CLS] the pictures of"),
@@ -336,7 +383,7 @@ def test_warning_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
         ([SENTENCE, "--model", "."], "no config.json can be read in .: expected a folder with a model"),
         ([SENTENCE, "--output", "nowhere/x.png"], "cannot write nowhere/x.png: there is no folder nowhere"),
         ([SENTENCE, "--output", "."], "cannot write .: Is a directory"),
-        ([SENTENCE, "--output", "x.doc"], "cannot write x.doc: Format 'doc' is not supported"),
+        ([SENTENCE, "--output", "x.doc"], "cannot write x.doc: pass a name that ends with one of "),
     ],
 )
 def test_bad_explanation_says_why(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -358,11 +405,80 @@ def test_bad_command_says_why(arguments: list[str], message: str, capsys: pytest
     assert message in refused(capsys, *arguments)
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["explain", "hat " * 9, "--output", "nowhere/x.png"],
+        ["explain", SENTENCE, "--output", "x.doc"],
+        ["explain", SENTENCE, "--layer", "99"],
+        ["explain", SENTENCE, "--token", "99"],
+        ["paper", "--generated", "5", "--output", "file/out"],
+        ["paper", "--generated", "5", "--output", "out", "--methods", "magic"],
+        ["paper", "--generated", "5", "--output", "out", "--batch-size", "0"],
+        ["study", "--generated", "5", "--output", "out", "--methods", "magic"],
+        ["study", "--generated", "5", "--output", "out", "--shard-size", "0"],
+    ],
+)
+def test_arguments_are_checked_first(
+    arguments: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def computed(*_: Any, **__: Any) -> None:
+        pytest.fail("the model has run")
+
+    (folder / "file").write_text("")
+    monkeypatch.setattr(transformers.BertForMaskedLM, "forward", computed)
+    refused(capsys, *arguments)
+
+
+def test_layer_of_a_shared_layer(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """ALBERT's one layer runs three times here, and each run can be asked for."""
+    _, tokenizer = load_agreement_model()
+    config = AlbertConfig(
+        vocab_size=len(tokenizer), embedding_size=8, hidden_size=16, num_hidden_layers=3, num_attention_heads=2
+    )
+    AlbertForMaskedLM(config).save_pretrained("albert")
+    tokenizer.save_pretrained("albert")
+    capsys.readouterr()
+    found = explain_json(capsys, SENTENCE, "--model", "albert", "--layer", "2", "--method", "attention")
+    assert found["layer"] == 2
+    assert "the model has 3 layers, -3 to 2" in refused(
+        capsys, "explain", SENTENCE, "--model", "albert", "--layer", "3"
+    )
+
+
+def test_every_method_can_be_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    for method in REGISTRY:
+        found = explain_json(capsys, "a hat [MASK]", "--method", method)
+        assert sum(found["scores"]) == pytest.approx(1, abs=1e-4)
+
+
+@pytest.mark.parametrize("error", [ValueError("odd\ninput"), MemoryError(), RuntimeError("odd input")])
+def test_error_of_a_model_is_one_line(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def forward(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(transformers.BertForMaskedLM, "forward", forward)
+    told = refused(capsys, "explain", SENTENCE, "--method", "attention")
+    assert told == f"captum-vz: {'MemoryError' if isinstance(error, MemoryError) else 'odd input'}\n"
+
+
+def test_interrupt_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def forward(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(transformers.BertForMaskedLM, "forward", forward)
+    assert main(["explain", SENTENCE]) == 130
+    assert capsys.readouterr() == ("", "captum-vz: stopped.\n")
+
+
 @pytest.mark.parametrize("file", ["config.json", "model.safetensors", "tokenizer.json"])
 def test_broken_model_file_one_line(file: str, gpt2: str, capsys: pytest.CaptureFixture[str]) -> None:
     (Path(gpt2) / file).write_text("{")
     capsys.readouterr()
-    assert f"cannot load the model {gpt2!r}: " in refused(capsys, "explain", "a", "--model", gpt2)
+    what = "a tokenizer of the" if file == "tokenizer.json" else "the"
+    assert f"cannot load {what} model {gpt2!r}: " in refused(capsys, "explain", "a", "--model", gpt2)
 
 
 def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -383,7 +499,7 @@ def test_program_prints_only_its_answer(folder: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert "[MASK]" in done.stdout
     assert "\x1b" not in done.stdout  # a pipe is not a terminal
-    assert (folder / "captum-vz.png").is_file()
+    assert not list(folder.iterdir())
 
 
 @pytest.mark.slow
@@ -401,9 +517,43 @@ def test_program_fails_with_status_2(folder: Path) -> None:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="it is a device of Linux")
 def test_closed_or_full_output(stdout: str, status: int, told: str, folder: Path) -> None:
     command = ["sh", "-c", f'"$@" {stdout}', "sh", sys.executable, "-m", "captum_vz", "explain", SENTENCE]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run([*command, "--output", "x.png"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (status, told)
-    assert (folder / "captum-vz.png").is_file()
+    assert (folder / "x.png").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arguments", [["explain", SENTENCE], ["explain", SENTENCE, "--json"], ["--help"]])
+def test_reader_that_leaves_is_no_error(arguments: list[str]) -> None:
+    """`captum-vz ... | head -0`: the reader is gone before anything is printed."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "captum_vz", *arguments]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name != "posix", reason="signals are those of POSIX")
+@pytest.mark.parametrize("command", ["explain", "study"])
+def test_ctrl_c_is_one_line(command: str, folder: Path) -> None:
+    """The signal comes while the model runs."""
+    rest = [SENTENCE] if command == "explain" else ["--generated", "9", "--output", "s", "--quiet"]
+    program = f"""
+import os, signal
+from transformers import BertModel
+from captum_vz.cli import main
+forward = BertModel.forward
+def interrupted(*args, **kwargs):
+    os.kill(os.getpid(), signal.SIGINT)
+    return forward(*args, **kwargs)
+BertModel.forward = interrupted
+raise SystemExit(main({[command, *rest]}))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    told = "stopped." if command == "explain" else "stopped. The same command continues from here."
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", f"captum-vz: {told}\n")
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

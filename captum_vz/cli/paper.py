@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from captum_vz.cli.errors import CommandError, study_errors
-from captum_vz.cli.models import AGREEMENT, MINILM, load, sources
-from captum_vz.cli.options import add_methods, is_main_process
+from captum_vz.cli.models import AGREEMENT, MINILM, find_models, load, sources
+from captum_vz.cli.options import add_methods, check_folder, is_main_process
 from captum_vz.study.examples.blimp import select_blimp
 from captum_vz.study.examples.example import Example
+from captum_vz.study.methods import check_methods
 from captum_vz.testbed import agreement_sentences
 
 
@@ -48,9 +49,14 @@ def run(options: argparse.Namespace) -> None:
     """Run the evaluations and print the report."""
     try:
         from captum_vz.study import reproduce
+        from captum_vz.study.paper.report import REPORT
     except ModuleNotFoundError as error:
         raise CommandError(str(error)) from error
     with study_errors():
+        check_methods(options.methods)
+        check_folder(options.output)
+        if not (options.output / REPORT).exists():
+            find_models(options.model)
         examples, about = _examples(options)
         found = reproduce(
             sources(options.model),

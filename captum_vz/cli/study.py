@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from captum_vz.cli.errors import CommandError, study_errors
-from captum_vz.cli.models import AGREEMENT, MINILM, sources
-from captum_vz.cli.options import add_methods, is_main_process
+from captum_vz.cli.models import AGREEMENT, MINILM, find_models, sources
+from captum_vz.cli.options import add_methods, is_main_process, positive
 from captum_vz.study.examples.example import Example, read_jsonl
+from captum_vz.study.methods import check_methods
 from captum_vz.testbed import agreement_sentences
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def add_study(commands: Any) -> None:
         help="of cue_dot, cue_ap, blank_out (the default), comprehensiveness, sufficiency",
     )
     sub.add_argument("--output", type=Path, metavar="FOLDER", help="the folder of the study")
-    sub.add_argument("--shard-size", type=int, default=64, help="sentences in a file: the most that a kill loses")
+    sub.add_argument("--shard-size", type=positive, default=64, help="sentences in a file: the most that a kill loses")
     sub.add_argument("--content-only", action="store_true", help="cue alignment without special tokens and the target")
     sub.add_argument(
         "--removal", choices=("unk", "mask", "delete"), default="unk", help="the replacement of a blanked token"
@@ -77,7 +78,7 @@ def with_config(path: Path, arguments: Sequence[str]) -> list[str]:
         settings = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise CommandError(f"cannot read {path}: {error.strerror}.") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CommandError(f"{path} is not a TOML file: {error}.") from error
     study, *typed = arguments
     # The file comes first. After an option with many values it would be one of these values.
@@ -103,14 +104,19 @@ def run(options: argparse.Namespace) -> None:
     """Run the study and print the means of the last layers."""
     try:
         from captum_vz.study import run_study
+        from captum_vz.study.results import SUMMARY
     except ModuleNotFoundError as error:
         raise CommandError(str(error)) from error
     if options.output is None:
         raise CommandError("study needs a folder to write to: pass --output FOLDER.")
     with study_errors():
+        examples = _examples(options)
+        check_methods(options.methods)
+        if not (options.output / SUMMARY).exists():  # a finished study needs no model
+            find_models(options.model)
         study = run_study(
             sources(options.model),
-            _examples(options),
+            examples,
             options.output,
             options.methods,
             options.metrics,
@@ -122,6 +128,21 @@ def run(options: argparse.Namespace) -> None:
         )
     if not options.quiet:
         _print(study)
+    _refuse_without_rows(study)
+
+
+def _refuse_without_rows(study: Study) -> None:
+    """End with an error if a model could use no example."""
+    from captum_vz.study.results import SKIPPED
+
+    used, skipped = set(study.rows(["model"])["model"]), study.skipped
+    for model in study.settings["models"]:
+        if model not in used:
+            reasons = skipped[skipped["model"] == model]["skipped"]
+            raise CommandError(
+                f"{model!r} could use none of the {study.settings['examples']['count']} examples, most often because: "
+                f"{reasons.mode()[0]}. {study.folder / SKIPPED} lists the reasons."
+            )
 
 
 def _examples(options: argparse.Namespace) -> list[Example]:

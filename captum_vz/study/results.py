@@ -14,11 +14,11 @@ from captum_vz.metrics import summarize
 from captum_vz.metrics.extra import study_extra
 from captum_vz.study.figures import draw_summary
 from captum_vz.study.storage.files import write_whole
-from captum_vz.study.storage.shards import MANIFEST, read_settings, reading, shards_of
+from captum_vz.study.storage.shards import MANIFEST, read_settings, shards_of
+from captum_vz.study.storage.stamped import check_weights, read_table
 
 with study_extra("captum_vz.study"):
     import pandas as pd
-    from pyarrow import parquet
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -115,15 +115,15 @@ class Study:
         return draw_summary(self.summary, metric)
 
     def _read(self, columns: list[str] | None) -> DataFrame:
-        paths = [shard.path for shard in shards_of(self.folder, self.settings) if shard.path.exists()]
-        tables = [_table(path, columns) for path in paths]
+        tables: list[DataFrame] = []
+        weights: dict[str, str] = {}
+        for shard in shards_of(self.folder, self.settings):
+            if shard.path.exists():
+                table, stamp = read_table(shard.path, shard.made_of, columns)
+                check_weights(shard.path, shard.model, stamp, weights.setdefault(shard.model, stamp.weights))
+                tables.append(table)
         rows = pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=columns)
         return rows.astype({name: "Int64" for name in ("layer", "target") if name in rows})
-
-
-def _table(path: Path, columns: list[str] | None) -> DataFrame:
-    with reading(path):
-        return parquet.read_table(path, columns=columns, partitioning=None).to_pandas()
 
 
 def write_results(folder: Path, confidence: float, resamples: int) -> None:

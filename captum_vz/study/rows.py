@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
+import torch
 from torch import Tensor
 
 from captum_vz.metrics.extra import study_extra
@@ -16,6 +18,11 @@ with study_extra("captum_vz.study"):
     import pyarrow as pa
 
 Row = dict[str, Any]
+
+_NO_MEMORY: Final = re.compile(r"out of memory|not enough memory|(can't|cannot) allocate memory", re.IGNORECASE)
+
+#: How the reason begins for which an example is computed again.
+OUT_OF_MEMORY: Final = "out of memory: "
 
 #: The columns of a row, before those of the metrics, and their types.
 COLUMNS: Final = {
@@ -70,6 +77,23 @@ def skipped_row(metrics: Iterable[str], id: str, reason: str, example: Example |
     nothing: Row = dict.fromkeys((*COLUMNS, *metrics))
     about = {"example": id, "group": ""} if example is None else _about(example)
     return nothing | {"tokens": [], "cue": [], "scores": [], "skipped": reason} | about
+
+
+def ran_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that there is not enough memory, or was raised because another one said so."""
+    seen: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in seen:
+        seen.append(cause)
+        cause = cause.__cause__ or cause.__context__
+    kinds = (MemoryError, torch.OutOfMemoryError)
+    # On a CPU, torch raises a RuntimeError that only its text tells from others.
+    return any(isinstance(one, kinds) or _NO_MEMORY.search(str(one)) for one in seen)
+
+
+def is_out_of_memory(row: Row) -> bool:
+    """Whether an example was skipped because there was not enough memory, which another start may have."""
+    return (row["skipped"] or "").startswith(OUT_OF_MEMORY)
 
 
 def _about(example: Example) -> Row:

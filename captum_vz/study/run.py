@@ -21,11 +21,12 @@ from captum_vz.study.examples.example import Example
 from captum_vz.study.methods import check_methods
 from captum_vz.study.metrics import check_metrics, check_removal
 from captum_vz.study.results import ALL, Study, write_results
-from captum_vz.study.rows import Row
+from captum_vz.study.rows import Row, is_out_of_memory
 from captum_vz.study.scorer import Scorer
-from captum_vz.study.storage.files import TEMPORARY, remove_temporary, write_whole
-from captum_vz.study.storage.models import Source, check_weights, fingerprint, on_device, to_parquet
-from captum_vz.study.storage.shards import MANIFEST, read_settings, shards_of
+from captum_vz.study.storage.files import remove_temporary, write_whole
+from captum_vz.study.storage.models import Source, fingerprint, on_device
+from captum_vz.study.storage.shards import Shard, claim, shards_of
+from captum_vz.study.storage.stamped import Stamp, check_made_of, check_weights, read_stamp, to_parquet
 
 with study_extra("captum_vz.study"):
     import pyarrow as pa
@@ -52,8 +53,9 @@ def run_study(
 
     The examples are cut into shards. The rows of one model and one shard are a Parquet file, which appears when it is
     complete. After any interruption, a start with the same arguments computes the missing shards, and the results are
-    those of an uninterrupted study. Under `accelerate launch`, the processes share the shards, each on its own device.
-    They may run on several machines that share the folder.
+    those of an uninterrupted study. An example that runs out of memory is skipped, and computed again at a new start.
+    A shard that was changed, or that other settings or weights have made, is an error. Under `accelerate launch`, the
+    processes share the shards, each on its own device. They may run on several machines that share the folder.
 
     The folder holds ``study.json`` (the settings), ``shards``, ``summary.csv``, ``skipped.csv`` and ``figures``.
 
@@ -124,11 +126,13 @@ def run_study(
     folder = Path(output)
     _claim(folder, settings, state.is_main_process)
     shards = shards_of(folder, settings)
-    paths = {name: [shard.path for shard in shards if shard.model == name] for name in models}
-    for name, (model, tokenizer) in loaded.items():
-        check_weights(name, fingerprint(model, tokenizer), paths[name])
     # All processes look before any of them writes, so that they agree on the shards that are left.
-    left = [shard for shard in shards if not shard.path.exists()]
+    stamps = {shard: read_stamp(shard.path) for shard in shards if shard.path.exists()}
+    for shard, stamp in stamps.items():
+        check_made_of(shard.path, stamp, shard.made_of)
+    for name, (model, tokenizer) in loaded.items():
+        _check_weights(name, fingerprint(model, tokenizer), stamps)
+    left = [shard for shard in shards if shard not in stamps or stamps[shard].again]
     state.wait_for_everyone()
     share = left[state.process_index :: state.num_processes]
     count = sum(len(examples[shard.start : shard.start + shard_size]) for shard in share)
@@ -141,10 +145,10 @@ def run_study(
             with on_device(source, state.device) as (model, tokenizer):
                 scorer = scorer_of(model, tokenizer)
                 weights = fingerprint(model, tokenizer)
-                check_weights(name, weights, paths[name])
+                _check_weights(name, weights, stamps)
                 for shard in todo:
                     rows = scorer.score(examples[shard.start : shard.start + shard_size], bar.update)
-                    write_whole(shard.path, _parquet(name, rows, scorer.schema, weights))
+                    write_whole(shard.path, _parquet(shard, rows, scorer.schema, weights))
     state.wait_for_everyone()
     if state.is_main_process:
         remove_temporary(folder)
@@ -173,26 +177,12 @@ def _claim(folder: Path, settings: dict[str, Any], is_main: bool) -> None:
     wrong: list[Exception | None] = [None]
     if is_main:
         try:
-            _claim_alone(folder, settings)
+            claim(folder, settings)
         except (ValueError, OSError) as error:
             wrong = [error]
     broadcast_object_list(wrong)
     if wrong[0] is not None:
         raise wrong[0]
-
-
-def _claim_alone(folder: Path, settings: dict[str, Any]) -> None:
-    manifest = folder / MANIFEST
-    if not manifest.is_file():
-        if folder.is_dir() and any(path.suffix != TEMPORARY for path in folder.iterdir()):
-            raise ValueError(f"{folder} is not empty, and holds no {MANIFEST}: pass a new folder or that of a study.")
-        write_whole(manifest, json.dumps(settings, indent=2, ensure_ascii=False).encode())
-        return
-    before = read_settings(folder)
-    changed = [name for name in {**before, **settings} if before.get(name) != settings.get(name)]
-    if changed:
-        changes = "; ".join(f"{name} was {before.get(name)!r} and is {settings.get(name)!r}" for name in changed)
-        raise ValueError(f"{folder} holds a study with other settings: {changes}. Pass those, or another folder.")
 
 
 def _check_examples(examples: Sequence[Example]) -> dict[str, Any]:
@@ -213,6 +203,13 @@ def _check_examples(examples: Sequence[Example]) -> dict[str, Any]:
     return {"count": len(examples), "sha256": hashlib.sha256(lines.encode()).hexdigest()}
 
 
-def _parquet(model: str, rows: Sequence[Row], columns: Any, weights: str) -> bytes:
+def _check_weights(name: str, weights: str, stamps: Mapping[Shard, Stamp]) -> None:
+    for shard, stamp in stamps.items():
+        if shard.model == name:
+            check_weights(shard.path, name, stamp, weights)
+
+
+def _parquet(shard: Shard, rows: Sequence[Row], columns: Any, weights: str) -> bytes:
     schema = pa.schema([("model", pa.string()), *columns])
-    return to_parquet(pa.Table.from_pylist([{"model": model} | row for row in rows], schema=schema), weights)
+    table = pa.Table.from_pylist([{"model": shard.model} | row for row in rows], schema=schema)
+    return to_parquet(table, Stamp(weights, shard.made_of, again=any(map(is_out_of_memory, rows))))

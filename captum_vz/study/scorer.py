@@ -17,7 +17,7 @@ from captum_vz.study.examples.example import Example
 from captum_vz.study.examples.text import max_tokens
 from captum_vz.study.methods import METHODS, Batch, check_methods, encoder_of, joined_first
 from captum_vz.study.metrics import METRICS, EvaluationBatch, check_metrics, removal_of
-from captum_vz.study.rows import COLUMNS, Row, score_rows, skipped_row
+from captum_vz.study.rows import COLUMNS, OUT_OF_MEMORY, Row, ran_out_of_memory, score_rows, skipped_row
 from captum_vz.visualization import readable_tokens
 
 with study_extra("captum_vz.study"):
@@ -214,13 +214,17 @@ class Scorer:
             try:
                 scores = torch.stack([rows.detach().double().cpu() for rows in METHODS[method].rows(batch)])
                 values = {name: METRICS[name].values(evaluation, scores) for name in self.metrics}
-            except RefusedError as error:
-                # One example may be the reason for refusing the batch, so each is tried alone.
+            except (RefusedError, RuntimeError, MemoryError) as error:
+                lacks_memory = ran_out_of_memory(error)
+                if not lacks_memory and not isinstance(error, RefusedError):
+                    raise
+                # One example may be the reason for refusing the batch, or need less memory, so each is tried alone.
                 for rows, (example, one) in zip(found, pairs, strict=True):
                     if len(pairs) > 1:
                         rows[method] = self._evaluate([(example, one)], [method])[0][method]
                     else:
-                        skipped = skipped_row(self.metrics, example.id, str(error), example)
+                        reason = f"{OUT_OF_MEMORY}{error}" if lacks_memory else str(error)
+                        skipped = skipped_row(self.metrics, example.id, reason, example)
                         rows[method] = [skipped | {"method": method}]
                 continue
             for place, (example, one) in enumerate(pairs):

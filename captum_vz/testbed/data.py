@@ -7,7 +7,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Final
 
-from captum_vz.text import MASK, Record, split_words, word_spans
+from captum_vz.text import MASK, Record, read_json_lines, split_words, word_spans
 
 #: The paradigms of Mohebbi et al. (2023). Half of the pairs of each are held out from training.
 HELD_OUT_PARADIGMS: Final = (
@@ -84,13 +84,20 @@ def read_paradigm(blimp: str | Path, paradigm: str) -> list[Record]:
 
     Raises:
         FileNotFoundError: The folder has no such file.
+        ValueError: The file does not hold BLiMP's records.
     """
     path = Path(blimp) / f"{paradigm}.jsonl"
     if not path.is_file():
         raise FileNotFoundError(
             f"{path} is missing: expected BLiMP's 'data' folder (https://github.com/alexwarstadt/blimp)."
         )
-    return [mask_target(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+    records = []
+    for number, record in read_json_lines(path):
+        try:
+            records.append(mask_target(record))
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{path}, line {number} is no record of BLiMP ({error}).") from error
+    return records
 
 
 def held_out(blimp: str | Path) -> dict[str, list[Record]]:

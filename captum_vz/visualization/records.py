@@ -29,7 +29,7 @@ def text_record(
     where they are darkest. The column "Attribution Score" holds the sum of the scores before scaling.
 
     Args:
-        tokens: The words to draw. HTML characters such as ``<`` are escaped.
+        tokens: The words to draw. HTML characters such as ``<`` are escaped, as in the names of classes.
         scores: One score for each token, of any method and either sign: `(tokens,)`, or `(1, tokens)` as `attribute`
             returns it for one sentence and one token.
         attr_class: The column "Attribution Label", such as the method, or what the scores explain.
@@ -52,9 +52,9 @@ def text_record(
     return visualization.VisualizationDataRecord(
         word_attributions=scores / largest if largest > 0 else scores,
         pred_prob=pred_prob,
-        pred_class=pred_class,
-        true_class=true_class,
-        attr_class=attr_class,
+        pred_class=escape(str(pred_class)),  # Captum writes what it is given into HTML
+        true_class=escape(str(true_class)),
+        attr_class=escape(str(attr_class)),
         attr_score=scores.sum().item(),
         raw_input_ids=[escape(token) for token in tokens],
         convergence_score=0.0,

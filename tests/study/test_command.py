@@ -110,9 +110,21 @@ def test_interrupt_says_how_to_continue(capsys: pytest.CaptureFixture[str], monk
         raise KeyboardInterrupt
 
     monkeypatch.setattr("captum_vz.study.run.run_study", stopped)
-    assert "stopped. The same command continues from here" in refused(
-        capsys, "study", "--generated", "2", "--output", "s"
+    assert main(["study", "--generated", "2", "--output", "s"]) == 130
+    assert capsys.readouterr() == ("", "captum-vz: stopped. The same command continues from here.\n")
+
+
+def test_study_of_skipped_examples_fails(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_jsonl("bad.jsonl", [Example(str(i), ("hats", "[MASK]"), 7) for i in range(3)])
+    options = ["study", "--jsonl", "bad.jsonl", "--output", "s", "--methods", "random", "--quiet"]
+    told = (
+        "captum-vz: 'agreement' could use none of the 3 examples, most often because: the target is word 7, but there "
+        "are 2 words, 0 to 1. s/skipped.csv lists the reasons.\n"
     )
+    for _ in range(2):  # finished, it is told again
+        assert main(options) == 2
+        assert capsys.readouterr() == ("", told)
+    assert len(pd.read_csv("s/skipped.csv")) == 3
 
 
 def forget(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:

@@ -52,4 +52,5 @@ def test_paper_errors_are_one_line(
         raise KeyboardInterrupt
 
     monkeypatch.setattr("captum_vz.study.paper.evaluations.reproduce", stopped)
-    assert "stopped. The same command continues from here" in refused(capsys, "paper", "--generated", "2", *output)
+    assert main(["paper", "--generated", "2", *output]) == 130
+    assert capsys.readouterr().err == "captum-vz: stopped. The same command continues from here.\n"

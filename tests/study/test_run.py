@@ -189,15 +189,18 @@ def test_killed_before_rename_continues(bad: list[Example], reference: Study, tm
 
     def killed_at(count: int) -> None:
         """Kill the process after `count` files are written, before the last one is renamed."""
-        rename, written = os.replace, []
+        rename, link, written = os.replace, os.link, []
 
-        def replace_or_die(source: Any, goal: Any) -> None:
-            written.append(goal)
-            if len(written) == count:
-                os.kill(os.getpid(), signal.SIGKILL)
-            rename(source, goal)
+        def dying(step: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+            def step_or_die(source: Any, goal: Any) -> None:
+                written.append(goal)
+                if len(written) == count:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                step(source, goal)
 
-        files_module.os.replace = replace_or_die  # in this process only
+            return step_or_die
+
+        files_module.os.replace, files_module.os.link = dying(rename), dying(link)  # in this process only
         study(folder, bad)
 
     in_a_process(lambda: killed_at(1)).join()

@@ -10,7 +10,7 @@ from operator import index
 from pathlib import Path
 from typing import Any
 
-from captum_vz.text import Record, split_words
+from captum_vz.text import Record, read_json_lines, split_words
 
 
 @dataclass(frozen=True)
@@ -138,19 +138,13 @@ def read_jsonl(path: str | Path, group: str | None = None) -> list[Example]:
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing: expected a file with one JSON object a line.")
     examples = []
-    # Only a line feed ends a line, because JSON strings may hold other separators. Some programs write a BOM.
-    for number, line in enumerate(path.read_text(encoding="utf-8-sig").split("\n"), start=1):
-        if not line.strip():
-            continue
+    for number, fields in read_json_lines(path):
         try:
-            fields = json.loads(line)
-            if not isinstance(fields, dict):
-                raise ValueError(f"expected a JSON object, got {line.strip()[:60]}")
             example = Example.from_dict(fields)
-            of = example.group or (path.stem if group is None else group)
-            examples.append(replace(example, group=of, id=example.id or f"{of} {number}"))
         except ValueError as error:
             raise ValueError(f"{path}, line {number}: {error}") from error
+        of = example.group or (path.stem if group is None else group)
+        examples.append(replace(example, group=of, id=example.id or f"{of} {number}"))
     return examples
 
 
@@ -181,13 +175,22 @@ def _text(fields: Mapping[str, Any], *names: str) -> str | None:
     value = _first(fields, *names)
     if isinstance(value, bool) or not isinstance(value, (str, Integral, type(None))):
         raise ValueError(f"{' or '.join(names)} is {value!r}: expected a string.")
-    return None if value is None else str(value)
+    return None if value is None else _encodable(str(value), " or ".join(names))
 
 
 def _words(value: Any) -> tuple[str, ...]:
     if isinstance(value, str) or not _is_sequence(value) or not all(isinstance(word, str) for word in value):
         raise ValueError(f"words (or tokens) is {value!r}: expected a list of strings.")
-    return tuple(str(word) for word in value)
+    return tuple(_encodable(str(word), "words (or tokens)") for word in value)
+
+
+def _encodable(text: str, name: str) -> str:
+    """The text, if it can be encoded: JSON may hold halves of characters, as surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{name} is {text!r}, which holds half of a character at {error.start}.") from error
+    return text
 
 
 def _positions(value: Any) -> tuple[int, ...]:

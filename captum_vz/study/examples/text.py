@@ -41,7 +41,8 @@ def prepare_text(
         token: The token to explain, see :func:`find_token`.
 
     Raises:
-        ValueError: The text is empty or too long, `text` holds another number of texts, or there is no such token.
+        ValueError: The text is empty or too long, `text` holds another number of texts, there is no such token, or the
+            tokenizer is another model's, with more tokens.
 
     >>> from captum_vz.testbed import load_agreement_model
     >>> prepared = prepare_text(*load_agreement_model(), "some hat [MASK] small.")
@@ -67,6 +68,13 @@ def prepare_text(
     most = max_tokens(model, tokenizer)
     if most is not None and len(numbers) > most:
         raise ValueError(f"the text is {len(numbers)} tokens long, but the model takes at most {most}.")
+    words = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None
+    known = getattr(words, "num_embeddings", None)
+    if known is not None and not 0 <= min(numbers) <= max(numbers) < known:
+        raise ValueError(
+            f"the tokenizer gives ids from {min(numbers)} to {max(numbers)}, but the model knows 0 to {known - 1}: "
+            "pass the model's own tokenizer."
+        )
     tokens = tuple(readable_tokens(tokenizer, numbers))
     place = find_token(token, tokens, masks, special)
     device = next(model.parameters()).device

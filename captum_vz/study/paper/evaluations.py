@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -22,14 +21,14 @@ from captum_vz.study.paper.probing import FEWEST, compressions, probe, target_st
 from captum_vz.study.paper.report import Reproduction
 from captum_vz.study.results import Study
 from captum_vz.study.run import run_study
-from captum_vz.study.storage.files import write_whole
-from captum_vz.study.storage.models import Source, check_weights, fingerprint, on_device, to_parquet
+from captum_vz.study.storage.files import safe_name, write_whole
+from captum_vz.study.storage.models import Source, fingerprint, on_device
+from captum_vz.study.storage.stamped import Stamp, check_weights, digest, read_stamp, read_table, to_parquet
 
 with study_extra("captum_vz.study"):
     import pandas as pd
     import pyarrow as pa
     from accelerate import PartialState
-    from pyarrow import parquet
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -102,11 +101,15 @@ def reproduce(
     if not models or not examples:
         raise ValueError(f"models is {list(models)}, and there are {len(examples)} examples: pass at least 1 of each.")
     folder = Path(output)
+    # Some systems do not distinguish the case of file names.
+    parts = [safe_name(name).casefold() for name in models]
+    if len(set(parts)) < len(parts):
+        raise ValueError(f"models is {list(models)}: pass names that differ in more than case, for their folders.")
     studies, probings, correlations, omitted = [], [], [], []
     for name, source in models.items():
         model, tokenizer = source() if callable(source) else source
         _refuse_discriminator(name, model)
-        part = folder / re.sub(r"[^\w.-]+", "-", name)
+        part = folder / safe_name(name)
         first = _first_usable(name, model, tokenizer, examples)
         usable, refused = _usable(model, tokenizer, first, names)
         if not usable:
@@ -214,14 +217,18 @@ def _probed(
     """The bits of each label in each layer, read from the study's folder, or computed if they are missing."""
     model, state = encoder_of(model), PartialState()
     path, weights = study.folder / PROBING, fingerprint(model, tokenizer)
-    if state.is_main_process and not path.exists():
+    made_of = digest(study.settings, [example.id for example in labels])
+    # Other examples may have run out of memory at the last start.
+    if state.is_main_process and not (path.exists() and read_stamp(path).made_of == made_of):
         encoded = [encode(tokenizer, example) for example in labels]
         with on_device((model, tokenizer), state.device):
             states = target_states(model, tokenizer, find_layers(model), encoded, batch_size)
-        write_whole(path, to_parquet(pa.Table.from_pandas(probe(states, list(labels.values()))), weights))
+        bits, stamp = probe(states, list(labels.values())), Stamp(weights, made_of)
+        write_whole(path, to_parquet(pa.Table.from_pandas(bits, preserve_index=False), stamp))
     state.wait_for_everyone()
-    check_weights(name, weights, [path])
-    return parquet.read_table(path).to_pandas()
+    table, stamp = read_table(path, made_of)
+    check_weights(path, name, stamp, weights)
+    return table
 
 
 def _correlations(study: Study, compression: DataFrame, confidence: float, resamples: int) -> DataFrame:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
+REPORT: Final = "report.md"
+
 #: Spearman's correlation with blank-out in the paper's Table 3 (pre-trained models), as third parties quote it. Which
 #: of this package's methods a row of that table stands for is assumed.
 TABLE_3: Final = {
@@ -80,7 +82,7 @@ class Reproduction:
         """
         for name in ("summary", "probing", "correlation", "omitted", "skipped"):
             write_whole(folder / f"{name}.csv", getattr(self, name).to_csv(index=False).encode())
-        write_whole(folder / "report.md", f"{self}\n".encode())
+        write_whole(folder / REPORT, f"{self}\n".encode())
         for name, draw in self._figures().items():
             if name in ("probing", "faithfulness"):  # cue alignment is drawn in the folder of each model's study
                 picture = io.BytesIO()

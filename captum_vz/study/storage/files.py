@@ -1,13 +1,22 @@
-"""Files that are written whole or not at all."""
+"""Files that are written whole or not at all, and names for them."""
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import os
+import re
 import socket
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Final
 
-TEMPORARY = ".tmp"
+#: How the names of this package's temporary files end. Other programs have their own.
+TEMPORARY: Final = ".captum-vz.tmp"
+
+_SPACE: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_PERMISSION: Final = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR}
 
 
 def write_whole(path: Path, data: bytes) -> None:
@@ -18,6 +27,32 @@ def write_whole(path: Path, data: bytes) -> None:
     Raises:
         OSError: The file could not be written: no space, no permission, no folder. The message says what to do.
     """
+    with _written(path, data) as temporary:
+        os.replace(temporary, path)
+
+
+def write_new(path: Path, data: bytes) -> bool:
+    """Writes a file as :func:`write_whole` does, unless there is one. Of several processes, one writes it.
+
+    Returns:
+        Whether this call has written it.
+    """
+    with _written(path, data) as temporary:
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            return False
+        except OSError:  # a file system without links
+            with suppress(FileExistsError), open(path, "xb") as file:
+                file.write(data)
+                return True
+            return False
+    return True
+
+
+@contextmanager
+def _written(path: Path, data: bytes) -> Iterator[Path]:
+    """A temporary file that holds the data, in the folder of `path`. It is gone after the `with` block."""
     temporary = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}{TEMPORARY}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -25,22 +60,49 @@ def write_whole(path: Path, data: bytes) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
+        yield temporary
     except OSError as error:
-        _remove(temporary)
+        remedy = "free space, and " if error.errno in _SPACE else ""
+        remedy = "make the folder writable, and " if error.errno in _PERMISSION else remedy
         raise OSError(
             error.errno,
-            f"cannot write {path}: {error.strerror}. Finished files stay: free space or make the folder writable, "
-            "and start again with the same settings to continue",
+            f"cannot write {path}: {error.strerror}. Finished files stay: {remedy}start again with the same settings "
+            "to continue",
         ) from error
+    finally:
+        with suppress(OSError):  # the first error is the one to report
+            temporary.unlink(missing_ok=True)
 
 
 def remove_temporary(folder: Path) -> None:
-    """Removes temporary files of killed processes."""
+    """Removes what killed processes of this package on this machine have left. Other processes are still writing."""
+    ours = re.compile(rf"\..+\.{re.escape(socket.gethostname())}\.(\d+){re.escape(TEMPORARY)}")
     for path in folder.rglob(f".*{TEMPORARY}"):
-        _remove(path)
+        name = ours.fullmatch(path.name)
+        if name is not None and not _is_running(int(name[1])):
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
 
 
-def _remove(path: Path) -> None:
-    with suppress(OSError):  # the first error is the one to report
-        path.unlink(missing_ok=True)
+def safe_name(name: str) -> str:
+    """A name for a file or a folder: the given one if it is safe, otherwise a similar one with a digest.
+
+    >>> safe_name("bert-base-uncased"), safe_name("a/b"), safe_name("..")
+    ('bert-base-uncased', 'a-b-c14cddc0', 'model-5ec1f7e7')
+    """
+    safe = re.sub(r"[^\w.-]+", "-", name, flags=re.ASCII)[-60:].strip(".")
+    if safe and safe == name and not safe.endswith((".csv", ".md", ".png")):  # these are names of results
+        return name
+    return f"{safe or 'model'}-{hashlib.sha256(name.encode(errors='surrogatepass')).hexdigest()[:8]}"
+
+
+def _is_running(process: int) -> bool:
+    if os.name != "posix":  # elsewhere a signal may end the process
+        return True
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # it belongs to somebody else
+        return True
+    return True

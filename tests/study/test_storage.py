@@ -1,0 +1,339 @@
+"""A study's folder: what faults, other processes and other studies may do to it without changing a row in silence."""
+
+import errno
+import json
+import multiprocessing
+import os
+import random
+import re
+import socket
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from torch import Tensor
+
+from captum_vz.errors import UnsupportedLayerError
+from captum_vz.study import METHODS, Example, Study, read_jsonl, reproduce
+from captum_vz.study.methods import Batch
+from captum_vz.study.storage.files import TEMPORARY, remove_temporary, safe_name, write_new, write_whole
+from captum_vz.study.storage.shards import claim
+from captum_vz.testbed import load_agreement_model
+from tests.command import refused
+from tests.study.conftest import Shipped
+from tests.study.test_run import assert_same_study, in_a_process, study
+
+SETTINGS = {"models": ["a"], "methods": [], "metrics": [], "shard_size": 2, "examples": {"count": 3}}
+
+
+def small(folder: Path, examples: list[Example], **changed: Any) -> Study:
+    return study(folder, examples[:4], **{"methods": ["random", "position"]} | changed)
+
+
+def first_shard(folder: Path) -> Path:
+    return min((folder / "shards").iterdir())
+
+
+# Changed bits
+
+
+def test_flipped_bit_is_noticed(examples: list[Example], tmp_path: Path) -> None:
+    found = small(tmp_path / "s", examples)
+    path = first_shard(tmp_path / "s")
+    whole = path.read_bytes()
+    draw = random.Random(0)
+    footer = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
+    places = [draw.randrange(len(whole)) for _ in range(150)] + [draw.randrange(footer, len(whole)) for _ in range(150)]
+    for place in places:
+        changed = bytearray(whole)
+        changed[place] ^= 1 << draw.randrange(8)
+        path.write_bytes(changed)
+        for columns in (None, ["example", "cue_dot"]):
+            with pytest.raises(
+                ValueError, match=r"000000\.parquet (cannot be read|does not belong here).*[Dd]elete it"
+            ):
+                found.rows(columns)
+    path.write_bytes(whole)
+    assert len(found.rows()) == 8
+
+
+def test_changed_shard_ends_the_study(examples: list[Example], tmp_path: Path) -> None:
+    before = small(tmp_path / "s", examples).rows()
+    path = first_shard(tmp_path / "s")
+    changed = bytearray(path.read_bytes())
+    changed[40] ^= 1
+    path.write_bytes(changed)
+    with pytest.raises(ValueError, match="its bytes have changed since it was written"):
+        small(tmp_path / "s", examples)
+    path.unlink()
+    pd.testing.assert_frame_equal(small(tmp_path / "s", examples).rows(), before)
+
+
+# Shards of something else
+
+
+@pytest.mark.parametrize("changed", [{"methods": ["position", "random"]}, {"removal": "mask"}, {"content_only": True}])
+def test_shard_of_other_settings_refused(changed: dict[str, Any], examples: list[Example], tmp_path: Path) -> None:
+    small(tmp_path / "other", examples, **changed)
+    found = small(tmp_path / "s", examples)
+    first_shard(tmp_path / "s").write_bytes(first_shard(tmp_path / "other").read_bytes())
+    for again in (found.rows, lambda: small(tmp_path / "s", examples)):
+        with pytest.raises(ValueError, match=r"000000\.parquet does not belong here: other settings or examples"):
+            again()
+
+
+def test_shard_in_another_place_refused(examples: list[Example], tmp_path: Path) -> None:
+    found = small(tmp_path / "s", examples)
+    one, other = sorted((tmp_path / "s" / "shards").iterdir())
+    other.write_bytes(one.read_bytes())
+    with pytest.raises(ValueError, match=r"000001\.parquet does not belong here"):
+        found.rows()
+
+
+def test_shard_of_other_weights_refused(examples: list[Example], shipped: Shipped, tmp_path: Path) -> None:
+    model, tokenizer = shipped
+    found = small(tmp_path / "s", examples)
+    small(tmp_path / "other", examples, models={"agreement": (type(model)(model.config).eval(), tokenizer)})
+    second = max((tmp_path / "s" / "shards").iterdir())
+    second.write_bytes(max((tmp_path / "other" / "shards").iterdir()).read_bytes())
+    for again in (found.rows, lambda: small(tmp_path / "s", examples, models={"agreement": shipped})):
+        with pytest.raises(ValueError, match=r"000001\.parquet was made with other weights"):
+            again()
+
+
+# Several processes
+
+
+@pytest.mark.parametrize("has_links", [True, False])
+def test_one_of_many_claims_the_folder(has_links: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_links(*_: Any) -> None:
+        raise OSError(errno.EPERM, "no links here")
+
+    if not has_links:
+        monkeypatch.setattr(os, "link", no_links)
+    for round in range(10):
+        folder, start = tmp_path / f"{round}", multiprocessing.get_context("fork").Barrier(4)
+        told = tmp_path / f"told{round}"
+        told.mkdir()
+
+        def first(number: int, folder: Path = folder, start: Any = start, told: Path = told) -> None:
+            start.wait()
+            try:
+                claim(folder, SETTINGS | {"models": [f"model {number}"]})
+                with (told / "claimed").open("x") as file:
+                    file.write(f"model {number}")
+            except ValueError as error:
+                (told / f"{number}").write_text(str(error))
+
+        for process in [in_a_process(lambda number=number: first(number)) for number in range(4)]:
+            process.join()
+        winner = (told / "claimed").read_text()
+        assert json.loads((folder / "study.json").read_text())["models"] == [winner]
+        losers = [path.read_text() for path in told.iterdir() if path.name != "claimed"]
+        assert len(losers) == 3
+        if has_links:  # without links, another process may read the settings before they are complete
+            assert all(f"holds a study with other settings: models was ['{winner}']" in text for text in losers)
+        assert [path.name for path in folder.iterdir()] == ["study.json"]
+
+
+def test_existing_file_is_not_replaced(tmp_path: Path) -> None:
+    assert write_new(tmp_path / "new" / "x", b"one")
+    assert not write_new(tmp_path / "new" / "x", b"two")
+    assert [(path.name, path.read_bytes()) for path in (tmp_path / "new").iterdir()] == [("x", b"one")]
+
+
+def test_only_files_of_killed_processes_removed(tmp_path: Path) -> None:
+    dead = in_a_process(lambda: None)
+    dead.join()
+    here = socket.gethostname()
+    left = [".x.tmp", "draft.tmp", f".x.elsewhere.{dead.pid}{TEMPORARY}", f".x.{here}.{os.getppid()}{TEMPORARY}"]
+    left.append(f".x.{here}.1{TEMPORARY}")
+    for name in [*left, f".x.{here}.{dead.pid}{TEMPORARY}"]:
+        (tmp_path / name).write_text("")
+    remove_temporary(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(left)
+
+
+def test_interrupted_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fsync", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write_whole(tmp_path / "x", b"data")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("round", range(5))
+def test_three_starts_at_once(round: int, examples: list[Example], tmp_path: Path) -> None:
+    """Processes that know nothing of each other. One that finishes must not disturb those that still write."""
+    (tmp_path / "s").mkdir()
+    (tmp_path / "s" / f"notes{TEMPORARY}").write_text("a stranger's")
+    start = multiprocessing.get_context("fork").Barrier(3)
+
+    def one() -> None:
+        start.wait()
+        study(tmp_path / "s", examples, methods=["random"], shard_size=1)
+
+    processes = [in_a_process(one) for _ in range(3)]
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0] * 3
+    (tmp_path / "s" / f"notes{TEMPORARY}").unlink()
+    assert_same_study(Study(tmp_path / "s"), study(tmp_path / "t", examples, methods=["random"], shard_size=1))
+
+
+# Names
+
+
+@pytest.mark.parametrize(
+    "name", ["..", ".", "", "/", "../x", "~", ".hidden", "a\\b", "nul\0", "é", "x" * 300, "\ud800"]
+)
+def test_names_stay_in_their_folder(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    write_whole(folder / safe_name(name) / "x", b"")
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert len(list(folder.iterdir())) == 1
+    assert safe_name(name).isascii()
+
+
+def test_different_names_differ() -> None:
+    names = ["a/b", "a-b", "a b", "a\\b", "a--b", "..", ".", "", "...", "x" * 70, "x" * 71, "summary.csv", "report.md"]
+    assert len({safe_name(name) for name in names}) == len(names)
+    assert not {safe_name(name) for name in names} & {"summary.csv", "report.md"}
+
+
+@pytest.mark.slow
+def test_paper_keeps_models_apart(examples: list[Example], tmp_path: Path) -> None:
+    models = dict.fromkeys(["..", "a/b", "a-b"], load_agreement_model)
+    found = reproduce(models, examples[:4], tmp_path / "in" / "out", ["random"], resamples=50, quiet=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
+    assert [path.name for path in (tmp_path / "in").iterdir()] == ["out"]
+    folders = [path.name for path in (tmp_path / "in" / "out").iterdir() if path.is_dir()]
+    assert sorted(folders) == sorted(map(safe_name, models))
+    assert set(found.summary["model"]) == set(models)
+
+
+def test_paper_refuses_names_that_collide(examples: list[Example], tmp_path: Path) -> None:
+    models = dict.fromkeys(["bert", "BERT"], load_agreement_model)
+    with pytest.raises(ValueError, match="pass names that differ in more than case"):
+        reproduce(models, examples, tmp_path / "out", ["random"])
+
+
+# Memory
+
+
+def out_of_memory() -> Exception:
+    return torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+
+
+def out_of_memory_on_a_cpu() -> Exception:
+    return RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes.")
+
+
+def refused_for_memory() -> Exception:
+    error = UnsupportedLayerError("the layer does not reproduce its output")
+    error.__cause__ = MemoryError()
+    return error
+
+
+@pytest.mark.parametrize("error", [out_of_memory, out_of_memory_on_a_cpu, refused_for_memory])
+def test_lack_of_memory_is_tried_again(
+    error: Callable[[], Exception], examples: list[Example], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reference = small(tmp_path / "reference", examples)
+    random, longest = METHODS["random"], [examples[1]]
+    words = load_agreement_model()[1]
+    ids = words(" ".join(longest[0].words) if longest[0].text is None else longest[0].text)["input_ids"]
+
+    def rows(batch: Batch) -> list[Tensor]:
+        if any(row[: len(ids)].tolist() == ids for row in batch.inputs["input_ids"]):
+            raise error()
+        return random.rows(batch)
+
+    with monkeypatch.context() as patched:
+        patched.setitem(METHODS, "random", replace(random, rows=rows))
+        for _ in range(2):  # there still is no memory
+            found = small(tmp_path / "s", examples)
+            assert found.skipped["example"].tolist() == [examples[1].id]
+            assert found.skipped["skipped"][0].startswith("out of memory: ")
+            assert set(found.summary.query("method == 'random' and group == 'all'")["examples"]) == {3}
+    second = max((tmp_path / "s" / "shards").iterdir())
+    before = second.stat().st_mtime_ns
+    assert_same_study(small(tmp_path / "s", examples), reference)
+    assert second.stat().st_mtime_ns == before  # only the shard of this example was computed again
+
+
+def test_other_errors_of_a_model_are_raised(
+    examples: list[Example], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def rows(batch: Batch) -> list[Tensor]:
+        raise RuntimeError("shapes do not fit")
+
+    monkeypatch.setitem(METHODS, "random", replace(METHODS["random"], rows=rows))
+    with pytest.raises(RuntimeError, match="shapes do not fit"):
+        small(tmp_path / "s", examples)
+
+
+# Broken text files
+
+BROKEN = {
+    "binary": b"\x89PNG\r\n\x1a\n\x00\xff",
+    "UTF-16": '{"tokens": ["a"], "target": 0}'.encode("utf-16"),
+    "deep": b"[" * 100_000,
+    "deep object": b'{"tokens": ' + b"[" * 100_000,
+    "null": b"null",
+    "list": b"[1, 2]",
+    "number": b"5",
+    "no JSON": b"{",
+    "empty object": b"{}",
+    "surrogates": b'{"tokens": ["a", "\\ud800"], "target": 0}',
+    "surrogate id": b'{"tokens": ["a", "b"], "target": 0, "id": "\\udfff"}',
+    "wrong types": b'{"tokens": {"a": 1}, "target": []}',
+    "large number": b'{"tokens": ["a"], "target": ' + b"9" * 9999 + b"}",
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_broken_jsonl_is_one_line(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    good = b'{"tokens": ["a", "b"], "target": 0}\n'
+    Path("x.jsonl").write_bytes(BROKEN[kind] if kind == "UTF-16" else good + BROKEN[kind])
+    with pytest.raises(ValueError, match=rf"x\.jsonl, line {1 if kind == 'UTF-16' else 2}: "):
+        read_jsonl("x.jsonl")
+    told = refused(capsys, "study", "--jsonl", "x.jsonl", "--output", "s")
+    assert len(told) < 300 or kind == "large number"
+    assert not Path("s").exists()
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_broken_settings_are_one_line(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("s").mkdir()
+    Path("s/study.json").write_bytes(BROKEN[kind])
+    told = refused(capsys, "study", "--generated", "2", "--output", "s")
+    assert "s/study.json does not hold the settings of a study" in told
+    with pytest.raises(ValueError, match=re.escape("does not hold the settings")):
+        Study("s")
+
+
+@pytest.mark.parametrize(
+    "record", [b"null", b"\xff", b"{}", b'{"sentence_good": 5, "sentence_bad": "a"}', b"[" * 99_999]
+)
+def test_broken_blimp_is_one_line(
+    record: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("blimp").mkdir()
+    Path("blimp/anaphor_number_agreement.jsonl").write_bytes(record)
+    told = refused(capsys, "study", "--blimp", "blimp", "--output", "s")
+    assert "anaphor_number_agreement.jsonl, line 1" in told

@@ -1,0 +1,276 @@
+"""Models that the command loads: complete ones, and one line for all others."""
+
+import json
+import os
+import pickle
+import shutil
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import (
+    BertConfig,
+    BertForTokenClassification,
+    BertModel,
+    GPT2Config,
+    GPT2LMHeadModel,
+    PreTrainedTokenizerFast,
+    T5Config,
+    T5EncoderModel,
+    T5Model,
+    ViTConfig,
+    ViTModel,
+)
+
+from captum_vz.cli import main
+from captum_vz.testbed import load_agreement_model
+from tests.command import refused
+from tests.test_cli import byte_level_tokenizer
+
+SENTENCE = "the pictures of some hat [MASK] scaring marcus."
+TINY = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+Weights = dict[str, Tensor]
+
+
+@pytest.fixture
+def tokenizer() -> PreTrainedTokenizerFast:
+    return load_agreement_model()[1]
+
+
+@pytest.fixture
+def saved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Save a model, and its tokenizer if there is one, in a folder."""
+
+    def save(model: Any, tokenizer: Any = None) -> str:
+        folder = tmp_path / "model"
+        model.save_pretrained(folder)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(folder)
+        capsys.readouterr()
+        return str(folder)
+
+    return save
+
+
+@pytest.fixture
+def agreement(saved: Callable[..., str]) -> str:
+    return saved(*load_agreement_model())
+
+
+def change_weights(folder: str, change: Callable[[Weights], Weights]) -> None:
+    path = f"{folder}/model.safetensors"
+    save_file(change(load_file(path)), path, {"format": "pt"})
+
+
+def explained(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[dict[str, Any], str]:
+    """What the command prints as JSON, and what it tells on stderr."""
+    status = main(["explain", *arguments, "--json"])
+    out, err = capsys.readouterr()
+    assert status == 0, err
+    return json.loads(out), err
+
+
+# Weights
+
+
+def without_a_layer(weights: Weights) -> Weights:
+    return {name: one for name, one in weights.items() if ".layer.2." not in name}
+
+
+def with_other_names(weights: Weights) -> Weights:
+    return {name.replace("query", "qry"): one for name, one in weights.items()}
+
+
+def without_the_head(weights: Weights) -> Weights:
+    return {name: one for name, one in weights.items() if "cls.predictions.transform" not in name}
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (without_a_layer, r"BertForMaskedLM needs bert.encoder.layer.2.attention.output.LayerNorm.bias, "),
+        (with_other_names, "It holds others that the model does not use: bert.encoder.layer.0.attention.self.qry.bias"),
+        (without_the_head, "needs cls.predictions.transform.LayerNorm.bias, "),
+        (lambda weights: {}, " others, which the checkpoint lacks. They would be random numbers."),
+    ],
+)
+@pytest.mark.parametrize("command", ["explain", "study", "paper"])
+def test_missing_weights_are_refused(
+    command: str,
+    change: Callable[[Weights], Weights],
+    told: str,
+    agreement: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    change_weights(agreement, change)
+    rest = [SENTENCE] if command == "explain" else ["--generated", "2", "--quiet", "--output", str(tmp_path / "out")]
+    assert told in refused(capsys, command, *rest, "--model", agreement)
+
+
+def test_unexpected_weights_are_told(agreement: str, capsys: pytest.CaptureFixture[str]) -> None:
+    change_weights(agreement, lambda weights: weights | {"bert.encoder.layer.0.lora_A": torch.ones(2)})
+    found, err = explained(capsys, SENTENCE, "--model", agreement)
+    assert err == (
+        f"captum-vz: BertForMaskedLM does not use all weights of {agreement!r}: bert.encoder.layer.0.lora_A stay out.\n"
+    )
+    assert found["scores"] == explained(capsys, SENTENCE)[0]["scores"]
+
+
+def test_tied_weights_are_not_missing(agreement: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "cls.predictions.decoder.weight" not in load_file(f"{agreement}/model.safetensors")
+    assert explained(capsys, SENTENCE, "--model", agreement)[1] == ""
+
+
+def test_position_ids_may_be_stored(agreement: str, capsys: pytest.CaptureFixture[str]) -> None:
+    ids = {"bert.embeddings.position_ids": torch.arange(128)[None]}  # as transformers stored them before version 4.31
+    change_weights(agreement, lambda weights: weights | ids)
+    assert explained(capsys, SENTENCE, "--model", agreement)[1] == ""
+
+
+def test_unused_pooler_may_be_missing(
+    saved: Callable[..., str], tokenizer: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = BertForTokenClassification(BertConfig(vocab_size=len(tokenizer), **TINY))
+    found, err = explained(capsys, "[MASK]", "--model", saved(model, tokenizer))
+    assert len(found["maps"]) == 2
+    assert err.endswith("classifier.bias, classifier.weight stay out.\n")
+    folder = saved(BertModel(model.config, add_pooling_layer=False), tokenizer)
+    assert explained(capsys, "[MASK]", "--model", folder)[1] == ""
+    change_weights(folder, lambda weights: {name: one for name, one in weights.items() if "layer.1" not in name})
+    assert "needs encoder.layer.1." in refused(capsys, "explain", "[MASK]", "--model", folder)
+
+
+def test_encoder_needs_no_decoder(saved: Callable[..., str], capsys: pytest.CaptureFixture[str]) -> None:
+    words = byte_level_tokenizer(eos_token="</s>", pad_token="<pad>")
+    config = T5Config(vocab_size=len(words), d_model=16, d_kv=4, d_ff=32, num_layers=2, num_heads=2)
+    config.decoder_start_token_id = 0
+    folder = saved(T5EncoderModel(config), words)
+    assert len(explained(capsys, "a b", "--model", folder)[0]["maps"]) == 2
+    config.is_encoder_decoder = True
+    saved(T5Model(config), words)
+    change_weights(folder, lambda weights: {name: one for name, one in weights.items() if "decoder" not in name})
+    assert len(explained(capsys, "a b", "--model", folder)[0]["maps"]) == 2
+    change_weights(folder, lambda weights: {name: one for name, one in weights.items() if "block.1" not in name})
+    assert "needs encoder.block.1." in refused(capsys, "explain", "a b", "--model", folder)
+
+
+# Files that run code
+
+
+class Trap:
+    def __reduce__(self) -> Any:
+        return os.mkdir, ("trapped",)
+
+
+def test_pickled_weights_are_not_read(
+    agreement: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path(agreement, "model.safetensors").unlink()
+    for data in (pickle.dumps(Trap()), None):
+        path = Path(agreement, "pytorch_model.bin")
+        torch.save(load_agreement_model()[0].state_dict(), path) if data is None else path.write_bytes(data)
+        told = refused(capsys, "explain", SENTENCE, "--model", agreement)
+        assert "there is no model.safetensors. This command reads no pickles" in told
+        assert "weights_only" not in told
+    assert not Path("trapped").exists()
+
+
+def test_code_of_a_model_is_not_run(
+    agreement: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = json.loads(Path(agreement, "config.json").read_text())
+    config |= {"model_type": "mine", "auto_map": {"AutoConfig": "mine.Config", "AutoModelForMaskedLM": "mine.Model"}}
+    Path(agreement, "config.json").write_text(json.dumps(config))
+    Path(agreement, "mine.py").write_text("import os; os.mkdir('trapped')")
+    told = refused(capsys, "explain", SENTENCE, "--model", agreement)
+    assert "it needs Python code of its own, which this command does not run" in told
+    assert not Path("trapped").exists()
+
+
+# Tokenizers
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        BertModel(BertConfig(**TINY)),
+        GPT2LMHeadModel(GPT2Config(vocab_size=50, n_positions=16, n_embd=16, n_layer=2, n_head=2)),
+        T5EncoderModel(T5Config(vocab_size=300, d_model=16, d_kv=4, d_ff=32, num_layers=2, num_heads=2)),
+    ],
+    ids=lambda model: type(model).__name__,
+)
+def test_model_without_tokenizer_is_refused(
+    model: Any, saved: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = refused(capsys, "explain", "hello world", "--model", saved(model))
+    assert "comes without a tokenizer: its vocabulary holds no word. Save its tokenizer in the same folder" in told
+
+
+def test_image_model_has_no_tokenizer(saved: Callable[..., str], capsys: pytest.CaptureFixture[str]) -> None:
+    folder = saved(ViTModel(ViTConfig(**TINY, image_size=8, patch_size=4)))
+    assert f"cannot load a tokenizer of the model {folder!r}: " in refused(capsys, "explain", "a", "--model", folder)
+
+
+def test_larger_tokenizer_is_refused(
+    saved: Callable[..., str], tokenizer: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = saved(BertModel(BertConfig(vocab_size=100, **TINY)), tokenizer)
+    told = refused(capsys, "explain", SENTENCE, "--model", folder)
+    assert "but the model knows 0 to 99: pass the model's own tokenizer" in told
+
+
+# The hub
+
+
+@pytest.mark.parametrize("name", ["no/such-model", "nosuchmodel"])
+@pytest.mark.parametrize("command", ["explain", "study", "paper"])
+def test_unreachable_hub_is_told(command: str, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "out"
+    rest = [SENTENCE] if command == "explain" else ["--generated", "2", "--output", str(output)]
+    models = [name] if command == "explain" else ["agreement", name]
+    told = refused(capsys, command, *rest, "--model", *models)
+    assert f"cannot load the model {name!r}: there is no such folder, and the Hugging Face hub cannot be" in told
+    assert not output.exists()  # it was told before anything was computed
+
+
+@pytest.mark.parametrize("name", ["", "a/b/c", "two words"])
+def test_name_of_no_model_is_told(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "is neither a folder nor an id of" in refused(capsys, "explain", SENTENCE, "--model", name)
+
+
+def test_silent_hub_is_asked_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A server that takes a connection and never answers. The hub's own client would try six times."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("captum_vz.cli.models.HUB_SECONDS", 0.5)
+    monkeypatch.setenv("NO_PROXY", "localhost")
+    with socket.create_server(("localhost", 0)) as server:
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", f"http://localhost:{server.getsockname()[1]}")
+        begun = time.monotonic()
+        told = refused(capsys, "explain", "a", "--model", "no/such-model")
+    assert time.monotonic() - begun < 5
+    assert "cannot load the model 'no/such-model': there is no such folder, and the Hugging Face hub cannot" in told
+
+
+def test_known_model_needs_no_network(
+    agreement: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A model that an earlier run has fetched."""
+    cache = tmp_path / "hub"
+    commit = "0" * 40
+    model = cache / "models--some--model"
+    (model / "refs").mkdir(parents=True)
+    (model / "refs" / "main").write_text(commit)
+    shutil.copytree(agreement, model / "snapshots" / commit)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
+    monkeypatch.setattr("transformers.utils.hub.constants.HF_HUB_CACHE", str(cache))
+    found, _ = explained(capsys, SENTENCE, "--model", "some/model")
+    assert found["scores"] == explained(capsys, SENTENCE)[0]["scores"]

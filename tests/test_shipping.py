@@ -1,0 +1,107 @@
+"""What is shipped: the files of the wheel and of the source distribution, their licenses, and no pickles."""
+
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+from safetensors import safe_open
+
+from tests.documents import ROOT
+
+PACKAGE = ROOT / "captum_vz"
+DATA = ["LICENSE.txt", "card.json", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
+BUILD = "import setuptools.build_meta as build; print(build.build_wheel('dist')); print(build.build_sdist('dist'))"
+Contents = dict[str, bytes]
+
+
+def built_in(source: Path) -> Path:
+    """The folder with the wheel and the source distribution that are built in a folder."""
+    pytest.importorskip("setuptools")
+    subprocess.run([sys.executable, "-c", BUILD], cwd=source, capture_output=True, text=True, check=True)
+    return source / "dist"
+
+
+def wheel_in(folder: Path) -> Contents:
+    (path,) = folder.glob("*.whl")
+    with zipfile.ZipFile(path) as wheel:
+        return {name: wheel.read(name) for name in wheel.namelist()}
+
+
+def unpacked(folder: Path, goal: Path) -> Path:
+    (path,) = folder.glob("*.tar.gz")
+    with tarfile.open(path) as sources:
+        sources.extractall(goal, filter="data")
+    (inner,) = goal.iterdir()
+    return inner
+
+
+@pytest.fixture(scope="module")
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from a copy, as `.ci/run` does, so that the checkout stays as it is."""
+    source = tmp_path_factory.mktemp("source")
+    for name in ("setup.cfg", "setup.py", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    shutil.copytree(PACKAGE, source / "captum_vz", ignore=shutil.ignore_patterns("__pycache__"))
+    return built_in(source)
+
+
+@pytest.fixture(scope="module")
+def wheel(dist: Path) -> Contents:
+    return wheel_in(dist)
+
+
+def test_wheel_holds_the_package(wheel: Contents) -> None:
+    expected = {
+        path.relative_to(ROOT).as_posix()
+        for path in PACKAGE.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert {name for name in wheel if ".dist-info/" not in name} == expected
+    assert {f"captum_vz/testbed/agreement/{name}" for name in DATA} | {"captum_vz/py.typed"} <= expected
+
+
+def test_wheel_states_its_licenses(wheel: Contents) -> None:
+    about = {name.partition(".dist-info/")[2]: data.decode() for name, data in wheel.items() if ".dist-info/" in name}
+    assert about["licenses/LICENSE"].startswith("BSD 3-Clause License")
+    assert "License-File: LICENSE\n" in about["METADATA"]
+    assert "License-File: captum_vz/testbed/agreement/LICENSE.txt\n" in about["METADATA"]
+    assert re.search(r"^License(-Expression)?: BSD-3-Clause$", about["METADATA"], re.MULTILINE)
+    data = wheel["captum_vz/testbed/agreement/LICENSE.txt"].decode()
+    assert "BSD 3-Clause" in data
+    assert "BLiMP" in data
+    assert "CC BY 4.0" in data
+    assert about["entry_points.txt"] == "[console_scripts]\ncaptum-vz = captum_vz.cli:main\n"
+
+
+def test_sources_build_the_same_wheel(dist: Path, wheel: Contents, tmp_path: Path) -> None:
+    source = unpacked(dist, tmp_path)
+    assert {path.name for path in source.iterdir()} >= {"LICENSE", "README.md", "setup.cfg", "setup.py"}
+    again = wheel_in(built_in(source))
+    # RECORD lists the files in the order in which they were packed.
+    assert {name: data for name, data in again.items() if not name.endswith("RECORD")} == {
+        name: data for name, data in wheel.items() if not name.endswith("RECORD")
+    }
+
+
+def test_weights_are_safetensors() -> None:
+    pickles = {".bin", ".ckpt", ".joblib", ".npy", ".npz", ".pickle", ".pkl", ".pt", ".pth"}
+    folders = (PACKAGE, ROOT / "tests", ROOT / "tutorials")
+    assert not [path for folder in folders for path in folder.rglob("*") if path.suffix in pickles]
+    with safe_open(PACKAGE / "testbed" / "agreement" / "model.safetensors", "pt") as weights:
+        assert len(weights.keys()) > 50
+
+
+def test_nothing_is_unpickled() -> None:
+    """Neither pickles nor a model's own Python code: no option, default or environment variable switches them on."""
+    dangerous = re.compile(r"torch\.load\(|import pickle|weights_only|trust_remote_code=(?!False)|allow_pickle|joblib")
+    found = [path.name for path in PACKAGE.rglob("*.py") if dangerous.search(path.read_text("utf-8"))]
+    assert not found
+    calls = re.compile(r"(?:AutoConfig|AutoTokenizer|auto)\.from_pretrained\(((?s:.*?))\)\n")
+    loaded = [call for path in PACKAGE.rglob("*.py") for call in calls.findall(path.read_text("utf-8"))]
+    assert len(loaded) == 3
+    assert all("trust_remote_code=False" in call for call in loaded)
