@@ -12,6 +12,7 @@ from torch.nn.functional import pad
 from torch.nn.parallel.scatter_gather import scatter
 
 from captum_vz._engine import AttentionSite
+from captum_vz.attr._misuse import check_inputs, explained_errors
 from captum_vz.errors import ArgumentError
 
 # A tensor or a tuple of tensors, as in Captum. Or a mapping, such as a tokenizer's BatchEncoding, passed by keyword.
@@ -87,15 +88,27 @@ def bind_forward(forward_func: Callable[..., Any], inputs: Inputs, additional_fo
                 "additional_forward_args None."
             )
         tensors = {str(name): value for name, value in inputs.items()}
+        check_inputs(inputs)
         _refuse_empty(tensors.values())
-        return lambda: forward_func(**tensors)
+        return _explained(lambda: forward_func(**tensors), inputs)
     if inputs is None:
         raise ArgumentError(
             "inputs is None: pass what forward_func takes, a tensor, a tuple of tensors, or a tokenizer's output."
         )
+    check_inputs(inputs)
     formatted = _format_tensor_into_tuples(inputs)
     _refuse_empty(formatted)
-    return lambda: _run_forward(forward_func, formatted, None, additional_forward_args)
+    return _explained(lambda: _run_forward(forward_func, formatted, None, additional_forward_args), inputs)
+
+
+def _explained(forward: Callable[[], Any], inputs: Inputs) -> Callable[[], Any]:
+    """`forward`, with errors that wrong inputs explain."""
+
+    def run() -> Any:
+        with explained_errors(token_input(inputs)):
+            return forward()
+
+    return run
 
 
 def _refuse_empty(inputs: Any) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from captum_vz.attr._captum import logged
 from captum_vz.attr._embedding_objective import EmbeddingObjective
+from captum_vz.attr._misuse import check_forward_func
 from captum_vz.attr._target import Indices, parse_indices
 from captum_vz.errors import ArgumentError
 from captum_vz.functional import token_scores
@@ -123,6 +124,17 @@ class TokenAttribution(Attribution):
             )
         if getattr(self.forward_func, "training", False):
             raise ArgumentError("The model is in train mode: call model.eval() first.")
+        if not callable(self.method):
+            raise ArgumentError(
+                f"method is a {type(self.method).__name__} object: pass its class, such as IntegratedGradients, "
+                "because an object of it is built here, on the embeddings."
+            )
+        if options.get("return_convergence_delta"):
+            raise ArgumentError(
+                "return_convergence_delta has no meaning here: the scores of integrated gradients sum to the output "
+                "minus the baseline's output. Leave it out, and compare the sum of a row."
+            )
+        check_forward_func(self.forward_func, ())
         named = dict(inputs) if isinstance(inputs, Mapping) else {"input_ids": inputs}
         ids = named.pop("input_ids", None)
         if not (isinstance(ids, Tensor) and ids.ndim == 2 and not ids.is_floating_point() and ids.numel()):

@@ -16,7 +16,7 @@ from captum._utils.progress import NullProgress, progress
 from torch import Tensor
 
 from captum_vz._engine import LayerRecord, ModelReplay, attention_site, is_half, repeat_examples
-from captum_vz.attr._arguments import FeatureGroups, Inputs, as_layers, bind_forward, check_per_eval, tokens_of
+from captum_vz.attr._arguments import FeatureGroups, Inputs, bind_forward, check_per_eval, tokens_of
 from captum_vz.attr._captum import ForwardPassAttribution, logged, warn
 from captum_vz.attr._heads import Heads, select_heads
 from captum_vz.attr._target import Indices, parse_indices, pick, tensor_of
@@ -127,7 +127,7 @@ class ValueZeroingEffect(ForwardPassAttribution):
             )
         check_per_eval(perturbations_per_eval)
         question = _Question.parse(target, foil)
-        layers = as_layers(self.layer)
+        layers = self._layers()
         device_ids = self.device_ids or getattr(self.forward_func, "device_ids", None)
         masks = FeatureGroups(feature_mask, device_ids)
         model = ModelReplay(layers, device_ids)

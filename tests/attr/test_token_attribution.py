@@ -289,7 +289,7 @@ def test_function_as_forward_func() -> None:
         ({"baselines": "blank"}, "baselines is 'blank': pass 'pad', 'mask', 'zero' or token ids"),
         ({"baselines": IDS[:, :2]}, r"baselines is \(2, 2\) of torch.int64: pass token ids \(2, 11\)"),
         ({"objective": lambda output: output.logits, "foil": 1}, "so foil has no meaning: subtract it there"),
-        ({"return_convergence_delta": True}, "IntegratedGradients gave tuple: expected"),
+        ({"return_convergence_delta": True}, "return_convergence_delta has no meaning here"),
     ],
 )
 def test_bad_arguments_are_refused(options: dict[str, Any], message: str) -> None:
