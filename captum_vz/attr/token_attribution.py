@@ -42,7 +42,7 @@ class TokenAttribution(Attribution):
         method: A Captum attribution class, or a function that builds one, such as
             `functools.partial(IntegratedGradients, multiply_by_inputs=False)`.
         tokenizer: The tokenizer, which has the ids of the special tokens.
-        layer: For layer methods, the module whose output `(batch, tokens, d)` is explained.
+        layer: For layer methods, the module whose output `(batch, tokens, d)` is explained, such as the word embedding.
         embeddings: The module that embeds token ids. None: `forward_func.get_input_embeddings()`.
         objective: A function of the model's output to explain instead of logits. It returns `(batch,)`, or `(batch,
             classes)` to be indexed by `target`. A method may run many copies of the batch at once.
@@ -166,7 +166,9 @@ class TokenAttribution(Attribution):
         foil: Tensor | None,
         options: dict[str, Any],
     ) -> Tensor:
-        method = self.method(run) if self.layer is None else self.method(run, self.layer)
+        # Embeddings are given to the model, so the word embedding does not run. Its output is that of `run.words`.
+        layer = run.words if self.layer is not None and self.layer is self._words() else self.layer
+        method = self.method(run) if layer is None else self.method(run, layer)
         if isinstance(method, _ONE_EXAMPLE_AT_A_TIME) and len(embedded) > 1:
             rows = []
             for b in range(len(embedded)):
@@ -179,6 +181,8 @@ class TokenAttribution(Attribution):
         tokens = torch.arange(embedded.shape[1], device=embedded.device)[None, :, None]
         masks = {name: tokens for name in ("feature_mask", "layer_mask") if name in takes}
         given: dict[str, Any] = {"baselines": reference} if "baselines" in takes else {}
+        if layer is run.words and "layer_baselines" in takes:
+            given["layer_baselines"] = reference
         windows = "sliding_window_shapes" in takes
         if windows:
             given["sliding_window_shapes"] = (1, embedded.shape[2])
