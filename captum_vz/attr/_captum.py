@@ -13,8 +13,10 @@ from captum.attr import PerturbationAttribution
 from captum.log import log_usage
 from torch import nn
 
+from captum_vz._engine import ValueProjection
 from captum_vz.attr._arguments import as_layers
 from captum_vz.attr._misuse import check_call, check_forward_func
+from captum_vz.attr._values import values_of_layers
 
 _Attribute = TypeVar("_Attribute", bound=Callable[..., Any])
 
@@ -41,6 +43,9 @@ def warn(message: str) -> None:
 class ForwardPassAttribution(PerturbationAttribution):
     """Base of the methods that compute scores while `forward_func` runs one or several layers."""
 
+    #: Where the values are of layers that compute attention in their own code. None: the package finds them.
+    values: Any = None
+
     def __init__(self, forward_func: Callable[..., Any], layer: Any, device_ids: list[int] | None = None) -> None:
         """See the class for the arguments."""
         PerturbationAttribution.__init__(self, forward_func)
@@ -52,6 +57,10 @@ class ForwardPassAttribution(PerturbationAttribution):
         layers = as_layers(self.layer)
         check_forward_func(self.forward_func, layers)
         return layers
+
+    def _given(self, layers: list[nn.Module]) -> list[ValueProjection]:
+        """Where the user says that the values of the layers are. Empty: nowhere."""
+        return values_of_layers(self.values, layers)
 
     @classmethod
     def get_name(cls) -> str:

@@ -229,6 +229,7 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
                 device_ids=device_ids,
                 replays=self.replays_layers,
                 on_record=None if mixing is None else mixing.note,
+                given=self._given(layers),
             )
         for place, (asked, scores) in later.items():
             with torch.set_grad_enabled(self.needs_graph):

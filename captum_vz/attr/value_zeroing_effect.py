@@ -7,11 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from captum._utils.common import (
-    _format_additional_forward_args,
-    _format_output,
-    _format_tensor_into_tuples,
-)
+from captum._utils.common import _format_additional_forward_args, _format_output, _format_tensor_into_tuples
 from captum._utils.progress import NullProgress, progress
 from torch import Tensor
 
@@ -20,6 +16,7 @@ from captum_vz.attr._arguments import FeatureGroups, Inputs, bind_forward, check
 from captum_vz.attr._captum import ForwardPassAttribution, logged, warn
 from captum_vz.attr._heads import Heads, select_heads
 from captum_vz.attr._target import Indices, parse_indices, pick, tensor_of
+from captum_vz.attr._values import Values
 from captum_vz.errors import ArgumentError, RefusedError, UnsupportedLayerError
 from captum_vz.functional import widen
 
@@ -51,6 +48,7 @@ class ValueZeroingEffect(ForwardPassAttribution):
         device_ids: The device ids of a DataParallel model. Needed only if `forward_func` is a function that runs it.
         attention: "self", or "cross" for the cross-attention of a decoder block. Its sources are the encoder's tokens.
         heads: The query heads in which values are zeroed, see :class:`~captum_vz.ValueZeroing`.
+        values: Where the values are, see :class:`~captum_vz.ValueZeroing`.
 
     >>> from captum_vz import ValueZeroingEffect, find_layers
     >>> from captum_vz.testbed import load_agreement_model
@@ -71,8 +69,10 @@ class ValueZeroingEffect(ForwardPassAttribution):
         *,
         attention: str = "self",
         heads: Heads | Sequence[Heads] = None,
+        values: Values = None,
     ) -> None:
         super().__init__(forward_func, layer, device_ids)
+        self.values = values
         self.attention = attention
         self.heads = heads
 
@@ -130,7 +130,7 @@ class ValueZeroingEffect(ForwardPassAttribution):
         layers = self._layers()
         device_ids = self.device_ids or getattr(self.forward_func, "device_ids", None)
         masks = FeatureGroups(feature_mask, device_ids)
-        model = ModelReplay(layers, device_ids)
+        model = ModelReplay(layers, device_ids, self._given(layers))
         half: list[bool] = []
         ends: list[int | None] = []
 

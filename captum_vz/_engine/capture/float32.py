@@ -72,9 +72,11 @@ def recorded_in_float32(record: LayerRecord) -> LayerRecord:
             record.name,
             keep_module_io=record.keep_module_io,
             warnings=record.warnings,
+            given=record.given,
         )
-        with handled_by(Recorder(again)), torch.autocast(record.first_output.device.type, enabled=False):
-            again.output = layer.forward(*args, **kwargs)
+        recorder = Recorder(again)
+        with handled_by(recorder), torch.autocast(record.first_output.device.type, enabled=False):
+            recorder.finish(layer.forward(*args, **kwargs))
             half = is_half(again)
     except LAYER_ERRORS as error:
         if isinstance(error, torch.OutOfMemoryError):

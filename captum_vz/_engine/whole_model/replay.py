@@ -20,6 +20,7 @@ from captum_vz._engine.numerics.budget import budget_of
 from captum_vz._engine.numerics.tensors import first_numbers, first_tensor
 from captum_vz._engine.numerics.tolerance import CannotReplayError, check_reproduced
 from captum_vz._engine.replay.base import Ablation, zeroed_heads
+from captum_vz._engine.taps.projection import projections_named
 from captum_vz._engine.whole_model.clean_cache import CleanCache
 from captum_vz.errors import RefusedError
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from captum_vz._engine.capture.forward_pass import LayerResults
     from captum_vz._engine.capture.records import AttentionRecord, LayerRecord
     from captum_vz._engine.structure.site import AttentionSite
+    from captum_vz._engine.taps.projection_table import ValueProjection
 
 
 @dataclass(frozen=True)
@@ -49,9 +51,12 @@ class _Run:
 class ModelReplay:
     """A model's clean pass, and its runs on copies of the inputs, with values zeroed in some of its layers."""
 
-    def __init__(self, layers: Sequence[nn.Module], device_ids: list[int] | None = None) -> None:
+    def __init__(
+        self, layers: Sequence[nn.Module], device_ids: list[int] | None, given: Sequence[ValueProjection] = ()
+    ) -> None:
         self.layers = layers
         self.device_ids = device_ids
+        self.given = given
         self._cache = CleanCache(layers)
         self._runs: dict[tuple[int, torch.device], list[_Run]] = {}
         self._output: Tensor | None = None
@@ -64,7 +69,7 @@ class ModelReplay:
         outputs: list[Any] = []
         with self._cache.filling():
             results = run_and_record(
-                lambda: outputs.append(forward()), self.layers, compute, device_ids=self.device_ids
+                lambda: outputs.append(forward()), self.layers, compute, device_ids=self.device_ids, given=self.given
             )
         for module in self._cache.outermost:
             check_no_dropout(module)
@@ -137,6 +142,7 @@ class ModelReplay:
         with ExitStack() as stack:
             stack.enter_context(torch.no_grad())
             stack.enter_context(original_modules())
+            stack.enter_context(projections_named(self.layers, self.given))
             stack.enter_context(layer_hooks(self.layers, begin, end))
             stack.enter_context(self._cache.answering(copies, batch, self._answers_whole))
             output = forward()
