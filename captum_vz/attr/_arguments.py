@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 from torch.nn.parallel.scatter_gather import scatter
 
 from captum_vz._engine import AttentionSite
-from captum_vz.attr._misuse import check_inputs, explained_errors
+from captum_vz.attr._misuse import check_inputs, check_readable, explained_errors
 from captum_vz.errors import ArgumentError
 
 # A tensor or a tuple of tensors, as in Captum. Or a mapping, such as a tokenizer's BatchEncoding, passed by keyword.
@@ -58,6 +58,7 @@ def as_layers(layer: Any) -> list[nn.Module]:
             f"layer is {'empty' if not layers else 'of type ' + ', '.join(wrong)}: pass a module of the model, or a "
             "list of modules; captum_vz.find_layers(model) returns all its Transformer layers."
         )
+    check_readable(layers)
     if len({id(entry) for entry in layers}) != len(layers):
         raise ArgumentError(
             "layer lists the same module more than once: expected distinct modules. List each module once, also if it "

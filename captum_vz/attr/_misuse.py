@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from captum_vz.errors import ArgumentError
+from captum_vz.errors import ArgumentError, UnsupportedLayerError
 
 # Keywords of Captum's other methods, and what to do here.
 _NO_BASELINE = "nothing is compared with a reference input: leave it out"
@@ -65,6 +65,12 @@ def check_forward_func(forward_func: Any, layers: Sequence[nn.Module]) -> None:
             "as inputs of attribute."
         )
     if isinstance(forward_func, nn.Module) and not isinstance(forward_func, nn.ModuleList):
+        held = set(forward_func.modules())
+        if isinstance(forward_func, (torch.jit.ScriptModule, torch.fx.GraphModule)) and held.isdisjoint(layers):
+            raise ArgumentError(
+                f"forward_func is a {type(forward_func).__name__} of torch.jit, torch.export or torch.fx, which runs "
+                "none of the layers: pass the model before it was traced."
+            )
         larger = next((one for one in layers if one is not forward_func and forward_func in one.modules()), None)
         if larger is None:
             return
@@ -76,6 +82,23 @@ def check_forward_func(forward_func: Any, layers: Sequence[nn.Module]) -> None:
     raise ArgumentError(
         f"forward_func is {found}: pass the model, or a function that runs it, first, and the layer second."
     )
+
+
+def check_readable(layers: Sequence[nn.Module]) -> None:
+    """Refuse layers whose code is no longer Python's (TorchScript), or whose parameters are elsewhere (FSDP2)."""
+    for layer in layers:
+        for module in layer.modules():
+            kind = type(layer).__name__
+            if isinstance(module, torch.jit.ScriptModule):
+                raise UnsupportedLayerError(
+                    f"The layer {kind} was compiled by torch.jit (TorchScript), so its attention cannot be read: pass "
+                    "the model before torch.jit.script or torch.jit.trace."
+                )
+            if any(one.__name__ == "FSDPModule" for one in type(module).__mro__):
+                raise UnsupportedLayerError(
+                    f"The layer {kind} is sharded by FSDP (fully_shard), so it has no parameters when it runs again: "
+                    "load the model without sharding, or spread its layers over devices by device_map='auto'."
+                )
 
 
 def check_inputs(inputs: Any) -> None:

@@ -131,6 +131,7 @@ class ValueZeroingEffect(ForwardPassAttribution):
         device_ids = self.device_ids or getattr(self.forward_func, "device_ids", None)
         masks = FeatureGroups(feature_mask, device_ids)
         model = ModelReplay(layers, device_ids, self._given(layers))
+        model.check_no_cache((inputs, additional_forward_args))
         half: list[bool] = []
         ends: list[int | None] = []
 

@@ -140,6 +140,8 @@ def _in_one_list(layer: nn.Module, attentions: set[nn.Module]) -> bool:
 
 def _inline_attention(layer: LayerRecord) -> str:
     """What to add about an attention module whose attention was not seen."""
+    if isinstance(layer.layer, torch.fx.GraphModule):
+        return " (it was traced by torch.export or torch.fx, so its code calls kernels: pass the model before that)"
     kinds = [type(module).__name__ for module in layer.modules_run if type(module).__name__.endswith("Attention")]
     return f" (its {kinds[-1]} computes attention in an unknown way)" if kinds else ""
 

@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 from captum_vz._engine.capture.forward_pass import check_no_dropout, original_modules, run_and_record
 from captum_vz._engine.capture.hooks import layer_hooks
 from captum_vz._engine.capture.interventions import ZeroValues
+from captum_vz._engine.capture.layer_runner import LAYER_ERRORS, is_cache
 from captum_vz._engine.numerics.budget import budget_of
 from captum_vz._engine.numerics.tensors import first_numbers, first_tensor
 from captum_vz._engine.numerics.tolerance import CannotReplayError, check_reproduced
@@ -91,6 +92,16 @@ class ModelReplay:
         device = torch.device("cpu") if self._output is None else self._output.device
         return budget_of(device).copies_bytes // max(self._cache.largest, 1)
 
+    @staticmethod
+    def check_no_cache(arguments: Any) -> None:
+        """Refuse a key-value cache among the arguments: it holds examples, which cannot be repeated."""
+        caches = [x for x in tree_leaves(arguments, is_leaf=is_cache) if is_cache(x)]
+        if caches:
+            raise RefusedError(
+                f"The inputs hold a key-value cache ({type(caches[0]).__name__}), which cannot be repeated for copies "
+                "of the inputs. Pass the whole sequence, without a cache."
+            )
+
     def run(self, forward: Callable[[], Any], zeroed: Tensor) -> Any:
         """What `forward` returns on copies, with values zeroed where `zeroed (copies, batch, in)` is True.
 
@@ -110,6 +121,14 @@ class ModelReplay:
                 self._answers_whole = False
         try:
             return self._run(forward, zeroed)
+        except torch.OutOfMemoryError:
+            raise
+        except LAYER_ERRORS as error:
+            raise RefusedError(
+                f"forward_func fails on {len(zeroed)} copies of its inputs ({type(error).__name__}: {error}). It may "
+                "hold a tensor with an entry for each example, which is not repeated: pass it in inputs or "
+                "additional_forward_args. Or a key-value cache: pass the whole sequence instead."
+            ) from error
         except CannotReplayError as error:
             raise RefusedError(
                 f"On {len(zeroed)} copies of its inputs, the last of them unchanged, the model does not compute for "
@@ -173,7 +192,7 @@ class _ZeroInRun(ZeroValues):
 def _check_last_copy(clean: Tensor | None, found: Tensor | None, copies: int) -> None:
     if clean is None or found is None or found.shape != (copies * len(clean), *clean.shape[1:]):
         shapes = ["no tensor" if one is None else tuple(one.shape) for one in (found, clean)]
-        raise CannotReplayError(f"it returned {shapes[0]} where it returned {shapes[1]}")
+        raise CannotReplayError(f"for {copies} copies it returned {shapes[0]}, and {shapes[1]} for the inputs alone")
     # Some models hide classes by an infinity. One number an example may be a difference of large numbers, whose own
     # size does not bound its error: it is compared with 1.
     clean, found = (x.nan_to_num(neginf=0, posinf=0).reshape(len(x), -1) for x in (clean, found[-len(clean) :]))
