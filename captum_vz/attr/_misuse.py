@@ -116,6 +116,17 @@ def check_inputs(inputs: Any) -> None:
         raise ArgumentError(f"inputs {where} {'nothing' if wrong is None else f'a {wrong}, no tensor'}: {advice}.")
 
 
+def check_no_cache(inputs: Any, further: Any) -> None:
+    """Refuse a key-value cache of transformers: it holds examples, which are not repeated for copies of the inputs."""
+    named = inputs.values() if isinstance(inputs, Mapping) else ()
+    for value in (*named, *(further if isinstance(further, tuple) else (further,))):
+        if any(one.__module__ == "transformers.cache_utils" for one in type(value).__mro__):
+            raise ArgumentError(
+                f"The inputs hold a key-value cache ({type(value).__name__}), which cannot be repeated for copies of "
+                "the inputs. Pass the whole sequence, without a cache."
+            )
+
+
 @contextmanager
 def explained_errors(tokens: Any) -> Iterator[None]:
     """Say what is wrong with inputs, if the model raises an error in the `with` block and inputs explain it.

@@ -15,6 +15,7 @@ from captum_vz._engine import LayerRecord, ModelReplay, attention_site, is_half,
 from captum_vz.attr._arguments import FeatureGroups, Inputs, bind_forward, check_per_eval, tokens_of
 from captum_vz.attr._captum import ForwardPassAttribution, logged, warn
 from captum_vz.attr._heads import Heads, select_heads
+from captum_vz.attr._misuse import check_no_cache
 from captum_vz.attr._target import Indices, parse_indices, pick, tensor_of
 from captum_vz.attr._values import Values
 from captum_vz.errors import ArgumentError, RefusedError, UnsupportedLayerError
@@ -131,7 +132,7 @@ class ValueZeroingEffect(ForwardPassAttribution):
         device_ids = self.device_ids or getattr(self.forward_func, "device_ids", None)
         masks = FeatureGroups(feature_mask, device_ids)
         model = ModelReplay(layers, device_ids, self._given(layers))
-        model.check_no_cache((inputs, additional_forward_args))
+        check_no_cache(inputs, additional_forward_args)
         half: list[bool] = []
         ends: list[int | None] = []
 
@@ -162,8 +163,7 @@ class ValueZeroingEffect(ForwardPassAttribution):
         order = _order(members)
         effects = members.new_zeros(order.shape, dtype=torch.float32)
         at_a_time = min(filter(None, (perturbations_per_eval, max(1, model.copies_that_fit() - 1))))
-        steps = list(_steps(order.shape[1], at_a_time))
-        title = f"{self.get_name()} attribution"
+        steps, title = list(_steps(order.shape[1], at_a_time)), f"{self.get_name()} attribution"
         with progress(desc=title, total=len(steps)) if show_progress else NullProgress() as bar:
             for start, stop in steps:
                 zeroed = members == order.T[start:stop, :, None]

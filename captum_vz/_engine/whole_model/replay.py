@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 from captum_vz._engine.capture.forward_pass import check_no_dropout, original_modules, run_and_record
 from captum_vz._engine.capture.hooks import layer_hooks
 from captum_vz._engine.capture.interventions import ZeroValues
-from captum_vz._engine.capture.layer_runner import LAYER_ERRORS, is_cache
+from captum_vz._engine.capture.layer_runner import LAYER_ERRORS
 from captum_vz._engine.numerics.budget import budget_of
 from captum_vz._engine.numerics.tensors import first_numbers, first_tensor
 from captum_vz._engine.numerics.tolerance import CannotReplayError, check_reproduced
@@ -91,16 +91,6 @@ class ModelReplay:
         """How many copies fit into memory at a time."""
         device = torch.device("cpu") if self._output is None else self._output.device
         return budget_of(device).copies_bytes // max(self._cache.largest, 1)
-
-    @staticmethod
-    def check_no_cache(arguments: Any) -> None:
-        """Refuse a key-value cache among the arguments: it holds examples, which cannot be repeated."""
-        caches = [x for x in tree_leaves(arguments, is_leaf=is_cache) if is_cache(x)]
-        if caches:
-            raise RefusedError(
-                f"The inputs hold a key-value cache ({type(caches[0]).__name__}), which cannot be repeated for copies "
-                "of the inputs. Pass the whole sequence, without a cache."
-            )
 
     def run(self, forward: Callable[[], Any], zeroed: Tensor) -> Any:
         """What `forward` returns on copies, with values zeroed where `zeroed (copies, batch, in)` is True.
