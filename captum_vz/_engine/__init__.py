@@ -17,6 +17,7 @@ from captum_vz._engine.numerics.tensors import first_tensor, repeat_examples
 from captum_vz._engine.replay.base import Ablation
 from captum_vz._engine.structure.find_layers import find_layers
 from captum_vz._engine.structure.site import AttentionSite, attention_site
+from captum_vz._engine.taps.projection_table import ValueProjection
 from captum_vz._engine.value_zeroing import OutputDistance, traced_replays, value_zeroing_scores
 from captum_vz._engine.whole_model.mixing import OtherMixing
 from captum_vz._engine.whole_model.replay import ModelReplay
@@ -37,6 +38,7 @@ __all__ = [
     "OtherMixing",
     "OutputDistance",
     "Readout",
+    "ValueProjection",
     "attention_site",
     "budget_of",
     "decompositions",

@@ -18,6 +18,7 @@ from captum_vz._engine.replay.packed import PackedReplay
 from captum_vz._engine.replay.sequences import SequenceReplay
 from captum_vz._engine.replay.trust import LayerTrust
 from captum_vz._engine.replay.windows import WindowReplay
+from captum_vz._engine.taps.handler import left_out_by_replays
 from captum_vz.errors import RefusedError, UnsupportedLayerError
 
 if TYPE_CHECKING:
@@ -141,8 +142,8 @@ def _replayed(problem: ReplayProblem, distance: OutputDistance) -> Tensor:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in trace.failed.items() if name != "folded pairs")
         raise UnsupportedLayerError(
             f"{trace.layer} cannot be replayed: no replay reproduces its clean output on its own clean input. Tried "
-            f"{reasons}. Pass a single Transformer block in eval mode, whose output at each token depends on its input "
-            "alone."
+            f"{reasons}. {left_out_by_replays(problem.site.layer.layer)}Pass a single Transformer block in eval mode, "
+            "whose output at each token depends on its input alone."
         )
     return scores
 

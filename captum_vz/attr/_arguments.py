@@ -12,6 +12,7 @@ from torch.nn.functional import pad
 from torch.nn.parallel.scatter_gather import scatter
 
 from captum_vz._engine import AttentionSite
+from captum_vz.attr._misuse import check_inputs, check_readable, explained_errors
 from captum_vz.errors import ArgumentError
 
 # A tensor or a tuple of tensors, as in Captum. Or a mapping, such as a tokenizer's BatchEncoding, passed by keyword.
@@ -57,6 +58,7 @@ def as_layers(layer: Any) -> list[nn.Module]:
             f"layer is {'empty' if not layers else 'of type ' + ', '.join(wrong)}: pass a module of the model, or a "
             "list of modules; captum_vz.find_layers(model) returns all its Transformer layers."
         )
+    check_readable(layers)
     if len({id(entry) for entry in layers}) != len(layers):
         raise ArgumentError(
             "layer lists the same module more than once: expected distinct modules. List each module once, also if it "
@@ -87,15 +89,27 @@ def bind_forward(forward_func: Callable[..., Any], inputs: Inputs, additional_fo
                 "additional_forward_args None."
             )
         tensors = {str(name): value for name, value in inputs.items()}
+        check_inputs(inputs)
         _refuse_empty(tensors.values())
-        return lambda: forward_func(**tensors)
+        return _explained(lambda: forward_func(**tensors), inputs)
     if inputs is None:
         raise ArgumentError(
             "inputs is None: pass what forward_func takes, a tensor, a tuple of tensors, or a tokenizer's output."
         )
+    check_inputs(inputs)
     formatted = _format_tensor_into_tuples(inputs)
     _refuse_empty(formatted)
-    return lambda: _run_forward(forward_func, formatted, None, additional_forward_args)
+    return _explained(lambda: _run_forward(forward_func, formatted, None, additional_forward_args), inputs)
+
+
+def _explained(forward: Callable[[], Any], inputs: Inputs) -> Callable[[], Any]:
+    """`forward`, with errors that wrong inputs explain."""
+
+    def run() -> Any:
+        with explained_errors(token_input(inputs)):
+            return forward()
+
+    return run
 
 
 def _refuse_empty(inputs: Any) -> None:

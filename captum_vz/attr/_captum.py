@@ -6,17 +6,30 @@ import inspect
 import re
 import warnings
 from collections.abc import Callable
+from functools import wraps
 from typing import Any, TypeVar
 
 from captum.attr import PerturbationAttribution
 from captum.log import log_usage
+from torch import nn
+
+from captum_vz._engine import ValueProjection
+from captum_vz.attr._arguments import as_layers
+from captum_vz.attr._misuse import check_call, check_forward_func
+from captum_vz.attr._values import values_of_layers
 
 _Attribute = TypeVar("_Attribute", bound=Callable[..., Any])
 
 
 def logged(attribute: _Attribute) -> _Attribute:
-    """Captum's decorator of `attribute`, with types."""
-    return log_usage(part_of_slo=True)(attribute)
+    """Captum's decorator of `attribute`, with types. Arguments that only other methods of Captum take are refused."""
+
+    @wraps(attribute)
+    def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
+        check_call(attribute, self.get_name(), args, kwargs)
+        return attribute(self, *args, **kwargs)
+
+    return log_usage(part_of_slo=True)(checked)
 
 
 def warn(message: str) -> None:
@@ -30,11 +43,24 @@ def warn(message: str) -> None:
 class ForwardPassAttribution(PerturbationAttribution):
     """Base of the methods that compute scores while `forward_func` runs one or several layers."""
 
+    #: Where the values are of layers that compute attention in their own code. None: the package finds them.
+    values: Any = None
+
     def __init__(self, forward_func: Callable[..., Any], layer: Any, device_ids: list[int] | None = None) -> None:
         """See the class for the arguments."""
         PerturbationAttribution.__init__(self, forward_func)
         self.layer = layer
         self.device_ids = device_ids
+
+    def _layers(self) -> list[nn.Module]:
+        """The checked layers."""
+        layers = as_layers(self.layer)
+        check_forward_func(self.forward_func, layers)
+        return layers
+
+    def _given(self, layers: list[nn.Module]) -> list[ValueProjection]:
+        """Where the user says that the values of the layers are. Empty: nowhere."""
+        return values_of_layers(self.values, layers)
 
     @classmethod
     def get_name(cls) -> str:

@@ -17,6 +17,7 @@ class EmbeddingObjective(nn.Module):
     def __init__(self, model: Any, objective: Any, named: dict[str, Any], batch: int) -> None:
         super().__init__()
         self.model = model
+        self.words = nn.Identity()  # stands for the word embedding, which the model does not run on embeddings
         self.objective = objective
         # Captum repeats inputs that have a batch dimension when it runs copies of the batch.
         self.batched = {k: v for k, v in named.items() if isinstance(v, Tensor) and v.ndim and len(v) == batch}
@@ -25,7 +26,7 @@ class EmbeddingObjective(nn.Module):
     def forward(self, embedded: Tensor, *further: Any) -> Tensor:
         *batched, foil = further
         named = dict(zip(self.batched, batched, strict=True))
-        return self.read(self.model(inputs_embeds=embedded, **named, **self.fixed), foil)
+        return self.read(self.model(inputs_embeds=self.words(embedded), **named, **self.fixed), foil)
 
     def example(self, b: int) -> dict[str, Any]:
         """Arguments for one example of the batch."""

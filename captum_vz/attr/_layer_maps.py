@@ -25,7 +25,6 @@ from captum_vz.attr._arguments import (
     Arguments,
     FeatureGroups,
     Inputs,
-    as_layers,
     bind_forward,
     check_per_eval,
     tokens_of,
@@ -182,7 +181,7 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
         self, wanted: WantedTokens, arguments: Arguments, find_restart: bool = False, find_other_mixing: bool = False
     ) -> MapRun:
         """One forward pass. With `find_restart`, record whether the layers begin a second run."""
-        layers = as_layers(self.layer)
+        layers = self._layers()
         if self.attention not in ("self", "cross"):
             raise ArgumentError(f"attention is {self.attention!r}: pass 'self' or 'cross'.")
         check_per_eval(arguments.perturbations_per_eval)
@@ -230,6 +229,7 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
                 device_ids=device_ids,
                 replays=self.replays_layers,
                 on_record=None if mixing is None else mixing.note,
+                given=self._given(layers),
             )
         for place, (asked, scores) in later.items():
             with torch.set_grad_enabled(self.needs_graph):

@@ -194,9 +194,12 @@ class MapAggregation(ForwardPassAttribution):
         """Refuse maps that cannot be joined."""
         shapes = {tuple(one.shape) for one in maps}
         if len(shapes) != 1 or maps[0].shape[1] != maps[0].shape[2]:
+            advice = "If the model merges tokens between stages, pass the layers of one stage."
+            if any(one.shape[1] < one.shape[2] for one in maps):
+                advice = "They have more sources than tokens (a cache, a prefix): pass the whole sequence without it."
             raise ArgumentError(
                 f"{self.get_name()} multiplies square maps of one size, but the layers' maps are {sorted(shapes)}. "
-                "If the model merges tokens between stages, pass the layers of one stage."
+                + advice
             )
 
     def _refuse_mixing(self, pairs: list[tuple[int, int]], mixers: list[int]) -> None:

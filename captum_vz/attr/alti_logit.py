@@ -10,7 +10,7 @@ from captum._utils.common import _format_output
 from torch import Tensor, nn
 
 from captum_vz._engine import Readout
-from captum_vz.attr._arguments import Arguments, Inputs, as_layers
+from captum_vz.attr._arguments import Arguments, Inputs
 from captum_vz.attr._captum import ForwardPassAttribution, logged, warn
 from captum_vz.attr._logit_updates import LayerTerms, LogitTarget, LogitUpdates
 from captum_vz.attr._target import WantedTokens
@@ -192,7 +192,7 @@ class ALTILogit(ForwardPassAttribution):
         self, target: Any, foil: Any, arguments: Arguments
     ) -> tuple[WantedTokens, list[Tensor], list[LayerTerms], Tensor]:
         """The wanted rows, ALTI's maps, the layers' terms and the inverse of the final norm's deviation."""
-        layers = as_layers(self.layer)
+        layers = self._layers()
         targets = [LogitTarget.parse(target)] + ([] if foil is None else [LogitTarget.parse(foil, "foil")])
         wanted = targets[0].rows
         if any(one.rows.rows != wanted.rows for one in targets):

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from captum_vz.attr._captum import logged
 from captum_vz.attr._embedding_objective import EmbeddingObjective
+from captum_vz.attr._misuse import check_forward_func
 from captum_vz.attr._target import Indices, parse_indices
 from captum_vz.errors import ArgumentError
 from captum_vz.functional import token_scores
@@ -41,7 +42,7 @@ class TokenAttribution(Attribution):
         method: A Captum attribution class, or a function that builds one, such as
             `functools.partial(IntegratedGradients, multiply_by_inputs=False)`.
         tokenizer: The tokenizer, which has the ids of the special tokens.
-        layer: For layer methods, the module whose output `(batch, tokens, d)` is explained.
+        layer: For layer methods, the module whose output `(batch, tokens, d)` is explained, such as the word embedding.
         embeddings: The module that embeds token ids. None: `forward_func.get_input_embeddings()`.
         objective: A function of the model's output to explain instead of logits. It returns `(batch,)`, or `(batch,
             classes)` to be indexed by `target`. A method may run many copies of the batch at once.
@@ -123,6 +124,17 @@ class TokenAttribution(Attribution):
             )
         if getattr(self.forward_func, "training", False):
             raise ArgumentError("The model is in train mode: call model.eval() first.")
+        if not callable(self.method):
+            raise ArgumentError(
+                f"method is a {type(self.method).__name__} object: pass its class, such as IntegratedGradients, "
+                "because an object of it is built here, on the embeddings."
+            )
+        if options.get("return_convergence_delta"):
+            raise ArgumentError(
+                "return_convergence_delta has no meaning here: the scores of integrated gradients sum to the output "
+                "minus the baseline's output. Leave it out, and compare the sum of a row."
+            )
+        check_forward_func(self.forward_func, ())
         named = dict(inputs) if isinstance(inputs, Mapping) else {"input_ids": inputs}
         ids = named.pop("input_ids", None)
         if not (isinstance(ids, Tensor) and ids.ndim == 2 and not ids.is_floating_point() and ids.numel()):
@@ -154,7 +166,9 @@ class TokenAttribution(Attribution):
         foil: Tensor | None,
         options: dict[str, Any],
     ) -> Tensor:
-        method = self.method(run) if self.layer is None else self.method(run, self.layer)
+        # Embeddings are given to the model, so the word embedding does not run. Its output is that of `run.words`.
+        layer = run.words if self.layer is not None and self.layer is self._words() else self.layer
+        method = self.method(run) if layer is None else self.method(run, layer)
         if isinstance(method, _ONE_EXAMPLE_AT_A_TIME) and len(embedded) > 1:
             rows = []
             for b in range(len(embedded)):
@@ -167,6 +181,8 @@ class TokenAttribution(Attribution):
         tokens = torch.arange(embedded.shape[1], device=embedded.device)[None, :, None]
         masks = {name: tokens for name in ("feature_mask", "layer_mask") if name in takes}
         given: dict[str, Any] = {"baselines": reference} if "baselines" in takes else {}
+        if layer is run.words and "layer_baselines" in takes:
+            given["layer_baselines"] = reference
         windows = "sliding_window_shapes" in takes
         if windows:
             given["sliding_window_shapes"] = (1, embedded.shape[2])

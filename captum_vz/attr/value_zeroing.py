@@ -11,6 +11,7 @@ from captum_vz._engine import HALF, AttentionSite, OutputDistance, in_float32, v
 from captum_vz.attr._arguments import as_list
 from captum_vz.attr._heads import Heads, select_heads
 from captum_vz.attr._layer_maps import LayerMaps
+from captum_vz.attr._values import Values
 from captum_vz.attr._wanted import Wanted
 from captum_vz.errors import ArgumentError, RefusedError, UnsupportedLayerError
 from captum_vz.functional import Distance, cosine_distance, half_squared_distance, unit_vectors
@@ -44,6 +45,10 @@ class ValueZeroing(LayerMaps):
         normalize: Whether to divide each row by its sum. False returns the distances themselves.
         final_norm: A module that is applied to both outputs before the distance is computed, such as the norm after the
             last layer of a pre-norm stack.
+        values: Where the values are, for a layer that computes attention in its own code, without a function that the
+            package can read. A submodule or parameter of the layer, whose rows are the values `(batch, in, d)`. Or
+            `(part, select)`: `select` is given what the part returns, and returns the values in it, a view `(batch, in,
+            d)` or `(batch, in, head, d_head)`. Or a list of these, or a function that takes a layer and returns one.
         matmul_precision: "highest" or "medium", as in torch.set_float32_matmul_precision. With "medium", the
             feed-forward multiplies the changes in bfloat16. On hardware with bfloat16 units, a map takes 0.7 to 0.9 of
             the time. On real weights, half of the scores above 0.001 change by less than 0.04 %, and the largest
@@ -77,6 +82,7 @@ class ValueZeroing(LayerMaps):
         heads: Heads | Sequence[Heads] = None,
         normalize: bool = True,
         final_norm: nn.Module | None = None,
+        values: Values = None,
         matmul_precision: str = "highest",
     ) -> None:
         super().__init__(forward_func, layer, device_ids, attention=attention, normalize=normalize)
@@ -84,6 +90,7 @@ class ValueZeroing(LayerMaps):
         self.distance = distance
         self.heads = heads
         self.final_norm = final_norm
+        self.values = values
         if matmul_precision not in ("highest", "medium"):
             raise ArgumentError(f"matmul_precision is {matmul_precision!r}: pass 'highest' or 'medium'.")
         self.matmul_precision = matmul_precision

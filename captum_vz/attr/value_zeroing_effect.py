@@ -7,19 +7,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from captum._utils.common import (
-    _format_additional_forward_args,
-    _format_output,
-    _format_tensor_into_tuples,
-)
+from captum._utils.common import _format_additional_forward_args, _format_output, _format_tensor_into_tuples
 from captum._utils.progress import NullProgress, progress
 from torch import Tensor
 
 from captum_vz._engine import LayerRecord, ModelReplay, attention_site, is_half, repeat_examples
-from captum_vz.attr._arguments import FeatureGroups, Inputs, as_layers, bind_forward, check_per_eval, tokens_of
+from captum_vz.attr._arguments import FeatureGroups, Inputs, bind_forward, check_per_eval, tokens_of
 from captum_vz.attr._captum import ForwardPassAttribution, logged, warn
 from captum_vz.attr._heads import Heads, select_heads
+from captum_vz.attr._misuse import check_no_cache
 from captum_vz.attr._target import Indices, parse_indices, pick, tensor_of
+from captum_vz.attr._values import Values
 from captum_vz.errors import ArgumentError, RefusedError, UnsupportedLayerError
 from captum_vz.functional import widen
 
@@ -51,6 +49,7 @@ class ValueZeroingEffect(ForwardPassAttribution):
         device_ids: The device ids of a DataParallel model. Needed only if `forward_func` is a function that runs it.
         attention: "self", or "cross" for the cross-attention of a decoder block. Its sources are the encoder's tokens.
         heads: The query heads in which values are zeroed, see :class:`~captum_vz.ValueZeroing`.
+        values: Where the values are, see :class:`~captum_vz.ValueZeroing`.
 
     >>> from captum_vz import ValueZeroingEffect, find_layers
     >>> from captum_vz.testbed import load_agreement_model
@@ -71,8 +70,10 @@ class ValueZeroingEffect(ForwardPassAttribution):
         *,
         attention: str = "self",
         heads: Heads | Sequence[Heads] = None,
+        values: Values = None,
     ) -> None:
         super().__init__(forward_func, layer, device_ids)
+        self.values = values
         self.attention = attention
         self.heads = heads
 
@@ -127,10 +128,11 @@ class ValueZeroingEffect(ForwardPassAttribution):
             )
         check_per_eval(perturbations_per_eval)
         question = _Question.parse(target, foil)
-        layers = as_layers(self.layer)
+        layers = self._layers()
         device_ids = self.device_ids or getattr(self.forward_func, "device_ids", None)
         masks = FeatureGroups(feature_mask, device_ids)
-        model = ModelReplay(layers, device_ids)
+        model = ModelReplay(layers, device_ids, self._given(layers))
+        check_no_cache(inputs, additional_forward_args)
         half: list[bool] = []
         ends: list[int | None] = []
 
@@ -161,8 +163,7 @@ class ValueZeroingEffect(ForwardPassAttribution):
         order = _order(members)
         effects = members.new_zeros(order.shape, dtype=torch.float32)
         at_a_time = min(filter(None, (perturbations_per_eval, max(1, model.copies_that_fit() - 1))))
-        steps = list(_steps(order.shape[1], at_a_time))
-        title = f"{self.get_name()} attribution"
+        steps, title = list(_steps(order.shape[1], at_a_time)), f"{self.get_name()} attribution"
         with progress(desc=title, total=len(steps)) if show_progress else NullProgress() as bar:
             for start, stop in steps:
                 zeroed = members == order.T[start:stop, :, None]

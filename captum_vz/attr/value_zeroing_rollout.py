@@ -9,6 +9,7 @@ from torch import nn
 
 from captum_vz.attr._heads import Heads
 from captum_vz.attr._of_maps import OtherMixingRule, of_maps
+from captum_vz.attr._values import Values
 from captum_vz.attr.rollout import Rollout
 from captum_vz.attr.value_zeroing import ValueZeroing
 from captum_vz.functional import Distance, Residual
@@ -38,6 +39,7 @@ class ValueZeroingRollout(Rollout):
         normalize: Whether to divide each row of each layer's map by its sum.
         final_norm: A module that is applied to both outputs before the distance is computed, such as the norm after the
             last layer of a pre-norm stack.
+        values: Where the values are, see :class:`~captum_vz.ValueZeroing`.
         matmul_precision: "highest" or "medium", see :class:`~captum_vz.ValueZeroing`.
         per_receptive_field: Whether to divide the scores of each input token by the number of output tokens that the
             token reaches. Rows are normalised after that. Meant for causal models: early tokens reach more tokens.
@@ -65,6 +67,7 @@ class ValueZeroingRollout(Rollout):
         heads: Heads | Sequence[Heads] = None,
         normalize: bool = True,
         final_norm: nn.Module | None = None,
+        values: Values = None,
         matmul_precision: str = "highest",
         per_receptive_field: bool = False,
         other_mixing: OtherMixingRule = "refuse",
@@ -78,6 +81,7 @@ class ValueZeroingRollout(Rollout):
             heads=heads,
             normalize=normalize,
             final_norm=final_norm,
+            values=values,
             matmul_precision=matmul_precision,
         )
         super().__init__(
@@ -89,4 +93,5 @@ class ValueZeroingRollout(Rollout):
     heads = of_maps("heads")
     normalize = of_maps("normalize")
     final_norm = of_maps("final_norm")
+    values = of_maps("values")
     matmul_precision = of_maps("matmul_precision")

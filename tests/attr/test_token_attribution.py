@@ -289,7 +289,7 @@ def test_function_as_forward_func() -> None:
         ({"baselines": "blank"}, "baselines is 'blank': pass 'pad', 'mask', 'zero' or token ids"),
         ({"baselines": IDS[:, :2]}, r"baselines is \(2, 2\) of torch.int64: pass token ids \(2, 11\)"),
         ({"objective": lambda output: output.logits, "foil": 1}, "so foil has no meaning: subtract it there"),
-        ({"return_convergence_delta": True}, "IntegratedGradients gave tuple: expected"),
+        ({"return_convergence_delta": True}, "return_convergence_delta has no meaning here"),
     ],
 )
 def test_bad_arguments_are_refused(options: dict[str, Any], message: str) -> None:
@@ -360,3 +360,34 @@ def test_inference_and_train_mode_are_refused() -> None:
         explain(Saliency)
     with pytest.raises(AssertionError, match=r"train mode: call model.eval\(\) first"):
         TokenAttribution(Bag(nn.ReLU()), Saliency, TINY).attribute(TINY_IDS, target=0)
+
+
+PAIRS = [
+    (LayerIntegratedGradients, IntegratedGradients),
+    (LayerGradientXActivation, InputXGradient),
+    (LayerDeepLift, DeepLift),
+    (LayerFeatureAblation, FeatureAblation),
+]
+
+
+@pytest.mark.parametrize(("of_layer", "plain"), PAIRS)
+def test_the_word_embedding_as_layer(of_layer: Any, plain: Any) -> None:
+    words = MODEL.get_input_embeddings()
+    found, expected = (
+        TokenAttribution(MODEL, method, TOKENIZER, layer).attribute(BATCH, target=at(PLACES, ARE), foil=at(PLACES, IS))
+        for method, layer in ((of_layer, words), (plain, None))
+    )
+    torch.testing.assert_close(found, expected)
+    assert not words._forward_hooks
+
+
+def test_the_word_embedding_by_hand() -> None:
+    def logit(ids: Tensor) -> Tensor:
+        return MODEL(input_ids=ids).logits[:, PLACES[0]]
+
+    ids, base = ONE["input_ids"], torch.full_like(ONE["input_ids"], TOKENIZER.pad_token_id)
+    base[:, 0], base[:, -1] = TOKENIZER.cls_token_id, TOKENIZER.sep_token_id
+    words = MODEL.get_input_embeddings()
+    by_hand = LayerIntegratedGradients(logit, words).attribute(ids, base, target=ARE, n_steps=8).sum(-1)
+    method = TokenAttribution(MODEL, LayerIntegratedGradients, TOKENIZER, words)
+    torch.testing.assert_close(method.attribute(ONE, target=(PLACES[0], ARE), n_steps=8), by_hand)

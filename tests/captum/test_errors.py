@@ -48,7 +48,7 @@ def test_mask_of_one_example() -> None:
 @each_shell
 def test_inputs_in_a_list(method: Any) -> None:
     configuration = Configuration(method)
-    with pytest.raises(AssertionError, match=r"`inputs` must be a torch.Tensor or a tuple"):
+    with pytest.raises(AssertionError, match="inputs is a list, no tensor: pass a tensor, a tuple of tensors"):
         configuration.build().attribute(list(configuration.case.inputs.values()))
 
 

@@ -14,11 +14,11 @@ from tests.captum.configurations import LAYER_METHODS, POST_NORM_METHODS, Config
 
 SHARED = ["self", "forward_func", "layer", "device_ids"]
 JOINING = ["per_receptive_field", "other_mixing"]
-ZEROING = ["distance", "attention", "heads", "normalize", "final_norm", "matmul_precision"]
+ZEROING = ["distance", "attention", "heads", "normalize", "final_norm", "values", "matmul_precision"]
 CONSTRUCTORS = {
     "ValueZeroing": [*SHARED, *ZEROING],
     "ValueZeroingRollout": [*SHARED, "residual", *ZEROING, *JOINING],
-    "ValueZeroingEffect": [*SHARED, "attention", "heads"],
+    "ValueZeroingEffect": [*SHARED, "attention", "heads", "values"],
     "LayerAttention": [*SHARED, "heads", "reduce_heads", "attention", "normalize"],
     "LayerAttentionNorm": [*SHARED, "include", "attention", "normalize"],
     "AttentionRollout": [*SHARED, "residual", "heads", "reduce_heads", "attention", *JOINING],
@@ -36,6 +36,7 @@ DEFAULTS = {
     "attention": "self",
     "normalize": True,
     "final_norm": None,
+    "values": None,
     "matmul_precision": "highest",
     "other_mixing": "refuse",
     "reduce_heads": "mean",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 import transformers
 from torch import nn
 
@@ -85,12 +86,37 @@ def test_a_home_made_model(container: type[nn.Module]) -> None:
 def test_two_towers() -> None:
     config = transformers.CLIPConfig(text_config=ENCODER_SIZE, vision_config=ENCODER_SIZE | IMAGE_SIZE)
     model = transformers.CLIPModel(config)
-    message = r"several stacks of layers: text_model\S*, vision_model\S*\. .* on the part you mean"
+    choices = "stack='text_model' or stack='vision_model'"
+    message = rf"several stacks of layers: text_model\S*, vision_model\S*\. Pass {choices}, .* on the part you mean"
     for stack in (None, "encoder"):
         with pytest.raises(AssertionError, match=message):
             find_layers(model, stack=stack)
     for tower in (model.text_model, model.vision_model):
         assert find_layers(tower) == list(tower.encoder.layers)
+    for name in ("vision_model", "vision", "vision_model.encoder.layers"):
+        assert find_layers(model, stack=name) == list(model.vision_model.encoder.layers)
+    for name in ("tower", "", "layers_", "ision_model", 1):
+        with pytest.raises(AssertionError, match=rf"stack is {name!r}, but .* vision_model\S*: pass {choices}"):
+            find_layers(model, stack=name)  # type: ignore[arg-type]
+
+
+def test_a_name_that_begins_another() -> None:
+    blocks = nn.ModuleDict({name: nn.ModuleList([nn.TransformerEncoderLayer(4, 1)]) for name in ("deep", "deeper")})
+    assert find_layers(blocks, stack="deep") == list(blocks["deep"])
+    with pytest.raises(AssertionError, match="Pass stack='deep' or stack='deeper'"):
+        find_layers(blocks)
+
+
+def test_stacks_of_vision_and_language() -> None:
+    config = transformers.LlavaConfig(
+        text_config=transformers.LlamaConfig(**ENCODER_SIZE), vision_config=transformers.CLIPVisionConfig(**IMAGE_SIZE)
+    )
+    with torch.device("meta"):
+        model = transformers.LlavaForConditionalGeneration(config)
+    with pytest.raises(AssertionError, match="Pass stack='vision_tower' or stack='language_model'"):
+        find_layers(model)
+    assert find_layers(model, stack="vision_tower") == list(model.model.vision_tower.encoder.layers)
+    assert find_layers(model, stack="language_model") == list(model.model.language_model.layers)
 
 
 @pytest.mark.parametrize("stack", ["encoder", "decoder"])
@@ -109,7 +135,7 @@ def test_a_model_without_attention(model: nn.Module) -> None:
 
 
 def test_unknown_stack() -> None:
-    with pytest.raises(AssertionError, match="stack is 'tower': pass 'encoder', 'decoder' or None"):
+    with pytest.raises(AssertionError, match=r"stack is 'tower', but the stacks of \w+ are \S*encoder\S*: pass None"):
         find_layers(FAMILIES["bert"].case.model, stack="tower")
 
 

@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 from transformers import LlamaConfig, LlamaModel
 
 from captum_vz import LayerAttention, ValueZeroing, find_layers
+from captum_vz.errors import ArgumentError
 from tests.engine.parameters import quick
 
 WIDTH, HEADS, TOKENS = 16, 4, 5
@@ -204,7 +205,7 @@ def test_torch_is_unchanged_after_errors() -> None:
     model = HomeMade(Block).eval()
     ValueZeroing(model, model.blocks).attribute(torch.randint(30, (1, 3)))
     assert (F.scaled_dot_product_attention, F.multi_head_attention_forward) == before
-    with pytest.raises(IndexError):
+    with pytest.raises(ArgumentError, match="An Embedding of 30 entries was given ids from 31 to 31"):
         ValueZeroing(model, model.blocks).attribute(torch.tensor([[31]]))
     assert (F.scaled_dot_product_attention, F.multi_head_attention_forward) == before
     assert torch.backends.mha.get_fastpath_enabled()

@@ -18,7 +18,7 @@ from captum_vz._engine.capture.recorder import Recorder
 from captum_vz._engine.capture.records import LayerRecord
 from captum_vz._engine.numerics.tensors import first_tensor, map_each
 from captum_vz._engine.numerics.tolerance import is_close_in_half
-from captum_vz._engine.taps.handler import handled_by
+from captum_vz._engine.taps.handler import handled_by, left_out_by_replays
 from captum_vz.errors import RefusedError, UnsupportedLayerError
 
 HALF = (torch.float16, torch.bfloat16)
@@ -72,16 +72,18 @@ def recorded_in_float32(record: LayerRecord) -> LayerRecord:
             record.name,
             keep_module_io=record.keep_module_io,
             warnings=record.warnings,
+            given=record.given,
         )
-        with handled_by(Recorder(again)), torch.autocast(record.first_output.device.type, enabled=False):
-            again.output = layer.forward(*args, **kwargs)
+        recorder = Recorder(again)
+        with handled_by(recorder), torch.autocast(record.first_output.device.type, enabled=False):
+            recorder.finish(layer.forward(*args, **kwargs))
             half = is_half(again)
     except LAYER_ERRORS as error:
         if isinstance(error, torch.OutOfMemoryError):
             raise
         raise RefusedError(
             f"{record.name} is in half precision and has to be run again in float32, but a copy of it in float32 "
-            f"fails: {error}. Load the model in float32."
+            f"fails: {error}. {left_out_by_replays(record.layer)}Load the model in float32."
         ) from error
     if half or len(again.attentions) < len(record.attentions):
         raise RefusedError(
@@ -110,8 +112,8 @@ def _check_runs_again(record: LayerRecord) -> None:
     if not same:
         raise UnsupportedLayerError(
             f"{record.name} cannot be replayed: run again on its own clean input, it does not return its clean output. "
-            "A hook on the layer that changes its output, and state that a run changes, are no part of its forward. "
-            "Remove the hook, or make it part of the forward."
+            f"{left_out_by_replays(record.layer)}A hook that changes its output, and state that a run changes, are no "
+            "part of its forward. Remove the hook, or make it part of the forward."
         )
 
 

@@ -6,7 +6,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from captum._utils.common import _sort_key_list
@@ -19,7 +19,11 @@ from captum_vz._engine.capture.recorder import Recorder
 from captum_vz._engine.capture.records import LayerRecord
 from captum_vz._engine.numerics.budget import keep_freed_memory
 from captum_vz._engine.numerics.matmul import OneDnnLinears
+from captum_vz._engine.taps.projection import projections_named
 from captum_vz.errors import RefusedError, UnsupportedLayerError
+
+if TYPE_CHECKING:
+    from captum_vz._engine.taps.projection_table import ValueProjection
 
 # (index of the layer, its result), in the order in which the layers ran.
 LayerResults = list[tuple[int, Tensor]]
@@ -33,6 +37,7 @@ def run_and_record(
     device_ids: list[int] | None = None,
     replays: bool = False,
     on_record: Callable[[LayerRecord], None] | None = None,
+    given: Sequence[ValueProjection] = (),
 ) -> LayerResults:
     """Run `forward` once, and compute `(batch, ...)` from the record of each run of each layer.
 
@@ -45,6 +50,7 @@ def run_and_record(
             and layers multiply as replays do. What runs before the first layer is torch's own to the last bit, because
             it may choose between numbers that are nearly equal (the best queries of a detector).
         on_record: Called with each record before `compute`.
+        given: Where the user says that the values of each layer are. Empty: the taps find them.
 
     Raises:
         UnsupportedLayerError: A layer was not run.
@@ -63,11 +69,12 @@ def run_and_record(
         args, kwargs = on_its_device(layer, (args, kwargs))
         onednn.on = True
         state = ModuleState(layer, (args, kwargs))
-        return Recorder(LayerRecord(layer, args, kwargs, index, keep_module_io=replays, state=state))
+        row = given[index] if given else None
+        return Recorder(LayerRecord(layer, args, kwargs, index, keep_module_io=replays, state=state, given=row))
 
     def end(recorder: Recorder, output: Any) -> None:
         record = recorder.record
-        record.output = output
+        recorder.finish(output)
         onednn.on = False
         with onednn.suspended(), record.state.restored():
             if on_record is not None:
@@ -86,7 +93,7 @@ def run_and_record(
             else:
                 results.append((record.index, result))
 
-    with torch.no_grad(), original_modules(), layer_hooks(layers, begin, end):
+    with torch.no_grad(), original_modules(), projections_named(layers, given), layer_hooks(layers, begin, end):
         gains = replays and onednn.gain(weight for layer in layers for weight in layer.parameters())
         with onednn if gains else nullcontext():
             forward()

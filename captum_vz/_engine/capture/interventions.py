@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from captum_vz._engine.numerics.perturbation import with_noise
+from captum_vz._engine.numerics.perturbation import noise_like, with_noise
 from captum_vz._engine.numerics.tensors import first_tensor, for_query_heads
 from captum_vz._engine.numerics.tolerance import CannotReplayError
 from captum_vz._engine.taps.handler import AttentionHandler
@@ -49,7 +49,9 @@ class SiteHandler(AttentionHandler):
             return None
         self._site_calls += 1
         projected = projected.clone()
-        self.change_values(projected.transpose(0, 1) if inline.transposed else self.attention.batch_first(projected))
+        rows = inline.rows(projected.transpose(0, 1) if inline.transposed else self.attention.batch_first(projected))
+        self.change_values(rows)
+        inline.write(rows, projected)
         return projected if isinstance(output, Tensor) else (projected, *output[1:])
 
     def check_called(self) -> None:
@@ -121,6 +123,25 @@ class ScaleNoise(ContextHandler):
         values.copy_(with_noise(values, self.strengths))
 
 
+class AddToValues(SiteHandler):
+    """Adds `strength` times noise to the values of one source, and keeps what submodules are given afterwards."""
+
+    def __init__(self, attention: AttentionRecord, source: int, strength: float) -> None:
+        super().__init__(attention)
+        self.source = source
+        self.strength = strength
+        self.given: list[Tensor] = []
+
+    def on_exit(self, module: nn.Module | nn.Parameter, inputs: tuple[Any, ...], output: Any) -> Any:
+        if self._site_calls and isinstance(module, nn.Module):
+            self.given += [x.clone() for x in inputs if isinstance(x, Tensor) and x.is_floating_point()]
+        return super().on_exit(module, inputs, output)
+
+    def change_values(self, values: Tensor) -> None:
+        row = values[:, self.source]
+        row += self.strength * noise_like(row, 1.0)
+
+
 class FillSlots(AttentionHandler):
     """Replaces values by `filling` in some slots of an attention that sees the layer's tokens in windows.
 
@@ -157,7 +178,7 @@ class FillSlots(AttentionHandler):
         inline = self.attention.inline
         if inline is None or module is not inline.projection:
             return None
-        rows = output.transpose(0, 1) if inline.transposed else output
+        rows = inline.rows(output.transpose(0, 1) if inline.transposed else output)
         rows = rows.reshape(1 if rows.dim() == 2 else len(rows), -1, rows.shape[-1])
         slots = self._slots_of(torch.cat([rows[..., own] for own in inline.columns], dim=-1))
         if slots is None:
@@ -169,6 +190,10 @@ class FillSlots(AttentionHandler):
         for head in chosen:
             filling = inline.zero_of(head) + self.filling
             rows[..., columns[head]] = torch.where(slots[..., None], filling, rows[..., columns[head]])
+        if inline.select is not None:
+            output = output.clone()
+            inline.write(rows, output)
+            return output
         return rows.transpose(0, 1) if inline.transposed else rows.view_as(output)
 
     def check_all_filled(self) -> None:
@@ -194,7 +219,7 @@ class StopAtValues(SiteHandler):
     def on_exit(self, module: nn.Module | nn.Parameter, inputs: tuple[Any, ...], output: Any) -> Any:
         inline = self.attention.inline
         if inline is not None and module is inline.projection:
-            rows = output.transpose(0, 1) if inline.transposed else output
+            rows = inline.rows(output.transpose(0, 1) if inline.transposed else output)
             rows = rows.reshape(1 if rows.dim() == 2 else len(rows), -1, rows.shape[-1])
             raise StopRunError(torch.cat([rows[..., own] for own in inline.columns], dim=-1))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -68,8 +69,11 @@ class Recorder(AttentionHandler):
         if self._running and self._running[-1] is module:
             self._running.pop()
         values = first_tensor(output)
-        if values is not None and self._running and is_value_projection(module, self._running[-1]):
-            self._inline_values.setdefault(id(self._running[-1]), []).append(values)
+        attention = self._running[-1] if self._running else record.layer
+        holder = attention if record.given is None else record.layer
+        seen = values is not None and (self._running or record.given is not None)
+        if values is not None and seen and is_value_projection(module, holder, record.given):
+            self._inline_values.setdefault(id(attention), []).append(values)
         if isinstance(module, nn.Parameter):
             return
         if module._parameters and inputs and isinstance(inputs[0], Tensor):
@@ -81,6 +85,12 @@ class Recorder(AttentionHandler):
             self._record_inline(module, self._inline_values.pop(id(module)), output)
         elif record.attentions:
             self._follow_context(record.attentions[-1], module, inputs, output)
+
+    def finish(self, output: Any) -> None:
+        """See the layer return. The user may have said that a module of its own projects its values."""
+        self.record.output = output
+        if id(self.record.layer) in self._inline_values:
+            self._record_inline(self.record.layer, self._inline_values.pop(id(self.record.layer)), output)
 
     def _follow_context(
         self, attention: AttentionRecord, module: nn.Module, inputs: tuple[Any, ...], output: Any
@@ -105,16 +115,22 @@ class Recorder(AttentionHandler):
         self._projections.clear()
 
     def _record_inline(self, module: nn.Module, projected: list[Tensor], output: Any) -> None:
-        row, values, result = family_of(module), projected[0], first_tensor(output)
+        given = self.record.given
+        row, values, result = given or family_of(module), projected[0], first_tensor(output)
         # A module that projects several times projects something else too, or projects in parts.
         if row is None or (len(projected) > 1 and row.second_projection is None):
             return
         if values.dim() not in (2, 3, 4) or result is None or result.dim() not in (2, 3, 4):
             return
+        part = values if row.select is None else row.select(values)
         # Some have no axis of examples, or grids in place of sequences.
         values, result = (x[None] if x.dim() == 2 else x.flatten(1, -2) for x in (values, result))
         values = values.transpose(0, 1) if row.transposed else values
-        columns = row.columns(module, values.shape[-1])
+        if given is None:
+            columns = row.columns(module, values.shape[-1])
+        else:  # heads have an axis, or are taken for one
+            values, heads = part.flatten(2), part.shape[2] if part.dim() == 4 else 1
+            columns = [row.head_columns(head, heads, values.shape[-1]) for head in range(heads)]
         tokens, examples = (0, 1) if row.sequence_first else (1, 0)
         shape = AttentionShape(values.shape[examples], len(columns), result.shape[tokens], values.shape[tokens])
         self.record.attentions.append(
@@ -122,17 +138,19 @@ class Recorder(AttentionHandler):
                 module,
                 shape,
                 values,
-                self._inline_mask(shape, row),
+                # What an argument of unknown code means is unknown. Values of hidden sources change nothing.
+                self._inline_mask(shape, row) if given is None else None,
                 calls=len(projected),
                 calls_before=sum(one.calls for one in self.record.attentions if one.inline is None),
                 tokens_first=row.sequence_first,
                 model_pads=row.pads,
                 inline=InlineValues(
-                    getattr(module, row.projection),
+                    attrgetter(row.projection)(module if given is None else self.record.layer),
                     None if row.second_projection is None else getattr(module, row.second_projection),
                     row.transposed,
                     columns,
                     row.zero(module),
+                    row.select,
                 ),
                 output=output,
             )

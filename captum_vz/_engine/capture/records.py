@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,9 @@ from torch.utils._pytree import tree_leaves
 from captum_vz._engine.capture.module_state import ModuleState, version
 from captum_vz._engine.numerics.tensors import first_tensor
 from captum_vz.errors import UnsupportedLayerError
+
+if TYPE_CHECKING:
+    from captum_vz._engine.taps.projection_table import ValueProjection
 
 
 class AttentionShape(NamedTuple):
@@ -47,6 +51,7 @@ class InlineValues:
         transposed: Whether these return `(in, batch, features)`, unlike the layer's tensors.
         columns: The features of each head's values.
         zero: What the projection returns for a value that is zero: for each head, or one number for all.
+        select: Where the values are in the projection's output, if the user said so. See `ValueProjection`.
     """
 
     projection: nn.Module | nn.Parameter
@@ -54,6 +59,17 @@ class InlineValues:
     transposed: bool
     columns: list[slice]
     zero: list[Tensor] | float
+    select: Callable[[Tensor], Tensor] | None = None
+
+    def rows(self, projected: Tensor) -> Tensor:
+        """The values in the projection's output, `(batch, in, features)`. A copy if the user selects them."""
+        return projected if self.select is None else self.select(projected).clone().flatten(2)
+
+    def write(self, rows: Tensor, projected: Tensor) -> None:
+        """Write values `(batch, in, features)` into the projection's output."""
+        if self.select is not None:
+            part = self.select(projected)
+            part.copy_(rows.reshape(part.shape))
 
     def is_projection(self, module: nn.Module | nn.Parameter) -> bool:
         """Whether `module` projects values of this attention."""
@@ -136,6 +152,7 @@ class LayerRecord:
         keep_module_io: Whether `module_io` is filled.
         state: What the layer's modules held before this run.
         warnings: What the user is warned of.
+        given: Where the user says that the values are.
     """
 
     layer: nn.Module
@@ -151,6 +168,7 @@ class LayerRecord:
     keep_module_io: bool = False
     state: ModuleState = field(default_factory=ModuleState)
     warnings: list[str] = field(default_factory=list)
+    given: ValueProjection | None = None
 
     def __post_init__(self) -> None:
         self.name = self.name or type(self.layer).__name__
@@ -176,8 +194,8 @@ class LayerRecord:
         output = first_tensor(self.output)
         if output is None:
             raise UnsupportedLayerError(
-                f"The layer {self.name} returned {type(self.output).__name__}, which holds no tensor: a map needs a "
-                "layer that returns hidden states. Pass a Transformer block."
+                f"The layer {self.name} returned {type(self.output).__name__}, whose first entry is no tensor: a map "
+                "needs a layer that returns hidden states, first if it returns more. Pass a Transformer block."
             )
         return output
 

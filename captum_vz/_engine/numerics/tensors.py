@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -10,12 +10,12 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 
 def first_tensor(output: Any) -> Tensor | None:
-    """Return a module's output, or its first element if it is a tuple or list, at any depth.
+    """Return a module's output, or its first element if it is a tuple, a list or a mapping, at any depth.
 
     None if the result is not a tensor.
     """
-    while isinstance(output, (tuple, list)) and output:
-        output = output[0]
+    while isinstance(output, (tuple, list, Mapping)) and output:
+        output = next(iter(output.values() if isinstance(output, Mapping) else output))
     return output if isinstance(output, Tensor) else None
 
 

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
 from torch import nn
 
+from captum_vz._engine.capture.interventions import AddToValues
 from captum_vz._engine.capture.layer_runner import LayerRunner
-from captum_vz._engine.structure.dependence import mixes_outside, reads_other_states, reads_own_states
+from captum_vz._engine.numerics.tolerance import CannotReplayError
+from captum_vz._engine.structure.dependence import (
+    mixes_outside,
+    reads_other_states,
+    reads_own_states,
+)
 from captum_vz._engine.structure.find_layers import is_stack
 from captum_vz._engine.structure.windows import is_rearranged
 from captum_vz.errors import ArgumentError, RefusedError, UnsupportedLayerError
@@ -36,12 +43,19 @@ def choose_attention(layer: LayerRecord, attention: str) -> AttentionRecord:
     if attention not in ("self", "cross"):
         raise ArgumentError(f"attention is {attention!r}: pass 'self' or 'cross'.")
     name, found = layer.name, layer.attentions
+    if layer.given is not None and not found:
+        raise UnsupportedLayerError(
+            f"values names {layer.given.projection} of the layer {name}: expected a part that runs once in a run of "
+            "the layer and returns values (batch, tokens, d). Name another part."
+        )
     if not found:
         raise UnsupportedLayerError(
             f"The layer {name} called no attention that can be read{_inline_attention(layer)}. Looked for calls of "
             "transformers' AttentionInterface and of torch.nn.functional.scaled_dot_product_attention, and for "
-            "attention modules of families that compute it inline (GPT-J, BLOOM, DeBERTa ...). Pass a whole "
-            "Transformer block. Layers without attention have no map."
+            "attention modules of families that compute it inline (GPT-J, BLOOM, DeBERTa ...). Let the model call "
+            "torch's function (flash=True in nanoGPT, fused_attn=True in timm, attn_flash=True in x-transformers), or "
+            "say where its values are: ValueZeroing(model, layer, values=layer.attn.to_v). Pass a whole Transformer "
+            "block. Layers without attention have no map."
         )
     if len(found) > 2 or (len(found) == 2 and any(map(is_stack, layer.layer.modules()))):
         raise UnsupportedLayerError(
@@ -72,12 +86,51 @@ def choose_attention(layer: LayerRecord, attention: str) -> AttentionRecord:
             f"unknown which of them attention={attention!r} means. Pass the part of the layer that holds the one you "
             "mean."
         )
+    if layer.given is not None and chosen.inline is not None:
+        try:
+            _check_named_values(layer, chosen)
+        except CannotReplayError as error:
+            raise UnsupportedLayerError(
+                f"values names {layer.given.projection} of the layer {name}, but these are no values of its "
+                f"attention: {error}. Name the part whose rows the attention sums."
+            ) from error
     if chosen.dropout:
         raise RefusedError(
             f"The attention of {name} runs with dropout {chosen.dropout}, so no two runs of it agree. Call "
             "model.eval() first."
         )
     return chosen
+
+
+def _check_named_values(layer: LayerRecord, attention: AttentionRecord) -> None:
+    """Refuse values that the user names, unless the layer mixes tokens by sums of them, with weights that stay.
+
+    The first submodule that is given more rows that change than values do is given such sums.
+
+    Raises:
+        CannotReplayError: They are queries, keys, or no part of an attention.
+    """
+    runner, (batch, _, out, sources) = LayerRunner(layer), attention.shape
+    in_tokens = any(attention.batch_first(x).shape[:2] == (batch, sources) for x in layer.states)
+    if not in_tokens and not is_rearranged(layer, attention):
+        raise CannotReplayError(f"they have {sources} rows in {batch} examples, and no hidden states have so many")
+    for source in dict.fromkeys((0, sources // 2, sources - 1)):
+        seen = []
+        for strength in (0, 1, 2):
+            handler = AddToValues(attention, source, strength)
+            output = runner.run(handler)
+            seen.append([*handler.given, *([] if output is None else [output])])
+        for clean, once, twice in zip(*seen, strict=True):
+            moved = once - clean
+            # Other layouts have more rows (one for each head), other projections have more numbers.
+            alone = moved.count_nonzero() <= attention.values[:, 0].numel() or moved.any(-1).sum() <= batch
+            if not moved.any() or (alone and min(out, sources) > 1):
+                continue
+            eps = torch.finfo(attention.values.dtype).eps
+            if (twice - once - moved).abs().max() <= 0.01 * moved.abs().max() + 8 * eps * twice.abs().max():
+                return
+            raise CannotReplayError("the weights, or what the weights multiply, change with them in another way")
+    raise CannotReplayError("they change no other token")
 
 
 def _in_one_list(layer: nn.Module, attentions: set[nn.Module]) -> bool:
@@ -87,6 +140,8 @@ def _in_one_list(layer: nn.Module, attentions: set[nn.Module]) -> bool:
 
 def _inline_attention(layer: LayerRecord) -> str:
     """What to add about an attention module whose attention was not seen."""
+    if isinstance(layer.layer, torch.fx.GraphModule):
+        return " (it was traced by torch.export or torch.fx, so its code calls kernels: pass the model before that)"
     kinds = [type(module).__name__ for module in layer.modules_run if type(module).__name__.endswith("Attention")]
     return f" (its {kinds[-1]} computes attention in an unknown way)" if kinds else ""
 

@@ -24,14 +24,15 @@ def find_layers(model: nn.Module, stack: str | None = None) -> list[nn.Module]:
 
     Args:
         model: Any PyTorch model.
-        stack: "encoder" or "decoder" if the model has both. None if the model has one stack.
+        stack: "encoder" or "decoder" if the model has both. Or the name of a submodule that holds the stack, or the
+            beginning of this name: "vision_tower". None if the model has one stack.
 
     Returns:
         The layers with attention, in the order of the model. A layer that the model runs several times (ALBERT) is
         listed once.
 
     Raises:
-        ArgumentError: `stack` has another value, or several stacks were found and `stack` does not choose one.
+        ArgumentError: No stack has this name, or several stacks were found and `stack` does not choose one.
         UnsupportedLayerError: No stack was found.
 
     >>> from captum_vz.testbed import load_agreement_model
@@ -39,8 +40,6 @@ def find_layers(model: nn.Module, stack: str | None = None) -> list[nn.Module]:
     >>> len(find_layers(model)) == model.config.num_hidden_layers
     True
     """
-    if stack not in (None, "encoder", "decoder"):
-        raise ArgumentError(f"stack is {stack!r}: pass 'encoder', 'decoder' or None.")
     modules = dict(model.named_modules())
     found = {name: list(module.children()) for name, module in modules.items() if is_stack(module)}
     # A list that contains another one, such as the list of a hierarchical model's stages, is no stack.
@@ -55,8 +54,13 @@ def find_layers(model: nn.Module, stack: str | None = None) -> list[nn.Module]:
     stacks: dict[str, list[nn.Module]] = {}
     for name, layers in lists.items():
         stacks.setdefault(_stack_name(name), []).extend(layers)
-    if stack is not None:
-        stacks = {name: layers for name, layers in stacks.items() if _side(name) == stack}
+    chosen = _called(stack, list(stacks))
+    if stacks and not chosen and stack not in ("encoder", "decoder"):
+        raise ArgumentError(
+            f"stack is {stack!r}, but the stacks of {type(model).__name__} are {', '.join(stacks)}: pass "
+            f"{_choices(list(stacks))}."
+        )
+    stacks = {name: stacks[name] for name in chosen}
     advice = "a list of the model's Transformer blocks, such as list(model.encoder.layer)"
     kind = f"{type(model).__name__} has"
     if not stacks:
@@ -66,8 +70,8 @@ def find_layers(model: nn.Module, stack: str | None = None) -> list[nn.Module]:
         )
     if len(stacks) > 1:
         raise ArgumentError(
-            f"{kind} several stacks of layers: {', '.join(stacks)}. Pass stack='encoder' or stack='decoder', call "
-            f"find_layers on the part you mean (model.get_submodule(name)), or pass the layers yourself: {advice}."
+            f"{kind} several stacks of layers: {', '.join(stacks)}. Pass {_choices(chosen)}, call find_layers on "
+            f"the part you mean (model.get_submodule(name)), or pass the layers yourself: {advice}."
         )
     return list({id(layer): layer for layers in stacks.values() for layer in layers}.values())
 
@@ -117,6 +121,21 @@ def _stack_name(list_name: str) -> str:
     parts = list_name.split(".")
     numbers = [index for index, part in enumerate(parts) if part.isdigit()]
     return ".".join(parts[: numbers[0]] if numbers else parts)
+
+
+def _called(stack: str | None, names: list[str]) -> list[str]:
+    """Return the stacks that `stack` names: their side, or parts of their paths, the last of which may be cut."""
+    if stack in (None, "encoder", "decoder"):
+        return [name for name in names if stack in (None, _side(name))]
+    whole = [name for name in names if f".{stack}." in f".{name}."]
+    return whole or [name for name in names if stack and f".{stack}" in f".{name}"]
+
+
+def _choices(names: list[str]) -> str:
+    """Return the shortest values of `stack` that choose one of several stacks, in words."""
+    parts = {name: [*name.split("."), name] for name in names}
+    short = [next((part for part in parts[name] if _called(part, names) == [name]), name) for name in names]
+    return " or ".join(f"stack={one!r}" for one in short) if len(names) > 1 else "None"
 
 
 def _side(stack_name: str) -> str | None:

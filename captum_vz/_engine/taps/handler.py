@@ -142,11 +142,26 @@ def on_submodule_exit(module: nn.Module, inputs: tuple[Any, ...], output: Any) -
     return None if handler is None else handler.on_exit(module, inputs, output)
 
 
+def left_out_by_replays(layer: nn.Module) -> str:
+    """What the user has put around a layer's own forward, as a sentence. Empty: nothing."""
+    found = [f"the hook {getattr(hook, '__qualname__', type(hook).__name__)}" for hook in _hooks_of_user(layer)]
+    forward = vars(layer).get("forward")
+    if forward is not None and not hasattr(layer, "_hf_hook"):
+        found.append(f"{getattr(forward, '__qualname__', type(forward).__name__)} in the place of its forward")
+    if not found:
+        return ""
+    return f"The layer carries {' and '.join(found)}, which replays leave out: make it part of the layer's class. "
+
+
 def is_hooked(module: nn.Module) -> bool:
     """Whether a module carries hooks of the user's. They may change what it does, so they have to be called.
 
     Hooks of transformers that collect hidden states are not counted, nor are ours.
     """
-    ours = (on_submodule_enter, on_submodule_exit)
+    return bool(_hooks_of_user(module))
+
+
+def _hooks_of_user(module: nn.Module) -> list[Any]:
     hooks = [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
-    return any(hook not in ours and getattr(hook, "__module__", "") != OUTPUT_CAPTURING for hook in hooks)
+    ours = ("captum_vz.", OUTPUT_CAPTURING)
+    return [hook for hook in hooks if not (getattr(hook, "__module__", None) or "").startswith(ours)]

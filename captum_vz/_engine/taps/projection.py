@@ -7,7 +7,8 @@ them. Masks are read from the layer's arguments.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,8 +24,12 @@ if TYPE_CHECKING:
     from captum_vz._engine.taps.projection_table import ValueProjection
 
 
-def is_value_projection(module: nn.Module | nn.Parameter, attention: nn.Module) -> bool:
-    """Whether `module` projects values of `attention`."""
+def is_value_projection(
+    module: nn.Module | nn.Parameter, attention: nn.Module, row: ValueProjection | None = None
+) -> bool:
+    """Whether `module` projects values of `attention`, by the row of its class unless another is given."""
+    if row is not None:
+        return attrgetter(row.projection)(attention) is module
     row = family_of(attention)
     names = () if row is None else filter(None, (row.projection, row.second_projection))
     return any(getattr(attention, name, None) is module for name in names)
@@ -37,11 +42,25 @@ def projects_by_parameter(module: nn.Module) -> bool:
 
 
 class ParameterProjectionMode(TorchFunctionMode):
-    """Hands values that a parameter projects to the handler, as hooks do for submodules."""
+    """Hands values that a parameter projects to the handler, as hooks do for submodules.
+
+    With `named`, the user has named the parameter. Then the results of all functions of parameters are handed over.
+    """
+
+    def __init__(self, named: bool = False) -> None:
+        super().__init__()
+        self.named = named
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))
         handler = current_handler()
+        if self.named and handler is not None and isinstance(output, Tensor):
+            for used in tree_leaves((args, kwargs)):
+                # A view of the parameter is no projection.
+                if isinstance(used, nn.Parameter) and used.untyped_storage() != output.untyped_storage():
+                    changed = handler.on_exit(used, args, output)
+                    output = output if changed is None else changed
+            return output
         parameter = next((x for x in args if isinstance(x, nn.Parameter)), None)
         if handler is None or parameter is None or not isinstance(output, Tensor):
             return output
@@ -49,6 +68,15 @@ class ParameterProjectionMode(TorchFunctionMode):
             return output
         changed = handler.on_exit(parameter, args, output.flatten(2))
         return output if changed is None else changed.view_as(output)
+
+
+@contextmanager
+def projections_named(layers: Sequence[nn.Module], rows: Sequence[ValueProjection]) -> Iterator[None]:
+    """Let results of functions of parameters reach the handler, if the user names a parameter as a projection."""
+    pairs = zip(layers, rows, strict=bool(rows))
+    named = any(isinstance(attrgetter(row.projection)(layer), nn.Parameter) for layer, row in pairs)
+    with ParameterProjectionMode(named=True) if named else nullcontext():
+        yield
 
 
 class ProjectionTap:

@@ -71,6 +71,8 @@ class ValueProjection:
         second_projection: Name of a submodule that computes a second value of each token, used by other rows (global
             attention).
         pads: Whether the model pads its inputs at the end, to a multiple of the length of an attention block.
+        select: projection's output -> the values in it, a view `(batch, in, d)` or `(batch, in, head, d_head)`. The
+            user says so of a layer without a row, and `projection` is then a path in the layer. None: see above.
     """
 
     projection: str
@@ -83,6 +85,7 @@ class ValueProjection:
     transposed: bool = False
     second_projection: str | None = None
     pads: bool = False
+    select: Callable[[Tensor], Tensor] | None = None
 
     def columns(self, module: nn.Module, features: int) -> list[slice]:
         """Return the features that hold the values of each head."""
@@ -202,12 +205,12 @@ VALUE_PROJECTIONS = {
 
 def family_of(module: nn.Module) -> ValueProjection | None:
     """Return the row of a module's class or of a class that it inherits from, or None."""
-    return _row_among(type(module).__mro__)
+    return _row_among(type(module).__mro__, len(VALUE_PROJECTIONS))
 
 
 @cache
-def _row_among(classes: tuple[type, ...]) -> ValueProjection | None:
-    """Return the row of the first class that has one, or None."""
+def _row_among(classes: tuple[type, ...], rows: int) -> ValueProjection | None:
+    """Return the row of the first class that has one, or None. Looked up again if the table has other `rows`."""
     for cls in classes:
         file = cls.__module__.rsplit(".", 1)[-1]
         row = VALUE_PROJECTIONS.get(f"{file}.{cls.__name__}", VALUE_PROJECTIONS.get(cls.__name__))

@@ -16,10 +16,12 @@ from torch.utils._pytree import tree_leaves
 from captum_vz._engine.capture.forward_pass import check_no_dropout, original_modules, run_and_record
 from captum_vz._engine.capture.hooks import layer_hooks
 from captum_vz._engine.capture.interventions import ZeroValues
+from captum_vz._engine.capture.layer_runner import LAYER_ERRORS
 from captum_vz._engine.numerics.budget import budget_of
 from captum_vz._engine.numerics.tensors import first_numbers, first_tensor
 from captum_vz._engine.numerics.tolerance import CannotReplayError, check_reproduced
 from captum_vz._engine.replay.base import Ablation, zeroed_heads
+from captum_vz._engine.taps.projection import projections_named
 from captum_vz._engine.whole_model.clean_cache import CleanCache
 from captum_vz.errors import RefusedError
 
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from captum_vz._engine.capture.forward_pass import LayerResults
     from captum_vz._engine.capture.records import AttentionRecord, LayerRecord
     from captum_vz._engine.structure.site import AttentionSite
+    from captum_vz._engine.taps.projection_table import ValueProjection
 
 
 @dataclass(frozen=True)
@@ -49,9 +52,12 @@ class _Run:
 class ModelReplay:
     """A model's clean pass, and its runs on copies of the inputs, with values zeroed in some of its layers."""
 
-    def __init__(self, layers: Sequence[nn.Module], device_ids: list[int] | None = None) -> None:
+    def __init__(
+        self, layers: Sequence[nn.Module], device_ids: list[int] | None, given: Sequence[ValueProjection] = ()
+    ) -> None:
         self.layers = layers
         self.device_ids = device_ids
+        self.given = given
         self._cache = CleanCache(layers)
         self._runs: dict[tuple[int, torch.device], list[_Run]] = {}
         self._output: Tensor | None = None
@@ -64,7 +70,7 @@ class ModelReplay:
         outputs: list[Any] = []
         with self._cache.filling():
             results = run_and_record(
-                lambda: outputs.append(forward()), self.layers, compute, device_ids=self.device_ids
+                lambda: outputs.append(forward()), self.layers, compute, device_ids=self.device_ids, given=self.given
             )
         for module in self._cache.outermost:
             check_no_dropout(module)
@@ -105,6 +111,14 @@ class ModelReplay:
                 self._answers_whole = False
         try:
             return self._run(forward, zeroed)
+        except torch.OutOfMemoryError:
+            raise
+        except LAYER_ERRORS as error:
+            raise RefusedError(
+                f"forward_func fails on {len(zeroed)} copies of its inputs ({type(error).__name__}: {error}). It may "
+                "hold a tensor with an entry for each example, which is not repeated: pass it in inputs or "
+                "additional_forward_args. Or a key-value cache: pass the whole sequence instead."
+            ) from error
         except CannotReplayError as error:
             raise RefusedError(
                 f"On {len(zeroed)} copies of its inputs, the last of them unchanged, the model does not compute for "
@@ -137,6 +151,7 @@ class ModelReplay:
         with ExitStack() as stack:
             stack.enter_context(torch.no_grad())
             stack.enter_context(original_modules())
+            stack.enter_context(projections_named(self.layers, self.given))
             stack.enter_context(layer_hooks(self.layers, begin, end))
             stack.enter_context(self._cache.answering(copies, batch, self._answers_whole))
             output = forward()
@@ -167,7 +182,7 @@ class _ZeroInRun(ZeroValues):
 def _check_last_copy(clean: Tensor | None, found: Tensor | None, copies: int) -> None:
     if clean is None or found is None or found.shape != (copies * len(clean), *clean.shape[1:]):
         shapes = ["no tensor" if one is None else tuple(one.shape) for one in (found, clean)]
-        raise CannotReplayError(f"it returned {shapes[0]} where it returned {shapes[1]}")
+        raise CannotReplayError(f"for {copies} copies it returned {shapes[0]}, and {shapes[1]} for the inputs alone")
     # Some models hide classes by an infinity. One number an example may be a difference of large numbers, whose own
     # size does not bound its error: it is compared with 1.
     clean, found = (x.nan_to_num(neginf=0, posinf=0).reshape(len(x), -1) for x in (clean, found[-len(clean) :]))

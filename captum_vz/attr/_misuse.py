@@ -1,0 +1,181 @@
+"""Checks of arguments: mistakes of beginners and of users of Captum's other methods, each named with its remedy."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from captum_vz.errors import ArgumentError, UnsupportedLayerError
+
+# Keywords of Captum's other methods, and what to do here.
+_NO_BASELINE = "nothing is compared with a reference input: leave it out"
+_NO_PATH = "the scores are no integral over steps or samples: leave it out"
+CAPTUM_KEYWORDS = {
+    "baselines": _NO_BASELINE,
+    "layer_baselines": _NO_BASELINE,
+    "n_steps": _NO_PATH,
+    "method": _NO_PATH,
+    "n_samples": _NO_PATH,
+    "stdevs": _NO_PATH,
+    "internal_batch_size": "pass perturbations_per_eval, the number of sources that are zeroed at a time",
+    "return_convergence_delta": "the scores need not sum to a change of the output, so there is no delta: leave it out",
+    "layer_mask": "the features of tokens are named feature_mask: pass feature_mask=",
+    "sliding_window_shapes": "each token is one feature: leave it out, or pass feature_mask= for spans of tokens",
+    "grad_kwargs": "no options are passed to torch.autograd.grad: leave it out",
+    "attention_mask": "it is an argument of forward_func: pass a mapping with input_ids and attention_mask as inputs, "
+    "or additional_forward_args=(attention_mask,)",
+}
+# What a model may raise when it is given wrong inputs.
+_MODEL_ERRORS = (RuntimeError, ValueError, LookupError, TypeError, AttributeError)
+
+
+def check_call(attribute: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Refuse keywords of Captum's other methods, and a tensor in the place of `target`.
+
+    Args:
+        attribute: The method `attribute` of a class.
+        name: The name of the class, in words.
+        args: The positional arguments, without `self`.
+        kwargs: The keyword arguments.
+    """
+    takes = inspect.signature(attribute).parameters
+    open_ended = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in takes.values())
+    for keyword in () if open_ended else kwargs.keys() - takes.keys():
+        if keyword in CAPTUM_KEYWORDS:
+            raise ArgumentError(f"{name} takes no {keyword}: {CAPTUM_KEYWORDS[keyword]}.")
+    second = args[1] if len(args) > 1 else None
+    second = second[0] if isinstance(second, tuple) and second else second
+    if isinstance(second, Tensor) and second.dim() > 1 and "target" in takes:
+        raise ArgumentError(
+            f"The second positional argument of attribute is target, but it is a tensor {tuple(second.shape)}: pass "
+            "an attention mask as additional_forward_args=(mask,), and baselines, if the method has any, by keyword."
+        )
+
+
+def check_forward_func(forward_func: Any, layers: Sequence[nn.Module]) -> None:
+    """Refuse what cannot run layers: a tokenizer, a name, or one of the layers in the place of the model."""
+    if hasattr(forward_func, "convert_tokens_to_ids"):
+        raise ArgumentError(
+            f"forward_func is a tokenizer ({type(forward_func).__name__}): pass the model, and the tokenizer's output "
+            "as inputs of attribute."
+        )
+    if isinstance(forward_func, nn.Module) and not isinstance(forward_func, nn.ModuleList):
+        held = set(forward_func.modules())
+        if isinstance(forward_func, (torch.jit.ScriptModule, torch.fx.GraphModule)) and held.isdisjoint(layers):
+            raise ArgumentError(
+                f"forward_func is a {type(forward_func).__name__} of torch.jit, torch.export or torch.fx, which runs "
+                "none of the layers: pass the model before it was traced."
+            )
+        larger = next((one for one in layers if one is not forward_func and forward_func in one.modules()), None)
+        if larger is None:
+            return
+        found = f"{type(forward_func).__name__}, a part of layer ({type(larger).__name__})"
+    elif callable(forward_func) and not isinstance(forward_func, nn.Module):
+        return
+    else:
+        found = repr(forward_func) if isinstance(forward_func, str) else type(forward_func).__name__
+    raise ArgumentError(
+        f"forward_func is {found}: pass the model, or a function that runs it, first, and the layer second."
+    )
+
+
+def check_readable(layers: Sequence[nn.Module]) -> None:
+    """Refuse layers whose code is no longer Python's (TorchScript), or whose parameters are elsewhere (FSDP2)."""
+    for layer in layers:
+        for module in layer.modules():
+            kind = type(layer).__name__
+            if isinstance(module, torch.jit.ScriptModule):
+                raise UnsupportedLayerError(
+                    f"The layer {kind} was compiled by torch.jit (TorchScript), so its attention cannot be read: pass "
+                    "the model before torch.jit.script or torch.jit.trace."
+                )
+            if any(one.__name__ == "FSDPModule" for one in type(module).__mro__):
+                raise UnsupportedLayerError(
+                    f"The layer {kind} is sharded by FSDP (fully_shard), so it has no parameters when it runs again: "
+                    "load the model without sharding, or spread its layers over devices by device_map='auto'."
+                )
+
+
+def check_inputs(inputs: Any) -> None:
+    """Refuse inputs that are no tensor, no tuple of tensors and no mapping."""
+    advice = "pass a tensor, a tuple of tensors, or a tokenizer's output (tokenizer(text, return_tensors='pt'))"
+    if isinstance(inputs, Mapping):
+        for name in ("input_ids", "inputs_embeds"):
+            if inputs.get(name) is not None and not isinstance(inputs[name], Tensor):
+                raise ArgumentError(f"inputs[{name!r}] is a {type(inputs[name]).__name__}, no tensor: {advice}.")
+        return
+    values = inputs if isinstance(inputs, tuple) else (inputs,)
+    wrong = next((type(value).__name__ for value in values if not isinstance(value, Tensor)), None)
+    if wrong is not None or not values:
+        where = "holds" if isinstance(inputs, tuple) else "is"
+        raise ArgumentError(f"inputs {where} {'nothing' if wrong is None else f'a {wrong}, no tensor'}: {advice}.")
+
+
+def check_no_cache(inputs: Any, further: Any) -> None:
+    """Refuse a key-value cache of transformers: it holds examples, which are not repeated for copies of the inputs."""
+    named = inputs.values() if isinstance(inputs, Mapping) else ()
+    for value in (*named, *(further if isinstance(further, tuple) else (further,))):
+        if any(one.__module__ == "transformers.cache_utils" for one in type(value).__mro__):
+            raise ArgumentError(
+                f"The inputs hold a key-value cache ({type(value).__name__}), which cannot be repeated for copies of "
+                "the inputs. Pass the whole sequence, without a cache."
+            )
+
+
+@contextmanager
+def explained_errors(tokens: Any) -> Iterator[None]:
+    """Say what is wrong with inputs, if the model raises an error in the `with` block and inputs explain it.
+
+    Args:
+        tokens: The input that holds token ids or embeddings. The shape of other inputs is not known.
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except _MODEL_ERRORS as error:
+        reason = _wrong_ids(error) or _wrong_axes(tokens)
+        if reason is None:
+            raise
+        said = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise ArgumentError(f"forward_func failed ({said[:200]}). {reason}.") from error
+
+
+def _wrong_ids(error: BaseException) -> str | None:
+    """What is wrong with the ids that an embedding was given when the error was raised."""
+    traceback = error.__traceback__
+    while traceback is not None:
+        frame, traceback = traceback.tb_frame, traceback.tb_next
+        module, ids = frame.f_locals.get("self"), frame.f_locals.get("input")
+        if not (
+            isinstance(module, nn.Embedding) and isinstance(ids, Tensor) and ids.numel() and ids.device.type == "cpu"
+        ):
+            continue
+        if ids.is_floating_point():
+            return f"An Embedding was given {ids.dtype}: pass token ids as integers, or embeddings as inputs_embeds"
+        low, high = int(ids.min()), int(ids.max())
+        if low < 0 or high >= module.num_embeddings:
+            return (
+                f"An Embedding of {module.num_embeddings} entries was given ids from {low} to {high}: pass ids of the "
+                "model's own tokenizer, and no more tokens than the model has positions"
+            )
+    return None
+
+
+def _wrong_axes(tokens: Any) -> str | None:
+    """What is wrong with the axes of token ids `(batch, tokens)` or embeddings `(batch, tokens, d)`."""
+    if not isinstance(tokens, Tensor):
+        return None
+    shape, kind = tuple(tokens.shape), "numbers" if tokens.is_floating_point() else "token ids"
+    if tokens.dim() <= 1:
+        return f"inputs is {shape}, without an axis for the batch: pass (batch, tokens), such as inputs[None]"
+    if tokens.dim() == 2 and tokens.is_floating_point():
+        return f"inputs is {shape}: embeddings have the axes (batch, tokens, d), so pass one example as inputs[None]"
+    if tokens.dim() == 3 and not tokens.is_floating_point():
+        return f"inputs is {shape}, with three axes: {kind} have the axes (batch, tokens)"
+    return None

@@ -1,0 +1,73 @@
+"""The argument `values`: where the values are of a layer that computes attention in its own code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+from torch import Tensor, nn
+
+from captum_vz._engine import ValueProjection
+from captum_vz.errors import ArgumentError, UnsupportedLayerError
+
+Part: TypeAlias = nn.Module | nn.Parameter
+Select: TypeAlias = Callable[[Tensor], Tensor]
+Where: TypeAlias = Part | tuple[Part, Select]
+Values: TypeAlias = Where | Sequence[Where] | Callable[[nn.Module], Where] | None
+
+FORMS = (
+    "pass a submodule or parameter of the layer, (this, a function that selects the values from the result), a list "
+    "of these, one for each layer, or a function that takes a layer and returns one of these"
+)
+
+
+def values_of_layers(values: Any, layers: Sequence[nn.Module]) -> list[ValueProjection]:
+    """Where the values of each layer are. Empty if `values` is None."""
+    if values is None:
+        return []
+    if isinstance(values, list):
+        if len(values) != len(layers):
+            raise ArgumentError(f"values has {len(values)} entries for {len(layers)} layers: {FORMS}.")
+        return [_row(one, layer) for one, layer in zip(values, layers, strict=True)]
+    by_layer = callable(values) and not isinstance(values, nn.Module)
+    return [_row(values(layer) if by_layer else values, layer) for layer in layers]
+
+
+def _row(where: Any, layer: nn.Module) -> ValueProjection:
+    part, select = where if isinstance(where, tuple) and len(where) == 2 else (where, _itself)
+    if not isinstance(part, (nn.Module, nn.Parameter)) or not callable(select):
+        raise ArgumentError(f"values is of type {type(where).__name__}: {FORMS}.")
+    named = (*layer.named_modules(), *layer.named_parameters())
+    name = next((name for name, one in named if one is part and name), None)
+    if name is None:
+        raise ArgumentError(
+            f"values is a {type(part).__name__} that is no part of the layer {type(layer).__name__}: {FORMS}."
+        )
+    return ValueProjection(name, select=_checked(select, name))
+
+
+def _checked(select: Select, name: str) -> Select:
+    """`select`, whose result has to be a view of values `(batch, in, d)` or `(batch, in, head, d_head)`."""
+    axes = (3,) if select is _itself else (3, 4)  # which of four axes holds tokens is said by selecting
+
+    def selected(projected: Tensor) -> Tensor:
+        found = select(projected)
+        shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        if not isinstance(found, Tensor) or found.dim() not in axes:
+            raise UnsupportedLayerError(
+                f"values selects {shape} from what {name} returned, {tuple(projected.shape)}: expected values (batch, "
+                "tokens, d), or of each head. Pass (part, function): the function returns the values as a view (batch, "
+                "tokens, d) or (batch, tokens, heads, d_head)."
+            )
+        if found.untyped_storage().data_ptr() != projected.untyped_storage().data_ptr():
+            raise UnsupportedLayerError(
+                f"values selects a copy from what {name} returned: expected a view, into which zeros can be written. "
+                "Select by indexing, chunk, unflatten and transpose."
+            )
+        return found
+
+    return selected
+
+
+def _itself(projected: Tensor) -> Tensor:
+    return projected

@@ -1,0 +1,159 @@
+"""Mistakes of beginners and of users of Captum's other methods: each is named in one sentence, with its remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from captum.attr import IntegratedGradients, NoiseTunnel
+
+from captum_vz import ALTILogit, LayerAttention, TokenAttribution, ValueZeroing, ValueZeroingEffect, ValueZeroingRollout
+from captum_vz.errors import ArgumentError
+from tests.reference.case import Case
+from tests.reference.families import FAMILIES
+
+METHODS = (ValueZeroing, LayerAttention, ValueZeroingRollout, ValueZeroingEffect, ALTILogit)
+each_method = pytest.mark.parametrize("method", METHODS)
+
+
+def case() -> Case:
+    return FAMILIES["bert"].case
+
+
+class Tokenizer:
+    """What a tokenizer is known by."""
+
+    def convert_tokens_to_ids(self, tokens: Any) -> None: ...
+
+    def __call__(self, *texts: Any) -> None: ...
+
+
+INPUTS: list[tuple[str, Callable[[torch.Tensor], Any], str]] = [
+    ("no batch axis", lambda ids: ids[0], r"inputs is \(7,\), without an axis for the batch: pass .*inputs\[None\]"),
+    ("no batch axis by keyword", lambda ids: {"input_ids": ids[0]}, "without an axis for the batch"),
+    (
+        "three axes",
+        lambda ids: ids[None],
+        r"inputs is \(1, 1, 7\), with three axes: token ids have the axes",
+    ),
+    ("a list", lambda ids: ids.tolist(), r"inputs is a list, no tensor: pass a tensor.*return_tensors='pt'"),
+    ("a list of tensors", lambda ids: [ids], "inputs is a list, no tensor"),
+    ("a tuple of lists", lambda ids: (ids.tolist(),), "inputs holds a list, no tensor"),
+    ("an empty tuple", lambda ids: (), "inputs holds nothing"),
+    ("an array", lambda ids: ids.numpy(), "inputs is a ndarray, no tensor"),
+    ("a text", lambda ids: "a text", "inputs is a str, no tensor"),
+    ("lists by keyword", lambda ids: {"input_ids": ids.tolist()}, r"inputs\['input_ids'\] is a list, no tensor"),
+    ("unknown ids", lambda ids: ids + 10**6, r"An Embedding of \d+ entries was given ids from 1\d{6} to 1\d{6}"),
+    (
+        "negative ids",
+        lambda ids: ids - 10**6,
+        r"was given ids from -\d+ to -\d+: pass ids of the model's own",
+    ),
+    (
+        "ids that are floats",
+        lambda ids: ids.float(),
+        r"An Embedding was given torch.float32: pass token ids",
+    ),
+]
+
+
+@pytest.mark.parametrize(("mistake", "message"), [pytest.param(*one[1:], id=one[0]) for one in INPUTS])
+@pytest.mark.parametrize("method", [ValueZeroing, LayerAttention, ValueZeroingRollout])
+def test_wrong_inputs(method: Any, mistake: Callable[[torch.Tensor], Any], message: str) -> None:
+    ids = case().example(0).inputs["input_ids"]
+    with pytest.raises(ArgumentError, match=message):
+        method(case().model, case().layers).attribute(mistake(ids))
+
+
+def test_too_many_tokens() -> None:
+    gpt2 = FAMILIES["gpt2"].case
+    with pytest.raises(ArgumentError, match=r"given ids from 0 to \d+: .* no more tokens than the model has positions"):
+        ValueZeroing(gpt2.model, gpt2.layers).attribute(torch.ones(1, 999).long())
+
+
+def test_embeddings_without_a_batch_axis() -> None:
+    with pytest.raises(ArgumentError, match=r"embeddings have the axes \(batch, tokens, d\), .*inputs\[None\]"):
+        ValueZeroing(lambda x: case().model(inputs_embeds=x), case().layers).attribute(torch.randn(6, 16).double())
+
+
+def test_an_error_that_inputs_do_not_explain() -> None:
+    def fail(ids: Any) -> None:
+        raise ValueError("the model's own")
+
+    with pytest.raises(ValueError, match="the model's own"):
+        ValueZeroing(fail, case().layers).attribute(case().inputs["input_ids"])
+
+
+@pytest.mark.parametrize(
+    ("forward_func", "message"),
+    [
+        (Tokenizer(), r"forward_func is a tokenizer \(Tokenizer\): pass the model"),
+        ("bert-base-uncased", "forward_func is 'bert-base-uncased': pass the model, or a function that runs it, first"),
+        (None, "forward_func is NoneType: pass the model"),
+        ([torch.nn.Identity()], "forward_func is list: pass the model"),
+        (torch.nn.ModuleList(), "forward_func is ModuleList: pass the model"),
+    ],
+)
+@each_method
+def test_what_is_no_model(method: Any, forward_func: Any, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        method(forward_func, case().layers).attribute(case().inputs)
+
+
+@each_method
+def test_swapped_arguments(method: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"forward_func is BertLayer, a part of layer \(Bert\w+\): pass the model"):
+        method(case().layers[0], case().model).attribute(case().inputs)
+
+
+@pytest.mark.parametrize(
+    ("keyword", "remedy"),
+    [
+        ("baselines", "nothing is compared with a reference input: leave it out"),
+        ("n_steps", "leave it out"),
+        ("internal_batch_size", "pass perturbations_per_eval"),
+        ("return_convergence_delta", "there is no delta: leave it out"),
+        ("attention_mask", "pass a mapping with input_ids and attention_mask as inputs"),
+    ],
+)
+@each_method
+def test_keywords_of_captum(method: Any, keyword: str, remedy: str) -> None:
+    with pytest.raises(ArgumentError, match=f"{method.get_name()} takes no {keyword}: .*{remedy}"):
+        method(case().model, case().layers).attribute(case().inputs, **{keyword: 1})
+
+
+@each_method
+def test_other_keywords(method: Any) -> None:
+    with pytest.raises(TypeError, match="unexpected keyword argument 'tokn'"):
+        method(case().model, case().layers).attribute(case().inputs, tokn=1)
+
+
+@each_method
+def test_a_second_positional_tensor(method: Any) -> None:
+    ids = case().inputs["input_ids"]
+    for second in (torch.zeros_like(ids), (torch.zeros_like(ids),)):
+        with pytest.raises(
+            ArgumentError, match="second positional argument of attribute is target"
+        ):
+            method(case().model, case().layers).attribute(ids, second)
+
+
+def test_a_noise_tunnel_with_baselines() -> None:
+    tunnel = NoiseTunnel(ValueZeroing(lambda x: case().model(inputs_embeds=x), case().layers[0]))
+    with pytest.raises(ArgumentError, match="takes no baselines"):
+        tunnel.attribute(torch.randn(1, 6, 32).double(), nt_samples=2, baselines=torch.zeros(1, 6, 32))
+
+
+def test_token_attribution() -> None:
+    ids, model = case().inputs["input_ids"], case().model
+    for build, options, message in (
+        ((model, IntegratedGradients(model), None), {}, "method is a IntegratedGradients object: pass its class"),
+        ((Tokenizer(), IntegratedGradients, model), {}, "forward_func is a tokenizer"),
+        ((model, IntegratedGradients, None), {"return_convergence_delta": True}, "return_convergence_delta has no"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            TokenAttribution(*build).attribute(ids, **options)
+    with pytest.raises(ArgumentError, match="second positional argument of attribute is target"):
+        TokenAttribution(model, IntegratedGradients, None).attribute(ids, ids)

@@ -1,0 +1,198 @@
+"""Errors that name their cause: hooks, patched forwards, compiled and sharded layers, caches, batches held back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers.modeling_outputs import BaseModelOutput
+
+from captum_vz import LayerAttention, ValueZeroing, ValueZeroingEffect, ValueZeroingRollout
+from captum_vz.errors import ArgumentError, RefusedError, UnsupportedLayerError
+from tests.engine.blocks import Block, sequences, zeroed_one_by_one
+from tests.engine.compare import assert_same
+from tests.reference.case import Case
+from tests.reference.families import FAMILIES
+
+
+class OfForm(nn.Module):
+    """A block whose output has another form."""
+
+    def __init__(self, form: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.block, self.form = Block(), form
+
+    def forward(self, x: Tensor) -> Any:
+        return self.form(self.block(x))
+
+
+FORMS: dict[str, Callable[[Tensor], Any]] = {
+    "dict": lambda x: {"hidden_states": x, "aux": None},
+    "model output": lambda x: BaseModelOutput(last_hidden_state=x),
+    "dict in a tuple": lambda x: ({"x": [x]}, None),
+}
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_outputs_in_dicts(form: Any) -> None:
+    torch.manual_seed(0)
+    layer, x = OfForm(form), sequences(2)
+    expected = zeroed_one_by_one(layer.block, x)
+    assert_same(ValueZeroing(layer, layer).attribute(x), expected)
+    assert_same(ValueZeroing(layer.bfloat16(), layer).attribute(x.bfloat16()), expected.float(), 0.02)
+    layer.double()
+
+    if form is FORMS["dict"]:
+        effect = ValueZeroingEffect(lambda x: layer(x)["hidden_states"].sum(1), layer).attribute(x, target=0)
+        assert_same(effect, ValueZeroingEffect(lambda x: layer.block(x).sum(1), layer.block).attribute(x, target=0))
+
+
+def test_a_dict_without_hidden_states() -> None:
+    layer = OfForm(lambda x: {"aux": None, "hidden_states": x})
+    with pytest.raises(UnsupportedLayerError, match="returned dict, whose first entry is no tensor"):
+        ValueZeroing(layer, layer).attribute(sequences(2))
+
+
+def steer(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+    return output + 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_a_steering_hook_is_named(dtype: torch.dtype) -> None:
+    layer = Block().to(dtype)
+    layer.register_forward_hook(steer)
+    with pytest.raises(UnsupportedLayerError, match="The layer carries the hook steer, which replays leave out"):
+        ValueZeroing(layer, layer).attribute(sequences(2).to(dtype))
+
+
+def test_a_patched_forward_is_named() -> None:
+    layer = Block()
+    own = layer.forward
+
+    def patched(x: Tensor) -> Tensor:
+        return 2 * own(x).flip(1)
+
+    layer.forward = patched  # type: ignore[method-assign]
+    with pytest.raises(UnsupportedLayerError, match=r"carries \S+patched in the place of its forward, which replays"):
+        ValueZeroing(layer, layer).attribute(sequences(2))
+
+
+def test_no_hook_is_named_without_one() -> None:
+    layer = Block(after=nn.Dropout(0))
+    layer.attention.finish = lambda attention, context, x: attention.output(context) * torch.rand(())
+    with pytest.raises(RefusedError) as error:
+        ValueZeroing(layer, layer).attribute(sequences(2))
+    assert "carries" not in str(error.value)
+
+
+class Plain(nn.Module):
+    """Attention by torch's function."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.Linear(16, 48).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = self.parts(x)[:, None].chunk(3, -1)
+        return x + nn.functional.scaled_dot_product_attention(query, key, value)[:, 0]
+
+
+def in_model(layer: nn.Module) -> nn.Module:
+    return nn.Sequential(layer, nn.Linear(16, 2).double())
+
+
+JIT = "was compiled by torch.jit .*: pass the model before torch.jit.script or torch.jit.trace"
+COMPILED: dict[str, tuple[Callable[[], tuple[Any, Any]], str]] = {
+    "script": (lambda: (one := torch.jit.script(Plain()), one), JIT),
+    "trace": (lambda: (one := torch.jit.trace(Plain(), sequences(2)), one), JIT),
+    "a part": (lambda: (one := in_model(torch.jit.script(Plain())), one[0]), JIT),
+    "below": (lambda: (one := in_model(torch.jit.script(Plain())), one), JIT),
+    "export": (
+        lambda: (one := torch.export.export(Plain(), (sequences(2),)).module(), one),
+        r"it was traced by torch.export or torch.fx, .*: pass the model before that",
+    ),
+    "fx": (lambda: (one := torch.fx.symbolic_trace(Plain()), one), "it was traced by torch.export or torch.fx"),
+    "layers of the original": (
+        lambda: (
+            torch.export.export(model := in_model(Plain()), (sequences(2),)).module(),
+            model[0],
+        ),
+        "forward_func is a GraphModule of torch.jit, torch.export or torch.fx, which runs none of the layers",
+    ),
+    "the program": (
+        lambda: (one := torch.export.export(Plain(), (sequences(2),)), one),
+        "layer is of type ExportedProgram: pass a module",
+    ),
+}
+
+
+@pytest.mark.parametrize(("build", "message"), COMPILED.values(), ids=COMPILED)
+@pytest.mark.filterwarnings("ignore")
+def test_compiled_layers(build: Any, message: str) -> None:
+    model, layer = build()
+    for method in (ValueZeroing, LayerAttention, ValueZeroingEffect):
+        with pytest.raises(RefusedError, match=message):
+            method(model, layer).attribute(sequences(2))
+
+
+def test_sharded_layers() -> None:
+    fsdp = pytest.importorskip("torch.distributed.fsdp")
+    if not hasattr(fsdp, "fully_shard"):
+        pytest.skip("this version of torch has no FSDP2")
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        layer = Block()
+        fsdp.fully_shard(layer, mesh=torch.distributed.device_mesh.init_device_mesh("cpu", (1,)))
+        with pytest.raises(UnsupportedLayerError, match=r"is sharded by FSDP \(fully_shard\), .*load the"):
+            ValueZeroing(layer, layer).attribute(sequences(2))
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def of_gpt2() -> tuple[Case, Tensor, Any]:
+    case = FAMILIES["gpt2"].case.example(0)
+    ids = case.inputs["input_ids"]
+    with torch.no_grad():
+        return case, ids[:, 3:], case.model(input_ids=ids[:, :3], use_cache=True).past_key_values
+
+
+def test_rollouts_with_a_cache() -> None:
+    case, ids, cache = of_gpt2()
+
+    def forward(ids: Tensor) -> Any:
+        return case.model(input_ids=ids, past_key_values=deepcopy(cache))
+
+    with torch.no_grad(), pytest.raises(ArgumentError, match=r"more sources than tokens \(a cache, a prefix\)"):
+        ValueZeroingRollout(forward, case.layers).attribute(ids)
+
+
+def test_effects_with_a_cache() -> None:
+    case, ids, cache = of_gpt2()
+    inputs = {"input_ids": ids, "past_key_values": cache}
+    with pytest.raises(RefusedError, match=r"hold a key-value cache \(DynamicCache\), .* Pass the whole sequence"):
+        ValueZeroingEffect(case.model, case.layers).attribute(inputs, target=(0, 1))
+    with pytest.raises(RefusedError, match=r"hold a key-value cache"):
+        ValueZeroingEffect(lambda ids, past: case.model(ids, past_key_values=past), case.layers).attribute(
+            ids, target=(0, 1), additional_forward_args=(cache,)
+        )
+
+    def forward(ids: Tensor) -> Any:
+        with torch.no_grad():
+            return case.model(input_ids=ids, past_key_values=deepcopy(cache))
+
+    with pytest.raises(RefusedError, match=r"fails on \d copies of its inputs .*: pass the whole sequence"):
+        ValueZeroingEffect(forward, case.layers).attribute(ids, target=(0, 1))
+
+
+def test_effects_of_a_batch_held_back() -> None:
+    layer, x = Block(), sequences(1)
+    held = torch.zeros(1, 1, dtype=torch.float64)
+    with pytest.raises(RefusedError, match=r"fails on 7 copies .* a tensor with an entry for each example"):
+        ValueZeroingEffect(lambda x: torch.cat([layer(x).sum(1), held], 1), layer).attribute(x, target=0)
+    with pytest.raises(RefusedError, match=r"for 7 copies it returned \(1, 16\), and \(1, 16\) for the inputs alone"):
+        ValueZeroingEffect(lambda x: layer(x).sum(1)[:1], layer).attribute(x, target=0)

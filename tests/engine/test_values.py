@@ -1,0 +1,190 @@
+"""`values=`: layers that compute attention in their own code, whose values the user names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from captum_vz import Rollout, ValueZeroing, ValueZeroingEffect, ValueZeroingRollout
+from captum_vz.errors import ArgumentError, UnsupportedLayerError
+from tests.engine.blocks import HEADS, WIDTH, SelfAttention, block_of, sequences, zeroed_one_by_one
+from tests.engine.compare import assert_same
+from tests.engine.manual_attention import Annotated, Einsum, InBlock, NanoGPT, ViT, Windows, manual, twin
+
+
+def last_third(projected: Tensor) -> Tensor:
+    return projected[..., 2 * WIDTH :]
+
+
+def by_head(projected: Tensor) -> Tensor:
+    return last_third(projected).unflatten(-1, (HEADS, -1))
+
+
+STYLES: dict[str, tuple[type[nn.Module], Callable[[Any], Any]]] = {
+    "packed": (NanoGPT, lambda block: (block.attention.c_attn, last_third)),
+    "packed, by head": (NanoGPT, lambda block: (block.attention.c_attn, by_head)),
+    "packed, by its weight": (NanoGPT, lambda block: (block.attention.c_attn.weight, last_third)),
+    "in a list": (Annotated, lambda block: block.attention.linears[2]),
+    "einsum": (Einsum, lambda block: (block.attention.w_v, lambda projected: projected.transpose(1, 2))),
+    "shared by heads": (ViT, lambda block: (block.attention.to_kv, lambda projected: projected.chunk(2, -1)[1])),
+    "windows": (Windows, lambda block: (block.attention.qkv.weight, last_third)),
+    "in the block": (InBlock, lambda block: block.to_v),
+}
+each_style = pytest.mark.parametrize(("style", "values"), STYLES.values(), ids=STYLES)
+
+
+@each_style
+def test_styles_of_attention(style: Any, values: Any) -> None:
+    block, x = manual(style), sequences(2, 8)
+    with pytest.raises(UnsupportedLayerError, match=r"flash=True .*fused_attn=True .*attn_flash=True .*values="):
+        ValueZeroing(block, block).attribute(x)
+    expected = twin(block, x)
+    for given in (values(block), [values(block)], values):
+        assert_same(ValueZeroing(block, block, values=given, normalize=False).attribute(x), expected)
+    row = ValueZeroing(block, block, values=values, normalize=False).attribute(x, token=3, perturbations_per_eval=2)
+    assert_same(row, expected[:, 3])
+    assert not any(module._forward_hooks for module in block.modules())
+    assert not torch.overrides._get_current_function_mode_stack()
+
+
+@each_style
+def test_half_precision(style: Any, values: Any) -> None:
+    block, x = manual(style).bfloat16(), sequences(2, 8).bfloat16()
+    found = ValueZeroing(block, block, values=values, normalize=False).attribute(x)
+    assert_same(found, twin(block.float(), x.float()), 1e-4)
+
+
+def test_single_heads() -> None:
+    block, x = manual(NanoGPT), sequences(2)
+    method = ValueZeroing(block, block, values=STYLES["packed, by head"][1], heads=[1, 3], normalize=False)
+    zeroed = [slice(2 * WIDTH + head * WIDTH // HEADS, 2 * WIDTH + (head + 1) * WIDTH // HEADS) for head in (1, 3)]
+    expected = torch.stack([one_source(block, x, zeroed, source) for source in range(x.shape[1])], -1)
+    assert_same(method.attribute(x), expected, 1e-9)
+
+
+@torch.no_grad()
+def one_source(block: Any, x: Tensor, columns: list[slice], source: int) -> Tensor:
+    def zero(module: nn.Module, inputs: Any, projected: Tensor) -> Tensor:
+        projected = projected.clone()
+        for own in columns:
+            projected[:, source, own] = 0
+        return projected
+
+    clean = block(x)
+    with block.attention.c_attn.register_forward_hook(zero):
+        return 1 - torch.cosine_similarity(block(x), clean, dim=-1)
+
+
+def test_masked_sources() -> None:
+    block, x = manual(Annotated), sequences(2)
+    mask = torch.ones(2, 1, 1, 6, dtype=torch.bool)
+    mask[1, ..., 4:] = False
+    found = ValueZeroing(block, block, values=STYLES["in a list"][1], normalize=False).attribute(x, None, (mask,))
+    assert_same(found, twin(block, x, mask))
+    assert not found[1, :, 4:].any()
+
+
+class Stack(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([manual(NanoGPT), manual(InBlock), manual(ViT)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x.mean(1)
+
+    def values(self, layer: Any) -> Any:
+        style = InBlock if isinstance(layer, InBlock) else type(layer.attention)
+        return next(find(layer) for one, find in STYLES.values() if one is style)
+
+
+def test_rollouts() -> None:
+    model, x = Stack(), sequences(2)
+    maps = ValueZeroing(model, list(model.layers), values=[model.values(layer) for layer in model.layers])
+    rollout = ValueZeroingRollout(model, model.layers, values=model.values, other_mixing="ignore")
+    found = rollout.attribute(x)
+    assert_same(found, Rollout(maps, other_mixing="ignore").attribute(x))
+    first, second, third = maps.attribute(x)
+    assert_same(found, third @ second @ first)
+    # What else mixes tokens cannot be told from attention that has no module of its own.
+    rollout.other_mixing = "refuse"
+    with pytest.raises(UnsupportedLayerError, match=r"the layers 1 \(InBlock\) mix their tokens in another way"):
+        rollout.attribute(x)
+    rollout.layer, rollout.maps.values = [model.layers[0]], model.values
+    assert_same(rollout.attribute(x), first)
+
+
+def test_effects() -> None:
+    model, x = Stack(), sequences(2)
+    layers = [model.layers[0], model.layers[1]]
+    found = ValueZeroingEffect(model, layers, values=model.values).attribute(x, target=3)
+    with torch.no_grad():
+        for source in range(x.shape[1]):
+            clean = model(x)[:, 3]
+            for layer in layers:
+                layer.attention.source = source
+            assert_same(found[:, source], clean - model(x)[:, 3])
+            for layer in layers:
+                layer.attention.source = None
+
+
+def test_attention_that_is_seen_anyway() -> None:
+    block, x = block_of(SelfAttention()), sequences(2)
+    found = ValueZeroing(block, block, values=block.attention.value, normalize=False).attribute(x)
+    assert_same(found, zeroed_one_by_one(block, x, normalize=False))
+
+
+NO_VALUES: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "all of it": (lambda block: block.attention.c_attn, "change with them in another way"),
+    "queries": (lambda block: (block.attention.c_attn, lambda x: x[..., :WIDTH]), "in another way|no other token"),
+    "keys": (lambda block: (block.attention.c_attn, lambda x: x[..., WIDTH : 2 * WIDTH]), "in another way"),
+    "keys and values": (lambda block: (block.attention.c_attn, lambda x: x[..., WIDTH:]), "in another way"),
+    "the norm before": (lambda block: block.attention_norm, "change with them in another way"),
+    "the output projection": (lambda block: block.attention.c_proj, "they change no other token"),
+    "the attention": (lambda block: block.attention, "they change no other token"),
+    "the feed-forward": (lambda block: block.feed_forward[0], "they change no other token"),
+    "the norm after": (lambda block: block.norm, "they change no other token"),
+    "the weights": (lambda block: block.attention.attn_dropout, r"values selects \(2, 4, 6, 6\)"),
+    "heads before tokens": (
+        lambda block: (block.attention.c_attn, lambda x: by_head(x).transpose(1, 2)),
+        "they have 4 rows in 2 examples, and no hidden states have so many",
+    ),
+    "a copy": (lambda block: (block.attention.c_attn, lambda x: last_third(x) * 1), "values selects a copy"),
+    "one token": (lambda block: (block.attention.c_attn, lambda x: x[:, 0]), r"values selects \(2, 48\)"),
+    "no tensor": (lambda block: (block.attention.c_attn, lambda x: None), "values selects NoneType"),
+    "what does not run": (lambda block: block.spare, "expected a part that runs once in a run of the layer"),
+    "a buffer's name": (lambda block: "attention.c_attn", "values is of type str: pass a submodule"),
+    "another's part": (lambda block: nn.Linear(2, 2), "values is a Linear that is no part of the layer Block"),
+    "the layer": (lambda block: block, "values is a Block that is no part of the layer Block"),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("values", "message"), NO_VALUES.values(), ids=NO_VALUES)
+def test_what_is_no_value(values: Any, message: str, dtype: torch.dtype) -> None:
+    block = manual(NanoGPT)
+    block.spare = nn.Linear(2, 2)
+    with pytest.raises((ArgumentError, UnsupportedLayerError), match=message):
+        ValueZeroing(block.to(dtype), block, values=values).attribute(sequences(2).to(dtype))
+
+
+def test_a_part_that_runs_twice() -> None:
+    class Twice(Annotated):
+        def forward(self, x: Tensor, mask: Any = None) -> Tensor:
+            return super().forward(x) + super().forward(x.flip(-1))
+
+    block = manual(Twice)
+    with pytest.raises(UnsupportedLayerError, match=r"values names attention.linears.2 .* that runs once"):
+        ValueZeroing(block, block, values=block.attention.linears[2]).attribute(sequences(2))
+
+
+def test_a_list_of_another_length() -> None:
+    block = manual(Annotated)
+    with pytest.raises(ArgumentError, match="values has 2 entries for 1 layers"):
+        ValueZeroing(block, block, values=[block.attention.linears[2]] * 2).attribute(sequences(2))
+
