@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from captum_vz._engine.numerics.tensors import mask_as_bool
+from captum_vz._engine.taps.changes import Changes
 from captum_vz._engine.taps.handler import current_handler
 from captum_vz._engine.taps.projection_table import BERT_LIKE, Mask, family_of
 
@@ -60,7 +61,8 @@ class ProjectionTap:
         if not any(projects_by_parameter(module) for layer in layers for module in layer.modules()):
             yield
             return
-        with ParameterProjectionMode():
+        with Changes() as changes:
+            changes.enter(ParameterProjectionMode())
             yield
 
 
