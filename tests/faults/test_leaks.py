@@ -72,10 +72,8 @@ def fail(subject: Subject, place: int) -> None:
 
 @pytest.mark.parametrize("name", SUBJECTS)
 def test_no_global_keeps_a_tensor(name: str) -> None:
-    subject = SUBJECTS[name]()
-    before = kept()
-    subject.attribute()
-    assert kept() == before
+    SUBJECTS[name]().attribute()
+    assert not kept()
 
 
 def kept() -> set[str]:
@@ -98,6 +96,5 @@ def holds_tensor(value: Any, depth: int = 3) -> bool:
 
 
 def test_kept_tensors_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = kept()
     monkeypatch.setattr("captum_vz._engine.taps.sdpa.held", [torch.zeros(1)], raising=False)
-    assert kept() - before == {"captum_vz._engine.taps.sdpa.held"}
+    assert kept() == {"captum_vz._engine.taps.sdpa.held"}

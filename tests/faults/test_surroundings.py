@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
-from threading import Barrier
+from threading import Barrier, Event
 from typing import Any
 
 import pytest
@@ -58,24 +58,25 @@ def test_two_threads_attribute_and_two_run_the_model(name: str, times: int) -> N
 def test_pass_that_begins_during_another_and_outlives_it() -> None:
     """The compiler's setting is that from before the first pass, not that of the first pass."""
     subject = SUBJECTS["torch"]()
-    both_run, first_is_over = Barrier(2), Barrier(2)
+    first_runs, second_runs, first_is_over = Event(), Event(), Event()
     x = torch.randn(1, 4, WIDTH)
     before = state_of(subject.model)
 
-    def attribute(*waits: Barrier) -> None:
+    def attribute(now: Event, then: Event) -> None:
         def forward(x: Tensor) -> Tensor:
-            for one in waits:
-                one.wait(SECONDS)
+            now.set()
+            assert then.wait(SECONDS)
             return subject.model(x)
 
         ValueZeroing(forward, list(subject.model.layers)).attribute(x)
 
     def first() -> None:
-        attribute(both_run)
-        first_is_over.wait(SECONDS)
+        attribute(first_runs, second_runs)
+        first_is_over.set()
 
     def second() -> None:
-        attribute(both_run, first_is_over)
+        assert first_runs.wait(SECONDS)
+        attribute(second_runs, first_is_over)
 
     with ThreadPoolExecutor(2) as pool:
         for one in [pool.submit(first), pool.submit(second)]:
