@@ -12,7 +12,7 @@ from captum_vz._engine.capture.records import AttentionRecord, AttentionShape, L
 from captum_vz._engine.decomposition.attention_block import AttentionBlock
 from captum_vz._engine.decomposition.readout import Readout
 from captum_vz._engine.decomposition.vectors import INCLUDES, Decomposition, decompositions
-from captum_vz._engine.numerics.budget import budget_of
+from captum_vz._engine.numerics.budget import SHORT_OF_MEMORY, budget_of, is_out_of_memory
 from captum_vz._engine.numerics.tensors import first_tensor, repeat_examples
 from captum_vz._engine.replay.base import Ablation
 from captum_vz._engine.structure.find_layers import find_layers
@@ -25,6 +25,7 @@ from captum_vz._engine.whole_model.replay import ModelReplay
 __all__ = [
     "HALF",
     "INCLUDES",
+    "SHORT_OF_MEMORY",
     "Ablation",
     "AttentionBlock",
     "AttentionRecord",
@@ -47,6 +48,7 @@ __all__ = [
     "first_tensor",
     "in_float32",
     "is_half",
+    "is_out_of_memory",
     "repeat_examples",
     "run_and_record",
     "traced_replays",

@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from captum_vz._engine.numerics.budget import SHORT_OF_MEMORY, is_out_of_memory
 from captum_vz._engine.numerics.tolerance import CannotReplayError, with_rounding
 from captum_vz._engine.replay.base import ReplayProblem
 from captum_vz._engine.replay.folded.replay import FoldedReplay
@@ -18,6 +19,7 @@ from captum_vz._engine.replay.packed import PackedReplay
 from captum_vz._engine.replay.sequences import SequenceReplay
 from captum_vz._engine.replay.trust import LayerTrust
 from captum_vz._engine.replay.windows import WindowReplay
+from captum_vz._engine.taps.changes import without_autocast
 from captum_vz._engine.taps.handler import left_out_by_replays
 from captum_vz.errors import RefusedError, UnsupportedLayerError
 
@@ -105,7 +107,7 @@ def value_zeroing_scores(site: AttentionSite, ablation: Ablation, distance: Outp
             f"The layer {site.layer.name} draws random numbers, so no two runs of it agree. Call model.eval() first."
         )
     site = site.in_float32()
-    with torch.autocast(output.device.type, enabled=False):
+    with without_autocast(output.device):
         problem = ReplayProblem.of(site, ablation, LayerTrust.of(site.layer))
         if not len(problem.targets):
             return problem.empty_map()
@@ -149,6 +151,21 @@ def _replayed(problem: ReplayProblem, distance: OutputDistance) -> Tensor:
 
 
 def _scores(replay: Replay, problem: ReplayProblem, distance: OutputDistance) -> Tensor:
+    """The scores of one replay, in chunks that fit into memory."""
+    while True:
+        try:
+            return _scores_of_chunks(replay, problem, distance)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            rows = min(problem.chunk_rows, int(problem.active.sum()))
+            if rows <= 1:
+                raise
+        problem.site.layer.warnings.append(SHORT_OF_MEMORY)
+        problem = replace(problem, chunk_rows=rows // 2)
+
+
+def _scores_of_chunks(replay: Replay, problem: ReplayProblem, distance: OutputDistance) -> Tensor:
     scores, targets = problem.empty_map(), problem.targets
     clean: Tensor | None = None
     for chunk in replay(problem):

@@ -13,7 +13,7 @@ from captum.attr import PerturbationAttribution
 from captum.log import log_usage
 from torch import nn
 
-from captum_vz._engine import ValueProjection
+from captum_vz._engine import SHORT_OF_MEMORY, ValueProjection, is_out_of_memory
 from captum_vz.attr._arguments import as_layers
 from captum_vz.attr._misuse import check_call, check_forward_func
 from captum_vz.attr._values import values_of_layers
@@ -38,6 +38,21 @@ def warn(message: str) -> None:
     while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("captum", "captum_vz"):
         frame, level = frame.f_back, level + 1
     warnings.warn(message, stacklevel=level)
+
+
+def in_steps(run: Callable[[int, int], None], count: int, at_most: int) -> str | None:
+    """Call `run(start, stop)` for all of `count` items, `at_most` at a time. Return a warning if memory was short."""
+    start, size = 0, at_most
+    while start < count:
+        stop = min(start + size, count)
+        try:
+            run(start, stop)
+            start = stop
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error) or stop - start == 1:
+                raise
+            size = (stop - start) // 2
+    return SHORT_OF_MEMORY if size < at_most else None
 
 
 class ForwardPassAttribution(PerturbationAttribution):

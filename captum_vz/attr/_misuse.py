@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from captum_vz._engine import is_out_of_memory
 from captum_vz.errors import ArgumentError, UnsupportedLayerError
 
 # Keywords of Captum's other methods, and what to do here.
@@ -136,10 +137,8 @@ def explained_errors(tokens: Any) -> Iterator[None]:
     """
     try:
         yield
-    except torch.OutOfMemoryError:
-        raise
     except _MODEL_ERRORS as error:
-        reason = _wrong_ids(error) or _wrong_axes(tokens)
+        reason = None if is_out_of_memory(error) else _wrong_ids(error) or _wrong_axes(tokens)
         if reason is None:
             raise
         said = f"{type(error).__name__}: {error}".splitlines()[0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from captum_vz._engine import LayerRecord, ModelReplay, attention_site, is_half, repeat_examples
 from captum_vz.attr._arguments import FeatureGroups, Inputs, bind_forward, check_per_eval, tokens_of
-from captum_vz.attr._captum import ForwardPassAttribution, logged, warn
+from captum_vz.attr._captum import ForwardPassAttribution, in_steps, logged, warn
 from captum_vz.attr._heads import Heads, select_heads
 from captum_vz.attr._misuse import check_no_cache
 from captum_vz.attr._target import Indices, parse_indices, pick, tensor_of
@@ -163,18 +163,22 @@ class ValueZeroingEffect(ForwardPassAttribution):
         order = _order(members)
         effects = members.new_zeros(order.shape, dtype=torch.float32)
         at_a_time = min(filter(None, (perturbations_per_eval, max(1, model.copies_that_fit() - 1))))
-        steps, title = list(_steps(order.shape[1], at_a_time)), f"{self.get_name()} attribution"
-        with progress(desc=title, total=len(steps)) if show_progress else NullProgress() as bar:
-            for start, stop in steps:
+        bar_options = {"desc": f"{self.get_name()} attribution", "total": -(-order.shape[1] // at_a_time)}
+        with progress(**bar_options) if show_progress else NullProgress() as bar:
+
+            def run(start: int, stop: int) -> None:
+                nonlocal effects
                 zeroed = members == order.T[start:stop, :, None]
                 zeroed = torch.cat([zeroed, torch.zeros_like(zeroed[:1])])
                 copied = _copies(inputs, additional_forward_args, len(zeroed), batch)
                 output = model.run(bind_forward(self.forward_func, *copied), zeroed)
-                numbers = question.read(output, batch, len(zeroed))
-                numbers = numbers.unflatten(0, (len(zeroed), batch))
+                numbers = question.read(output, batch, len(zeroed)).unflatten(0, (len(zeroed), batch))
                 effects = effects.to(numbers)
                 effects[:, start:stop] = (numbers[-1] - numbers[:-1]).T
                 bar.update()
+
+            if note := in_steps(run, order.shape[1], at_a_time):
+                warn(f"{self.get_name()}: {note}.")
         scores = effects.new_zeros(batch, max(int(members.max()), 0) + 1).scatter(1, order.to(effects.device), effects)
         members = members.to(scores.device)
         scores = (scores.gather(1, members.clamp_min(0)) * (members >= 0))[:, : ends[0]]
@@ -197,11 +201,6 @@ def _order(members: Tensor) -> Tensor:
     numbers = torch.arange(int(members.max()) + 1, device=members.device)
     there = (members[:, :, None] == numbers).any(1)
     return there.int().argsort(dim=1, descending=True, stable=True)[:, : int(there.sum(1).max())]
-
-
-def _steps(count: int, at_most: int) -> Iterator[tuple[int, int]]:
-    for start in range(0, count, at_most):
-        yield start, min(start + at_most, count)
 
 
 def _copies(inputs: Any, additional_forward_args: Any, copies: int, batch: int) -> tuple[Any, Any]:

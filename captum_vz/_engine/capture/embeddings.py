@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from threading import get_ident
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
+from captum_vz._engine.taps.changes import Changes
 from captum_vz.errors import ArgumentError, UnsupportedLayerError
 
 # (words for where the vectors were found, the vectors) -> what replaces them.
@@ -76,7 +77,8 @@ def _returned_by(module: nn.Module, take: ReplaceVectors) -> Iterator[None]:
     def replace(module: nn.Module, args: Any, output: Any) -> Any:
         return take("embeddings returned", output) if get_ident() == thread else None
 
-    with module.register_forward_hook(replace):
+    with Changes() as changes:
+        changes.hook(module.register_forward_hook, replace)
         yield
 
 
@@ -95,10 +97,9 @@ def _given_to_first(layers: Sequence[nn.Module], take: ReplaceVectors) -> Iterat
         return args, {name: take(found_in, x) if index == 0 else x for index, (name, x) in enumerate(named.items())}
 
     def begin(model: nn.Module) -> None:
-        hooks.enter_context(_first(model, layers).register_forward_pre_hook(replace, with_kwargs=True))
+        changes.hook(_first(model, layers).register_forward_pre_hook, replace, with_kwargs=True)
 
-    with ExitStack() as hooks:
-        hooks.enter_context(first_module_holding(layers, begin))
+    with Changes() as changes, first_module_holding(layers, begin):
         yield
 
 
@@ -122,7 +123,8 @@ def first_module_holding(layers: Sequence[nn.Module], show: Callable[[nn.Module]
         if shown and not alone:
             show(module)
 
-    with register_module_forward_pre_hook(look):
+    with Changes() as changes:
+        changes.hook(register_module_forward_pre_hook, look)
         yield
 
 

@@ -16,8 +16,10 @@ from torch.utils._pytree import tree_leaves
 from captum_vz._engine.capture.layer_runner import LAYER_ERRORS, is_cache, without_caches
 from captum_vz._engine.capture.recorder import Recorder
 from captum_vz._engine.capture.records import LayerRecord
+from captum_vz._engine.numerics.budget import is_out_of_memory
 from captum_vz._engine.numerics.tensors import first_tensor, map_each
 from captum_vz._engine.numerics.tolerance import is_close_in_half
+from captum_vz._engine.taps.changes import without_autocast
 from captum_vz._engine.taps.handler import handled_by, left_out_by_replays
 from captum_vz.errors import RefusedError, UnsupportedLayerError
 
@@ -75,11 +77,11 @@ def recorded_in_float32(record: LayerRecord) -> LayerRecord:
             given=record.given,
         )
         recorder = Recorder(again)
-        with handled_by(recorder), torch.autocast(record.first_output.device.type, enabled=False):
+        with handled_by(recorder), without_autocast(record.first_output.device):
             recorder.finish(layer.forward(*args, **kwargs))
             half = is_half(again)
     except LAYER_ERRORS as error:
-        if isinstance(error, torch.OutOfMemoryError):
+        if is_out_of_memory(error):
             raise
         raise RefusedError(
             f"{record.name} is in half precision and has to be run again in float32, but a copy of it in float32 "

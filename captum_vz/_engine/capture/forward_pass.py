@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,6 +19,7 @@ from captum_vz._engine.capture.recorder import Recorder
 from captum_vz._engine.capture.records import LayerRecord
 from captum_vz._engine.numerics.budget import keep_freed_memory
 from captum_vz._engine.numerics.matmul import OneDnnLinears
+from captum_vz._engine.taps.changes import Changes, undoing
 from captum_vz._engine.taps.projection import projections_named
 from captum_vz.errors import RefusedError, UnsupportedLayerError
 
@@ -93,10 +94,14 @@ def run_and_record(
             else:
                 results.append((record.index, result))
 
-    with torch.no_grad(), original_modules(), projections_named(layers, given), layer_hooks(layers, begin, end):
-        gains = replays and onednn.gain(weight for layer in layers for weight in layer.parameters())
-        with onednn if gains else nullcontext():
-            forward()
+    def run(changes: Changes) -> None:
+        run_original_modules(changes)
+        with torch.no_grad(), projections_named(layers, given), layer_hooks(layers, begin, end):
+            gains = replays and onednn.gain(weight for layer in layers for weight in layer.parameters())
+            with onednn if gains else nullcontext():
+                forward()
+
+    undoing(run)
     if replicas:
         results = _join(replicas, device_ids)
     for index, layer in enumerate(layers):
@@ -109,11 +114,12 @@ def run_and_record(
     return results
 
 
-def original_modules() -> AbstractContextManager[Any]:
+def run_original_modules(changes: Changes) -> None:
     """Run the original modules of a compiled model. A compiled layer would be compiled again with our hooks."""
-    if "torch._dynamo" in sys.modules and hasattr(torch.compiler, "set_stance"):
-        return torch.compiler.set_stance("force_eager")
-    return nullcontext()
+    # Not torch.compiler.set_stance: of two threads, the one that ends last would restore what the other has set.
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")
+    if dynamo is not None and hasattr(dynamo, "DynamoStance"):
+        changes.replace(dynamo, "_stance", dynamo.DynamoStance("force_eager"))
 
 
 def _join(replicas: dict[torch.device, LayerResults], device_ids: list[int] | None) -> LayerResults:

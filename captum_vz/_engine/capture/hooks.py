@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from contextvars import Context, ContextVar
+from contextvars import ContextVar
 from functools import partial
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from captum_vz._engine.numerics.tensors import map_each
 from captum_vz._engine.taps import TAPS
+from captum_vz._engine.taps.changes import Changes
 from captum_vz._engine.taps.handler import (
     AttentionHandler,
     current_handler,
@@ -23,39 +22,8 @@ from captum_vz._engine.taps.handler import (
 )
 
 H = TypeVar("H", bound=AttentionHandler)
-# Submodules that carry our hooks now: id -> (the handles of the two, how many passes need them). Counted, because two
-# threads may explain one model at the same time, and each handler should be called once.
-_hooked: dict[int, tuple[tuple[RemovableHandle, ...], int]] = {}
-_hook_lock = threading.Lock()
 # The pass that this thread runs. Hooks are shared by all threads that use the model.
 _pass: ContextVar[object] = ContextVar("captum_vz_pass", default=None)
-
-
-@contextmanager
-def submodule_hooks(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Let submodules call the handler when they begin and when they return, inside a `with` block."""
-    hooked: list[nn.Module] = []
-    try:
-        with _hook_lock:
-            for module in modules:
-                handles, count = _hooked.get(id(module), ((), 0))
-                if not count:
-                    handles = (
-                        module.register_forward_pre_hook(on_submodule_enter),
-                        module.register_forward_hook(on_submodule_exit),
-                    )
-                _hooked[id(module)] = handles, count + 1
-                hooked.append(module)
-        yield
-    finally:
-        with _hook_lock:
-            for module in hooked:
-                handles, count = _hooked.pop(id(module))
-                if count > 1:
-                    _hooked[id(module)] = handles, count - 1
-                else:
-                    for handle in handles:
-                        handle.remove()
 
 
 @contextmanager
@@ -70,7 +38,6 @@ def layer_hooks(
     the layer returns. All hooks are gone when the block is left, also by an error.
     """
     this_pass = object()
-    token = _pass.set(this_pass)
 
     def is_ours(module: nn.Module) -> bool:
         # DataParallel runs its replicas in threads of their own, which inherit no context.
@@ -93,25 +60,25 @@ def layer_hooks(
                 set_handler(outer)
                 # In a context of its own. transformers' collector of attentions and hidden states, which follows the
                 # user's pass by a context variable, would otherwise collect those of replays.
-                Context().run(end, handler, kwargs_and_output[-1])
+                changes.in_new_context(end, handler, kwargs_and_output[-1])
 
         return before, after
 
     submodules = {id(m): m for layer in layers for m in layer.modules() if m is not layer}
-    outer = current_handler()
-    try:
-        with ExitStack() as stack:
-            for tap in TAPS:
-                stack.enter_context(tap.attached(layers))
-            stack.enter_context(submodule_hooks(submodules.values()))
-            for index, layer in enumerate(layers):
-                before, after = hooks(index)
-                stack.enter_context(layer.register_forward_pre_hook(before, with_kwargs=True))
-                stack.enter_context(layer.register_forward_hook(after, with_kwargs=True))
-            yield
-    finally:
-        set_handler(outer)
-        _pass.reset(token)
+    changes = Changes()
+    with changes, ExitStack() as stack:
+        changes.set(_pass, this_pass)
+        changes.undo.append(partial(set_handler, current_handler()))
+        for tap in TAPS:
+            stack.enter_context(tap.attached(layers))
+        for module in submodules.values():
+            changes.hook(module.register_forward_pre_hook, on_submodule_enter)
+            changes.hook(module.register_forward_hook, on_submodule_exit)
+        for index, layer in enumerate(layers):
+            before, after = hooks(index)
+            changes.hook(layer.register_forward_pre_hook, before, with_kwargs=True)
+            changes.hook(layer.register_forward_hook, after, with_kwargs=True)
+        yield
 
 
 def on_its_device(layer: nn.Module, arguments: Any) -> Any:

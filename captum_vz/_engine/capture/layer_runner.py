@@ -9,10 +9,10 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from captum_vz._engine.numerics.budget import is_out_of_memory
 from captum_vz._engine.numerics.tensors import first_tensor
 from captum_vz._engine.numerics.tolerance import CannotReplayError
 from captum_vz._engine.taps.handler import handled_by
@@ -92,7 +92,7 @@ class LayerRunner:
 
         Raises:
             CannotReplayError: The layer does not run on these arguments.
-            torch.OutOfMemoryError: There is not enough memory. This says nothing of the layer.
+            RuntimeError: There is not enough memory. See `is_out_of_memory`.
         """
         if args is None and kwargs is None:
             args, kwargs = self.arguments
@@ -105,9 +105,9 @@ class LayerRunner:
     def _forward(self, args: Any, kwargs: Any) -> Any:
         try:
             return self.layer.forward(*args, **kwargs)
-        except torch.OutOfMemoryError:
-            raise
         except LAYER_ERRORS as error:
+            if is_out_of_memory(error):
+                raise
             raise CannotReplayError(str(error)) from error
         except AssertionError as error:  # the layer's own, about its arguments
             raise CannotReplayError(f"it asserts something of its arguments {error}".rstrip()) from error

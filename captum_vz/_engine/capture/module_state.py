@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from captum_vz._engine.taps.changes import Changes
+
 # Attributes that are no state: all of nn.Module's own except buffers (parameters and hooks do not change in a run), and
 # an instance's `forward`, which other passes set and remove.
 _NOT_STATE = frozenset(vars(nn.Module())) - {"_buffers"} | {"forward"}
@@ -49,9 +51,8 @@ class ModuleState:
         # batch norm's writes, which happen in train mode only, do not advance torch's version counter.
         trained = {id(x) for one in self.modules if one.training for x in one._buffers.values()}
         written = [(x, x.clone()) for x in self._tensors() if id(x) in trained or self._is_written(x)]
-        try:
-            yield
-        finally:
+
+        def restore() -> None:
             for holder, values in zip(holders, held, strict=True):
                 for name in [name for name in holder if name not in values and name not in _NOT_STATE]:
                     del holder[name]
@@ -65,6 +66,10 @@ class ModuleState:
                     container.extend(content) if isinstance(container, list) else container.update(content)
             for x, clean in written:
                 x.copy_(clean)
+
+        with Changes() as changes:
+            changes.undo.append(restore)
+            yield
 
     def _tensors(self) -> Iterator[Tensor]:
         """Yield the buffers of the modules and the plain tensors among their attributes."""

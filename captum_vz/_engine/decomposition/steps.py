@@ -14,6 +14,7 @@ from captum_vz._engine.capture.recorder import Recorder
 from captum_vz._engine.capture.records import LayerRecord
 from captum_vz._engine.numerics.tensors import first_tensor
 from captum_vz._engine.numerics.tolerance import is_close_up_to_tf32
+from captum_vz._engine.taps.changes import without_autocast
 from captum_vz._engine.taps.handler import handled_by
 from captum_vz.errors import RefusedError, UnsupportedLayerError
 
@@ -93,7 +94,7 @@ def record_steps(site: AttentionSite) -> tuple[int, StepRecorder]:
     args, kwargs = without_caches((layer.args, layer.kwargs))
     output = layer.first_output
     recorder = StepRecorder(LayerRecord(layer.layer, args, kwargs), number, output.shape)
-    with handled_by(recorder), torch.autocast(output.device.type, enabled=False):
+    with handled_by(recorder), without_autocast(output.device):
         recorder.record.output = first_tensor(layer.layer.forward(*args, **kwargs))
     return number, recorder
 

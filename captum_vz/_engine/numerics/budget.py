@@ -38,6 +38,10 @@ class Budget:
         return int(self.folding_calls / (2 * max(1, numbers)))
 
 
+SHORT_OF_MEMORY = "memory was too short for a usual chunk, so smaller chunks were computed"
+# How torch words its errors where it has no class for them: on a CPU, in cuBLAS, and on other devices.
+NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "ALLOC_FAILED")
+
 # By device type. The CPU's constants are measured. Those of other devices are estimates by operation counts.
 BUDGETS = {"cpu": Budget(chunk_bytes=12 << 20, copies_bytes=128 << 20, neighbours=1, folding_calls=5e8)}
 OTHER_DEVICES = Budget(chunk_bytes=256 << 20, copies_bytes=1 << 30, neighbours=16, folding_calls=2e11)
@@ -46,6 +50,12 @@ OTHER_DEVICES = Budget(chunk_bytes=256 << 20, copies_bytes=1 << 30, neighbours=1
 def budget_of(device: torch.device) -> Budget:
     """The budget of a device."""
     return BUDGETS.get(device.type, OTHER_DEVICES)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory is short. It says nothing of the layer that was run."""
+    worded = isinstance(error, RuntimeError) and any(words in str(error) for words in NO_MEMORY)
+    return worded or isinstance(error, (torch.OutOfMemoryError, MemoryError))
 
 
 def keep_freed_memory() -> None:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn import functional
-from torch.overrides import TorchFunctionMode, _get_current_function_mode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode, _pop_mode
 
 # oneDNN compiles a kernel of half a megabyte for each number of rows and keeps it, so rows are padded to few numbers.
 # In bfloat16 a product of more than about 600 rows takes twice the time for each row (measured on AMX).
@@ -77,6 +77,10 @@ class OneDnnLinears(TorchFunctionMode):
                 bias = None if bias is None else bias.contiguous()
                 return _by_onednn(rows.flatten(0, -2), weight, bias).unflatten(0, rows.shape[:-1])
         return func(*args, **(kwargs or {}))
+
+    def __exit__(self, *error: Any) -> None:
+        if _get_current_function_mode() is self:  # it may be suspended when an interruption comes
+            _pop_mode()
 
     @staticmethod
     def gain(weights: Iterable[Tensor]) -> bool:

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from captum_vz._engine.capture.interventions import FillSlots
 from captum_vz._engine.capture.layer_runner import LayerRunner
+from captum_vz._engine.numerics.budget import is_out_of_memory
 from captum_vz._engine.numerics.matmul import OneDnnLinears
 from captum_vz._engine.numerics.perturbation import is_changed, nudged, replaced
 from captum_vz._engine.numerics.tensors import first_tensor
@@ -133,7 +134,7 @@ def find_windows(record: LayerRecord, attention: AttentionRecord) -> Windows:
         try:
             return Windows(record, attention, axis)
         except (CannotReplayError, RuntimeError, ValueError, LookupError) as error:
-            if isinstance(error, torch.OutOfMemoryError):
+            if is_out_of_memory(error):
                 raise
             reasons.append(str(error))
     raise CannotReplayError(reasons[0])

@@ -7,8 +7,8 @@ context variable. A thread without a handler computes attention as ever.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -92,6 +92,9 @@ def _explain(weights: Tensor, values: Tensor, context: Tensor) -> bool:
 class AttentionHandler(ABC):
     """Sees the attention calls of a running layer, and decides what they return."""
 
+    # The weights of the last call: multi_head_attention_forward returns them if asked to.
+    last_weights: Tensor | None = None
+
     @abstractmethod
     def on_attention(self, call: AttentionCall) -> tuple[Tensor, Tensor | None]:
         """Answer one attention call with a context `(batch, out, head, d_head)` and weights or None."""
@@ -118,14 +121,21 @@ def set_handler(handler: AttentionHandler | None) -> None:
     _handler.set(handler)
 
 
-@contextmanager
-def handled_by(handler: AttentionHandler | None) -> Iterator[None]:
-    """Make `handler` the handler of this thread inside a `with` block."""
-    token = _handler.set(handler)
-    try:
-        yield
-    finally:
-        _handler.reset(token)
+class handled_by:  # noqa: N801 - read as a function
+    """Makes a handler the handler of this thread inside a `with` block.
+
+    No generator: an interrupted generator ends later, when another handler may be set.
+    """
+
+    def __init__(self, handler: AttentionHandler | None) -> None:
+        self.handler = handler
+
+    def __enter__(self) -> None:
+        self.outer = current_handler()
+        set_handler(self.handler)
+
+    def __exit__(self, *error: object) -> None:
+        set_handler(self.outer)
 
 
 # Plain functions without state, so that a copy of a layer can carry them.

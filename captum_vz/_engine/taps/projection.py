@@ -7,7 +7,7 @@ them. Masks are read from the layer's arguments.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from captum_vz._engine.numerics.tensors import mask_as_bool
+from captum_vz._engine.taps.changes import Changes
 from captum_vz._engine.taps.handler import current_handler
 from captum_vz._engine.taps.projection_table import BERT_LIKE, Mask, family_of
 
@@ -75,7 +76,9 @@ def projections_named(layers: Sequence[nn.Module], rows: Sequence[ValueProjectio
     """Let results of functions of parameters reach the handler, if the user names a parameter as a projection."""
     pairs = zip(layers, rows, strict=bool(rows))
     named = any(isinstance(attrgetter(row.projection)(layer), nn.Parameter) for layer, row in pairs)
-    with ParameterProjectionMode(named=True) if named else nullcontext():
+    with Changes() as changes:
+        if named:
+            changes.enter(ParameterProjectionMode(named=True))
         yield
 
 
@@ -88,7 +91,8 @@ class ProjectionTap:
         if not any(projects_by_parameter(module) for layer in layers for module in layer.modules()):
             yield
             return
-        with ParameterProjectionMode():
+        with Changes() as changes:
+            changes.enter(ParameterProjectionMode())
             yield
 
 

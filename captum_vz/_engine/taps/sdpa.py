@@ -7,10 +7,9 @@ torch's own functions.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,19 +17,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from captum_vz._engine.numerics.tensors import for_query_heads, mask_as_bool
+from captum_vz._engine.taps.changes import Changes, original
 from captum_vz._engine.taps.guards import check_attention_not_overridden
 from captum_vz._engine.taps.handler import AttentionCall, current_handler, handled_by
 from captum_vz.functional import widen
 
-# What our functions replace while a pass runs: torch's own, or what a user has put in their place.
-_torchs_attention = F.scaled_dot_product_attention
-_torchs_multi_head = F.multi_head_attention_forward
-# The last weights of this thread: multi_head_attention_forward returns them if asked to.
-_last_weights: ContextVar[Tensor | None] = ContextVar("captum_vz_weights", default=None)
-# How many passes run, and whether the fast path was on before the first. Several threads may each run one.
-_passes = 0
-_fast_path = True
-_lock = threading.Lock()
+# The functions that ours replace while a pass runs: torch's own, or what a user has put in their place.
+ATTENTION, MULTI_HEAD = "scaled_dot_product_attention", "multi_head_attention_forward"
 
 
 def attention(
@@ -44,15 +37,15 @@ def attention(
     enable_gqa: bool = False,
 ) -> Tensor:
     """Attention as torch's function computes it, with its calls handed to the handler of this thread."""
-    handler = current_handler()
+    handler, torchs = current_handler(), original(F, ATTENTION)
     if handler is None or query.dim() not in (3, 4):
-        return _torchs_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+        return torchs(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     if query.dim() == 3:  # one head
         mask = attn_mask[:, None] if attn_mask is not None and attn_mask.dim() == 3 else attn_mask
         return attention(query[:, None], key[:, None], value[:, None], mask, dropout_p, is_causal, scale)[:, 0]
     with handled_by(None):
         check_attention_not_overridden(
-            _torchs_attention, query, key, value, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa
+            torchs, query, key, value, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa
         )
     if is_causal:
         attn_mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).tril()
@@ -66,7 +59,7 @@ def attention(
         return context.transpose(1, 2).to(values), weights.to(query)
 
     context, weights = handler.on_attention(AttentionCall(None, value, compute, visible, dropout_p))
-    _last_weights.set(weights)
+    handler.last_weights = weights
     return context.transpose(1, 2)
 
 
@@ -88,11 +81,11 @@ def _weights(query: Tensor, key: Tensor, mask: Tensor | None, scale: float | Non
 def _multi_head(*args: Any, **kwargs: Any) -> Any:
     """The function of torch, made to call scaled_dot_product_attention also where it is asked for the weights."""
     # Without weights to return, nor when torch comes back here from under a function mode, which it leaves for itself.
-    if current_handler() is None or not kwargs.get("need_weights", True):
-        return _torchs_multi_head(*args, **kwargs)
-    output, _ = _torchs_multi_head(*args, **{**kwargs, "need_weights": False})
-    weights = _last_weights.get()
-    _last_weights.set(None)
+    handler, torchs = current_handler(), original(F, MULTI_HEAD)
+    if handler is None or not kwargs.get("need_weights", True):
+        return torchs(*args, **kwargs)
+    output, _ = torchs(*args, **{**kwargs, "need_weights": False})
+    weights, handler.last_weights = handler.last_weights, None
     if weights is not None and kwargs.get("average_attn_weights", True):
         weights = weights.mean(1)
     return output, weights
@@ -104,20 +97,13 @@ class SdpaTap:
     @contextmanager
     def attached(self, layers: Sequence[nn.Module]) -> Iterator[None]:
         """See :class:`~captum_vz._engine.taps.handler.AttentionTap`."""
-        global _passes, _fast_path, _torchs_attention, _torchs_multi_head
-        with _lock:
-            if not _passes:
-                _fast_path = torch.backends.mha.get_fastpath_enabled()
-                torch.backends.mha.set_fastpath_enabled(False)
-                _torchs_attention, F.scaled_dot_product_attention = F.scaled_dot_product_attention, attention
-                _torchs_multi_head, F.multi_head_attention_forward = F.multi_head_attention_forward, _multi_head
-            _passes += 1
-        try:
+
+        def without_fast_path() -> tuple[partial[None], partial[None]]:
+            switch = torch.backends.mha.set_fastpath_enabled
+            return partial(switch, False), partial(switch, torch.backends.mha.get_fastpath_enabled())
+
+        with Changes() as changes:
+            changes.share("fast path", without_fast_path)
+            changes.replace(F, ATTENTION, attention)
+            changes.replace(F, MULTI_HEAD, _multi_head)
             yield
-        finally:
-            with _lock:
-                _passes -= 1
-                if not _passes:
-                    F.scaled_dot_product_attention = _torchs_attention
-                    F.multi_head_attention_forward = _torchs_multi_head
-                    torch.backends.mha.set_fastpath_enabled(_fast_path)

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from captum_vz._engine.taps.changes import Changes
 from captum_vz._engine.taps.guards import BUILTIN
 from captum_vz._engine.taps.handler import current_handler
 
@@ -35,7 +36,8 @@ class SdpaByNameTap:
         if not _holds_function(module for layer in layers for module in layer.modules()):
             yield
             return
-        with _Mode():
+        with Changes() as changes:
+            changes.enter(_Mode())
             yield
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import inspect
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -19,15 +18,14 @@ import torch
 from torch import Tensor, nn
 
 from captum_vz._engine.numerics.tensors import mask_as_bool
+from captum_vz._engine.taps.changes import Changes, original
 from captum_vz._engine.taps.guards import BUILTIN, check_attention_not_overridden
 from captum_vz._engine.taps.handler import AttentionCall, current_handler, handled_by
 from captum_vz.errors import UnsupportedLayerError
 
 EAGER = "eager_attention_forward"
-# Configs that carry our name now: id -> (config, the implementation to restore, how many passes need it).
-# Counted, because two threads may explain one model at the same time.
-_selected: dict[int, tuple[Any, str | None, int]] = {}
-_selecting = threading.Lock()
+# Where a config keeps the name of its attention function.
+SELECTED = "_attn_implementation_internal"
 
 
 class EagerAlias(str):
@@ -137,8 +135,8 @@ def _additive(
 
 
 def _original_implementation(module: nn.Module) -> str | None:
-    entry = _selected.get(id(getattr(module, "config", None)))
-    return entry[1] if entry else None
+    config = getattr(module, "config", None)
+    return original(config, SELECTED) if hasattr(config, SELECTED) else None
 
 
 @cache
@@ -181,23 +179,12 @@ class TransformersTap:
             UnsupportedLayerError: The attention function of a layer was registered by the user.
         """
         found: list[Any] = [getattr(module, "config", None) for layer in layers for module in layer.modules()]
-        configs = {id(config): config for config in found if hasattr(config, "_attn_implementation_internal")}
+        configs = {id(config): config for config in found if hasattr(config, SELECTED)}
         if configs:
             _register()
         for config in configs.values():
             _check_not_custom(config)
-        with _selecting:
-            for key, config in configs.items():
-                _, original, count = _selected.get(key, (config, config._attn_implementation_internal, 0))
-                _selected[key] = (config, original, count + 1)
-                config._attn_implementation_internal = NAME
-        try:
+        with Changes() as changes:
+            for config in configs.values():
+                changes.replace(config, SELECTED, NAME)
             yield
-        finally:
-            with _selecting:
-                for key, config in configs.items():
-                    _, original, count = _selected.pop(key)
-                    if count > 1:
-                        _selected[key] = (config, original, count - 1)
-                    else:
-                        config._attn_implementation_internal = original

@@ -11,35 +11,29 @@ Two kinds of outputs do not change when values are zeroed in some layers:
 
 from __future__ import annotations
 
+import re
 import sys
-import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._pytree import tree_leaves, tree_map
-from torch.utils.hooks import RemovableHandle
 
 from captum_vz._engine.numerics.tensors import clone_tensor, repeat_examples
 from captum_vz._engine.structure.modules import matrix
+from captum_vz._engine.taps.changes import Changes
 
 # If a larger share of rows has changed, selecting these rows costs more than it saves.
 MOST_CHANGED = 0.8
-# Two hooks of all modules, because the model inside a forward function is not known, and the number of passes that need
-# them. Passes of several threads share the hooks, so that each call is recorded once.
-_handles: list[RemovableHandle] = []
-_passes = 0
-_lock = threading.Lock()
-# id of a module with a `CachedForward` -> number of passes that need it, because two threads may explain one model. A
-# thread without a reader runs the module's own forward.
-_users_of_forward: dict[int, int] = {}
-
+# A filter of warnings. warnings.catch_warnings leaves the filters of one thread to another.
+HOOKS_SEE_MODULES_TWICE = ("ignore", re.compile("Using `torch.compile.* when there are global hooks"), Warning, None, 0)
 # The cache that this thread fills, and the reader that answers in this thread.
 _filling: ContextVar[CleanCache | None] = ContextVar("captum_vz_filling", default=None)
 _answering: ContextVar[CacheReader | None] = ContextVar("captum_vz_answering", default=None)
@@ -65,15 +59,15 @@ class CleanCache:
     @contextmanager
     def filling(self) -> Iterator[None]:
         """Record what modules return in this thread, inside a `with` block."""
-        token = _filling.set(self)
-        try:
-            with warnings.catch_warnings(), _hooks_of_all_modules():
-                # torch warns that these hooks may see a compiled module twice. That does no harm here.
-                if "torch._dynamo" in sys.modules:
-                    warnings.filterwarnings("ignore", "Using `torch.compile.* when there are global hooks")
-                yield
-        finally:
-            _filling.reset(token)
+        with Changes() as changes:
+            # torch warns that these hooks may see a compiled module twice. That does no harm here.
+            if "torch._dynamo" in sys.modules:
+                changes.replace(warnings, "filters", [HOOKS_SEE_MODULES_TWICE, *warnings.filters])
+            changes.set(_filling, self)
+            # Hooks of all modules, because the model inside a forward function is not known.
+            changes.hook(register_module_forward_pre_hook, _entered)
+            changes.hook(register_module_forward_hook, _returned)
+            yield
 
     @contextmanager
     def answering(self, copies: int, batch: int, whole: bool) -> Iterator[None]:
@@ -84,15 +78,12 @@ class CleanCache:
         """
         # Without `_reached`, the layers ran in other threads (replicas), and which modules ran before them is unknown.
         reused = self._whole if whole and self._reached else []
-        token = _answering.set(CacheReader(copies, batch, reused, self._linear))
-        try:
-            with ExitStack() as stack:
-                modules = [*(module for module, _ in reused), *(module for module, _, _ in self._linear)]
-                for module in dict.fromkeys(modules):
-                    stack.enter_context(_cached_forward(module))
-                yield
-        finally:
-            _answering.reset(token)
+        with Changes() as changes:
+            changes.set(_answering, CacheReader(copies, batch, reused, self._linear))
+            modules = [*(module for module, _ in reused), *(module for module, _, _ in self._linear)]
+            for module in dict.fromkeys(modules):
+                changes.share((id(module), "forward"), partial(_cached_forward, module))
+            yield
 
     def entered(self, module: nn.Module) -> None:
         """Record that a module begins."""
@@ -128,24 +119,6 @@ def _returned(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
     cache = _filling.get()
     if cache is not None:
         cache.returned(module, inputs, output)
-
-
-@contextmanager
-def _hooks_of_all_modules() -> Iterator[None]:
-    """Register the two hooks inside a `with` block, unless another pass has done so."""
-    global _passes
-    with _lock:
-        if not _passes:
-            _handles[:] = [register_module_forward_pre_hook(_entered), register_module_forward_hook(_returned)]
-        _passes += 1
-    try:
-        yield
-    finally:
-        with _lock:
-            _passes -= 1
-            if not _passes:
-                for handle in _handles:
-                    handle.remove()
 
 
 class CacheReader:
@@ -192,27 +165,17 @@ class CacheReader:
         return output
 
 
-@contextmanager
-def _cached_forward(module: nn.Module) -> Iterator[None]:
-    """Give a module a `CachedForward` inside a `with` block."""
-    with _lock:
-        count = _users_of_forward.get(id(module), 0)
-        if not count:
-            vars(module)["forward"] = CachedForward(module)
-        _users_of_forward[id(module)] = count + 1
-    try:
-        yield
-    finally:
-        with _lock:
-            count = _users_of_forward.pop(id(module))
-            if count > 1:
-                _users_of_forward[id(module)] = count - 1
-            else:
-                vars(module)["forward"].remove()
+def _cached_forward(module: nn.Module) -> tuple[Callable[[], None], Callable[[], None]]:
+    """What gives a module a `CachedForward`, and what takes it away."""
+    cached = CachedForward(module)
+    return partial(vars(module).__setitem__, "forward", cached), cached.remove
 
 
 class CachedForward:
-    """Replaces the forward of a module, and asks the reader of the calling thread first."""
+    """Replaces the forward of a module, and asks the reader of the calling thread first.
+
+    A thread without a reader runs the module's own forward.
+    """
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
@@ -225,6 +188,8 @@ class CachedForward:
 
     def remove(self) -> None:
         """Restore the forward that was replaced."""
+        if vars(self.module).get("forward") is not self:
+            return
         if self.wrapped:
             vars(self.module)["forward"] = self.own
         else:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,14 +12,15 @@ from torch import Tensor, nn
 from torch.nn.parallel.scatter_gather import scatter
 from torch.utils._pytree import tree_leaves
 
-from captum_vz._engine.capture.forward_pass import check_no_dropout, original_modules, run_and_record
+from captum_vz._engine.capture.forward_pass import check_no_dropout, run_and_record, run_original_modules
 from captum_vz._engine.capture.hooks import layer_hooks
 from captum_vz._engine.capture.interventions import ZeroValues
 from captum_vz._engine.capture.layer_runner import LAYER_ERRORS
-from captum_vz._engine.numerics.budget import budget_of
+from captum_vz._engine.numerics.budget import budget_of, is_out_of_memory
 from captum_vz._engine.numerics.tensors import first_numbers, first_tensor
 from captum_vz._engine.numerics.tolerance import CannotReplayError, check_reproduced
 from captum_vz._engine.replay.base import Ablation, zeroed_heads
+from captum_vz._engine.taps.changes import Changes, undoing
 from captum_vz._engine.taps.projection import projections_named
 from captum_vz._engine.whole_model.clean_cache import CleanCache
 from captum_vz.errors import RefusedError
@@ -68,10 +68,15 @@ class ModelReplay:
     ) -> tuple[Any, LayerResults]:
         """The clean pass: its output, and what `compute` makes of each record. `compute` calls `zero_in`."""
         outputs: list[Any] = []
-        with self._cache.filling():
-            results = run_and_record(
-                lambda: outputs.append(forward()), self.layers, compute, device_ids=self.device_ids, given=self.given
-            )
+        layers, device_ids = self.layers, self.device_ids
+
+        def run(changes: Changes) -> LayerResults:
+            with self._cache.filling():
+                return run_and_record(
+                    lambda: outputs.append(forward()), layers, compute, device_ids=device_ids, given=self.given
+                )
+
+        results = undoing(run)
         for module in self._cache.outermost:
             check_no_dropout(module)
         self._output = first_numbers(outputs[0])
@@ -106,14 +111,14 @@ class ModelReplay:
             # A module before the layers may have returned what cannot be repeated for copies. Then it runs again, and
             # an error of the model's own is raised again.
             except (CannotReplayError, AssertionError, RuntimeError, ValueError, LookupError, TypeError) as error:
-                if isinstance(error, torch.OutOfMemoryError):
+                if is_out_of_memory(error):
                     raise
                 self._answers_whole = False
         try:
             return self._run(forward, zeroed)
-        except torch.OutOfMemoryError:
-            raise
         except LAYER_ERRORS as error:
+            if is_out_of_memory(error):
+                raise
             raise RefusedError(
                 f"forward_func fails on {len(zeroed)} copies of its inputs ({type(error).__name__}: {error}). It may "
                 "hold a tensor with an entry for each example, which is not repeated: pass it in inputs or "
@@ -148,13 +153,14 @@ class ModelReplay:
                 _check_last_copy(handler.of_run.output, found, copies)
             finished[handler.of_run.index] += 1
 
-        with ExitStack() as stack:
-            stack.enter_context(torch.no_grad())
-            stack.enter_context(original_modules())
-            stack.enter_context(projections_named(self.layers, self.given))
-            stack.enter_context(layer_hooks(self.layers, begin, end))
-            stack.enter_context(self._cache.answering(copies, batch, self._answers_whole))
-            output = forward()
+        def run(changes: Changes) -> Any:
+            run_original_modules(changes)
+            named = projections_named(self.layers, self.given)
+            cached = self._cache.answering(copies, batch, self._answers_whole)
+            with torch.no_grad(), named, layer_hooks(self.layers, begin, end), cached:
+                return forward()
+
+        output = undoing(run)
         expected: Counter[int] = Counter()
         for (index, _), runs in self._runs.items():
             expected[index] += len(runs)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from captum_vz._engine.numerics.budget import budget_of
+from captum_vz._engine.numerics.budget import budget_of, is_out_of_memory
 from captum_vz._engine.numerics.matmul import has_fast_bfloat16
 from captum_vz._engine.numerics.tensors import gather_rows
 from captum_vz._engine.numerics.tolerance import (
@@ -66,7 +66,9 @@ class FoldedReplay:
             warnings.append(f"matmul_precision='medium' has no effect: {problem.output.device} has no fast bfloat16")
         try:
             yield from _replay(problem, in_bfloat16)
-        except torch.OutOfMemoryError as error:
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
             if in_bfloat16:
                 warnings.append(f"matmul_precision='medium' has no effect on {name}: there is too little memory")
             raise CannotReplayError("there is too little memory") from error

@@ -1,0 +1,162 @@
+"""What a pass changes outside of itself, and how each change is taken back.
+
+An interruption (Ctrl-C) may come at any line, also while hooks, names and modes are set or taken back. So a change is
+noted before it is made, to take it back does nothing where nothing was made, and a pass takes back twice. What is left
+all the same, the next pass takes back.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import Context, ContextVar
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+from torch.nn.modules import module as module_of_torch
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
+
+T = TypeVar("T")
+Action = Callable[[], Any]
+# Changes that passes of several threads may need: who needs each, and what takes it back.
+_shared: dict[Hashable, tuple[list[Changes], Action]] = {}
+_lock = threading.RLock()
+# The pass that this thread runs.
+_current: ContextVar[Changes | None] = ContextVar("captum_vz_changes", default=None)
+
+
+class Changes:
+    """The changes that a `with` block needs. Its end takes them back, or else the end of the pass around it.
+
+    Attributes:
+        over: Whether the block is over.
+        undo: What else to call at the end, the last first, perhaps twice.
+    """
+
+    def __init__(self) -> None:
+        self.over = False
+        self.undo: list[Action] = []
+        self._inner: list[Changes] = []
+        self._keys: list[Hashable] = []  # of shared changes
+
+    def __enter__(self) -> Changes:
+        outer = _current.get()
+        if outer is not None:
+            outer._inner.append(self)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """Take back all changes that no other pass needs. To do so again does nothing."""
+        self.over = True
+        for inner in self._inner:
+            inner.end()
+        for undo in reversed(self.undo):
+            undo()
+        _take_back(self._keys)
+        self.undo.clear()
+
+    def set(self, variable: ContextVar[Any], value: Any) -> None:
+        """Set a context variable."""
+        self.undo.append(partial(variable.set, variable.get()))
+        variable.set(value)
+
+    def in_new_context(self, function: Callable[..., None], *args: Any) -> None:
+        """Call a function in a context that knows of these changes, and of no other variable."""
+        context = Context()
+        context.run(_current.set, self)
+        context.run(function, *args)
+
+    def enter(self, mode: TorchFunctionMode) -> None:
+        """Enter a function mode of this thread."""
+        self.undo.append(partial(_restore_modes, _get_current_function_mode_stack()))
+        _push_mode(mode)
+
+    def share(self, key: Hashable, begin: Callable[[], tuple[Action, Action]]) -> None:
+        """Make a change unless another pass has made it. `begin` returns what makes it, and what takes it back."""
+        self._keys.append(key)
+        with _lock:
+            if key in _shared:
+                _shared[key][0].append(self)
+                return
+            make, undo = begin()
+            _shared[key] = [self], undo
+            make()
+
+    def replace(self, owner: Any, name: str, value: Any) -> None:
+        """Let `value` stand in the place of an attribute. See `original`."""
+        put = partial(setattr, owner, name, value)
+        self.share((id(owner), name), lambda: (put, partial(_put_back, owner, name, value, getattr(owner, name))))
+
+    def hook(self, register: Callable[..., Any], hook: Callable[..., Any], **options: Any) -> None:
+        """Register a hook by `register`, a method of a module or the function for all modules."""
+        owner = getattr(register, "__self__", module_of_torch)
+        tables = [x for name, x in vars(owner).items() if "forward" in name and "_hooks" in name]
+        made = partial(register, hook, **options), partial(_remove_hook, tables, hook)
+        self.share((id(owner), hook), lambda: made)
+
+
+def _put_back(owner: Any, name: str, value: Any, before: Any) -> None:
+    if getattr(owner, name, None) is value:  # else the user has replaced it since
+        setattr(owner, name, before)
+
+
+def original(owner: Any, name: str) -> Any:
+    """An attribute as it is without the passes that run now."""
+    _, undo = _shared.get((id(owner), name), (None, None))
+    return undo.args[-1] if isinstance(undo, partial) else getattr(owner, name)
+
+
+def undoing(action: Callable[[Changes], T]) -> T:
+    """Run a pass. Whatever happens in it, its changes and the modes of this thread are as before when it ends."""
+    changes = Changes()
+    _take_back(list(_shared))
+    try:
+        try:
+            changes.undo.append(partial(torch.set_grad_enabled, torch.is_grad_enabled()))
+            changes.undo.append(partial(_restore_modes, _get_current_function_mode_stack()))
+            with changes:
+                changes.set(_current, changes)
+                return action(changes)
+        finally:
+            changes.end()
+    finally:
+        changes.end()  # an interruption may come while the first call runs
+
+
+@contextmanager
+def without_autocast(device: torch.device) -> Iterator[None]:
+    """Switch autocast off inside a `with` block. `torch.autocast` keeps a count, which cannot be put back."""
+    with Changes() as changes:
+        before = torch.is_autocast_enabled(device.type)
+        changes.undo.append(partial(torch.set_autocast_enabled, device.type, before))
+        torch.set_autocast_enabled(device.type, False)
+        yield
+
+
+def _take_back(keys: Iterable[Hashable]) -> None:
+    """Take back shared changes that no pass needs any more."""
+    with _lock:
+        for key in keys:
+            users, undo = _shared.get(key, ([], None))
+            if undo is not None and all(user.over for user in users):
+                undo()
+                del _shared[key]
+
+
+def _remove_hook(tables: Iterable[dict[int, Any]], hook: Callable[..., Any]) -> None:
+    for number in [number for table in tables for number, one in list(table.items()) if one is hook]:
+        for table in tables:
+            table.pop(number, None)
+
+
+def _restore_modes(before: list[Any]) -> None:
+    if _get_current_function_mode_stack() != before:
+        while _get_current_function_mode_stack():
+            _pop_mode()
+        for mode in before:
+            _push_mode(mode)

@@ -1,0 +1,88 @@
+"""Raise an error at the n-th line or call that an action goes through, by a trace function.
+
+Lines and calls of this package count, and of the code that sets up and takes back for it: context managers, and torch's
+hooks and modes. Interruptions inside the model's own code are raised by the model's functions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.autograd import grad_mode
+from torch.utils import hooks
+
+import captum_vz
+
+PACKAGE = str(Path(captum_vz.__file__).parent)
+OTHERS = {contextlib.__file__, torch.overrides.__file__, grad_mode.__file__, hooks.__file__, torch.amp.__path__[0]}
+Place = tuple[str, int]
+
+
+class Tracer:
+    """Traces an action, and raises `error` at the place with the number `at`. None: it counts the places.
+
+    Attributes:
+        places: The (file, line) of each place, in the order in which they were reached.
+    """
+
+    def __init__(self, event: str, at: int | None = None, error: BaseException | None = None) -> None:
+        self.event = event
+        self.at = at
+        self.error = error
+        self.places: list[Place] = []
+        self.raised = False
+
+    def run(self, action: Callable[[], Any]) -> Any:
+        """Run the action. What it raises, and the error, pass through."""
+        before = sys.gettrace()
+        sys.settrace(self._call)
+        try:
+            return action()
+        finally:
+            sys.settrace(before)
+
+    def _call(self, frame: FrameType, event: str, argument: Any) -> Any:
+        name = frame.f_code.co_filename
+        if self.raised or not (name.startswith(PACKAGE) or name in OTHERS):
+            return None
+        if self.event == "call":
+            # An error in a generator that is thrown away reaches nobody.
+            if frame.f_code.co_name != "<genexpr>":
+                self._reach(frame)
+            return None
+        return self._line
+
+    def _line(self, frame: FrameType, event: str, argument: Any) -> Any:
+        if event == "line" and not self.raised:
+            self._reach(frame)
+        return self._line
+
+    def _reach(self, frame: FrameType) -> None:
+        self.places.append((frame.f_code.co_filename, frame.f_lineno))
+        if self.at == len(self.places) - 1 and self.error is not None:
+            self.raised = True
+            raise self.error
+
+
+def places_of(event: str, action: Callable[[], Any]) -> list[Place]:
+    """The places that an action goes through."""
+    tracer = Tracer(event)
+    tracer.run(action)
+    return tracer.places
+
+
+def first_of_each(places: list[Place], count: int) -> list[int]:
+    """Numbers of places to interrupt at: the first and the last of each line, `count` of them spread evenly."""
+    first: dict[Place, int] = {}
+    last: dict[Place, int] = {}
+    for number, place in enumerate(places):
+        first.setdefault(place, number)
+        last[place] = number
+    numbers = sorted({*first.values(), *last.values()})
+    return numbers[:: max(1, len(numbers) // count)]

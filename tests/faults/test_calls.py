@@ -1,0 +1,87 @@
+"""An error at the n-th call of a function leaves the model, torch and the thread as they were, and is told as it is."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from captum_vz.errors import RefusedError
+from tests.engine.parameters import quick
+from tests.faults.interruption import Tracer, first_of_each, places_of
+from tests.faults.models import SUBJECTS
+from tests.faults.state import differences, state_of
+
+FAST, SLOW = 12, 150  # places of each subject
+NO_MEMORY = "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory"
+
+
+class InterruptionError(Exception):
+    """An error that no code but the tests' knows."""
+
+
+ERRORS = {"error": InterruptionError, "Ctrl-C": KeyboardInterrupt, "memory": torch.OutOfMemoryError}
+
+
+class FailAt(TorchFunctionMode):
+    """Raises an error at the n-th function of torch that is called by name. It counts all of them without an error."""
+
+    def __init__(self, at: int | None = None, error: BaseException | None = None) -> None:
+        super().__init__()
+        self.at = at
+        self.error = error
+        self.count = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        if self.error is not None and self.count == self.at:
+            raise self.error
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("count", quick([FAST, SLOW], FAST))
+@pytest.mark.parametrize("kind", ERRORS)
+@pytest.mark.parametrize("name", SUBJECTS)
+def test_error_at_a_call(name: str, kind: str, count: int) -> None:
+    """If memory is short, the attribution may go on: then its numbers are those without the error."""
+    subject = SUBJECTS[name]()
+    expected, before = subject.scores(), state_of(subject.model)
+    for place in first_of_each(places_of("call", subject.attribute), count):
+        tracer = Tracer("call", place, ERRORS[kind]())
+        found = None
+        try:
+            found = tracer.run(subject.scores)
+        except ERRORS[kind]:
+            pass
+        except RefusedError:
+            # Memory is never short where a mode is entered or left. If it is there, the replays do not hold.
+            assert kind == "memory"
+        assert not differences(before, state_of(subject.model)), tracer.places[-1]
+        assert found is None or (kind == "memory" and equal(found, expected)), tracer.places[-1]
+    assert equal(subject.scores(), expected)
+
+
+@pytest.mark.parametrize("step", quick([29, 3], 29))
+@pytest.mark.parametrize("kind", ["error", "memory", "memory of a CPU"])
+@pytest.mark.parametrize("name", SUBJECTS)
+def test_error_in_a_function_of_torch(name: str, kind: str, step: int) -> None:
+    subject = SUBJECTS[name]()
+    with FailAt() as counting:
+        expected = subject.scores()
+    before = state_of(subject.model)
+    error = RuntimeError(NO_MEMORY) if kind == "memory of a CPU" else ERRORS[kind]("no memory")
+    for place in range(1, counting.count + 1, step):
+        found = None
+        with suppress(type(error)), FailAt(place, error):
+            found = subject.scores()
+        assert not differences(before, state_of(subject.model)), place
+        assert found is None or (kind != "error" and equal(found, expected)), place
+
+
+def equal(found: list[Tensor], expected: list[Tensor]) -> bool:
+    """Equal up to the rounding of another chunk size."""
+    return all(torch.allclose(one, other, rtol=1e-4, atol=1e-6) for one, other in zip(found, expected, strict=True))

@@ -1,0 +1,28 @@
+"""An interruption at any line leaves the model, torch and the thread as they were."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.engine.parameters import quick
+from tests.faults.interruption import Tracer, first_of_each, places_of
+from tests.faults.models import SUBJECTS
+from tests.faults.state import differences, state_of
+
+FAST, SLOW = 25, 300  # places of each subject
+
+
+@pytest.mark.parametrize("count", quick([FAST, SLOW], FAST))
+@pytest.mark.parametrize("name", SUBJECTS)
+def test_interruption_at_a_line(name: str, count: int) -> None:
+    subject = SUBJECTS[name]()
+    expected, before = subject.scores(), state_of(subject.model)
+    output = subject.run()
+    for place in first_of_each(places_of("line", subject.attribute), count):
+        tracer = Tracer("line", place, KeyboardInterrupt())
+        with pytest.raises(KeyboardInterrupt):
+            tracer.run(subject.attribute)
+        assert not differences(before, state_of(subject.model)), tracer.places[-1]
+    assert torch.equal(subject.run(), output)
+    assert all(torch.equal(one, other) for one, other in zip(subject.scores(), expected, strict=True))

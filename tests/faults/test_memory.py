@@ -1,0 +1,143 @@
+"""Where memory is short, fewer pairs are computed at a time, with one warning. It is not taken for a layer's fault."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from captum_vz import ValueZeroing, ValueZeroingEffect
+from tests.engine.blocks import WIDTH, Block, block_of
+from tests.engine.by_name import ByName
+from tests.faults.test_calls import NO_MEMORY
+
+TOKENS = 12
+ERRORS = [torch.OutOfMemoryError("CUDA out of memory."), RuntimeError(NO_MEMORY), MemoryError()]
+each_error = pytest.mark.parametrize("error", ERRORS, ids=["OutOfMemoryError", "RuntimeError", "MemoryError"])
+
+
+class Small(nn.Module):
+    """Has memory for so many positions only."""
+
+    def __init__(self, most: int, error: BaseException) -> None:
+        super().__init__()
+        self.most = most
+        self.error = error
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[:-1].numel() > self.most:
+            raise self.error
+        return torch.zeros_like(x)
+
+
+def stack(most: int, error: BaseException, build: Callable[[], Block] = Block) -> nn.Sequential:
+    """Two layers that hold so many positions at a time."""
+    torch.manual_seed(0)
+    layers = [build(), build()]
+    for layer in layers:
+        layer.after = Small(most, error)
+    return nn.Sequential(*layers).double().eval().requires_grad_(False)
+
+
+def attribute(model: nn.Sequential, method: Any = ValueZeroing, **keywords: Any) -> tuple[list[Tensor], list[str]]:
+    """The scores, and the warnings."""
+    x = torch.randn(2, TOKENS, WIDTH, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = method(model, list(model)).attribute(x, **keywords)
+    return [found] if isinstance(found, Tensor) else found, [str(one.message) for one in caught]
+
+
+class Mixes(Block):
+    """Mixes positions after its attention, so that whole sequences are replayed."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = super().forward(x)
+        return x + x.mean(1, keepdim=True)
+
+
+@each_error
+@pytest.mark.parametrize("build", [Block, lambda: block_of(ByName()), Mixes], ids=["Block", "ByName", "Mixes"])
+def test_chunks_are_halved(build: Callable[[], Block], error: BaseException) -> None:
+    """144 pairs of each of two examples do not fit. The test of independence holds 60 positions."""
+    expected, silent = attribute(stack(10**6, error, build))
+    found, (warning,) = attribute(stack(120, error, build))
+    assert not silent
+    assert "memory was too short" in warning
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-14)
+
+
+@each_error
+def test_copies_of_a_model_are_halved(error: BaseException) -> None:
+    def total(output: Tensor) -> Tensor:
+        return output.sum((1, 2))
+
+    expected, silent = attribute(stack(10**6, error), ValueZeroingEffect, target=total)
+    model = stack(3 * 2 * TOKENS, error)
+    found, (warning,) = attribute(model, ValueZeroingEffect, target=total)
+    assert not silent
+    assert "memory was too short" in warning
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-14)
+
+
+@each_error
+@pytest.mark.parametrize("method", [ValueZeroing, ValueZeroingEffect])
+def test_too_little_for_anything(method: Any, error: BaseException) -> None:
+    """The error itself is raised, and no other cause is named."""
+    keywords = {"target": lambda output: output.sum((1, 2))} if method is ValueZeroingEffect else {}
+    with pytest.raises(type(error)) as raised:
+        attribute(stack(2 * TOKENS, error), method, **keywords)
+    assert raised.value is error
+
+
+@each_error
+def test_half_precision(error: BaseException) -> None:
+    """The layer's run in float32 is not taken for one that fails."""
+    model = stack(10**6, error).bfloat16()
+    model[1].after.register_forward_pre_hook(lambda module, args: set_most(module, args[0].dtype))
+    with pytest.raises(type(error)):
+        ValueZeroing(model, model[1]).attribute(torch.randn(1, TOKENS, WIDTH, dtype=torch.bfloat16))
+
+
+def set_most(module: Small, dtype: torch.dtype) -> None:
+    module.most = 0 if dtype == torch.float32 else 10**6
+
+
+LIMITED = """
+import resource, warnings, torch
+from torch import nn
+from captum_vz import ValueZeroing
+from captum_vz._engine.numerics import budget
+from dataclasses import replace
+torch.manual_seed(0); torch.set_num_threads(1)
+model = nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 4, 4096, batch_first=True, norm_first=True), 2).eval()
+x = torch.randn(1, 96, 32)
+explain = ValueZeroing(model, model.layers)
+with warnings.catch_warnings():
+    warnings.simplefilter("error")
+    expected = explain.attribute(x)
+budget.BUDGETS["cpu"] = replace(budget.BUDGETS["cpu"], chunk_bytes=1 << 30, folding_calls=1e18)
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (200 << 20), resource.RLIM_INFINITY))
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    found = explain.attribute(x)
+assert len(caught) == 1 and "memory was too short" in str(caught[0].message), caught
+for one, other in zip(found, expected):
+    torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-7)
+print("done")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of memory are Linux's")
+def test_limit_of_the_process() -> None:
+    run = subprocess.run([sys.executable, "-c", LIMITED], capture_output=True, text=True, check=False)
+    assert run.stdout == "done\n", run.stderr

@@ -1,0 +1,197 @@
+"""Attributions in several threads, inside other modes, of copies, and inside Captum's NoiseTunnel."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
+from threading import Barrier, Event
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo
+from captum.attr import NoiseTunnel
+from torch import Tensor, nn
+
+from captum_vz import ValueZeroing
+from tests.engine.blocks import WIDTH, Block
+from tests.engine.parameters import quick
+from tests.faults.models import SUBJECTS, Subject
+from tests.faults.state import differences, state_of
+
+SECONDS = 60
+STATELESS = ["transformers", "torch", "inline", "copies of the model"]
+
+
+@pytest.mark.parametrize("times", quick([4, 60], 4))
+@pytest.mark.parametrize("name", STATELESS)
+def test_two_threads_attribute_and_two_run_the_model(name: str, times: int) -> None:
+    subject = SUBJECTS[name]()
+    expected, output, before = subject.scores(), subject.run(), state_of(subject.model)
+    barrier = Barrier(4)
+
+    def each(action: Callable[[], Any]) -> list[Any]:
+        barrier.wait(SECONDS)
+        return [action() for _ in range(times)]
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            given = [pool.submit(each, action) for action in (subject.scores, subject.run) * 2]
+            maps, outputs, *others = [one.result(SECONDS) for one in given]
+    finally:
+        sys.setswitchinterval(interval)
+    for found in [*maps, *others[0]]:
+        assert_same(found, expected)
+    for found in [*outputs, *others[1]]:
+        # A plain run may be served by eager attention, which rounds otherwise.
+        torch.testing.assert_close(found, output, rtol=1e-5, atol=1e-5)
+    assert not differences(before, state_of(subject.model))
+
+
+def test_pass_that_begins_during_another_and_outlives_it() -> None:
+    """The compiler's setting is that from before the first pass, not that of the first pass."""
+    subject = SUBJECTS["torch"]()
+    first_runs, second_runs, first_is_over = Event(), Event(), Event()
+    x = torch.randn(1, 4, WIDTH)
+    before = state_of(subject.model)
+
+    def attribute(now: Event, then: Event) -> None:
+        def forward(x: Tensor) -> Tensor:
+            now.set()
+            assert then.wait(SECONDS)
+            return subject.model(x)
+
+        ValueZeroing(forward, list(subject.model.layers)).attribute(x)
+
+    def first() -> None:
+        attribute(first_runs, second_runs)
+        first_is_over.set()
+
+    def second() -> None:
+        assert first_runs.wait(SECONDS)
+        attribute(second_runs, first_is_over)
+
+    with ThreadPoolExecutor(2) as pool:
+        for one in [pool.submit(first), pool.submit(second)]:
+            one.result(SECONDS)
+    assert not differences(before, state_of(subject.model))
+
+
+@contextmanager
+def default_dtype() -> Iterator[None]:
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@contextmanager
+def deterministic() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+SURROUNDINGS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "no_grad": torch.no_grad,
+    "enable_grad": torch.enable_grad,
+    "inference_mode": torch.inference_mode,
+    "deterministic": deterministic,
+    "default dtype": default_dtype,
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+}
+
+
+@pytest.mark.parametrize("surrounding", SURROUNDINGS)
+@pytest.mark.parametrize("name", [name for name in SUBJECTS if name != "gradients"])
+def test_inside_a_mode(name: str, surrounding: str) -> None:
+    subject = SUBJECTS[name]()
+    expected = subject.scores()
+    # Autocast rounds what the layers are given to two digits.
+    tolerance = 0.05 if surrounding == "autocast" else 1e-6
+    with SURROUNDINGS[surrounding](), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        before = state_of(subject.model)
+        found = subject.scores()
+        assert not differences(before, state_of(subject.model))
+    assert_same(found, expected, tolerance)
+    assert_same(subject.scores(), expected)
+
+
+def test_copies_and_pickles() -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(Block(), Block()), torch.randn(2, 4, WIDTH, dtype=torch.float64)
+    explain = ValueZeroing(model, list(model))
+    expected = explain.attribute(x)
+    for made in (copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))):
+        again = made(model)
+        assert_same(ValueZeroing(again, list(again)).attribute(x), expected)
+        assert_same(made(explain).attribute(x), expected)
+
+
+@pytest.mark.parametrize("made", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))], ids=["copy", "pickle"])
+def test_copy_made_during_a_pass(made: Callable[[Any], Any]) -> None:
+    """It carries hooks that do nothing, and explains as its original does."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(Block(), Block()), torch.randn(2, 4, WIDTH, dtype=torch.float64)
+    copies: list[Any] = []
+
+    def forward(x: Tensor) -> Tensor:
+        copies.append(made(model[1].attention))
+        return model(x)
+
+    expected = ValueZeroing(forward, list(model)).attribute(x)
+    again = copy.deepcopy(model)
+    again[1].attention = copies[0]
+    torch.testing.assert_close(again(x), model(x))
+    assert_same(ValueZeroing(again, list(again)).attribute(x), expected)
+
+
+def test_data_parallel_without_devices() -> None:
+    subject = SUBJECTS["torch"]()
+    x = torch.randn(2, 4, WIDTH)
+    before, layers = state_of(subject.model), list(subject.model.layers)
+    expected = ValueZeroing(subject.model, layers).attribute(x)
+    assert_same(ValueZeroing(nn.DataParallel(subject.model), layers).attribute(x), expected)
+    assert not differences(before, state_of(subject.model))
+
+
+def test_inside_noise_tunnel() -> None:
+    subject = SUBJECTS["torch"]()
+    x = torch.randn(2, 4, WIDTH)
+    before, layer = state_of(subject.model), subject.model.layers[0]
+    explain = ValueZeroing(subject.model, layer)
+    tunnel = NoiseTunnel(explain)
+    assert_same([tunnel.attribute(x, nt_samples=3, stdevs=0.0)], [explain.attribute(x)])
+    failing = NoiseTunnel(ValueZeroing(fails_at_last(subject), layer))
+    with pytest.raises(KeyboardInterrupt):
+        failing.attribute(x, nt_samples=4, nt_samples_batch_size=1, stdevs=0.1)
+    after = state_of(subject.model)
+    assert not differences(before, {**after, "random": before["random"]})  # the tunnel draws its noise
+
+
+def fails_at_last(subject: Subject) -> Callable[[Tensor], Tensor]:
+    calls: list[int] = []
+
+    def forward(x: Tensor) -> Tensor:
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return subject.model(x)
+
+    return forward
+
+
+def assert_same(found: list[Tensor], expected: list[Tensor], tolerance: float = 1e-6) -> None:
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one.to(other), other, rtol=0, atol=tolerance)
