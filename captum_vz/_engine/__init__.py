@@ -17,13 +17,14 @@ from captum_vz._engine.numerics.tensors import first_tensor, repeat_examples
 from captum_vz._engine.replay.base import Ablation
 from captum_vz._engine.structure.find_layers import find_layers
 from captum_vz._engine.structure.site import AttentionSite, attention_site
-from captum_vz._engine.value_zeroing import OutputDistance, traced_replays, value_zeroing_scores
+from captum_vz._engine.value_zeroing import REPLAYS, OutputDistance, only_replay, traced_replays, value_zeroing_scores
 from captum_vz._engine.whole_model.mixing import OtherMixing
 from captum_vz._engine.whole_model.replay import ModelReplay
 
 __all__ = [
     "HALF",
     "INCLUDES",
+    "REPLAYS",
     "Ablation",
     "AttentionBlock",
     "AttentionRecord",
@@ -45,6 +46,7 @@ __all__ = [
     "first_tensor",
     "in_float32",
     "is_half",
+    "only_replay",
     "repeat_examples",
     "run_and_record",
     "traced_replays",
