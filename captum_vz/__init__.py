@@ -5,6 +5,7 @@ from captum_vz._engine import find_layers
 from captum_vz.attr import *  # noqa: F403  # the one list of names is captum_vz.attr's
 from captum_vz.errors import ArgumentError, RefusedError, UnsupportedLayerError
 from captum_vz.functional import token_scores
+from captum_vz.verification import verify
 
 __version__ = "0.1.0"
 
@@ -17,4 +18,5 @@ __all__ = [
     "find_layers",
     "functional",
     "token_scores",
+    "verify",
 ]

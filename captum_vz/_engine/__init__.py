@@ -18,13 +18,14 @@ from captum_vz._engine.replay.base import Ablation
 from captum_vz._engine.structure.find_layers import find_layers
 from captum_vz._engine.structure.site import AttentionSite, attention_site
 from captum_vz._engine.taps.projection_table import ValueProjection
-from captum_vz._engine.value_zeroing import OutputDistance, traced_replays, value_zeroing_scores
+from captum_vz._engine.value_zeroing import REPLAYS, OutputDistance, only_replay, traced_replays, value_zeroing_scores
 from captum_vz._engine.whole_model.mixing import OtherMixing
 from captum_vz._engine.whole_model.replay import ModelReplay
 
 __all__ = [
     "HALF",
     "INCLUDES",
+    "REPLAYS",
     "SHORT_OF_MEMORY",
     "Ablation",
     "AttentionBlock",
@@ -49,6 +50,7 @@ __all__ = [
     "in_float32",
     "is_half",
     "is_out_of_memory",
+    "only_replay",
     "repeat_examples",
     "run_and_record",
     "traced_replays",

@@ -70,9 +70,20 @@ class _Traces(threading.local):
     """The traces that this thread asked for. No context variable, because each map is computed in its own context."""
 
     wanted: list[ReplayTrace] | None = None
+    only: str | None = None  # the name of the one replay that may serve
 
 
 _traces = _Traces()
+
+
+@contextmanager
+def only_replay(name: str) -> Iterator[None]:
+    """Compute the maps of this thread by the replay of this name alone, inside a `with` block."""
+    outer, _traces.only = _traces.only, name
+    try:
+        yield
+    finally:
+        _traces.only = outer
 
 
 @contextmanager
@@ -129,7 +140,7 @@ def value_zeroing_scores(site: AttentionSite, ablation: Ablation, distance: Outp
 def _replayed(problem: ReplayProblem, distance: OutputDistance) -> Tensor:
     trace = ReplayTrace(problem.site.layer.name)
     for replay in REPLAYS:
-        if not replay.fits(problem):
+        if _traces.only not in (None, replay.name) or not replay.fits(problem):
             continue
         try:
             scores = _scores(replay, problem, distance)

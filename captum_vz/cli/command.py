@@ -21,6 +21,7 @@ from captum_vz.cli.explanation import Explanation, explain
 from captum_vz.cli.models import AGREEMENT, MINILM, load
 from captum_vz.cli.paper import add_paper
 from captum_vz.cli.study import add_study, with_config
+from captum_vz.cli.verify import add_verify
 from captum_vz.study import METHODS, Table
 from captum_vz.visualization import draw_maps, terminal_text
 
@@ -122,6 +123,7 @@ def _parser() -> argparse.ArgumentParser:
     sub.set_defaults(run=_explain)
     add_study(commands)
     add_paper(commands)
+    add_verify(commands)
     return parser
 
 

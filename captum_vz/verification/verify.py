@@ -1,0 +1,175 @@
+"""Verify the maps of a model on inputs of the user's own."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from captum_vz._engine import find_layers
+from captum_vz.attr import ValueZeroing
+from captum_vz.attr._arguments import Inputs, as_layers, bind_forward
+from captum_vz.errors import ArgumentError, RefusedError
+from captum_vz.verification.inputs import alone, mask_of, padded, paired, sizes_of, unpadded
+from captum_vz.verification.layers import LayerVerification
+from captum_vz.verification.recorded import plain_run
+from captum_vz.verification.report import FAILED, PASSED, REFUSED, SKIPPED, Check, VerificationReport
+
+
+def verify(
+    model: Callable[..., Any],
+    inputs: Inputs,
+    layers: Any = None,
+    *,
+    additional_forward_args: Any = None,
+    attention: str = "self",
+    max_sources: int = 32,
+) -> VerificationReport:
+    """Compare the maps of :class:`~captum_vz.ValueZeroing` with the definition, on a model and inputs of your own.
+
+    The definition runs a copy of each layer again, once for each source token, with the projected value row of the
+    token zeroed. It shares no code with the computation of the maps. These are the checks:
+
+    - *rerun*: a copy of the layer, run on its recorded input, returns the output of the plain run of the model.
+    - *map*: the map equals the definition in float64.
+    - *replay: NAME*: each way to compute the map that holds for the layer gives the same map, if used alone.
+    - *rows*: scores are finite and not negative, and rows sum to 1.
+    - *zeros*: where the definition is exactly 0, such as later tokens in a causal model, the map is 0.
+    - *rounding*: how far the definition in float32 (of a float64 model, in float64) is from that in float64.
+    - *chunk sizes*: `perturbations_per_eval` changes no score.
+    - *batch*: the map of an example is the same alone and in a batch.
+    - *padding*: padding changes no score. This needs a mapping of inputs with an `attention_mask`.
+
+    A map may differ by rounding: by 0.2 % of the largest score of the row in float32 and 1e-5 in float64, and by ten
+    times the difference that *rounding* finds for the row. Each layer takes two runs for each source, and the model
+    takes about ten runs for each layer.
+
+    Args:
+        model: A model, or a function that runs the layers.
+        inputs: Its inputs, as in `attribute`. Use a few sentences of the kind that you explain.
+        layers: A layer or a list of layers. None: all layers that `captum_vz.find_layers(model)` returns.
+        additional_forward_args: Further arguments of `model`, as in `attribute`.
+        attention: "self", or "cross" for the cross-attention of decoder blocks.
+        max_sources: The largest number of sources that the definition zeroes in a layer. Of more sources, evenly
+            spaced ones are taken.
+
+    Returns:
+        A report. `report.passed` says whether all checks passed, `report.verdict` says what to do, `str(report)` is a
+        table, and `report.to_json()` has all numbers.
+
+    >>> from captum_vz import verify
+    >>> from captum_vz.testbed import load_agreement_model
+    >>> model, tokenizer = load_agreement_model()
+    >>> verify(model, tokenizer(["some hat [MASK] small.", "it [MASK]."], padding=True, return_tensors="pt")).passed
+    True
+    """
+    if type(max_sources) is not int or max_sources < 1:
+        raise ArgumentError(f"max_sources is {max_sources!r}: pass an integer of at least 1.")
+    if layers is None:
+        if not isinstance(model, nn.Module):
+            raise ArgumentError("model is a function, in which no layers can be found: pass `layers`.")
+        layers = find_layers(model)
+    modules = as_layers(layers)
+    subject = _Subject(model, inputs, additional_forward_args, attention)
+    runs = plain_run(bind_forward(model, inputs, additional_forward_args), modules)
+    checks: list[Check] = []
+    verified: dict[int, LayerVerification] = {}
+    for index, layer in enumerate(modules):
+        one = LayerVerification(index, partial(subject.map, layer), mask_of(inputs), attention, max_sources)
+        checks += one.checks(runs.get(index))
+        if one.rows is not None:
+            verified[index] = one
+    if verified:
+        checks += _model_checks(subject, {index: (modules[index], one) for index, one in verified.items()})
+    names = tuple(type(layer).__name__ for layer in modules)
+    dtype = next((str(run.hidden.dtype).removeprefix("torch.") for run in runs.values()), "")
+    return VerificationReport(names, dtype, tuple(checks))
+
+
+class _Subject:
+    """What is verified: the model, its inputs, and the attention."""
+
+    def __init__(self, model: Any, inputs: Any, more: Any, attention: str) -> None:
+        self.model, self.inputs, self.more, self.attention = model, inputs, more, attention
+
+    def maps(self, layers: list[Any], given: Any = None, normalize: bool = False, **options: Any) -> list[Tensor]:
+        """The maps of some layers, for `given (inputs, additional_forward_args)` or those of the user."""
+        inputs, more = (self.inputs, self.more) if given is None else given
+        method = ValueZeroing(self.model, layers, attention=self.attention, normalize=normalize)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the report says the same in numbers
+            maps = method.attribute(inputs, additional_forward_args=more, **options)
+        return [one.cpu() for one in maps]  # the layers may be on several devices
+
+    def map(self, layer: nn.Module) -> Tensor:
+        """The map of one layer, not normalized."""
+        return self.maps([layer])[0]
+
+
+def _model_checks(subject: _Subject, verified: dict[int, tuple[Any, LayerVerification]]) -> Iterator[Check]:
+    """The checks that compare maps of all layers with each other, for inputs or options in another form."""
+    layers = [layer for layer, _ in verified.values()]
+    rows = {index: one.rows for index, (_, one) in verified.items() if one.rows is not None}
+    batch, _, count = next(iter(rows.values())).found.shape
+    yield from _row_sums(subject.maps(layers, normalize=True), list(verified))
+
+    def compared(name: str, given: Any, place: Callable[[Tensor], Tensor], **options: Any) -> Iterator[Check]:
+        """`place` selects from a map of `verified` what the maps of `given` hold."""
+        try:
+            maps = subject.maps(layers, given, **options)
+        except Exception as error:  # a model may not take such inputs
+            kind = REFUSED if isinstance(error, RefusedError) else type(error).__name__
+            yield Check(name, SKIPPED, note=f"the model does not run on inputs in this form ({kind}: {error})")
+            return
+        for (index, known), found in zip(rows.items(), maps, strict=True):
+            yield known.compare(name, index, found, place)
+
+    for chunk in {1 if count <= 32 else count // 8, count // 2 + 1}:
+        yield from compared("chunk sizes", None, lambda x: x, perturbations_per_eval=chunk)
+    given = (subject.inputs, subject.more)
+    sizes = sizes_of(subject.inputs)
+    if batch not in sizes[:1]:
+        note = f"dimension 0 of the inputs is not the batch: it is {sizes[:1]}, and maps have {batch} examples"
+        yield Check("batch", SKIPPED, note=note)
+    elif batch == 1:
+        yield from compared("batch", paired(given), lambda x: x)
+    for index in range(min(batch, 4) if sizes[:1] == [batch] != [1] else 0):
+        yield from compared("batch", alone(given, index, batch), partial(_example, index))
+    mask = mask_of(subject.inputs)
+    if mask is None or mask.shape != (batch, count) or subject.more is not None:
+        yield Check("padding", SKIPPED, note="the inputs are no mapping with an attention_mask (batch, tokens)")
+    elif mask.bool().all():
+        pad_id = getattr(getattr(subject.model, "config", None), "pad_token_id", None)
+        yield from compared("padding", (padded(subject.inputs, mask, pad_id or 0), None), lambda x: x)
+    else:
+        for index, known in rows.items():
+            real = mask.bool().cpu()
+            scores = known.found.masked_fill(real[:, :, None] & real[:, None], 0)
+            if scores.any():
+                yield Check("padding", FAILED, index, note="tokens that attention_mask hides have scores")
+        for index in range(min(batch, 4)):
+            inputs, kept = unpadded(subject.inputs, mask, index)
+            yield from compared("padding", (inputs, None), partial(_tokens_of, index, kept.cpu()))
+
+
+def _example(index: int, x: Tensor) -> Tensor:
+    return x[index : index + 1]
+
+
+def _tokens_of(index: int, kept: Tensor, x: Tensor) -> Tensor:
+    """The rows and columns of some tokens of one example, of a map or of one number for each row."""
+    return x[index : index + 1, kept] if x.dim() == 2 else x[index : index + 1, kept][:, :, kept]
+
+
+def _row_sums(maps: list[Tensor], indices: list[int]) -> Iterator[Check]:
+    for index, one in zip(indices, maps, strict=True):
+        sums = one.double().sum(-1)
+        zero = (one == 0).all(-1)
+        difference = (sums - 1).abs().masked_fill(zero, 0).nan_to_num(torch.inf).max()
+        good = bool(one.isfinite().all() and (one >= 0).all() and difference <= 1e-4)
+        note = "" if good else f"a row sums to {1 + float(difference)}, or has entries that are negative or not finite"
+        yield Check("rows", PASSED if good else FAILED, index, float(difference), 1e-4, note)

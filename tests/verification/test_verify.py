@@ -1,0 +1,330 @@
+"""`captum_vz.verify` and `captum-vz verify`: what passes, and what each wrong model is told."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+
+from captum_vz import UnsupportedLayerError, ValueZeroing, find_layers, verify
+from captum_vz._engine import value_zeroing
+from captum_vz.cli import main
+from captum_vz.errors import ArgumentError
+from captum_vz.testbed import load_agreement_model
+from captum_vz.verification import VerificationReport
+from captum_vz.verification.recorded import defined_map, plain_run
+from tests.command import refused
+from tests.engine.blocks import WIDTH, Block, Convolution, Halves, Noise, Projections, as_added, block_of, sequences
+from tests.engine.compare import assert_same
+from tests.engine.parameters import quick
+from tests.reference import FAMILIES
+
+SENTENCES = ["some hat [MASK] small.", "the pictures of some hat [MASK] scaring marcus."]
+
+
+def named(report: VerificationReport, name: str) -> list[Any]:
+    return [check for check in report.checks if check.name == name]
+
+
+class Stack(nn.Module):
+    """Embeddings and two blocks. `attend` says whether the mask is used, `prepare` changes the embeddings."""
+
+    def __init__(self, *blocks: nn.Module, masked: bool = True, centered: bool = False) -> None:
+        super().__init__()
+        self.words = nn.Embedding(30, WIDTH).double()
+        self.layers = nn.ModuleList(blocks or (Block(), Block()))
+        self.masked, self.centered = masked, centered
+        self.eval()
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        x = self.words(input_ids)
+        if self.centered:
+            x = x - x.mean(0)
+        mask = as_added(attention_mask[:, None, None].bool()).to(x) if self.masked else None
+        for layer in self.layers:
+            x = layer(x, mask)
+        return x
+
+
+def texts(*lengths: int) -> dict[str, Tensor]:
+    ids = torch.randint(1, 30, (len(lengths), max(lengths)), generator=torch.Generator().manual_seed(1))
+    mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+    return {"input_ids": ids * mask, "attention_mask": mask.long()}
+
+
+@pytest.mark.parametrize("name", quick(FAMILIES, "bert", "gpt2", "gemma2", "t5-decoder", "wav2vec2"))
+def test_families_pass(name: str) -> None:
+    case = FAMILIES[name].case
+    report = verify(case.model, case.inputs, case.layers)
+    assert report.passed, str(report)
+    assert {check.difference < 1e-8 for check in named(report, "map")} == {True}
+
+
+@pytest.mark.parametrize("name", quick(["swin", "longformer", "deberta", "bloom"], "bloom"))
+def test_attention_in_windows_and_inline_passes(name: str) -> None:
+    size: dict[str, Any] = {"vocab_size": 30, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4}
+    bert = {**size, "intermediate_size": 48, "max_position_embeddings": 32}
+    swin = {"image_size": 16, "patch_size": 2, "embed_dim": 8, "depths": [2], "num_heads": [2], "window_size": 4}
+    model = {
+        "swin": lambda: transformers.SwinModel(transformers.SwinConfig(**swin)),
+        "longformer": lambda: transformers.LongformerModel(transformers.LongformerConfig(**bert, attention_window=4)),
+        "deberta": lambda: transformers.DebertaModel(transformers.DebertaConfig(**bert)),
+        "bloom": lambda: transformers.BloomModel(transformers.BloomConfig(**size)),
+    }[name]()
+    inputs = {"pixel_values": torch.randn(2, 3, 16, 16)} if name == "swin" else texts(9, 6)
+    report = verify(model.eval(), inputs)
+    assert report.passed, str(report)
+
+
+@pytest.mark.parametrize("dtype", quick([torch.float64, torch.float32, torch.bfloat16, torch.float16], torch.bfloat16))
+def test_dtypes_pass(dtype: torch.dtype) -> None:
+    model, tokenizer = load_agreement_model()
+    report = verify(model.to(dtype), tokenizer(SENTENCES, padding=True, return_tensors="pt"))
+    assert report.passed, str(report)
+    assert report.dtype == str(dtype).removeprefix("torch.")
+    naive = named(report, f"naive in {report.dtype}")
+    assert len(naive) == (4 if dtype in (torch.bfloat16, torch.float16) else 0)
+    rounding = [check.difference for check in named(report, "rounding")]
+    assert (max(rounding) == 0) == (dtype == torch.float64)
+    assert not any(check.difference < max(rounding) for check in naive)  # half precision rounds more
+
+
+def test_all_checks_of_a_batch() -> None:
+    model, tokenizer = load_agreement_model()
+    report = verify(model, tokenizer(SENTENCES, padding=True, return_tensors="pt"))
+    outcomes = {check.name: check.outcome for check in report.checks}
+    assert {name for name, outcome in outcomes.items() if outcome == "passed"} == {
+        *("rerun", "map", "replay: packed pairs", "replay: whole sequences", "zeros", "rounding"),
+        *("rows", "chunk sizes", "batch", "padding"),
+    }
+    assert report.layers == ("BertLayer",) * 4
+
+
+@pytest.mark.parametrize("lengths", [(6, 6), (6, 4), (6,)])
+def test_padding_and_batch_are_checked(lengths: tuple[int, ...]) -> None:
+    model = Stack()
+    assert verify(model, texts(*lengths)).passed
+    report = verify(Stack(masked=False), texts(*lengths))
+    assert not report.passed
+    assert named(report, "padding")[-1].outcome == "failed"
+    assert "does not use attention_mask" in report.verdict
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_mixed_examples_are_found(count: int) -> None:
+    report = verify(Stack(centered=True), texts(*[6] * count))
+    assert {check.outcome for check in named(report, "map")} == {"passed"}
+    assert {check.outcome for check in named(report, "batch")} == {"failed"}
+    assert "mixes the examples of a batch" in report.verdict
+
+
+class ValueInAGate(Projections):
+    """The values also gate the context, so zeroing a projected row does more than the attention shows."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        query, key, value = self.heads(x)
+        context = nn.functional.scaled_dot_product_attention(query, key, value, mask)
+        return self.output(((1 + value.tanh()) * context).transpose(1, 2).flatten(2))
+
+
+def test_value_used_twice_does_not_pass() -> None:
+    """The map is wrong or refused, and the report says which."""
+    block = block_of(ValueInAGate())
+    report = verify(block, sequences(2), block)
+    assert not report.passed
+    (served,) = named(report, "map")
+    if served.outcome == "refused":
+        with pytest.raises(UnsupportedLayerError, match=re.escape(served.note)):
+            ValueZeroing(block, block).attribute(sequences(2))
+    else:
+        assert report.verdict.startswith("failed: map of layer 0 (Block): in example ")
+        assert "Do not use maps of this layer" in report.verdict
+
+
+class DeltaFirst(Block):
+    """Returns what it adds, and then its hidden states."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Any:
+        y = super().forward(x, mask)
+        return y - x, y
+
+
+class StackOfDeltas(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([DeltaFirst(), DeltaFirst()])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            _, x = layer(x)
+        return x
+
+
+def test_output_is_what_the_next_layer_is_given() -> None:
+    """The first layer's map is right or refused: never the map of what the layer adds."""
+    model = StackOfDeltas().eval()
+    run = plain_run(lambda: model(sequences(2)), list(model.layers))[0]
+    assert run.place == 1
+    expected = defined_map(run, "self", (2, 6, 6), None, None, 6).scores
+    found = verify(model, sequences(2), model.layers)
+    outcome = named(found, "map")[0].outcome
+    if outcome == "passed":
+        scores = ValueZeroing(model, model.layers[0], normalize=False).attribute(sequences(2))
+        assert_same(scores, expected)
+    else:
+        assert outcome in ("failed", "refused")
+        assert not found.passed
+
+
+class Wrong:
+    """A replay whose outputs are wrong, for one target or for all."""
+
+    def __init__(self, replay: Any, target: int | None) -> None:
+        self.replay, self.name, self.fits, self.target = replay, replay.name, replay.fits, target
+
+    def __call__(self, problem: Any) -> Iterator[Any]:
+        for chunk in self.replay(problem):
+            wrong = (chunk.target == self.target)[:, None] if self.target is not None else torch.tensor(True)
+            yield chunk._replace(output=torch.where(wrong, chunk.output + 0.01, chunk.output))
+
+
+@pytest.mark.parametrize("target", [None, 3])
+@pytest.mark.parametrize("name", ["packed pairs", "whole sequences"])
+def test_wrong_replay_is_found(name: str, target: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    replays = [Wrong(one, target) if one.name == name else one for one in value_zeroing.REPLAYS]
+    monkeypatch.setattr(value_zeroing, "REPLAYS", tuple(replays))
+    block = Block()
+    report = verify(block, sequences(2), block)
+    (served,), (wrong,) = named(report, "map"), named(report, f"replay: {name}")
+    assert wrong.outcome == "failed"
+    assert served.outcome == ("failed" if name == "packed pairs" else "passed")
+    assert not report.passed
+    if target is not None:
+        assert "example 0, the row of token 3" in wrong.note
+
+
+def test_wrong_zeros_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A causal model with a score, far below the tolerance of a row, for a later token."""
+    model = Stack(Block())
+    empty_map = value_zeroing.ReplayProblem.empty_map
+    monkeypatch.setattr(value_zeroing.ReplayProblem, "empty_map", lambda self: empty_map(self) + 1e-14)
+    causal = torch.ones(6, 6, dtype=torch.bool).tril()[None, None]
+    monkeypatch.setattr(model, "forward", lambda x: model.layers[0](x, as_added(causal)))
+    report = verify(model, sequences(2), model.layers)
+    assert {check.outcome for check in named(report, "map")} == {"passed"}
+    assert named(report, "zeros")[0].outcome == "failed"
+    assert "30 of 30 scores that are 0 by the definition are not 0" in report.verdict
+
+
+def test_refused_layer_does_not_pass() -> None:
+    block = Block(after=Noise())
+    report = verify(block, sequences(2), block)
+    assert report.verdict.startswith("refused: captum_vz gives no map of layer 0 (Block). ")
+    assert not report.passed
+
+
+def test_changes_below_rounding_fail() -> None:
+    block = Block().float()
+    report = verify(lambda x: block(x + 1e7 * torch.ones_like(x)), sequences(2).float(), block)
+    assert named(report, "rounding")[0].outcome == "failed"
+    assert "model.double()" in report.verdict
+
+
+@pytest.mark.parametrize("layer", [lambda: Block(after=Convolution()), lambda: Halves(lambda x: x)])
+def test_layers_that_mix_or_have_windows_pass(layer: Any) -> None:
+    block = layer()
+    assert verify(block, sequences(2), block).passed
+
+
+def test_tokens_first_is_not_taken_for_a_batch() -> None:
+    layer = nn.TransformerEncoderLayer(WIDTH, 4, 32).eval()
+    report = verify(layer, sequences(2).float(), layer)
+    assert report.passed
+    assert [check.note for check in named(report, "batch")] == [
+        "dimension 0 of the inputs is not the batch: it is [2], and maps have 6 examples"
+    ]
+    assert report.verdict.endswith("Not checked: batch, padding.")
+
+
+def test_cross_attention_passes() -> None:
+    layer = nn.TransformerDecoderLayer(WIDTH, 4, 32, batch_first=True).double().eval()
+    inputs = (sequences(2), sequences(2).flip(0) + 1)
+    for attention in ("self", "cross"):
+        assert verify(layer, inputs, layer, attention=attention).passed
+
+
+def test_further_arguments_are_passed() -> None:
+    model = Stack()
+    report = verify(model, texts(6)["input_ids"], additional_forward_args=texts(6)["attention_mask"])
+    assert report.passed
+    assert named(report, "batch")[0].outcome == "passed"
+
+
+def test_number_of_sources_is_bounded() -> None:
+    block = Block()
+    replays = [verify(block, sequences(1, 9), block, max_sources=most) for most in (3, 32)]
+    assert all(report.passed for report in replays)
+    for wrong in (0, 2.5):
+        with pytest.raises(ArgumentError, match="pass an integer of at least 1"):
+            verify(block, sequences(1), block, max_sources=wrong)  # type: ignore[arg-type]
+
+
+def test_function_needs_layers() -> None:
+    with pytest.raises(ArgumentError, match="pass `layers`"):
+        verify(lambda x: x, sequences(1))
+
+
+def test_model_is_left_as_found() -> None:
+    model, inputs = Stack(), texts(6, 4)
+    before, output = {name: value.clone() for name, value in model.state_dict().items()}, model(**inputs)
+    verify(model, inputs)
+    for name, value in model.state_dict().items():
+        assert_same(value, before[name], 0)
+    assert_same(model(**inputs), output, 0)
+    assert not any(one._forward_hooks or one._forward_pre_hooks for one in model.modules())
+
+
+def test_report_as_text_and_json() -> None:
+    report = verify(Stack(masked=False), texts(6, 4))
+    found = json.loads(report.to_json())
+    assert (found["passed"], found["verdict"], found["layers"]) == (False, report.verdict, ["Block", "Block"])
+    assert len(found["checks"]) == len(report.checks)
+    assert {check["outcome"] for check in found["checks"]} == {"passed", "skipped", "failed"}
+    lines = str(report).splitlines()
+    assert lines[0].split() == ["check", "layers", "worst", "difference", "allowed", "outcome"]
+    assert lines[-1] == report.verdict
+    assert [line.split()[0] for line in lines if line.endswith(" failed")] == ["padding"]
+
+
+def test_command_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify"]) == 0
+    out, err = capsys.readouterr()
+    assert out.splitlines()[-1].startswith("passed: the maps of 4 layers are those of the definition")
+    assert not err
+
+
+def test_command_fails_with_status_1(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    replays = tuple(Wrong(one, None) for one in value_zeroing.REPLAYS)
+    monkeypatch.setattr(value_zeroing, "REPLAYS", replays)
+    with pytest.raises(SystemExit) as left:
+        main(["verify", "some hat [MASK] small.", "--json"])
+    assert left.value.code == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["passed"] is False
+    assert found["layers"] == ["BertLayer"] * 4
+
+
+def test_command_refuses_an_empty_text(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "the text is empty" in refused(capsys, "verify", " ")
+
+
+def test_layers_are_found() -> None:
+    model, tokenizer = load_agreement_model()
+    inputs = tokenizer(SENTENCES[:1], return_tensors="pt")
+    assert verify(model, inputs, find_layers(model)).layers == verify(model, inputs).layers
