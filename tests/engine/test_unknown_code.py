@@ -282,3 +282,37 @@ def test_numbers_that_others_draw() -> None:
     block, x = Block(after=Unsteady(lambda: 1.0)), sequences(2)
     found = ValueZeroing(lambda x: block(x + 0 * torch.rand(())), block).attribute(x)
     assert_same(found, zeroed_one_by_one(block, x))
+
+
+@pytest.mark.parametrize("period", [2, 3])
+@pytest.mark.parametrize("late", [12, 20])
+def test_counter_that_runs_change(late: int, period: int) -> None:
+    """A number outside the layer that changes its output after some runs. Copies run one by one."""
+    runs: list[int] = []
+
+    def scale() -> float:
+        runs.append(0)
+        return 0.5 if len(runs) > late and len(runs) % period else 1.0
+
+    block, x = Block(after=nn.Sequential(Convolution(), Unsteady(scale))), sequences(1, 24)
+    with pytest.raises(UnsupportedLayerError, match="Block cannot be replayed"):
+        ValueZeroing(block, block).attribute(x, perturbations_per_eval=1)
+
+
+class SomePlaces(nn.Module):
+    """Changes some positions beyond those of the clean pass."""
+
+    def __init__(self, longest: int, every: int) -> None:
+        super().__init__()
+        self.longest, self.every = longest, every
+
+    def forward(self, x: Tensor) -> Tensor:
+        index = torch.arange(x.shape[1])
+        return torch.where(((index % self.every == 0) & (index >= self.longest))[:, None], x.flip(-1), x)
+
+
+@pytest.mark.parametrize(("tokens", "longest", "every"), [(5, 5, 16), (6, 6, 16), (8, 8, 16), (40, 40, 640)])
+def test_places_beyond_the_sequence(tokens: int, longest: int, every: int) -> None:
+    """Rows that no check sees are changed: the pairs alone fall on these places."""
+    block, x = Block(after=SomePlaces(longest, every)), sequences(1, tokens)
+    assert_same(ValueZeroing(block, block).attribute(x), zeroed_one_by_one(block, x))
