@@ -213,11 +213,9 @@ class MapAggregation(ForwardPassAttribution):
                 f"{between}: the input of the second is not the output of the first. No map shows the effect of a "
                 f"recurrent or convolutional module, or of an omitted layer. Pass all layers; or {advice}."
             )
-        mixing = (
-            "mix their tokens in another way as well (a recurrent or convolutional module). No map shows the effect"
-        )
+        mixing = "mix their tokens in another way as well (a recurrent or convolutional module), which no map shows"
         unknown = "do not run on changed inputs, so whether they mix their tokens in another way as well is unknown"
-        for found, what in ((mixers, f"{mixing} of this module"), (untested, unknown)):
+        for found, what in ((mixers, mixing), (untested, unknown)):
             if found:
                 raise UnsupportedLayerError(
                     f"{self.get_name()} joins maps of attention, but the layers "
