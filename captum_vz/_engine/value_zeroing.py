@@ -18,6 +18,7 @@ from captum_vz._engine.replay.folded.replay import FoldedReplay
 from captum_vz._engine.replay.packed import PackedReplay
 from captum_vz._engine.replay.sequences import SequenceReplay
 from captum_vz._engine.replay.trust import LayerTrust
+from captum_vz._engine.replay.unknown_code import check_unknown_code
 from captum_vz._engine.replay.windows import WindowReplay
 from captum_vz._engine.taps.changes import without_autocast
 from captum_vz._engine.taps.handler import left_out_by_replays
@@ -120,6 +121,8 @@ def value_zeroing_scores(site: AttentionSite, ablation: Ablation, distance: Outp
     site = site.in_float32()
     with without_autocast(output.device):
         problem = ReplayProblem.of(site, ablation, LayerTrust.of(site.layer))
+        if not problem.trust.library_code:
+            check_unknown_code(site)
         if not len(problem.targets):
             return problem.empty_map()
         # The user's distance is called once before any replay, so that its errors are not taken for a replay's.

@@ -165,7 +165,7 @@ class MapAggregation(ForwardPassAttribution):
             shape = {index: one.shape for index, one in run.maps}
             # Maps of different shapes, such as those of an encoder and its decoder, are not multiplied.
             pairs = [pair for pair in run.mixing.pairs if shape[pair[0]] == shape[pair[1]]]
-            self._refuse_mixing(pairs, run.mixing.mixers)
+            self._refuse_mixing(pairs, run.mixing.mixers, run.mixing.untested)
         rows = wanted.positions(maps[-1].shape[0], maps[-1].shape[1], maps[-1].device)
         if run.tokens:
             wanted.check(run.output, maps[-1].shape[1], self.get_name())
@@ -202,8 +202,8 @@ class MapAggregation(ForwardPassAttribution):
                 + advice
             )
 
-    def _refuse_mixing(self, pairs: list[tuple[int, int]], mixers: list[int]) -> None:
-        """Refuse layers if something other than attention mixes tokens in them or between them."""
+    def _refuse_mixing(self, pairs: list[tuple[int, int]], mixers: list[int], untested: list[int]) -> None:
+        """Refuse layers if something other than attention mixes tokens in them or between them, or may do so."""
         names = _names(self.layer)
         advice = "other_mixing='ignore' to treat it as acting on each token alone"
         if pairs:
@@ -213,12 +213,14 @@ class MapAggregation(ForwardPassAttribution):
                 f"{between}: the input of the second is not the output of the first. No map shows the effect of a "
                 f"recurrent or convolutional module, or of an omitted layer. Pass all layers; or {advice}."
             )
-        if mixers:
-            raise UnsupportedLayerError(
-                f"{self.get_name()} joins maps of attention, but the layers "
-                f"{_some([names[index] for index in mixers])} mix their tokens in another way as well (a recurrent or "
-                f"convolutional module). No map shows the effect of this module. Pass {advice}."
-            )
+        mixing = "mix their tokens in another way as well (a recurrent or convolutional module), which no map shows"
+        unknown = "do not run on changed inputs, so whether they mix their tokens in another way as well is unknown"
+        for found, what in ((mixers, mixing), (untested, unknown)):
+            if found:
+                raise UnsupportedLayerError(
+                    f"{self.get_name()} joins maps of attention, but the layers "
+                    f"{_some([names[index] for index in found])} {what}. Pass {advice}."
+                )
 
     def _join_features(
         self, maps: list[Tensor], rows: Tensor | None, feature_mask: Any, all_layers: bool

@@ -10,6 +10,7 @@ import pytest
 import torch
 import transformers
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers.models.fastspeech2_conformer.modeling_fastspeech2_conformer import FastSpeech2ConformerEncoder
 
 from captum_vz import (
@@ -25,10 +26,12 @@ from captum_vz import (
 from captum_vz.study.methods import Batch
 from tests.engine.blocks import (
     WIDTH,
+    Ahead,
     Block,
     CausalMean,
     Convolution,
     Mean,
+    SelfAttention,
     Shift,
     Spoiled,
     Stopping,
@@ -303,6 +306,7 @@ def test_convolution_with_inline_attention() -> None:
     sizes = {"encoder_num_attention_heads": 2, "encoder_layers": 2, "encoder_linear_units": 24, "num_mel_bins": 8}
     config = transformers.FastSpeech2ConformerConfig(hidden_size=16, vocab_size=50, **sizes)
     model = FastSpeech2ConformerEncoder(config, config.encoder_config, use_encoder_input_layer=True).eval()
+    randomize(model)
     layers, ids = find_layers(model), torch.randint(50, (2, 6))
     with pytest.raises(AssertionError, match=r"FastSpeech2ConformerEncoderLayer.* mix their tokens in another way"):
         ValueZeroingRollout(model, layers).attribute(ids)
@@ -345,3 +349,69 @@ def test_comparison_refuses_mixing() -> None:
     batch = Batch(model, None, layers, {"input_ids": IDS}, [2])
     with pytest.raises(AssertionError, match="something else runs between the layers 0"):
         batch.joined_rows(ValueZeroingRollout, ValueZeroing, all_layers=False)
+
+
+class Reading(nn.Module):
+    """Adds what a function makes of all tokens."""
+
+    def __init__(self, read: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.read = read
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.read(x)
+
+
+def into_last(x: Tensor) -> Tensor:
+    return functional.pad(x.sum(1, keepdim=True), (0, 0, x.shape[1] - 1, 0))
+
+
+def of_every_fourth(x: Tensor) -> Tensor:
+    return x[:, 3::4].mean(1, keepdim=True).expand_as(x)
+
+
+@pytest.mark.parametrize(
+    "read", [lambda x: x[:, :1], lambda x: x[:, -1:], into_last, of_every_fourth, lambda x: Ahead()(x) * (x > 2)]
+)
+def test_mixing_of_some_tokens_is_refused(read: Callable[[Tensor], Tensor]) -> None:
+    torch.manual_seed(0)
+    model, x = Stack(Block(), Block(after=Reading(read))), sequences(2, 12)
+    with pytest.raises(AssertionError, match=r"the layers 1 \(Block\) mix their tokens in another way"):
+        ValueZeroingRollout(model, find_layers(model)).attribute(x)
+
+
+class Wincing(Convolution):
+    """A convolution that raises an error for large numbers, and for NaN."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not x.abs().max() < 20:
+            raise ValueError("large numbers")
+        return super().forward(x)
+
+
+def test_layer_that_cannot_be_tested_is_refused() -> None:
+    torch.manual_seed(0)
+    model, x = Stack(Block(), Block(after=Wincing())), sequences(2)
+    with pytest.raises(AssertionError, match=r"the layers 1 \(Block\) do not run on changed inputs"):
+        AttentionRollout(model, find_layers(model)).attribute(x)
+    assert AttentionRollout(model, find_layers(model), other_mixing="ignore").attribute(x).shape == (2, 6, 6)
+
+
+class TwoTerms(SelfAttention):
+    """Attention as the difference of two calls, without other mixing."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        return super().forward(x) - super().forward(x.flip(-1)) / 2
+
+
+@pytest.mark.parametrize("after", [None, Convolution])
+def test_attention_in_parts_is_tested(after: Any) -> None:
+    torch.manual_seed(0)
+    block, x = Block(after=after and after()), sequences(2)
+    block.attention = TwoTerms().double()
+    of = ValueZeroingRollout(block, block)
+    if after is None:
+        assert of.attribute(x).shape == (2, 6, 6)
+    else:
+        with pytest.raises(AssertionError, match="mix their tokens in another way"):
+            of.attribute(x)

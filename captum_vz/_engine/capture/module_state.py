@@ -5,12 +5,15 @@ Replays run the layer on artificial inputs, some of them NaN. State that these r
 
 from __future__ import annotations
 
+import pickle
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
@@ -32,13 +35,12 @@ class ModuleState:
     def __init__(self, layer: nn.Module | None = None, arguments: Any = None) -> None:
         self.modules = [] if layer is None else list(layer.modules())
         self.objects = [x for x in tree_leaves(arguments) if hasattr(x, "__dict__") and not isinstance(x, _STATELESS)]
-        self.rng_state = torch.get_rng_state()
+        self.random = random_states()
         self.versions = {id(x): version(x) for x in self._tensors()}
 
     def drew_random_numbers(self) -> bool:
         """Return whether the layer is in train mode and the CPU's random numbers were used since this was created."""
-        training = any(module.training for module in self.modules)
-        return training and not torch.equal(self.rng_state, torch.get_rng_state())
+        return any(module.training for module in self.modules) and self.random[0] != random_states()[0]
 
     @contextmanager
     def restored(self) -> Iterator[None]:
@@ -80,6 +82,13 @@ class ModuleState:
         """Return whether a tensor may have been written to since this was created."""
         now = version(x)
         return now is None or self.versions.get(id(x)) != now
+
+
+def random_states() -> tuple[Any, ...]:
+    """Return the states of torch's, Python's and numpy's random numbers."""
+    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    states = [x.numpy().tobytes() for x in (torch.get_rng_state(), *devices)]
+    return *states, random.getstate(), pickle.dumps(numpy.random.get_state())
 
 
 def version(x: Tensor) -> int | None:

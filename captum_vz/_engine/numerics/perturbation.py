@@ -53,6 +53,16 @@ def replaced(x: Tensor, other: Tensor, chosen: Tensor) -> Tensor:
     return torch.where(chosen.view(*chosen.shape, *[1] * (x.dim() - chosen.dim())), other, x)
 
 
+def binary_digits(x: Tensor, tokens_first: bool = False) -> list[Tensor]:
+    """Mark the positions of `x (batch, ..., d)` whose index has a 1 as each binary digit, bool `x.shape[:-1]`.
+
+    Two positions differ in at least one digit.
+    """
+    places = x.shape[:1] if tokens_first or x.dim() == 2 else x.shape[1:-1]
+    index = torch.arange(places.numel(), device=x.device).view(*places, *[1] * tokens_first).expand(x.shape[:-1])
+    return [(index >> digit) % 2 == 1 for digit in range((places.numel() - 1).bit_length())]
+
+
 def is_changed(found: Tensor, clean: Tensor) -> Tensor:
     """Return where two runs of the same code differ, to the last bit. NaN in both runs is no difference."""
     return (found != clean) & ~(found.isnan() & clean.isnan())

@@ -11,6 +11,7 @@ from captum_vz._engine.capture.interventions import AddToValues
 from captum_vz._engine.capture.layer_runner import LayerRunner
 from captum_vz._engine.numerics.tolerance import CannotReplayError
 from captum_vz._engine.structure.dependence import (
+    first_tokens,
     mixes_outside,
     reads_other_states,
     reads_own_states,
@@ -163,6 +164,8 @@ def _unreadable_before(layer: LayerRecord, attention: AttentionRecord) -> str | 
     alone = len(layer.attentions) == 1 and attention.module is not layer.layer and not is_rearranged(layer, attention)
     if alone and layer.states:
         runner = LayerRunner(layer)
-        if reads_other_states(runner, attention) and mixes_outside(runner, attention, layer.first_output):
+        own = runner.states[0]
+        first = first_tokens(own, attention)
+        if reads_other_states(runner, attention) and mixes_outside(runner, own, layer.first_output, [first]):
             return "or something else that mixes its tokens"
     return None

@@ -10,6 +10,7 @@ The layer runs again on a changed input, and the run ends at the values. Two cha
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from captum_vz._engine.capture.interventions import SiteHandler
     from captum_vz._engine.capture.layer_runner import LayerRunner
     from captum_vz._engine.capture.records import AttentionRecord
+    from captum_vz._engine.taps.handler import AttentionHandler
 
 
 def reads_other_states(runner: LayerRunner, attention: AttentionRecord) -> bool:
@@ -60,29 +62,41 @@ def first_own_source(runner: LayerRunner, attention: AttentionRecord) -> int | N
     if sources <= out or not runner.states:
         return None
     states = runner.states[0]
-    reached = _reached(runner, attention, states, _first_tokens(states, attention))
+    reached = _reached(runner, attention, states, first_tokens(states, attention))
     if reached is None or reached.shape[1] != sources:
         return None
     places = reached.any(0).nonzero()
     return int(places[0]) if len(places) else None
 
 
-def mixes_outside(runner: LayerRunner, attention: AttentionRecord, output: Tensor) -> bool:
-    """Whether the first token reaches others by another way than `attention`, which reads other states."""
-    states = runner.states[0]
-    if output.dim() < 3:
-        return False
-    for strength in PROBE_STRENGTHS:
-        noisy = replaced(states, noise_like(states, strength), _first_tokens(states, attention))
-        try:
-            answer = runner.run(None, *runner.arguments_with(states, noisy))
-        except CannotReplayError:  # it does not run on noise
-            continue
-        if answer is None or answer.shape != output.shape:
-            continue
-        if not is_reproduced(*(attention.batch_first(x)[:, 1:].flatten(0, 1) for x in (answer, output))):
+def mixes_outside(
+    runner: LayerRunner,
+    states: Tensor,
+    clean: Tensor,
+    disturbed: Sequence[Tensor],
+    handler: Callable[[], AttentionHandler | None] = lambda: None,
+) -> bool | None:
+    """Whether disturbed positions of `states` reach others of the `clean` output. None: some are shown by no run.
+
+    `disturbed` are sets of positions, bool. They are replaced by noise, and by NaN. Each run has its own `handler`.
+    """
+    shown = True
+    for chosen in disturbed:
+        noisy = (replaced(states, noise_like(states, strength), chosen) for strength in PROBE_STRENGTHS)
+        answers = [run_on(runner, states, one, handler()) for one in noisy]
+        found = [x for x in answers if x is not None and x.shape == clean.shape == states.shape]
+        if any(not is_reproduced(x[~chosen], clean[~chosen]) for x in found):
             return True
-    return False
+        shown = shown and bool(found)
+    return False if shown else None
+
+
+def run_on(runner: LayerRunner, old: Tensor, new: Tensor, handler: AttentionHandler | None) -> Tensor | None:
+    """The layer's output for `new` in the place of its input `old`. None: it does not run on that."""
+    try:
+        return runner.run(handler, *runner.arguments_with(old, new))
+    except CannotReplayError:
+        return None
 
 
 def values_depend_on_own_position(runner: LayerRunner, attention: AttentionRecord) -> bool:
@@ -156,7 +170,7 @@ def _reached(runner: LayerRunner, attention: AttentionRecord, states: Tensor, ch
     return reached
 
 
-def _first_tokens(states: Tensor, attention: AttentionRecord) -> Tensor:
+def first_tokens(states: Tensor, attention: AttentionRecord) -> Tensor:
     """Marks the first token of each example in the layer's input."""
     firsts = torch.zeros(states.shape[:2], dtype=torch.bool, device=states.device)
     attention.batch_first(firsts)[:, 0] = True

@@ -8,7 +8,6 @@ the attention of a layer (a recurrent one, a convolution).
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,10 +15,11 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from captum_vz._engine.capture.layer_runner import LayerRunner
-from captum_vz._engine.numerics.perturbation import PROBE_STRENGTHS, noise_like
+from captum_vz._engine.numerics.perturbation import binary_digits
 from captum_vz._engine.numerics.tensors import clone_tensor, first_tensor
-from captum_vz._engine.numerics.tolerance import CannotReplayError, is_reproduced
-from captum_vz._engine.structure.dependence import values_depend_on_own_position
+from captum_vz._engine.numerics.tolerance import CannotReplayError
+from captum_vz._engine.replay.trust import is_library_code
+from captum_vz._engine.structure.dependence import mixes_outside, run_on, values_depend_on_own_position
 from captum_vz._engine.structure.streams import find_streams
 from captum_vz._engine.taps.handler import AttentionHandler
 
@@ -35,11 +35,13 @@ class OtherMixing:
         pairs: Indices of layers that ran one after the other, the second on something else than what the first
             returned. Each pair once, in the order in which they ran.
         mixers: The layers that mix their tokens by more than their attention.
+        untested: The layers of unknown code of which no run shows whether they do.
     """
 
     def __init__(self) -> None:
         self.pairs: list[tuple[int, int]] = []
         self.mixers: list[int] = []
+        self.untested: list[int] = []
         # By device where replicas of a model run side by side.
         self._before: dict[torch.device | None, tuple[int, Tensor]] = {}
         self._lock = threading.Lock()
@@ -54,6 +56,8 @@ class OtherMixing:
         with self._lock:
             if mixes and record.index not in self.mixers:
                 self.mixers.append(record.index)
+            if mixes is None and record.index not in self.untested and not is_library_code(record.layer):
+                self.untested.append(record.index)
             before = self._before.get(place)
             # A copy, because models may write into their tensors later.
             self._before[place] = record.index, output.clone()
@@ -61,12 +65,12 @@ class OtherMixing:
                 self.pairs = list(dict.fromkeys([*self.pairs, (before[0], record.index)]))
 
 
-def _mixes(record: LayerRecord, output: Tensor) -> bool:
-    """Whether one token reaches others when all attention is answered as in the clean pass.
+def _mixes(record: LayerRecord, output: Tensor) -> bool | None:
+    """Whether tokens reach others when all attention is answered as in the clean pass. None: no run shows it.
 
-    The token is replaced by NaN, and by noise because some layers remove NaN. Layers whose attention is computed in
-    parts cannot be answered and are not tested. A module that computes attention inline is answered as a whole, so
-    other mixing inside it is not seen.
+    Disturbed are, in library code, the middle token; in other code, the tokens whose position has a binary digit, and
+    those whose position has not. A module that computes attention inline is answered as a whole, so other mixing inside
+    it is not seen.
     """
     attentions = record.attentions
     streams = find_streams(record, attentions[0]) if len(attentions) == 1 else None
@@ -76,47 +80,37 @@ def _mixes(record: LayerRecord, output: Tensor) -> bool:
     if streams is not None:
         output = streams.tokens(output)
     hidden = next((x for x in tree_leaves(runner.arguments) if isinstance(x, Tensor) and x.is_floating_point()), None)
-    inline = [one for one in attentions if one.inline is not None]
-    others = [one for one in attentions if one.inline is None]
-    known = bool(attentions) and all(one.context is not None and one.calls == 1 for one in others)
-    if not known or hidden is None or hidden.shape != output.shape or hidden.dim() != 3:
-        return False
-    axis = 0 if attentions[0].tokens_first else 1
-    token = (hidden.shape[axis] - 1) // 2
-    kept = torch.arange(hidden.shape[axis], device=hidden.device) != token
-    runner.replace_modules({one.module: CleanModule(one) for one in inline})
-
-    def other_tokens(given: Tensor) -> Tensor | None:
-        """The layer's output at the other tokens. None: it does not run on what it is given."""
-        try:
-            answer = runner.run(CleanContexts(others), *runner.arguments_with(hidden, given))
-        except CannotReplayError:
-            return None
-        return None if answer is None or answer.shape != output.shape else answer.transpose(0, axis)[kept]
-
-    clean = other_tokens(hidden.clone())  # a hook of the layer may have changed the recorded output
-    if clean is None:
-        return False
-    for strength in PROBE_STRENGTHS:
-        noisy = hidden.clone()
-        noisy.select(axis, token).copy_(noise_like(hidden.select(axis, token), strength))
-        found = other_tokens(noisy)
-        if found is not None and not is_reproduced(found, clean):
-            return True
-    return False
+    library, tokens_first = is_library_code(record.layer), any(one.tokens_first for one in attentions[:1])
+    if not attentions or hidden is None or hidden.shape != output.shape or (library and hidden.dim() != 3):
+        return None
+    read = [one for one in attentions if one.inline is None]
+    runner.replace_modules({one.module: CleanModule(one) for one in attentions if one.inline is not None})
+    contexts = [] if any(one.calls > 1 for one in read) else [(one.context, one.weights) for one in read]
+    # A hook of the layer may have changed the recorded output.
+    clean = run_on(runner, hidden, hidden.clone(), CleanContexts(contexts))
+    disturbed = [both for digit in binary_digits(hidden, tokens_first) for both in (digit, ~digit)]
+    if library:
+        disturbed = [torch.zeros_like(hidden[..., 0], dtype=torch.bool)]
+        disturbed[0].select(0 if tokens_first else 1, (output.shape[not tokens_first] - 1) // 2).fill_(True)
+    return None if clean is None else mixes_outside(runner, hidden, clean, disturbed, lambda: CleanContexts(contexts))
 
 
 class CleanContexts(AttentionHandler):
-    """Answers each attention with its context in the clean pass."""
+    """Answers each attention call with its context in the clean pass. A run without `contexts` fills them."""
 
-    def __init__(self, attentions: Sequence[AttentionRecord]) -> None:
-        self._attentions: Iterator[AttentionRecord] = iter(attentions)
+    def __init__(self, contexts: list[tuple[Tensor | None, Tensor | None]]) -> None:
+        self._contexts = contexts
+        self._answers = iter([*contexts]) if contexts else None
 
     def on_attention(self, call: AttentionCall) -> tuple[Tensor, Tensor | None]:
-        attention = next(self._attentions, None)
-        if attention is None or attention.context is None:
+        if self._answers is None:
+            context, weights = call.compute(call.values)
+            self._contexts.append((context.clone(), weights))
+            return context, weights
+        answer, weights_then = next(self._answers, (None, None))
+        if answer is None:
             raise CannotReplayError("it calls attention more often than in the clean pass")
-        return attention.context.clone(), attention.weights
+        return answer.clone(), weights_then
 
 
 class CleanModule(nn.Module):

@@ -20,6 +20,8 @@ from captum_vz._engine.numerics.budget import budget_of, is_out_of_memory
 from captum_vz._engine.numerics.tensors import first_numbers, first_tensor
 from captum_vz._engine.numerics.tolerance import CannotReplayError, check_reproduced
 from captum_vz._engine.replay.base import Ablation, zeroed_heads
+from captum_vz._engine.replay.trust import is_library_code
+from captum_vz._engine.replay.unknown_code import check_unknown_code
 from captum_vz._engine.taps.changes import Changes, undoing
 from captum_vz._engine.taps.projection import projections_named
 from captum_vz._engine.whole_model.clean_cache import CleanCache
@@ -84,11 +86,11 @@ class ModelReplay:
 
     def zero_in(self, site: AttentionSite, heads: tuple[int, ...] | None) -> None:
         """Zero values in this run of this attention, in these heads (None: all)."""
+        if not is_library_code(site.layer.layer):
+            check_unknown_code(site)
         attention, device = site.attention, site.attention.values.device
         output = attention.batch_first(site.layer.first_output).clone()
-        bare = replace(
-            attention, values=attention.values[:0], visible=None, weights=None, context=None, output=None
-        )
+        bare = replace(attention, values=attention.values[:0], visible=None, weights=None, context=None, output=None)
         run = _Run(site.layer.index, bare, zeroed_heads(site, Ablation(heads=heads)), output)
         self._runs.setdefault((run.index, device), []).append(run)
 

@@ -1,0 +1,125 @@
+"""What one run of a layer of unknown code shows: random numbers, and other uses of its values.
+
+A value may be used once more: subtracted from the output, added to it, convolved, made into a gate. Some heads may be
+computed where no tap sees them. The layer runs with a graph of gradients, in which each attention that is read returns
+a constant. A path from the value projection to the output is then another use of it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
+from torch.utils._pytree import tree_map
+
+from captum_vz._engine.capture.layer_runner import LAYER_ERRORS
+from captum_vz._engine.capture.module_state import random_states
+from captum_vz._engine.numerics.perturbation import binary_digits, fixed_normal
+from captum_vz._engine.numerics.tolerance import CannotReplayError
+from captum_vz._engine.taps.handler import AttentionHandler
+from captum_vz.errors import RefusedError, UnsupportedLayerError
+
+if TYPE_CHECKING:
+    from captum_vz._engine.structure.site import AttentionSite
+    from captum_vz._engine.taps.handler import AttentionCall
+
+# Names of a graph's nodes that multiply by a matrix, and of nodes that may belong to an attention.
+PRODUCT = re.compile("mm|mv|matmul|linear|convolution", re.IGNORECASE)
+ATTENTION = re.compile("(Safe)?Softmax|ScaledDotProduct")
+
+
+def check_unknown_code(site: AttentionSite) -> None:
+    """Check that a layer draws no random numbers, and uses its values only in the attention that is read.
+
+    Values that are computed without gradients cannot be followed.
+    """
+    runner, run, before, problem = site.runner(), _Constants(), random_states(), None
+    # Copies are saved, because a layer may write over what is saved. Weights that need no gradients are leaves.
+    hooks = saved_tensors_hooks(lambda x: x if x.is_leaf else x.clone(), lambda x: x)
+    try:
+        with torch.inference_mode(False), torch.enable_grad(), hooks:
+            output = runner.run(run, *tree_map(_start_of_graph, runner.arguments))
+        problem = None if output is None else _other_use(site, run.calls, output)
+    except torch.OutOfMemoryError:
+        raise
+    except (CannotReplayError, *LAYER_ERRORS):
+        pass
+    # Another thread may draw numbers too, but hardly in both runs.
+    if before not in (site.layer.state.random, random_states()):
+        raise RefusedError(
+            f"The layer {site.layer.name} draws random numbers also in eval mode, so no two runs of it agree. Switch "
+            "off what is random in it (stochastic depth, dropout by hand), or pass another layer."
+        )
+    if problem is not None:
+        raise UnsupportedLayerError(
+            f"The layer {site.layer.name} {problem} beside the attention that can be read. A value is to be zeroed "
+            "wherever it goes, and this would zero a part of it. Compute all heads by one call of "
+            "torch.nn.functional.scaled_dot_product_attention on (batch, head, token, feature), and use the values "
+            "nowhere else. Or pass another layer."
+        )
+
+
+class _Constants(AttentionHandler):
+    """Answers each attention with its context, as a start of the graph. `calls` are values and contexts."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Tensor, Tensor]] = []
+
+    def on_attention(self, call: AttentionCall) -> tuple[Tensor, Tensor | None]:
+        with torch.no_grad():
+            context, weights = call.compute(call.values)
+        self.calls.append((call.values, context.detach().requires_grad_()))
+        return self.calls[-1][1].clone(), weights  # some modules write into the context
+
+
+def _start_of_graph(value: Any) -> Any:
+    """A copy of an argument, which the layer may write into."""
+    copied = value.detach().clone() if isinstance(value, Tensor) else value
+    return copied.requires_grad_().clone() if isinstance(value, Tensor) and value.is_floating_point() else copied
+
+
+def _other_use(site: AttentionSite, calls: list[tuple[Tensor, Tensor]], output: Tensor) -> str | None:
+    """What leads to the output beside the attention that is read, in words. None: nothing that counts."""
+    attention, reached = site.attention, set(_ancestors(output.grad_fn))
+    if attention.inline is not None:  # zeroed where they are projected, and used by the module's own code
+        return None
+    for values, _ in calls[attention.calls_before :][: attention.calls]:
+        for node in reached.intersection(_ancestors(values.grad_fn, up_to=PRODUCT)):
+            edge = GradientEdge(node, 0)
+            if not PRODUCT.search(node.name()):
+                continue
+            if (_depends(output, edge) & _depends(values, edge)).any():
+                return "uses its values"
+            for one in binary_digits(output, attention.tokens_first):
+                if (_depends(output, edge, one) & _depends(output, edge, ~one)).any():
+                    return "mixes its tokens by other features of its value projection"
+    contexts = {get_gradient_edge(context).node for _, context in calls}
+    for node in reached:
+        if ATTENTION.match(node.name()) and contexts.isdisjoint(_ancestors(node)):
+            shape = _depends(output, GradientEdge(*node.next_functions[0])).shape
+            if shape[-2:] == attention.shape[2:] or "Scaled" in node.name():
+                return "computes another attention"
+    return None
+
+
+def _ancestors(node: Any, up_to: re.Pattern[str] | None = None) -> Iterator[Any]:
+    """A node of a graph, and all that lead to it."""
+    left, seen = [node], {None}
+    while left:
+        node = left.pop()
+        if node not in seen:
+            seen.add(node)
+            yield node
+            if up_to is None or not up_to.search(node.name()):
+                left.extend(before for before, _ in node.next_functions)
+
+
+def _depends(x: Tensor, edge: GradientEdge, chosen: Tensor | None = None) -> Tensor:
+    """On which entries of what a node returned the entries of `x` at chosen positions depend, bool."""
+    shares = fixed_normal(x) if chosen is None else fixed_normal(x) * chosen[..., None]
+    found = torch.autograd.grad(x, edge, shares, retain_graph=True, allow_unused=True)[0]
+    return torch.zeros((), dtype=torch.bool, device=x.device) if found is None else found.nan_to_num(0) != 0

@@ -1,0 +1,318 @@
+"""Layers that use their values, or other heads, where the attention that is read does not show it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from captum_vz import ValueZeroing, ValueZeroingEffect
+from captum_vz.errors import RefusedError, UnsupportedLayerError
+from tests.engine.blocks import (
+    HEADS,
+    WIDTH,
+    Block,
+    Convolution,
+    Projections,
+    block_of,
+    direction,
+    sequences,
+    zeroed_one_by_one,
+)
+from tests.engine.compare import assert_same
+
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return functional.scaled_dot_product_attention(query, key, value)
+
+
+def on_five_axes(*parts: Tensor) -> Tensor:
+    return attend(*(one[:, None] for one in parts))[:, 0]
+
+
+def by_hand(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return (query @ key.mT / query.shape[-1] ** 0.5).softmax(-1) @ value
+
+
+def by_exponentials(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    scores = (query[:, :, :, None] * key[:, :, None]).sum(-1).exp()
+    return (scores[..., None] * value[:, :, None]).sum(3) / scores.sum(-1, keepdim=True)
+
+
+def by_name(*parts: Tensor, function: Any = torch._C._nn.scaled_dot_product_attention) -> Any:
+    """Calls torch's function under a name that is in no module's file."""
+    return function(*parts)
+
+
+def linear_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return query.softmax(-1) @ (key.softmax(2).mT @ value)
+
+
+def merged(context: Tensor) -> Tensor:
+    return context.transpose(1, 2).flatten(2)
+
+
+class TwoKinds(Projections):
+    """Half of the heads by the function that is read, the others by another one."""
+
+    def __init__(self, other: Attend, first: bool) -> None:
+        super().__init__()
+        self.other, self.first = other, first
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        seen, others = zip(*(one.chunk(2, 1) for one in self.heads(x)), strict=True)
+        both = [self.other(*others), attend(*seen)] if self.first else [attend(*seen), self.other(*others)]
+        return self.output(torch.cat(list(map(merged, both)), -1))
+
+
+class Fused(TwoKinds):
+    """The same with queries, keys and values of one projection."""
+
+    def __init__(self, other: Attend, first: bool) -> None:
+        super().__init__(other, first)
+        self.inner = nn.Linear(WIDTH, 3 * WIDTH)
+
+    def heads(self, x: Tensor) -> list[Tensor]:
+        return list(self.inner(x).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4))
+
+
+class OfItsOwn(Projections):
+    """A second attention beside the first, with projections of its own."""
+
+    def __init__(self, other: Attend, first: bool) -> None:
+        super().__init__()
+        self.other, self.first, self.inner = other, first, Projections()
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        before = self.other(*self.inner.heads(x)) if self.first else 0
+        context = attend(*self.heads(x))
+        return self.output(merged(context + (before if self.first else self.other(*self.inner.heads(x)))))
+
+
+OTHERS = [on_five_axes, by_hand, by_exponentials, linear_attention, by_name]
+
+
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("kind", [TwoKinds, Fused])
+@pytest.mark.parametrize("other", OTHERS)
+def test_heads_that_are_not_seen(other: Attend, kind: type[TwoKinds], first: bool) -> None:
+    block, x = block_of(kind(other, first)), sequences(2)
+    with pytest.raises(UnsupportedLayerError, match="Block mixes its tokens by other features"):
+        ValueZeroing(block, block).attribute(x)
+    with pytest.raises(UnsupportedLayerError, match="Block mixes its tokens by other features"):
+        ValueZeroingEffect(block, block).attribute(x, target=(1, 0))
+
+
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("other", [on_five_axes, by_hand, by_name])
+def test_second_attention_that_is_not_seen(other: Attend, first: bool) -> None:
+    block, x = block_of(OfItsOwn(other, first)), sequences(2)
+    with pytest.raises(UnsupportedLayerError, match="Block computes another attention"):
+        ValueZeroing(block, block).attribute(x)
+
+
+class UsedTwice(Projections):
+    """Uses its values once more, before or after the attention."""
+
+    def __init__(self, use: Callable[[UsedTwice, Tensor, Tensor], Tensor], copied: bool, grouped: bool = False) -> None:
+        super().__init__()
+        self.use, self.copied, self.grouped = use, copied, grouped
+        self.inner = Convolution()
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        query, key, value = self.heads(x)
+        if self.grouped:
+            value = value[:, :1].expand(-1, HEADS, -1, -1)
+        given = value.contiguous().clone() if self.copied else value
+        return self.output(self.use(self, merged(attend(query, key, given)), merged(value)))
+
+
+def without_own_direction(module: UsedTwice, context: Tensor, value: Tensor) -> Tensor:
+    along = functional.normalize(value, dim=-1)
+    return context - (context * along).sum(-1, keepdim=True) * along
+
+
+USES: dict[str, Callable[[UsedTwice, Tensor, Tensor], Tensor]] = {
+    "subtracted": without_own_direction,
+    "skip": lambda module, context, value: context + value,
+    "convolved": lambda module, context, value: context + module.inner(value),
+    "gate": lambda module, context, value: context * value.sigmoid(),
+}
+
+
+@pytest.mark.parametrize("copied", [False, True])
+@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize("use", USES)
+def test_values_that_are_used_twice(use: str, grouped: bool, copied: bool) -> None:
+    block, x = block_of(UsedTwice(USES[use], copied, grouped)), sequences(2)
+    with pytest.raises(UnsupportedLayerError, match="Block uses its values beside the attention"):
+        ValueZeroing(block, block).attribute(x)
+    with pytest.raises(UnsupportedLayerError, match="Block uses its values beside the attention"):
+        ValueZeroingEffect(block, block).attribute(x, target=(1, 0))
+
+
+class Packed(Projections):
+    """One projection makes queries, keys, values, a gate and the feed-forward layer's hidden states."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(WIDTH, 5 * WIDTH)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        *parts, gate, hidden = self.inner(x).chunk(5, -1)
+        context = merged(attend(*(one.unflatten(-1, (HEADS, -1)).transpose(1, 2) for one in parts)))
+        return self.output(context * gate.sigmoid() + hidden.relu())
+
+
+class Shared(Projections):
+    """Keys are the values, after a norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.LayerNorm(WIDTH // HEADS)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        query, _, value = self.heads(x)
+        return self.output(merged(attend(query, self.inner(value), value)))
+
+
+class Beside(Projections):
+    """A convolution of the layer's input beside the attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Convolution()
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        return self.output(merged(attend(*self.heads(x)))) + self.inner(x)
+
+
+class InPlaceOf(Projections):
+    """Writes into what it holds, without gradients, where it may."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        context = merged(attend(*self.heads(x)))
+        context *= 2
+        x = x.clone()
+        x.relu_()
+        context += x
+        return self.output(context)
+
+
+@pytest.mark.parametrize("grad", ["on", "off", "inference"])
+@pytest.mark.parametrize("kind", [Packed, Beside, InPlaceOf])
+def test_layers_that_use_their_values_once(kind: type[Projections], grad: str) -> None:
+    attention = kind()
+    block, x = block_of(attention), sequences(2)
+    value = "attention.value"
+    if kind is Packed:
+        with torch.no_grad():
+            attention.inner.weight[2 * WIDTH : 3 * WIDTH] = attention.value.weight
+            attention.inner.bias[2 * WIDTH : 3 * WIDTH] = attention.value.bias
+        expected = zeroed_columns(block, x, slice(2 * WIDTH, 3 * WIDTH))
+    else:
+        expected = zeroed_one_by_one(block, x, value=value)
+    block.requires_grad_(grad == "on")
+    with torch.inference_mode(grad == "inference"):
+        found = ValueZeroing(block, block).attribute(x.clone())
+    assert_same(found.clone(), expected)
+    assert all(one.grad is None for one in block.parameters())
+
+
+@torch.no_grad()
+def zeroed_columns(block: Block, x: Tensor, columns: slice) -> Tensor:
+    """The map by its definition, with the values in some columns of a projection."""
+    clean, scores = block(x), []
+    for source in range(x.shape[1]):
+
+        def zero(module: nn.Module, inputs: Any, values: Tensor, source: int = source) -> Tensor:
+            values = values.clone()
+            values[:, source, columns] = 0
+            return values
+
+        with block.get_submodule("attention.inner").register_forward_hook(zero):
+            scores.append((direction(block(x)) - direction(clean)).square().sum(-1) / 2)
+    found = torch.stack(scores, -1)
+    return found / found.sum(-1, keepdim=True)
+
+
+def test_keys_may_be_the_values() -> None:
+    """The weights stay as they are: the definition zeroes the value, and not the key."""
+    block, x = block_of(Shared()), sequences(2)
+    assert ValueZeroing(block, block).attribute(x).shape == (2, 6, 6)
+
+
+class Unsteady(nn.Module):
+    """Scales what it is given by what a function returns in each run."""
+
+    def __init__(self, scale: Callable[[], float | Tensor]) -> None:
+        super().__init__()
+        self.scale = scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale()
+
+
+def draws(kind: str) -> Callable[[], float | Tensor]:
+    """Drops now and then, by random numbers of torch, Python or numpy."""
+    draw = {"torch": lambda: float(torch.rand(())), "python": random.random, "numpy": numpy.random.rand}[kind]
+    return lambda: 1.0 if draw() < 0.999 else 0.0
+
+
+@pytest.mark.parametrize("after", [None, Convolution])
+@pytest.mark.parametrize("kind", ["torch", "python", "numpy"])
+def test_random_numbers_in_eval_mode(kind: str, after: Any) -> None:
+    """The runs that check the layer mostly agree, so only the generators show it."""
+    block, x = Block(after=nn.Sequential(*([after()] if after else []), Unsteady(draws(kind)))), sequences(2)
+    for method, target in ((ValueZeroing, None), (ValueZeroingEffect, (1, 0))):
+        with pytest.raises(RefusedError, match="Block draws random numbers also in eval mode"):
+            method(block, block).attribute(x, target=target)
+
+
+def test_numbers_that_others_draw() -> None:
+    """Random numbers that the model draws before its layer say nothing of the layer."""
+    block, x = Block(after=Unsteady(lambda: 1.0)), sequences(2)
+    found = ValueZeroing(lambda x: block(x + 0 * torch.rand(())), block).attribute(x)
+    assert_same(found, zeroed_one_by_one(block, x))
+
+
+@pytest.mark.parametrize("period", [2, 3])
+@pytest.mark.parametrize("late", [12, 20])
+def test_counter_that_runs_change(late: int, period: int) -> None:
+    """A number outside the layer that changes its output after some runs. Copies run one by one."""
+    runs: list[int] = []
+
+    def scale() -> float:
+        runs.append(0)
+        return 0.5 if len(runs) > late and len(runs) % period else 1.0
+
+    block, x = Block(after=nn.Sequential(Convolution(), Unsteady(scale))), sequences(1, 24)
+    with pytest.raises(UnsupportedLayerError, match="Block cannot be replayed"):
+        ValueZeroing(block, block).attribute(x, perturbations_per_eval=1)
+
+
+class SomePlaces(nn.Module):
+    """Changes some positions beyond those of the clean pass."""
+
+    def __init__(self, longest: int, every: int) -> None:
+        super().__init__()
+        self.longest, self.every = longest, every
+
+    def forward(self, x: Tensor) -> Tensor:
+        index = torch.arange(x.shape[1])
+        return torch.where(((index % self.every == 0) & (index >= self.longest))[:, None], x.flip(-1), x)
+
+
+@pytest.mark.parametrize(("tokens", "longest", "every"), [(5, 5, 16), (6, 6, 16), (8, 8, 16), (40, 40, 640)])
+def test_places_beyond_the_sequence(tokens: int, longest: int, every: int) -> None:
+    """Rows that no check sees are changed: the pairs alone fall on these places."""
+    block, x = Block(after=SomePlaces(longest, every)), sequences(1, tokens)
+    assert_same(ValueZeroing(block, block).attribute(x), zeroed_one_by_one(block, x))
