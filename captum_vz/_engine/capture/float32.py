@@ -18,7 +18,7 @@ from captum_vz._engine.capture.recorder import Recorder
 from captum_vz._engine.capture.records import LayerRecord
 from captum_vz._engine.numerics.tensors import first_tensor, map_each
 from captum_vz._engine.numerics.tolerance import is_close_in_half
-from captum_vz._engine.taps.handler import handled_by
+from captum_vz._engine.taps.handler import AttentionCall, AttentionHandler, handled_by
 from captum_vz.errors import RefusedError, UnsupportedLayerError
 
 HALF = (torch.float16, torch.bfloat16)
@@ -98,21 +98,28 @@ def recorded_in_float32(record: LayerRecord) -> LayerRecord:
 
 
 def _check_runs_again(record: LayerRecord) -> None:
-    """Check that running the layer's forward again gives its output: no hook on the layer, no state that a run changes.
+    """Check that running the layer's forward again gives its output at each position: no state that a run changes.
 
     In its own precision, because some layers are far from it in float32: rounding chooses other experts.
     """
     clean = first_tensor(record.output)
     args, kwargs = without_caches((record.args, record.kwargs))
-    with handled_by(None):
+    with handled_by(_Computes()):
         again = first_tensor(record.layer.forward(*args, **kwargs))
     same = clean is None or (again is not None and again.shape == clean.shape and is_close_in_half(again, clean))
     if not same:
         raise UnsupportedLayerError(
             f"{record.name} cannot be replayed: run again on its own clean input, it does not return its clean output. "
-            "A hook on the layer that changes its output, and state that a run changes, are no part of its forward. "
-            "Remove the hook, or make it part of the forward."
+            "State that a run changes, random numbers, and what is wrapped around its forward are no part of it. Make "
+            "the layer's output depend on its input alone."
         )
+
+
+class _Computes(AttentionHandler):
+    """Computes attention as the recorder does."""
+
+    def on_attention(self, call: AttentionCall) -> tuple[Tensor, Tensor | None]:
+        return call.compute(call.values)
 
 
 def tokens_in_cache(record: LayerRecord) -> int:

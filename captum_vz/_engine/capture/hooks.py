@@ -6,12 +6,16 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import Context, ContextVar
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
+import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
+from captum_vz._engine.capture.records import VersionedTensor
 from captum_vz._engine.numerics.tensors import map_each
 from captum_vz._engine.taps import TAPS
 from captum_vz._engine.taps.handler import (
@@ -20,6 +24,7 @@ from captum_vz._engine.taps.handler import (
     on_submodule_enter,
     on_submodule_exit,
     set_handler,
+    user_hooks,
 )
 
 H = TypeVar("H", bound=AttentionHandler)
@@ -29,6 +34,34 @@ _hooked: dict[int, tuple[tuple[RemovableHandle, ...], int]] = {}
 _hook_lock = threading.Lock()
 # The pass that this thread runs. Hooks are shared by all threads that use the model.
 _pass: ContextVar[object] = ContextVar("captum_vz_pass", default=None)
+
+
+@dataclass(eq=False)
+class LayerRun(Generic[H]):
+    """One run of a layer in a pass.
+
+    Attributes:
+        handler: The handler of the run.
+        outer: The handler that was active before.
+        args: The positional arguments that the layer's forward was given, after all hooks.
+        kwargs: Its keyword arguments.
+        output: What the layer returned, after all hooks.
+        returned: The tensors that its forward returned. Empty if the user has no hooks on the layer.
+    """
+
+    handler: H
+    outer: AttentionHandler | None
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    output: Any = None
+    returned: list[VersionedTensor] = field(default_factory=list)
+
+    def is_output_changed(self) -> bool:
+        """Whether the user's hooks changed what the layer's forward returned."""
+        found = [x for x in tree_leaves(self.output) if isinstance(x, Tensor)]
+        pairs = list(zip(self.returned, found, strict=False))
+        same = all((old.value is new or torch.equal(old.value, new)) and old.is_unmodified() for old, new in pairs)
+        return bool(self.returned) and not (same and len(found) == len(self.returned))
 
 
 @contextmanager
@@ -62,12 +95,12 @@ def submodule_hooks(modules: Iterable[nn.Module]) -> Iterator[None]:
 def layer_hooks(
     layers: Sequence[nn.Module],
     begin: Callable[[int, nn.Module, tuple[Any, ...], dict[str, Any]], H],
-    end: Callable[[H, Any], None],
+    end: Callable[[LayerRun[H]], None],
 ) -> Iterator[None]:
     """Handle the attention of each of `layers` whenever it runs inside the `with` block.
 
-    `begin(index of the layer, layer, args, kwargs)` makes the handler of a run. `end(handler, output)` is called when
-    the layer returns. All hooks are gone when the block is left, also by an error.
+    `begin(index of the layer, layer, args, kwargs)` makes the handler of a run. `end(run)` is called when the layer
+    returns. All hooks are gone when the block is left, also by an error.
     """
     this_pass = object()
     token = _pass.set(this_pass)
@@ -76,26 +109,38 @@ def layer_hooks(
         # DataParallel runs its replicas in threads of their own, which inherit no context.
         return _pass.get() is this_pass or getattr(module, "_is_replica", False)
 
-    def hooks(index: int) -> tuple[Callable[..., None], Callable[..., None]]:
-        running: dict[int, tuple[H, AttentionHandler | None]] = {}
+    def add_hooks(index: int, layer: nn.Module, stack: ExitStack) -> None:
+        running: dict[int, LayerRun[H]] = {}
 
         # torch stores `with_kwargs` separately from the hook, so another thread may call a hook without kwargs while
         # the hook is being added or removed. Only runs of this pass are handled.
         def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
             if is_ours(module):
+                # The user may have added hooks since. Ours are the first and the last that see the output.
+                hooks: Any = module._forward_hooks
+                hooks.move_to_end(first.id, last=False)
+                hooks.move_to_end(last.id)
                 handler = begin(index, module, args, kwargs or {})
-                running[id(module)] = handler, current_handler()
+                running[id(module)] = LayerRun(handler, current_handler())
                 set_handler(handler)
+
+        def returned(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            if is_ours(module) and user_hooks(module._forward_hooks):
+                tensors = [x for x in tree_leaves(output) if isinstance(x, Tensor)]
+                running[id(module)].returned = list(map(VersionedTensor, tensors))
 
         def after(module: nn.Module, args: tuple[Any, ...], *kwargs_and_output: Any) -> None:
             if is_ours(module):
-                handler, outer = running.pop(id(module))
-                set_handler(outer)
+                run = running.pop(id(module))
+                run.args, run.kwargs, run.output = args, kwargs_and_output[0], kwargs_and_output[-1]
+                set_handler(run.outer)
                 # In a context of its own. transformers' collector of attentions and hidden states, which follows the
                 # user's pass by a context variable, would otherwise collect those of replays.
-                Context().run(end, handler, kwargs_and_output[-1])
+                Context().run(end, run)
 
-        return before, after
+        stack.enter_context(layer.register_forward_pre_hook(before, with_kwargs=True))
+        first = stack.enter_context(layer.register_forward_hook(returned, prepend=True))
+        last = stack.enter_context(layer.register_forward_hook(after, with_kwargs=True))
 
     submodules = {id(m): m for layer in layers for m in layer.modules() if m is not layer}
     outer = current_handler()
@@ -105,9 +150,7 @@ def layer_hooks(
                 stack.enter_context(tap.attached(layers))
             stack.enter_context(submodule_hooks(submodules.values()))
             for index, layer in enumerate(layers):
-                before, after = hooks(index)
-                stack.enter_context(layer.register_forward_pre_hook(before, with_kwargs=True))
-                stack.enter_context(layer.register_forward_hook(after, with_kwargs=True))
+                add_hooks(index, layer, stack)
             yield
     finally:
         set_handler(outer)

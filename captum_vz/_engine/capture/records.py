@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -135,6 +136,7 @@ class LayerRecord:
         module_io: Input and output of each innermost submodule with parameters that ran after the attention, by id.
         keep_module_io: Whether `module_io` is filled.
         state: What the layer's modules held before this run.
+        hooks: The user's hooks on the layer, if they changed what its forward returned.
         warnings: What the user is warned of.
     """
 
@@ -150,6 +152,7 @@ class LayerRecord:
     module_io: dict[int, tuple[VersionedTensor, VersionedTensor]] = field(default_factory=dict)
     keep_module_io: bool = False
     state: ModuleState = field(default_factory=ModuleState)
+    hooks: list[Callable[..., Any]] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -180,6 +183,19 @@ class LayerRecord:
                 "layer that returns hidden states. Pass a Transformer block."
             )
         return output
+
+    def check_output_is_of_forward(self) -> None:
+        """Raise UnsupportedLayerError if the user's hooks changed what the layer's forward returned.
+
+        Replays run the forward without them: a hook may treat a position of the sequence specially, or count its calls.
+        """
+        if self.hooks:
+            names = ", ".join(getattr(hook, "__qualname__", type(hook).__name__) for hook in self.hooks)
+            raise UnsupportedLayerError(
+                f"{self.name} cannot be replayed: a hook on the layer changes its output ({names}), and hooks are no "
+                "part of its forward, which replays run. Register it as a forward_pre_hook of the next layer, make it "
+                "part of the forward, or remove it."
+            )
 
     def is_given(self, hidden: Tensor) -> bool:
         """Whether the layer's input is `hidden`: the first argument of this shape holds the same numbers.

@@ -104,7 +104,12 @@ class AttentionSite:
         return replace(self, attention=attention, windows=windows)
 
     def in_float32(self) -> AttentionSite:
-        """This site, with a layer in half precision recorded once more in float32. Masks stay the same."""
+        """This site, with a layer in half precision recorded once more in float32. Masks stay the same.
+
+        Raises:
+            RefusedError: The layer cannot be run again.
+        """
+        self.layer.check_output_is_of_forward()
         if not is_half(self.layer):
             return self
         # With windows, the attention is the layer's only one, spread over its positions.

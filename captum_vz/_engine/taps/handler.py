@@ -7,7 +7,7 @@ context variable. A thread without a handler computes attention as ever.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -142,11 +142,15 @@ def on_submodule_exit(module: nn.Module, inputs: tuple[Any, ...], output: Any) -
     return None if handler is None else handler.on_exit(module, inputs, output)
 
 
-def is_hooked(module: nn.Module) -> bool:
-    """Whether a module carries hooks of the user's. They may change what it does, so they have to be called.
+def user_hooks(hooks: Mapping[int, Callable[..., Any]]) -> list[Callable[..., Any]]:
+    """The hooks of the user's among the `hooks` of a module.
 
-    Hooks of transformers that collect hidden states are not counted, nor are ours.
+    Ours are not counted, nor are hooks of transformers that collect hidden states.
     """
-    ours = (on_submodule_enter, on_submodule_exit)
-    hooks = [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
-    return any(hook not in ours and getattr(hook, "__module__", "") != OUTPUT_CAPTURING for hook in hooks)
+    places = [(hook, str(getattr(hook, "__module__", ""))) for hook in list(hooks.values())]
+    return [hook for hook, where in places if where != OUTPUT_CAPTURING and not where.startswith("captum_vz._engine.")]
+
+
+def is_hooked(module: nn.Module) -> bool:
+    """Whether a module carries hooks of the user's. They may change what it does, so they have to be called."""
+    return bool(user_hooks(module._forward_pre_hooks) or user_hooks(module._forward_hooks))
