@@ -33,6 +33,8 @@ class Recorder(AttentionHandler):
         context, weights = call.compute(call.values)
         record = self.record
         module = call.module or (self._running[-1] if self._running else record.layer)
+        if not record.attentions and (warning := call.check_is_loaded(module, context)) is not None:
+            record.warnings.append(warning)
         used = call.weights_used(module, context, weights)
         last = record.attentions[-1] if record.attentions else None
         if call.module is not None and last is not None and _continues(last, module):
