@@ -79,6 +79,13 @@ def recorded_in_float32(record: LayerRecord) -> LayerRecord:
     except LAYER_ERRORS as error:
         if isinstance(error, torch.OutOfMemoryError):
             raise
+        _check_runs_again(record)  # raises the layer's own error
+        try:
+            layer.forward(*args, **kwargs)
+        except LAYER_ERRORS:
+            pass
+        else:
+            raise  # it was not float32's
         raise RefusedError(
             f"{record.name} is in half precision and has to be run again in float32, but a copy of it in float32 "
             f"fails: {error}. Load the model in float32."

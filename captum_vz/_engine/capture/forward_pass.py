@@ -13,13 +13,12 @@ from captum._utils.common import _sort_key_list
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
-from captum_vz._engine.capture.hooks import LayerRun, layer_hooks, on_its_device
+from captum_vz._engine.capture.hooks import layer_hooks, on_its_device
 from captum_vz._engine.capture.module_state import ModuleState
 from captum_vz._engine.capture.recorder import Recorder
 from captum_vz._engine.capture.records import LayerRecord
 from captum_vz._engine.numerics.budget import keep_freed_memory
 from captum_vz._engine.numerics.matmul import OneDnnLinears
-from captum_vz._engine.taps.handler import user_hooks
 from captum_vz.errors import RefusedError, UnsupportedLayerError
 
 # (index of the layer, its result), in the order in which the layers ran.
@@ -66,12 +65,11 @@ def run_and_record(
         state = ModuleState(layer, (args, kwargs))
         return Recorder(LayerRecord(layer, args, kwargs, index, keep_module_io=replays, state=state))
 
-    def end(run: LayerRun[Recorder]) -> None:
-        record = run.handler.record
+    def end(recorder: Recorder, arguments: tuple[Any, Any], output: Any, hooks: list[Any]) -> None:
+        record = recorder.record
         # A hook that was added after ours may have changed the arguments.
-        record.args, record.kwargs = on_its_device(record.layer, (run.args, run.kwargs))
-        record.output = run.output
-        record.hooks = user_hooks(record.layer._forward_hooks) if run.is_output_changed() else []
+        record.args, record.kwargs = on_its_device(record.layer, arguments)
+        record.output, record.hooks = output, hooks
         onednn.on = False
         with onednn.suspended(), record.state.restored():
             if on_record is not None:

@@ -6,9 +6,8 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import Context, ContextVar
-from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -34,34 +33,6 @@ _hooked: dict[int, tuple[tuple[RemovableHandle, ...], int]] = {}
 _hook_lock = threading.Lock()
 # The pass that this thread runs. Hooks are shared by all threads that use the model.
 _pass: ContextVar[object] = ContextVar("captum_vz_pass", default=None)
-
-
-@dataclass(eq=False)
-class LayerRun(Generic[H]):
-    """One run of a layer in a pass.
-
-    Attributes:
-        handler: The handler of the run.
-        outer: The handler that was active before.
-        args: The positional arguments that the layer's forward was given, after all hooks.
-        kwargs: Its keyword arguments.
-        output: What the layer returned, after all hooks.
-        returned: The tensors that its forward returned. Empty if the user has no hooks on the layer.
-    """
-
-    handler: H
-    outer: AttentionHandler | None
-    args: tuple[Any, ...] = ()
-    kwargs: dict[str, Any] = field(default_factory=dict)
-    output: Any = None
-    returned: list[VersionedTensor] = field(default_factory=list)
-
-    def is_output_changed(self) -> bool:
-        """Whether the user's hooks changed what the layer's forward returned."""
-        found = [x for x in tree_leaves(self.output) if isinstance(x, Tensor)]
-        pairs = list(zip(self.returned, found, strict=False))
-        same = all((old.value is new or torch.equal(old.value, new)) and old.is_unmodified() for old, new in pairs)
-        return bool(self.returned) and not (same and len(found) == len(self.returned))
 
 
 @contextmanager
@@ -95,12 +66,13 @@ def submodule_hooks(modules: Iterable[nn.Module]) -> Iterator[None]:
 def layer_hooks(
     layers: Sequence[nn.Module],
     begin: Callable[[int, nn.Module, tuple[Any, ...], dict[str, Any]], H],
-    end: Callable[[LayerRun[H]], None],
+    end: Callable[[H, tuple[Any, Any], Any, list[Any]], None],
 ) -> Iterator[None]:
     """Handle the attention of each of `layers` whenever it runs inside the `with` block.
 
-    `begin(index of the layer, layer, args, kwargs)` makes the handler of a run. `end(run)` is called when the layer
-    returns. All hooks are gone when the block is left, also by an error.
+    `begin(index of the layer, layer, args, kwargs)` makes the handler of a run. `end(handler, (args, kwargs), output,
+    hooks)` is called when the layer returns, with the arguments and the output after all hooks, and the user's hooks if
+    they changed the output. All hooks are gone when the block is left, also by an error.
     """
     this_pass = object()
     token = _pass.set(this_pass)
@@ -110,7 +82,7 @@ def layer_hooks(
         return _pass.get() is this_pass or getattr(module, "_is_replica", False)
 
     def add_hooks(index: int, layer: nn.Module, stack: ExitStack) -> None:
-        running: dict[int, LayerRun[H]] = {}
+        running: dict[int, tuple[H, AttentionHandler | None, list[VersionedTensor]]] = {}
 
         # torch stores `with_kwargs` separately from the hook, so another thread may call a hook without kwargs while
         # the hook is being added or removed. Only runs of this pass are handled.
@@ -121,22 +93,22 @@ def layer_hooks(
                 hooks.move_to_end(first.id, last=False)
                 hooks.move_to_end(last.id)
                 handler = begin(index, module, args, kwargs or {})
-                running[id(module)] = LayerRun(handler, current_handler())
+                running[id(module)] = handler, current_handler(), []
                 set_handler(handler)
 
         def returned(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
             if is_ours(module) and user_hooks(module._forward_hooks):
-                tensors = [x for x in tree_leaves(output) if isinstance(x, Tensor)]
-                running[id(module)].returned = list(map(VersionedTensor, tensors))
+                running[id(module)][-1].extend(map(VersionedTensor, _tensors(output)))
 
         def after(module: nn.Module, args: tuple[Any, ...], *kwargs_and_output: Any) -> None:
             if is_ours(module):
-                run = running.pop(id(module))
-                run.args, run.kwargs, run.output = args, kwargs_and_output[0], kwargs_and_output[-1]
-                set_handler(run.outer)
+                handler, outer, tensors = running.pop(id(module))
+                set_handler(outer)
+                (kwargs, output), hooks = kwargs_and_output, user_hooks(module._forward_hooks)
+                changed = bool(tensors) and not _are_same(tensors, _tensors(output))
                 # In a context of its own. transformers' collector of attentions and hidden states, which follows the
                 # user's pass by a context variable, would otherwise collect those of replays.
-                Context().run(end, run)
+                Context().run(end, handler, (args, kwargs), output, hooks if changed else [])
 
         stack.enter_context(layer.register_forward_pre_hook(before, with_kwargs=True))
         first = stack.enter_context(layer.register_forward_hook(returned, prepend=True))
@@ -155,6 +127,17 @@ def layer_hooks(
     finally:
         set_handler(outer)
         _pass.reset(token)
+
+
+def _tensors(output: Any) -> list[Tensor]:
+    return [x for x in tree_leaves(output) if isinstance(x, Tensor)]
+
+
+def _are_same(before: list[VersionedTensor], now: list[Tensor]) -> bool:
+    return len(before) == len(now) and all(
+        old.is_unmodified() and (old.value is new or torch.equal(old.value, new))
+        for old, new in zip(before, now, strict=True)
+    )
 
 
 def on_its_device(layer: nn.Module, arguments: Any) -> Any:

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from captum_vz._engine.numerics.tensors import first_tensor
 from captum_vz._engine.numerics.tolerance import CannotReplayError
 from captum_vz._engine.taps.handler import handled_by
+from captum_vz.errors import RefusedError
 
 if TYPE_CHECKING:
     from captum_vz._engine.capture.records import LayerRecord
@@ -45,6 +46,7 @@ class LayerRunner:
     """
 
     def __init__(self, record: LayerRecord, layout: TokenLayout | None = None) -> None:
+        self._record = record
         self.layer = without_hooks(record.layer)
         self.args, self.kwargs = without_caches((record.args, record.kwargs))
         self._layout = layout
@@ -107,10 +109,32 @@ class LayerRunner:
             return self.layer.forward(*args, **kwargs)
         except torch.OutOfMemoryError:
             raise
-        except LAYER_ERRORS as error:
-            raise CannotReplayError(str(error)) from error
-        except AssertionError as error:  # the layer's own, about its arguments
-            raise CannotReplayError(f"it asserts something of its arguments {error}".rstrip()) from error
+        except (*LAYER_ERRORS, AssertionError) as error:
+            self._check_runs_plainly()
+            own = isinstance(error, AssertionError)
+            reason = f"it asserts something of its arguments {error}".rstrip() if own else str(error)
+            raise CannotReplayError(reason) from error
+
+    def _check_runs_plainly(self) -> None:
+        """Check that the layer still runs on its clean input. If it does not, no other replay may answer in its place.
+
+        A layer that was given a key-value cache need not run without it.
+        """
+        record = self._record
+        given = record.args, record.kwargs
+        if any(map(is_cache, tree_leaves(given, is_leaf=is_cache))):
+            return
+        args, kwargs = without_caches(given)
+        try:
+            with handled_by(None):
+                without_hooks(record.layer).forward(*args, **kwargs)
+        except torch.OutOfMemoryError:
+            raise
+        except (*LAYER_ERRORS, AssertionError) as error:
+            raise RefusedError(
+                f"{record.name} raised {type(error).__name__} when it ran again on its own clean input, though it had "
+                f"run before: {error}. Its replays cannot be trusted. Make the layer run as often as it is called."
+            ) from error
 
     def _each_state(
         self, change: Callable[[Tensor], Tensor], args: Any, kwargs: Any

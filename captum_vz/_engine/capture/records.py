@@ -185,16 +185,12 @@ class LayerRecord:
         return output
 
     def check_output_is_of_forward(self) -> None:
-        """Raise UnsupportedLayerError if the user's hooks changed what the layer's forward returned.
-
-        Replays run the forward without them: a hook may treat a position of the sequence specially, or count its calls.
-        """
+        """Raise UnsupportedLayerError if the user's hooks changed what the layer's forward returned."""
         if self.hooks:
             names = ", ".join(getattr(hook, "__qualname__", type(hook).__name__) for hook in self.hooks)
             raise UnsupportedLayerError(
-                f"{self.name} cannot be replayed: a hook on the layer changes its output ({names}), and hooks are no "
-                "part of its forward, which replays run. Register it as a forward_pre_hook of the next layer, make it "
-                "part of the forward, or remove it."
+                f"{self.name} cannot be replayed: a hook on the layer changes its output ({names}), and replays run "
+                "its forward without hooks. Make it a forward_pre_hook of the next layer, or remove it."
             )
 
     def is_given(self, hidden: Tensor) -> bool:

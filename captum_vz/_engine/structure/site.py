@@ -104,11 +104,7 @@ class AttentionSite:
         return replace(self, attention=attention, windows=windows)
 
     def in_float32(self) -> AttentionSite:
-        """This site, with a layer in half precision recorded once more in float32. Masks stay the same.
-
-        Raises:
-            RefusedError: The layer cannot be run again.
-        """
+        """This site, with a layer in half precision recorded once more in float32. Masks stay the same."""
         self.layer.check_output_is_of_forward()
         if not is_half(self.layer):
             return self

@@ -45,8 +45,8 @@ class AttentionCall:
             `(batch, head, out, in)`.
         visible: Which sources the mask lets through, bool, broadcastable to `(batch, head, out, in)`. None: all.
         dropout: The dropout rate of the weights.
-        loaded: The context, `(batch, out, head, d_head)`, by the function and mask that the model was loaded with.
-            None: these are `compute` itself, or cannot be called.
+        loaded: Computes the context and more by the function and the mask that the model was loaded with. None: these
+            are those of `compute`, or cannot be called.
     """
 
     module: nn.Module | None
@@ -54,7 +54,7 @@ class AttentionCall:
     compute: Callable[[Tensor], tuple[Tensor, Tensor]]
     visible: Tensor | None = None
     dropout: float = 0.0
-    loaded: Callable[[], Tensor] | None = None
+    loaded: Callable[[], Any] | None = None
 
     def check_is_loaded(self, module: nn.Module, context: Tensor) -> str | None:
         """What the user is warned of, if the model's own function returns NaN where `context` is finite.
@@ -65,13 +65,13 @@ class AttentionCall:
         if self.loaded is None:
             return None
         with handled_by(None):
-            own = self.loaded()
+            own = self.loaded()[0]
         hidden = own.isnan() & context.isfinite()
         if not is_same_attention(own.where(~hidden, context), context):
             raise UnsupportedLayerError(
                 f"The attention function that {type(module).__name__} was loaded with does not compute what torch's "
-                "scaled_dot_product_attention computes of its queries, keys, values and mask, so its weights cannot be "
-                "read. Call model.set_attn_implementation('eager') first to explain eager attention."
+                "computes, so its weights cannot be read. Call model.set_attn_implementation('eager') first to explain "
+                "eager attention."
             )
         if not hidden.any():
             return None

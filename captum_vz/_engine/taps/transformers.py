@@ -63,35 +63,36 @@ def _attention(
     """The attention function that is registered with transformers under our name."""
     handler, loaded = current_handler(), _original_implementation(module)
     mask = _mask_of(loaded, attention_mask, module, query, key, kwargs.get("is_causal"))
-    compute: Callable[[Tensor], tuple[Tensor, Tensor]]
-    own: Callable[[], Tensor] | None = None
-    if loaded == "sdpa":
-        from transformers import AttentionInterface
+    function = _torchs_function() if loaded == "sdpa" else _eager_function(module)
 
-        run = partial(AttentionInterface._global_mapping["sdpa"], module, query, key, value, attention_mask, **kwargs)
-        if handler is None:
-            return run(dropout=dropout)
-        own = lambda: run(dropout=0.0)[0]  # noqa: E731
+    def run(mask: Tensor | None, values: Tensor, dropout: float = 0.0) -> Any:
+        return function(module, query, key, values, mask, dropout=dropout, **kwargs)[:2]
+
+    def compute(values: Tensor) -> tuple[Tensor, Tensor]:
+        if loaded != "sdpa":
+            return run(mask, values, dropout)
         biased = _with_biases(mask, kwargs.get("position_bias"))
-        compute = partial(weighted_values, query, key, biased, kwargs.get("scaling"))
-    else:
-        eager = _eager_function(module)
-
-        def compute(values: Tensor, mask: Tensor | None = mask) -> tuple[Tensor, Tensor]:
-            context, weights = eager(module, query, key, values, mask, dropout=dropout, **kwargs)[:2]
-            return context, weights
-
-        if loaded == "eager" and mask is not attention_mask:
-            own = lambda: compute(value, attention_mask)[0]  # noqa: E731
+        context, weights = weighted_values(query, key, biased, kwargs.get("scaling"), values)
+        return context.contiguous(), weights  # some modules view it
 
     if handler is None:
-        return compute(value)
+        return run(attention_mask if loaded == "sdpa" else mask, value, dropout)
+    own: Callable[[], Any] | None = None
+    if loaded == "sdpa" or (loaded == "eager" and mask is not attention_mask):
+        own = partial(run, attention_mask, value)
     if loaded != "eager":  # the model would call torch's function, which a user may replace
         with handled_by(None):
             check_attention_not_overridden(BUILTIN, query, key, value, enable_gqa=True)
-    dropout = dropout if module.training else 0.0  # eager functions drop nothing in eval mode, whatever the rate
+    if loaded != "sdpa" and not module.training:  # eager functions drop nothing in eval mode, whatever the rate
+        dropout = 0.0
     visible = None if mask is None else mask_as_bool(mask)
     return handler.on_attention(AttentionCall(module, value, compute, visible, dropout, own))
+
+
+def _torchs_function() -> Callable[..., Any]:
+    from transformers import AttentionInterface
+
+    return AttentionInterface._global_mapping["sdpa"]
 
 
 def _eager_function(module: nn.Module) -> Callable[..., Any]:

@@ -14,7 +14,7 @@ from torch.nn.parallel.scatter_gather import scatter
 from torch.utils._pytree import tree_leaves
 
 from captum_vz._engine.capture.forward_pass import check_no_dropout, original_modules, run_and_record
-from captum_vz._engine.capture.hooks import LayerRun, layer_hooks
+from captum_vz._engine.capture.hooks import layer_hooks
 from captum_vz._engine.capture.interventions import ZeroValues
 from captum_vz._engine.numerics.budget import budget_of
 from captum_vz._engine.numerics.tensors import first_numbers, first_tensor
@@ -126,9 +126,9 @@ class ModelReplay:
             begun[id(layer)] += 1
             return _ZeroInRun(runs[min(begun[id(layer)], len(runs)) - 1], shares[devices[0]])
 
-        def end(run: LayerRun[_ZeroInRun]) -> None:
-            handler, found = run.handler, first_tensor(run.output)
+        def end(handler: _ZeroInRun, arguments: Any, output: Any, hooks: Any) -> None:
             handler.check_called()
+            found = first_tensor(output)
             if len(handler.zeroed) == copies * batch:  # a replica's share need not end with a whole copy
                 found = None if found is None else handler.attention.batch_first(found)
                 _check_last_copy(handler.of_run.output, found, copies)
