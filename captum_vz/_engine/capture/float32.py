@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from captum_vz._engine.capture.layer_runner import LAYER_ERRORS, is_cache, without_caches
+from captum_vz._engine.capture.layer_runner import LAYER_ERRORS, fresh_arguments, is_cache, without_caches
 from captum_vz._engine.capture.recorder import Recorder
 from captum_vz._engine.capture.records import LayerRecord
 from captum_vz._engine.numerics.tensors import first_tensor, map_each
@@ -72,7 +72,9 @@ def recorded_in_float32(record: LayerRecord) -> LayerRecord:
             record.name,
             keep_module_io=record.keep_module_io,
             warnings=record.warnings,
+            writes_arguments=record.writes_arguments,
         )
+        args, kwargs = fresh_arguments(again)
         with handled_by(Recorder(again)), torch.autocast(record.first_output.device.type, enabled=False):
             again.output = layer.forward(*args, **kwargs)
             half = is_half(again)
@@ -110,7 +112,7 @@ def _check_runs_again(record: LayerRecord) -> None:
     In its own precision, because some layers are far from it in float32: rounding chooses other experts.
     """
     clean = first_tensor(record.output)
-    args, kwargs = without_caches((record.args, record.kwargs))
+    args, kwargs = fresh_arguments(record)
     with handled_by(_Computes()):
         again = first_tensor(record.layer.forward(*args, **kwargs))
     same = clean is None or (again is not None and again.shape == clean.shape and is_close_in_half(again, clean))

@@ -19,6 +19,7 @@ from captum_vz._engine.capture.recorder import Recorder
 from captum_vz._engine.capture.records import LayerRecord
 from captum_vz._engine.numerics.budget import keep_freed_memory
 from captum_vz._engine.numerics.matmul import OneDnnLinears
+from captum_vz._engine.numerics.tensors import map_each
 from captum_vz.errors import RefusedError, UnsupportedLayerError
 
 # (index of the layer, its result), in the order in which the layers ran.
@@ -69,6 +70,9 @@ def run_and_record(
         record = recorder.record
         # A hook that was added after ours may have changed the arguments.
         record.args, record.kwargs = on_its_device(record.layer, arguments)
+        if clean := record.state.written_arguments():
+            record.writes_arguments = True
+            record.args, record.kwargs = map_each(lambda x: clean.get(id(x), x), (record.args, record.kwargs))
         record.output, record.hooks = output, hooks
         onednn.on = False
         with onednn.suspended(), record.state.restored():

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from captum_vz._engine.numerics.tensors import first_tensor
+from captum_vz._engine.numerics.tensors import clone_tensor, first_tensor, map_each
 from captum_vz._engine.numerics.tolerance import CannotReplayError
 from captum_vz._engine.taps.handler import handled_by
 from captum_vz.errors import RefusedError
@@ -105,6 +105,8 @@ class LayerRunner:
         return output if output is None or self._layout is None else self._layout.tokens(output)
 
     def _forward(self, args: Any, kwargs: Any) -> Any:
+        if self._record.writes_arguments:
+            args, kwargs = map_each(clone_tensor, (args, kwargs))
         try:
             return self.layer.forward(*args, **kwargs)
         except torch.OutOfMemoryError:
@@ -124,7 +126,7 @@ class LayerRunner:
         given = record.args, record.kwargs
         if any(map(is_cache, tree_leaves(given, is_leaf=is_cache))):
             return
-        args, kwargs = without_caches(given)
+        args, kwargs = fresh_arguments(record)
         try:
             with handled_by(None):
                 without_hooks(record.layer).forward(*args, **kwargs)
@@ -169,6 +171,12 @@ def with_submodules_replaced(module: nn.Module, replacements: Mapping[nn.Module,
     copied = without_hooks(module)
     copied._modules.update(copies)
     return copied
+
+
+def fresh_arguments(record: LayerRecord) -> Any:
+    """A layer's arguments without caches, for one run. They are clones if the layer writes into them."""
+    arguments = without_caches((record.args, record.kwargs))
+    return map_each(clone_tensor, arguments) if record.writes_arguments else arguments
 
 
 def without_caches(arguments: Any) -> Any:

@@ -136,6 +136,7 @@ class LayerRecord:
         module_io: Input and output of each innermost submodule with parameters that ran after the attention, by id.
         keep_module_io: Whether `module_io` is filled.
         state: What the layer's modules held before this run.
+        writes_arguments: Whether the layer writes into its arguments, so that each run needs its own.
         hooks: The user's hooks on the layer, if they changed what its forward returned.
         warnings: What the user is warned of.
     """
@@ -152,6 +153,7 @@ class LayerRecord:
     module_io: dict[int, tuple[VersionedTensor, VersionedTensor]] = field(default_factory=dict)
     keep_module_io: bool = False
     state: ModuleState = field(default_factory=ModuleState)
+    writes_arguments: bool = False
     hooks: list[Callable[..., Any]] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from captum_vz._engine.numerics.tensors import for_query_heads
-from captum_vz._engine.numerics.tolerance import is_same_attention, same_numbers
+from captum_vz._engine.numerics.tolerance import same_numbers
 from captum_vz.errors import UnsupportedLayerError
 
 # Hooks of transformers that collect hidden states stay on a model once hidden states were asked for.
@@ -45,8 +45,7 @@ class AttentionCall:
             `(batch, head, out, in)`.
         visible: Which sources the mask lets through, bool, broadcastable to `(batch, head, out, in)`. None: all.
         dropout: The dropout rate of the weights.
-        loaded: Computes the context and more by the function and the mask that the model was loaded with. None: these
-            are those of `compute`, or cannot be called.
+        plain: Computes the context and more with the mask that a plain run uses. None: it is that of `compute`.
     """
 
     module: nn.Module | None
@@ -54,31 +53,7 @@ class AttentionCall:
     compute: Callable[[Tensor], tuple[Tensor, Tensor]]
     visible: Tensor | None = None
     dropout: float = 0.0
-    loaded: Callable[[], Any] | None = None
-
-    def check_is_loaded(self, module: nn.Module, context: Tensor) -> str | None:
-        """What the user is warned of, if the model's own function returns NaN where `context` is finite.
-
-        Raises:
-            UnsupportedLayerError: It computes something else.
-        """
-        if self.loaded is None:
-            return None
-        with handled_by(None):
-            own = self.loaded()[0]
-        hidden = own.isnan() & context.isfinite()
-        if not is_same_attention(own.where(~hidden, context), context):
-            raise UnsupportedLayerError(
-                f"The attention function that {type(module).__name__} was loaded with does not compute what torch's "
-                "computes, so its weights cannot be read. Call model.set_attn_implementation('eager') first to explain "
-                "eager attention."
-            )
-        if not hidden.any():
-            return None
-        return (
-            f"a plain run of {type(module).__name__} returns NaN for tokens that see nothing, because the number that "
-            "hides tokens is -inf in its softmax. Here it is float32's lowest number, and the output is finite"
-        )
+    plain: Callable[[], Any] | None = None
 
     def weights_used(self, module: nn.Module, context: Tensor, weights: Tensor) -> Tensor:
         """The weights `(batch, head, out, in)` whose product with the values is `context`.

@@ -77,16 +77,14 @@ def _attention(
 
     if handler is None:
         return run(attention_mask if loaded == "sdpa" else mask, value, dropout)
-    own: Callable[[], Any] | None = None
-    if loaded == "sdpa" or (loaded == "eager" and mask is not attention_mask):
-        own = partial(run, attention_mask, value)
+    plain = partial(run, attention_mask, value) if loaded == "eager" and mask is not attention_mask else None
     if loaded != "eager":  # the model would call torch's function, which a user may replace
         with handled_by(None):
             check_attention_not_overridden(BUILTIN, query, key, value, enable_gqa=True)
     if loaded != "sdpa" and not module.training:  # eager functions drop nothing in eval mode, whatever the rate
         dropout = 0.0
     visible = None if mask is None else mask_as_bool(mask)
-    return handler.on_attention(AttentionCall(module, value, compute, visible, dropout, own))
+    return handler.on_attention(AttentionCall(module, value, compute, visible, dropout, plain))
 
 
 def _torchs_function() -> Callable[..., Any]:
