@@ -83,7 +83,8 @@ def recorded_in_float32(record: LayerRecord) -> LayerRecord:
             raise
         _check_runs_again(record)  # raises the layer's own error
         try:
-            layer.forward(*args, **kwargs)
+            with torch.autocast(record.first_output.device.type, enabled=False):
+                layer.forward(*args, **kwargs)
         except LAYER_ERRORS:
             pass
         else:
