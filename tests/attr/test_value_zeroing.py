@@ -46,7 +46,8 @@ WITHOUT_SDPA = {"gemma2", "gpt-oss"}  # soft caps and sinks are more than scaled
 def test_a_model_loaded_with_sdpa(name: str) -> None:
     case = FAMILIES[name].build(attn_implementation="sdpa")
     assert case.model.config._attn_implementation == "sdpa"
-    assert_same(ValueZeroing(case.model, case.layers).attribute(case.inputs), twins(name))
+    # Eager attention, which the twins run, may compute its softmax in float32.
+    assert_same(ValueZeroing(case.model, case.layers).attribute(case.inputs), twins(name), 1e-6)
 
 
 # Long enough for the folded replay to save time.

@@ -146,7 +146,8 @@ def test_cross_attention_sources_are_encoder_tokens(name: str, chosen: Any) -> N
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama"])
 def test_whatever_the_attention_implementation(name: str, implementation: str) -> None:
     case = FAMILIES[name].build(attn_implementation=implementation)
-    assert_same(effect(case), naive_effect(FAMILIES[name].case))
+    # Eager attention may compute its softmax in float32.
+    assert_same(effect(case), naive_effect(FAMILIES[name].case), 1e-10 if implementation == "eager" else 1e-6)
 
 
 @pytest.mark.parametrize("groups", [WORDS, torch.tensor([[0] * 7, [1, 0, 1, 0, 2, 2, 2], [7, 8, 9, 9, 9, 9, 9]])])

@@ -75,8 +75,7 @@ def test_rows_sum_to_what_attention_adds(name: str) -> None:
 def test_a_foil_is_subtracted(name: str) -> None:
     inputs, method = language_model(name).inputs, method_of(name)
     right, wrong, both = (
-        method.attribute(inputs, target=(2, entry), foil=foil)
-        for entry, foil in ((5, None), (6, None), (5, (2, 6)))
+        method.attribute(inputs, target=(2, entry), foil=foil) for entry, foil in ((5, None), (6, None), (5, (2, 6)))
     )
     assert_same(both, right - wrong)
     assert_same(method.attribute(inputs, target=(2, 5), foil=(2, 5)), torch.zeros_like(both))
@@ -165,7 +164,9 @@ def test_unchanged_model_and_grown_cache(name: str, implementation: str) -> None
     cache = DynamicCache(config=case.model.config)
     found = method.attribute({**case.inputs, "past_key_values": cache, "use_cache": True}, target=(EVERY, 8))
     assert cache.get_seq_length() == TOKENS
-    assert_same(found, method_of(name).attribute(case.inputs, target=(EVERY, 8)))
+    # Eager attention may compute its softmax in float32.
+    expected = method_of(name).attribute(case.inputs, target=(EVERY, 8))
+    assert_same(found, expected, 1e-10 if implementation == "eager" else 1e-6)
     assert vars(method) == kept
     assert footprint(case.model) == before
     assert_same_numbers(case.model, values)

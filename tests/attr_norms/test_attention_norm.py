@@ -148,7 +148,7 @@ def test_a_model_loaded_with_sdpa(name: str) -> None:
         LayerAttentionNorm(case.model, case.layers, include=include).attribute(case.inputs)
         for case in (FAMILIES[name].case, FAMILIES[name].build(attn_implementation="sdpa"))
     )
-    assert_same(same, expected)
+    assert_same(same, expected, 1e-6)  # eager attention may compute its softmax in float32
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from captum_vz import LayerAttention, ValueZeroing, ValueZeroingRollout
-from tests.engine.blocks import Block, sequences
+from tests.engine.blocks import Block, sequences, zeroed_one_by_one
 from tests.engine.parameters import quick
 from tests.reference import FAMILIES, Case, naive_value_zeroing
 from tests.reference.naive import Run, cosine, real_positions, record, rerun_with_zeroed_rows
@@ -150,10 +150,59 @@ def test_layer_hook_in_half_precision(dtype: torch.dtype) -> None:
 
     with (
         case.layers[0].register_forward_hook(steer),
-        pytest.raises(AssertionError, match=r"cannot be replayed.*The layer carries the hook \S+steer, which replays"),
+        pytest.raises(AssertionError, match=r"cannot be replayed.*a hook on the layer changes its output .*steer"),
     ):
         ValueZeroing(case.model, case.layers[0]).attribute(case.inputs)
     assert ValueZeroing(case.model, case.layers[0]).attribute(case.inputs).isfinite().all()
+
+
+def add_to_last(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+    return torch.cat([output[:, :-1], output[:, -1:] + torch.linspace(-1, 1, output.shape[-1]).to(output)], 1)
+
+
+def loud(dtype: torch.dtype) -> Tensor:
+    """Sequences whose first token is a thousand times as loud as the others."""
+    x = sequences(2)
+    return torch.cat([1000 * x[:, :1], x[:, 1:]], 1).to(dtype)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("dtype", [*HALVES, torch.float64])
+def test_steering_hook_beside_a_loud_token(dtype: torch.dtype, inside: bool) -> None:
+    block, x = Block().to(dtype), loud(dtype)
+
+    def forward(x: Tensor) -> None:
+        with block.register_forward_hook(add_to_last):
+            block(x)
+
+    handle = None if inside else block.register_forward_hook(add_to_last)
+    with pytest.raises(AssertionError, match=r"Block cannot be replayed: a hook .* \(add_to_last\)"):
+        ValueZeroing(forward if inside else block, block).attribute(x)
+    if handle is not None:
+        handle.remove()
+    assert not block._forward_hooks
+
+
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("dtype", [*HALVES, torch.float64])
+def test_steering_hook_on_the_input(dtype: torch.dtype, inside: bool) -> None:
+    """A forward_pre_hook counts as input, wherever it is registered."""
+    block, x = Block().to(dtype), loud(dtype)
+    steered = add_to_last(block, (), x)
+
+    def steer(module: nn.Module, args: Any) -> Any:
+        return add_to_last(module, (), *args)
+
+    def forward(x: Tensor) -> None:
+        with block.register_forward_pre_hook(steer):
+            block(x)
+
+    handle = None if inside else block.register_forward_pre_hook(steer)
+    found = ValueZeroing(forward if inside else block, block).attribute(x)
+    if handle is not None:
+        handle.remove()
+    expected = zeroed_one_by_one(copy.deepcopy(block).double(), steered.double())
+    torch.testing.assert_close(found.double(), expected, rtol=1e-3, atol=1e-5)
 
 
 class CastsInside(Block):

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict, deque
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from captum_vz import ValueZeroing, ValueZeroingRollout
-from tests.engine.blocks import WIDTH, Block, Halves, sequences
+from captum_vz import ALTI, ValueZeroing, ValueZeroingRollout
+from tests.engine.blocks import WIDTH, Block, Halves, sequences, zeroed_one_by_one
+from tests.engine.compare import assert_same
 
 
 class Remembers(nn.Module):
@@ -130,3 +133,124 @@ def test_random_train_mode_is_refused() -> None:
     with pytest.raises(AssertionError, match="DrawsLots draws random numbers, so no two runs of it agree"):
         ValueZeroing(block.train(), block).attribute(x)
     assert torch.equal(ValueZeroing(block.eval(), block).attribute(x), expected)
+
+
+class Counter:
+    """A helper object, not a module."""
+
+    def __init__(self) -> None:
+        self.runs, self.total = 0, torch.zeros(WIDTH, dtype=torch.float64)
+
+
+class Hoards(nn.Module):
+    """Keeps what it saw in containers of every kind, at any depth."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner, self.counter = inner, Counter()
+        self.seen: set[int] = {-1}
+        self.recent: deque[int] = deque([-1], maxlen=3)
+        self.nested: dict[str, Any] = {"runs": {"count": 0}, "lengths": [[]]}
+        self.numbers, self.bytes = np.zeros(2), bytearray(b"a")
+        self.tensors = [torch.zeros(WIDTH, dtype=torch.float64)]
+        self.pair = (torch.zeros(WIDTH, dtype=torch.float64), [0])
+        self.ordered = OrderedDict(a=1, b=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x[..., 0].numel()
+        self.seen.add(rows)
+        self.recent.append(rows)
+        self.nested["runs"]["count"] += 1
+        self.nested["lengths"][0].append(rows)
+        self.numbers += rows
+        self.bytes.append(1)
+        self.ordered.move_to_end("a")
+        self.ordered["c"] = rows
+        self.counter.runs += 1
+        for total in (self.counter.total, self.tensors[0], self.pair[0]):
+            total += x.flatten(0, -2).sum(0)
+        self.pair[1][0] += 1
+        return self.inner(x)
+
+    def kept(self) -> list[Any]:
+        tensors = [x.tolist() for x in (self.counter.total, self.tensors[0], self.pair[0])]
+        others = [self.seen, self.recent, self.nested, self.numbers.tolist(), self.bytes, list(self.ordered.items())]
+        return [*tensors, *others, self.counter.runs, self.pair[1]]
+
+
+@pytest.mark.parametrize("kind", [Block, lambda: Halves(lambda x: x)], ids=["whole", "windows"])
+@pytest.mark.parametrize("inference", [False, True])
+def test_containers_and_helper_objects(kind: Any, inference: bool) -> None:
+    block, x = kind(), sequences(2)
+    with torch.inference_mode(inference):
+        memory = block.feed_forward = Hoards(block.feed_forward)
+        plain = copy.deepcopy(block)
+        with torch.no_grad():
+            plain(x)
+        ValueZeroing(block, [block]).attribute(x)
+    assert memory.kept() == plain.feed_forward.kept()
+    assert memory.counter.runs == 1
+
+
+class Accumulates(Block):
+    """Adds what it was given to a tensor and to a set among its arguments."""
+
+    def forward(self, x: Tensor, total: Tensor | None = None, seen: Any = None) -> Tensor:
+        assert total is not None
+        total += x.sum((0, 1))
+        seen.add(len(x))
+        return super().forward(x)
+
+
+def test_tensors_and_sets_among_the_arguments() -> None:
+    block, x = Accumulates(), sequences(2)
+    total, seen = torch.zeros(WIDTH, dtype=torch.float64), {-1}
+    found = ValueZeroing(lambda x: block(x, total, seen), block).attribute(x)
+    assert torch.equal(total, x.sum((0, 1)))
+    assert seen == {-1, 2}
+    assert_same(found, zeroed_one_by_one(block, x, total, seen))
+
+
+class WritesInput(Block):
+    """Adds to its input in place, as code that saves memory does."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        x += self.attention(self.attention_norm(x), mask)
+        x += self.feed_forward(self.norm(x))
+        return x
+
+
+@pytest.mark.parametrize("inference", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_layer_that_writes_into_its_input(dtype: torch.dtype, inference: bool) -> None:
+    blocks = nn.Sequential(WritesInput(), WritesInput()).to(dtype).requires_grad_(False)
+    x = sequences(2).to(dtype)
+    with torch.inference_mode(inference):
+        maps = ValueZeroing(lambda x: blocks(x.clone()), list(blocks)).attribute(x)
+        hidden = x.double()
+        for block, found in zip(blocks, maps, strict=True):
+            exact, given = copy.deepcopy(block).double(), hidden.to(dtype).double()
+            expected = zeroed_one_by_one(Copies(exact), given, value="inner.attention.value")
+            if block is blocks[0] or dtype != torch.bfloat16:
+                torch.testing.assert_close(found.double(), expected, rtol=1e-3, atol=1e-5)
+            hidden = Copies(exact)(given)
+
+
+class Copies(nn.Module):
+    """Gives a block an input of its own."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x.clone())
+
+
+@pytest.mark.parametrize("method", [ValueZeroingRollout, ALTI])
+def test_rollout_of_layers_that_write_into_their_inputs(method: Any) -> None:
+    blocks = nn.Sequential(WritesInput(), WritesInput()).requires_grad_(False)
+    plain = nn.Sequential(Block(), Block()).requires_grad_(False)
+    plain.load_state_dict(blocks.state_dict())
+    x = sequences(2)
+    assert_same(method(lambda x: blocks(x.clone()), list(blocks)).attribute(x), method(plain, list(plain)).attribute(x))

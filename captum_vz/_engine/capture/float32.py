@@ -13,14 +13,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from captum_vz._engine.capture.layer_runner import LAYER_ERRORS, is_cache, without_caches
+from captum_vz._engine.capture.layer_runner import LAYER_ERRORS, fresh_arguments, is_cache, without_caches
 from captum_vz._engine.capture.recorder import Recorder
 from captum_vz._engine.capture.records import LayerRecord
 from captum_vz._engine.numerics.budget import is_out_of_memory
 from captum_vz._engine.numerics.tensors import first_tensor, map_each
 from captum_vz._engine.numerics.tolerance import is_close_in_half
 from captum_vz._engine.taps.changes import without_autocast
-from captum_vz._engine.taps.handler import handled_by, left_out_by_replays
+from captum_vz._engine.taps.handler import AttentionCall, AttentionHandler, handled_by, left_out_by_replays
 from captum_vz.errors import RefusedError, UnsupportedLayerError
 
 HALF = (torch.float16, torch.bfloat16)
@@ -75,7 +75,9 @@ def recorded_in_float32(record: LayerRecord) -> LayerRecord:
             keep_module_io=record.keep_module_io,
             warnings=record.warnings,
             given=record.given,
+            writes_arguments=record.writes_arguments,
         )
+        args, kwargs = fresh_arguments(again)
         recorder = Recorder(again)
         with handled_by(recorder), without_autocast(record.first_output.device):
             recorder.finish(layer.forward(*args, **kwargs))
@@ -83,6 +85,14 @@ def recorded_in_float32(record: LayerRecord) -> LayerRecord:
     except LAYER_ERRORS as error:
         if is_out_of_memory(error):
             raise
+        _check_runs_again(record)  # raises the layer's own error
+        try:
+            with without_autocast(record.first_output.device):
+                layer.forward(*args, **kwargs)
+        except LAYER_ERRORS:
+            pass
+        else:
+            raise  # it was not float32's
         raise RefusedError(
             f"{record.name} is in half precision and has to be run again in float32, but a copy of it in float32 "
             f"fails: {error}. {left_out_by_replays(record.layer)}Load the model in float32."
@@ -102,21 +112,28 @@ def recorded_in_float32(record: LayerRecord) -> LayerRecord:
 
 
 def _check_runs_again(record: LayerRecord) -> None:
-    """Check that running the layer's forward again gives its output: no hook on the layer, no state that a run changes.
+    """Check that running the layer's forward again gives its output at each position: no state that a run changes.
 
     In its own precision, because some layers are far from it in float32: rounding chooses other experts.
     """
     clean = first_tensor(record.output)
-    args, kwargs = without_caches((record.args, record.kwargs))
-    with handled_by(None):
+    args, kwargs = fresh_arguments(record)
+    with handled_by(_Computes()):
         again = first_tensor(record.layer.forward(*args, **kwargs))
     same = clean is None or (again is not None and again.shape == clean.shape and is_close_in_half(again, clean))
     if not same:
         raise UnsupportedLayerError(
             f"{record.name} cannot be replayed: run again on its own clean input, it does not return its clean output. "
-            f"{left_out_by_replays(record.layer)}A hook that changes its output, and state that a run changes, are no "
-            "part of its forward. Remove the hook, or make it part of the forward."
+            f"{left_out_by_replays(record.layer)}State that a run changes, random numbers, and what is wrapped around "
+            "its forward are no part of it. Make the layer's output depend on its input alone."
         )
+
+
+class _Computes(AttentionHandler):
+    """Computes attention as the recorder does."""
+
+    def on_attention(self, call: AttentionCall) -> tuple[Tensor, Tensor | None]:
+        return call.compute(call.values)
 
 
 def tokens_in_cache(record: LayerRecord) -> int:

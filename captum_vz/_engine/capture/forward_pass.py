@@ -19,6 +19,7 @@ from captum_vz._engine.capture.recorder import Recorder
 from captum_vz._engine.capture.records import LayerRecord
 from captum_vz._engine.numerics.budget import keep_freed_memory
 from captum_vz._engine.numerics.matmul import OneDnnLinears
+from captum_vz._engine.numerics.tensors import map_each
 from captum_vz._engine.taps.changes import Changes, undoing
 from captum_vz._engine.taps.projection import projections_named
 from captum_vz.errors import RefusedError, UnsupportedLayerError
@@ -73,8 +74,14 @@ def run_and_record(
         row = given[index] if given else None
         return Recorder(LayerRecord(layer, args, kwargs, index, keep_module_io=replays, state=state, given=row))
 
-    def end(recorder: Recorder, output: Any) -> None:
+    def end(recorder: Recorder, arguments: tuple[Any, Any], output: Any, hooks: list[Any]) -> None:
         record = recorder.record
+        # A hook that was added after ours may have changed the arguments.
+        record.args, record.kwargs = on_its_device(record.layer, arguments)
+        if clean := record.state.written_arguments():
+            record.writes_arguments = True
+            record.args, record.kwargs = map_each(lambda x: clean.get(id(x), x), (record.args, record.kwargs))
+        record.hooks = hooks
         recorder.finish(output)
         onednn.on = False
         with onednn.suspended(), record.state.restored():

@@ -8,8 +8,11 @@ from contextvars import ContextVar
 from functools import partial
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
+from captum_vz._engine.capture.records import VersionedTensor
 from captum_vz._engine.numerics.tensors import map_each
 from captum_vz._engine.taps import TAPS
 from captum_vz._engine.taps.changes import Changes
@@ -19,6 +22,7 @@ from captum_vz._engine.taps.handler import (
     on_submodule_enter,
     on_submodule_exit,
     set_handler,
+    user_hooks,
 )
 
 H = TypeVar("H", bound=AttentionHandler)
@@ -30,12 +34,13 @@ _pass: ContextVar[object] = ContextVar("captum_vz_pass", default=None)
 def layer_hooks(
     layers: Sequence[nn.Module],
     begin: Callable[[int, nn.Module, tuple[Any, ...], dict[str, Any]], H],
-    end: Callable[[H, Any], None],
+    end: Callable[[H, tuple[Any, Any], Any, list[Any]], None],
 ) -> Iterator[None]:
     """Handle the attention of each of `layers` whenever it runs inside the `with` block.
 
-    `begin(index of the layer, layer, args, kwargs)` makes the handler of a run. `end(handler, output)` is called when
-    the layer returns. All hooks are gone when the block is left, also by an error.
+    `begin(index of the layer, layer, args, kwargs)` makes the handler of a run. `end(handler, (args, kwargs), output,
+    hooks)` is called when the layer returns, with the arguments and the output after all hooks, and the user's hooks if
+    they changed the output. All hooks are gone when the block is left, also by an error.
     """
     this_pass = object()
 
@@ -43,26 +48,37 @@ def layer_hooks(
         # DataParallel runs its replicas in threads of their own, which inherit no context.
         return _pass.get() is this_pass or getattr(module, "_is_replica", False)
 
-    def hooks(index: int) -> tuple[Callable[..., None], Callable[..., None]]:
-        running: dict[int, tuple[H, AttentionHandler | None]] = {}
+    def hooks_of(index: int) -> tuple[Callable[..., None], Callable[..., None], Callable[..., None]]:
+        running: dict[int, tuple[H, AttentionHandler | None, list[VersionedTensor]]] = {}
 
         # torch stores `with_kwargs` separately from the hook, so another thread may call a hook without kwargs while
         # the hook is being added or removed. Only runs of this pass are handled.
         def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
             if is_ours(module):
+                # The user may have added hooks since. Ours are the first and the last that see the output.
+                hooks: Any = module._forward_hooks
+                for number, hook in list(hooks.items()):
+                    if hook in (returned, after):
+                        hooks.move_to_end(number, last=hook is after)
                 handler = begin(index, module, args, kwargs or {})
-                running[id(module)] = handler, current_handler()
+                running[id(module)] = handler, current_handler(), []
                 set_handler(handler)
+
+        def returned(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            if is_ours(module) and user_hooks(module._forward_hooks):
+                running[id(module)][-1].extend(map(VersionedTensor, _tensors(output)))
 
         def after(module: nn.Module, args: tuple[Any, ...], *kwargs_and_output: Any) -> None:
             if is_ours(module):
-                handler, outer = running.pop(id(module))
+                handler, outer, tensors = running.pop(id(module))
                 set_handler(outer)
+                (kwargs, output), hooks = kwargs_and_output, user_hooks(module._forward_hooks)
+                changed = bool(tensors) and not _are_same(tensors, _tensors(output))
                 # In a context of its own. transformers' collector of attentions and hidden states, which follows the
                 # user's pass by a context variable, would otherwise collect those of replays.
-                changes.in_new_context(end, handler, kwargs_and_output[-1])
+                changes.in_new_context(end, handler, (args, kwargs), output, hooks if changed else [])
 
-        return before, after
+        return before, returned, after
 
     submodules = {id(m): m for layer in layers for m in layer.modules() if m is not layer}
     changes = Changes()
@@ -75,10 +91,22 @@ def layer_hooks(
             changes.hook(module.register_forward_pre_hook, on_submodule_enter)
             changes.hook(module.register_forward_hook, on_submodule_exit)
         for index, layer in enumerate(layers):
-            before, after = hooks(index)
+            before, returned, after = hooks_of(index)
             changes.hook(layer.register_forward_pre_hook, before, with_kwargs=True)
+            changes.hook(layer.register_forward_hook, returned, prepend=True)
             changes.hook(layer.register_forward_hook, after, with_kwargs=True)
         yield
+
+
+def _tensors(output: Any) -> list[Tensor]:
+    return [x for x in tree_leaves(output) if isinstance(x, Tensor)]
+
+
+def _are_same(before: list[VersionedTensor], now: list[Tensor]) -> bool:
+    return len(before) == len(now) and all(
+        old.is_unmodified() and (old.value is new or torch.equal(old.value, new))
+        for old, new in zip(before, now, strict=True)
+    )
 
 
 def on_its_device(layer: nn.Module, arguments: Any) -> Any:

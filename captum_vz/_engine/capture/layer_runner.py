@@ -9,13 +9,15 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
+import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from captum_vz._engine.numerics.budget import is_out_of_memory
-from captum_vz._engine.numerics.tensors import first_tensor
+from captum_vz._engine.numerics.tensors import clone_tensor, first_tensor, map_each
 from captum_vz._engine.numerics.tolerance import CannotReplayError
 from captum_vz._engine.taps.handler import handled_by
+from captum_vz.errors import RefusedError
 
 if TYPE_CHECKING:
     from captum_vz._engine.capture.records import LayerRecord
@@ -45,6 +47,7 @@ class LayerRunner:
     """
 
     def __init__(self, record: LayerRecord, layout: TokenLayout | None = None) -> None:
+        self._record = record
         self.layer = without_hooks(record.layer)
         self.args, self.kwargs = without_caches((record.args, record.kwargs))
         self._layout = layout
@@ -103,14 +106,38 @@ class LayerRunner:
         return output if output is None or self._layout is None else self._layout.tokens(output)
 
     def _forward(self, args: Any, kwargs: Any) -> Any:
+        if self._record.writes_arguments:
+            args, kwargs = map_each(clone_tensor, (args, kwargs))
         try:
             return self.layer.forward(*args, **kwargs)
-        except LAYER_ERRORS as error:
+        except (*LAYER_ERRORS, AssertionError) as error:
             if is_out_of_memory(error):
                 raise
-            raise CannotReplayError(str(error)) from error
-        except AssertionError as error:  # the layer's own, about its arguments
-            raise CannotReplayError(f"it asserts something of its arguments {error}".rstrip()) from error
+            self._check_runs_plainly()
+            own = isinstance(error, AssertionError)
+            reason = f"it asserts something of its arguments {error}".rstrip() if own else str(error)
+            raise CannotReplayError(reason) from error
+
+    def _check_runs_plainly(self) -> None:
+        """Check that the layer still runs on its clean input. If it does not, no other replay may answer in its place.
+
+        A layer that was given a key-value cache need not run without it.
+        """
+        record = self._record
+        given = record.args, record.kwargs
+        if any(map(is_cache, tree_leaves(given, is_leaf=is_cache))):
+            return
+        args, kwargs = fresh_arguments(record)
+        try:
+            with handled_by(None), torch.inference_mode(record.first_output.is_inference()):
+                without_hooks(record.layer).forward(*args, **kwargs)
+        except (*LAYER_ERRORS, AssertionError) as error:
+            if is_out_of_memory(error):
+                raise
+            raise RefusedError(
+                f"{record.name} raised {type(error).__name__} when it ran again on its own clean input, though it had "
+                f"run before: {error}. Its replays cannot be trusted. Make the layer run as often as it is called."
+            ) from error
 
     def _each_state(
         self, change: Callable[[Tensor], Tensor], args: Any, kwargs: Any
@@ -145,6 +172,12 @@ def with_submodules_replaced(module: nn.Module, replacements: Mapping[nn.Module,
     copied = without_hooks(module)
     copied._modules.update(copies)
     return copied
+
+
+def fresh_arguments(record: LayerRecord) -> Any:
+    """A layer's arguments without caches, for one run. They are clones if the layer writes into them."""
+    arguments = without_caches((record.args, record.kwargs))
+    return map_each(clone_tensor, arguments) if record.writes_arguments else arguments
 
 
 def without_caches(arguments: Any) -> Any:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import pickle
 import random
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
-import numpy
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
@@ -24,19 +25,32 @@ from captum_vz._engine.taps.changes import Changes
 # an instance's `forward`, which other passes set and remove.
 _NOT_STATE = frozenset(vars(nn.Module())) - {"_buffers"} | {"forward"}
 _STATELESS = (Tensor, nn.Module, FunctionType, MethodType, ModuleType, type, Enum)
+_MUTABLE = (list, dict, set, deque, bytearray, np.ndarray)
+_LIBRARIES = ("torch.", "transformers.")
+# How many objects are followed at most: an attribute may lead to a whole application.
+_LARGEST = 10_000
 
 
 class ModuleState:
-    """The state of a layer and of the objects among its arguments.
+    """The state of a layer and of its arguments: attributes, and what they hold at any depth.
 
-    Create it before the layer's run in the clean pass.
+    Create it before the layer's run in the clean pass. Generators, iterators and files are not put back.
     """
 
     def __init__(self, layer: nn.Module | None = None, arguments: Any = None) -> None:
         self.modules = [] if layer is None else list(layer.modules())
-        self.objects = [x for x in tree_leaves(arguments) if hasattr(x, "__dict__") and not isinstance(x, _STATELESS)]
+        self.given = tree_leaves(arguments)
+        self.objects = [x for x in self.given if hasattr(x, "__dict__") and not isinstance(x, _STATELESS)]
         self.random = random_states()
-        self.versions = {id(x): version(x) for x in self._tensors()}
+        self.versions = {id(x): version(x) for x in self._reached() if isinstance(x, Tensor)}
+        # The arguments as they are now. The libraries' layers leave theirs alone.
+        own_code = layer is not None and not type(layer).__module__.startswith(_LIBRARIES)
+        self.clean = {id(x): x.clone() for x in self.given if own_code and isinstance(x, Tensor)}
+
+    def written_arguments(self) -> dict[int, Tensor]:
+        """The tensors among the arguments that the layer wrote into, as they were before, by id."""
+        written = [x for x in self.given if id(x) in self.clean and self._is_written(x)]
+        return {id(x): self.clean[id(x)] for x in written if not torch.equal(self.clean[id(x)], x)}
 
     def drew_random_numbers(self) -> bool:
         """Return whether the layer is in train mode and the CPU's random numbers were used since this was created."""
@@ -47,12 +61,13 @@ class ModuleState:
         """Restore the state at the end of a `with` block."""
         holders = [vars(one) for one in (*self.modules, *self.objects)]
         held = [{name: value for name, value in holder.items() if name not in _NOT_STATE} for holder in holders]
-        attributes = [value for values in held for value in values.values()]
-        containers = [(value, value.copy()) for value in attributes if isinstance(value, (list, dict))]
+        reached = self._reached()
+        containers = [(value, value.copy()) for value in reached if isinstance(value, _MUTABLE)]
         # Copy only tensors that the layer's own run wrote to, because quantised weights would be expensive to copy. A
         # batch norm's writes, which happen in train mode only, do not advance torch's version counter.
         trained = {id(x) for one in self.modules if one.training for x in one._buffers.values()}
-        written = [(x, x.clone()) for x in self._tensors() if id(x) in trained or self._is_written(x)]
+        tensors = [x for x in reached if isinstance(x, Tensor)]
+        written = [(x, x.clone()) for x in tensors if id(x) in trained or self._is_written(x)]
 
         def restore() -> None:
             for holder, values in zip(holders, held, strict=True):
@@ -62,10 +77,7 @@ class ModuleState:
                     if holder.get(name) is not value:
                         holder[name] = value
             for container, content in containers:
-                # Leave an unchanged container alone, because other threads may be running the layer.
-                if _identities(container) != _identities(content):
-                    container.clear()
-                    container.extend(content) if isinstance(container, list) else container.update(content)
+                _put_back(container, content)
             for x, clean in written:
                 x.copy_(clean)
 
@@ -73,22 +85,38 @@ class ModuleState:
             changes.undo.append(restore)
             yield
 
-    def _tensors(self) -> Iterator[Tensor]:
-        """Yield the buffers of the modules and the plain tensors among their attributes."""
-        values = (x for one in self.modules for x in (*one._buffers.values(), *vars(one).values()))
-        return (x for x in values if isinstance(x, Tensor))
+    def _reached(self) -> list[Any]:
+        """All that the attributes and the arguments hold, at any depth. Objects of the libraries are not entered."""
+        found: dict[int, Any] = {}
+        holders = [vars(one) for one in (*self.modules, *self.objects)]
+        values = (value for holder in holders for name, value in holder.items() if name not in _NOT_STATE)
+        waiting = [*self.given, *values]
+        while waiting and len(found) < _LARGEST:
+            value = waiting.pop()
+            if id(value) in found or value is None or isinstance(value, (str, bytes, int, float)):
+                continue
+            found[id(value)] = value
+            if isinstance(value, (list, tuple, set, frozenset, deque)):
+                waiting.extend(value)
+            elif isinstance(value, dict):
+                waiting.extend(value.values())
+            elif not isinstance(value, _STATELESS) and not type(value).__module__.startswith(_LIBRARIES):
+                waiting.append(getattr(value, "__dict__", None))
+        return list(found.values())
 
     def _is_written(self, x: Tensor) -> bool:
         """Return whether a tensor may have been written to since this was created."""
         now = version(x)
-        return now is None or self.versions.get(id(x)) != now
+        if now is None:  # torch refuses to write into expanded tensors
+            return all(step or size < 2 for step, size in zip(x.stride(), x.shape, strict=True))
+        return self.versions.get(id(x)) != now
 
 
 def random_states() -> tuple[Any, ...]:
     """Return the states of torch's, Python's and numpy's random numbers."""
     devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
     states = [x.numpy().tobytes() for x in (torch.get_rng_state(), *devices)]
-    return *states, random.getstate(), pickle.dumps(numpy.random.get_state())
+    return *states, random.getstate(), pickle.dumps(np.random.get_state())
 
 
 def version(x: Tensor) -> int | None:
@@ -96,7 +124,18 @@ def version(x: Tensor) -> int | None:
     return None if x.is_inference() else x._version
 
 
-def _identities(container: list[Any] | dict[Any, Any]) -> list[int]:
+def _put_back(container: Any, content: Any) -> None:
+    """Give a container its content again. An unchanged one is left alone: other threads may be running the layer."""
+    if isinstance(container, np.ndarray):
+        if container.tobytes() != content.tobytes():
+            container[...] = content
+    elif _identities(container) != _identities(content):
+        container.clear()
+        (container.update if isinstance(container, (dict, set)) else container.extend)(content)
+
+
+def _identities(container: Any) -> list[int]:
     """Return the identities of a container's members, which differ if one of them was exchanged."""
-    members = container if isinstance(container, list) else [*container, *container.values()]
-    return list(map(id, members))
+    if isinstance(container, set):
+        return sorted(map(id, container))
+    return list(map(id, [*container, *container.values()] if isinstance(container, dict) else container))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from captum_vz._engine.capture.records import AttentionRecord, AttentionShape, InlineValues, VersionedTensor
 from captum_vz._engine.numerics.tensors import first_tensor
-from captum_vz._engine.numerics.tolerance import PROJECTED, same_numbers
+from captum_vz._engine.numerics.tolerance import PROJECTED, is_same_attention, same_numbers
 from captum_vz._engine.taps.handler import AttentionHandler
 from captum_vz._engine.taps.projection import is_value_projection, visible_by_argument
 from captum_vz._engine.taps.projection_table import family_of
@@ -34,6 +34,11 @@ class Recorder(AttentionHandler):
         context, weights = call.compute(call.values)
         record = self.record
         module = call.module or (self._running[-1] if self._running else record.layer)
+        if call.plain is not None and not record.attentions and not is_same_attention(call.plain()[0], context):
+            record.warnings.append(
+                f"a plain run of {type(module).__name__} returns NaN for tokens that see nothing, because the number "
+                "that hides tokens is -inf in its softmax. Here it is float32's lowest number, and the output is finite"
+            )
         used = call.weights_used(module, context, weights)
         last = record.attentions[-1] if record.attentions else None
         if call.module is not None and last is not None and _continues(last, module):

@@ -151,6 +151,8 @@ class LayerRecord:
         module_io: Input and output of each innermost submodule with parameters that ran after the attention, by id.
         keep_module_io: Whether `module_io` is filled.
         state: What the layer's modules held before this run.
+        writes_arguments: Whether the layer writes into its arguments, so that each run needs its own.
+        hooks: The user's hooks on the layer, if they changed what its forward returned.
         warnings: What the user is warned of.
         given: Where the user says that the values are.
     """
@@ -167,6 +169,8 @@ class LayerRecord:
     module_io: dict[int, tuple[VersionedTensor, VersionedTensor]] = field(default_factory=dict)
     keep_module_io: bool = False
     state: ModuleState = field(default_factory=ModuleState)
+    writes_arguments: bool = False
+    hooks: list[Callable[..., Any]] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     given: ValueProjection | None = None
 
@@ -198,6 +202,15 @@ class LayerRecord:
                 "needs a layer that returns hidden states, first if it returns more. Pass a Transformer block."
             )
         return output
+
+    def check_output_is_of_forward(self) -> None:
+        """Raise UnsupportedLayerError if the user's hooks changed what the layer's forward returned."""
+        if self.hooks:
+            names = ", ".join(getattr(hook, "__qualname__", type(hook).__name__) for hook in self.hooks)
+            raise UnsupportedLayerError(
+                f"{self.name} cannot be replayed: a hook on the layer changes its output ({names}), and replays run "
+                "its forward without hooks. Make it a forward_pre_hook of the next layer, or remove it."
+            )
 
     def is_given(self, hidden: Tensor) -> bool:
         """Whether the layer's input is `hidden`: the first argument of this shape holds the same numbers.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from captum_vz._engine.capture.float32 import tokens_in_cache
-from captum_vz._engine.capture.layer_runner import without_caches
+from captum_vz._engine.capture.layer_runner import fresh_arguments, without_caches
 from captum_vz._engine.capture.recorder import Recorder
 from captum_vz._engine.capture.records import LayerRecord
 from captum_vz._engine.numerics.tensors import first_tensor
@@ -95,6 +95,7 @@ def record_steps(site: AttentionSite) -> tuple[int, StepRecorder]:
     output = layer.first_output
     recorder = StepRecorder(LayerRecord(layer.layer, args, kwargs), number, output.shape)
     with handled_by(recorder), without_autocast(output.device):
+        args, kwargs = fresh_arguments(layer)
         recorder.record.output = first_tensor(layer.layer.forward(*args, **kwargs))
     return number, recorder
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
+
+from captum_vz.functional import widen
 
 
 def first_tensor(output: Any) -> Tensor | None:
@@ -53,6 +56,30 @@ def mask_as_bool(mask: Tensor) -> Tensor:
     a number between -10000 and the smallest number of the dtype. Position biases stay far above these numbers.
     """
     return mask > -9e3 if mask.is_floating_point() else mask.bool()
+
+
+def weighted_values(
+    query: Tensor, key: Tensor, mask: Tensor | None, scale: float | None, values: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The context `(batch, out, head, d_head)` and the weights `(batch, head, out, in)`, as torch documents them."""
+    weights = attention_weights(query, key, mask, scale)
+    context = weights @ for_query_heads(values.to(weights), query.shape[1])
+    return context.transpose(1, 2).to(values), weights.to(query)
+
+
+def attention_weights(query: Tensor, key: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
+    """The weights as torch documents them; a row that sees nothing is zero, as in torch's own kernels.
+
+    As there, too, half precision is computed in float32.
+    """
+    query, key = widen(query), widen(for_query_heads(key, query.shape[1]))
+    scores = query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)
+    if mask is None:
+        return scores.softmax(-1)
+    scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+    nothing = (scores == -torch.inf).all(-1, keepdim=True)
+    # Masked before as well as after: the gradient of a softmax of nothing but -inf is NaN.
+    return scores.masked_fill(nothing, 0).softmax(-1).masked_fill(nothing, 0)
 
 
 def describe(output: Tensor | None) -> str:

@@ -20,7 +20,7 @@ PROJECTED = 1e-5
 OUTPUT_ROUNDING = 5
 # Share of the largest entry by which another attention function may differ from torch's (a quantised one does).
 OTHER_ATTENTION = 0.03
-# Share of the largest entry by which two runs of a layer in half precision may differ.
+# Share of a position's largest entry by which two runs of a layer in half precision may differ.
 HALF_PRECISION = 0.02
 
 
@@ -125,10 +125,13 @@ def check_folded(found: Tensor, expected: Tensor, bound: Tensor) -> None:
 
 
 def is_close_in_half(again: Tensor, clean: Tensor) -> bool:
-    """Whether two runs in half precision agree where both are finite."""
+    """Whether two runs in half precision agree at each position, where both are finite.
+
+    By position, because the first token's activations may be a thousand times as large as all others.
+    """
     finite = clean.isfinite() & again.isfinite()
     again, clean = again.where(finite, 0).float(), clean.where(finite, 0).float()
-    return bool((again - clean).abs().amax() <= HALF_PRECISION * clean.abs().amax())
+    return bool(((again - clean).abs().amax(-1) <= HALF_PRECISION * clean.abs().amax(-1)).all())
 
 
 def is_same_attention(found: Any, expected: Tensor) -> bool:

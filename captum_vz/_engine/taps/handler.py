@@ -7,7 +7,7 @@ context variable. A thread without a handler computes attention as ever.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -45,6 +45,7 @@ class AttentionCall:
             `(batch, head, out, in)`.
         visible: Which sources the mask lets through, bool, broadcastable to `(batch, head, out, in)`. None: all.
         dropout: The dropout rate of the weights.
+        plain: Computes the context and more with the mask that a plain run uses. None: it is that of `compute`.
     """
 
     module: nn.Module | None
@@ -52,6 +53,7 @@ class AttentionCall:
     compute: Callable[[Tensor], tuple[Tensor, Tensor]]
     visible: Tensor | None = None
     dropout: float = 0.0
+    plain: Callable[[], Any] | None = None
 
     def weights_used(self, module: nn.Module, context: Tensor, weights: Tensor) -> Tensor:
         """The weights `(batch, head, out, in)` whose product with the values is `context`.
@@ -154,7 +156,8 @@ def on_submodule_exit(module: nn.Module, inputs: tuple[Any, ...], output: Any) -
 
 def left_out_by_replays(layer: nn.Module) -> str:
     """What the user has put around a layer's own forward, as a sentence. Empty: nothing."""
-    found = [f"the hook {getattr(hook, '__qualname__', type(hook).__name__)}" for hook in _hooks_of_user(layer)]
+    hooks = [*user_hooks(layer._forward_pre_hooks), *user_hooks(layer._forward_hooks)]
+    found = [f"the hook {getattr(hook, '__qualname__', type(hook).__name__)}" for hook in hooks]
     forward = vars(layer).get("forward")
     if forward is not None and not hasattr(layer, "_hf_hook"):
         found.append(f"{getattr(forward, '__qualname__', type(forward).__name__)} in the place of its forward")
@@ -163,15 +166,15 @@ def left_out_by_replays(layer: nn.Module) -> str:
     return f"The layer carries {' and '.join(found)}, which replays leave out: make it part of the layer's class. "
 
 
-def is_hooked(module: nn.Module) -> bool:
-    """Whether a module carries hooks of the user's. They may change what it does, so they have to be called.
+def user_hooks(hooks: Mapping[int, Callable[..., Any]]) -> list[Callable[..., Any]]:
+    """The hooks of the user's among the `hooks` of a module.
 
-    Hooks of transformers that collect hidden states are not counted, nor are ours.
+    Ours are not counted, nor are hooks of transformers that collect hidden states.
     """
-    return bool(_hooks_of_user(module))
-
-
-def _hooks_of_user(module: nn.Module) -> list[Any]:
-    hooks = [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
     ours = ("captum_vz.", OUTPUT_CAPTURING)
-    return [hook for hook in hooks if not (getattr(hook, "__module__", None) or "").startswith(ours)]
+    return [hook for hook in list(hooks.values()) if not (getattr(hook, "__module__", None) or "").startswith(ours)]
+
+
+def is_hooked(module: nn.Module) -> bool:
+    """Whether a module carries hooks of the user's. They may change what it does, so they have to be called."""
+    return bool(user_hooks(module._forward_pre_hooks) or user_hooks(module._forward_hooks))

@@ -16,11 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from captum_vz._engine.numerics.tensors import for_query_heads, mask_as_bool
+from captum_vz._engine.numerics.tensors import mask_as_bool, weighted_values
 from captum_vz._engine.taps.changes import Changes, original
 from captum_vz._engine.taps.guards import check_attention_not_overridden
 from captum_vz._engine.taps.handler import AttentionCall, current_handler, handled_by
-from captum_vz.functional import widen
 
 # The functions that ours replace while a pass runs: torch's own, or what a user has put in their place.
 ATTENTION, MULTI_HEAD = "scaled_dot_product_attention", "multi_head_attention_forward"
@@ -52,30 +51,10 @@ def attention(
     visible = None
     if attn_mask is not None and not is_causal:
         visible = mask_as_bool(attn_mask)[(None,) * (4 - attn_mask.dim())]
-
-    def compute(values: Tensor) -> tuple[Tensor, Tensor]:
-        weights = _weights(query, key, attn_mask, scale)
-        context = weights @ for_query_heads(values.to(weights), query.shape[1])
-        return context.transpose(1, 2).to(values), weights.to(query)
-
+    compute = partial(weighted_values, query, key, attn_mask, scale)
     context, weights = handler.on_attention(AttentionCall(None, value, compute, visible, dropout_p))
     handler.last_weights = weights
     return context.transpose(1, 2)
-
-
-def _weights(query: Tensor, key: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
-    """The weights as torch documents them; a row that sees nothing is zero, as in torch's own kernels.
-
-    As there, too, half precision is computed in float32.
-    """
-    query, key = widen(query), widen(for_query_heads(key, query.shape[1]))
-    scores = query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)
-    if mask is None:
-        return scores.softmax(-1)
-    scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
-    nothing = (scores == -torch.inf).all(-1, keepdim=True)
-    # Masked before as well as after: the gradient of a softmax of nothing but -inf is NaN.
-    return scores.masked_fill(nothing, 0).softmax(-1).masked_fill(nothing, 0)
 
 
 def _multi_head(*args: Any, **kwargs: Any) -> Any:

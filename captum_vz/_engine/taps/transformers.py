@@ -1,8 +1,8 @@
 """transformers' AttentionInterface: attention functions that layers look up by name.
 
 While a pass runs, the configs of the explained layers name our attention function. It receives queries, keys and
-values, and computes the numbers by the model's own `eager_attention_forward`, with its soft caps, sinks and position
-biases.
+values. For models loaded with sdpa it computes what torch's function computes. For all others it computes the numbers
+by the model's own `eager_attention_forward`, with its soft caps, sinks and position biases.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from captum_vz._engine.numerics.tensors import mask_as_bool
+from captum_vz._engine.numerics.tensors import mask_as_bool, weighted_values
 from captum_vz._engine.taps.changes import Changes, original
 from captum_vz._engine.taps.guards import BUILTIN, check_attention_not_overridden
 from captum_vz._engine.taps.handler import AttentionCall, current_handler, handled_by
@@ -28,15 +28,17 @@ EAGER = "eager_attention_forward"
 SELECTED = "_attn_implementation_internal"
 
 
-class EagerAlias(str):
-    """Our name, which also equals "eager".
+class LoadedAlias(str):
+    """Our name, which also equals the name of the implementation whose numbers we compute.
 
-    Some models ask for the name of their attention before they prepare its mask (DeepSeek's sparse attention). They
-    should do for our function what they do for the eager function that it calls.
+    Some models ask for the name of their attention before they prepare its mask or its biases (DeepSeek's sparse
+    attention, Falcon's ALiBi). They should do for our function what they do for the one that they were loaded with.
     """
 
+    loaded = "eager"
+
     def __eq__(self, other: object) -> bool:
-        return other == "eager" or str.__eq__(self, other)
+        return other == self.loaded or str.__eq__(self, other)
 
     def __ne__(self, other: object) -> bool:
         return not self == other
@@ -44,7 +46,7 @@ class EagerAlias(str):
     __hash__ = str.__hash__
 
 
-NAME = EagerAlias("captum_vz")
+NAME = "captum_vz"
 
 
 def _attention(
@@ -57,22 +59,36 @@ def _attention(
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """The attention function that is registered with transformers under our name."""
-    mask = _additive(attention_mask, module, query, key, kwargs.get("is_causal"))
-    eager = _eager_function(module)
+    handler, loaded = current_handler(), _original_implementation(module)
+    mask = _mask_of(loaded, attention_mask, module, query, key, kwargs.get("is_causal"))
+    function = _torchs_function() if loaded == "sdpa" else _eager_function(module)
+
+    def run(mask: Tensor | None, values: Tensor, dropout: float = 0.0) -> Any:
+        return function(module, query, key, values, mask, dropout=dropout, **kwargs)[:2]
 
     def compute(values: Tensor) -> tuple[Tensor, Tensor]:
-        context, weights = eager(module, query, key, values, mask, dropout=dropout, **kwargs)[:2]
-        return context, weights
+        if loaded != "sdpa":
+            return run(mask, values, dropout)
+        biased = _with_biases(mask, kwargs.get("position_bias"))
+        context, weights = weighted_values(query, key, biased, kwargs.get("scaling"), values)
+        return context.contiguous(), weights  # some modules view it
 
-    handler = current_handler()
     if handler is None:
-        return compute(value)
-    if _original_implementation(module) != "eager":  # the model would call torch's function, which a user may replace
+        return run(attention_mask if loaded == "sdpa" else mask, value, dropout)
+    plain = partial(run, attention_mask, value) if loaded == "eager" and mask is not attention_mask else None
+    if loaded != "eager":  # the model would call torch's function, which a user may replace
         with handled_by(None):
             check_attention_not_overridden(BUILTIN, query, key, value, enable_gqa=True)
-    dropout = dropout if module.training else 0.0  # eager functions drop nothing in eval mode, whatever the rate
+    if loaded != "sdpa" and not module.training:  # eager functions drop nothing in eval mode, whatever the rate
+        dropout = 0.0
     visible = None if mask is None else mask_as_bool(mask)
-    return handler.on_attention(AttentionCall(module, value, compute, visible, dropout))
+    return handler.on_attention(AttentionCall(module, value, compute, visible, dropout, plain))
+
+
+def _torchs_function() -> Callable[..., Any]:
+    from transformers import AttentionInterface
+
+    return AttentionInterface._global_mapping["sdpa"]
 
 
 def _eager_function(module: nn.Module) -> Callable[..., Any]:
@@ -111,42 +127,57 @@ def _eager_function(module: nn.Module) -> Callable[..., Any]:
     )
 
 
-def _additive(
-    mask: Tensor | None, module: nn.Module, query: Tensor, key: Tensor, is_causal: bool | None
+def _mask_of(
+    loaded: str | None, mask: Tensor | None, module: nn.Module, query: Tensor, key: Tensor, is_causal: bool | None
 ) -> Tensor | None:
-    """The mask as eager attention adds it to the scores.
+    """The mask as it is given to torch's function, or as eager attention adds it to the scores.
 
-    A mask for another implementation is boolean. It is None where that implementation makes the mask itself from the
-    module's `is_causal`. A mask for eager attention is left as it is.
+    A mask for another implementation than eager is boolean. It is None where that implementation makes the mask itself
+    from the module's `is_causal`. A mask for eager attention is left as it is, except in float64.
     """
-    eager = _original_implementation(module) == "eager"
     if mask is None:
-        if eager:
+        if loaded == "eager":
             return None
         causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
         if not causal or query.shape[2] == 1:
             return None
         mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).tril()[None, None]
-    if mask.dtype == torch.bool and not eager:
+    if loaded == "sdpa":
+        return mask
+    if mask.dtype == torch.bool and loaded != "eager":
         zero = torch.zeros((), dtype=query.dtype, device=mask.device)
         mask = torch.where(mask, zero, torch.finfo(query.dtype).min)
     # Many models compute the softmax in float32. There float64's smallest number is -inf, and a row of -inf gives NaN.
     return mask.clamp_min(torch.finfo(torch.float32).min) if mask.dtype == torch.float64 else mask
 
 
+def _with_biases(mask: Tensor | None, biases: Tensor | None) -> Tensor | None:
+    """A mask for torch's function that adds biases of positions, as transformers makes it."""
+    if mask is None or biases is None:
+        return mask if biases is None else biases
+    return biases.masked_fill(~mask, torch.finfo(biases.dtype).min) if mask.dtype == torch.bool else mask + biases
+
+
 def _original_implementation(module: nn.Module) -> str | None:
     config = getattr(module, "config", None)
-    return original(config, SELECTED) if hasattr(config, SELECTED) else None
+    return (original(config, SELECTED) or "eager") if hasattr(config, SELECTED) else None
+
+
+def _mask_function(*args: Any, config: Any = None, **kwargs: Any) -> Tensor | None:
+    """The mask that the loaded implementation is given."""
+    from transformers.masking_utils import eager_mask, sdpa_mask
+
+    function = sdpa_mask if getattr(config, "_attn_implementation", None) == "sdpa" else eager_mask
+    return function(*args, config=config, **kwargs)
 
 
 @cache
 def _register() -> None:
     """Make our name known to transformers. Imported here, because the import takes longer than all others."""
     from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.masking_utils import eager_mask
 
     AttentionInterface.register(NAME, _attention)
-    AttentionMaskInterface.register(NAME, eager_mask)
+    AttentionMaskInterface.register(NAME, _mask_function)
 
 
 def _check_not_custom(config: Any) -> None:
@@ -186,5 +217,7 @@ class TransformersTap:
             _check_not_custom(config)
         with Changes() as changes:
             for config in configs.values():
-                changes.replace(config, SELECTED, NAME)
+                name = LoadedAlias(NAME)
+                name.loaded = "sdpa" if original(config, SELECTED) == "sdpa" else "eager"
+                changes.replace(config, SELECTED, name)
             yield

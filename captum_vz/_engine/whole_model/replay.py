@@ -147,7 +147,7 @@ class ModelReplay:
             begun[id(layer)] += 1
             return _ZeroInRun(runs[min(begun[id(layer)], len(runs)) - 1], shares[devices[0]])
 
-        def end(handler: _ZeroInRun, output: Any) -> None:
+        def end(handler: _ZeroInRun, arguments: Any, output: Any, hooks: Any) -> None:
             handler.check_called()
             found = first_tensor(output)
             if len(handler.zeroed) == copies * batch:  # a replica's share need not end with a whole copy

@@ -1,0 +1,130 @@
+"""The recorded pass returns what a plain run returns, whatever attention implementation the model was loaded with."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import BertConfig, BertModel, FalconConfig, FalconModel, LlamaConfig, LlamaModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from captum_vz import ValueZeroing
+from tests.engine.blocks import direction
+from tests.engine.compare import assert_same
+
+SIZE: dict[str, Any] = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "pad_token_id": 0,
+}
+FALCON = {key: value for key, value in SIZE.items() if key not in ("intermediate_size", "pad_token_id")}
+# The class, its settings, where its layers are, and what projects values (in Falcon's fused projection they come last).
+KINDS: dict[str, tuple[Any, Any, str, str]] = {
+    "bert": (BertModel, BertConfig(**SIZE), "encoder.layer", "attention.self.value"),
+    "llama": (LlamaModel, LlamaConfig(**SIZE), "layers", "self_attn.v_proj"),
+    "falcon-alibi": (FalconModel, FalconConfig(**FALCON, alibi=True), "h", "self_attention.query_key_value"),
+}
+VALUES = {"falcon-alibi": slice(-8, None)}
+IDS = torch.randint(4, 60, (2, 6), generator=torch.Generator().manual_seed(1))
+LENGTHS = torch.tensor([[1, 1, 1, 1, 1, 1], [0, 0, 1, 1, 1, 1]])
+KEPT = LENGTHS[1].bool()
+
+
+def loaded(kind: str, implementation: str, dtype: torch.dtype = torch.float64) -> tuple[nn.Module, list[nn.Module]]:
+    model_class, config, layers, _ = KINDS[kind]
+    config._attn_implementation = implementation
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = model_class(config).eval().to(dtype).requires_grad_(False)
+        for parameter in model.parameters():
+            parameter.normal_(0, 0.3)
+    return model, list(model.get_submodule(layers))
+
+
+def hides(visible: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
+    """A mask that is added to the scores, with -inf at what is hidden, `(batch, 1, out, in)`."""
+    return torch.zeros(visible.shape, dtype=dtype).masked_fill(~visible, -torch.inf)[:, None]
+
+
+def recorded(method: Any, model: nn.Module, layers: Any, inputs: dict[str, Tensor]) -> tuple[Tensor, Any]:
+    outputs: list[Tensor] = []
+    maps = method(lambda **given: outputs.append(model(**given)[0]), layers).attribute(inputs)
+    return outputs[0], maps
+
+
+@torch.no_grad()
+def zeroed_by_hand(kind: str, model: nn.Module, layer: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
+    """The map of one layer by its definition, `(batch, out, in)`: one run of the model a source."""
+    seen: list[Tensor] = []
+
+    def run(source: int | None) -> Tensor:
+        def zero(module: nn.Module, args: Any, values: Tensor) -> Tensor:
+            values = values.clone()
+            if source is not None:
+                values[:, source, VALUES.get(kind, slice(None))] = 0
+            return values
+
+        def see(module: nn.Module, args: Any, output: Any) -> None:
+            seen.append(output if isinstance(output, Tensor) else output[0])
+
+        projection = layer.get_submodule(KINDS[kind][3])
+        with projection.register_forward_hook(zero), layer.register_forward_hook(see):
+            model(**inputs)
+        return direction(seen.pop())
+
+    clean = run(None)
+    scores = torch.stack([(run(j) - clean).square().sum(-1) / 2 for j in range(clean.shape[1])], dim=-1)
+    return scores / scores.sum(-1, keepdim=True)
+
+
+COLUMNS = LENGTHS.bool()[:, None, :].expand(2, 6, 6)
+MASKS = {
+    "none": None,
+    "left": LENGTHS,
+    "infinite columns": hides(COLUMNS),
+    "infinite rows": hides(COLUMNS & COLUMNS.mT),
+    "infinite causal rows": hides((COLUMNS & COLUMNS.mT).tril()),
+}
+RUNS = [
+    *(("bert", padding) for padding in ("none", "left", "infinite columns", "infinite rows")),
+    *(("llama", padding) for padding in ("none", "left", "infinite causal rows")),
+    *(("falcon-alibi", padding) for padding in ("none", "left")),
+]
+# A row that sees nothing is NaN in eager attention where -inf hides: given, or made of float64's smallest number in the
+# float32 softmax of Llama.
+PLAIN_IS_NAN = [("eager", *run) for run in RUNS if run[1].startswith("infinite") and run[1].endswith("rows")]
+PLAIN_IS_NAN.append(("eager", "llama", "left"))
+
+
+@pytest.mark.parametrize(("kind", "padding"), RUNS)
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_output_is_that_of_a_plain_run(implementation: str, kind: str, padding: str) -> None:
+    model, layers = loaded(kind, implementation)
+    mask = MASKS[padding]
+    inputs = {"input_ids": IDS} if mask is None else {"input_ids": IDS, "attention_mask": mask}
+    plain = model(**inputs)[0]
+    if (implementation, kind, padding) in PLAIN_IS_NAN:
+        assert not plain.isfinite().all()
+        with pytest.warns(UserWarning, match="a plain run of .* returns NaN for tokens that see nothing"):
+            output, _ = recorded(ValueZeroing, model, layers, inputs)
+        assert output.isfinite().all()
+        return
+    output, maps = recorded(ValueZeroing, model, layers, inputs)
+    torch.testing.assert_close(output, plain, rtol=0, atol=0 if implementation == "eager" else 1e-13)
+    for layer, found in zip(layers, maps, strict=True):
+        expected = zeroed_by_hand(kind, model, layer, inputs)
+        assert_same(found[0], expected[0])
+        if mask is not None:
+            assert_same(found[1][KEPT][:, KEPT], expected[1][KEPT][:, KEPT])
+
+
+def test_what_transformers_gives_torchs_function() -> None:
+    """The tap computes what this function computes. An argument that is new to it may change the numbers."""
+    known = "module query key value attention_mask dropout scaling is_causal position_bias cache kwargs"
+    assert {*inspect.signature(sdpa_attention_forward).parameters} <= {*known.split()}
