@@ -7,7 +7,7 @@ recorded layer is), `replay` and `decomposition`, then `whole_model` and the dri
 
 from captum_vz._engine.capture.embeddings import EmbeddingLeaf, first_module_holding
 from captum_vz._engine.capture.float32 import HALF, in_float32, is_half
-from captum_vz._engine.capture.forward_pass import LayerResults, run_and_record
+from captum_vz._engine.capture.forward_pass import LayerResults, given_states, run_and_record
 from captum_vz._engine.capture.records import AttentionRecord, AttentionShape, LayerRecord
 from captum_vz._engine.decomposition.attention_block import AttentionBlock
 from captum_vz._engine.decomposition.readout import Readout
@@ -43,6 +43,7 @@ __all__ = [
     "find_layers",
     "first_module_holding",
     "first_tensor",
+    "given_states",
     "in_float32",
     "is_half",
     "repeat_examples",

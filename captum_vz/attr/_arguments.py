@@ -26,6 +26,7 @@ class Arguments(NamedTuple):
     feature_mask: Tensor | None = None
     perturbations_per_eval: int | None = None
     show_progress: bool = False
+    run: int | None = None
 
 
 def token_input(inputs: Inputs) -> Any:
@@ -41,9 +42,28 @@ def tokens_of(inputs: Inputs) -> int | None:
     return text.shape[1] if isinstance(text, Tensor) and text.dim() in (2, 3) else None
 
 
-def check_per_eval(perturbations_per_eval: Any) -> None:
-    """Refuse a value that is not a positive integer or None."""
-    given = perturbations_per_eval
+def end_of_inputs(site: AttentionSite, inputs: Inputs) -> int | None:
+    """The number of tokens in the inputs if the model appends padding, else None.
+
+    Raises:
+        ArgumentError: The attention has other examples than the inputs, such as one part of a batch.
+    """
+    text, found = token_input(inputs), site.shape.batch
+    # Ids, embeddings and images have an axis of examples. Packed patches have none, and choices (of an answer) two.
+    if isinstance(text, Tensor) and not getattr(site.layer.layer, "_is_replica", False):
+        known = text.dim() in (3, 4) if text.is_floating_point() else text.dim() == 2
+        if known and found not in text.shape[: 2 if site.attention.tokens_first else 1]:
+            raise ArgumentError(
+                f"The attention of {site.layer.name} has {found} example(s), but inputs has {len(text)}: expected the "
+                "same. Pass a forward_func that gives the layer the whole batch, or one example at a time."
+            )
+    return site.end_of_inputs(tokens_of(inputs))
+
+
+def check_numbers(given: Any, run: Any) -> None:
+    """Refuse a `perturbations_per_eval` that is not a positive integer or None, and a `run` that is no integer."""
+    if run is not None and type(run) is not int:
+        raise ArgumentError(f"run is {run!r}: pass an integer (0: the first, -1: the last), or None.")
     if given is not None and not (type(given) is int and given >= 1):
         raise ArgumentError(f"perturbations_per_eval is {given!r}: pass an integer of at least 1, or None.")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,9 +16,10 @@ from captum._utils.progress import NullProgress, progress
 from torch import Tensor
 
 from captum_vz._engine import LayerRecord, ModelReplay, attention_site, is_half, repeat_examples
-from captum_vz.attr._arguments import FeatureGroups, Inputs, as_layers, bind_forward, check_per_eval, tokens_of
+from captum_vz.attr._arguments import FeatureGroups, Inputs, as_layers, bind_forward, check_numbers, end_of_inputs
 from captum_vz.attr._captum import ForwardPassAttribution, logged, warn
 from captum_vz.attr._heads import Heads, select_heads
+from captum_vz.attr._runs import Runs
 from captum_vz.attr._target import Indices, parse_indices, pick, tensor_of
 from captum_vz.errors import ArgumentError, RefusedError, UnsupportedLayerError
 from captum_vz.functional import widen
@@ -88,6 +89,7 @@ class ValueZeroingEffect(ForwardPassAttribution):
         show_progress: bool = False,
         *,
         foil: Any = None,
+        run: int | None = None,
     ) -> Any:
         """How much the output at `target` decreases when each token's value is zeroed.
 
@@ -110,6 +112,7 @@ class ValueZeroingEffect(ForwardPassAttribution):
                 the same for any value.
             show_progress: Whether to show a progress bar, with one step for each run of the model.
             foil: The index of the number that is subtracted, in the same forms ("why target rather than foil?").
+            run: The input whose values are zeroed, of several, see :meth:`LayerMaps.attribute`.
 
         Returns:
             `(batch, in)`, in at least float32, signed and not normalised. A tuple with one such tensor if `inputs` is a
@@ -125,7 +128,7 @@ class ValueZeroingEffect(ForwardPassAttribution):
                 f"{self.get_name()} attributes to source tokens through the layers' attention; "
                 "attribute_to_layer_input=True has no meaning here. Leave attribute_to_layer_input False."
             )
-        check_per_eval(perturbations_per_eval)
+        check_numbers(perturbations_per_eval, run)
         question = _Question.parse(target, foil)
         layers = as_layers(self.layer)
         device_ids = self.device_ids or getattr(self.forward_func, "device_ids", None)
@@ -135,6 +138,7 @@ class ValueZeroingEffect(ForwardPassAttribution):
         ends: list[int | None] = []
 
         def compute(record: LayerRecord) -> Tensor:
+            runs.note(record)
             site = attention_site(record, self.attention)
             if site.windows is not None or site.is_reordered():
                 raise UnsupportedLayerError(
@@ -143,36 +147,38 @@ class ValueZeroingEffect(ForwardPassAttribution):
                 )
             model.zero_in(site, select_heads(self.heads, record.index, len(layers), site.shape.heads))
             half.append(is_half(record))
-            ends.append(site.end_of_inputs(tokens_of(inputs)))
+            ends.append(end_of_inputs(site, inputs))
             groups, sources = masks.of(site, ends[-1]), site.source_mask
-            if groups is None:
-                groups = torch.arange(site.shape.sources, device=sources.device).expand_as(sources)
-            return groups.where(sources, -1)
+            each = torch.arange(site.shape.sources, device=sources.device).expand_as(sources)
+            return (each if groups is None else groups).where(sources, -1)
 
-        output, runs = model.run_clean(bind_forward(self.forward_func, inputs, additional_forward_args), compute)
+        forward = bind_forward(self.forward_func, inputs, additional_forward_args)
+        runs = Runs(forward, layers, run)
+        with runs.checked():
+            output, groups = model.run_clean(forward, compute, runs.chosen)
         if any(half):
             warn(
                 f"{self.get_name()}: the model runs in half precision, and effects are differences of its rounded "
                 "outputs. Load it in float32 to see small effects."
             )
-        members = _members([one for _, one in runs])
+        members = _members([one for _, one in groups])
         batch = len(members)
         question.read(output, batch, 1)
         order = _order(members)
         effects = members.new_zeros(order.shape, dtype=torch.float32)
         at_a_time = min(filter(None, (perturbations_per_eval, max(1, model.copies_that_fit() - 1))))
-        steps = list(_steps(order.shape[1], at_a_time))
+        steps = range(0, order.shape[1], at_a_time)
         title = f"{self.get_name()} attribution"
         with progress(desc=title, total=len(steps)) if show_progress else NullProgress() as bar:
-            for start, stop in steps:
-                zeroed = members == order.T[start:stop, :, None]
+            for start in steps:
+                zeroed = members == order.T[start : start + at_a_time, :, None]
                 zeroed = torch.cat([zeroed, torch.zeros_like(zeroed[:1])])
                 copied = _copies(inputs, additional_forward_args, len(zeroed), batch)
                 output = model.run(bind_forward(self.forward_func, *copied), zeroed)
                 numbers = question.read(output, batch, len(zeroed))
                 numbers = numbers.unflatten(0, (len(zeroed), batch))
                 effects = effects.to(numbers)
-                effects[:, start:stop] = (numbers[-1] - numbers[:-1]).T
+                effects[:, start : start + at_a_time] = (numbers[-1] - numbers[:-1]).T
                 bar.update()
         scores = effects.new_zeros(batch, max(int(members.max()), 0) + 1).scatter(1, order.to(effects.device), effects)
         members = members.to(scores.device)
@@ -196,11 +202,6 @@ def _order(members: Tensor) -> Tensor:
     numbers = torch.arange(int(members.max()) + 1, device=members.device)
     there = (members[:, :, None] == numbers).any(1)
     return there.int().argsort(dim=1, descending=True, stable=True)[:, : int(there.sum(1).max())]
-
-
-def _steps(count: int, at_most: int) -> Iterator[tuple[int, int]]:
-    for start in range(0, count, at_most):
-        yield start, min(start + at_most, count)
 
 
 def _copies(inputs: Any, additional_forward_args: Any, copies: int, batch: int) -> tuple[Any, Any]:

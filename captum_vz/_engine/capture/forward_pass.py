@@ -2,27 +2,43 @@
 
 from __future__ import annotations
 
-import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 from captum._utils.common import _sort_key_list
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
+from torch.utils._pytree import tree_leaves, tree_map
 
 from captum_vz._engine.capture.hooks import layer_hooks, on_its_device
+from captum_vz._engine.capture.layer_runner import LAYER_ERRORS, is_cache, replace_leaf
 from captum_vz._engine.capture.module_state import ModuleState
 from captum_vz._engine.capture.recorder import Recorder
 from captum_vz._engine.capture.records import LayerRecord
 from captum_vz._engine.numerics.budget import keep_freed_memory
 from captum_vz._engine.numerics.matmul import OneDnnLinears
+from captum_vz._engine.numerics.perturbation import nudged
+from captum_vz._engine.numerics.tensors import first_tensor
+from captum_vz._engine.taps.handler import AttentionCall, AttentionHandler
 from captum_vz.errors import RefusedError, UnsupportedLayerError
 
 # (index of the layer, its result), in the order in which the layers ran.
 LayerResults = list[tuple[int, Tensor]]
+
+
+class Unrecorded(AttentionHandler):
+    """Computes attention as the model does, in a run that is not recorded."""
+
+    def __init__(self, *run: int) -> None:
+        self.run = run
+
+    def on_attention(self, call: AttentionCall) -> tuple[Tensor, Tensor]:
+        return call.compute(call.values)
 
 
 def run_and_record(
@@ -33,6 +49,7 @@ def run_and_record(
     device_ids: list[int] | None = None,
     replays: bool = False,
     on_record: Callable[[LayerRecord], None] | None = None,
+    chosen: Sequence[Sequence[int]] | None = None,
 ) -> LayerResults:
     """Run `forward` once, and compute `(batch, ...)` from the record of each run of each layer.
 
@@ -45,6 +62,7 @@ def run_and_record(
             and layers multiply as replays do. What runs before the first layer is torch's own to the last bit, because
             it may choose between numbers that are nearly equal (the best queries of a detector).
         on_record: Called with each record before `compute`.
+        chosen: The numbers of the runs of each layer that are recorded. None: all.
 
     Raises:
         UnsupportedLayerError: A layer was not run.
@@ -58,17 +76,23 @@ def run_and_record(
     owners: dict[tuple[torch.device, int], nn.Module] = {}
     lock = threading.Lock()
     onednn = OneDnnLinears(on=False)
+    count: Counter[int] = Counter()
 
-    def begin(index: int, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Recorder:
+    def begin(index: int, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Recorder | Unrecorded:
         args, kwargs = on_its_device(layer, (args, kwargs))
         onednn.on = True
         state = ModuleState(layer, (args, kwargs))
-        return Recorder(LayerRecord(layer, args, kwargs, index, keep_module_io=replays, state=state))
+        number, count[id(layer)] = count[id(layer)], count[id(layer)] + 1
+        if chosen is not None and number not in chosen[index]:
+            return Unrecorded()
+        return Recorder(LayerRecord(layer, args, kwargs, index, "", number, keep_module_io=replays, state=state))
 
-    def end(recorder: Recorder, output: Any) -> None:
+    def end(recorder: Recorder | Unrecorded, output: Any) -> None:
+        onednn.on = False
+        if isinstance(recorder, Unrecorded):
+            return
         record = recorder.record
         record.output = output
-        onednn.on = False
         with onednn.suspended(), record.state.restored():
             if on_record is not None:
                 on_record(record)
@@ -86,7 +110,7 @@ def run_and_record(
             else:
                 results.append((record.index, result))
 
-    with torch.no_grad(), original_modules(), layer_hooks(layers, begin, end):
+    with torch.no_grad(), layer_hooks(layers, begin, end):
         gains = replays and onednn.gain(weight for layer in layers for weight in layer.parameters())
         with onednn if gains else nullcontext():
             forward()
@@ -102,11 +126,41 @@ def run_and_record(
     return results
 
 
-def original_modules() -> AbstractContextManager[Any]:
-    """Run the original modules of a compiled model. A compiled layer would be compiled again with our hooks."""
-    if "torch._dynamo" in sys.modules and hasattr(torch.compiler, "set_stance"):
-        return torch.compiler.set_stance("force_eager")
-    return nullcontext()
+def given_states(
+    forward: Callable[[], Any], layers: Sequence[nn.Module], changed: tuple[int, int] | None
+) -> list[list[Tensor | None]]:
+    """The hidden states that each layer is given in each run, with noise in the output of run `changed`, if any.
+
+    `changed` is the index of a layer, and how often it ran before. Random numbers are the same in each call.
+    """
+    given: list[list[Tensor | None]] = [[] for _ in layers]
+
+    def begin(index: int, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Unrecorded:
+        leaves = tree_leaves((args, kwargs), is_leaf=is_cache)
+        place = next((m.layer_idx for m in layer.modules() if isinstance(getattr(m, "layer_idx", None), int)), 0)
+        filled = not given[index] and any(is_cache(x) and x.get_seq_length(place) for x in leaves)
+        if filled or getattr(layer, "_is_replica", False):
+            raise RefusedError(
+                f"forward_func cannot be called again to see which runs of layer {index} ({type(layer).__name__}) are "
+                "related: it has a filled key-value cache, or replicas. Pass a forward_func that runs the layer once."
+            )
+        states = (x for x in leaves if isinstance(x, Tensor) and x.is_floating_point() and x.dim() > 1)
+        given[index].append(next((x.clone() for x in states), None))
+        return Unrecorded(index, len(given[index]) - 1)
+
+    def end(handler: Unrecorded, output: Any) -> Any:
+        states = first_tensor(output) if handler.run == changed else None
+        return None if states is None else tree_map(partial(replace_leaf, states, nudged(states, 1.0)), output)
+
+    with torch.no_grad(), torch.random.fork_rng(range(torch.cuda.device_count())):
+        torch.manual_seed(0)
+        try:
+            with layer_hooks(layers, begin, end):
+                forward()
+        except LAYER_ERRORS as error:  # what runs after the changed run may fail
+            if changed is None or isinstance(error, torch.OutOfMemoryError):
+                raise
+    return given
 
 
 def _join(replicas: dict[torch.device, LayerResults], device_ids: list[int] | None) -> LayerResults:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import Context, ContextVar
 from functools import partial
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
@@ -62,12 +64,13 @@ def submodule_hooks(modules: Iterable[nn.Module]) -> Iterator[None]:
 def layer_hooks(
     layers: Sequence[nn.Module],
     begin: Callable[[int, nn.Module, tuple[Any, ...], dict[str, Any]], H],
-    end: Callable[[H, Any], None],
+    end: Callable[[H, Any], Any],
 ) -> Iterator[None]:
     """Handle the attention of each of `layers` whenever it runs inside the `with` block.
 
     `begin(index of the layer, layer, args, kwargs)` makes the handler of a run. `end(handler, output)` is called when
-    the layer returns. All hooks are gone when the block is left, also by an error.
+    the layer returns. What it returns, unless None, replaces the output. All hooks are gone when the block is left,
+    also by an error.
     """
     this_pass = object()
     token = _pass.set(this_pass)
@@ -76,7 +79,7 @@ def layer_hooks(
         # DataParallel runs its replicas in threads of their own, which inherit no context.
         return _pass.get() is this_pass or getattr(module, "_is_replica", False)
 
-    def hooks(index: int) -> tuple[Callable[..., None], Callable[..., None]]:
+    def hooks(index: int) -> tuple[Callable[..., None], Callable[..., Any]]:
         running: dict[int, tuple[H, AttentionHandler | None]] = {}
 
         # torch stores `with_kwargs` separately from the hook, so another thread may call a hook without kwargs while
@@ -87,13 +90,14 @@ def layer_hooks(
                 running[id(module)] = handler, current_handler()
                 set_handler(handler)
 
-        def after(module: nn.Module, args: tuple[Any, ...], *kwargs_and_output: Any) -> None:
-            if is_ours(module):
-                handler, outer = running.pop(id(module))
-                set_handler(outer)
-                # In a context of its own. transformers' collector of attentions and hidden states, which follows the
-                # user's pass by a context variable, would otherwise collect those of replays.
-                Context().run(end, handler, kwargs_and_output[-1])
+        def after(module: nn.Module, args: tuple[Any, ...], *kwargs_and_output: Any) -> Any:
+            if not is_ours(module):
+                return None
+            handler, outer = running.pop(id(module))
+            set_handler(outer)
+            # In a context of its own. transformers' collector of attentions and hidden states, which follows the
+            # user's pass by a context variable, would otherwise collect those of replays.
+            return Context().run(end, handler, kwargs_and_output[-1])
 
         return before, after
 
@@ -101,6 +105,7 @@ def layer_hooks(
     outer = current_handler()
     try:
         with ExitStack() as stack:
+            stack.enter_context(_original_modules())
             for tap in TAPS:
                 stack.enter_context(tap.attached(layers))
             stack.enter_context(submodule_hooks(submodules.values()))
@@ -112,6 +117,13 @@ def layer_hooks(
     finally:
         set_handler(outer)
         _pass.reset(token)
+
+
+def _original_modules() -> AbstractContextManager[Any]:
+    """Run the original modules of a compiled model. A compiled layer would be compiled again with our hooks."""
+    if "torch._dynamo" in sys.modules and hasattr(torch.compiler, "set_stance"):
+        return torch.compiler.set_stance("force_eager")
+    return nullcontext()
 
 
 def on_its_device(layer: nn.Module, arguments: Any) -> Any:

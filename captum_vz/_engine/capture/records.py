@@ -127,6 +127,7 @@ class LayerRecord:
         args: Its positional arguments.
         kwargs: Its keyword arguments.
         index: Its place among the layers that are explained.
+        number: How often the layer ran before in this pass.
         name: The name of its class.
         output: What it returned.
         attentions: Its attentions, in the order in which they were called.
@@ -143,6 +144,7 @@ class LayerRecord:
     kwargs: dict[str, Any]
     index: int = 0
     name: str = ""
+    number: int = 0
     output: Any = None
     attentions: list[AttentionRecord] = field(default_factory=list)
     modules_run: list[nn.Module] = field(default_factory=list)

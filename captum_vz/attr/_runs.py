@@ -1,0 +1,117 @@
+"""Which runs of a layer in one call are related: the later one depends on what the earlier one returned (ALBERT)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from captum_vz._engine import LayerRecord, first_tensor, given_states
+from captum_vz.errors import ArgumentError, RefusedError
+
+
+class Runs:
+    """The runs of layers in one call of a forward function. All are related, or the user chooses some of them.
+
+    Args:
+        forward: The user's call. It is called again if it is not clear which runs are related, or if a run is chosen.
+        layers: The layers.
+        run: Which of the unrelated inputs is explained, negative from the last. None: there is only one.
+
+    Attributes:
+        chosen: The numbers of the runs of each layer that are recorded. None: all.
+    """
+
+    def __init__(self, forward: Callable[[], Any], layers: Sequence[nn.Module], run: int | None) -> None:
+        self._names = [f"layer {index} ({type(layer).__name__})" for index, layer in enumerate(layers)]
+        self._states = partial(given_states, forward, layers)
+        self._unclear: set[int] = set()
+        self._last = _Last()
+        self.chosen = None if run is None else self._choose(run)
+
+    def note(self, record: LayerRecord) -> None:
+        """See a run of a layer. It is surely related if each layer since was given what the one before it returned."""
+        last, output = self._last, first_tensor(record.output)
+        led = last.led if last.output is not None and record.is_given(last.output) else set()
+        if record.number and record.index not in led:
+            self._unclear.add(record.index)
+        last.led = {record.index} | led
+        last.output = None if output is None else output.clone()  # models write into their tensors
+
+    @contextmanager
+    def checked(self) -> Iterator[None]:
+        """Refuse unrelated runs at the end of a `with` block, unless one of them is chosen.
+
+        If the block fails, too: arguments that fit one of several inputs do not fit the others.
+        """
+        try:
+            yield
+        except Exception:
+            self._refuse_unrelated()
+            raise
+        self._refuse_unrelated()
+
+    def _refuse_unrelated(self) -> None:
+        if self.chosen is not None or not self._unclear:
+            return
+        clean = self._states(None)
+        for index in sorted(self._unclear):
+            count = len(clean[index])
+            if len(next(self._chains(clean[index], index))) < count:
+                raise RefusedError(
+                    f"forward_func ran {self._names[index]} {count} times, on inputs that are not related (the texts "
+                    "of a bi-encoder, the parts of a batch). Pass run=0 for the first of these inputs, run=-1 for the "
+                    "last, or a forward_func that runs the layer once."
+                )
+
+    def _choose(self, run: int) -> list[list[int]]:
+        chains = [list(self._chains(clean, index)) for index, clean in enumerate(self._states(None))]
+        counts = sorted({len(one) for one in chains})
+        if len(counts) > 1 or not -counts[0] <= run < counts[0]:
+            raise ArgumentError(
+                f"run is {run}, but forward_func runs the layers on {' or '.join(map(str, counts))} inputs that are "
+                "not related. Pass an index below this number, and layers that run equally often."
+            )
+        return [one[run] for one in chains]
+
+    def _chains(self, clean: list[Tensor | None], index: int) -> Iterator[list[int]]:
+        """The runs of a layer, given `clean`. Related runs form one chain: noise in the first changes the others."""
+        rest = list(range(len(clean)))
+        while rest:
+            first, *later = rest
+            found = self._states((index, first))[index] if later else clean
+            found = found + [None] * (len(clean) - len(found))  # the call may fail or end early on other numbers
+            moved = [run for run, states in enumerate(clean) if _differ(states, found[run])]
+            if moved and moved[0] <= first:
+                raise RefusedError(
+                    f"forward_func ran {self._names[index]} several times, and on other numbers when it was called "
+                    "again, so it is unknown which runs are related. Pass a forward_func that computes the same in "
+                    "each call, or that runs the layer once."
+                )
+            # Other tokens, such as those that a model generates one by one, make a run of its own.
+            chain = [first, *(run for run in later if run in moved and _size(clean[run]) == _size(clean[first]))]
+            yield chain
+            rest = [run for run in rest if run not in chain]
+
+
+class _Last(threading.local):
+    """What the last layer returned, and the layers that led to it. Replicas of a model have threads of their own."""
+
+    def __init__(self) -> None:
+        self.output: Tensor | None = None
+        self.led: set[int] = set()
+
+
+def _differ(one: Tensor | None, other: Tensor | None) -> bool:
+    if one is None or other is None or one.shape != other.shape:
+        return one is not other
+    return not torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
+
+
+def _size(states: Tensor | None) -> tuple[int, ...]:
+    return () if states is None else tuple(states.shape)
