@@ -155,7 +155,8 @@ class FeatureGroups:
         if self.mask is None:
             return None
         batch, _, _, every = site.shape
-        sources = every if end is None else end
+        dropped = site.dropped_sources
+        sources = dropped + (every if end is None else end)
         device = site.source_mask.device
         mask = self.shares.get(device, self.mask).to(device)
         shapes = dict.fromkeys(((1, sources), (batch, sources)))
@@ -164,7 +165,8 @@ class FeatureGroups:
                 f"feature_mask is {tuple(mask.shape)}, but the layer's attention has {batch} example(s) of {sources} "
                 f"source tokens: pass integers of shape {' or '.join(map(str, shapes))}."
             )
-        return pad(mask, (0, every - sources), value=int(mask.max()) + 1).expand(batch, every)
+        mask = mask[:, dropped:]
+        return pad(mask, (0, every - mask.shape[1]), value=int(mask.max()) + 1).expand(batch, every)
 
 
 def _describe(value: Any) -> str:
