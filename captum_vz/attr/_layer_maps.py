@@ -227,7 +227,7 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
 
             mixing = OtherMixing() if find_other_mixing else None
             runs = Runs(bind_forward(self.forward_func, *arguments[:2]), layers, arguments.run)
-            with runs.checked():
+            with runs.checked(whole_blocks=self.replays_layers):
                 maps = run_and_record(
                     lambda: outputs.append(forward()),
                     layers,

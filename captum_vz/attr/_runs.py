@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from captum_vz._engine import LayerRecord, first_tensor, given_states
+from captum_vz.attr._blocks import is_attention_module, refuse_attention_modules
 from captum_vz.errors import ArgumentError, RefusedError
 
 
@@ -28,14 +29,19 @@ class Runs:
     """
 
     def __init__(self, forward: Callable[[], Any], layers: Sequence[nn.Module], run: int | None) -> None:
+        self._forward = forward
+        self._layers = layers
         self._names = [f"layer {index} ({type(layer).__name__})" for index, layer in enumerate(layers)]
         self._states = partial(given_states, forward, layers)
         self._unclear: set[int] = set()
+        self._attention_modules: dict[int, nn.Module] = {}
         self._last = _Last()
         self.chosen = None if run is None else self._choose(run)
 
     def note(self, record: LayerRecord) -> None:
         """See a run of a layer. It is surely related if each layer since was given what the one before it returned."""
+        if is_attention_module(record):
+            self._attention_modules[record.index] = self._layers[record.index]
         last, output = self._last, first_tensor(record.output)
         led = last.led if last.output is not None and record.is_given(last.output) else set()
         if record.number and record.index not in led:
@@ -44,8 +50,10 @@ class Runs:
         last.output = None if output is None else output.clone()  # models write into their tensors
 
     @contextmanager
-    def checked(self) -> Iterator[None]:
+    def checked(self, whole_blocks: bool = False) -> Iterator[None]:
         """Refuse unrelated runs at the end of a `with` block, unless one of them is chosen.
+
+        With `whole_blocks`, attention modules inside of blocks are refused as well.
 
         If the block fails, too: arguments that fit one of several inputs do not fit the others.
         """
@@ -55,6 +63,8 @@ class Runs:
             self._refuse_unrelated()
             raise
         self._refuse_unrelated()
+        if whole_blocks and self._attention_modules:
+            refuse_attention_modules(self._forward, list(self._attention_modules.values()))
 
     def _refuse_unrelated(self) -> None:
         if self.chosen is not None or not self._unclear:

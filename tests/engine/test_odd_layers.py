@@ -157,9 +157,15 @@ def test_group_that_is_all() -> None:
     torch.manual_seed(0)
     size = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 4, "num_hidden_layers": 1}
     model = LlamaModel(LlamaConfig(**size, vocab_size=50, initializer_range=0.2)).eval()
-    words = torch.arange(48)[None] // 3
-    method = ValueZeroing(model, model.layers[0].self_attn, normalize=False)
-    found = method.attribute(torch.arange(48)[None], feature_mask=words)
+    ids, attention = torch.arange(48)[None], model.layers[0].self_attn
+
+    def attend(ids: Tensor) -> Tensor:
+        """The attention alone, without its block."""
+        x = model.embed_tokens(ids)
+        mask = torch.full((48, 48), torch.finfo(x.dtype).min).triu(1)[None, None]
+        return attention(model.layers[0].input_layernorm(x), model.rotary_emb(x, ids), mask)[0]
+
+    found = ValueZeroing(attend, attention, normalize=False).attribute(ids, feature_mask=ids // 3)
     # A context of zeros has no direction. The distance is 0.5, and no rounding error is normalized.
     assert_same(found[:, :3, :3], found.new_full((1, 3, 3), 0.5), tolerance=1e-6)
 
