@@ -45,6 +45,8 @@ def tokens_of(inputs: Inputs) -> int | None:
 def end_of_inputs(site: AttentionSite, inputs: Inputs) -> int | None:
     """The number of tokens in the inputs if the model appends padding, else None.
 
+    The layer's record is given a warning for padding of the inputs that no mask hides.
+
     Raises:
         ArgumentError: The attention has other examples than the inputs, such as one part of a batch.
     """
@@ -57,7 +59,30 @@ def end_of_inputs(site: AttentionSite, inputs: Inputs) -> int | None:
                 f"The attention of {site.layer.name} has {found} example(s), but inputs has {len(text)}: expected the "
                 "same. Pass a forward_func that gives the layer the whole batch, or one example at a time."
             )
+        if not (isinstance(inputs, Mapping) and inputs.get("attention_mask") is not None):
+            site.layer.warnings.extend(_unmasked_padding(site, text))
     return site.end_of_inputs(tokens_of(inputs))
+
+
+def _unmasked_padding(site: AttentionSite, ids: Tensor) -> list[str]:
+    """A warning if ids hold padding at an end, by the model's config, and the attention sees it."""
+    config: Any = next(filter(None, (getattr(m, "config", None) for m in site.layer.layer.modules())), None)
+    pads, known = getattr(config, "pad_token_id", None), site.target_mask
+    # The tokens of a decoder that reads an encoder are others than those of the inputs.
+    if type(pads) is not int or ids.is_floating_point() or ids.shape != known.shape or len(site.layer.attentions) > 1:
+        return []
+    padding = (ids == pads).int().to(known.device)
+    runs = [padding.cumprod(1), padding.flip(1).cumprod(1).flip(1)]
+    # A single token at an end may be the one that ends or begins a text.
+    least = 2 if pads in (getattr(config, "eos_token_id", None), getattr(config, "bos_token_id", None)) else 1
+    ends = sum(run * (run.sum(1, keepdim=True) >= least) for run in runs) > 0
+    examples = int((ends & known).any(1).sum())
+    if not examples or padding.all(1).any():
+        return []
+    return [
+        f"{examples} example(s) end or begin with padding (id {pads}) that no mask hides, so it counts as tokens: pass "
+        "attention_mask"
+    ]
 
 
 def check_numbers(given: Any, run: Any) -> None:

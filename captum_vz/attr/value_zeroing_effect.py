@@ -24,6 +24,8 @@ from captum_vz.attr._target import Indices, parse_indices, pick, tensor_of
 from captum_vz.errors import ArgumentError, RefusedError, UnsupportedLayerError
 from captum_vz.functional import widen
 
+HALF_PRECISION = "the model runs in half precision: effects are differences of rounded outputs. Load it in float32"
+
 
 class ValueZeroingEffect(ForwardPassAttribution):
     r"""How much the model's *output* at `target` decreases when the value of a token is set to zero.
@@ -134,7 +136,7 @@ class ValueZeroingEffect(ForwardPassAttribution):
         device_ids = self.device_ids or getattr(self.forward_func, "device_ids", None)
         masks = FeatureGroups(feature_mask, device_ids)
         model = ModelReplay(layers, device_ids)
-        half: list[bool] = []
+        notes: list[str] = []
         ends: list[int | None] = []
 
         def compute(record: LayerRecord) -> Tensor:
@@ -146,8 +148,8 @@ class ValueZeroingEffect(ForwardPassAttribution):
                     f"{self.get_name()} cannot zero values. Use ValueZeroing for the maps of such layers."
                 )
             model.zero_in(site, select_heads(self.heads, record.index, len(layers), site.shape.heads))
-            half.append(is_half(record))
             ends.append(end_of_inputs(site, inputs))
+            notes.extend([*record.warnings, *([HALF_PRECISION] if is_half(record) else [])])
             groups, sources = masks.of(site, ends[-1]), site.source_mask
             each = torch.arange(site.shape.sources, device=sources.device).expand_as(sources)
             return (each if groups is None else groups).where(sources, -1)
@@ -156,11 +158,8 @@ class ValueZeroingEffect(ForwardPassAttribution):
         runs = Runs(forward, layers, run)
         with runs.checked():
             output, groups = model.run_clean(forward, compute, runs.chosen)
-        if any(half):
-            warn(
-                f"{self.get_name()}: the model runs in half precision, and effects are differences of its rounded "
-                "outputs. Load it in float32 to see small effects."
-            )
+        if notes:
+            warn(f"{self.get_name()}: {'; '.join(dict.fromkeys(notes))}.")
         members = _members([one for _, one in groups])
         batch = len(members)
         question.read(output, batch, 1)

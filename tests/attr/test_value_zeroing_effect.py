@@ -666,7 +666,7 @@ def test_model_is_unchanged(name: str) -> None:
 
 def test_half_precision_warns() -> None:
     case = FAMILIES["bert"].build(torch.bfloat16)
-    with pytest.warns(UserWarning, match="runs in half precision, .* Load it in float32"):
+    with pytest.warns(UserWarning, match="runs in half precision: .* Load it in float32"):
         found = effect(case)
     assert found.dtype == torch.float32
 

@@ -20,6 +20,7 @@ from captum_vz import (
     LayerAttention,
     LayerAttentionNorm,
     ValueZeroing,
+    ValueZeroingEffect,
     ValueZeroingRollout,
 )
 from tests.captum.configurations import Configuration
@@ -142,3 +143,37 @@ def test_row_without_its_heads_is_zero() -> None:
         layer_map = ValueZeroing(case.model, case.layers[0], heads=0).attribute(case.inputs)
     assert not layer_map.any()
     assert ValueZeroing(case.model, case.layers[0], heads=1).attribute(case.inputs).any()
+
+
+@pytest.mark.parametrize(("name", "side"), [("bert", "right"), ("bert", "left"), ("llama", "right"), ("gpt2", "left")])
+@pytest.mark.parametrize("kind", [ValueZeroing, LayerAttention, ValueZeroingEffect])
+def test_padding_without_a_mask_warns(name: str, side: str, kind: Any) -> None:
+    case = FAMILIES[name].build()
+    config, ids = case.model.config, torch.randint(5, 12, (3, 7))
+    config.pad_token_id, config.eos_token_id, config.bos_token_id = 3, 3, None
+    pads = {"right": slice(5, None), "left": slice(0, 2)}[side]
+    ids[1, pads] = 3
+    mask = (ids != 3).long()
+    method = kind(lambda *x, **y: case.model(*x, **y).last_hidden_state[:, 0, 0], case.layers)
+    message = r"1 example\(s\) end or begin with padding \(id 3\) that no mask hides, .*: pass attention_mask\."
+    for inputs in (ids, {"input_ids": ids}):
+        with pytest.warns(UserWarning, match=message) as caught:
+            method.attribute(inputs)
+        assert len(caught) == 1
+    ids[2, -1] = 3  # one token that ends a text
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        method.attribute({"input_ids": ids, "attention_mask": mask})
+        method.attribute({"input_ids": ids[[0, 2]]})
+        method.attribute(ids, additional_forward_args=(None, mask) if name == "gpt2" else (mask,))
+
+
+def test_decoders_with_an_encoder_have_other_ids() -> None:
+    case = FAMILIES["bart-decoder"].case
+    pads = case.model.config.pad_token_id
+    ids = torch.full((1, 5), pads)
+    ids[0, :2] = 7
+    inputs = {"input_ids": ids, "decoder_input_ids": torch.full((1, 5), 9)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        LayerAttention(case.model, case.layers).attribute(inputs)
