@@ -207,7 +207,7 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
                 runs.note(record)
                 site = attention_site(record, self.attention, self.accepts_streams)
                 batch, _, out, _ = site.shape
-                end = end_of_inputs(site, arguments.inputs)
+                end = end_of_inputs(site, arguments.inputs, wanted.token)
                 lengths[record.index] = end or out
                 rows = None if shares else wanted.positions(batch, end or out, site.attention.values.device)
                 leaf = forward_func.vectors if isinstance(forward_func, EmbeddingLeaf) else None

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from captum.attr import NoiseTunnel
+from torch import Tensor, nn
 
 from captum_vz import (
     ALTI,
@@ -23,6 +24,7 @@ from captum_vz import (
     ValueZeroingEffect,
     ValueZeroingRollout,
 )
+from captum_vz.errors import ArgumentError, RefusedError
 from tests.captum.configurations import Configuration
 from tests.reference import FAMILIES, Case
 
@@ -177,3 +179,54 @@ def test_decoders_with_an_encoder_have_other_ids() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         LayerAttention(case.model, case.layers).attribute(inputs)
+
+
+class Prompted(nn.Module):
+    """A model behind two virtual tokens: of the sequence (prompt tuning), or of its cache (prefix tuning)."""
+
+    def __init__(self, case: Case, prefix: bool) -> None:
+        super().__init__()
+        self.model, self.prefix = case.model, prefix
+        width = case.model.get_input_embeddings().embedding_dim
+        self.virtual = nn.Parameter(torch.randn(1, 2, width, dtype=torch.float64))
+
+    def vectors(self, ids: Tensor) -> Tensor:
+        virtual = self.virtual.expand(len(ids), -1, -1)
+        return torch.cat([virtual, self.model.get_input_embeddings()(ids)], 1)
+
+    def forward(self, input_ids: Tensor) -> Any:
+        if not self.prefix:
+            return self.model(inputs_embeds=self.vectors(input_ids))
+        cache = self.model(inputs_embeds=self.virtual.expand(len(input_ids), -1, -1), use_cache=True).past_key_values
+        for layer in cache.layers:
+            layer.values = layer.values * 2
+        return self.model(input_ids, past_key_values=cache)
+
+
+@pytest.mark.parametrize("kind", [ValueZeroing, LayerAttention, ValueZeroingRollout])
+@pytest.mark.parametrize("name", ["llama", "bert"])
+def test_prompt_tuning(name: str, kind: Any) -> None:
+    case = FAMILIES[name].case
+    model, ids = Prompted(case, False), torch.randint(4, 12, (2, 5))
+    whole = kind(case.model, case.layers).attribute({"inputs_embeds": model.vectors(ids)})
+    method = kind(model, case.layers)
+    for inputs in (ids, {"input_ids": ids}):
+        with pytest.warns(UserWarning, match=r"7 output tokens and 7 sources, but inputs has 5 tokens\. Rows and col"):
+            torch.testing.assert_close(method.attribute(inputs), whole)
+        for token in (0, -1, [1, 2]):
+            with pytest.raises(ArgumentError, match=r"token is .* 7 output tokens .* inputs has 5 .* Leave token None"):
+                method.attribute(inputs, token=token)
+        with pytest.warns(UserWarning, match="but inputs has 5 tokens"):
+            row = method.attribute(inputs, target=(3, 0))  # counts the tokens of the output, virtual ones included
+        expected = [one[:, 3] for one in whole] if isinstance(whole, list) else whole[:, 3]
+        torch.testing.assert_close(row, expected)
+
+
+def test_prefix_tuning_and_a_class_token() -> None:
+    case = FAMILIES["llama"].case
+    method = ValueZeroing(Prompted(case, True), case.layers[1:])  # the first run of a layer fills the cache
+    with pytest.raises(RefusedError, match="2 times, on inputs that are not related"):
+        method.attribute(torch.randint(4, 12, (2, 5)))
+    with pytest.warns(UserWarning, match="LlamaDecoderLayer has 5 output tokens and 7 sources, but inputs has 5"):
+        (found,) = method.attribute(torch.randint(4, 12, (2, 5)), token=-1, run=-1)[:1]
+    assert found.shape == (2, 7)
