@@ -13,7 +13,7 @@ from captum_vz._engine.decomposition.attention_block import AttentionBlock
 from captum_vz._engine.decomposition.readout import Readout
 from captum_vz._engine.decomposition.vectors import INCLUDES, Decomposition, decompositions
 from captum_vz._engine.numerics.budget import budget_of
-from captum_vz._engine.numerics.tensors import first_tensor, repeat_examples
+from captum_vz._engine.numerics.tensors import alike_tensors, first_tensor, repeat_examples
 from captum_vz._engine.replay.base import Ablation
 from captum_vz._engine.structure.find_layers import find_layers
 from captum_vz._engine.structure.site import AttentionSite, attention_site
@@ -37,6 +37,7 @@ __all__ = [
     "OtherMixing",
     "OutputDistance",
     "Readout",
+    "alike_tensors",
     "attention_site",
     "budget_of",
     "decompositions",

@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
-from captum_vz._engine import LayerRecord, first_tensor, given_states
+from captum_vz._engine import LayerRecord, alike_tensors, first_tensor, given_states
 from captum_vz.attr._blocks import is_attention_module, refuse_attention_modules
-from captum_vz.errors import ArgumentError, RefusedError
+from captum_vz.errors import ArgumentError, RefusedError, UnsupportedLayerError
 
 
 class Runs:
@@ -34,12 +35,15 @@ class Runs:
         self._names = [f"layer {index} ({type(layer).__name__})" for index, layer in enumerate(layers)]
         self._states = partial(given_states, forward, layers)
         self._unclear: set[int] = set()
+        self._several: dict[int, tuple[int, int]] = {}  # layers with several outputs of one shape: a run, how many
         self._attention_modules: dict[int, nn.Module] = {}
         self._last = _Last()
         self.chosen = None if run is None else self._choose(run)
 
     def note(self, record: LayerRecord) -> None:
         """See a run of a layer. It is surely related if each layer since was given what the one before it returned."""
+        if len(found := alike_tensors(record.output)) > 1:
+            self._several[record.index] = record.number, len(found)
         if is_attention_module(record):
             self._attention_modules[record.index] = self._layers[record.index]
         last, output = self._last, first_tensor(record.output)
@@ -53,7 +57,8 @@ class Runs:
     def checked(self, whole_blocks: bool = False) -> Iterator[None]:
         """Refuse unrelated runs at the end of a `with` block, unless one of them is chosen.
 
-        With `whole_blocks`, attention modules inside of blocks are refused as well.
+        With `whole_blocks`, attention modules inside of blocks are refused as well, and layers whose first output is
+        not the one that the model goes on with.
 
         If the block fails, too: arguments that fit one of several inputs do not fit the others.
         """
@@ -63,6 +68,8 @@ class Runs:
             self._refuse_unrelated()
             raise
         self._refuse_unrelated()
+        if whole_blocks:
+            self._refuse_other_outputs()
         if whole_blocks and self._attention_modules:
             refuse_attention_modules(self._forward, list(self._attention_modules.values()))
 
@@ -78,6 +85,25 @@ class Runs:
                     "of a bi-encoder, the parts of a batch). Pass run=0 for the first of these inputs, run=-1 for the "
                     "last, or a forward_func that runs the layer once."
                 )
+
+    def _refuse_other_outputs(self) -> None:
+        """Refuse layers such as those that return `(delta, hidden)`: noise in an output shows whether it is used."""
+        for index, (number, count) in self._several.items():
+            clean = self._all_tensors(None, 0)
+            noisy = [self._all_tensors((index, number), which) for which in range(count)]
+            used = [which for which, found in enumerate(noisy) if _differ_somewhere(clean, found)]
+            if used and used != [0]:
+                raise UnsupportedLayerError(
+                    f"{self._names[index]} returned {count} tensors of the same shape, and the model uses the tensors "
+                    f"{used} of them. The first has to be the layer's output, and the only one that is used. Let the "
+                    "layer return its hidden states first, or the sum that the next layer computes."
+                )
+
+    def _all_tensors(self, changed: tuple[int, int] | None, which: int) -> list[Tensor | None]:
+        """What all layers are given, and what the forward function returns."""
+        outputs: list[Any] = []
+        given = given_states(lambda: outputs.append(self._forward()), self._layers, changed, which)
+        return [*(x for one in given for x in one), *(x for x in tree_leaves(outputs) if isinstance(x, Tensor))]
 
     def _choose(self, run: int) -> list[list[int]]:
         chains = [list(self._chains(clean, index)) for index, clean in enumerate(self._states(None))]
@@ -121,6 +147,10 @@ def _differ(one: Tensor | None, other: Tensor | None) -> bool:
     if one is None or other is None or one.shape != other.shape:
         return one is not other
     return not torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
+
+
+def _differ_somewhere(clean: list[Tensor | None], found: list[Tensor | None]) -> bool:
+    return len(clean) != len(found) or any(map(_differ, clean, found))
 
 
 def _size(states: Tensor | None) -> tuple[int, ...]:

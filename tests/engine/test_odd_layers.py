@@ -14,6 +14,7 @@ from transformers import LlamaConfig, LlamaModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from captum_vz import LayerAttentionNorm, ValueZeroing
+from captum_vz.errors import UnsupportedLayerError
 from tests.engine.blocks import (
     HEADS,
     WIDTH,
@@ -487,3 +488,50 @@ def test_layer_keeps_its_own_run() -> None:
     clean = block(x)
     ValueZeroing(block, block).attribute(x)
     assert torch.equal(block.kept, clean)
+
+
+class Pair(Block):
+    """Returns two tensors of its shape, in an order given by `form`."""
+
+    def __init__(self, form: str) -> None:
+        super().__init__()
+        self.form = form
+
+    def forward(self, x: Any, mask: Tensor | None = None) -> Any:
+        x = self.stream(x)
+        y = super().forward(x, mask)
+        forms = {"hidden first": (y, y - x), "delta first": (y - x, y), "sum": (y - x, x), "twice": (y, y.clone())}
+        return forms[self.form]
+
+    def stream(self, x: Any) -> Tensor:
+        if isinstance(x, Tensor):
+            return x
+        return {"hidden first": x[0], "delta first": x[1], "sum": x[0] + x[1], "twice": x[1]}[self.form]
+
+
+@pytest.mark.parametrize("form", ["hidden first", "delta first", "sum", "twice"])
+@pytest.mark.parametrize("listed", [slice(0, 3), slice(0, 1), slice(2, 3)])  # all layers, the first, the last
+def test_block_that_returns_a_pair(form: str, listed: slice) -> None:
+    model, x = nn.Sequential(*(Pair(form) for _ in range(3))), sequences(2)
+    layers = list(model)[listed]
+    method = ValueZeroing(lambda x: model[2].stream(model(x)), layers)
+    if form in ("delta first", "sum"):
+        with pytest.raises(UnsupportedLayerError, match=r"returned 2 tensors of the same shape, and the model uses"):
+            method.attribute(x)
+        return
+    for found, layer in zip(method.attribute(x), layers, strict=True):
+        given = x
+        for before in list(model)[: list(model).index(layer)]:
+            given = before.stream(before(given)).detach()
+        assert_same(found, zeroed_one_by_one(AsHidden(layer), given, value="layer.attention.value"))
+
+
+class AsHidden(nn.Module):
+    """The first tensor that a layer returns."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x)[0]

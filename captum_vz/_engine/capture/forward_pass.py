@@ -23,7 +23,7 @@ from captum_vz._engine.capture.records import LayerRecord
 from captum_vz._engine.numerics.budget import keep_freed_memory
 from captum_vz._engine.numerics.matmul import OneDnnLinears
 from captum_vz._engine.numerics.perturbation import nudged
-from captum_vz._engine.numerics.tensors import first_tensor
+from captum_vz._engine.numerics.tensors import alike_tensors
 from captum_vz._engine.taps.handler import AttentionCall, AttentionHandler
 from captum_vz.errors import RefusedError, UnsupportedLayerError
 
@@ -127,11 +127,12 @@ def run_and_record(
 
 
 def given_states(
-    forward: Callable[[], Any], layers: Sequence[nn.Module], changed: tuple[int, int] | None
+    forward: Callable[[], Any], layers: Sequence[nn.Module], changed: tuple[int, int] | None, which: int = 0
 ) -> list[list[Tensor | None]]:
     """The hidden states that each layer is given in each run, with noise in the output of run `changed`, if any.
 
-    `changed` is the index of a layer, and how often it ran before. Random numbers are the same in each call.
+    `changed` is the index of a layer, and how often it ran before. `which` chooses one of several outputs of the same
+    shape. Random numbers are the same in each call.
     """
     given: list[list[Tensor | None]] = [[] for _ in layers]
 
@@ -149,8 +150,8 @@ def given_states(
         return Unrecorded(index, len(given[index]) - 1)
 
     def end(handler: Unrecorded, output: Any) -> Any:
-        states = first_tensor(output) if handler.run == changed else None
-        return None if states is None else tree_map(partial(replace_leaf, states, nudged(states, 1.0)), output)
+        found = alike_tensors(output)[which : which + 1] if handler.run == changed else []
+        return tree_map(partial(replace_leaf, found[0], nudged(found[0], 1.0)), output) if found else None
 
     with torch.no_grad(), torch.random.fork_rng(range(torch.cuda.device_count())):
         torch.manual_seed(0)

@@ -190,7 +190,9 @@ class LayerRecord:
         """
         tensors = [x for x in tree_leaves((self.args, self.kwargs)) if isinstance(x, Tensor)]
         given = next((x for x in tensors if x.is_floating_point() and x.shape == hidden.shape), None)
-        return given is not None and torch.allclose(given, hidden.to(given), rtol=0, atol=0, equal_nan=True)
+        if given is None or torch.equal(given, hidden.to(given)):
+            return given is not None
+        return torch.allclose(given, hidden.to(given), rtol=0, atol=0, equal_nan=True)
 
     def encoder_sources(self, attention: AttentionRecord) -> int:
         """How many sources, the last ones, are an encoder's tokens that self-attention reads too (T5Gemma 2).
