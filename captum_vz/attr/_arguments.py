@@ -56,6 +56,7 @@ def end_of_inputs(site: AttentionSite, inputs: Inputs, token: Any = None) -> int
         return end
     # Ids, embeddings and images have an axis of examples. Packed patches have none, and choices (of an answer) two.
     known = text.dim() in (3, 4) if text.is_floating_point() else text.dim() == 2
+    known = known and site.streams is None  # streams may come before the examples
     if known and found not in text.shape[: 2 if site.attention.tokens_first else 1]:
         raise ArgumentError(
             f"The attention of {site.layer.name} has {found} example(s), but inputs has {len(text)}: expected the "
