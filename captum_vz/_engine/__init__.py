@@ -7,13 +7,13 @@ recorded layer is), `replay` and `decomposition`, then `whole_model` and the dri
 
 from captum_vz._engine.capture.embeddings import EmbeddingLeaf, first_module_holding
 from captum_vz._engine.capture.float32 import HALF, in_float32, is_half
-from captum_vz._engine.capture.forward_pass import LayerResults, run_and_record
+from captum_vz._engine.capture.forward_pass import LayerResults, given_states, run_and_record
 from captum_vz._engine.capture.records import AttentionRecord, AttentionShape, LayerRecord
 from captum_vz._engine.decomposition.attention_block import AttentionBlock
 from captum_vz._engine.decomposition.readout import Readout
 from captum_vz._engine.decomposition.vectors import INCLUDES, Decomposition, decompositions
 from captum_vz._engine.numerics.budget import SHORT_OF_MEMORY, budget_of, is_out_of_memory
-from captum_vz._engine.numerics.tensors import first_tensor, repeat_examples
+from captum_vz._engine.numerics.tensors import alike_tensors, first_tensor, repeat_examples
 from captum_vz._engine.replay.base import Ablation
 from captum_vz._engine.structure.find_layers import find_layers
 from captum_vz._engine.structure.site import AttentionSite, attention_site
@@ -41,12 +41,14 @@ __all__ = [
     "OutputDistance",
     "Readout",
     "ValueProjection",
+    "alike_tensors",
     "attention_site",
     "budget_of",
     "decompositions",
     "find_layers",
     "first_module_holding",
     "first_tensor",
+    "given_states",
     "in_float32",
     "is_half",
     "is_out_of_memory",

@@ -27,6 +27,7 @@ class Arguments(NamedTuple):
     feature_mask: Tensor | None = None
     perturbations_per_eval: int | None = None
     show_progress: bool = False
+    run: int | None = None
 
 
 def token_input(inputs: Inputs) -> Any:
@@ -42,9 +43,85 @@ def tokens_of(inputs: Inputs) -> int | None:
     return text.shape[1] if isinstance(text, Tensor) and text.dim() in (2, 3) else None
 
 
-def check_per_eval(perturbations_per_eval: Any) -> None:
-    """Refuse a value that is not a positive integer or None."""
-    given = perturbations_per_eval
+def end_of_inputs(site: AttentionSite, inputs: Inputs, token: Any = None) -> int | None:
+    """The number of tokens in the inputs if the model appends padding, else None.
+
+    The layer's record is given a warning for padding that no mask hides, and for tokens that the inputs lack.
+
+    Raises:
+        ArgumentError: The attention has other examples than the inputs, such as one part of a batch. Or `token` was
+            passed, and the model adds tokens (prompt tuning), so that it may count these or not.
+    """
+    text, found, end = token_input(inputs), site.shape.batch, site.end_of_inputs(tokens_of(inputs))
+    if not isinstance(text, Tensor) or getattr(site.layer.layer, "_is_replica", False):
+        return end
+    # Ids, embeddings and images have an axis of examples. Packed patches have none, and choices (of an answer) two.
+    known = text.dim() in (3, 4) if text.is_floating_point() else text.dim() == 2
+    known = known and site.streams is None  # streams may come before the examples
+    if known and found not in text.shape[: 2 if site.attention.tokens_first else 1]:
+        raise ArgumentError(
+            f"The attention of {site.layer.name} has {found} example(s), but inputs has {len(text)}: expected the "
+            "same. Pass a forward_func that gives the layer the whole batch, or one example at a time."
+        )
+    if site.layer.index == 0 and (not isinstance(inputs, tuple) or len(inputs) == 1):
+        site.layer.warnings.extend(_unmasked_padding(site, inputs, text))
+    if known and text.dim() < 4 and end is None:
+        site.layer.warnings.extend(_added_tokens(site, inputs, token))
+    return end
+
+
+def _added_tokens(site: AttentionSite, inputs: Inputs, token: Any) -> list[str]:
+    """A warning if a layer has more tokens than the inputs. An error if `token` may count these or not."""
+    named: dict[Any, Any] = dict(inputs) if isinstance(inputs, Mapping) else {}
+    given = list(named.values()) if named else list(inputs) if isinstance(inputs, tuple) else [inputs]
+    tensors = [x for x in given if isinstance(x, Tensor) and x.dim() > 1]
+    text = token_input(inputs)
+    # Layers over images or over a decoder's tokens have other tokens.
+    others = "decoder_input_ids" in named or len(site.layer.attentions) > 1 or site.attention.tokens_first
+    if others or any(x.is_floating_point() for x in tensors if x is not text):
+        return []
+    length, count = max(x.shape[1] for x in tensors), site.shape.out
+    sources = count if named.get("past_key_values") is not None else site.shape.sources
+    if max(count, sources) <= length:
+        return []
+    shown = f"{site.layer.name} has {count} output tokens and {sources} sources, but inputs has {length} tokens"
+    if token is not None and count > length:
+        raise ArgumentError(
+            f"token is {token!r}, but {shown}. The model adds tokens (prompt tuning, [CLS]), and it is unknown where. "
+            "Leave token None, and take the row from the map of all of the layer's tokens."
+        )
+    return [f"{shown}. Rows and columns count the tokens that the model or its cache adds (prompt tuning, a prefix)"]
+
+
+def _unmasked_padding(site: AttentionSite, inputs: Inputs, ids: Tensor) -> list[str]:
+    """A warning if ids hold padding at an end, by the model's config, and the attention sees it."""
+    if isinstance(inputs, Mapping) and inputs.get("attention_mask") is not None:
+        return []
+    config: Any = next(filter(None, (getattr(m, "config", None) for m in site.layer.layer.modules())), None)
+    pads, known = getattr(config, "pad_token_id", None), site.target_mask
+    # The tokens of a decoder that reads an encoder are others than those of the inputs.
+    if type(pads) is not int or ids.is_floating_point() or ids.shape != known.shape or len(site.layer.attentions) > 1:
+        return []
+    if not (ids[:, [0, -1]] == pads).any():
+        return []
+    padding = (ids == pads).int().to(known.device)
+    runs = [padding.cumprod(1), padding.flip(1).cumprod(1).flip(1)]
+    # A single token at an end may be the one that ends or begins a text.
+    least = 2 if pads in (getattr(config, "eos_token_id", None), getattr(config, "bos_token_id", None)) else 1
+    ends = sum(run * (run.sum(1, keepdim=True) >= least) for run in runs) > 0
+    examples = int((ends & known).any(1).sum())
+    if not examples or padding.all(1).any():
+        return []
+    return [
+        f"{examples} example(s) end or begin with padding (id {pads}) that no mask hides, so it counts as tokens: pass "
+        "attention_mask"
+    ]
+
+
+def check_numbers(given: Any, run: Any) -> None:
+    """Refuse a `perturbations_per_eval` that is not a positive integer or None, and a `run` that is no integer."""
+    if run is not None and type(run) is not int:
+        raise ArgumentError(f"run is {run!r}: pass an integer (0: the first, -1: the last), or None.")
     if given is not None and not (type(given) is int and given >= 1):
         raise ArgumentError(f"perturbations_per_eval is {given!r}: pass an integer of at least 1, or None.")
 
@@ -149,7 +226,8 @@ class FeatureGroups:
         if self.mask is None:
             return None
         batch, _, _, every = site.shape
-        sources = every if end is None else end
+        dropped = site.dropped_sources
+        sources = dropped + (every if end is None else end)
         device = site.source_mask.device
         mask = self.shares.get(device, self.mask).to(device)
         shapes = dict.fromkeys(((1, sources), (batch, sources)))
@@ -158,7 +236,8 @@ class FeatureGroups:
                 f"feature_mask is {tuple(mask.shape)}, but the layer's attention has {batch} example(s) of {sources} "
                 f"source tokens: pass integers of shape {' or '.join(map(str, shapes))}."
             )
-        return pad(mask, (0, every - sources), value=int(mask.max()) + 1).expand(batch, every)
+        mask = mask[:, dropped:]
+        return pad(mask, (0, every - mask.shape[1]), value=int(mask.max()) + 1).expand(batch, every)
 
 
 def _describe(value: Any) -> str:

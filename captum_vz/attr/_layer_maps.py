@@ -26,14 +26,15 @@ from captum_vz.attr._arguments import (
     FeatureGroups,
     Inputs,
     bind_forward,
-    check_per_eval,
-    tokens_of,
+    check_numbers,
+    end_of_inputs,
 )
 from captum_vz.attr._captum import ForwardPassAttribution, logged, warn
-from captum_vz.attr._map_run import MapRun, RunOrder
+from captum_vz.attr._map_run import MapRun, placeholder
+from captum_vz.attr._runs import Runs
 from captum_vz.attr._target import WantedTokens
 from captum_vz.attr._wanted import Wanted
-from captum_vz.errors import ArgumentError, UnsupportedLayerError
+from captum_vz.errors import ArgumentError
 
 
 class LayerMaps(LayerAttribution, ForwardPassAttribution):
@@ -86,6 +87,7 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
         show_progress: bool = False,
         *,
         token: Any = None,
+        run: int | None = None,
     ) -> Tensor | list[Tensor]:
         r"""How much each output *token* of the layer depends on each source token.
 
@@ -108,6 +110,9 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
                 position for each example. A tensor `(batch, k)`, a list of lists or a slice: several rows, `(batch, k,
                 in)`. One row costs less than a map, unless whole sequences are replayed. Whole sequences are replayed
                 if attention is computed inline or positions are mixed after the attention.
+            run: The input that is explained, if `forward_func` runs the layers on several that are not related (the
+                texts of a bi-encoder): 0 for the first, -1 for the last. None: several such inputs are refused. A layer
+                that runs again on what depends on its own output (ALBERT) has one input. Its last run is explained.
 
         Returns:
             A map `(batch, out, in)`, or `(batch, in)` with one output token for each example, in at least float32. A
@@ -126,11 +131,11 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
                 "attribute_to_layer_input=True has no meaning here. Leave attribute_to_layer_input False."
             )
         wanted = WantedTokens.parse(token, target)
-        arguments = Arguments(inputs, additional_forward_args, feature_mask, perturbations_per_eval, show_progress)
-        run = self._run(wanted, arguments)
-        for tokens in dict.fromkeys(run.tokens.values()):
-            wanted.check(run.output, tokens, self.get_name())
-        maps = dict(run.maps)  # the last run of a layer that runs more than once
+        arguments = Arguments(inputs, additional_forward_args, feature_mask, perturbations_per_eval, show_progress, run)
+        found = self._run(wanted, arguments)
+        for tokens in dict.fromkeys(found.tokens.values()):
+            wanted.check(found.output, tokens, self.get_name())
+        maps = dict(found.maps)  # the last run of a layer that runs more than once
         results = [wanted.select(maps[index]) for index in range(len(maps))]
         return results if isinstance(self.layer, (list, tuple, nn.ModuleList)) else results[0]
 
@@ -175,18 +180,15 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
             The maps `(batch, row, in)`.
         """
         arguments = Arguments(inputs, additional_forward_args, feature_mask, perturbations_per_eval, show_progress)
-        return self._run(WantedTokens.parse(token, None), arguments, True, find_other_mixing)
+        return self._run(WantedTokens.parse(token, None), arguments, find_other_mixing)
 
-    def _run(
-        self, wanted: WantedTokens, arguments: Arguments, find_restart: bool = False, find_other_mixing: bool = False
-    ) -> MapRun:
-        """One forward pass. With `find_restart`, record whether the layers begin a second run."""
+    def _run(self, wanted: WantedTokens, arguments: Arguments, find_other_mixing: bool = False) -> MapRun:
         layers = self._layers()
         if self.attention not in ("self", "cross"):
             raise ArgumentError(f"attention is {self.attention!r}: pass 'self' or 'cross'.")
-        check_per_eval(arguments.perturbations_per_eval)
-        forward_func = self._with_graph(layers) if self.needs_graph else self.forward_func
-        forward = bind_forward(forward_func, arguments.inputs, arguments.additional_forward_args)
+        check_numbers(arguments.perturbations_per_eval, arguments.run)
+        forward_func = self._with_graph(layers, arguments.run) if self.needs_graph else self.forward_func
+        forward = bind_forward(forward_func, *arguments[:2])
         device_ids = self.device_ids or getattr(self.forward_func, "device_ids", None)
         groups = FeatureGroups(arguments.feature_mask, device_ids)
         # A replica does not know which examples it has, so it computes all rows. Rows are selected at the end.
@@ -195,23 +197,24 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
         notes: list[str] = []
         lengths: dict[int, int] = {}
         later: dict[int, tuple[Wanted, Callable[[Any], Tensor]]] = {}  # by the number of the run
-        order = RunOrder()
+        there: list[Tensor] = []
         count = itertools.count()
         title = f"{self.get_name()} attribution"
         with progress(desc=title, total=len(layers)) if arguments.show_progress else NullProgress() as bar:
 
             def compute(record: LayerRecord) -> Tensor:
+                runs.note(record)
                 site = attention_site(record, self.attention, self.accepts_streams)
                 batch, _, out, _ = site.shape
-                end = site.end_of_inputs(tokens_of(arguments.inputs))
+                end = end_of_inputs(site, arguments.inputs, wanted.token)
                 lengths[record.index] = end or out
                 rows = None if shares else wanted.positions(batch, end or out, site.attention.values.device)
                 leaf = forward_func.vectors if isinstance(forward_func, EmbeddingLeaf) else None
                 of_layer = groups.of(site, end)
                 asked = Wanted(site, rows, of_layer, arguments.perturbations_per_eval, end, leaf)
                 scores = self.layer_scores(site, asked)
-                if find_restart:
-                    order.note(site, end)
+                if not getattr(record.layer, "_is_replica", False):
+                    there.append(site.target_mask[:, :end])
                 bar.update()
                 place = next(count)
                 if isinstance(scores, Tensor):
@@ -219,18 +222,21 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
                     notes.extend(record.warnings)
                     return result
                 later[place] = asked, scores
-                return self._placeholder(record)
+                return placeholder(record, self.get_name())
 
             mixing = OtherMixing() if find_other_mixing else None
-            maps = run_and_record(
-                lambda: outputs.append(forward()),
-                layers,
-                compute,
-                device_ids=device_ids,
-                replays=self.replays_layers,
-                on_record=None if mixing is None else mixing.note,
-                given=self._given(layers),
-            )
+            runs = Runs(bind_forward(self.forward_func, *arguments[:2]), layers, arguments.run)
+            with runs.checked(whole_blocks=self.replays_layers):
+                maps = run_and_record(
+                    lambda: outputs.append(forward()),
+                    layers,
+                    compute,
+                    device_ids=device_ids,
+                    replays=self.replays_layers,
+                    on_record=None if mixing is None else mixing.note,
+                    given=self._given(layers),
+                    chosen=runs.chosen,
+                )
         for place, (asked, scores) in later.items():
             with torch.set_grad_enabled(self.needs_graph):
                 maps[place] = maps[place][0], asked.finish(scores(outputs[0]), self.normalize)
@@ -239,21 +245,16 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
             maps = [(index, wanted.rows_of(one)) for index, one in maps]
         if notes:
             warn(f"{self.get_name()}: {'; '.join(dict.fromkeys(notes))}.")
-        return MapRun(maps, lengths, outputs[0], mixing, order.restart, order.there)
+        return MapRun(maps, lengths, outputs[0], mixing, there[0] if there else None)
 
-    def _with_graph(self, layers: Sequence[nn.Module]) -> EmbeddingLeaf:
+    def _with_graph(self, layers: Sequence[nn.Module], run: int | None) -> EmbeddingLeaf:
         """`forward_func`, with the input vectors of the stack as the leaf of a graph."""
-        if torch.is_inference_mode_enabled():
+        if run:
             raise ArgumentError(
-                f"{self.get_name()} needs gradients, which torch.inference_mode() rules out: use torch.no_grad()."
+                f"run is {run}, but the graph of {self.get_name()} starts at the first input: pass run=0, or a "
+                "forward_func that runs the layers on the input that is meant, and on no other."
             )
+        if torch.is_inference_mode_enabled():
+            advice = "which torch.inference_mode() rules out: use torch.no_grad()"
+            raise ArgumentError(f"{self.get_name()} needs gradients, {advice}.")
         return EmbeddingLeaf(self.forward_func, layers, self.embeddings)
-
-    def _placeholder(self, record: LayerRecord) -> Tensor:
-        """An empty map, to be replaced after the model has returned."""
-        if getattr(record.layer, "_is_replica", False):
-            raise UnsupportedLayerError(
-                f"{self.get_name()} needs the output of the whole model, but a DataParallel replica returns the output "
-                "of some examples only: pass the module that DataParallel wraps."
-            )
-        return torch.empty(0)

@@ -75,6 +75,7 @@ class MapAggregation(ForwardPassAttribution):
         all_layers: bool = False,
         *,
         token: Any = None,
+        run: int | None = None,
     ) -> Any:
         """How much each output *token* of the last layer depends on each input token.
 
@@ -91,6 +92,7 @@ class MapAggregation(ForwardPassAttribution):
             show_progress: Whether to show a progress bar, with one step for each layer.
             all_layers: Whether to return a list with the result after each layer. Its last entry is the final result.
             token: The output tokens whose rows are returned.
+            run: The input that is explained, if `forward_func` runs the layers on several that are not related.
 
         Returns:
             A map `(batch, out, in)`, or `(batch, in)` with one output token for each example. A tuple with one map if
@@ -108,10 +110,10 @@ class MapAggregation(ForwardPassAttribution):
                 "Leave attribute_to_layer_input False."
             )
         wanted = WantedTokens.parse(token, target)
-        arguments = Arguments(inputs, additional_forward_args, feature_mask, perturbations_per_eval, show_progress)
+        arguments = Arguments(inputs, additional_forward_args, feature_mask, perturbations_per_eval, show_progress, run)
         self._check_attention()
-        run = self.maps._run(wanted.all_rows, arguments, True, self.other_mixing == "refuse")
-        maps = self._joined(run, wanted, feature_mask, all_layers)
+        found = self.maps._run(wanted.all_rows, arguments, self.other_mixing == "refuse")
+        maps = self._joined(found, wanted, feature_mask, all_layers)
         results = [_format_output(isinstance(inputs, tuple), (one,)) for one in maps]
         return results if all_layers else results[-1]
 
@@ -174,20 +176,12 @@ class MapAggregation(ForwardPassAttribution):
         return [wanted.select(one) for one in self._join_features(maps, rows, feature_mask, all_layers)]
 
     def _check_order(self, run: MapRun) -> None:
-        """Refuse layers that are not listed in the order in which they run, or that ran twice."""
+        """Refuse layers that are not listed in the order in which they run."""
         order = list(dict.fromkeys(index for index, _ in run.maps))
         if order != sorted(order):
             raise ArgumentError(
                 f"The layers ran in the order {order} of the list given as `layer`: pass them in the order in which "
                 "they run."
-            )
-        if run.restart is not None:
-            names = _names(self.layer)
-            after, again = (names[index] for index in run.restart)
-            raise ArgumentError(
-                f"{self.get_name()} joins the maps of one run of the layers, but forward_func began a second run: "
-                f"after layer {after}, layer {again} ran on an input that layer {after} did not return. Pass a "
-                "forward_func that runs the layers once."
             )
 
     def _check(self, maps: list[Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""The maps of one forward pass, and whether its layers ran once."""
+"""The maps of one forward pass."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from captum_vz._engine import AttentionSite, OtherMixing
+from captum_vz._engine import LayerRecord, OtherMixing
+from captum_vz.errors import UnsupportedLayerError
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,6 @@ class MapRun:
         tokens: The number of output tokens of each layer that ran. Empty if the model was not run.
         output: The output of `forward_func`.
         mixing: The places where something other than the layers' attention mixes tokens. None: not searched.
-        restart: The last layer of the first run and the first layer of the second run. None: the layers ran once.
         there: Whether each output token of the first layer is not padding, `(batch, out)`. None: not known.
     """
 
@@ -28,28 +28,17 @@ class MapRun:
     tokens: dict[int, int]
     output: Any = None
     mixing: OtherMixing | None = None
-    restart: tuple[int, int] | None = None
     there: Tensor | None = None
 
 
-class RunOrder:
-    """Detects whether a stack of layers begins a second run in one forward pass."""
-
-    def __init__(self) -> None:
-        self.restart: tuple[int, int] | None = None
-        self.there: Tensor | None = None
-        self._before: tuple[int, Tensor] | None = None
-
-    def note(self, site: AttentionSite, end: int | None) -> None:
-        """Record a run. A second run begins if the index does not grow and the input is not the last output."""
-        before, layer = self._before, site.layer
-        if getattr(layer.layer, "_is_replica", False):
-            return  # replicas run in parallel
-        self.there = site.target_mask[:, :end] if self.there is None else self.there
-        if before is not None and layer.index <= before[0] and not layer.is_given(before[1]):
-            self.restart = self.restart or (before[0], layer.index)
-        # A copy, because models write into their tensors.
-        self._before = layer.index, layer.first_output.clone()
+def placeholder(record: LayerRecord, name: str) -> Tensor:
+    """An empty map, to be replaced after the model has returned."""
+    if getattr(record.layer, "_is_replica", False):
+        raise UnsupportedLayerError(
+            f"{name} needs the output of the whole model, but a DataParallel replica returns the output of some "
+            "examples only: pass the module that DataParallel wraps."
+        )
+    return torch.empty(0)
 
 
 def mark_unreached(scores: Tensor, there: Tensor) -> Tensor:

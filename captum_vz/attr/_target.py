@@ -30,17 +30,19 @@ class WantedTokens:
             for each example.
         target: The index of the model's output from which `rows` were read. None: `rows` were passed as `token`.
         name: The argument that names the rows.
+        token: What was passed as `token`, also if `rows` is None for the time being.
     """
 
     rows: int | slice | list[int] | list[list[int]] | None = None
     target: Indices = None
     name: str = "token"
+    token: Any = None
 
     @classmethod
     def parse(cls, token: Any, target: Any) -> WantedTokens:
         """Read the rows from `token`, or from the first index of `target`."""
         if target is None:
-            return cls(_parse_token(token))
+            return cls(_parse_token(token), token=token)
         if token is not None:
             raise ArgumentError(
                 f"Both token={token!r} and target={target!r} were passed: token names output tokens, and the first "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torch import Tensor
+from torch.nn.functional import pad
 
 from captum_vz._engine import Ablation, AttentionSite
 from captum_vz.attr._target import gather_rows
@@ -56,7 +57,8 @@ class Wanted:
         if self.groups is not None:
             spread = scores.gather(2, self.groups[:, None, :].expand(-1, scores.shape[1], -1))
             scores = spread * self.site.source_mask[:, None, :]
-        return scores[:, : self.end if self.rows is None else None, : self.end]
+        scores = scores[:, : self.end if self.rows is None else None, : self.end]
+        return pad(scores, (self.site.dropped_sources, 0))
 
     def _zero_rows(self, scores: Tensor) -> list[str]:
         """Warnings about wanted rows that are padding, and about tokens whose rows are zero."""

@@ -111,13 +111,13 @@ class ALTIPlus(MapAggregation):
 class _BlockALTI(LayerALTI):
     """ALTI's map of an encoder block, `(batch, out, in)`, or of a decoder block, `(batch, out, source + in)`."""
 
-    def _run(self, wanted: WantedTokens, arguments: Arguments, *flags: bool) -> MapRun:
+    def _run(self, wanted: WantedTokens, arguments: Arguments, find_other_mixing: bool = False) -> MapRun:
         if arguments.feature_mask is not None:
             raise ArgumentError(
                 "feature_mask is not offered by ALTIPlus, because its sources are tokens of two sequences: leave "
                 "feature_mask None, and sum the columns of each feature in the result."
             )
-        return super()._run(wanted, arguments, *flags)
+        return super()._run(wanted, arguments, find_other_mixing)
 
     def layer_scores(self, site: AttentionSite, wanted: Wanted) -> Tensor:
         own = super().layer_scores(site, wanted)

@@ -12,14 +12,17 @@ from captum._utils.progress import NullProgress, progress
 from torch import Tensor
 
 from captum_vz._engine import LayerRecord, ModelReplay, attention_site, is_half, repeat_examples
-from captum_vz.attr._arguments import FeatureGroups, Inputs, bind_forward, check_per_eval, tokens_of
+from captum_vz.attr._arguments import FeatureGroups, Inputs, bind_forward, check_numbers, end_of_inputs
 from captum_vz.attr._captum import ForwardPassAttribution, in_steps, logged, warn
 from captum_vz.attr._heads import Heads, select_heads
 from captum_vz.attr._misuse import check_no_cache
+from captum_vz.attr._runs import Runs
 from captum_vz.attr._target import Indices, parse_indices, pick, tensor_of
 from captum_vz.attr._values import Values
 from captum_vz.errors import ArgumentError, RefusedError, UnsupportedLayerError
 from captum_vz.functional import widen
+
+HALF_PRECISION = "the model runs in half precision: effects are differences of rounded outputs. Load it in float32"
 
 
 class ValueZeroingEffect(ForwardPassAttribution):
@@ -89,6 +92,7 @@ class ValueZeroingEffect(ForwardPassAttribution):
         show_progress: bool = False,
         *,
         foil: Any = None,
+        run: int | None = None,
     ) -> Any:
         """How much the output at `target` decreases when each token's value is zeroed.
 
@@ -106,11 +110,11 @@ class ValueZeroingEffect(ForwardPassAttribution):
             feature_mask: Integers `(1 or batch, in)`. Tokens with the same number form one feature (a word, a span) and
                 are zeroed together. All tokens of a feature have its effect.
             attribute_to_layer_input: Must be False, because values are zeroed, not a layer's input or output.
-            perturbations_per_eval: The largest number of sources that are zeroed in one run of the model. Each run
-                includes one more copy, in which no value is zeroed. None: as many as fit in memory. The effects are
-                the same for any value.
+            perturbations_per_eval: The largest number of sources that are zeroed in one run of the model, beside one
+                copy in which no value is zeroed. None: as many as fit in memory. The effects are the same.
             show_progress: Whether to show a progress bar, with one step for each run of the model.
             foil: The index of the number that is subtracted, in the same forms ("why target rather than foil?").
+            run: The input whose values are zeroed, of several, see :meth:`LayerMaps.attribute`.
 
         Returns:
             `(batch, in)`, in at least float32, signed and not normalised. A tuple with one such tensor if `inputs` is a
@@ -123,20 +127,20 @@ class ValueZeroingEffect(ForwardPassAttribution):
         """
         if attribute_to_layer_input:
             raise ArgumentError(
-                f"{self.get_name()} attributes to source tokens through the layers' attention; "
-                "attribute_to_layer_input=True has no meaning here. Leave attribute_to_layer_input False."
+                f"attribute_to_layer_input=True has no meaning here: {self.get_name()} zeroes values. Leave it False."
             )
-        check_per_eval(perturbations_per_eval)
+        check_numbers(perturbations_per_eval, run)
         question = _Question.parse(target, foil)
         layers = self._layers()
         device_ids = self.device_ids or getattr(self.forward_func, "device_ids", None)
         masks = FeatureGroups(feature_mask, device_ids)
         model = ModelReplay(layers, device_ids, self._given(layers))
         check_no_cache(inputs, additional_forward_args)
-        half: list[bool] = []
+        notes: list[str] = []
         ends: list[int | None] = []
 
         def compute(record: LayerRecord) -> Tensor:
+            runs.note(record)
             site = attention_site(record, self.attention)
             if site.windows is not None or site.is_reordered():
                 raise UnsupportedLayerError(
@@ -144,29 +148,27 @@ class ValueZeroingEffect(ForwardPassAttribution):
                     f"{self.get_name()} cannot zero values. Use ValueZeroing for the maps of such layers."
                 )
             model.zero_in(site, select_heads(self.heads, record.index, len(layers), site.shape.heads))
-            half.append(is_half(record))
-            ends.append(site.end_of_inputs(tokens_of(inputs)))
-            groups, sources = masks.of(site, ends[-1]), site.source_mask
-            if groups is None:
-                groups = torch.arange(site.shape.sources, device=sources.device).expand_as(sources)
-            return groups.where(sources, -1)
+            ends.append(end_of_inputs(site, inputs))
+            notes.extend([*record.warnings, *([HALF_PRECISION] if is_half(record) else [])])
+            each = torch.arange(site.shape.sources, device=site.source_mask.device).expand_as(site.source_mask)
+            return (each if (groups := masks.of(site, ends[-1])) is None else groups).where(site.source_mask, -1)
 
-        output, runs = model.run_clean(bind_forward(self.forward_func, inputs, additional_forward_args), compute)
-        if any(half):
-            warn(
-                f"{self.get_name()}: the model runs in half precision, and effects are differences of its rounded "
-                "outputs. Load it in float32 to see small effects."
-            )
-        members = _members([one for _, one in runs])
+        forward = bind_forward(self.forward_func, inputs, additional_forward_args)
+        runs = Runs(forward, layers, run)
+        with runs.checked():
+            output, groups = model.run_clean(forward, compute, runs.chosen)
+        if notes:
+            warn(f"{self.get_name()}: {'; '.join(dict.fromkeys(notes))}.")
+        members = _members([one for _, one in groups])
         batch = len(members)
         question.read(output, batch, 1)
         order = _order(members)
         effects = members.new_zeros(order.shape, dtype=torch.float32)
         at_a_time = min(filter(None, (perturbations_per_eval, max(1, model.copies_that_fit() - 1))))
-        bar_options = {"desc": f"{self.get_name()} attribution", "total": -(-order.shape[1] // at_a_time)}
-        with progress(**bar_options) if show_progress else NullProgress() as bar:
+        steps, title = -(-order.shape[1] // at_a_time), f"{self.get_name()} attribution"
+        with progress(desc=title, total=steps) if show_progress else NullProgress() as bar:
 
-            def run(start: int, stop: int) -> None:
+            def zero(start: int, stop: int) -> None:
                 nonlocal effects
                 zeroed = members == order.T[start:stop, :, None]
                 zeroed = torch.cat([zeroed, torch.zeros_like(zeroed[:1])])
@@ -177,12 +179,11 @@ class ValueZeroingEffect(ForwardPassAttribution):
                 effects[:, start:stop] = (numbers[-1] - numbers[:-1]).T
                 bar.update()
 
-            if note := in_steps(run, order.shape[1], at_a_time):
+            if note := in_steps(zero, order.shape[1], at_a_time):
                 warn(f"{self.get_name()}: {note}.")
         scores = effects.new_zeros(batch, max(int(members.max()), 0) + 1).scatter(1, order.to(effects.device), effects)
-        members = members.to(scores.device)
-        scores = (scores.gather(1, members.clamp_min(0)) * (members >= 0))[:, : ends[0]]
-        return _format_output(isinstance(inputs, tuple), (scores,))
+        scores = scores.gather(1, members.clamp_min(0).to(scores.device)) * (members >= 0).to(scores.device)
+        return _format_output(isinstance(inputs, tuple), (scores[:, : ends[0]],))
 
 
 def _members(groups: list[Tensor]) -> Tensor:

@@ -19,7 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from captum_vz import ValueZeroing, ValueZeroingEffect, find_layers
 from captum_vz._engine.whole_model import clean_cache
-from captum_vz.errors import ArgumentError
+from captum_vz.errors import ArgumentError, RefusedError
 from captum_vz.testbed import load_agreement_model
 from tests.budget import set_budget
 from tests.captum.configurations import embed
@@ -529,22 +529,27 @@ def test_model_that_writes_into_outputs(chosen: tuple[str, ...]) -> None:
     assert_same(ValueZeroingEffect(model, layers).attribute(x, target=(2, 3)), expected)
 
 
-def test_function_that_runs_the_model_twice() -> None:
+@pytest.mark.parametrize("run", [0, 1, -1])
+def test_function_that_runs_the_model_twice(run: int) -> None:
     case = case_of("bert")
+    other = {**case.inputs, "input_ids": case.inputs["input_ids"].roll(1, 1)}
 
     def twice(**inputs: Tensor) -> Tensor:
         """What one sentence gives, less what its words do in another order."""
-        other = {**inputs, "input_ids": inputs["input_ids"].roll(1, 1)}
-        return read(case.model(**inputs)) - 2 * read(case.model(**other))
+        rolled = {**inputs, "input_ids": inputs["input_ids"].roll(1, 1)}
+        return read(case.model(**inputs)) - 2 * read(case.model(**rolled))
 
     expected = torch.zeros(3, 7, dtype=torch.float64)
-    real = case.inputs["attention_mask"].bool()
+    real, chosen, factor = case.inputs["attention_mask"].bool(), (case.inputs, other)[run], (1, -2)[run]
     for j in range(7):
         zeroed = (torch.arange(7) == j) & real
         with torch.no_grad(), zeroed_everywhere(case.layers[1:], case.family.attention, zeroed):
-            lost = twice(**case.inputs)
-        expected[:, j] = (twice(**case.inputs) - lost) * real[:, j]
-    assert_same(ValueZeroingEffect(twice, case.layers[1:]).attribute(case.inputs), expected)
+            lost = read(case.model(**chosen))
+        expected[:, j] = factor * (read(case.model(**chosen)) - lost) * real[:, j]
+    method = ValueZeroingEffect(twice, case.layers[1:])
+    assert_same(method.attribute(case.inputs, run=run), expected)
+    with pytest.raises(RefusedError, match="2 times, on inputs that are not related"):
+        method.attribute(case.inputs)
 
 
 # Refusals, and the model left as it was found.
@@ -664,7 +669,7 @@ def test_model_is_unchanged(name: str) -> None:
 
 def test_half_precision_warns() -> None:
     case = FAMILIES["bert"].build(torch.bfloat16)
-    with pytest.warns(UserWarning, match="runs in half precision, .* Load it in float32"):
+    with pytest.warns(UserWarning, match="runs in half precision: .* Load it in float32"):
         found = effect(case)
     assert found.dtype == torch.float32
 

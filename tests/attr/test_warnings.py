@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from captum.attr import NoiseTunnel
+from torch import Tensor, nn
 
 from captum_vz import (
     ALTI,
@@ -20,8 +21,10 @@ from captum_vz import (
     LayerAttention,
     LayerAttentionNorm,
     ValueZeroing,
+    ValueZeroingEffect,
     ValueZeroingRollout,
 )
+from captum_vz.errors import ArgumentError, RefusedError
 from tests.captum.configurations import Configuration
 from tests.reference import FAMILIES, Case
 
@@ -142,3 +145,88 @@ def test_row_without_its_heads_is_zero() -> None:
         layer_map = ValueZeroing(case.model, case.layers[0], heads=0).attribute(case.inputs)
     assert not layer_map.any()
     assert ValueZeroing(case.model, case.layers[0], heads=1).attribute(case.inputs).any()
+
+
+@pytest.mark.parametrize(("name", "side"), [("bert", "right"), ("bert", "left"), ("llama", "right"), ("gpt2", "left")])
+@pytest.mark.parametrize("kind", [ValueZeroing, LayerAttention, ValueZeroingEffect])
+def test_padding_without_a_mask_warns(name: str, side: str, kind: Any) -> None:
+    case = FAMILIES[name].build()
+    config, ids = case.model.config, torch.randint(5, 12, (3, 7))
+    config.pad_token_id, config.eos_token_id, config.bos_token_id = 3, 3, None
+    pads = {"right": slice(5, None), "left": slice(0, 2)}[side]
+    ids[1, pads] = 3
+    mask = (ids != 3).long()
+    method = kind(lambda *x, **y: case.model(*x, **y).last_hidden_state[:, 0, 0], case.layers)
+    message = r"1 example\(s\) end or begin with padding \(id 3\) that no mask hides, .*: pass attention_mask\."
+    for inputs in (ids, {"input_ids": ids}):
+        with pytest.warns(UserWarning, match=message) as caught:
+            method.attribute(inputs)
+        assert len(caught) == 1
+    ids[2, -1] = 3  # one token that ends a text
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        method.attribute({"input_ids": ids, "attention_mask": mask})
+        method.attribute({"input_ids": ids[[0, 2]]})
+        method.attribute(ids, additional_forward_args=(None, mask) if name == "gpt2" else (mask,))
+
+
+def test_decoders_with_an_encoder_have_other_ids() -> None:
+    case = FAMILIES["bart-decoder"].case
+    pads = case.model.config.pad_token_id
+    ids = torch.full((1, 5), pads)
+    ids[0, :2] = 7
+    inputs = {"input_ids": ids, "decoder_input_ids": torch.full((1, 5), 9)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        LayerAttention(case.model, case.layers).attribute(inputs)
+
+
+class Prompted(nn.Module):
+    """A model behind two virtual tokens: of the sequence (prompt tuning), or of its cache (prefix tuning)."""
+
+    def __init__(self, case: Case, prefix: bool) -> None:
+        super().__init__()
+        self.model, self.prefix = case.model, prefix
+        width = case.model.get_input_embeddings().embedding_dim
+        self.virtual = nn.Parameter(torch.randn(1, 2, width, dtype=torch.float64))
+
+    def vectors(self, ids: Tensor) -> Tensor:
+        virtual = self.virtual.expand(len(ids), -1, -1)
+        return torch.cat([virtual, self.model.get_input_embeddings()(ids)], 1)
+
+    def forward(self, input_ids: Tensor) -> Any:
+        if not self.prefix:
+            return self.model(inputs_embeds=self.vectors(input_ids))
+        cache = self.model(inputs_embeds=self.virtual.expand(len(input_ids), -1, -1), use_cache=True).past_key_values
+        for layer in cache.layers:
+            layer.values = layer.values * 2
+        return self.model(input_ids, past_key_values=cache)
+
+
+@pytest.mark.parametrize("kind", [ValueZeroing, LayerAttention, ValueZeroingRollout])
+@pytest.mark.parametrize("name", ["llama", "bert"])
+def test_prompt_tuning(name: str, kind: Any) -> None:
+    case = FAMILIES[name].case
+    model, ids = Prompted(case, False), torch.randint(4, 12, (2, 5))
+    whole = kind(case.model, case.layers).attribute({"inputs_embeds": model.vectors(ids)})
+    method = kind(model, case.layers)
+    for inputs in (ids, {"input_ids": ids}):
+        with pytest.warns(UserWarning, match=r"7 output tokens and 7 sources, but inputs has 5 tokens\. Rows and col"):
+            torch.testing.assert_close(method.attribute(inputs), whole)
+        for token in (0, -1, [1, 2]):
+            with pytest.raises(ArgumentError, match=r"token is .* 7 output tokens .* inputs has 5 .* Leave token None"):
+                method.attribute(inputs, token=token)
+        with pytest.warns(UserWarning, match="but inputs has 5 tokens"):
+            row = method.attribute(inputs, target=(3, 0))  # counts the tokens of the output, virtual ones included
+        expected = [one[:, 3] for one in whole] if isinstance(whole, list) else whole[:, 3]
+        torch.testing.assert_close(row, expected)
+
+
+def test_prefix_tuning_and_a_class_token() -> None:
+    case = FAMILIES["llama"].case
+    method = ValueZeroing(Prompted(case, True), case.layers[1:])  # the first run of a layer fills the cache
+    with pytest.raises(RefusedError, match="2 times, on inputs that are not related"):
+        method.attribute(torch.randint(4, 12, (2, 5)))
+    with pytest.warns(UserWarning, match="LlamaDecoderLayer has 5 output tokens and 7 sources, but inputs has 5"):
+        (found,) = method.attribute(torch.randint(4, 12, (2, 5)), token=-1, run=-1)[:1]
+    assert found.shape == (2, 7)

@@ -95,6 +95,8 @@ def test_attribute_follows_captums_argument_order(method: Any) -> None:
     joins = method in (*STACK_METHODS, captum_vz.ALTIPlus)
     own: dict[str, Any] = {"all_layers": False} if joins else {}
     own |= {"foil": None} if method in EXPLAINING_OUTPUTS else {"token": None}
+    # ALTILogit reads the terms of one stack of layers.
+    own |= {} if method is captum_vz.ALTILogit else {"run": None}
     assert {name: parameter.default for name, parameter in parameters.items() if name != "self"} == ATTRIBUTE | own
     assert list(parameters) == ["self", *ATTRIBUTE, *own]
 

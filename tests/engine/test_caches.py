@@ -50,6 +50,23 @@ def filled_cache(case: Case, ids: torch.Tensor) -> DynamicCache:
     return cache
 
 
+@pytest.mark.parametrize("past", [1, 4, 6])
+@each_method
+@pytest.mark.parametrize("name", ["mistral", "gemma3"])  # windows in all layers; in some of them
+def test_columns_of_a_cut_cache_are_tokens(name: str, method: type[ValueZeroing], past: int) -> None:
+    """A window has dropped the first tokens, and the maps have columns for them all the same."""
+    case, ids = FAMILIES[name].case, tokens()
+    words = torch.tensor([[0, 0, 1, 1, 2, 2, 2]])
+    for further in ({}, {"feature_mask": words}, {"token": -1}):
+        whole = method(case.model, case.layers).attribute(ids, **further)
+        rest = {"input_ids": ids[:, past:], "past_key_values": filled_cache(case, ids[:, :past])}
+        for layer_map, expected in zip(method(case.model, case.layers).attribute(rest, **further), whole, strict=True):
+            expected = expected[:, past:] if expected.dim() == 3 else expected
+            # A word of which the window has dropped a part has the score of its other part.
+            kept = layer_map.any(1, keepdim=True) if "feature_mask" in further else True
+            assert_same(layer_map, expected * kept, tolerance=1e-6)
+
+
 @pytest.mark.parametrize("past", [4, 6])
 @each_method
 @each_family

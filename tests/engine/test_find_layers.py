@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 import transformers
-from torch import nn
+from torch import Tensor, nn
 
-from captum_vz import ValueZeroing, find_layers
-from tests.engine.blocks import Block
+from captum_vz import ValueZeroing, ValueZeroingRollout, find_layers
+from captum_vz.errors import UnsupportedLayerError
+from tests.engine.blocks import Block, SelfAttention, sequences, zeroed_one_by_one
+from tests.engine.compare import assert_same
 from tests.reference import FAMILIES, SEQUENCE_TO_SEQUENCE
 from tests.reference.families import ENCODER_SIZE, IMAGE_SIZE
 from tests.sweep.models import small_models
@@ -157,3 +159,48 @@ def test_layers_named_after_attention(model_type: str) -> None:
     ]
     assert 0 < len(attending) < len(model.layers)
     assert find_layers(model) == attending
+
+
+@pytest.mark.parametrize(
+    ("family", "part"),
+    [
+        ("bert", "attention"),
+        ("bert", "attention.self"),
+        ("llama", "self_attn"),
+        ("gpt2", "attn"),
+        ("bart-decoder", "encoder_attn"),
+        ("t5-decoder", "layer.0"),
+        ("t5-decoder", "layer.0.SelfAttention"),
+    ],
+)
+def test_attention_module_is_no_layer(family: str, part: str) -> None:
+    case = FAMILIES[family].case
+    layer = case.layers[1].get_submodule(part)
+    message = rf"{type(layer).__name__} is the attention module of a {type(case.layers[1]).__name__}\. .* whole block"
+    for forward in (case.model, lambda **inputs: case.model(**inputs)):
+        for method in (ValueZeroing, ValueZeroingRollout):
+            with pytest.raises(UnsupportedLayerError, match=message):
+                method(forward, layer).attribute(case.inputs)
+
+
+def test_attention_module_of_a_block_that_is_refused() -> None:
+    class Three(Block):
+        """Calls attention three times, as SAM's decoder layers do."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.others = nn.ModuleDict({"one": SelfAttention(), "two": SelfAttention()})
+            self.double().eval()
+
+        def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+            return self.others["two"](self.others["one"](super().forward(x, mask)))
+
+    model, x = nn.Sequential(Block(), Three(), Block()), sequences(2)
+    first, second = model[0], model[1]
+    with pytest.raises(UnsupportedLayerError, match="called attention 3 times"):
+        ValueZeroing(model, second).attribute(x)
+    given = second.attention_norm(first(x)).detach()
+    expected = zeroed_one_by_one(second.attention, given, value="value")
+    assert_same(ValueZeroing(model, second.attention).attribute(x), expected)
+    with pytest.raises(UnsupportedLayerError, match="SelfAttention is the attention module of a Block"):
+        ValueZeroing(model, first.attention).attribute(x)

@@ -14,6 +14,7 @@ from transformers import LlamaConfig, LlamaModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from captum_vz import LayerAttentionNorm, ValueZeroing
+from captum_vz.errors import UnsupportedLayerError
 from tests.engine.blocks import (
     HEADS,
     WIDTH,
@@ -157,9 +158,15 @@ def test_group_that_is_all() -> None:
     torch.manual_seed(0)
     size = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 4, "num_hidden_layers": 1}
     model = LlamaModel(LlamaConfig(**size, vocab_size=50, initializer_range=0.2)).eval()
-    words = torch.arange(48)[None] // 3
-    method = ValueZeroing(model, model.layers[0].self_attn, normalize=False)
-    found = method.attribute(torch.arange(48)[None], feature_mask=words)
+    ids, attention = torch.arange(48)[None], model.layers[0].self_attn
+
+    def attend(ids: Tensor) -> Tensor:
+        """The attention alone, without its block."""
+        x = model.embed_tokens(ids)
+        mask = torch.full((48, 48), torch.finfo(x.dtype).min).triu(1)[None, None]
+        return attention(model.layers[0].input_layernorm(x), model.rotary_emb(x, ids), mask)[0]
+
+    found = ValueZeroing(attend, attention, normalize=False).attribute(ids, feature_mask=ids // 3)
     # A context of zeros has no direction. The distance is 0.5, and no rounding error is normalized.
     assert_same(found[:, :3, :3], found.new_full((1, 3, 3), 0.5), tolerance=1e-6)
 
@@ -521,3 +528,50 @@ def test_one_error_in_half_precision_is_not_of_float32() -> None:
     block = RaisesLater(3, False, True).bfloat16()
     with pytest.raises(ValueError, match="the licence has run out"):
         ValueZeroing(block, block).attribute(sequences(2).bfloat16())
+
+
+class Pair(Block):
+    """Returns two tensors of its shape, in an order given by `form`."""
+
+    def __init__(self, form: str) -> None:
+        super().__init__()
+        self.form = form
+
+    def forward(self, x: Any, mask: Tensor | None = None) -> Any:
+        x = self.stream(x)
+        y = super().forward(x, mask)
+        forms = {"hidden first": (y, y - x), "delta first": (y - x, y), "sum": (y - x, x), "twice": (y, y.clone())}
+        return forms[self.form]
+
+    def stream(self, x: Any) -> Tensor:
+        if isinstance(x, Tensor):
+            return x
+        return {"hidden first": x[0], "delta first": x[1], "sum": x[0] + x[1], "twice": x[1]}[self.form]
+
+
+@pytest.mark.parametrize("form", ["hidden first", "delta first", "sum", "twice"])
+@pytest.mark.parametrize("listed", [slice(0, 3), slice(0, 1), slice(2, 3)])  # all layers, the first, the last
+def test_block_that_returns_a_pair(form: str, listed: slice) -> None:
+    model, x = nn.Sequential(*(Pair(form) for _ in range(3))), sequences(2)
+    layers = list(model)[listed]
+    method = ValueZeroing(lambda x: model[2].stream(model(x)), layers)
+    if form in ("delta first", "sum"):
+        with pytest.raises(UnsupportedLayerError, match=r"returned 2 tensors of the same shape, and the model uses"):
+            method.attribute(x)
+        return
+    for found, layer in zip(method.attribute(x), layers, strict=True):
+        given = x
+        for before in list(model)[: list(model).index(layer)]:
+            given = before.stream(before(given)).detach()
+        assert_same(found, zeroed_one_by_one(AsHidden(layer), given, value="layer.attention.value"))
+
+
+class AsHidden(nn.Module):
+    """The first tensor that a layer returns."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x)[0]

@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from captum._utils.common import _sort_key_list
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
+from torch.utils._pytree import tree_leaves, tree_map
 
 from captum_vz._engine.capture.hooks import layer_hooks, on_its_device
+from captum_vz._engine.capture.layer_runner import LAYER_ERRORS, is_cache, replace_leaf
 from captum_vz._engine.capture.module_state import ModuleState
 from captum_vz._engine.capture.recorder import Recorder
 from captum_vz._engine.capture.records import LayerRecord
-from captum_vz._engine.numerics.budget import keep_freed_memory
+from captum_vz._engine.numerics.budget import is_out_of_memory, keep_freed_memory
 from captum_vz._engine.numerics.matmul import OneDnnLinears
-from captum_vz._engine.numerics.tensors import map_each
+from captum_vz._engine.numerics.perturbation import nudged
+from captum_vz._engine.numerics.tensors import alike_tensors, map_each
 from captum_vz._engine.taps.changes import Changes, undoing
+from captum_vz._engine.taps.handler import AttentionCall, AttentionHandler
 from captum_vz._engine.taps.projection import projections_named
 from captum_vz.errors import RefusedError, UnsupportedLayerError
 
@@ -29,6 +35,16 @@ if TYPE_CHECKING:
 
 # (index of the layer, its result), in the order in which the layers ran.
 LayerResults = list[tuple[int, Tensor]]
+
+
+class Unrecorded(AttentionHandler):
+    """Computes attention as the model does, in a run that is not recorded."""
+
+    def __init__(self, *run: int) -> None:
+        self.run = run
+
+    def on_attention(self, call: AttentionCall) -> tuple[Tensor, Tensor]:
+        return call.compute(call.values)
 
 
 def run_and_record(
@@ -40,6 +56,7 @@ def run_and_record(
     replays: bool = False,
     on_record: Callable[[LayerRecord], None] | None = None,
     given: Sequence[ValueProjection] = (),
+    chosen: Sequence[Sequence[int]] | None = None,
 ) -> LayerResults:
     """Run `forward` once, and compute `(batch, ...)` from the record of each run of each layer.
 
@@ -53,6 +70,7 @@ def run_and_record(
             it may choose between numbers that are nearly equal (the best queries of a detector).
         on_record: Called with each record before `compute`.
         given: Where the user says that the values of each layer are. Empty: the taps find them.
+        chosen: The numbers of the runs of each layer that are recorded. None: all.
 
     Raises:
         UnsupportedLayerError: A layer was not run.
@@ -66,15 +84,24 @@ def run_and_record(
     owners: dict[tuple[torch.device, int], nn.Module] = {}
     lock = threading.Lock()
     onednn = OneDnnLinears(on=False)
+    count: Counter[int] = Counter()
 
-    def begin(index: int, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Recorder:
+    def begin(index: int, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Recorder | Unrecorded:
         args, kwargs = on_its_device(layer, (args, kwargs))
         onednn.on = True
         state = ModuleState(layer, (args, kwargs))
+        number, count[id(layer)] = count[id(layer)], count[id(layer)] + 1
+        if chosen is not None and number not in chosen[index]:
+            return Unrecorded()
         row = given[index] if given else None
-        return Recorder(LayerRecord(layer, args, kwargs, index, keep_module_io=replays, state=state, given=row))
+        return Recorder(
+            LayerRecord(layer, args, kwargs, index, "", number, keep_module_io=replays, state=state, given=row)
+        )
 
-    def end(recorder: Recorder, arguments: tuple[Any, Any], output: Any, hooks: list[Any]) -> None:
+    def end(recorder: Recorder | Unrecorded, arguments: tuple[Any, Any], output: Any, hooks: list[Any]) -> None:
+        onednn.on = False
+        if isinstance(recorder, Unrecorded):
+            return
         record = recorder.record
         # A hook that was added after ours may have changed the arguments.
         record.args, record.kwargs = on_its_device(record.layer, arguments)
@@ -83,7 +110,6 @@ def run_and_record(
             record.args, record.kwargs = map_each(lambda x: clean.get(id(x), x), (record.args, record.kwargs))
         record.hooks = hooks
         recorder.finish(output)
-        onednn.on = False
         with onednn.suspended(), record.state.restored():
             if on_record is not None:
                 on_record(record)
@@ -127,6 +153,48 @@ def run_original_modules(changes: Changes) -> None:
     dynamo = sys.modules.get("torch._dynamo.eval_frame")
     if dynamo is not None and hasattr(dynamo, "DynamoStance"):
         changes.replace(dynamo, "_stance", dynamo.DynamoStance("force_eager"))
+
+
+def given_states(
+    forward: Callable[[], Any], layers: Sequence[nn.Module], changed: tuple[int, int] | None, which: int = 0
+) -> list[list[Tensor | None]]:
+    """The hidden states that each layer is given in each run, with noise in the output of run `changed`, if any.
+
+    `changed` is the index of a layer, and how often it ran before. `which` chooses one of several outputs of the same
+    shape. Random numbers are the same in each call.
+    """
+    given: list[list[Tensor | None]] = [[] for _ in layers]
+
+    def begin(index: int, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Unrecorded:
+        leaves = tree_leaves((args, kwargs), is_leaf=is_cache)
+        place = next((m.layer_idx for m in layer.modules() if isinstance(getattr(m, "layer_idx", None), int)), 0)
+        filled = not given[index] and any(is_cache(x) and x.get_seq_length(place) for x in leaves)
+        if filled or getattr(layer, "_is_replica", False):
+            raise RefusedError(
+                f"forward_func cannot be called again to see which runs of layer {index} ({type(layer).__name__}) are "
+                "related: it has a filled key-value cache, or replicas. Pass a forward_func that runs the layer once."
+            )
+        states = (x for x in leaves if isinstance(x, Tensor) and x.is_floating_point() and x.dim() > 1)
+        given[index].append(next((x.clone() for x in states), None))
+        return Unrecorded(index, len(given[index]) - 1)
+
+    def end(handler: Unrecorded, arguments: Any, output: Any, hooks: Any) -> Any:
+        found = alike_tensors(output)[which : which + 1] if handler.run == changed else []
+        return tree_map(partial(replace_leaf, found[0], nudged(found[0], 1.0)), output) if found else None
+
+    def run(changes: Changes) -> None:
+        run_original_modules(changes)
+        with torch.no_grad(), layer_hooks(layers, begin, end):
+            forward()
+
+    with torch.random.fork_rng(range(torch.cuda.device_count())):
+        torch.manual_seed(0)
+        try:
+            undoing(run)
+        except LAYER_ERRORS as error:  # what runs after the changed run may fail
+            if changed is None or is_out_of_memory(error):
+                raise
+    return given
 
 
 def _join(replicas: dict[torch.device, LayerResults], device_ids: list[int] | None) -> LayerResults:

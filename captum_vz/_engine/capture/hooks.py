@@ -34,13 +34,14 @@ _pass: ContextVar[object] = ContextVar("captum_vz_pass", default=None)
 def layer_hooks(
     layers: Sequence[nn.Module],
     begin: Callable[[int, nn.Module, tuple[Any, ...], dict[str, Any]], H],
-    end: Callable[[H, tuple[Any, Any], Any, list[Any]], None],
+    end: Callable[[H, tuple[Any, Any], Any, list[Any]], Any],
 ) -> Iterator[None]:
     """Handle the attention of each of `layers` whenever it runs inside the `with` block.
 
     `begin(index of the layer, layer, args, kwargs)` makes the handler of a run. `end(handler, (args, kwargs), output,
     hooks)` is called when the layer returns, with the arguments and the output after all hooks, and the user's hooks if
-    they changed the output. All hooks are gone when the block is left, also by an error.
+    they changed the output. What it returns, unless None, replaces the output. All hooks are gone when the block is
+    left, also by an error.
     """
     this_pass = object()
 
@@ -48,7 +49,7 @@ def layer_hooks(
         # DataParallel runs its replicas in threads of their own, which inherit no context.
         return _pass.get() is this_pass or getattr(module, "_is_replica", False)
 
-    def hooks_of(index: int) -> tuple[Callable[..., None], Callable[..., None], Callable[..., None]]:
+    def hooks_of(index: int) -> tuple[Callable[..., None], Callable[..., None], Callable[..., Any]]:
         running: dict[int, tuple[H, AttentionHandler | None, list[VersionedTensor]]] = {}
 
         # torch stores `with_kwargs` separately from the hook, so another thread may call a hook without kwargs while
@@ -68,15 +69,16 @@ def layer_hooks(
             if is_ours(module) and user_hooks(module._forward_hooks):
                 running[id(module)][-1].extend(map(VersionedTensor, _tensors(output)))
 
-        def after(module: nn.Module, args: tuple[Any, ...], *kwargs_and_output: Any) -> None:
-            if is_ours(module):
-                handler, outer, tensors = running.pop(id(module))
-                set_handler(outer)
-                (kwargs, output), hooks = kwargs_and_output, user_hooks(module._forward_hooks)
-                changed = bool(tensors) and not _are_same(tensors, _tensors(output))
-                # In a context of its own. transformers' collector of attentions and hidden states, which follows the
-                # user's pass by a context variable, would otherwise collect those of replays.
-                changes.in_new_context(end, handler, (args, kwargs), output, hooks if changed else [])
+        def after(module: nn.Module, args: tuple[Any, ...], *kwargs_and_output: Any) -> Any:
+            if not is_ours(module):
+                return None
+            handler, outer, tensors = running.pop(id(module))
+            set_handler(outer)
+            (kwargs, output), hooks = kwargs_and_output, user_hooks(module._forward_hooks)
+            changed = bool(tensors) and not _are_same(tensors, _tensors(output))
+            # In a context of its own. transformers' collector of attentions and hidden states, which follows the
+            # user's pass by a context variable, would otherwise collect those of replays.
+            return changes.in_new_context(end, handler, (args, kwargs), output, hooks if changed else [])
 
         return before, returned, after
 

@@ -75,7 +75,7 @@ class LayerRunner:
 
     def arguments_with(self, old: Tensor, new: Tensor) -> tuple[Any, Any]:
         """The arguments with `new` in the place of the tensor `old`."""
-        args, kwargs = tree_map(partial(_replaced, old, new), self.arguments)
+        args, kwargs = tree_map(partial(replace_leaf, old, new), self.arguments)
         return args, kwargs
 
     def run(
@@ -146,7 +146,8 @@ class LayerRunner:
         return tuple(changed), {name: change(x) if name in self._states else x for name, x in kwargs.items()}
 
 
-def _replaced(old: Tensor, new: Tensor, value: Any) -> Any:
+def replace_leaf(old: Tensor, new: Tensor, value: Any) -> Any:
+    """`new` for the tensor `old`, and any other leaf of arguments as it is."""
     return new if value is old else value
 
 

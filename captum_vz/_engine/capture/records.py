@@ -143,6 +143,7 @@ class LayerRecord:
         args: Its positional arguments.
         kwargs: Its keyword arguments.
         index: Its place among the layers that are explained.
+        number: How often the layer ran before in this pass.
         name: The name of its class.
         output: What it returned.
         attentions: Its attentions, in the order in which they were called.
@@ -162,6 +163,7 @@ class LayerRecord:
     kwargs: dict[str, Any]
     index: int = 0
     name: str = ""
+    number: int = 0
     output: Any = None
     attentions: list[AttentionRecord] = field(default_factory=list)
     modules_run: list[nn.Module] = field(default_factory=list)
@@ -219,7 +221,9 @@ class LayerRecord:
         """
         tensors = [x for x in tree_leaves((self.args, self.kwargs)) if isinstance(x, Tensor)]
         given = next((x for x in tensors if x.is_floating_point() and x.shape == hidden.shape), None)
-        return given is not None and torch.allclose(given, hidden.to(given), rtol=0, atol=0, equal_nan=True)
+        if given is None or torch.equal(given, hidden.to(given)):
+            return given is not None
+        return torch.allclose(given, hidden.to(given), rtol=0, atol=0, equal_nan=True)
 
     def encoder_sources(self, attention: AttentionRecord) -> int:
         """How many sources, the last ones, are an encoder's tokens that self-attention reads too (T5Gemma 2).

@@ -22,6 +22,15 @@ def first_tensor(output: Any) -> Tensor | None:
     return output if isinstance(output, Tensor) else None
 
 
+def alike_tensors(output: Any) -> list[Tensor]:
+    """Return a module's first output, and all others of its shape that hold other numbers."""
+    first = first_tensor(output)
+    if first is None:
+        return []
+    others = [x for x in tree_leaves(output) if isinstance(x, Tensor) and x.shape == first.shape]
+    return [first, *(x for x in others if x.is_floating_point() and not x.equal(first))]
+
+
 def map_each(change: Callable[[Any], Any], arguments: Any) -> Any:
     """Apply `change` to each leaf of a layer's arguments.
 

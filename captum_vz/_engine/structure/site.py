@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from captum_vz._engine.capture.float32 import is_half, recorded_in_float32
-from captum_vz._engine.capture.layer_runner import LayerRunner
+from captum_vz._engine.capture.layer_runner import LayerRunner, is_cache
 from captum_vz._engine.capture.records import AttentionShape
 from captum_vz._engine.numerics.tolerance import CannotReplayError
 from captum_vz._engine.structure.choice import choose_attention, merge_parts
@@ -55,6 +56,16 @@ class AttentionSite:
         output = self.layer.first_output
         layout = self.windows or self.streams
         return self.attention.batch_first(output) if layout is None else layout.tokens(output)
+
+    @property
+    def dropped_sources(self) -> int:
+        """How many tokens came before the first source, and are no longer in a key-value cache with a window."""
+        own = self.shape.sources - self.layer.encoder_sources(self.attention)
+        place = getattr(self.attention.module, "layer_idx", None)
+        caches = filter(is_cache, tree_leaves((self.layer.args, self.layer.kwargs), is_leaf=is_cache))
+        if place is None or self.attention is not self.layer.attentions[0]:
+            return 0
+        return max((int(cache.get_seq_length(place)) - own for cache in caches), default=0)
 
     def runner(self) -> LayerRunner:
         """Runs the layer again, with one vector a token."""

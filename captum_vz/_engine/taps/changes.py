@@ -65,11 +65,11 @@ class Changes:
         self.undo.append(partial(variable.set, variable.get()))
         variable.set(value)
 
-    def in_new_context(self, function: Callable[..., None], *args: Any) -> None:
+    def in_new_context(self, function: Callable[..., T], *args: Any) -> T:
         """Call a function in a context that knows of these changes, and of no other variable."""
         context = Context()
         context.run(_current.set, self)
-        context.run(function, *args)
+        return context.run(function, *args)
 
     def enter(self, mode: TorchFunctionMode) -> None:
         """Enter a function mode of this thread."""

@@ -12,7 +12,12 @@ from torch import Tensor, nn
 from torch.nn.parallel.scatter_gather import scatter
 from torch.utils._pytree import tree_leaves
 
-from captum_vz._engine.capture.forward_pass import check_no_dropout, run_and_record, run_original_modules
+from captum_vz._engine.capture.forward_pass import (
+    Unrecorded,
+    check_no_dropout,
+    run_and_record,
+    run_original_modules,
+)
 from captum_vz._engine.capture.hooks import layer_hooks
 from captum_vz._engine.capture.interventions import ZeroValues
 from captum_vz._engine.capture.layer_runner import LAYER_ERRORS
@@ -31,6 +36,7 @@ if TYPE_CHECKING:
     from captum_vz._engine.capture.forward_pass import LayerResults
     from captum_vz._engine.capture.records import AttentionRecord, LayerRecord
     from captum_vz._engine.structure.site import AttentionSite
+    from captum_vz._engine.taps.handler import AttentionHandler
     from captum_vz._engine.taps.projection_table import ValueProjection
 
 
@@ -40,12 +46,14 @@ class _Run:
 
     Attributes:
         index: The layer's place.
+        number: How often the layer ran before.
         attention: The attention in which values are zeroed, without its tensors.
         heads: The heads that lose their values, bool `(head,)`.
         output: What the layer returned, `(batch, out, d)`.
     """
 
     index: int
+    number: int
     attention: AttentionRecord
     heads: Tensor
     output: Tensor
@@ -63,19 +71,29 @@ class ModelReplay:
         self._cache = CleanCache(layers)
         self._runs: dict[tuple[int, torch.device], list[_Run]] = {}
         self._output: Tensor | None = None
+        self._all_runs = True  # whether values are zeroed in each run of the layers
         self._answers_whole = True  # modules that ran before the layers may be answered as a whole
 
     def run_clean(
-        self, forward: Callable[[], Any], compute: Callable[[LayerRecord], Tensor]
+        self, forward: Callable[[], Any], compute: Callable[[LayerRecord], Tensor], chosen: Any = None
     ) -> tuple[Any, LayerResults]:
-        """The clean pass: its output, and what `compute` makes of each record. `compute` calls `zero_in`."""
+        """The clean pass: its output, and what `compute` makes of each record. `compute` calls `zero_in`.
+
+        `chosen` holds the numbers of the runs of each layer that are recorded. None: all.
+        """
         outputs: list[Any] = []
         layers, device_ids = self.layers, self.device_ids
+        self._all_runs = chosen is None
 
         def run(changes: Changes) -> LayerResults:
             with self._cache.filling():
                 return run_and_record(
-                    lambda: outputs.append(forward()), layers, compute, device_ids=device_ids, given=self.given
+                    lambda: outputs.append(forward()),
+                    layers,
+                    compute,
+                    device_ids=device_ids,
+                    given=self.given,
+                    chosen=chosen,
                 )
 
         results = undoing(run)
@@ -91,7 +109,7 @@ class ModelReplay:
         attention, device = site.attention, site.attention.values.device
         output = attention.batch_first(site.layer.first_output).clone()
         bare = replace(attention, values=attention.values[:0], visible=None, weights=None, context=None, output=None)
-        run = _Run(site.layer.index, bare, zeroed_heads(site, Ablation(heads=heads)), output)
+        run = _Run(site.layer.index, site.layer.number, bare, zeroed_heads(site, Ablation(heads=heads)), output)
         self._runs.setdefault((run.index, device), []).append(run)
 
     def copies_that_fit(self) -> int:
@@ -139,15 +157,20 @@ class ModelReplay:
         begun: Counter[int] = Counter()
         finished: Counter[int] = Counter()
 
-        def begin(index: int, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _ZeroInRun:
+        def begin(index: int, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AttentionHandler:
             devices = [device for number, device in self._runs if number == index]
             if len(devices) > 1:  # a replica
                 devices = [x.device for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
-            runs = self._runs[index, devices[0]]
+            number = begun[id(layer)]
             begun[id(layer)] += 1
-            return _ZeroInRun(runs[min(begun[id(layer)], len(runs)) - 1], shares[devices[0]])
+            of_run = next((one for one in self._runs[index, devices[0]] if one.number == number), None)
+            if of_run is None and self._all_runs:
+                raise CannotReplayError(f"layer {index} runs more than {number} times")
+            return Unrecorded() if of_run is None else _ZeroInRun(of_run, shares[devices[0]])
 
-        def end(handler: _ZeroInRun, arguments: Any, output: Any, hooks: Any) -> None:
+        def end(handler: AttentionHandler, arguments: Any, output: Any, hooks: Any) -> None:
+            if not isinstance(handler, _ZeroInRun):
+                return
             handler.check_called()
             found = first_tensor(output)
             if len(handler.zeroed) == copies * batch:  # a replica's share need not end with a whole copy

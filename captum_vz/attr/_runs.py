@@ -1,0 +1,157 @@
+"""Which runs of a layer in one call are related: the later one depends on what the earlier one returned (ALBERT)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from captum_vz._engine import LayerRecord, alike_tensors, first_tensor, given_states
+from captum_vz.attr._blocks import is_attention_module, refuse_attention_modules
+from captum_vz.errors import ArgumentError, RefusedError, UnsupportedLayerError
+
+
+class Runs:
+    """The runs of layers in one call of a forward function. All are related, or the user chooses some of them.
+
+    Args:
+        forward: The user's call. It is called again if it is not clear which runs are related, or if a run is chosen.
+        layers: The layers.
+        run: Which of the unrelated inputs is explained, negative from the last. None: there is only one.
+
+    Attributes:
+        chosen: The numbers of the runs of each layer that are recorded. None: all.
+    """
+
+    def __init__(self, forward: Callable[[], Any], layers: Sequence[nn.Module], run: int | None) -> None:
+        self._forward = forward
+        self._layers = layers
+        self._names = [f"layer {index} ({type(layer).__name__})" for index, layer in enumerate(layers)]
+        self._states = partial(given_states, forward, layers)
+        self._unclear: set[int] = set()
+        self._several: dict[int, tuple[int, int]] = {}  # layers with several outputs of one shape: a run, how many
+        self._attention_modules: dict[int, nn.Module] = {}
+        self._last = _Last()
+        self.chosen = None if run is None else self._choose(run)
+
+    def note(self, record: LayerRecord) -> None:
+        """See a run of a layer. It is surely related if each layer since was given what the one before it returned."""
+        if len(found := alike_tensors(record.output)) > 1:
+            self._several[record.index] = record.number, len(found)
+        if is_attention_module(record):
+            self._attention_modules[record.index] = self._layers[record.index]
+        last, output = self._last, first_tensor(record.output)
+        led = last.led if last.output is not None and record.is_given(last.output) else set()
+        if record.number and record.index not in led:
+            self._unclear.add(record.index)
+        last.led = {record.index} | led
+        last.output = None if output is None else output.clone()  # models write into their tensors
+
+    @contextmanager
+    def checked(self, whole_blocks: bool = False) -> Iterator[None]:
+        """Refuse unrelated runs at the end of a `with` block, unless one of them is chosen.
+
+        With `whole_blocks`, attention modules inside of blocks are refused as well, and layers whose first output is
+        not the one that the model goes on with.
+
+        If the block fails, too: arguments that fit one of several inputs do not fit the others.
+        """
+        try:
+            yield
+        except Exception:
+            self._refuse_unrelated()
+            raise
+        self._refuse_unrelated()
+        if whole_blocks:
+            self._refuse_other_outputs()
+        if whole_blocks and self._attention_modules:
+            refuse_attention_modules(self._forward, list(self._attention_modules.values()))
+
+    def _refuse_unrelated(self) -> None:
+        if self.chosen is not None or not self._unclear:
+            return
+        clean = self._states(None)
+        for index in sorted(self._unclear):
+            count = len(clean[index])
+            if len(next(self._chains(clean[index], index))) < count:
+                raise RefusedError(
+                    f"forward_func ran {self._names[index]} {count} times, on inputs that are not related (the texts "
+                    "of a bi-encoder, the parts of a batch). Pass run=0 for the first of these inputs, run=-1 for the "
+                    "last, or a forward_func that runs the layer once."
+                )
+
+    def _refuse_other_outputs(self) -> None:
+        """Refuse layers such as those that return `(delta, hidden)`: noise in an output shows whether it is used."""
+        for index, (number, count) in self._several.items():
+            clean = self._all_tensors(None, 0)
+            noisy = [self._all_tensors((index, number), which) for which in range(count)]
+            used = [which for which, found in enumerate(noisy) if _differ_somewhere(clean, found)]
+            if used and used != [0]:
+                raise UnsupportedLayerError(
+                    f"{self._names[index]} returned {count} tensors of the same shape, and the model uses the tensors "
+                    f"{used} of them. The first has to be the layer's output, and the only one that is used. Let the "
+                    "layer return its hidden states first, or the sum that the next layer computes."
+                )
+
+    def _all_tensors(self, changed: tuple[int, int] | None, which: int) -> list[Tensor | None]:
+        """What all layers are given, and what the forward function returns."""
+        outputs: list[Any] = []
+        given = given_states(lambda: outputs.append(self._forward()), self._layers, changed, which)
+        return [*(x for one in given for x in one), *(x for x in tree_leaves(outputs) if isinstance(x, Tensor))]
+
+    def _choose(self, run: int) -> list[list[int]]:
+        chains = [list(self._chains(clean, index)) for index, clean in enumerate(self._states(None))]
+        counts = sorted({len(one) for one in chains})
+        if len(counts) > 1 or not -counts[0] <= run < counts[0]:
+            raise ArgumentError(
+                f"run is {run}, but forward_func runs the layers on {' or '.join(map(str, counts))} inputs that are "
+                "not related. Pass an index below this number, and layers that run equally often."
+            )
+        return [one[run] for one in chains]
+
+    def _chains(self, clean: list[Tensor | None], index: int) -> Iterator[list[int]]:
+        """The runs of a layer, given `clean`. Related runs form one chain: noise in the first changes the others."""
+        rest = list(range(len(clean)))
+        while rest:
+            first, *later = rest
+            found = self._states((index, first))[index] if later else clean
+            found = found + [None] * (len(clean) - len(found))  # the call may fail or end early on other numbers
+            moved = [run for run, states in enumerate(clean) if _differ(states, found[run])]
+            if moved and moved[0] <= first:
+                raise RefusedError(
+                    f"forward_func ran {self._names[index]} several times, and on other numbers when it was called "
+                    "again, so it is unknown which runs are related. Pass a forward_func that computes the same in "
+                    "each call, or that runs the layer once."
+                )
+            # Other tokens, such as those that a model generates one by one, make a run of its own.
+            chain = [first, *(run for run in later if run in moved and _size(clean[run]) == _size(clean[first]))]
+            yield chain
+            rest = [run for run in rest if run not in chain]
+
+
+class _Last(threading.local):
+    """What the last layer returned, and the layers that led to it. Replicas of a model have threads of their own."""
+
+    def __init__(self) -> None:
+        self.output: Tensor | None = None
+        self.led: set[int] = set()
+
+
+def _differ(one: Tensor | None, other: Tensor | None) -> bool:
+    if one is None or other is None or one.shape != other.shape:
+        return one is not other
+    return not torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
+
+
+def _differ_somewhere(clean: list[Tensor | None], found: list[Tensor | None]) -> bool:
+    return len(clean) != len(found) or any(map(_differ, clean, found))
+
+
+def _size(states: Tensor | None) -> tuple[int, ...]:
+    return () if states is None else tuple(states.shape)
