@@ -5,7 +5,6 @@ Replays run the layer on artificial inputs, some of them NaN. State that these r
 
 from __future__ import annotations
 
-import pickle
 import random
 from collections import deque
 from collections.abc import Iterator
@@ -116,7 +115,8 @@ def random_states() -> tuple[Any, ...]:
     """Return the states of torch's, Python's and numpy's random numbers."""
     devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
     states = [x.numpy().tobytes() for x in (torch.get_rng_state(), *devices)]
-    return *states, random.getstate(), pickle.dumps(np.random.get_state())
+    of_numpy = tree_leaves(np.random.get_state(legacy=False))
+    return *states, random.getstate(), *(x.tobytes() if isinstance(x, np.ndarray) else x for x in of_numpy)
 
 
 def version(x: Tensor) -> int | None:
