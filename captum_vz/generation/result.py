@@ -79,7 +79,8 @@ class GenerationAttribution:
 
         Args:
             by: "words", "sentences", "sections" (the messages of a chat), or spans: a list of (start, stop), or a dict
-                of names to (start, stop). Tokens outside all spans are groups of their own.
+                of names to (start, stop). Tokens outside all spans are groups of their own. Or a list with the number
+                of each token's group, as in Captum's `feature_mask`.
             joint: Whether to run the method again. If False, the scores of a group's tokens are added up.
 
         Returns:

@@ -105,7 +105,7 @@ class TokenText:
 
         Args:
             by: "words", "sentences", "sections", or spans: a list of (start, stop), or a dict of names to such pairs.
-                Tokens outside all spans are groups of their own.
+                Tokens outside all spans are groups of their own. Or a list with the number of each token's group.
         """
         if by == "words":
             return list(self.words), None
@@ -118,6 +118,10 @@ class TokenText:
                     "begins like that of all. Pass spans, such as {'question': (0, 7)}."
                 )
             return self._of_spans(self.sections), self.sections
+        if isinstance(by, (list, tuple)) and by and all(isinstance(one, int) for one in by):
+            if len(by) != len(self.ids):
+                raise ArgumentError(f"by has {len(by)} numbers, but there are {len(self.ids)} prompt tokens.")
+            return _numbered(by), None
         pairs = by.items() if isinstance(by, dict) else enumerate(by) if isinstance(by, (list, tuple)) else None
         if pairs is None:
             raise ArgumentError(f"by is {by!r}: pass 'words', 'sentences', 'sections', or spans (start, stop).")
