@@ -131,9 +131,7 @@ class LLMTokenMaps(Attribution):
         if not isinstance(inp, TextTemplateInput):
             raise ArgumentError(f"inp is of type {type(inp).__name__}: pass a TextTokenInput or a TextTemplateInput.")
         if not getattr(self.tokenizer, "is_fast", False):
-            raise ArgumentError(
-                f"{type(self.tokenizer).__name__} has no offsets of its tokens: pass a fast tokenizer."
-            )
+            raise ArgumentError(f"{type(self.tokenizer).__name__} has no offsets of its tokens: pass a fast tokenizer.")
         text = inp.to_model_input()
         owner = _value_of_characters(inp, text)
         encoded = self.tokenizer(text, return_offsets_mapping=True)

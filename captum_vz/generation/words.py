@@ -28,6 +28,8 @@ s t d ll m re ve
 """
 STOP_WORDS = frozenset(_STOP_WORDS.split())
 KINDS = ("stop", "punctuation", "special")
+UNFINISHED = "\N{REPLACEMENT CHARACTER}"
+CONTEXT = 8  # tokens that are decoded before each token
 _SENTENCE_END = re.compile(r"[.!?…]+[\"')\]]*(?=\s|$)|\n+")
 
 
@@ -167,15 +169,24 @@ def _joined(labels: Sequence[str], text: TokenText, positions: Sequence[int]) ->
 def _decoded(tokenizer: Any, ids: Sequence[int]) -> tuple[str, list[int], list[int]]:
     """The text of the ids, and the characters at which each token starts and ends.
 
-    Each token is what it adds to the text of the tokens before it, because tokenizers decode in context.
+    Each token is what it adds to the text of a few tokens before it, because tokenizers decode in context. A character
+    of several tokens belongs to all of them: until its last token, it is decoded as a replacement character.
     """
-    ends, text = [], ""
-    for count in range(1, len(ids) + 1):
-        found = tokenizer.decode(list(ids[:count]), skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        text = found
-        ends.append(len(found))
-    ends = [min(end, len(text)) for end in ends]
-    return text, [0, *ends[:-1]], ends
+
+    def decode(start: int, stop: int) -> str:
+        kept = list(ids[start:stop])
+        return str(tokenizer.decode(kept, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    text, starts, ends = "", list[int](), list[int]()
+    for position in range(len(ids)):
+        first = max(0, position - CONTEXT)
+        before, after = decode(first, position) if position else "", decode(first, position + 1)
+        whole = before.rstrip(UNFINISHED)
+        text = text[: len(text) - (len(before) - len(whole))]
+        starts.append(len(text))
+        text += after[len(whole) :]
+        ends.append(len(text))
+    return text, starts, [min(end, len(text)) for end in ends]
 
 
 def _numbered(keys: Sequence[Any]) -> list[int]:

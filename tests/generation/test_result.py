@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 import torch
 from captum.attr import LLMAttributionResult
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
+from transformers import PreTrainedTokenizerFast
 
 from captum_vz import (
     ALTILogit,
@@ -72,6 +74,19 @@ def test_pieces_of_a_word_are_one_word() -> None:
     hidden = [label for label, one in zip(text.labels, text.mask(["stop"]).tolist(), strict=True) if one]
     assert hidden == ["the"]
     assert "andy" in text.word_texts
+
+
+def test_pieces_of_a_character_are_one_word() -> None:
+    """A tokenizer of bytes splits an emoji into four tokens, none of which is text by itself."""
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    inner = Tokenizer(models.BPE({letter: index for index, letter in enumerate(sorted(alphabet))}, []))
+    inner.pre_tokenizer, inner.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner)
+    sentence = "the 😀😀 is here, is it? " * 3
+    text = TokenText.of(tokenizer, tokenizer(sentence)["input_ids"])
+    assert [word for word in text.word_texts if word.strip()][:8] == "the 😀😀 is here , is it ?".split()
+    assert text.words[4:12].count(text.words[4]) == 8
+    assert len(set(text.sentences)) == 4
 
 
 def test_unknown_kind_is_refused() -> None:
