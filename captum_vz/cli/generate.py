@@ -21,8 +21,10 @@ from captum_vz.cli.models import load
 from captum_vz.generation import GenerationAttribution, attribute_generation
 from captum_vz.generation.words import KINDS
 from captum_vz.study import METHODS
+from captum_vz.testbed import load_agreement_model
 from captum_vz.visualization import terminal_text
 
+CAUSAL: Final = "causal"
 PICTURE: Final = Path("captum-vz-generated.png")
 #: The methods by their names in studies, and methods that explain the logit of each new token.
 GENERATIVE: Final[dict[str, Any]] = {
@@ -43,7 +45,11 @@ def add_generate(commands: Any) -> None:
         "and draws all new tokens by all prompt tokens.",
     )
     sub.add_argument("text", metavar="TEXT", help="the prompt")
-    sub.add_argument("--model", required=True, help="a causal model: a folder, or a Hugging Face id")
+    sub.add_argument(
+        "--model",
+        default=CAUSAL,
+        help=f"{CAUSAL}: the embedded causal model (default); or a causal model: a folder, or a Hugging Face id",
+    )
     sub.add_argument(
         "--max-new-tokens", type=int, default=8, metavar="N", help="at most so many (default: %(default)s)"
     )
@@ -78,7 +84,7 @@ def run(options: argparse.Namespace) -> None:
     output = options.output or (None if options.json else PICTURE)
     if output is not None and not output.parent.is_dir():
         raise CommandError(f"cannot write {output}: there is no folder {output.parent}.")
-    model, tokenizer, _ = load(options.model)
+    model, tokenizer = load_agreement_model("causal") if options.model == CAUSAL else load(options.model)[:2]
     if not getattr(model, "can_generate", bool)() or model.config.is_encoder_decoder:
         raise CommandError(
             f"--model {options.model} is a {type(model).__name__}, which continues no text: pass a causal model."

@@ -79,14 +79,10 @@ def attribute_generation(
 
     >>> from captum_vz import ValueZeroing
     >>> from captum_vz.testbed import load_agreement_model
-    >>> from transformers import LlamaConfig, LlamaForCausalLM
-    >>> _, tokenizer = load_agreement_model()
-    >>> size = dict(hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2)
-    >>> config = LlamaConfig(vocab_size=len(tokenizer), **size, bos_token_id=None, eos_token_id=None)
-    >>> model = LlamaForCausalLM(config).eval()
-    >>> found = attribute_generation(ValueZeroing, model, tokenizer, [5, 6, 7, 8], max_new_tokens=3)
-    >>> found.scores.shape, found.prefix.shape  # (n, m, layers) and (n, n, layers)
-    (torch.Size([3, 4, 2]), torch.Size([3, 3, 2]))
+    >>> model, tokenizer = load_agreement_model("causal")
+    >>> found = attribute_generation(ValueZeroing, model, tokenizer, "the pictures of some hat", max_new_tokens=3)
+    >>> found.text, found.scores.shape, found.prefix.shape  # (n, m, layers) and (n, n, layers)
+    ('were not boring', torch.Size([3, 6, 3]), torch.Size([3, 3, 3]))
     """
     if max_new_tokens is not None:
         generate_kwargs["max_new_tokens"] = max_new_tokens

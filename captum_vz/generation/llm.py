@@ -32,14 +32,11 @@ class LLMTokenMaps(Attribution):
     >>> from captum.attr import TextTokenInput
     >>> from captum_vz import ValueZeroing, find_layers
     >>> from captum_vz.testbed import load_agreement_model
-    >>> from transformers import LlamaConfig, LlamaForCausalLM
-    >>> _, tokenizer = load_agreement_model()
-    >>> size = dict(hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2)
-    >>> model = LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **size)).eval()
+    >>> model, tokenizer = load_agreement_model("causal")
     >>> method = LLMTokenMaps(ValueZeroing(model, find_layers(model)), tokenizer)
     >>> inp = TextTokenInput("the pictures of some hat", tokenizer)
     >>> method.attribute(inp, target="have upset anna").token_attr.shape
-    torch.Size([3, 7])
+    torch.Size([3, 6])
     """
 
     def __init__(self, attr_method: Attribution, tokenizer: Any) -> None:

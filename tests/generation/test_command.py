@@ -15,6 +15,7 @@ from captum_vz import ValueZeroing, ValueZeroingRollout
 from captum_vz.cli import main
 from captum_vz.cli.generate import GENERATIVE
 from captum_vz.generation import attribute_generation
+from captum_vz.testbed import load_agreement_model
 from tests.command import refused
 from tests.generation.models import case_of, tokenizer_of_words
 
@@ -120,5 +121,11 @@ def test_empty_text_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert "has no tokens" in refused(capsys, "generate", "", "--model", "llama")
 
 
-def test_model_is_required(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "required: --model" in refused(capsys, "generate", TEXT)
+def test_embedded_model_is_the_default(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", TEXT, "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    model, tokenizer = load_agreement_model("causal")
+    found = attribute_generation(ValueZeroingRollout, model, tokenizer, TEXT, 8, do_sample=False)
+    assert record["model"] == "causal"
+    assert record["prompt"] == ["[CLS]", *TEXT.split()]
+    torch.testing.assert_close(torch.tensor(record["scores"]).permute(1, 2, 0), found.scores)
