@@ -1,11 +1,12 @@
 """The embedded models."""
 
+import json
 from pathlib import Path
 from typing import Any, Final, Literal, overload
 
 import torch
 from safetensors.torch import load_model
-from transformers import AutoConfig, BertForMaskedLM, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import BertForMaskedLM, LlamaForCausalLM, PreTrainedTokenizerFast
 
 AGREEMENT_FOLDER: Final = Path(__file__).parent / "agreement"
 CAUSAL_FOLDER: Final = Path(__file__).parent / "causal"
@@ -60,8 +61,9 @@ def load_agreement_model(
     weights = Path(folder) / "model.safetensors"
     if not weights.is_file():
         raise FileNotFoundError(f"{weights} is missing: pass a folder written by captum_vz.testbed.train.")
-    config = AutoConfig.from_pretrained(folder)
-    kind: Any = LlamaForCausalLM if config.model_type == "llama" else BertForMaskedLM
+    about = json.loads((Path(folder) / "config.json").read_text("utf-8"))
+    kind: Any = LlamaForCausalLM if about["model_type"] == "llama" else BertForMaskedLM
+    config = kind.config_class.from_pretrained(folder)
     # from_pretrained would print a progress bar to stderr. The constructor draws random numbers.
     with torch.random.fork_rng(devices=[]):
         model = kind(config)
