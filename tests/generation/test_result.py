@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from captum_vz import (
     ArgumentError,
     AttentionRollout,
     LayerAttention,
+    LayerAttentionGradient,
     ValueZeroing,
     ValueZeroingEffect,
     ValueZeroingRollout,
@@ -131,6 +133,28 @@ def test_joint_groups_of_a_rollout() -> None:
         expected = torch.stack([product[:, 0], product[:, 1] + product[:, 2]], dim=1)[2:]
         torch.testing.assert_close(found.scores[..., layer], expected, rtol=1e-9, atol=1e-11)
     torch.testing.assert_close(found.scores.sum(1) + found.prefix.sum(1), torch.ones(3, 3, dtype=torch.float64))
+
+
+def test_groups_of_a_method_called_for_each_step() -> None:
+    """The feature mask of a step ends where the text of the step ends."""
+    model = case_of("gpt2").model
+    found = found_by(partial(AttentionRollout, per_receptive_field=True), prompt=PROMPT).grouped([(1, 3)])
+    method = AttentionRollout(model, find_layers(model), per_receptive_field=True)
+    for step in range(3):
+        ids = torch.tensor([PROMPT + NEW[:step]])
+        groups = torch.tensor([[0, 1, 1, 2, 3, 4, 5][: 5 + step]])
+        row = method.attribute(ids, token=-1, feature_mask=groups)[0][[0, 1, 3, 4, *range(5, 5 + step)]]
+        torch.testing.assert_close(found.scores[step, :, -1], row[:4])
+        torch.testing.assert_close(found.prefix[step, :step, -1], row[4:])
+
+
+@pytest.mark.parametrize("name", ["gpt2", "t5"])
+def test_groups_of_attention_gradients(name: str) -> None:
+    whole = found_by(LayerAttentionGradient, name, PROMPT)
+    found = whole.grouped([(1, 3)])
+    torch.testing.assert_close(found.scores[:, 1], whole.scores[:, 1:3].sum(1))
+    torch.testing.assert_close(found.scores[:, 2:], whole.scores[:, 3:])
+    torch.testing.assert_close(found.prefix, whole.prefix)
 
 
 def test_group_of_an_effect_is_joint() -> None:
