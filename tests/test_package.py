@@ -17,7 +17,7 @@ import captum_vz
 PACKAGE = Path(captum_vz.__file__).parent
 
 # From the ground up. A room may import from the rooms below its row, and from itself; "" is captum_vz/__init__.py.
-# `app` and `generation` are planned. Rooms of the engine have rows of their own; "_engine" is its facade.
+# `app` is planned. Rooms of the engine have rows of their own; "_engine" is its facade.
 ROOMS = [
     {"errors"},
     {"functional"},
@@ -29,11 +29,11 @@ ROOMS = [
     {"_engine.value_zeroing", "_engine.whole_model"},
     {"_engine"},
     {"attr"},
-    {"visualization", "generation", "metrics", "verification"},
+    {"visualization", "metrics", "verification"},
     {""},
     {"text"},
     {"testbed"},
-    {"study"},
+    {"study", "generation"},
     {"cli", "app"},
     {"__main__"},
 ]
@@ -48,7 +48,7 @@ HOOK_FILES |= {"verification.recorded"}
 SMALL_ROOMS = [
     *(f"_engine/{room}" for room in ("numerics", "taps", "capture", "structure", "replay", "replay/folded")),
     *(f"_engine/{room}" for room in ("decomposition", "whole_model")),
-    *("metrics", "visualization", "functional", "cli", "verification"),
+    *("metrics", "visualization", "functional", "cli", "verification", "generation"),
 ]
 Graph = dict[str, set[str]]
 

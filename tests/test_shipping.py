@@ -62,14 +62,16 @@ def test_wheel_holds_the_package(wheel: Contents) -> None:
         if path.is_file() and "__pycache__" not in path.parts
     }
     assert {name for name in wheel if ".dist-info/" not in name} == expected
-    assert {f"captum_vz/testbed/agreement/{name}" for name in DATA} | {"captum_vz/py.typed"} <= expected
+    data = {f"captum_vz/testbed/{model}/{name}" for model in ("agreement", "causal") for name in DATA}
+    assert data | {"captum_vz/py.typed"} <= expected
 
 
 def test_wheel_states_its_licenses(wheel: Contents) -> None:
     about = {name.partition(".dist-info/")[2]: data.decode() for name, data in wheel.items() if ".dist-info/" in name}
     assert about["licenses/LICENSE"].startswith("BSD 3-Clause License")
     assert "License-File: LICENSE\n" in about["METADATA"]
-    assert "License-File: captum_vz/testbed/agreement/LICENSE.txt\n" in about["METADATA"]
+    for model in ("agreement", "causal"):
+        assert f"License-File: captum_vz/testbed/{model}/LICENSE.txt\n" in about["METADATA"]
     assert re.search(r"^License(-Expression)?: BSD-3-Clause$", about["METADATA"], re.MULTILINE)
     data = wheel["captum_vz/testbed/agreement/LICENSE.txt"].decode()
     assert "BSD 3-Clause" in data

@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 from captum_vz import __version__
 from captum_vz.cli.errors import CommandError, remarks_as_lines, tell
 from captum_vz.cli.explanation import Explanation, explain
+from captum_vz.cli.generate import add_generate
 from captum_vz.cli.models import AGREEMENT, MINILM, load
 from captum_vz.cli.paper import add_paper
 from captum_vz.cli.study import add_study, with_config
@@ -121,6 +122,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     sub.add_argument("--json", action="store_true", help="print tokens, scores and maps as JSON")
     sub.set_defaults(run=_explain)
+    add_generate(commands)
     add_study(commands)
     add_paper(commands)
     add_verify(commands)

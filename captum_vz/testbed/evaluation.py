@@ -85,11 +85,12 @@ def measure(folder: str | Path, blimp: str | Path, trained: Sequence[Record]) ->
     for name, records in evaluations.items():
         single = [record for record in records if form_ids(tokenizer, record) is not None]
         right = prefers_good(model, tokenizer, single).double()
-        results[name] = {"dropped": len(records) - len(single), "overall": _share(right)}
+        results[name] = {"dropped": len(records) - len(single), "overall": share_right(right)}
         for paradigm in dict.fromkeys(record["UID"] for record in single):
-            results[name][paradigm] = _share(right[[record["UID"] == paradigm for record in single]])
+            results[name][paradigm] = share_right(right[[record["UID"] == paradigm for record in single]])
     return results
 
 
-def _share(right: Tensor) -> dict[str, float]:
+def share_right(right: Tensor) -> dict[str, float]:
+    """The number of pairs, and the share of right ones."""
     return {"pairs": len(right), "accuracy": round(right.mean().item(), 4)}

@@ -1,18 +1,38 @@
-"""The embedded model."""
+"""The embedded models."""
 
+import json
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, Literal, overload
 
 import torch
 from safetensors.torch import load_model
-from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
+from transformers import BertForMaskedLM, LlamaForCausalLM, PreTrainedTokenizerFast
 
 AGREEMENT_FOLDER: Final = Path(__file__).parent / "agreement"
+CAUSAL_FOLDER: Final = Path(__file__).parent / "causal"
+
+
+@overload
+def load_agreement_model(
+    folder: Path = AGREEMENT_FOLDER, attn_implementation: str | None = None
+) -> tuple[BertForMaskedLM, PreTrainedTokenizerFast]: ...
+
+
+@overload
+def load_agreement_model(
+    folder: Literal["causal"], attn_implementation: str | None = None
+) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]: ...
+
+
+@overload
+def load_agreement_model(
+    folder: str, attn_implementation: str | None = None
+) -> tuple[Any, PreTrainedTokenizerFast]: ...
 
 
 def load_agreement_model(
     folder: str | Path = AGREEMENT_FOLDER, attn_implementation: str | None = None
-) -> tuple[BertForMaskedLM, PreTrainedTokenizerFast]:
+) -> tuple[Any, PreTrainedTokenizerFast]:
     """The embedded masked language model and its tokenizer: four BERT layers trained on English agreement.
 
     :mod:`captum_vz.testbed.train` trained the model from scratch on BLiMP (Warstadt et al. 2020,
@@ -21,7 +41,8 @@ def load_agreement_model(
     change the random state.
 
     Args:
-        folder: A folder written by the training script.
+        folder: "causal" for the embedded causal model, three LLaMA layers trained on the same sentences
+            (:mod:`captum_vz.testbed.train_causal`). Or a folder written by one of the training scripts.
         attn_implementation: As in transformers: ``"eager"``, ``"sdpa"``, ... None: the default of transformers.
 
     Returns:
@@ -36,13 +57,16 @@ def load_agreement_model(
     >>> tokenizer.decode(at_mask.argmax())
     'are'
     """
+    folder = CAUSAL_FOLDER if folder == "causal" else folder
     weights = Path(folder) / "model.safetensors"
     if not weights.is_file():
         raise FileNotFoundError(f"{weights} is missing: pass a folder written by captum_vz.testbed.train.")
-    config = BertConfig.from_pretrained(folder)
+    about = json.loads((Path(folder) / "config.json").read_text("utf-8"))
+    kind: Any = LlamaForCausalLM if about["model_type"] == "llama" else BertForMaskedLM
+    config = kind.config_class.from_pretrained(folder)
     # from_pretrained would print a progress bar to stderr. The constructor draws random numbers.
     with torch.random.fork_rng(devices=[]):
-        model = BertForMaskedLM(config)
+        model = kind(config)
     load_model(model, weights)
     if attn_implementation is not None:
         model.set_attn_implementation(attn_implementation)

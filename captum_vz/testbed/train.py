@@ -84,7 +84,7 @@ def train_model(
             pad_token_id=tokenizer.pad_token_id,
         )
     )
-    examples = _examples(tokenizer, records)
+    examples = training_examples(tokenizer, records)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer,
@@ -97,7 +97,7 @@ def train_model(
     for epoch in range(epochs):
         start = time.perf_counter()
         losses = []
-        for batch in _batches(examples, tokenizer, draw):
+        for batch in batches(examples, tokenizer, draw):
             loss = _loss(model, batch, tokenizer)
             optimizer.zero_grad()
             loss.backward()
@@ -110,7 +110,8 @@ def train_model(
     return model.eval()
 
 
-def _examples(tokenizer: PreTrainedTokenizerFast, records: Sequence[Record]) -> list[Example]:
+def training_examples(tokenizer: PreTrainedTokenizerFast, records: Sequence[Record]) -> list[Example]:
+    """The good sentences of the records whose forms are single tokens."""
     examples = []
     for record in records:
         forms = form_ids(tokenizer, record)
@@ -122,7 +123,7 @@ def _examples(tokenizer: PreTrainedTokenizerFast, records: Sequence[Record]) -> 
     return examples
 
 
-def _batches(
+def batches(
     examples: list[Example], tokenizer: PreTrainedTokenizerFast, draw: random.Random
 ) -> Iterator[list[Example]]:
     """Each example once, with some of its words split, in batches of similar length."""

@@ -1,0 +1,78 @@
+"""A picture of steps by prompt tokens."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from captum_vz.errors import ArgumentError
+from captum_vz.visualization.maps import COLORS, FONT_SIZE, shortened
+
+if TYPE_CHECKING:
+    from captum_vz.generation.result import GenerationAttribution
+
+# In inches. A cell is as high as a line of text.
+CELL, LETTER, MARGIN = 0.17, 0.075, 0.9
+MOST_COLUMNS = 64  # of a panel, about ten inches
+SIGNED_COLORS = "PuOr"  # orange and purple differ for readers without red or green
+
+
+def draw_steps(found: GenerationAttribution, layer: int, mask: Tensor | None, prefix: bool) -> Figure:
+    """Draw one layer of a result. See :meth:`GenerationAttribution.plot`."""
+    scores = found.scores[..., layer]
+    names = [shortened(label) for label in found.prompt.labels]
+    kept = range(len(names)) if mask is None else [i for i, hidden in enumerate(mask.tolist()) if not hidden]
+    columns, labels = scores[:, list(kept)], [names[i] for i in kept]
+    split = len(labels)
+    if prefix:
+        columns = torch.cat([columns, found.prefix[:, :-1, layer]], dim=1)
+        labels += [shortened(label) for label in found.generated.labels[:-1]]
+    if not labels:
+        raise ArgumentError("The mask leaves out all prompt tokens: there is nothing to draw. Keep at least one.")
+    signed = bool((columns < 0).any())
+    highest = float(columns.abs().max()) or 1.0
+    colors, lowest = (SIGNED_COLORS, -highest) if signed else (COLORS, 0.0)
+    panels = math.ceil(len(labels) / MOST_COLUMNS)
+    width = math.ceil(len(labels) / panels)
+    steps = [shortened(label) for label in found.generated.labels]
+    share = None if signed else [f"{value:.2f}" for value in found.prompt_share[:, layer].tolist()]
+    top = LETTER * max(map(len, labels)) + 0.25
+    side = LETTER * max(map(len, steps)) + (0.0 if share is None else 0.9)
+    inches = (max(width * CELL, 2.2) + side + MARGIN, panels * (len(steps) * CELL + top) + 0.9)
+    figure = Figure(figsize=inches, dpi=150, layout="constrained")
+    axes: list[Axes] = figure.subplots(panels, 1, squeeze=False).flatten().tolist()
+    for index, panel in enumerate(axes):
+        start = index * width
+        shown = torch.full((len(steps), width), float("nan"), dtype=torch.float64)
+        part = columns[:, start : start + width]
+        shown[:, : part.shape[1]] = part
+        image = panel.imshow(shown.numpy(), cmap=colors, vmin=lowest, vmax=highest, aspect="auto")
+        _label(panel, labels[start : start + width], steps, share if index == 0 else None, panels > 1)
+        if start < split < start + part.shape[1]:
+            panel.axvline(split - start - 0.5, color="black", linewidth=0.8)
+    bar = figure.colorbar(image, ax=axes, shrink=min(1, 3 / inches[1]), anchor=(0, 1), aspect=15, pad=0.02)
+    bar.set_label("score" if signed else "share of the row", fontsize=FONT_SIZE)
+    bar.ax.tick_params(labelsize=FONT_SIZE - 1)
+    figure.supylabel("generated token", fontsize=FONT_SIZE + 1)
+    figure.suptitle(f"{found.method}, {found.layers[layer]}", fontsize=FONT_SIZE + 2)
+    return figure
+
+
+def _label(panel: Axes, columns: list[str], steps: list[str], share: list[str] | None, ruled: bool) -> None:
+    panel.xaxis.tick_top()
+    panel.set_xticks(range(len(columns)), columns, rotation=90, fontsize=FONT_SIZE)
+    panel.set_yticks(range(len(steps)), steps, fontsize=FONT_SIZE)
+    panel.tick_params(length=0)
+    if share is not None:
+        right = panel.secondary_yaxis("right")
+        right.set_yticks(range(len(steps)), share, fontsize=FONT_SIZE - 1, color="#555555")
+        right.set_ylabel("prompt share", fontsize=FONT_SIZE - 1, color="#555555")
+        right.tick_params(length=0)
+        right.spines[:].set_visible(False)
+    for text in [*panel.get_xticklabels(), *panel.get_yticklabels()]:
+        text.set_parse_math(False)  # a token may be a dollar sign

@@ -1,0 +1,182 @@
+"""The forms of a prompt: text, chat messages, token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from captum_vz.errors import ArgumentError
+
+#: The name of a section, its first token and the token after its last.
+Section = tuple[str, int, int]
+
+FORMS = (
+    "a text, chat messages (a list of dicts with 'role' and 'content'), token ids (a list or tensor of ints), a "
+    "tokenizer's output, what `generate` returned (with prompt_length), or a list of texts, of chats or of lists of ids"
+)
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """The token ids of one prompt, without padding.
+
+    Attributes:
+        ids: The token ids.
+        sections: The parts of the prompt with their names, such as the messages of a chat.
+        text: The text of which the ids were made. None: the ids were given, or made by a chat template.
+        rest: The tokens after `prompt_length`. None: no `prompt_length` was given.
+    """
+
+    ids: tuple[int, ...]
+    sections: tuple[Section, ...] = ()
+    text: str | None = None
+    rest: tuple[int, ...] | None = None
+
+
+def read_prompts(
+    tokenizer: Any, prompt: Any, attention_mask: Tensor | None = None, prompt_length: Any = None
+) -> tuple[list[Prompt], bool]:
+    """The prompts, and whether `prompt` is a batch of them.
+
+    Args:
+        tokenizer: The tokenizer.
+        prompt: See :func:`~captum_vz.generation.attribute_generation`.
+        attention_mask: 0 for padding, `(batch, tokens)`, for ids in a tensor.
+        prompt_length: The number of tokens, padding included, that are the prompt. The others are its continuation.
+    """
+    if isinstance(prompt, Mapping) and "input_ids" in prompt:
+        mask = prompt.get("attention_mask") if attention_mask is None else attention_mask
+        return read_prompts(tokenizer, prompt["input_ids"], mask, prompt_length)
+    prompt = getattr(prompt, "sequences", prompt)
+    if isinstance(prompt, np.ndarray):
+        prompt = torch.as_tensor(prompt)
+    if isinstance(prompt, Tensor):
+        rows = prompt[None] if prompt.ndim == 1 else prompt
+        if rows.ndim != 2 or rows.is_floating_point() or not rows.numel():
+            raise ArgumentError(f"prompt is a tensor {tuple(prompt.shape)} of {prompt.dtype}: pass {FORMS}.")
+        return _from_ids(tokenizer, rows.tolist(), attention_mask, prompt_length), len(rows) > 1
+    several = _is_batch(prompt)
+    each = list(prompt) if several else [prompt]
+    if all(_are_ids(one) for one in each):
+        return _from_ids(tokenizer, [[int(i) for i in one] for one in each], attention_mask, prompt_length), several
+    if prompt_length is not None or attention_mask is not None:
+        raise ArgumentError(
+            "prompt_length and attention_mask describe token ids, but prompt is text or chat messages. Pass ids, or "
+            "leave both None."
+        )
+    return [_from_text(tokenizer, one) for one in each], several
+
+
+def _from_text(tokenizer: Any, prompt: Any) -> Prompt:
+    if isinstance(prompt, str):
+        ids = tuple(tokenizer(prompt)["input_ids"])
+        if not ids:
+            raise ArgumentError(f"The prompt {prompt!r} has no tokens: pass a text with at least one token.")
+        return Prompt(ids, text=prompt)
+    if not _is_chat(prompt):
+        raise ArgumentError(f"prompt is {prompt!r}: pass {FORMS}.")
+    opened = prompt[-1].get("role") == "assistant"  # a message that the model is to continue
+    ends = {"continue_final_message": True} if opened else {"add_generation_prompt": True}
+    ids = _templated(tokenizer, prompt, **ends)
+    return Prompt(ids, _messages(tokenizer, prompt, ids))
+
+
+def _templated(tokenizer: Any, messages: Sequence[Any], **options: Any) -> tuple[int, ...]:
+    try:
+        found = tokenizer.apply_chat_template(list(messages), tokenize=True, return_dict=True, **options)
+    except ValueError as error:  # the tokenizer has no template
+        raise ArgumentError(f"The messages cannot be made a prompt: {error}") from error
+    return tuple(found["input_ids"])
+
+
+def _messages(tokenizer: Any, messages: Sequence[Any], ids: tuple[int, ...]) -> tuple[Section, ...]:
+    """The section of each message, by templates of fewer messages. None if these do not begin like the whole."""
+    sections: list[Section] = []
+    names: dict[str, int] = {}
+    start = 0
+    for count, message in enumerate(messages, 1):
+        try:
+            head = _templated(tokenizer, messages[:count]) if count < len(messages) else ids
+            if count == len(messages) and message.get("role") != "assistant":
+                head = _templated(tokenizer, messages)
+        except Exception:  # a template may demand an answer to each question
+            return ()
+        if ids[: len(head)] != head or len(head) <= start:
+            return ()
+        role = str(message["role"])
+        names[role] = names.get(role, 0) + 1
+        sections.append((role if names[role] == 1 else f"{role} {names[role]}", start, len(head)))
+        start = len(head)
+    return (*sections, ("answer", start, len(ids))) if start < len(ids) else tuple(sections)
+
+
+def _from_ids(tokenizer: Any, rows: list[list[int]], mask: Tensor | None, prompt_length: Any) -> list[Prompt]:
+    lengths = prompt_length if isinstance(prompt_length, (list, tuple, Tensor)) else [prompt_length] * len(rows)
+    if len(lengths) != len(rows):
+        raise ArgumentError(f"prompt_length has {len(lengths)} entries for {len(rows)} prompts: pass one for each.")
+    prompts = []
+    for index, (row, length) in enumerate(zip(rows, lengths, strict=True)):
+        length = None if length is None else int(length)
+        if length is not None and not 0 < length <= len(row):
+            raise ArgumentError(f"prompt_length is {length}, but there are {len(row)} tokens: pass 1 to {len(row)}.")
+        given = row[:length]
+        rest = None if length is None else tuple(row[length:])
+        prompts.append(Prompt(tuple(_without_padding(tokenizer, given, index, mask, len(rows))), rest=rest))
+    return prompts
+
+
+def _without_padding(tokenizer: Any, ids: list[int], index: int, mask: Tensor | None, batch: int) -> list[int]:
+    """The ids that are no padding, by the mask. Without a mask, ids that look like padding are refused."""
+    if mask is None:
+        pad = getattr(tokenizer, "pad_token_id", None)
+        same = 0 if pad is None else next((i for i, token in enumerate(ids) if token != pad), len(ids))
+        allowed = 1 if pad in (tokenizer.bos_token_id, tokenizer.eos_token_id) else 0
+        if same > allowed:
+            raise ArgumentError(
+                f"Prompt {index} begins with {same} padding tokens (id {pad}): pass attention_mask, which says which "
+                "tokens are padding."
+            )
+        return ids
+    mask = mask[None] if mask.ndim == 1 else mask
+    if mask.ndim != 2 or len(mask) != batch or mask.shape[1] < len(ids):
+        raise ArgumentError(
+            f"attention_mask is {tuple(mask.shape)}, but prompt {index} of {batch} has {len(ids)} tokens: pass 1 for "
+            f"tokens and 0 for padding, ({batch}, {len(ids)})."
+        )
+    there = mask[index, : len(ids)].bool().tolist()
+    kept = [token for token, keep in zip(ids, there, strict=True) if keep]
+    first = there.index(True) if kept else 0
+    if not kept or there[first : first + len(kept)] != [True] * len(kept):
+        raise ArgumentError(
+            f"attention_mask hides {'all tokens' if not kept else 'tokens inside'} of prompt {index}: pass a mask "
+            "that hides padding before or after the prompt only."
+        )
+    return kept
+
+
+def _is_batch(prompt: Any) -> bool:
+    """Whether a list holds several prompts. A chat and a list of ids are one prompt."""
+    return isinstance(prompt, (list, tuple)) and bool(prompt) and not (_are_ids(prompt) or _is_chat(prompt))
+
+
+def _is_chat(prompt: Any) -> bool:
+    return (
+        isinstance(prompt, (list, tuple))
+        and bool(prompt)
+        and all(isinstance(one, Mapping) and "role" in one for one in prompt)
+    )
+
+
+def _are_ids(prompt: Any) -> bool:
+    if isinstance(prompt, (Tensor, np.ndarray)):
+        return prompt.ndim == 1 and not torch.as_tensor(prompt).is_floating_point() and len(prompt) > 0
+    return (
+        isinstance(prompt, (list, tuple))
+        and bool(prompt)
+        and all(isinstance(one, (int, np.integer)) and not isinstance(one, bool) for one in prompt)
+    )

@@ -1,0 +1,185 @@
+"""The scores of a generated text: each new token, each layer, back to the prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field, replace
+from os import PathLike
+from typing import TYPE_CHECKING, Any
+
+import torch
+from captum.attr import LLMAttributionResult
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from captum_vz.errors import ArgumentError
+from captum_vz.functional import normalize_rows
+from captum_vz.generation import tables
+from captum_vz.generation.picture import draw_steps
+from captum_vz.generation.words import TokenText
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+
+@dataclass(frozen=True)
+class GenerationAttribution:
+    """How much each generated token depends on each token of the prompt, and on each generated token before it.
+
+    m is the number of prompt tokens and n the number of generated tokens. For methods whose rows sum to 1, row t of
+    `scores` and row t of `prefix` together sum to 1. In a model with an encoder, the prompt tokens are the tokens of
+    the encoder, then the tokens with which the decoder starts.
+
+    Attributes:
+        scores: The scores of the prompt tokens, `(n, m, layers)`.
+        prefix: The scores of the generated tokens, `(n, n, layers)`. Only entries before the diagonal differ from 0.
+        prompt: The prompt tokens.
+        generated: The generated tokens.
+        layers: The names of the layers.
+        method: The name of the method.
+        text: The generated text.
+    """
+
+    scores: Tensor
+    prefix: Tensor
+    prompt: TokenText
+    generated: TokenText
+    layers: tuple[str, ...]
+    method: str
+    text: str
+    _again: Callable[[list[int]], Tensor | None] | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def prompt_share(self) -> Tensor:
+        """How much of each generated token's row lies on the prompt, `(n, layers)`."""
+        return self.scores.sum(1)
+
+    def mask(self, *kinds: str | Collection[str]) -> Tensor:
+        """Which prompt tokens are of the given kinds, `(m,)`. The scores stay as they are.
+
+        Pictures, tables and :meth:`to_llm_attribution_result` take the mask and leave these tokens out.
+
+        Args:
+            kinds: "stop" (common English words), "punctuation", "special" (special tokens), or lists of words. Words
+                are compared as they are read: decoded, without spaces, in lower case. All pieces of a word belong to
+                the word.
+
+        Returns:
+            True for tokens of these kinds.
+        """
+        return self.prompt.mask(kinds)
+
+    def grouped(self, by: Any, *, joint: bool = True) -> GenerationAttribution:
+        """The scores of words, sentences, sections or spans of the prompt.
+
+        The method runs again, and treats all tokens of a group together: values are zeroed jointly before layers are
+        joined. A rollout joins the rows of a group by their mean. The last prompt token is then kept apart until the
+        layers are joined, because its row is that of the first generated token. The scores of a group's tokens are
+        added up if the method has no joint form (ALTILogit, ALTIPlus, gradients).
+
+        Args:
+            by: "words", "sentences", "sections" (the messages of a chat), or spans: a list of (start, stop), or a dict
+                of names to (start, stop). Tokens outside all spans are groups of their own. Or a list with the number
+                of each token's group, as in Captum's `feature_mask`.
+            joint: Whether to run the method again. If False, the scores of a group's tokens are added up.
+
+        Returns:
+            The result with one column for each group. `prompt` holds the groups.
+        """
+        member, names = self.prompt.groups(by)
+        if joint and self._again is None:
+            raise ArgumentError(
+                "This result has no model: it was loaded from a file, or is grouped already. Call grouped on the "
+                "original result, or pass joint=False to add the scores of each group."
+            )
+        found = self._again(member) if joint and self._again is not None else None
+        if found is None:
+            found = torch.cat([summed(self.scores, member), self.prefix], dim=1)
+        count = max(member) + 1
+        prompt = self.prompt.grouped(member, names)
+        return replace(self, scores=found[:, :count], prefix=found[:, count:], prompt=prompt, _again=None)
+
+    def to_pandas(self, *, mask: Tensor | None = None, layer: int | None = None) -> DataFrame:
+        """A table with one row for each generated token, source token and layer. Needs pandas.
+
+        Args:
+            mask: Prompt tokens whose rows are left out, `(m,)`.
+            layer: One layer. None: all layers.
+        """
+        return tables.to_pandas(self, mask, layer)
+
+    def to_json(self, path: str | PathLike[str] | None = None, *, mask: Tensor | None = None) -> str:
+        """The tokens and all scores as JSON. Scores are lists of layers, of generated tokens, of sources.
+
+        Args:
+            path: A file to which the text is written as well.
+            mask: Prompt tokens that are of no interest, `(m,)`. It is written, and no score is left out.
+        """
+        return tables.to_json(self, path, mask)
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the result to one file, in the format of safetensors. :meth:`load` reads it."""
+        tables.save(self, path)
+
+    @classmethod
+    def load(cls, path: str | PathLike[str]) -> GenerationAttribution:
+        """Read a result that :meth:`save` wrote. It has no model, so `grouped` needs `joint=False`."""
+        return cls(**tables.load(path))
+
+    def plot(self, layer: int = -1, *, mask: Tensor | None = None, prefix: bool = False) -> Figure:
+        """Draw the scores of a layer: generated tokens from top to bottom, prompt tokens from left to right.
+
+        Long prompts are drawn in several rows of panels. The share of the prompt stands at the right of each row.
+
+        Args:
+            layer: The layer, negative ones from the end.
+            mask: Prompt tokens that are left out, `(m,)`.
+            prefix: Whether to draw the generated tokens as columns as well.
+        """
+        return draw_steps(self, self.layer_index(layer), self.check_mask(mask), prefix)
+
+    def to_llm_attribution_result(
+        self, layer: int = -1, *, mask: Tensor | None = None, renormalize: bool = False
+    ) -> LLMAttributionResult:
+        """Captum's result, with its `plot_token_attr` and `plot_seq_attr`. It has no columns for generated tokens.
+
+        Args:
+            layer: The layer, negative ones from the end.
+            mask: Prompt tokens whose scores are set to 0, `(m,)`.
+            renormalize: Whether to divide each row by its sum over the prompt.
+        """
+        scores = self.scores[..., self.layer_index(layer)]
+        mask = self.check_mask(mask)
+        scores = scores if mask is None else scores.masked_fill(mask, 0)
+        scores = normalize_rows(scores) if renormalize else scores
+        return LLMAttributionResult(
+            input_tokens=list(self.prompt.labels),
+            output_tokens=list(self.generated.labels),
+            seq_attr=scores.sum(0),
+            token_attr=scores,
+        )
+
+    def layer_index(self, layer: int) -> int:
+        """The index of a layer, from 0."""
+        count = len(self.layers)
+        if not -count <= layer < count:
+            raise ArgumentError(f"layer {layer} is out of range: there are {count}, so pass {-count} to {count - 1}.")
+        return layer % count
+
+    def check_mask(self, mask: Any) -> Tensor | None:
+        """The mask as a tensor on the CPU."""
+        if mask is None:
+            return None
+        mask = torch.as_tensor(mask).cpu()
+        if mask.dtype != torch.bool or mask.shape != (len(self.prompt.ids),):
+            raise ArgumentError(
+                f"mask is {tuple(mask.shape)} of {mask.dtype}: pass bools ({len(self.prompt.ids)},), one for each "
+                "prompt token."
+            )
+        return mask
+
+
+def summed(scores: Tensor, member: list[int]) -> Tensor:
+    """Scores `(n, m, layers)` with one column for each group, `(n, groups, layers)`: the sum of its tokens."""
+    index = torch.tensor(member)[None, :, None].expand_as(scores)
+    return scores.new_zeros(len(scores), max(member) + 1, scores.shape[2]).scatter_add(1, index, scores)

@@ -1,0 +1,131 @@
+"""The command `captum-vz generate`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from transformers import BertConfig, BertForMaskedLM
+
+from captum_vz import ValueZeroing, ValueZeroingRollout
+from captum_vz.cli import main
+from captum_vz.cli.generate import GENERATIVE
+from captum_vz.generation import attribute_generation
+from captum_vz.testbed import load_agreement_model
+from tests.command import refused
+from tests.generation.models import case_of, tokenizer_of_words
+
+TEXT = "the pictures of some hat"
+MODEL = case_of("llama", torch.float32).model
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Path:
+    """The folder where the command runs, with a model in `llama`."""
+    monkeypatch.chdir(tmp_path)
+    MODEL.save_pretrained(tmp_path / "llama")
+    tokenizer_of_words().save_pretrained(tmp_path / "llama")
+    capsys.readouterr()
+    return tmp_path
+
+
+def generate(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(["generate", TEXT, "--model", "llama", "--max-new-tokens", "3", *arguments]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    return out
+
+
+def from_api(method: Any, **options: Any) -> Any:
+    return attribute_generation(method, MODEL, tokenizer_of_words(), TEXT, 3, **{"do_sample": False, **options})
+
+
+def test_json_equals_the_api(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    record = json.loads(generate(capsys, "--json", "--mask", "stop"))
+    found = from_api(ValueZeroingRollout)
+    torch.testing.assert_close(torch.tensor(record["scores"]).permute(1, 2, 0), found.scores)
+    torch.testing.assert_close(torch.tensor(record["prefix"]).permute(1, 2, 0), found.prefix)
+    assert record["generated"] == list(found.generated.labels)
+    assert record["mask"] == [True, False, True, True, False]
+    assert (record["model"], record["method"]) == ("llama", "value-zeroing-rollout")
+    assert list(folder.glob("*.png")) == []
+
+
+def test_table_names_the_strongest_tokens(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    lines = generate(capsys, "--method", "value-zeroing", "--layer", "0", "--mask", "stop").splitlines()
+    found = from_api(ValueZeroing)
+    assert lines[0] == f"text: {TEXT} {found.text}"
+    assert lines[1] == "value-zeroing, layer 0: the prompt tokens that each new token draws on most"
+    for step, line in enumerate(lines[2:5]):
+        assert line.split()[:2] == [str(step), found.generated.labels[step]]
+        kept = {"pictures": found.scores[step, 1, 0], "hat": found.scores[step, 4, 0]}
+        first, second = sorted(kept, key=lambda word: -kept[word])
+        assert line.endswith(f"{first} {kept[first]:.2f}  {second} {kept[second]:.2f}")
+        assert f"prompt {found.prompt_share[step, 0]:.2f}:" in line
+    assert lines[5] == "picture: captum-vz-generated.png"
+    assert Image.open(folder / "captum-vz-generated.png").size[0] > 300
+
+
+def test_one_step_has_all_prompt_tokens(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = generate(capsys, "--step", "-1").splitlines()
+    found = from_api(ValueZeroingRollout)
+    assert lines[1].endswith(f"how much {found.generated.labels[2]} (step 2) draws on each prompt token")
+    assert [line.split()[1] for line in lines[2:7]] == TEXT.split()
+    assert [float(line.split()[2]) for line in lines[2:7]] == pytest.approx(found.scores[2, :, -1].tolist(), abs=1e-4)
+
+
+def test_seed_samples(capsys: pytest.CaptureFixture[str]) -> None:
+    record = json.loads(generate(capsys, "--json", "--sample", "3"))
+    assert record["generated"] == list(from_api(ValueZeroing, do_sample=True, seed=3).generated.labels)
+
+
+@pytest.mark.parametrize("method", ["alti-logit", "input-x-gradient", "value-zeroing-effect", "attention", "alti"])
+def test_methods_of_the_command(method: str, capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    record = json.loads(generate(capsys, "--json", "--method", method))
+    found = from_api(GENERATIVE[method])
+    torch.testing.assert_close(torch.tensor(record["scores"]).permute(1, 2, 0), found.scores, rtol=1e-4, atol=1e-5)
+    assert "picture: x.pdf" in generate(capsys, "--method", method, "--step", "0", "--output", "x.pdf")
+    assert (folder / "x.pdf").read_bytes().startswith(b"%PDF")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--step", "3"], "--step 3 is out of range: there are 3 new tokens, -3 to 2"),
+        (["--layer", "3"], "layer 3 is out of range"),
+        (["--max-new-tokens", "0"], "--max-new-tokens is 0: pass at least 1"),
+        (["--method", "random"], "--method: invalid choice: 'random'"),
+        (["--output", "nowhere/x.png"], "there is no folder nowhere"),
+        (["--output", "x.doc"], "cannot write x.doc: Format 'doc' is not supported"),
+        (["--mask", "the,pictures,of,some,hat"], "leaves out all prompt tokens"),
+        (["--model", "bert"], "is a BertForMaskedLM, which continues no text"),
+    ],
+)
+def test_bad_command_says_why(
+    arguments: list[str], message: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if "bert" in arguments:
+        size = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+        BertForMaskedLM(BertConfig(vocab_size=60, **size)).save_pretrained(folder / "bert")
+        tokenizer_of_words().save_pretrained(folder / "bert")
+        capsys.readouterr()
+    options = ["generate", TEXT, "--model", "llama", "--max-new-tokens", "3", *arguments]
+    assert message in refused(capsys, *options)
+
+
+def test_empty_text_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "has no tokens" in refused(capsys, "generate", "", "--model", "llama")
+
+
+def test_embedded_model_is_the_default(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", TEXT, "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    model, tokenizer = load_agreement_model("causal")
+    found = attribute_generation(ValueZeroingRollout, model, tokenizer, TEXT, 8, do_sample=False)
+    assert record["model"] == "causal"
+    assert record["prompt"] == ["[CLS]", *TEXT.split()]
+    torch.testing.assert_close(torch.tensor(record["scores"]).permute(1, 2, 0), found.scores)

@@ -1,0 +1,227 @@
+"""Prompts in all their forms, and what `generate` does with them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import DynamicCache
+
+from captum_vz import ArgumentError, RefusedError, ValueZeroing
+from captum_vz.generation import GenerationAttribution, attribute_generation
+from tests.generation.models import ENCODER_DECODER, NEW, PROMPT, case_of, generate, tokenizer_of_words
+
+TEXT = "the pictures of some hat"
+IDS = [4, 5, 6, 7, 8]
+CHAT = [
+    {"role": "system", "content": "that anna likes"},
+    {"role": "user", "content": "some hat ."},
+]
+
+
+def attribute(prompt: Any, *args: Any, name: str = "gpt2", dtype: torch.dtype = torch.float64, **options: Any) -> Any:
+    model = case_of(name, dtype).model
+    return attribute_generation(ValueZeroing, model, tokenizer_of_words(), prompt, *args, **options)
+
+
+def assert_same(found: GenerationAttribution, expected: GenerationAttribution, **tolerance: float) -> None:
+    tolerance = tolerance or {"rtol": 1e-9, "atol": 1e-11}
+    assert found.prompt.ids == expected.prompt.ids
+    assert found.generated.ids == expected.generated.ids
+    torch.testing.assert_close(found.scores, expected.scores, **tolerance)
+    torch.testing.assert_close(found.prefix, expected.prefix, **tolerance)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bart"])
+@pytest.mark.parametrize(
+    "form",
+    [
+        IDS,
+        tuple(IDS),
+        torch.tensor(IDS),
+        torch.tensor([IDS]),
+        np.array(IDS),
+        {"input_ids": torch.tensor([IDS]), "attention_mask": torch.ones(1, 5)},
+    ],
+    ids=["list", "tuple", "tensor", "one-row", "numpy", "mapping"],
+)
+def test_forms_of_one_prompt(form: Any, name: str) -> None:
+    assert_same(attribute(form, 4, name=name), attribute(TEXT, 4, name=name))
+
+
+def test_tokenizer_output_is_a_prompt() -> None:
+    assert_same(attribute(tokenizer_of_words()(TEXT, return_tensors="pt"), 3), attribute(TEXT, 3))
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", *ENCODER_DECODER])
+def test_greedy_text_is_that_of_generate(name: str) -> None:
+    expected = generate(name, IDS, max_new_tokens=6)[0].tolist()
+    found = attribute(TEXT, 6, name=name)
+    assert list(found.generated.ids) == expected[1 if name in ENCODER_DECODER else 5 :]
+    assert found.text == tokenizer_of_words().decode(found.generated.ids, skip_special_tokens=True)
+
+
+def test_25_tokens_by_default() -> None:
+    model = case_of("gpt2").model
+    assert len(attribute(IDS, eos_token_id=None).generated.ids) == 25
+    assert len(attribute(IDS, eos_token_id=None, max_length=9).generated.ids) == 4
+    assert model.generation_config.max_new_tokens is None
+
+
+def test_beams_give_the_chosen_text() -> None:
+    expected = generate("llama", IDS, max_new_tokens=5, num_beams=3)[0].tolist()
+    found = attribute(TEXT, 5, name="llama", num_beams=3)
+    assert list(found.generated.ids) == expected[5:]
+    assert_same(found, attribute(IDS, name="llama", generated=expected[5:]))
+
+
+def test_several_sequences_of_one_prompt() -> None:
+    found = attribute(IDS, 4, num_beams=3, num_return_sequences=2, return_dict_in_generate=True)
+    assert [one.prompt.ids for one in found] == [tuple(IDS)] * 2
+    assert found[0].generated.ids != found[1].generated.ids
+
+
+def test_seed_repeats_and_leaves_the_state() -> None:
+    before = torch.random.get_rng_state()
+    options = {"do_sample": True, "temperature": 3.0}
+    first, again, other = (attribute(IDS, 8, seed=seed, **options) for seed in (1, 1, 2))
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert first.generated.ids == again.generated.ids != other.generated.ids
+    torch.manual_seed(1)
+    assert attribute(IDS, 8, **options).generated.ids == first.generated.ids
+
+
+def test_stop_token_ends_the_text() -> None:
+    options = {"do_sample": True, "temperature": 9.0, "seed": 1}
+    free = attribute(IDS, 6, eos_token_id=None, **options).generated.ids
+    stopped = attribute(IDS, 6, eos_token_id=free[2], **options)
+    assert stopped.generated.ids == free[:3]
+    assert stopped.scores.shape == (3, 5, 3)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "gemma2", "t5", "bart"])
+def test_batch_equals_single_prompts(name: str) -> None:
+    """In float32, because transformers' eager attention returns NaN for padding in a float64 model."""
+    prompts = [TEXT, "anna likes", "a woman 's theater"]
+    batch = attribute(prompts, 5, name=name, dtype=torch.float32)
+    for prompt, found in zip(prompts, batch, strict=True):
+        assert_same(found, attribute(prompt, 5, name=name, dtype=torch.float32), rtol=1e-4, atol=1e-5)
+
+
+def test_text_that_ends_early_in_a_batch() -> None:
+    prompts = [IDS, IDS[:2], IDS[1:]]
+    free = attribute(prompts, 6, eos_token_id=None)
+    stop = free[1].generated.ids[0]
+    batch = attribute(prompts, 6, eos_token_id=stop)
+    assert batch[1].generated.ids == (stop,)
+    for one, whole in zip(batch, free, strict=True):
+        ids = whole.generated.ids
+        assert one.generated.ids == ids[: ids.index(stop) + 1 if stop in ids else None]
+
+
+def test_padded_ids_with_a_mask() -> None:
+    ids = torch.tensor([IDS, [0, 0, 0, *IDS[:2]]])
+    mask = torch.tensor([[1] * 5, [0, 0, 0, 1, 1]])
+    found = attribute(ids, 4, attention_mask=mask)
+    assert_same(found[0], attribute(IDS, 4))
+    assert_same(found[1], attribute(IDS[:2], 4))
+
+
+def test_output_of_generate_for_a_batch() -> None:
+    model, tokenizer = case_of("gpt2").model, tokenizer_of_words()
+    inputs = tokenizer([TEXT, "anna likes"], return_tensors="pt", padding=True, padding_side="left")
+    output = model.generate(**inputs, max_new_tokens=4, return_dict_in_generate=True)
+    length = inputs["input_ids"].shape[1]
+    found = attribute(output, prompt_length=length, attention_mask=inputs["attention_mask"])
+    for one, expected in zip(found, attribute([TEXT, "anna likes"], 4), strict=True):
+        assert_same(one, expected)
+
+
+def test_output_of_generate_for_one_prompt() -> None:
+    sequences = generate("gpt2", IDS, max_new_tokens=4)
+    assert_same(attribute(sequences, prompt_length=5), attribute(IDS, 4))
+    assert_same(attribute(sequences[0], prompt_length=5), attribute(IDS, 4))
+
+
+@pytest.mark.parametrize("name", ENCODER_DECODER)
+def test_output_of_an_encoder_decoder(name: str) -> None:
+    sequences = generate(name, IDS, max_new_tokens=4)
+    assert_same(attribute(IDS, name=name, generated=sequences), attribute(IDS, 4, name=name))
+
+
+def test_decoder_start_of_several_tokens() -> None:
+    found = attribute(IDS, 3, name="bart", decoder_input_ids=torch.tensor([[1, 20, 21]]))
+    assert found.prompt.ids == (*IDS, 1, 20, 21)
+    assert found.prompt.sections == (("source", 0, 5), ("decoder", 5, 8))
+    assert not found.scores[:, 5:].any()  # the cross-attention sees the encoder alone
+
+
+@pytest.mark.parametrize("generated", ["anna likes .", [15, 16, 17], torch.tensor([[15, 16, 17]])])
+def test_given_text(generated: Any) -> None:
+    found = attribute(TEXT, generated=generated)
+    assert found.generated.ids == (15, 16, 17)
+    assert found.generated.labels == ("anna", "likes", ".")
+
+
+def test_given_texts_for_a_batch() -> None:
+    found = attribute([TEXT, "anna"], generated=["anna likes .", "likes ."])
+    assert [one.generated.ids for one in found] == [(15, 16, 17), (16, 17)]
+
+
+def test_cache_passed_in() -> None:
+    model, cache = case_of("llama").model, DynamicCache()
+    with torch.no_grad():
+        model(torch.tensor([IDS[:3]]), past_key_values=cache, use_cache=True)
+    found = attribute(IDS, 4, name="llama", past_key_values=cache)
+    assert_same(found, attribute(IDS, 4, name="llama"))
+
+
+def test_roles_of_a_chat_are_sections() -> None:
+    found = attribute(CHAT, 3)
+    assert list(found.prompt.labels) == (
+        ["system", ":", "that", "anna", "likes", "<eos>", "user", ":", "some", "hat", ".", "<eos>", "assistant", ":"]
+    )
+    assert found.prompt.sections == (("system", 0, 6), ("user", 6, 12), ("answer", 12, 14))
+    assert_same(attribute([CHAT, CHAT], 3)[1], found)
+
+
+def test_repeated_role_is_numbered() -> None:
+    chat = [CHAT[1], {"role": "assistant", "content": "a hat"}, CHAT[1]]
+    sections = attribute(chat, 2).prompt.sections
+    assert [name for name, _, _ in sections] == ["user", "assistant", "user 2", "answer"]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "message"),
+    [
+        ("", {}, "has no tokens"),
+        ([], {}, "prompt is \\[\\]"),
+        (5, {}, "prompt is 5"),
+        ([1.5], {}, "prompt is 1.5"),
+        (torch.rand(1, 4), {}, "tensor \\(1, 4\\) of torch.float32"),
+        ({"role": "user", "content": "a"}, {}, "prompt is \\{"),
+        ([0, 0, *IDS], {}, "begins with 2 padding tokens"),
+        (IDS, {"prompt_length": 6}, "prompt_length is 6, but there are 5 tokens"),
+        (IDS, {"prompt_length": 5}, "has no new tokens"),
+        (TEXT, {"prompt_length": 2}, "describe token ids"),
+        (IDS, {"prompt_length": 3, "generated": NEW}, "Pass one"),
+        (IDS, {"generated": []}, "has no new tokens"),
+        (IDS, {"generated": NEW, "do_sample": True}, "leave out do_sample"),
+        ([IDS, PROMPT], {"generated": "a"}, "1 entries for 2 prompts"),
+        (torch.tensor([IDS]), {"attention_mask": torch.ones(1, 3)}, "attention_mask is \\(1, 3\\)"),
+        (torch.tensor([IDS]), {"attention_mask": torch.tensor([[1, 0, 1, 1, 1]])}, "hides tokens inside"),
+        (torch.tensor([IDS]), {"attention_mask": torch.zeros(1, 5)}, "hides all tokens"),
+        (IDS, {"inputs_embeds": torch.rand(1, 5, 32)}, "inputs_embeds would change"),
+        (IDS, {"position_ids": torch.arange(5)[None]}, "position_ids would change"),
+    ],
+)
+def test_wrong_prompt_is_refused(prompt: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        attribute(prompt, **options)
+
+
+def test_prompt_length_of_an_encoder_decoder_is_refused() -> None:
+    with pytest.raises(RefusedError, match="as generated"):
+        attribute(IDS, name="t5", prompt_length=3)

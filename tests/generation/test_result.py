@@ -1,0 +1,370 @@
+"""The result: masks, groups, tables, files and pictures."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from captum.attr import LLMAttributionResult
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast
+
+from captum_vz import (
+    ALTILogit,
+    ArgumentError,
+    AttentionRollout,
+    LayerAttention,
+    LayerAttentionGradient,
+    ValueZeroing,
+    ValueZeroingEffect,
+    ValueZeroingRollout,
+    find_layers,
+)
+from captum_vz.functional import pool_groups
+from captum_vz.generation import GenerationAttribution, attribute_generation
+from captum_vz.generation.words import TokenText
+from captum_vz.testbed import load_agreement_model
+from tests.generation.models import PROMPT, case_of, naive_rows, steps_of, tokenizer_of_words
+from tests.reference.naive import value_zeroing_of_run
+
+TEXT = "<bos> the woman 's theater , that anna likes . has upset the doctor"
+NEW = [41, 12, 30]
+
+
+def found_by(method: Any = ValueZeroing, name: str = "gpt2", prompt: Any = TEXT) -> GenerationAttribution:
+    model, tokenizer = case_of(name).model, tokenizer_of_words()
+    found: GenerationAttribution = attribute_generation(method, model, tokenizer, prompt, generated=NEW)
+    return found
+
+
+# Masks
+
+
+def masked(found: GenerationAttribution, *kinds: Any) -> list[str]:
+    mask = found.mask(*kinds)
+    assert mask.dtype == torch.bool
+    assert mask.shape == (found.scores.shape[1],)
+    return [label for label, hidden in zip(found.prompt.labels, mask.tolist(), strict=True) if hidden]
+
+
+def test_kinds_of_masks() -> None:
+    found = found_by()
+    assert masked(found) == []
+    assert masked(found, "stop") == ["the", "that", "has", "the"]
+    assert masked(found, "punctuation") == [",", "."]
+    assert masked(found, "special") == ["<bos>"]
+    assert masked(found, "special", "punctuation", ["Anna", " likes "]) == ["<bos>", ",", "anna", "likes", "."]
+
+
+def test_words_are_compared_decoded_and_lower_case() -> None:
+    found = found_by(prompt="Of the hat $")
+    assert masked(found, "stop") == ["Of", "the"]
+    assert masked(found, "punctuation") == ["$"]
+
+
+def test_pieces_of_a_word_are_one_word() -> None:
+    tokenizer = load_agreement_model()[1]
+    ids = tokenizer("the pictures andy hated.", add_special_tokens=False)["input_ids"]
+    text = TokenText.of(tokenizer, ids)
+    assert "an" in text.labels  # a piece that is a common word by itself
+    hidden = [label for label, one in zip(text.labels, text.mask(["stop"]).tolist(), strict=True) if one]
+    assert hidden == ["the"]
+    assert "andy" in text.word_texts
+
+
+def test_pieces_of_a_character_are_one_word() -> None:
+    """A tokenizer of bytes splits an emoji into four tokens, none of which is text by itself."""
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    inner = Tokenizer(models.BPE({letter: index for index, letter in enumerate(sorted(alphabet))}, []))
+    inner.pre_tokenizer, inner.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner)
+    sentence = "the 😀😀 is here, is it? " * 3
+    text = TokenText.of(tokenizer, tokenizer(sentence)["input_ids"])
+    words = [word for word in text.word_texts if word.strip()]
+    assert words[:8] == ["the", "😀😀", "is", "here", ",", "is", "it", "?"]
+    assert text.words[4:12].count(text.words[4]) == 8
+    assert len(set(text.sentences)) == 4
+
+
+def test_unknown_kind_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="'verbs' is no kind of token"):
+        found_by().mask("verbs")
+
+
+# Groups
+
+
+def test_words_and_sentences() -> None:
+    found = found_by()
+    assert found.prompt.word_texts[:5] == ("<bos>", "the", "woman", "'s", "theater")
+    sentences = found.grouped("sentences")
+    assert sentences.prompt.labels == ("<bos> the woman 's theater , that anna likes .", "has upset the doctor")
+    assert sentences.scores.shape == (3, 2, 3)
+
+
+def test_joint_groups_of_a_layer_method() -> None:
+    """The columns of a group are those of values zeroed together, which the naive twin zeroes by hand."""
+    found = found_by(prompt=PROMPT).grouped([(1, 3), (3, 5)])
+    for step, case in enumerate(steps_of("gpt2", PROMPT, NEW)):
+        groups = torch.tensor([[0, 1, 1, 2, 2, 3, 4][: 5 + step]])
+        for layer in range(3):
+            row = value_zeroing_of_run(case, layer, groups=groups.tolist())[0, -1]
+            row = row[[0, 1, 3, *range(5, 5 + step)]]
+            torch.testing.assert_close(found.scores[step, :, layer], row[:3], rtol=1e-9, atol=1e-11)
+            torch.testing.assert_close(found.prefix[step, :step, layer], row[3:], rtol=1e-9, atol=1e-11)
+
+
+def test_joint_groups_of_a_rollout() -> None:
+    """Maps of groups, pooled by hand and multiplied. The last prompt token is apart until the end."""
+    model = case_of("gpt2").model
+    found = found_by(ValueZeroingRollout, prompt=PROMPT).grouped([(0, 2), (2, 5)])
+    ids = torch.tensor([PROMPT + NEW[:-1]])
+    groups = torch.tensor([[0, 0, 1, 1, 2, 3, 4]])
+    product = None
+    for layer, one in enumerate(ValueZeroing(model, find_layers(model)).attribute(ids, feature_mask=groups)):
+        pooled = pool_groups(one, groups)[0]
+        product = pooled if product is None else pooled @ product
+        expected = torch.stack([product[:, 0], product[:, 1] + product[:, 2]], dim=1)[2:]
+        torch.testing.assert_close(found.scores[..., layer], expected, rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(found.scores.sum(1) + found.prefix.sum(1), torch.ones(3, 3, dtype=torch.float64))
+
+
+def test_groups_of_a_method_called_for_each_step() -> None:
+    """The feature mask of a step ends where the text of the step ends."""
+    model = case_of("gpt2").model
+    found = found_by(partial(AttentionRollout, per_receptive_field=True), prompt=PROMPT).grouped([(1, 3)])
+    method = AttentionRollout(model, find_layers(model), per_receptive_field=True)
+    for step in range(3):
+        ids = torch.tensor([PROMPT + NEW[:step]])
+        groups = torch.tensor([[0, 1, 1, 2, 3, 4, 5][: 5 + step]])
+        row = method.attribute(ids, token=-1, feature_mask=groups)[0][[0, 1, 3, 4, *range(5, 5 + step)]]
+        torch.testing.assert_close(found.scores[step, :, -1], row[:4])
+        torch.testing.assert_close(found.prefix[step, :step, -1], row[4:])
+
+
+@pytest.mark.parametrize("name", ["gpt2", "t5"])
+def test_groups_of_attention_gradients(name: str) -> None:
+    whole = found_by(LayerAttentionGradient, name, PROMPT)
+    found = whole.grouped([(1, 3)])
+    torch.testing.assert_close(found.scores[:, 1], whole.scores[:, 1:3].sum(1))
+    torch.testing.assert_close(found.scores[:, 2:], whole.scores[:, 3:])
+    torch.testing.assert_close(found.prefix, whole.prefix)
+
+
+def test_group_of_an_effect_is_joint() -> None:
+    model = case_of("gpt2").model
+    found = found_by(ValueZeroingEffect, prompt=PROMPT).grouped([(1, 4)])
+    effect = ValueZeroingEffect(model, find_layers(model))
+    groups = torch.tensor([[0, 1, 1, 1, 2, 3]])
+    ids = torch.tensor([[*PROMPT, NEW[0]]])
+    expected = effect.attribute(ids, target=(-1, NEW[1]), feature_mask=groups)[0]
+    torch.testing.assert_close(found.scores[1, :, 0], expected[[0, 1, 4]])
+    torch.testing.assert_close(found.prefix[1, 0, 0], expected[5])
+
+
+@pytest.mark.parametrize("name", ["t5", "bart"])
+def test_groups_of_a_source(name: str) -> None:
+    whole = found_by(LayerAttention, name, PROMPT)
+    found = whole.grouped("sections")
+    assert found.prompt.labels == ("source", "decoder")
+    torch.testing.assert_close(found.scores[:, 0], whole.scores[:, :5].sum(1))
+    assert not found.scores[:, 1].any()
+    effect = found_by(ValueZeroingEffect, name, PROMPT).grouped([(0, 2)])
+    assert effect.scores.shape == (3, 5, 1)
+
+
+def test_groups_are_summed_where_there_is_no_joint_form() -> None:
+    whole = found_by(ALTILogit)
+    found = whole.grouped({"question": (1, 5)})
+    assert found.prompt.labels[1] == "question"
+    torch.testing.assert_close(found.scores[:, 1], whole.scores[:, 1:5].sum(1))
+    torch.testing.assert_close(found.scores[:, 2:], whole.scores[:, 5:])
+    torch.testing.assert_close(found.prefix, whole.prefix)
+
+
+def test_groups_without_a_second_run() -> None:
+    whole = found_by(ValueZeroingRollout)
+    found = whole.grouped("sentences", joint=False)
+    torch.testing.assert_close(found.scores[:, 0], whole.scores[:, :10].sum(1))
+
+
+def test_sections_of_a_chat() -> None:
+    chat = [{"role": "user", "content": "some hat ."}]
+    found = found_by(AttentionRollout, prompt=chat).grouped("sections")
+    assert found.prompt.labels == ("user", "answer")
+    torch.testing.assert_close(found.prompt_share + found.prefix.sum(1), torch.ones(3, 3, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    ("by", "message"),
+    [
+        ("sections", "no sections"),
+        ("lines", "by is 'lines'"),
+        (3, "by is 3"),
+        ([(0, 3), (2, 5)], "overlaps"),
+        ([(3, 3)], "0 <= start < stop <= 14"),
+        ({"end": (3, 99)}, "The span end is"),
+    ],
+)
+def test_wrong_groups_are_refused(by: Any, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        found_by().grouped(by)
+
+
+# Tables and files
+
+
+def test_pandas_has_all_scores() -> None:
+    found = found_by()
+    table = found.to_pandas()
+    sums = table.groupby(["layer", "step"])["score"].sum()
+    assert len(sums) == 9
+    assert sums.to_numpy() == pytest.approx(1)
+    one = table[(table.layer == "layer 2") & (table.step == 1) & (table.part == "prompt")]
+    assert one["score"].tolist() == found.scores[1, :, 2].tolist()
+    assert one["source_token"].tolist() == list(found.prompt.labels)
+    assert set(one["token"]) == {found.generated.labels[1]}
+
+
+def test_pandas_takes_mask_and_layer() -> None:
+    found = found_by()
+    table = found.to_pandas(mask=found.mask("stop"), layer=-1)
+    assert set(table["layer"]) == {"layer 2"}
+    assert "the" not in set(table[table.part == "prompt"].source_token)
+
+
+def test_json_has_all_scores(tmp_path: Path) -> None:
+    found = found_by(ValueZeroingRollout)
+    mask = found.mask("punctuation")
+    record = json.loads(found.to_json(tmp_path / "found.json", mask=mask))
+    assert record == json.loads((tmp_path / "found.json").read_text("utf-8"))
+    assert torch.tensor(record["scores"], dtype=torch.float64).permute(1, 2, 0).equal(found.scores)
+    assert torch.tensor(record["prefix"], dtype=torch.float64).permute(1, 2, 0).equal(found.prefix)
+    assert record["mask"] == mask.tolist()
+    assert record["generated"] == list(found.generated.labels)
+    assert record["layers"] == list(found.layers)
+
+
+def test_saved_result_is_the_same(tmp_path: Path) -> None:
+    found = found_by(prompt=[{"role": "user", "content": "some hat ."}])
+    found.save(tmp_path / "found.safetensors")
+    again = GenerationAttribution.load(tmp_path / "found.safetensors")
+    assert torch.equal(again.scores, found.scores)
+    assert torch.equal(again.prefix, found.prefix)
+    names = ("prompt", "generated", "layers", "method", "text")
+    assert [getattr(again, name) for name in names] == [getattr(found, name) for name in names]
+    with pytest.raises(ArgumentError, match="has no model"):
+        again.grouped("words")
+    assert again.grouped("sections", joint=False).scores.shape == (3, 2, 3)
+
+
+def test_another_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x").write_text("text")
+    with pytest.raises(ArgumentError, match="cannot be read"):
+        GenerationAttribution.load(tmp_path / "x")
+
+
+# Captum's result
+
+
+def test_captums_result() -> None:
+    found = found_by()
+    result = found.to_llm_attribution_result()
+    assert isinstance(result, LLMAttributionResult)
+    assert torch.equal(result.token_attr, found.scores[..., -1])
+    torch.testing.assert_close(result.seq_attr, found.scores[..., -1].sum(0))
+    assert result.input_tokens == list(found.prompt.labels)
+    assert result.output_tokens == list(found.generated.labels)
+
+
+def test_captums_result_with_a_mask() -> None:
+    found = found_by()
+    mask = found.mask("special", "stop")
+    result = found.to_llm_attribution_result(0, mask=mask, renormalize=True)
+    assert not result.token_attr[:, mask].any()
+    torch.testing.assert_close(result.token_attr.sum(1), torch.ones(3, dtype=torch.float64))
+    expected = found.scores[..., 0].masked_fill(mask, 0)
+    torch.testing.assert_close(result.token_attr, expected / expected.sum(1, keepdim=True))
+
+
+# Pictures
+
+
+def drawn(figure: Any) -> Tensor:
+    panels = [axes.images[0].get_array().filled(float("nan")) for axes in figure.axes if axes.images]
+    return torch.cat([torch.as_tensor(panel) for panel in panels], dim=1)
+
+
+def labels(figure: Any) -> list[str]:
+    return [text.get_text() for axes in figure.axes if axes.images for text in axes.get_xticklabels()]
+
+
+def test_picture_has_all_scores() -> None:
+    found = found_by()
+    figure = found.plot(layer=1)
+    assert torch.equal(drawn(figure), found.scores[..., 1])
+    assert labels(figure) == list(found.prompt.labels)
+    assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == list(found.generated.labels)
+    assert figure.get_suptitle() == "ValueZeroing, layer 1"
+
+
+def test_picture_with_mask_and_prefix() -> None:
+    found = found_by()
+    mask = found.mask("stop", "special")
+    figure = found.plot(mask=mask, prefix=True)
+    expected = torch.cat([found.scores[:, ~mask, -1], found.prefix[:, :2, -1]], dim=1)
+    assert torch.equal(drawn(figure), expected)
+
+
+def test_signed_scores_have_a_scale_around_zero() -> None:
+    image = found_by(ALTILogit).plot().axes[0].images[0]
+    assert image.norm.vmin == -image.norm.vmax < 0
+
+
+def test_picture_of_60_tokens_is_legible() -> None:
+    """Captum's picture of 60 prompt tokens is 78 inches wide."""
+    llama, words = case_of("llama").model, tokenizer_of_words()
+    found = attribute_generation(LayerAttention, llama, words, (PROMPT * 12)[:60], generated=NEW * 4)
+    figure = found.plot()
+    width, height = figure.get_size_inches()
+    assert width < 13
+    assert height < 6
+    figure.draw_without_rendering()
+    places = [text.get_window_extent() for text in figure.axes[0].get_xticklabels()]
+    assert len(places) == 60
+    assert all(left.x1 <= right.x0 + 1 for left, right in pairwise(places))
+
+
+def test_long_prompt_has_several_panels() -> None:
+    llama, words = case_of("llama").model, tokenizer_of_words()
+    found = attribute_generation(LayerAttention, llama, words, PROMPT * 30, generated=NEW)
+    figure = found.plot()
+    assert figure.get_size_inches()[0] < 13
+    assert len(labels(figure)) == 150
+    shown = drawn(figure)
+    assert torch.equal(shown[:, ~shown[0].isnan()], found.scores[..., -1])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"layer": 3}, "layer 3 is out of range: there are 3"),
+        ({"mask": torch.zeros(4, dtype=torch.bool)}, "mask is \\(4,\\)"),
+        ({"mask": torch.zeros(14)}, "of torch.float32"),
+        ({"mask": torch.ones(14, dtype=torch.bool)}, "leaves out all"),
+    ],
+)
+def test_wrong_picture_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        found_by().plot(**options)
+
+
+def test_naive_rows_are_the_scores() -> None:
+    found = found_by(prompt=PROMPT)
+    torch.testing.assert_close(found.scores[0], naive_rows("gpt2", PROMPT, NEW)[0], rtol=1e-9, atol=1e-11)

@@ -1,0 +1,231 @@
+"""One pass over the finished text equals one pass for each step."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from captum.attr import InputXGradient, Saliency
+from torch import Tensor
+from transformers import BertConfig, BertLMHeadModel
+
+from captum_vz import (
+    ALTI,
+    ALTILogit,
+    ALTIPlus,
+    ArgumentError,
+    AttentionFlow,
+    AttentionRollout,
+    GlobEnc,
+    HiddenTokenAttribution,
+    LayerALTI,
+    LayerAttention,
+    LayerAttentionGradient,
+    LayerAttentionNorm,
+    PositionAttribution,
+    RefusedError,
+    Rollout,
+    TokenAttribution,
+    UnsupportedLayerError,
+    ValueZeroing,
+    ValueZeroingEffect,
+    ValueZeroingRollout,
+    find_layers,
+)
+from captum_vz._engine import AttentionSite
+from captum_vz.attr import Wanted
+from captum_vz.generation import GenerationAttribution, attribute_generation
+from tests.generation.models import (
+    CAUSAL,
+    ENCODER_DECODER,
+    NEW,
+    PROMPT,
+    case_of,
+    inputs_of,
+    naive_rows,
+    tokenizer_of_words,
+)
+
+CLOSE = {"rtol": 1e-9, "atol": 1e-11}
+
+
+def found_by(method: Any, name: str, prompt: list[int] = PROMPT, new: list[int] = NEW) -> GenerationAttribution:
+    model, tokenizer = case_of(name).model, tokenizer_of_words()
+    found: GenerationAttribution = attribute_generation(method, model, tokenizer, prompt, generated=new)
+    return found
+
+
+def rows(found: GenerationAttribution) -> Tensor:
+    return torch.cat([found.scores, found.prefix], dim=1)
+
+
+@pytest.mark.parametrize("name", [*CAUSAL, *ENCODER_DECODER])
+def test_maps_equal_growing_texts(name: str) -> None:
+    found = found_by(ValueZeroing, name)
+    start = len(found.prompt.ids) - len(PROMPT)
+    assert start == (name in ENCODER_DECODER)
+    assert found.scores.shape == (4, 5 + start, 3)
+    assert found.prefix.shape == (4, 4, 3)
+    for step, expected in enumerate(naive_rows(name, PROMPT, NEW)):
+        torch.testing.assert_close(found.scores[step, :5], expected[:5], **CLOSE)
+        torch.testing.assert_close(found.prefix[step, : len(expected) - 5], expected[5:], **CLOSE)
+        assert not found.prefix[step, step:].any()
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_rollout_equals_growing_texts(name: str) -> None:
+    found = found_by(ValueZeroingRollout, name)
+    assert found.layers == ("layer 0", "layers 0 to 1", "layers 0 to 2")
+    for step, expected in enumerate(naive_rows(name, PROMPT, NEW, rollout=True)):
+        torch.testing.assert_close(rows(found)[step, : len(expected)], expected, **CLOSE)
+
+
+METHODS: dict[str, Any] = {
+    "attention": LayerAttention,
+    "attention-rollout": AttentionRollout,
+    "attention-norm": LayerAttentionNorm,
+    "norm-rollout": lambda model, layers: Rollout(LayerAttentionNorm(model, layers), residual=0.5),
+    "per-receptive-field": partial(AttentionRollout, per_receptive_field=True),
+    "attention-flow": AttentionFlow,
+    "alti": ALTI,
+    "alti-layer": LayerALTI,
+    "alti-logit": ALTILogit,
+    "hidden": HiddenTokenAttribution,
+    "effect": ValueZeroingEffect,
+    "attention-gradient": LayerAttentionGradient,
+    "saliency": Saliency,
+    "input-x-gradient": partial(TokenAttribution, method=InputXGradient, reduce="l2"),
+    "position": PositionAttribution,
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_any_method_equals_growing_texts(method: str) -> None:
+    whole = rows(found_by(METHODS[method], "llama"))
+    for step in range(1, len(NEW) + 1):
+        until = found_by(METHODS[method], "llama", new=NEW[:step])
+        torch.testing.assert_close(rows(until)[-1, : 4 + step], whole[step - 1, : 4 + step], rtol=1e-6, atol=1e-9)
+
+
+def test_effect_equals_the_class() -> None:
+    model = case_of("gpt2").model
+    found = found_by(ValueZeroingEffect, "gpt2")
+    for step, token in enumerate(NEW):
+        inputs = inputs_of("gpt2", PROMPT, NEW[:step])
+        expected = ValueZeroingEffect(model, find_layers(model)).attribute(inputs, target=(-1, token))[0]
+        torch.testing.assert_close(rows(found)[step, : len(expected), 0], expected)
+
+
+def test_gradient_is_of_the_next_logit() -> None:
+    model = case_of("gpt2").model
+    found = found_by(partial(TokenAttribution, method=InputXGradient), "gpt2")
+    for step, token in enumerate(NEW):
+        ids = inputs_of("gpt2", PROMPT, NEW[:step])["input_ids"]
+        vectors = model.get_input_embeddings()(ids).detach().requires_grad_()
+        (gradient,) = torch.autograd.grad(model(inputs_embeds=vectors).logits[0, -1, token], vectors)
+        expected = (gradient * vectors).sum(-1)[0].detach()
+        torch.testing.assert_close(rows(found)[step, : ids.shape[1], 0], expected)
+
+
+@pytest.mark.parametrize("name", ENCODER_DECODER)
+def test_alti_plus_has_source_and_prefix(name: str) -> None:
+    found = found_by(ALTIPlus, name)
+    model = case_of(name).model
+    layers = [*find_layers(model, "encoder"), *find_layers(model, "decoder")]
+    torch.testing.assert_close(rows(found).sum(1), torch.ones_like(found.prompt_share))
+    for step in range(len(NEW)):
+        expected = ALTIPlus(model, layers).attribute(inputs_of(name, PROMPT, NEW[:step]), token=-1)[0]
+        torch.testing.assert_close(rows(found)[step, : 6 + step, -1], expected, **CLOSE)
+
+
+def test_self_attention_of_a_decoder() -> None:
+    model = case_of("bart").model
+    found = found_by(ValueZeroing(model, find_layers(model, "decoder")), "bart")
+    assert not found.scores[:, :5].any()
+    torch.testing.assert_close(rows(found).sum(1), torch.ones_like(found.prompt_share))
+
+
+@pytest.mark.parametrize("method", [ValueZeroing, ValueZeroingRollout, AttentionRollout, ALTI, LayerAttention])
+def test_rows_sum_to_one(method: Any) -> None:
+    found = found_by(method, "qwen3")
+    torch.testing.assert_close(found.scores.sum(1) + found.prefix.sum(1), torch.ones(4, 3, dtype=torch.float64))
+    torch.testing.assert_close(found.prompt_share, found.scores.sum(1))
+    assert (found.prompt_share[0] > 1 - 1e-9).all()  # the first new token has the prompt alone
+
+
+def test_only_rows_of_new_tokens() -> None:
+    computed = []
+
+    class Counted(ValueZeroing):
+        def layer_scores(self, site: AttentionSite, wanted: Wanted) -> Tensor:
+            assert wanted.rows is not None
+            computed.append((wanted.rows.tolist(), site.shape.out))
+            return super().layer_scores(site, wanted)
+
+    found_by(Counted, "gpt2")
+    # m + n - 1 = 8 tokens run once. The rows are those of the positions m - 1 to m + n - 2.
+    assert computed == [([[4, 5, 6, 7]], 8)] * 3
+
+
+def test_model_runs_once() -> None:
+    case = case_of("llama")
+    lengths = []
+    with case.model.register_forward_pre_hook(
+        lambda module, args, kwargs: lengths.append(kwargs["input_ids"].shape[1]), with_kwargs=True
+    ):
+        found_by(ValueZeroingRollout, "llama")
+    assert lengths == [len(PROMPT) + len(NEW) - 1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_other_precisions(dtype: torch.dtype) -> None:
+    case = case_of("llama", dtype)
+    found = attribute_generation(ValueZeroing, case.model, tokenizer_of_words(), PROMPT, generated=NEW)
+    tolerance = 1e-4 if dtype == torch.float32 else 0.1
+    torch.testing.assert_close(found.scores.double(), found_by(ValueZeroing, "llama").scores, atol=tolerance, rtol=0)
+
+
+def test_options_reach_the_method() -> None:
+    model, tokenizer = case_of("gpt2").model, tokenizer_of_words()
+    options = {"perturbations_per_eval": 1}
+    found = attribute_generation(ValueZeroing, model, tokenizer, PROMPT, generated=NEW, method_options=options)
+    torch.testing.assert_close(found.scores, found_by(ValueZeroing, "gpt2").scores)
+
+
+def test_model_that_is_not_causal_is_refused() -> None:
+    size = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    model = BertLMHeadModel(BertConfig(vocab_size=60, **size)).eval()
+    with pytest.raises(UnsupportedLayerError, match="is not causal"):
+        attribute_generation(ValueZeroing, model, tokenizer_of_words(), PROMPT, generated=NEW)
+
+
+@pytest.mark.parametrize(
+    ("method", "name", "message"),
+    [
+        ("value-zeroing", "gpt2", "method is of type str"),
+        (lambda model, layers: layers, "gpt2", "method returned a list"),
+        (ValueZeroingRollout, "t5", "pass ALTIPlus, ValueZeroing"),
+        (GlobEnc, "gpt2", "pre-norm"),
+        (PositionAttribution(), "gpt2", "is not causal"),
+    ],
+)
+def test_wrong_method_is_refused(method: Any, name: str, message: str) -> None:
+    with pytest.raises(RefusedError, match=message):
+        found_by(method, name)
+
+
+def test_method_of_one_objective_is_refused() -> None:
+    model = case_of("gpt2").model
+    method = LayerAttentionGradient(model, find_layers(model), objective=lambda output: output.logits[:, -1, 5])
+    with pytest.raises(ArgumentError, match="Pass the class"):
+        found_by(method, "gpt2")
+
+
+def test_method_of_another_model_is_refused() -> None:
+    other = case_of("llama").model
+    with pytest.raises(ArgumentError, match="another model"):
+        found_by(ValueZeroing(other, find_layers(other)), "gpt2")
+    inner = case_of("gpt2").model.transformer
+    assert found_by(ValueZeroing(inner, find_layers(inner)), "gpt2").scores.shape == (4, 5, 3)
