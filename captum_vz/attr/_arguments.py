@@ -6,12 +6,18 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
-from captum._utils.common import _format_tensor_into_tuples, _run_forward
 from torch import Tensor, nn
 from torch.nn.functional import pad
 from torch.nn.parallel.scatter_gather import scatter
 
-from captum_vz._engine import AttentionSite
+from captum_vz._engine import AttentionSite, repeat_examples
+from captum_vz._private import (
+    format_additional_forward_args,
+    format_tensor_into_tuples,
+    is_replica,
+    run_forward,
+    uncompiled,
+)
 from captum_vz.attr._misuse import check_inputs, check_readable, explained_errors
 from captum_vz.errors import ArgumentError
 
@@ -53,7 +59,7 @@ def end_of_inputs(site: AttentionSite, inputs: Inputs, token: Any = None) -> int
             passed, and the model adds tokens (prompt tuning), so that it may count these or not.
     """
     text, found, end = token_input(inputs), site.shape.batch, site.end_of_inputs(tokens_of(inputs))
-    if not isinstance(text, Tensor) or getattr(site.layer.layer, "_is_replica", False):
+    if not isinstance(text, Tensor) or is_replica(site.layer.layer):
         return end
     # Ids, embeddings and images have an axis of examples. Packed patches have none, and choices (of an answer) two.
     known = text.dim() in (3, 4) if text.is_floating_point() else text.dim() == 2
@@ -118,6 +124,15 @@ def _unmasked_padding(site: AttentionSite, inputs: Inputs, ids: Tensor) -> list[
     ]
 
 
+def copies_of(inputs: Any, additional_forward_args: Any, copies: int, batch: int) -> tuple[Any, Any]:
+    """The arguments of the user's call for copies of the batch, one after the other."""
+    if isinstance(inputs, Mapping):
+        return {name: repeat_examples(value, copies, batch) for name, value in inputs.items()}, None
+    copied = tuple(repeat_examples(value, copies, batch) for value in format_tensor_into_tuples(inputs))
+    further = format_additional_forward_args(additional_forward_args)
+    return copied, None if further is None else tuple(repeat_examples(value, copies, batch) for value in further)
+
+
 def check_numbers(given: Any, run: Any) -> None:
     """Refuse a `perturbations_per_eval` that is not a positive integer or None, and a `run` that is no integer."""
     if run is not None and type(run) is not int:
@@ -149,7 +164,7 @@ def as_layers(layer: Any) -> list[nn.Module]:
             "their parts, in separate calls."
         )
     # A compiled layer wraps the module that runs.
-    return [getattr(entry, "_orig_mod", entry) for entry in layers]
+    return [uncompiled(entry) for entry in layers]
 
 
 def as_list(layer: Any) -> list[Any]:
@@ -174,9 +189,9 @@ def bind_forward(forward_func: Callable[..., Any], inputs: Inputs, additional_fo
             "inputs is None: pass what forward_func takes, a tensor, a tuple of tensors, or a tokenizer's output."
         )
     check_inputs(inputs)
-    formatted = _format_tensor_into_tuples(inputs)
+    formatted = format_tensor_into_tuples(inputs)
     _refuse_empty(formatted)
-    return _explained(lambda: _run_forward(forward_func, formatted, None, additional_forward_args), inputs)
+    return _explained(lambda: run_forward(forward_func, formatted, None, additional_forward_args), inputs)
 
 
 def _explained(forward: Callable[[], Any], inputs: Inputs) -> Callable[[], Any]:

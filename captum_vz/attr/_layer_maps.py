@@ -8,8 +8,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from captum._utils.progress import NullProgress, progress
-from captum._utils.typing import TargetType
 from captum.attr import LayerAttribution
 from torch import Tensor, nn
 
@@ -21,6 +19,7 @@ from captum_vz._engine import (
     attention_site,
     run_and_record,
 )
+from captum_vz._private import NullProgress, TargetType, is_replica, progress
 from captum_vz.attr._arguments import (
     Arguments,
     FeatureGroups,
@@ -213,7 +212,7 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
                 of_layer = groups.of(site, end)
                 asked = Wanted(site, rows, of_layer, arguments.perturbations_per_eval, end, leaf)
                 scores = self.layer_scores(site, asked)
-                if not getattr(record.layer, "_is_replica", False):
+                if not is_replica(record.layer):
                     there.append(site.target_mask[:, :end])
                 bar.update()
                 place = next(count)

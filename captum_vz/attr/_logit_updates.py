@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from captum_vz._engine import AttentionBlock, AttentionSite, Readout, decompositions, first_module_holding, first_tensor
+from captum_vz._private import is_replica
 from captum_vz.attr._arguments import as_layers
 from captum_vz.attr._target import WantedTokens, gather_rows, parse_indices
 from captum_vz.attr._wanted import Wanted
@@ -129,7 +130,7 @@ class LogitUpdates(LayerALTI):
         self.omitted = _before(model, as_layers(self.layer))
 
     def layer_scores(self, site: AttentionSite, wanted: Wanted) -> Tensor:
-        if getattr(site.layer.layer, "_is_replica", False):
+        if is_replica(site.layer.layer):
             raise UnsupportedLayerError("ALTILogit runs in one thread: pass the module that DataParallel wraps.")
         if len(site.layer.attentions) != 1:
             raise UnsupportedLayerError(

@@ -6,11 +6,10 @@ from abc import abstractmethod
 from typing import Any
 
 import torch
-from captum._utils.common import _format_output
-from captum._utils.typing import TargetType
 from captum.attr import PerturbationAttribution
 from torch import Tensor
 
+from captum_vz._private import TargetType, format_output
 from captum_vz.attr._arguments import Arguments, Inputs, as_layers
 from captum_vz.attr._captum import ForwardPassAttribution, logged, warn
 from captum_vz.attr._layer_maps import LayerMaps
@@ -114,7 +113,7 @@ class MapAggregation(ForwardPassAttribution):
         self._check_attention()
         found = self.maps._run(wanted.all_rows, arguments, self.other_mixing == "refuse")
         maps = self._joined(found, wanted, feature_mask, all_layers)
-        results = [_format_output(isinstance(inputs, tuple), (one,)) for one in maps]
+        results = [format_output(isinstance(inputs, tuple), (one,)) for one in maps]
         return results if all_layers else results[-1]
 
     def join_run(self, run: MapRun, *, token: Any = None, all_layers: bool = False) -> list[Tensor]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from captum_vz._engine import LayerRecord, OtherMixing
+from captum_vz._private import is_replica
 from captum_vz.errors import UnsupportedLayerError
 
 
@@ -33,7 +34,7 @@ class MapRun:
 
 def placeholder(record: LayerRecord, name: str) -> Tensor:
     """An empty map, to be replaced after the model has returned."""
-    if getattr(record.layer, "_is_replica", False):
+    if is_replica(record.layer):
         raise UnsupportedLayerError(
             f"{name} needs the output of the whole model, but a DataParallel replica returns the output of some "
             "examples only: pass the module that DataParallel wraps."

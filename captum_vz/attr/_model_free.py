@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from captum._utils.typing import TargetType
 from captum.attr import Attribution
 from torch import Tensor, nn
 
+from captum_vz._private import TargetType
 from captum_vz.attr._arguments import Arguments, Inputs, as_layers, token_input
 from captum_vz.attr._captum import logged
 from captum_vz.attr._map_run import MapRun

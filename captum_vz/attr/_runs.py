@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from captum_vz._engine import LayerRecord, alike_tensors, first_tensor, given_states
+from captum_vz._private import tree_leaves
 from captum_vz.attr._blocks import is_attention_module, refuse_attention_modules
 from captum_vz.errors import ArgumentError, RefusedError, UnsupportedLayerError
 

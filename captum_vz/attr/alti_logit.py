@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import torch
-from captum._utils.common import _format_output
 from torch import Tensor, nn
 
 from captum_vz._engine import Readout
+from captum_vz._private import format_output
 from captum_vz.attr._arguments import Arguments, Inputs
 from captum_vz.attr._captum import ForwardPassAttribution, logged, warn
 from captum_vz.attr._logit_updates import LayerTerms, LogitTarget, LogitUpdates
@@ -149,7 +149,7 @@ class ALTILogit(ForwardPassAttribution):
         arguments = Arguments(inputs, additional_forward_args, None, perturbations_per_eval, show_progress)
         wanted, maps, steps, scale = self._explain(target, foil, arguments)
         scores = logit_contributions([step.sources for step in steps], maps) * scale[..., None]
-        return _format_output(isinstance(inputs, tuple), (wanted.select(scores.to(maps[0].dtype)),))
+        return format_output(isinstance(inputs, tuple), (wanted.select(scores.to(maps[0].dtype)),))
 
     def terms(
         self,

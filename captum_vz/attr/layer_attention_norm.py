@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
-from captum._utils.typing import TargetType
 from torch import Tensor
 
 from captum_vz._engine import INCLUDES, AttentionBlock, AttentionSite, Decomposition, decompositions
+from captum_vz._private import TargetType
 from captum_vz.attr._arguments import Inputs
 from captum_vz.attr._layer_maps import LayerMaps
 from captum_vz.attr._wanted import Wanted

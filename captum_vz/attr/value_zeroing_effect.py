@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from captum._utils.common import _format_additional_forward_args, _format_output, _format_tensor_into_tuples
-from captum._utils.progress import NullProgress, progress
 from torch import Tensor
 
-from captum_vz._engine import LayerRecord, ModelReplay, attention_site, is_half, repeat_examples
-from captum_vz.attr._arguments import FeatureGroups, Inputs, bind_forward, check_numbers, end_of_inputs
+from captum_vz._engine import LayerRecord, ModelReplay, attention_site, is_half
+from captum_vz._private import (
+    NullProgress,
+    format_output,
+    progress,
+)
+from captum_vz.attr._arguments import FeatureGroups, Inputs, bind_forward, check_numbers, copies_of, end_of_inputs
 from captum_vz.attr._captum import ForwardPassAttribution, in_steps, logged, warn
 from captum_vz.attr._heads import Heads, select_heads
 from captum_vz.attr._misuse import check_no_cache
@@ -172,7 +175,7 @@ class ValueZeroingEffect(ForwardPassAttribution):
                 nonlocal effects
                 zeroed = members == order.T[start:stop, :, None]
                 zeroed = torch.cat([zeroed, torch.zeros_like(zeroed[:1])])
-                copied = _copies(inputs, additional_forward_args, len(zeroed), batch)
+                copied = copies_of(inputs, additional_forward_args, len(zeroed), batch)
                 output = model.run(bind_forward(self.forward_func, *copied), zeroed)
                 numbers = question.read(output, batch, len(zeroed)).unflatten(0, (len(zeroed), batch))
                 effects = effects.to(numbers)
@@ -183,7 +186,7 @@ class ValueZeroingEffect(ForwardPassAttribution):
                 warn(f"{self.get_name()}: {note}.")
         scores = effects.new_zeros(batch, max(int(members.max()), 0) + 1).scatter(1, order.to(effects.device), effects)
         scores = scores.gather(1, members.clamp_min(0).to(scores.device)) * (members >= 0).to(scores.device)
-        return _format_output(isinstance(inputs, tuple), (scores[:, : ends[0]],))
+        return format_output(isinstance(inputs, tuple), (scores[:, : ends[0]],))
 
 
 def _members(groups: list[Tensor]) -> Tensor:
@@ -203,14 +206,6 @@ def _order(members: Tensor) -> Tensor:
     there = (members[:, :, None] == numbers).any(1)
     return there.int().argsort(dim=1, descending=True, stable=True)[:, : int(there.sum(1).max())]
 
-
-def _copies(inputs: Any, additional_forward_args: Any, copies: int, batch: int) -> tuple[Any, Any]:
-    """The arguments of the user's call for copies of the batch, one after the other."""
-    if isinstance(inputs, Mapping):
-        return {name: repeat_examples(value, copies, batch) for name, value in inputs.items()}, None
-    copied = tuple(repeat_examples(value, copies, batch) for value in _format_tensor_into_tuples(inputs))
-    further = _format_additional_forward_args(additional_forward_args)
-    return copied, None if further is None else tuple(repeat_examples(value, copies, batch) for value in further)
 
 
 @dataclass(frozen=True)

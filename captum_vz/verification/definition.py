@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from captum_vz._private import TorchDispatchMode, storage_id
 
 aten = torch.ops.aten
 SOFTMAX = {aten._softmax.default, aten._safe_softmax.default}
@@ -98,7 +99,7 @@ class Operators(TorchDispatchMode):
         pads = func is aten.constant_pad_nd.default
         kept = func in KEEPS_WEIGHTS and any(self._is_weights(x) and (pads or x.numel() == first.numel()) for x in args)
         if func in SOFTMAX or kept:
-            self._weights[first.untyped_storage()._cdata] = first
+            self._weights[storage_id(first)] = first
         if self.look is not None:
             self.look(number, func, first)
         if number in self.edit.outputs:
@@ -106,7 +107,7 @@ class Operators(TorchDispatchMode):
         return output
 
     def _is_weights(self, value: Any) -> bool:
-        return isinstance(value, Tensor) and value.untyped_storage()._cdata in self._weights
+        return isinstance(value, Tensor) and storage_id(value) in self._weights
 
     def _multiplied(self, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
         weights_first = self._is_weights(left)

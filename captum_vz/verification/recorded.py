@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
 
+from captum_vz._private import tree_leaves, tree_map
 from captum_vz.verification.definition import Definition, NoDefinitionError
 
 

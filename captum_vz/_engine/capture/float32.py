@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from captum_vz._engine.capture.layer_runner import LAYER_ERRORS, fresh_arguments, is_cache, without_caches
 from captum_vz._engine.capture.recorder import Recorder
@@ -21,6 +20,7 @@ from captum_vz._engine.numerics.tensors import first_tensor, map_each
 from captum_vz._engine.numerics.tolerance import is_close_in_half
 from captum_vz._engine.taps.changes import without_autocast
 from captum_vz._engine.taps.handler import AttentionCall, AttentionHandler, handled_by, left_out_by_replays
+from captum_vz._private import accelerate_hook, tree_leaves
 from captum_vz.errors import RefusedError, UnsupportedLayerError
 
 HALF = (torch.float16, torch.bfloat16)
@@ -41,7 +41,7 @@ def is_half(record: LayerRecord) -> bool:
 def in_float32(module: Module) -> Module:
     """A float32 copy of a module. It shares configs, and the weights map of modules that accelerate offloads."""
     configs = [getattr(m, "config", None) for m in module.modules()]
-    offloaded = [getattr(getattr(m, "_hf_hook", None), "weights_map", None) for m in module.modules()]
+    offloaded = [getattr(accelerate_hook(m), "weights_map", None) for m in module.modules()]
     shared = {id(one): one for one in (*configs, *offloaded) if one is not None}
     copied = copy.deepcopy(module, shared).float()
     # A replica of DataParallel holds plain tensors where its original holds parameters.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -11,10 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from captum._utils.common import _sort_key_list
 from torch import Tensor, nn
-from torch.nn.modules.dropout import _DropoutNd
-from torch.utils._pytree import tree_leaves, tree_map
 
 from captum_vz._engine.capture.hooks import layer_hooks, on_its_device
 from captum_vz._engine.capture.layer_runner import LAYER_ERRORS, is_cache, replace_leaf
@@ -28,6 +24,7 @@ from captum_vz._engine.numerics.tensors import alike_tensors, map_each
 from captum_vz._engine.taps.changes import Changes, undoing
 from captum_vz._engine.taps.handler import AttentionCall, AttentionHandler
 from captum_vz._engine.taps.projection import projections_named
+from captum_vz._private import DropoutModule, eager_stance, is_replica, sort_key_list, tree_leaves, tree_map
 from captum_vz.errors import RefusedError, UnsupportedLayerError
 
 if TYPE_CHECKING:
@@ -115,7 +112,7 @@ def run_and_record(
                 on_record(record)
             result = compute(record)
         with lock:
-            if getattr(record.layer, "_is_replica", False):
+            if is_replica(record.layer):
                 owner = owners.setdefault((result.device, record.index), record.layer)
                 if owner is not record.layer:
                     raise RefusedError(
@@ -149,10 +146,9 @@ def run_and_record(
 
 def run_original_modules(changes: Changes) -> None:
     """Run the original modules of a compiled model. A compiled layer would be compiled again with our hooks."""
-    # Not torch.compiler.set_stance: of two threads, the one that ends last would restore what the other has set.
-    dynamo = sys.modules.get("torch._dynamo.eval_frame")
-    if dynamo is not None and hasattr(dynamo, "DynamoStance"):
-        changes.replace(dynamo, "_stance", dynamo.DynamoStance("force_eager"))
+    stance = eager_stance()
+    if stance is not None:
+        changes.replace(*stance)
 
 
 def given_states(
@@ -169,7 +165,7 @@ def given_states(
         leaves = tree_leaves((args, kwargs), is_leaf=is_cache)
         place = next((m.layer_idx for m in layer.modules() if isinstance(getattr(m, "layer_idx", None), int)), 0)
         filled = not given[index] and any(is_cache(x) and x.get_seq_length(place) for x in leaves)
-        if filled or getattr(layer, "_is_replica", False):
+        if filled or is_replica(layer):
             raise RefusedError(
                 f"forward_func cannot be called again to see which runs of layer {index} ({type(layer).__name__}) are "
                 "related: it has a filled key-value cache, or replicas. Pass a forward_func that runs the layer once."
@@ -199,7 +195,7 @@ def given_states(
 
 def _join(replicas: dict[torch.device, LayerResults], device_ids: list[int] | None) -> LayerResults:
     """Concatenate the shares of a batch that replicas computed on their devices."""
-    devices = _sort_key_list(list(replicas), device_ids)
+    devices = sort_key_list(list(replicas), device_ids)
     first = devices[0]
     return [
         (shares[0][0], torch.cat([share.to(first) for _, share in shares]))
@@ -212,7 +208,7 @@ def check_no_dropout(layer: nn.Module) -> None:
     for name, module in layer.named_modules():
         if not module.training:
             continue
-        rates = {"p": module.p} if isinstance(module, _DropoutNd) else vars(module)
+        rates = {"p": module.p} if isinstance(module, DropoutModule) else vars(module)
         for key, rate in rates.items():
             if isinstance(rate, float) and rate > 0 and (key == "p" or "drop" in key):
                 raise RefusedError(

@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from captum_vz._engine.capture.records import VersionedTensor
 from captum_vz._engine.numerics.tensors import map_each
@@ -24,6 +23,7 @@ from captum_vz._engine.taps.handler import (
     set_handler,
     user_hooks,
 )
+from captum_vz._private import accelerate_hook, forward_hooks, is_replica, tree_leaves
 
 H = TypeVar("H", bound=AttentionHandler)
 # The pass that this thread runs. Hooks are shared by all threads that use the model.
@@ -47,7 +47,7 @@ def layer_hooks(
 
     def is_ours(module: nn.Module) -> bool:
         # DataParallel runs its replicas in threads of their own, which inherit no context.
-        return _pass.get() is this_pass or getattr(module, "_is_replica", False)
+        return _pass.get() is this_pass or is_replica(module)
 
     def hooks_of(index: int) -> tuple[Callable[..., None], Callable[..., None], Callable[..., Any]]:
         running: dict[int, tuple[H, AttentionHandler | None, list[VersionedTensor]]] = {}
@@ -57,7 +57,7 @@ def layer_hooks(
         def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
             if is_ours(module):
                 # The user may have added hooks since. Ours are the first and the last that see the output.
-                hooks: Any = module._forward_hooks
+                hooks: Any = forward_hooks(module)
                 for number, hook in list(hooks.items()):
                     if hook in (returned, after):
                         hooks.move_to_end(number, last=hook is after)
@@ -66,7 +66,7 @@ def layer_hooks(
                 set_handler(handler)
 
         def returned(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            if is_ours(module) and user_hooks(module._forward_hooks):
+            if is_ours(module) and user_hooks(forward_hooks(module)):
                 running[id(module)][-1].extend(map(VersionedTensor, _tensors(output)))
 
         def after(module: nn.Module, args: tuple[Any, ...], *kwargs_and_output: Any) -> Any:
@@ -74,7 +74,7 @@ def layer_hooks(
                 return None
             handler, outer, tensors = running.pop(id(module))
             set_handler(outer)
-            (kwargs, output), hooks = kwargs_and_output, user_hooks(module._forward_hooks)
+            (kwargs, output), hooks = kwargs_and_output, user_hooks(forward_hooks(module))
             changed = bool(tensors) and not _are_same(tensors, _tensors(output))
             # In a context of its own. transformers' collector of attentions and hidden states, which follows the
             # user's pass by a context variable, would otherwise collect those of replays.
@@ -116,7 +116,7 @@ def on_its_device(layer: nn.Module, arguments: Any) -> Any:
 
     Where accelerate spreads a model over devices, a wrapper of the layer's forward moves them. Replays run without it.
     """
-    hook = getattr(layer, "_hf_hook", None)
+    hook = accelerate_hook(layer)
     for one in getattr(hook, "hooks", (hook,)):
         device = getattr(one, "execution_device", None)
         if device is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections import OrderedDict, UserDict
+from collections import UserDict
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
 
 from captum_vz._engine.numerics.budget import is_out_of_memory
 from captum_vz._engine.numerics.tensors import clone_tensor, first_tensor, map_each
 from captum_vz._engine.numerics.tolerance import CannotReplayError
 from captum_vz._engine.taps.handler import handled_by
+from captum_vz._private import own_modules, tree_leaves, tree_map, without_hooks
 from captum_vz.errors import RefusedError
 
 if TYPE_CHECKING:
@@ -151,27 +151,16 @@ def replace_leaf(old: Tensor, new: Tensor, value: Any) -> Any:
     return new if value is old else value
 
 
-def without_hooks(module: nn.Module) -> nn.Module:
-    """A copy of one module that shares everything below it, without hooks and without wrappers of its forward."""
-    copied = type(module).__new__(type(module))
-    copied.__dict__.update(module.__dict__)
-    copied.__dict__["_modules"] = dict(module._modules)
-    copied.__dict__["_forward_hooks"] = OrderedDict()
-    copied.__dict__["_forward_pre_hooks"] = OrderedDict()
-    copied.__dict__.pop("forward", None)
-    return copied
-
-
 def with_submodules_replaced(module: nn.Module, replacements: Mapping[nn.Module, nn.Module]) -> nn.Module:
     """A copy of a module in which other modules stand for some of its submodules. The module is not touched."""
     if module in replacements:
         return replacements[module]
-    children = {name: child for name, child in module._modules.items() if child is not None}
+    children = {name: child for name, child in own_modules(module).items() if child is not None}
     copies = {name: with_submodules_replaced(child, replacements) for name, child in children.items()}
     if all(copies[name] is child for name, child in children.items()):
         return module
     copied = without_hooks(module)
-    copied._modules.update(copies)
+    own_modules(copied).update(copies)
     return copied
 
 

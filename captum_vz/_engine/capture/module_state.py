@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from captum_vz._engine.taps.changes import Changes
+from captum_vz._private import OWN_ATTRIBUTES, own_buffers, tree_leaves
 
 # Attributes that are no state: all of nn.Module's own except buffers (parameters and hooks do not change in a run), and
 # an instance's `forward`, which other passes set and remove.
-_NOT_STATE = frozenset(vars(nn.Module())) - {"_buffers"} | {"forward"}
+_NOT_STATE = OWN_ATTRIBUTES | {"forward"}
 _STATELESS = (Tensor, nn.Module, FunctionType, MethodType, ModuleType, type, Enum)
 _MUTABLE = (list, dict, set, deque, bytearray, np.ndarray)
 _LIBRARIES = ("torch.", "transformers.")
@@ -64,7 +64,7 @@ class ModuleState:
         containers = [(value, value.copy()) for value in reached if isinstance(value, _MUTABLE)]
         # Copy only tensors that the layer's own run wrote to, because quantised weights would be expensive to copy. A
         # batch norm's writes, which happen in train mode only, do not advance torch's version counter.
-        trained = {id(x) for one in self.modules if one.training for x in one._buffers.values()}
+        trained = {id(x) for one in self.modules if one.training for x in own_buffers(one).values()}
         tensors = [x for x in reached if isinstance(x, Tensor)]
         written = [(x, x.clone()) for x in tensors if id(x) in trained or self._is_written(x)]
 

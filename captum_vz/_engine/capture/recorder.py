@@ -14,6 +14,7 @@ from captum_vz._engine.numerics.tolerance import PROJECTED, is_same_attention, s
 from captum_vz._engine.taps.handler import AttentionHandler
 from captum_vz._engine.taps.projection import is_value_projection, visible_by_argument
 from captum_vz._engine.taps.projection_table import family_of
+from captum_vz._private import own_modules, own_parameters
 
 if TYPE_CHECKING:
     from captum_vz._engine.capture.records import LayerRecord
@@ -81,9 +82,9 @@ class Recorder(AttentionHandler):
             self._inline_values.setdefault(id(attention), []).append(values)
         if isinstance(module, nn.Parameter):
             return
-        if module._parameters and inputs and isinstance(inputs[0], Tensor):
+        if own_parameters(module) and inputs and isinstance(inputs[0], Tensor):
             record.module_rows.setdefault(id(module), []).append(inputs[0].shape[:-1].numel())
-        kept = record.keep_module_io and record.attentions and module._parameters and not module._modules
+        kept = record.keep_module_io and record.attentions and own_parameters(module) and not own_modules(module)
         if kept and inputs and isinstance(inputs[0], Tensor) and isinstance(output, Tensor):
             record.module_io[id(module)] = VersionedTensor(inputs[0]), VersionedTensor(output)
         if id(module) in self._inline_values and not any(one.module is module for one in record.attentions):

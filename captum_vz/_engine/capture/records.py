@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from captum_vz._engine.capture.module_state import ModuleState, version
 from captum_vz._engine.numerics.tensors import first_tensor
+from captum_vz._private import tree_leaves
 from captum_vz.errors import UnsupportedLayerError
 
 if TYPE_CHECKING:

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from captum_vz._engine.decomposition.steps import Step, record_steps
 from captum_vz._engine.numerics.tensors import first_tensor
 from captum_vz._engine.numerics.tolerance import CannotReplayError, is_close_up_to_tf32, is_same_sum
 from captum_vz._engine.structure.modules import matrix, read_norm
+from captum_vz._private import tree_leaves
 from captum_vz.errors import RefusedError, UnsupportedLayerError
 
 if TYPE_CHECKING:

@@ -15,9 +15,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 from torch.nn import functional
-from torch.overrides import TorchFunctionMode, _get_current_function_mode, _pop_mode
+from torch.overrides import TorchFunctionMode
+
+from captum_vz._private import (
+    current_function_mode,
+    has_dispatch_modes,
+    has_function_modes,
+    is_transformed,
+    pop_function_mode,
+)
 
 # oneDNN compiles a kernel of half a megabyte for each number of rows and keeps it, so rows are padded to few numbers.
 # In bfloat16 a product of more than about 600 rows takes twice the time for each row (measured on AMX).
@@ -79,8 +86,8 @@ class OneDnnLinears(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
     def __exit__(self, *error: Any) -> None:
-        if _get_current_function_mode() is self:  # it may be suspended when an interruption comes
-            _pop_mode()
+        if current_function_mode() is self:  # it may be suspended when an interruption comes
+            pop_function_mode()
 
     @staticmethod
     def gain(weights: Iterable[Tensor]) -> bool:
@@ -88,14 +95,14 @@ class OneDnnLinears(TorchFunctionMode):
 
         Ask before the mode is entered, because a mode costs time at each function call.
         """
-        return not torch._C._len_torch_function_stack() and any(
+        return not has_function_modes() and any(
             x.dim() == 2 and x.dtype == torch.float32 and _most_rows_by_onednn(x) for x in weights
         )
 
     @contextmanager
     def suspended(self) -> Iterator[None]:
         """Leave this mode inside a `with` block, to save its overhead, unless another mode was entered after it."""
-        if _get_current_function_mode() is not self:
+        if current_function_mode() is not self:
             yield
             return
         self.__exit__(None, None, None)
@@ -134,9 +141,8 @@ def _is_plain(rows: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
         and rows.shape[:-1].numel() * weight.numel() >= LEAST_WORK
         and not torch.is_grad_enabled()
         and not torch.is_autocast_enabled("cpu")
-        and not torch._C._len_torch_function_stack()  # the user's modes must see this call
-        and forward_ad._current_level < 0  # oneDNN drops forward-mode tangents
-        and torch._C._functorch.peek_interpreter_stack() is None
+        and not has_function_modes()  # the user's modes must see this call
+        and not is_transformed()  # oneDNN drops forward-mode tangents
     )
 
 
@@ -147,7 +153,7 @@ def _most_rows_by_onednn(weight: Tensor) -> int:
         weight.numel() >= SMALL
         and weight.device.type == "cpu"
         and weight.dtype in ROWS
-        and not torch._C._len_torch_dispatch_stack()  # a mode that counts operations may not know oneDNN's
+        and not has_dispatch_modes()  # a mode that counts operations may not know oneDNN's
         and (in_order or weight.T.is_contiguous())
         and torch.backends.mkldnn.is_available()
         and bool(torch.backends.mkldnn.enabled)

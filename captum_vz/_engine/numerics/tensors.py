@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
 
+from captum_vz._private import tree_leaves, tree_map
 from captum_vz.functional import widen
 
 

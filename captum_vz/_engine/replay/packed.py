@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
 from captum_vz._engine.numerics.matmul import OneDnnLinears
 from captum_vz._engine.numerics.perturbation import PROBE_STRENGTHS, with_noise
@@ -30,6 +29,7 @@ from captum_vz._engine.replay.contexts import context_change, context_without
 from captum_vz._engine.replay.trust import is_independent
 from captum_vz._engine.structure.dependence import projects_any_context, values_follow_token_order
 from captum_vz._engine.taps.handler import AttentionHandler
+from captum_vz._private import tree_map
 
 if TYPE_CHECKING:
     from captum_vz._engine.capture.records import AttentionRecord

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from captum_vz._engine.capture.interventions import ScaleNoise, ZeroValues
 from captum_vz._engine.numerics.matmul import OneDnnLinears
@@ -18,6 +17,7 @@ from captum_vz._engine.numerics.tolerance import CannotReplayError, check_reprod
 from captum_vz._engine.replay.base import ReplayChunk, zeroed_weights
 from captum_vz._engine.replay.trust import is_independent
 from captum_vz._engine.structure.dependence import values_depend_on_own_position
+from captum_vz._private import tree_flatten, tree_unflatten
 
 if TYPE_CHECKING:
     from captum_vz._engine.capture.interventions import ContextHandler

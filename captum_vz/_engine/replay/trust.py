@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from captum_vz._engine.numerics.perturbation import PROBE_STRENGTHS, SMALL_STRENGTHS
 from captum_vz._engine.numerics.tolerance import is_reproduced
 from captum_vz._engine.taps.handler import is_hooked
+from captum_vz._private import accelerate_hook, own_parameters
 
 if TYPE_CHECKING:
     from captum_vz._engine.capture.records import LayerRecord
@@ -49,7 +50,7 @@ def _is_library_class(kind: type[nn.Module]) -> bool:
 def _holds_library_code(module: nn.Module) -> bool:
     """Whether the functions that a module holds are library code, and its `forward` is that of its class."""
     functions = [x for x in vars(module).values() if callable(x) and not isinstance(x, (nn.Module, Tensor, type))]
-    hook = getattr(module, "_hf_hook", None)
+    hook = accelerate_hook(module)
     hooks = () if hook is None else (hook, *getattr(hook, "hooks", ()))
     return (
         all(map(_is_library_function, functions))
@@ -85,8 +86,8 @@ def each_module_runs_once(layer: LayerRecord) -> bool:
     """
     batch, _, out, _ = layer.attentions[0].shape
     inside = {id(module) for one in layer.attentions for module in one.module.modules()}
-    holders = [m for m in layer.layer.modules() if id(m) not in inside and m._parameters]
-    matrices = all(x is None or x.dim() <= 2 for module in holders for x in module._parameters.values())
+    holders = [m for m in layer.layer.modules() if id(m) not in inside and own_parameters(m)]
+    matrices = all(x is None or x.dim() <= 2 for module in holders for x in own_parameters(module).values())
     return matrices and all(layer.module_rows.get(id(module)) == [batch * out] for module in holders)
 
 

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from captum_vz._engine.capture.interventions import StopAtOutput, StopAtValues, StopRunError
 from captum_vz._engine.numerics.perturbation import (
@@ -28,6 +27,7 @@ from captum_vz._engine.numerics.perturbation import (
 )
 from captum_vz._engine.numerics.tensors import for_query_heads
 from captum_vz._engine.numerics.tolerance import CannotReplayError, is_reproduced
+from captum_vz._private import tree_leaves
 
 if TYPE_CHECKING:
     from captum_vz._engine.capture.interventions import SiteHandler

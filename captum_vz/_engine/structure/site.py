@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from captum_vz._engine.capture.float32 import is_half, recorded_in_float32
 from captum_vz._engine.capture.layer_runner import LayerRunner, is_cache
@@ -17,6 +16,7 @@ from captum_vz._engine.structure.dependence import values_depend_on_own_position
 from captum_vz._engine.structure.padding import padding_masks
 from captum_vz._engine.structure.streams import find_streams
 from captum_vz._engine.structure.windows import find_windows, is_rearranged
+from captum_vz._private import tree_leaves
 from captum_vz.errors import RefusedError, UnsupportedLayerError
 
 if TYPE_CHECKING:

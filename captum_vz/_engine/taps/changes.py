@@ -16,7 +16,9 @@ from typing import Any, TypeVar
 
 import torch
 from torch.nn.modules import module as module_of_torch
-from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
+from torch.overrides import TorchFunctionMode
+
+from captum_vz._private import function_modes, pop_function_mode, push_function_mode
 
 T = TypeVar("T")
 Action = Callable[[], Any]
@@ -73,8 +75,8 @@ class Changes:
 
     def enter(self, mode: TorchFunctionMode) -> None:
         """Enter a function mode of this thread."""
-        self.undo.append(partial(_restore_modes, _get_current_function_mode_stack()))
-        _push_mode(mode)
+        self.undo.append(partial(_restore_modes, function_modes()))
+        push_function_mode(mode)
 
     def share(self, key: Hashable, begin: Callable[[], tuple[Action, Action]]) -> None:
         """Make a change unless another pass has made it. `begin` returns what makes it, and what takes it back."""
@@ -118,7 +120,7 @@ def undoing(action: Callable[[Changes], T]) -> T:
     try:
         try:
             changes.undo.append(partial(torch.set_grad_enabled, torch.is_grad_enabled()))
-            changes.undo.append(partial(_restore_modes, _get_current_function_mode_stack()))
+            changes.undo.append(partial(_restore_modes, function_modes()))
             with changes:
                 changes.set(_current, changes)
                 return action(changes)
@@ -155,8 +157,8 @@ def _remove_hook(tables: Iterable[dict[int, Any]], hook: Callable[..., Any]) -> 
 
 
 def _restore_modes(before: list[Any]) -> None:
-    if _get_current_function_mode_stack() != before:
-        while _get_current_function_mode_stack():
-            _pop_mode()
+    if function_modes() != before:
+        while function_modes():
+            pop_function_mode()
         for mode in before:
-            _push_mode(mode)
+            push_function_mode(mode)

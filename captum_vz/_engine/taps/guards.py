@@ -5,16 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.overrides import _get_current_function_mode_stack
 
 from captum_vz._engine.numerics.tolerance import is_same_attention
+from captum_vz._private import BUILTIN_ATTENTION, function_modes, without_function_modes
 from captum_vz.errors import RefusedError
-
-# torch's own function, whatever the name torch.nn.functional.scaled_dot_product_attention refers to.
-BUILTIN = torch._C._nn.scaled_dot_product_attention
 
 
 def check_attention_not_overridden(function: Callable[..., Tensor], *args: Any, **kwargs: Any) -> None:
@@ -25,15 +21,15 @@ def check_attention_not_overridden(function: Callable[..., Tensor], *args: Any, 
     Raises:
         RefusedError: The function or a mode computes something else.
     """
-    modes = [mode for mode in _get_current_function_mode_stack() if not type(mode).__module__.startswith("captum_vz.")]
-    if function is BUILTIN and not modes:
+    modes = [mode for mode in function_modes() if not type(mode).__module__.startswith("captum_vz.")]
+    if function is BUILTIN_ATTENTION and not modes:
         return
-    with torch._C.DisableTorchFunction():
-        expected = BUILTIN(*args, **kwargs)
+    with without_function_modes():
+        expected = BUILTIN_ATTENTION(*args, **kwargs)
         results = [("Another function", function(*args, **kwargs))]
         for mode in modes:
             # A mode may compare with torch's own function, or with the current value of the public name.
-            for known in (BUILTIN, functional.scaled_dot_product_attention):
+            for known in (BUILTIN_ATTENTION, functional.scaled_dot_product_attention):
                 result = mode.__torch_function__(known, (), args, kwargs)
                 results.append((f"The function mode {type(mode).__name__}", result))
     for name, result in results:

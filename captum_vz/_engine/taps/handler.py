@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from captum_vz._engine.numerics.tensors import for_query_heads
 from captum_vz._engine.numerics.tolerance import same_numbers
+from captum_vz._private import accelerate_hook, forward_hooks, forward_pre_hooks
 from captum_vz.errors import UnsupportedLayerError
 
 # Hooks of transformers that collect hidden states stay on a model once hidden states were asked for.
@@ -156,10 +157,10 @@ def on_submodule_exit(module: nn.Module, inputs: tuple[Any, ...], output: Any) -
 
 def left_out_by_replays(layer: nn.Module) -> str:
     """What the user has put around a layer's own forward, as a sentence. Empty: nothing."""
-    hooks = [*user_hooks(layer._forward_pre_hooks), *user_hooks(layer._forward_hooks)]
+    hooks = [*user_hooks(forward_pre_hooks(layer)), *user_hooks(forward_hooks(layer))]
     found = [f"the hook {getattr(hook, '__qualname__', type(hook).__name__)}" for hook in hooks]
     forward = vars(layer).get("forward")
-    if forward is not None and not hasattr(layer, "_hf_hook"):
+    if forward is not None and accelerate_hook(layer) is None:
         found.append(f"{getattr(forward, '__qualname__', type(forward).__name__)} in the place of its forward")
     if not found:
         return ""
@@ -177,4 +178,4 @@ def user_hooks(hooks: Mapping[int, Callable[..., Any]]) -> list[Callable[..., An
 
 def is_hooked(module: nn.Module) -> bool:
     """Whether a module carries hooks of the user's. They may change what it does, so they have to be called."""
-    return bool(user_hooks(module._forward_pre_hooks) or user_hooks(module._forward_hooks))
+    return bool(user_hooks(forward_pre_hooks(module)) or user_hooks(forward_hooks(module)))

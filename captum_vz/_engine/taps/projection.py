@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
 
 from captum_vz._engine.numerics.tensors import mask_as_bool
 from captum_vz._engine.taps.changes import Changes
 from captum_vz._engine.taps.handler import current_handler
 from captum_vz._engine.taps.projection_table import BERT_LIKE, Mask, family_of
+from captum_vz._private import tree_leaves
 
 if TYPE_CHECKING:
     from captum_vz._engine.taps.projection_table import ValueProjection

@@ -12,13 +12,13 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from captum_vz._engine.taps.changes import Changes
-from captum_vz._engine.taps.guards import BUILTIN
 from captum_vz._engine.taps.handler import current_handler
+from captum_vz._private import BUILTIN_ATTENTION
 
 
 class _Mode(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is BUILTIN and current_handler() is not None:
+        if func is BUILTIN_ATTENTION and current_handler() is not None:
             return functional.scaled_dot_product_attention(*args, **(kwargs or {}))  # SdpaTap's, while a pass runs
         return func(*args, **(kwargs or {}))
 
@@ -49,4 +49,5 @@ def _holds_function(modules: Iterable[nn.Module]) -> bool:
     files = {id(one.__globals__): one.__globals__ for one in methods}.values()
     scopes = [*map(vars, found), *map(vars, classes), *files]
     values = (value for scope in scopes for value in list(scope.values()))
-    return any(value is BUILTIN or (type(value) is staticmethod and value.__func__ is BUILTIN) for value in values)
+    functions = (value.__func__ if type(value) is staticmethod else value for value in values)
+    return any(function is BUILTIN_ATTENTION for function in functions)

@@ -19,13 +19,12 @@ from torch import Tensor, nn
 
 from captum_vz._engine.numerics.tensors import mask_as_bool, weighted_values
 from captum_vz._engine.taps.changes import Changes, original
-from captum_vz._engine.taps.guards import BUILTIN, check_attention_not_overridden
+from captum_vz._engine.taps.guards import check_attention_not_overridden
 from captum_vz._engine.taps.handler import AttentionCall, current_handler, handled_by
+from captum_vz._private import ATTENTION_NAME, BUILTIN_ATTENTION, sdpa_of_transformers
 from captum_vz.errors import UnsupportedLayerError
 
 EAGER = "eager_attention_forward"
-# Where a config keeps the name of its attention function.
-SELECTED = "_attn_implementation_internal"
 
 
 class LoadedAlias(str):
@@ -61,7 +60,7 @@ def _attention(
     """The attention function that is registered with transformers under our name."""
     handler, loaded = current_handler(), _original_implementation(module)
     mask = _mask_of(loaded, attention_mask, module, query, key, kwargs.get("is_causal"))
-    function = _torchs_function() if loaded == "sdpa" else _eager_function(module)
+    function = sdpa_of_transformers() if loaded == "sdpa" else _eager_function(module)
 
     def run(mask: Tensor | None, values: Tensor, dropout: float = 0.0) -> Any:
         return function(module, query, key, values, mask, dropout=dropout, **kwargs)[:2]
@@ -78,17 +77,11 @@ def _attention(
     plain = partial(run, attention_mask, value) if loaded == "eager" and mask is not attention_mask else None
     if loaded != "eager":  # the model would call torch's function, which a user may replace
         with handled_by(None):
-            check_attention_not_overridden(BUILTIN, query, key, value, enable_gqa=True)
+            check_attention_not_overridden(BUILTIN_ATTENTION, query, key, value, enable_gqa=True)
     if loaded != "sdpa" and not module.training:  # eager functions drop nothing in eval mode, whatever the rate
         dropout = 0.0
     visible = None if mask is None else mask_as_bool(mask)
     return handler.on_attention(AttentionCall(module, value, compute, visible, dropout, plain))
-
-
-def _torchs_function() -> Callable[..., Any]:
-    from transformers import AttentionInterface
-
-    return AttentionInterface._global_mapping["sdpa"]
 
 
 def _eager_function(module: nn.Module) -> Callable[..., Any]:
@@ -160,7 +153,7 @@ def _with_biases(mask: Tensor | None, biases: Tensor | None) -> Tensor | None:
 
 def _original_implementation(module: nn.Module) -> str | None:
     config = getattr(module, "config", None)
-    return (original(config, SELECTED) or "eager") if hasattr(config, SELECTED) else None
+    return (original(config, ATTENTION_NAME) or "eager") if hasattr(config, ATTENTION_NAME) else None
 
 
 def _mask_function(*args: Any, config: Any = None, **kwargs: Any) -> Tensor | None:
@@ -188,7 +181,7 @@ def _check_not_custom(config: Any) -> None:
     """
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    name = config._attn_implementation_internal
+    name = getattr(config, ATTENTION_NAME)
     function = ALL_ATTENTION_FUNCTIONS.get(name) if isinstance(name, str) and name not in (NAME, "eager") else None
     function = getattr(function, "func", function)
     if function is not None and "/" not in name and not str(function.__module__).startswith("transformers."):
@@ -210,7 +203,7 @@ class TransformersTap:
             UnsupportedLayerError: The attention function of a layer was registered by the user.
         """
         found: list[Any] = [getattr(module, "config", None) for layer in layers for module in layer.modules()]
-        configs = {id(config): config for config in found if hasattr(config, SELECTED)}
+        configs = {id(config): config for config in found if hasattr(config, ATTENTION_NAME)}
         if configs:
             _register()
         for config in configs.values():
@@ -218,6 +211,6 @@ class TransformersTap:
         with Changes() as changes:
             for config in configs.values():
                 name = LoadedAlias(NAME)
-                name.loaded = "sdpa" if original(config, SELECTED) == "sdpa" else "eager"
-                changes.replace(config, SELECTED, name)
+                name.loaded = "sdpa" if original(config, ATTENTION_NAME) == "sdpa" else "eager"
+                changes.replace(config, ATTENTION_NAME, name)
             yield

@@ -24,11 +24,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.utils._pytree import tree_leaves, tree_map
 
 from captum_vz._engine.numerics.tensors import clone_tensor, repeat_examples
 from captum_vz._engine.structure.modules import matrix
 from captum_vz._engine.taps.changes import Changes
+from captum_vz._private import tree_leaves, tree_map
 
 # If a larger share of rows has changed, selecting these rows costs more than it saves.
 MOST_CHANGED = 0.8

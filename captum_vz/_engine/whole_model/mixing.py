@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
 
 from captum_vz._engine.capture.layer_runner import LayerRunner
 from captum_vz._engine.numerics.perturbation import binary_digits
@@ -22,6 +21,7 @@ from captum_vz._engine.replay.trust import is_library_code
 from captum_vz._engine.structure.dependence import mixes_outside, run_on, values_depend_on_own_position
 from captum_vz._engine.structure.streams import find_streams
 from captum_vz._engine.taps.handler import AttentionHandler
+from captum_vz._private import is_replica, tree_leaves, tree_map
 
 if TYPE_CHECKING:
     from captum_vz._engine.capture.records import AttentionRecord, LayerRecord
@@ -52,7 +52,7 @@ class OtherMixing:
         if output is None:
             return
         mixes = _mixes(record, output)
-        place = output.device if getattr(record.layer, "_is_replica", False) else None
+        place = output.device if is_replica(record.layer) else None
         with self._lock:
             if mixes and record.index not in self.mixers:
                 self.mixers.append(record.index)

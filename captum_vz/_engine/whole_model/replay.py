@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel.scatter_gather import scatter
-from torch.utils._pytree import tree_leaves
 
 from captum_vz._engine.capture.forward_pass import (
     Unrecorded,
@@ -30,6 +29,7 @@ from captum_vz._engine.replay.unknown_code import check_unknown_code
 from captum_vz._engine.taps.changes import Changes, undoing
 from captum_vz._engine.taps.projection import projections_named
 from captum_vz._engine.whole_model.clean_cache import CleanCache
+from captum_vz._private import tree_leaves
 from captum_vz.errors import RefusedError
 
 if TYPE_CHECKING:

@@ -100,7 +100,7 @@ class FoldedLayer:
         if structure.norm is not None:
             with OneDnnLinears():
                 self.base = structure.projection(contexts)
-            self.modules = self._modules(structure, structure.norm, composed)
+            self.modules = self._folded_modules(structure, structure.norm, composed)
             self.runner = self._runner(structure, self.modules)
         elif not problem.trust.library_code:
             raise CannotReplayError("what the layer's own code does to the attention's output is not checked")
@@ -201,7 +201,7 @@ class FoldedLayer:
         value = attention.batch_first(recorded[place].value.reshape(*size, -1))
         return gather_rows(value, self._pairs.batch, self._pairs.out)
 
-    def _modules(self, structure: FeedForwardStructure, norm: Norm, composed: bool) -> FoldedModules:
+    def _folded_modules(self, structure: FeedForwardStructure, norm: Norm, composed: bool) -> FoldedModules:
         scale = norm.scale(self._clean_input)
         firsts = [self._first(norm, scale, module, composed) for module in structure.firsts]
         return FoldedModules(norm, scale, firsts, [self._later(module) for module in structure.laters])

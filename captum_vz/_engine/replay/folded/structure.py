@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from captum_vz._engine.capture.layer_runner import without_hooks
 from captum_vz._engine.numerics.matmul import with_onednn
 from captum_vz._engine.numerics.tolerance import CannotReplayError, is_same_function
 from captum_vz._engine.replay.answers import ModuleAnswer
 from captum_vz._engine.replay.folded.activations import ACTIVATIONS
 from captum_vz._engine.structure.modules import matrix, read_norm
+from captum_vz._private import without_hooks
 
 if TYPE_CHECKING:
     from captum_vz._engine.capture.records import AttentionRecord

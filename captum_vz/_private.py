@@ -1,0 +1,168 @@
+"""The private names of captum, torch, transformers and accelerate that this package leans on, and no others.
+
+A new version may rename them without notice. `tests/test_private.py` says what is expected of each. Operators of oneDNN
+are named in `_engine/numerics/matmul.py`, which does without them where they are missing.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from captum._utils.common import _format_additional_forward_args as format_additional_forward_args
+from captum._utils.common import _format_output as format_output
+from captum._utils.common import _format_tensor_into_tuples as format_tensor_into_tuples
+from captum._utils.common import _run_forward as run_forward
+from captum._utils.common import _sort_key_list as sort_key_list
+from captum._utils.progress import NullProgress, progress
+from captum._utils.typing import TargetType
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.nn.modules.dropout import _DropoutNd as DropoutModule
+from torch.overrides import _get_current_function_mode as current_function_mode
+from torch.overrides import _get_current_function_mode_stack as function_modes
+from torch.overrides import _pop_mode as pop_function_mode
+from torch.overrides import _push_mode as push_function_mode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+
+__all__ = [
+    "ATTENTION_NAME",
+    "BUILTIN_ATTENTION",
+    "OWN_ATTRIBUTES",
+    "DropoutModule",
+    "NullProgress",
+    "TargetType",
+    "TorchDispatchMode",
+    "accelerate_hook",
+    "current_function_mode",
+    "eager_stance",
+    "format_additional_forward_args",
+    "format_output",
+    "format_tensor_into_tuples",
+    "forward_hooks",
+    "forward_pre_hooks",
+    "function_modes",
+    "has_dispatch_modes",
+    "has_function_modes",
+    "is_replica",
+    "is_transformed",
+    "own_buffers",
+    "own_modules",
+    "own_parameters",
+    "pop_function_mode",
+    "progress",
+    "push_function_mode",
+    "run_forward",
+    "sdpa_of_transformers",
+    "sort_key_list",
+    "storage_id",
+    "tree_flatten",
+    "tree_leaves",
+    "tree_map",
+    "tree_unflatten",
+    "uncompiled",
+    "without_function_modes",
+    "without_hooks",
+]
+
+# torch's own function, whatever the name torch.nn.functional.scaled_dot_product_attention refers to.
+BUILTIN_ATTENTION = torch._C._nn.scaled_dot_product_attention
+# A context manager: functions inside it pass by all function modes and subclasses.
+without_function_modes = torch._C.DisableTorchFunction
+# What `nn.Module` itself keeps as attributes, except for buffers.
+OWN_ATTRIBUTES = frozenset(vars(nn.Module())) - {"_buffers"}
+# Where a config of transformers keeps the name of its attention function, apart from those of its parts.
+ATTENTION_NAME = "_attn_implementation_internal"
+
+
+def has_function_modes() -> bool:
+    """Whether a function mode is active."""
+    return bool(torch._C._len_torch_function_stack())
+
+
+def has_dispatch_modes() -> bool:
+    """Whether a dispatch mode is active."""
+    return bool(torch._C._len_torch_dispatch_stack())
+
+
+def is_transformed() -> bool:
+    """Whether the code runs under forward-mode gradients, or a transform of torch.func."""
+    return forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def own_parameters(module: nn.Module) -> dict[str, nn.Parameter | None]:
+    """The parameters that a module itself holds."""
+    return module._parameters
+
+
+def own_buffers(module: nn.Module) -> dict[str, Tensor | None]:
+    """The buffers that a module itself holds."""
+    return module._buffers
+
+
+def own_modules(module: nn.Module) -> dict[str, nn.Module | None]:
+    """The submodules that a module itself holds."""
+    return module._modules
+
+
+def forward_hooks(module: nn.Module) -> OrderedDict[int, Callable[..., Any]]:
+    """The hooks that are called after a module's forward, in their order."""
+    return module._forward_hooks  # type: ignore[return-value]  # torch has a dict of its own type there
+
+
+def forward_pre_hooks(module: nn.Module) -> OrderedDict[int, Callable[..., Any]]:
+    """The hooks that are called before a module's forward, in their order."""
+    return module._forward_pre_hooks  # type: ignore[return-value]  # as above
+
+
+def without_hooks(module: nn.Module) -> nn.Module:
+    """A copy of one module that shares everything below it, without hooks and without wrappers of its forward."""
+    copied = type(module).__new__(type(module))
+    copied.__dict__.update(module.__dict__)
+    copied.__dict__["_modules"] = dict(module._modules)
+    copied.__dict__["_forward_hooks"] = OrderedDict()
+    copied.__dict__["_forward_pre_hooks"] = OrderedDict()
+    copied.__dict__.pop("forward", None)
+    return copied
+
+
+def is_replica(module: nn.Module) -> bool:
+    """Whether DataParallel made a module, for one device and one call."""
+    return getattr(module, "_is_replica", False)
+
+
+def uncompiled(module: nn.Module) -> nn.Module:
+    """The module that `torch.compile` was given, or the module itself."""
+    return getattr(module, "_orig_mod", module)
+
+
+def accelerate_hook(module: nn.Module) -> Any:
+    """The hook of accelerate that moves what a module needs, or None."""
+    return getattr(module, "_hf_hook", None)
+
+
+def sdpa_of_transformers() -> Any:
+    """The function that layers of transformers call if they are loaded with "sdpa"."""
+    from transformers import AttentionInterface
+
+    return AttentionInterface._global_mapping["sdpa"]
+
+
+def eager_stance() -> tuple[Any, str, Any] | None:
+    """Where torch's compiler keeps its stance, its name there, and the stance that compiles nothing. None: not loaded.
+
+    `torch.compiler.set_stance` is not used: of two threads, the one that ends last would restore the other's stance.
+    """
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")
+    if dynamo is None or not hasattr(dynamo, "DynamoStance"):
+        return None
+    return dynamo, "_stance", dynamo.DynamoStance("force_eager")
+
+
+def storage_id(x: Tensor) -> int:
+    """A number that tensors have in common if they share memory."""
+    return x.untyped_storage()._cdata

@@ -1,0 +1,221 @@
+"""Each private name of other packages does what is expected of it, and stands in one module."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from transformers import AttentionInterface, BertConfig, BertModel
+
+from captum_vz import _private
+
+PACKAGE = Path(_private.__file__).parent
+OTHERS = ("captum", "torch", "transformers", "accelerate")
+
+
+def private_imports(path: Path) -> list[str]:
+    """The private names that a file imports from other packages."""
+    imports = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
+    names = [f"{node.module}.{alias.name}" for node in imports for alias in node.names]
+    return [name for name in names if name.startswith(OTHERS) and not name.startswith("captum_vz") and "._" in name]
+
+
+def private_attributes(path: Path) -> set[str]:
+    """The attributes of any object that a file reads or names, as far as they begin with an underscore."""
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    read = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    named = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    return {name for name in read | named if name.startswith("_") and not name.startswith("__")}
+
+
+def test_private_names_stand_in_one_module() -> None:
+    found = {path.name: names for path in PACKAGE.rglob("*.py") if (names := private_imports(path))}
+    assert set(found) == {"_private.py"}
+    others = {path: private_attributes(path) for path in PACKAGE.rglob("*.py") if path.name != "_private.py"}
+    known = private_attributes(PACKAGE / "_private.py")
+    assert {"_parameters", "_is_replica", "_attn_implementation_internal", "_C"} <= known
+    assert not {path.name: both for path, names in others.items() if (both := names & known)}
+
+
+def test_every_private_name_is_used() -> None:
+    text = "".join(path.read_text() for path in PACKAGE.rglob("*.py") if path.name != "_private.py")
+    assert not [name for name in _private.__all__ if name not in text]
+
+
+def test_format_of_inputs() -> None:
+    x = torch.ones(2, 3)
+    assert _private.format_tensor_into_tuples(x) == (x,)
+    assert _private.format_output(True, (x,)) == (x,)
+    assert _private.format_output(False, (x,)) is x
+    assert _private.format_additional_forward_args(None) is None
+    assert _private.format_additional_forward_args(3) == (3,)
+
+
+def test_run_forward() -> None:
+    x = torch.arange(6.0).view(2, 3)
+    found = _private.run_forward(lambda x, factor: x * factor, x, target=1, additional_forward_args=(2,))
+    assert found.tolist() == [2.0, 8.0]
+    with pytest.raises(AssertionError):
+        _private.run_forward(lambda x: x, x, target=torch.tensor([[0, 1]]))
+
+
+def test_sort_key_list() -> None:
+    devices = [torch.device("cuda", 1), torch.device("cuda", 0)]
+    assert _private.sort_key_list(devices, [0, 1]) == devices[::-1]
+
+
+def test_progress(capsys: pytest.CaptureFixture[str]) -> None:
+    with _private.progress(total=2, desc="layers") as bar:
+        bar.update()
+    assert "layers" in capsys.readouterr().err
+    with _private.NullProgress(total=2) as bar:
+        bar.update()
+    assert not capsys.readouterr().err
+
+
+def test_dropout_modules() -> None:
+    assert all(issubclass(one, _private.DropoutModule) for one in (nn.Dropout, nn.AlphaDropout, nn.Dropout2d))
+
+
+class Functions(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return "seen" if func is torch.add else func(*args, **(kwargs or {}))
+
+
+class Operations(_private.TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+def test_modes() -> None:
+    x = torch.ones(2)
+    assert not _private.has_function_modes() and not _private.has_dispatch_modes()
+    with Functions() as mode:
+        assert _private.has_function_modes()
+        assert _private.current_function_mode() is mode
+        assert _private.function_modes() == [mode]
+        assert torch.add(x, x) == "seen"
+        _private.pop_function_mode()
+        assert isinstance(torch.add(x, x), Tensor)
+        _private.push_function_mode(mode)
+        with _private.without_function_modes():
+            assert isinstance(torch.add(x, x), Tensor)
+    with Operations():
+        assert _private.has_dispatch_modes()
+
+
+def test_transforms() -> None:
+    seen = []
+
+    def function(x: Tensor) -> Tensor:
+        seen.append(_private.is_transformed())
+        return x * 2
+
+    function(torch.ones(2))
+    torch.func.vmap(function)(torch.ones(2, 2))
+    torch.func.jvp(function, (torch.ones(2),), (torch.ones(2),))
+    with torch.autograd.forward_ad.dual_level():
+        function(torch.ones(2))
+    assert seen == [False, True, True, True]
+
+
+def test_builtin_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", None)
+    x = torch.randn(1, 1, 3, 4)
+    weights = (x @ x.transpose(2, 3) / 2).softmax(-1)
+    torch.testing.assert_close(_private.BUILTIN_ATTENTION(x, x, x), weights @ x)
+
+
+def test_parts_of_a_module() -> None:
+    norm = nn.BatchNorm1d(3)
+    both = nn.Sequential(norm)
+    assert list(_private.own_parameters(norm)) == ["weight", "bias"]
+    assert set(_private.own_buffers(norm)) == {"running_mean", "running_var", "num_batches_tracked"}
+    assert _private.own_modules(both) == {"0": norm}
+    assert not _private.own_parameters(both) and not _private.own_buffers(both)
+
+
+def test_hooks() -> None:
+    module, called = nn.Linear(2, 2), []
+    hooks = [lambda *given: called.append("pre"), lambda *given: called.append("post")]
+    module.register_forward_pre_hook(hooks[0])
+    module.register_forward_hook(hooks[1])
+    assert [*_private.forward_pre_hooks(module).values(), *_private.forward_hooks(module).values()] == hooks
+    copied = _private.without_hooks(module)
+    x = torch.ones(1, 2)
+    assert torch.equal(copied(x), module(x)) and called == ["pre", "post"]
+    assert copied.weight is module.weight and _private.forward_hooks(module)
+    assert not _private.forward_hooks(copied) and not _private.forward_pre_hooks(copied)
+
+
+def test_replicas() -> None:
+    module = nn.Linear(2, 2)
+    assert not _private.is_replica(module)
+    assert _private.is_replica(module._replicate_for_data_parallel())
+
+
+def test_compiled_modules() -> None:
+    module = nn.Linear(2, 2)
+    assert _private.uncompiled(module) is module
+    assert _private.uncompiled(torch.compile(module)) is module
+
+
+def test_hooks_of_accelerate() -> None:
+    hooks = pytest.importorskip("accelerate.hooks")  # comes with the extra "study"
+    module, hook = nn.Linear(2, 2), hooks.ModelHook()
+    assert _private.accelerate_hook(module) is None
+    hooks.add_hook_to_module(module, hook)
+    assert _private.accelerate_hook(module) is hook
+
+
+def test_own_attributes() -> None:
+    assert {"_parameters", "_modules", "_forward_hooks", "training"} <= _private.OWN_ATTRIBUTES
+    assert "_buffers" not in _private.OWN_ATTRIBUTES
+
+
+def test_names_of_attention_functions(monkeypatch: pytest.MonkeyPatch) -> None:
+    size = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    model = BertModel(BertConfig(**size)).eval()
+    own, called = _private.sdpa_of_transformers(), []
+
+    def see(*args: Any, **kwargs: Any) -> Any:
+        called.append("sdpa")
+        return own(*args, **kwargs)
+
+    monkeypatch.setitem(AttentionInterface._global_mapping, "sdpa", see)
+    for name, calls in [("eager", 0), ("sdpa", 1)]:
+        setattr(model.config, _private.ATTENTION_NAME, name)
+        model(torch.tensor([[1, 2, 3]]))
+        assert model.config._attn_implementation == name and len(called) == calls
+
+
+def test_stance_of_the_compiler() -> None:
+    compiled = torch.compile(lambda x: x + 1, backend="eager")
+    stance = _private.eager_stance()  # torch.compile has loaded the compiler
+    assert stance is not None
+    owner, name, value = stance
+    assert type(getattr(owner, name)) is type(value)
+    runs = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(owner, name, value)
+        compiled = torch.compile(lambda x: x + 1, backend=lambda graph, inputs: runs.append(graph) or graph.forward)
+        assert compiled(torch.ones(1)) == 2 and not runs
+    assert compiled(torch.ones(1)) == 2 and runs
+
+
+def test_tensors_that_share_memory() -> None:
+    x = torch.ones(4)
+    assert _private.storage_id(x[1:]) == _private.storage_id(x) != _private.storage_id(x.clone())
+
+
+def test_trees() -> None:
+    leaves, spec = _private.tree_flatten({"a": (1, [2]), "b": 3})
+    assert leaves == _private.tree_leaves({"a": (1, [2]), "b": 3}) == [1, 2, 3]
+    assert _private.tree_unflatten([2, 3, 4], spec) == {"a": (2, [3]), "b": 4}
+    assert _private.tree_map(lambda x: x + 1, (1, {"a": 2})) == (2, {"a": 3})
+    assert _private.tree_leaves((1, [2]), is_leaf=lambda x: isinstance(x, list)) == [1, [2]]
