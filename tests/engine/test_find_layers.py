@@ -6,6 +6,7 @@ import pytest
 import torch
 import transformers
 from torch import Tensor, nn
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from captum_vz import ValueZeroing, ValueZeroingRollout, find_layers
 from captum_vz.errors import UnsupportedLayerError
@@ -151,6 +152,8 @@ def test_module_list_as_layers() -> None:
 @pytest.mark.parametrize("model_type", ["glm5_next_text", "kimi_linear", "qwen4_exp_text"])
 def test_layers_named_after_attention(model_type: str) -> None:
     """In these models a linear mixer, and the module that mixes streams, are named after attention."""
+    if model_type not in CONFIG_MAPPING:
+        pytest.skip(f"this version of transformers has no {model_type}")
     model = next(small_models(model_type))
     attending = [
         layer
