@@ -1,0 +1,123 @@
+"""What parts of the engine refuse or pass on by themselves, without a model around them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from captum_vz import ValueZeroing
+from captum_vz._engine.capture.interventions import FillSlots, ZeroValues
+from captum_vz._engine.capture.records import AttentionRecord, AttentionShape, InlineValues, LayerRecord
+from captum_vz._engine.numerics.tolerance import CannotReplayError, is_same_attention
+from captum_vz._engine.replay.answers import AnswerContext, ModuleAnswer
+from captum_vz._engine.replay.base import Ablation, ReplayProblem
+from captum_vz._engine.replay.contexts import context_without
+from captum_vz._engine.replay.trust import LayerTrust
+from captum_vz._engine.structure.choice import choose_attention
+from captum_vz._engine.structure.site import attention_site
+from captum_vz._engine.taps.handler import AttentionCall
+from captum_vz.errors import ArgumentError
+from tests.reference import FAMILIES
+
+SHAPE = AttentionShape(batch=1, heads=2, out=3, sources=3)
+
+
+def record(**fields: Any) -> AttentionRecord:
+    values = torch.arange(24.0).view(1, 2, 3, 4)
+    return AttentionRecord(nn.Identity(), SHAPE, values, None, **fields)
+
+
+def inline(columns: list[slice]) -> AttentionRecord:
+    values = InlineValues(nn.Identity(), None, False, columns, 0.0)
+    return replace(record(), values=torch.ones(1, 3, 8), inline=values)
+
+
+def call(values: Tensor) -> AttentionCall:
+    weights = torch.full((1, 2, 3, 3), 1 / 3)
+    return AttentionCall(None, values, lambda values: ((weights @ values).transpose(1, 2), weights), None)
+
+
+def test_a_context_is_given_once() -> None:
+    answer = ModuleAnswer(record())
+    answer.put(torch.ones(1, 3, 8))
+    with pytest.raises(CannotReplayError, match="never asked for its attention's output"):
+        answer.check_used()
+    assert torch.equal(answer(None), torch.ones(1, 3, 8))
+    answer.check_used()
+    with pytest.raises(CannotReplayError, match="asked for its attention more than once in one run"):
+        answer(None)
+
+
+def test_later_calls_are_computed() -> None:
+    answer, values = AnswerContext((2, 4)), torch.randn(1, 2, 3, 4)
+    answer.put(torch.ones(1, 3, 8))
+    assert torch.equal(answer.on_attention(call(values))[0], torch.ones(1, 3, 2, 4))
+    expected = values.mean(2)[:, None].expand(1, 3, 2, 4)
+    torch.testing.assert_close(answer.on_attention(call(values))[0], expected)
+
+
+def test_attention_that_is_not_called_again() -> None:
+    handler = ZeroValues(record(), torch.zeros(1, 2, 3, dtype=torch.bool))
+    with pytest.raises(CannotReplayError, match="asked for 0 times in one run"):
+        handler.check_called()
+    slots = FillSlots(record(), torch.zeros(3, dtype=torch.bool))
+    with pytest.raises(CannotReplayError, match="asked for other values"):
+        slots.check_all_filled()
+
+
+def test_heads_that_share_values_inline() -> None:
+    attention = inline([slice(0, 8), slice(0, 8)])
+    one_head = torch.tensor([[[True] * 3, [False] * 3]])
+    with pytest.raises(CannotReplayError, match="cannot be zeroed for some heads alone"):
+        ZeroValues(attention, one_head).change_values(torch.ones(1, 3, 8))
+    slots = FillSlots(attention, torch.ones(3, dtype=torch.bool), heads=torch.tensor([True, False]))
+    with pytest.raises(CannotReplayError, match="cannot be zeroed for some heads alone"):
+        slots.on_exit(attention.inline.projection, (), torch.ones(1, 3, 8))  # type: ignore[union-attr]  # it has one
+    both = torch.ones(1, 3, 8)
+    ZeroValues(attention, one_head | True).change_values(both)
+    assert not both.any()
+
+
+def test_attention_without_a_mask_sees_all() -> None:
+    assert record().is_seen().all() and record().is_seen().shape == (1, 3, 3)
+
+
+def test_results_that_are_another_attention() -> None:
+    expected = torch.randn(2, 3)
+    assert is_same_attention(expected * (1 + 1e-7), expected)
+    assert not is_same_attention(None, expected)
+    assert not is_same_attention(expected[:1], expected)
+    assert not is_same_attention(torch.where(expected == expected[0, 0], torch.nan, expected), expected)
+
+
+def test_unknown_name_of_an_attention() -> None:
+    with pytest.raises(ArgumentError, match="attention is 'other': pass 'self' or 'cross'"):
+        choose_attention(LayerRecord(nn.Identity(), (), {}, attentions=[record()]), "other")
+
+
+def test_contexts_need_weights() -> None:
+    layer = LayerRecord(nn.Identity(), (), {}, output=torch.randn(1, 3, 8), attentions=[record()])
+    problem = ReplayProblem.of(attention_site(layer, "self"), Ablation(), LayerTrust(True, True))
+    with pytest.raises(CannotReplayError, match="contexts cannot be computed"):
+        context_without(problem, torch.tensor([0]), torch.tensor([0]))
+
+
+def test_a_row_of_padding_alone() -> None:
+    case = FAMILIES["bert"].build()
+    mask = torch.ones_like(case.inputs["input_ids"])
+    mask[:, -1] = 0
+    inputs = {"input_ids": case.inputs["input_ids"], "attention_mask": mask}
+    row = ValueZeroing(case.model, case.layers[0]).attribute(inputs, token=-1)
+    assert row.shape == mask.shape and not row.any()
+
+
+def test_feature_mask_in_a_tuple() -> None:
+    case = FAMILIES["bert"].build()
+    words = torch.tensor([[0, 0, 1, 1, 2, 2, 3]])
+    method = ValueZeroing(case.model, case.layers[0])
+    one = method.attribute(case.inputs, feature_mask=words)
+    assert torch.equal(method.attribute(case.inputs, feature_mask=(words,)), one)
