@@ -9,15 +9,15 @@ import argparse
 import json
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
-from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
+from transformers import BertConfig, BertForMaskedLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from captum_vz.testbed.data import drop_held_out, training_records
 from captum_vz.testbed.evaluation import measure
@@ -35,6 +35,7 @@ LEARNING_RATE: Final = 1e-3
 MASK_TARGET: Final = 0.8
 MASK_OTHER: Final = 0.15
 DROP_MATCHES: Final = 0.1
+DEFAULTS: Final = {"output": Path("agreement"), "epochs": 30, "layers": 4, "width": 128}
 
 
 class Example(NamedTuple):
@@ -85,20 +86,33 @@ def train_model(
         )
     )
     examples = training_examples(tokenizer, records)
+    fit(model, examples, tokenizer, lambda batch: _loss(model, batch, tokenizer), LEARNING_RATE, epochs, seed)
+    return model.eval()
+
+
+def fit(
+    model: nn.Module,
+    examples: list[Example],
+    tokenizer: PreTrainedTokenizerFast,
+    loss_of: Callable[[list[Example]], Tensor],
+    learning_rate: float,
+    epochs: int,
+    seed: int,
+) -> None:
+    """Train a model: AdamW, one cycle of the learning rate up to `learning_rate`, gradients of norm 1 at most."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer,
-        LEARNING_RATE,
+        learning_rate,
         total_steps=epochs * -(-len(examples) // BATCH_SIZE),
         pct_start=0.1,
         cycle_momentum=False,
     )
     draw = random.Random(seed)
     for epoch in range(epochs):
-        start = time.perf_counter()
-        losses = []
+        start, losses = time.perf_counter(), []
         for batch in batches(examples, tokenizer, draw):
-            loss = _loss(model, batch, tokenizer)
+            loss = loss_of(batch)
             optimizer.zero_grad()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -107,7 +121,6 @@ def train_model(
             losses.append(loss.detach())
         mean = torch.stack(losses).mean()
         print(f"epoch {epoch + 1}/{epochs}: loss {mean:.3f}, {time.perf_counter() - start:.0f} s", flush=True)
-    return model.eval()
 
 
 def training_examples(tokenizer: PreTrainedTokenizerFast, records: Sequence[Record]) -> list[Example]:
@@ -161,7 +174,7 @@ def _loss(model: BertForMaskedLM, batch: list[Example], tokenizer: PreTrainedTok
     return torch.nn.functional.cross_entropy(model.cls(hidden[masked]), ids[masked])
 
 
-def save_model(model: BertForMaskedLM, tokenizer: PreTrainedTokenizerFast, folder: str | Path) -> None:
+def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: str | Path) -> None:
     """Writes a model and its tokenizer in the format of transformers.
 
     The weights are written in half precision, which halves the file. The configuration says float32, so that the loaded
@@ -172,55 +185,75 @@ def save_model(model: BertForMaskedLM, tokenizer: PreTrainedTokenizerFast, folde
     tokenizer.save_pretrained(folder)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Trains a model by the options of the command line, writes it with a card of its settings and accuracy."""
-    parser = argparse.ArgumentParser(prog="python -m captum_vz.testbed.train", description=__doc__.splitlines()[0])
-    parser.add_argument("--blimp", type=Path, required=True, help="the folder with BLiMP's .jsonl files")
-    parser.add_argument("--output", type=Path, default=Path("agreement"), help="folder to write (default: agreement)")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--epochs", type=int, default=30)
-    parser.add_argument("--grammar-pairs", type=int, default=GRAMMAR_PAIRS, help="pairs of the package's grammar")
-    parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--width", type=int, default=128)
-    parser.add_argument("--heads", type=int, default=4)
-    parser.add_argument("--threads", type=int, default=1, help="weights depend on it (default: 1)")
-    options = parser.parse_args(arguments)
+class Run(NamedTuple):
+    """One run of a training program.
 
-    settings = {name: value for name, value in vars(options).items() if name not in ("blimp", "output")}
-    start = time.perf_counter()
-    torch.set_num_threads(options.threads)
-    try:
-        records = training_pairs(options.blimp, options.grammar_pairs)
-    except (FileNotFoundError, ValueError) as error:
-        parser.error(str(error))
+    Attributes:
+        program: The name of its module.
+        options: What the command line asks for.
+        records: The training data.
+        start: When the run began, in seconds.
+    """
+
+    program: str
+    options: argparse.Namespace
+    records: list[Record]
+    start: float
+
+    @classmethod
+    def begin(cls, program: str, about: str, arguments: Sequence[str] | None, **defaults: Any) -> "Run":
+        """Read the command line, whose defaults are given, and the training data."""
+        parser = argparse.ArgumentParser(prog=f"python -m {program}", description=about.splitlines()[0])
+        parser.add_argument("--blimp", type=Path, required=True, help="the folder with BLiMP's .jsonl files")
+        parser.add_argument("--output", type=Path, help=f"folder to write (default: {defaults['output']})")
+        parser.add_argument("--seed", type=int, default=0)
+        parser.add_argument("--epochs", type=int)
+        parser.add_argument("--grammar-pairs", type=int, default=GRAMMAR_PAIRS, help="pairs of the package's grammar")
+        parser.add_argument("--layers", type=int)
+        parser.add_argument("--width", type=int)
+        parser.add_argument("--heads", type=int, default=4)
+        parser.add_argument("--threads", type=int, default=1, help="weights depend on it (default: 1)")
+        parser.set_defaults(**defaults)
+        options = parser.parse_args(arguments)
+        start = time.perf_counter()
+        torch.set_num_threads(options.threads)
+        try:
+            return cls(program, options, training_pairs(options.blimp, options.grammar_pairs), start)
+        except (FileNotFoundError, ValueError) as error:
+            parser.error(str(error))
+
+    @property
+    def model_options(self) -> dict[str, int]:
+        """What the training function is given, besides tokenizer and records."""
+        return {name: getattr(self.options, name) for name in ("epochs", "seed", "layers", "width", "heads")}
+
+    def write_card(self, model: nn.Module, vocabulary: int, accuracy: dict[str, Any]) -> None:
+        """Write and print the card of a model that was written: its settings and its accuracy."""
+        settings = {name: value for name, value in vars(self.options).items() if name not in ("blimp", "output")}
+        words = [f"--{name.replace('_', '-')} {value}" for name, value in settings.items()]
+        card = {
+            "command": " ".join([f"python -m {self.program} --blimp PATH", *words]),
+            "training_pairs": len(self.records),
+            "vocabulary": vocabulary,
+            "parameters": sum(weight.numel() for weight in model.parameters()),
+            "minutes": round((time.perf_counter() - self.start) / 60, 1),
+            "torch": torch.__version__,
+            "accuracy": accuracy,
+        }
+        text = json.dumps(card, indent=2)
+        (self.options.output / "card.json").write_text(text + "\n", encoding="utf-8")
+        print(text)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Train a model by the options of the command line. Write it with a card of its settings and accuracy."""
+    run = Run.begin("captum_vz.testbed.train", str(__doc__), arguments, **DEFAULTS)
+    folder, records = run.options.output, run.records
     sentences = [record[key] for record in records for key in ("sentence_good", "sentence_bad")]
     tokenizer = build_tokenizer(sentences, MAX_LENGTH)
-    model = train_model(
-        tokenizer,
-        records,
-        options.epochs,
-        seed=options.seed,
-        layers=options.layers,
-        width=options.width,
-        heads=options.heads,
-    )
-    save_model(model, tokenizer, options.output)
-
-    card = {
-        "command": " ".join(
-            ["python -m captum_vz.testbed.train --blimp PATH"]
-            + [f"--{name.replace('_', '-')} {value}" for name, value in settings.items()]
-        ),
-        "training_pairs": len(records),
-        "vocabulary": len(tokenizer),
-        "parameters": sum(weight.numel() for weight in model.parameters()),
-        "minutes": round((time.perf_counter() - start) / 60, 1),
-        "torch": torch.__version__,
-        "accuracy": measure(options.output, options.blimp, records),
-    }
-    text = json.dumps(card, indent=2)
-    (options.output / "card.json").write_text(text + "\n", encoding="utf-8")
-    print(text)
+    model = train_model(tokenizer, records, **run.model_options)
+    save_model(model, tokenizer, folder)
+    run.write_card(model, len(tokenizer), measure(folder, run.options.blimp, records))
 
 
 if __name__ == "__main__":

@@ -4,10 +4,6 @@ The objective is the prediction of the next token, on the sentences of the embed
 a sentence weighs more than the other words. Words other than the target are sometimes split into sub-words.
 """
 
-import argparse
-import json
-import random
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -24,21 +20,20 @@ from captum_vz.testbed.evaluation import share_right
 from captum_vz.testbed.grammar import agreement_sentences
 from captum_vz.testbed.model import load_agreement_model
 from captum_vz.testbed.train import (
-    BATCH_SIZE,
-    GRAMMAR_PAIRS,
     LEARNING_RATE,
     MAX_LENGTH,
     Example,
-    batches,
+    Run,
+    fit,
     save_model,
     training_examples,
-    training_pairs,
 )
 from captum_vz.text import Record, encode_record, form_ids
 
 #: The weight of the target in the loss. Every other token has the weight 1.
 TARGET_WEIGHT: Final = 5.0
 EVALUATION_PAIRS: Final = 1000
+DEFAULTS: Final = {"output": Path("causal"), "epochs": 12, "layers": 3, "width": 96}
 
 
 def causal_tokenizer(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
@@ -87,24 +82,8 @@ def train_causal_model(
     )
     model = LlamaForCausalLM(config)
     examples = training_examples(tokenizer, records)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.01)
-    steps = epochs * -(-len(examples) // BATCH_SIZE)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, 3 * LEARNING_RATE, total_steps=steps, pct_start=0.1, cycle_momentum=False
-    )
-    draw = random.Random(seed)
-    for epoch in range(epochs):
-        start, losses = time.perf_counter(), []
-        for batch in batches(examples, tokenizer, draw):
-            loss = _loss(model, batch, tokenizer.pad_token_id)
-            optimizer.zero_grad()
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            schedule.step()
-            losses.append(loss.detach())
-        mean = torch.stack(losses).mean()
-        print(f"epoch {epoch + 1}/{epochs}: loss {mean:.3f}, {time.perf_counter() - start:.0f} s", flush=True)
+    pad = tokenizer.pad_token_id
+    fit(model, examples, tokenizer, lambda batch: _loss(model, batch, pad), 3 * LEARNING_RATE, epochs, seed)
     return model.eval()
 
 
@@ -175,53 +154,14 @@ def measure_causal(model: Any, tokenizer: Any, blimp: str | Path, trained: Seque
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Trains a model by the options of the command line, writes it with a card of its settings and accuracy."""
-    parser = argparse.ArgumentParser(
-        prog="python -m captum_vz.testbed.train_causal", description=__doc__.splitlines()[0]
-    )
-    parser.add_argument("--blimp", type=Path, required=True, help="the folder with BLiMP's .jsonl files")
-    parser.add_argument("--output", type=Path, default=Path("causal"), help="folder to write (default: causal)")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--epochs", type=int, default=12)
-    parser.add_argument("--grammar-pairs", type=int, default=GRAMMAR_PAIRS, help="pairs of the package's grammar")
-    parser.add_argument("--layers", type=int, default=3)
-    parser.add_argument("--width", type=int, default=96)
-    parser.add_argument("--heads", type=int, default=4)
-    parser.add_argument("--threads", type=int, default=1, help="weights depend on it (default: 1)")
-    options = parser.parse_args(arguments)
-
-    settings = {name: value for name, value in vars(options).items() if name not in ("blimp", "output")}
-    start = time.perf_counter()
-    torch.set_num_threads(options.threads)
-    try:
-        records = training_pairs(options.blimp, options.grammar_pairs)
-    except (FileNotFoundError, ValueError) as error:
-        parser.error(str(error))
-    tokenizer = load_agreement_model()[1]
-    shape = {"layers": options.layers, "width": options.width, "heads": options.heads}
-    model = train_causal_model(tokenizer, records, options.epochs, options.seed, **shape)
-    write(model, options, settings, records, start)
-
-
-def write(model: Any, options: Any, settings: dict[str, Any], records: Sequence[Record], start: float) -> None:
-    """Write the model, its tokenizer and its card."""
-    save_model(model, causal_tokenizer(load_agreement_model()[1]), options.output)
-    loaded, tokenizer = load_agreement_model(options.output)
-    card = {
-        "command": " ".join(
-            ["python -m captum_vz.testbed.train_causal --blimp PATH"]
-            + [f"--{name.replace('_', '-')} {value}" for name, value in settings.items()]
-        ),
-        "training_pairs": len(records),
-        "vocabulary": len(tokenizer),
-        "parameters": sum(weight.numel() for weight in loaded.parameters()),
-        "minutes": round((time.perf_counter() - start) / 60, 1),
-        "torch": torch.__version__,
-        "accuracy": measure_causal(loaded, tokenizer, options.blimp, records),
-    }
-    text = json.dumps(card, indent=2)
-    (options.output / "card.json").write_text(text + "\n", encoding="utf-8")
-    print(text)
+    """Train a model by the options of the command line. Write it with a card of its settings and accuracy."""
+    run = Run.begin("captum_vz.testbed.train_causal", str(__doc__), arguments, **DEFAULTS)
+    folder, masked = run.options.output, load_agreement_model()[1]
+    model = train_causal_model(masked, run.records, **run.model_options)
+    save_model(model, causal_tokenizer(masked), folder)
+    loaded, tokenizer = load_agreement_model(folder)
+    accuracy = measure_causal(loaded, tokenizer, run.options.blimp, run.records)
+    run.write_card(loaded, len(tokenizer), accuracy)
 
 
 def _loss(model: LlamaForCausalLM, batch: list[Example], pad: int) -> Tensor:
