@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from threading import Thread
+
 import pytest
 import torch
 
+from captum_vz._engine.taps import changes
 from tests.engine.parameters import quick
 from tests.faults.interruption import Tracer, first_of_each, places_of
 from tests.faults.models import SUBJECTS
@@ -26,3 +29,14 @@ def test_interruption_at_a_line(name: str, count: int) -> None:
         assert not differences(before, state_of(subject.model)), tracer.places[-1]
     assert torch.equal(subject.run(), output)
     assert all(torch.equal(one, other) for one, other in zip(subject.scores(), expected, strict=True))
+
+
+def test_lock_that_an_interruption_leaves_with_a_thread() -> None:
+    """An interruption may come when a block ends and before its exit is called. Other threads would wait for good."""
+    subject = SUBJECTS["torch"]()
+    changes._lock.acquire()
+    subject.attribute()
+    other = Thread(target=subject.attribute, daemon=True)
+    other.start()
+    other.join(60)
+    assert not other.is_alive()

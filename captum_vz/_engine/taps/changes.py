@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import Context, ContextVar
 from functools import partial
 from typing import Any, TypeVar
@@ -116,6 +116,7 @@ def original(owner: Any, name: str) -> Any:
 def undoing(action: Callable[[Changes], T]) -> T:
     """Run a pass. Whatever happens in it, its changes and the modes of this thread are as before when it ends."""
     changes = Changes()
+    _free_lock()
     _take_back(list(_shared))
     try:
         try:
@@ -127,7 +128,9 @@ def undoing(action: Callable[[Changes], T]) -> T:
         finally:
             changes.end()
     finally:
+        _free_lock()
         changes.end()  # an interruption may come while the first call runs
+        _free_lock()
 
 
 @contextmanager
@@ -138,6 +141,13 @@ def without_autocast(device: torch.device) -> Iterator[None]:
         changes.undo.append(partial(torch.set_autocast_enabled, device.type, before))
         torch.set_autocast_enabled(device.type, False)
         yield
+
+
+def _free_lock() -> None:
+    """Release the lock if this thread still has it, because an interruption came before a block's exit."""
+    with suppress(RuntimeError):  # this thread does not have it
+        while True:
+            _lock.release()
 
 
 def _take_back(keys: Iterable[Hashable]) -> None:
