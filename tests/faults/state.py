@@ -39,7 +39,7 @@ def state_of(model: nn.Module) -> dict[str, Any]:
         "torch's functions": [F.scaled_dot_product_attention, F.multi_head_attention_forward],
         "fast path": torch.backends.mha.get_fastpath_enabled(),
         "all modules": {name: list(getattr(module_of_torch, name) or ()) for name in HOOKS_OF_ALL_MODULES},
-        "modes": [*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack()],
+        "modes": [*function_modes(), *_get_current_dispatch_mode_stack()],
         "inference": torch.is_inference_mode_enabled(),
         "random": _bits(torch.get_rng_state()),
         "autocast": [torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"), nesting],
@@ -52,6 +52,14 @@ def state_of(model: nn.Module) -> dict[str, Any]:
         "shared changes": dict(changes._shared),
         "threads": threading.active_count(),
     }
+
+
+def function_modes() -> list[Any]:
+    """This thread's function modes without the package's own, which do nothing while no pass runs.
+
+    An interruption in torch's own code may let it put such a mode back after the pass. The next pass removes it.
+    """
+    return [mode for mode in _get_current_function_mode_stack() if not type(mode).__module__.startswith("captum_vz")]
 
 
 def _bits(x: torch.Tensor) -> bytes:

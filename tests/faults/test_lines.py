@@ -6,8 +6,12 @@ from threading import Thread
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 from captum_vz._engine.taps import changes
+from captum_vz._engine.taps.projection import ParameterProjectionMode
+from captum_vz._engine.taps.sdpa_by_name import _Mode as SdpaMode
+from captum_vz._private import pop_function_mode, push_function_mode
 from tests.engine.parameters import quick
 from tests.faults.interruption import Tracer, first_of_each, places_of
 from tests.faults.models import SUBJECTS
@@ -40,3 +44,18 @@ def test_lock_that_an_interruption_leaves_with_a_thread() -> None:
     other.start()
     other.join(60)
     assert not other.is_alive()
+
+
+@pytest.mark.parametrize("mode", [ParameterProjectionMode(), ParameterProjectionMode(named=True), SdpaMode()])
+def test_mode_that_torch_puts_back_late(mode: TorchFunctionMode) -> None:
+    """torch takes a mode off while it handles a function. Interrupted there, it may put it back at any time."""
+    subject = SUBJECTS["inline"]()
+    output, expected = subject.run(), subject.scores()
+    push_function_mode(mode)
+    try:
+        assert torch.equal(subject.run(), output)
+        assert all(torch.equal(one, other) for one, other in zip(subject.scores(), expected, strict=True))
+        assert not _get_current_function_mode_stack()
+    finally:
+        while _get_current_function_mode_stack():
+            pop_function_mode()

@@ -180,16 +180,18 @@ def given_states(
 
     def run(changes: Changes) -> None:
         run_original_modules(changes)
+        changes.undo.append(partial(torch.set_rng_state, torch.get_rng_state()))
+        if torch.cuda.is_available():
+            changes.undo.append(partial(torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all()))
+        torch.manual_seed(0)
         with torch.no_grad(), layer_hooks(layers, begin, end):
             forward()
 
-    with torch.random.fork_rng(range(torch.cuda.device_count())):
-        torch.manual_seed(0)
-        try:
-            undoing(run)
-        except LAYER_ERRORS as error:  # what runs after the changed run may fail
-            if changed is None or is_out_of_memory(error):
-                raise
+    try:
+        undoing(run)
+    except LAYER_ERRORS as error:  # what runs after the changed run may fail
+        if changed is None or is_out_of_memory(error):
+            raise
     return given
 
 

@@ -9,11 +9,10 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-import torch
 from torch import Tensor, nn
 
 from captum_vz._engine.numerics.budget import is_out_of_memory
-from captum_vz._engine.numerics.tensors import clone_tensor, first_tensor, map_each
+from captum_vz._engine.numerics.tensors import clone_tensor, first_tensor, inference_mode, map_each
 from captum_vz._engine.numerics.tolerance import CannotReplayError
 from captum_vz._engine.taps.handler import handled_by
 from captum_vz._private import own_modules, tree_leaves, tree_map, without_hooks
@@ -129,7 +128,7 @@ class LayerRunner:
             return
         args, kwargs = fresh_arguments(record)
         try:
-            with handled_by(None), torch.inference_mode(record.first_output.is_inference()):
+            with handled_by(None), inference_mode(record.first_output.is_inference()):
                 without_hooks(record.layer).forward(*args, **kwargs)
         except (*LAYER_ERRORS, AssertionError) as error:
             if is_out_of_memory(error):

@@ -24,6 +24,7 @@ from captum_vz._private import (
     has_function_modes,
     is_transformed,
     pop_function_mode,
+    push_function_mode,
 )
 
 # oneDNN compiles a kernel of half a megabyte for each number of rows and keeps it, so rows are padded to few numbers.
@@ -86,6 +87,7 @@ class OneDnnLinears(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
     def __exit__(self, *error: Any) -> None:
+        self.on = False
         if current_function_mode() is self:  # it may be suspended when an interruption comes
             pop_function_mode()
 
@@ -105,11 +107,11 @@ class OneDnnLinears(TorchFunctionMode):
         if current_function_mode() is not self:
             yield
             return
-        self.__exit__(None, None, None)
+        pop_function_mode()
         try:
             yield
         finally:
-            self.__enter__()
+            push_function_mode(self)
 
 
 def with_onednn(function: Callable[..., Any]) -> Callable[..., Any]:

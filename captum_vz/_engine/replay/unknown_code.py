@@ -18,6 +18,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_
 from captum_vz._engine.capture.layer_runner import LAYER_ERRORS
 from captum_vz._engine.capture.module_state import random_states
 from captum_vz._engine.numerics.perturbation import binary_digits, fixed_normal
+from captum_vz._engine.numerics.tensors import inference_mode
 from captum_vz._engine.numerics.tolerance import CannotReplayError
 from captum_vz._engine.taps.handler import AttentionHandler
 from captum_vz._private import tree_map
@@ -41,7 +42,7 @@ def check_unknown_code(site: AttentionSite) -> None:
     # Copies are saved, because a layer may write over what is saved. Weights that need no gradients are leaves.
     hooks = saved_tensors_hooks(lambda x: x if x.is_leaf else x.clone(), lambda x: x)
     try:
-        with torch.inference_mode(False), torch.enable_grad(), hooks:
+        with inference_mode(False), torch.enable_grad(), hooks:
             output = runner.run(run, *tree_map(_start_of_graph, runner.arguments))
         problem = None if output is None else _other_use(site, run.calls, output)
     except torch.OutOfMemoryError:

@@ -25,6 +25,7 @@ Action = Callable[[], Any]
 # Changes that passes of several threads may need: who needs each, and what takes it back.
 _shared: dict[Hashable, tuple[list[Changes], Action]] = {}
 _lock = threading.RLock()
+_PACKAGE = __name__.partition("_engine")[0]
 # The pass that this thread runs.
 _current: ContextVar[Changes | None] = ContextVar("captum_vz_changes", default=None)
 
@@ -118,6 +119,9 @@ def undoing(action: Callable[[Changes], T]) -> T:
     changes = Changes()
     _free_lock()
     _take_back(list(_shared))
+    if _current.get() is None:
+        # torch's own code puts a mode back late, if an interruption came in it.
+        _restore_modes([mode for mode in function_modes() if not type(mode).__module__.startswith(_PACKAGE)])
     try:
         try:
             changes.undo.append(partial(torch.set_grad_enabled, torch.is_grad_enabled()))

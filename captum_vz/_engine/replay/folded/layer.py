@@ -142,9 +142,7 @@ class FoldedLayer:
         self.probe_bounds = folded_bound(self.probes, self.outputs[last], self._dtype)
         return structure
 
-    def _check_residual(
-        self, trace: Trace, structure: FeedForwardStructure, contexts: Tensor, lost: Tensor
-    ) -> Tensor:
+    def _check_residual(self, trace: Trace, structure: FeedForwardStructure, contexts: Tensor, lost: Tensor) -> Tensor:
         """Check that the residual stream loses at each target what the projection makes of `lost`, times the scale.
 
         A layer may switch its attention off at some targets. Returns the stream, which the norm is given,
