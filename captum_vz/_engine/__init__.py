@@ -15,6 +15,7 @@ from captum_vz._engine.decomposition.vectors import INCLUDES, Decomposition, dec
 from captum_vz._engine.numerics.budget import SHORT_OF_MEMORY, budget_of, is_out_of_memory
 from captum_vz._engine.numerics.tensors import alike_tensors, first_tensor, repeat_examples
 from captum_vz._engine.replay.base import Ablation
+from captum_vz._engine.replay.unknown_code import check_weights_seen
 from captum_vz._engine.structure.find_layers import find_layers
 from captum_vz._engine.structure.site import AttentionSite, attention_site
 from captum_vz._engine.taps.projection_table import ValueProjection
@@ -44,6 +45,7 @@ __all__ = [
     "alike_tensors",
     "attention_site",
     "budget_of",
+    "check_weights_seen",
     "decompositions",
     "find_layers",
     "first_module_holding",

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import copy
+import itertools
+import random
+import warnings
 from collections import OrderedDict, deque
+from collections.abc import Callable
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -254,3 +258,53 @@ def test_rollout_of_layers_that_write_into_their_inputs(method: Any) -> None:
     plain.load_state_dict(blocks.state_dict())
     x = sequences(2)
     assert_same(method(lambda x: blocks(x.clone()), list(blocks)).attribute(x), method(plain, list(plain)).attribute(x))
+
+
+class Slots:
+    """An object without a `__dict__`."""
+
+    __slots__ = ("calls",)
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def count(self) -> None:
+        self.calls += 1
+
+
+class Advances(nn.Module):
+    """Advances what it keeps at each run. It changes no numbers."""
+
+    def __init__(self, kept: Any, advance: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.kept = kept
+        self.advance = advance
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.advance(self.kept)
+        return torch.zeros_like(x)
+
+
+@pytest.mark.parametrize(
+    ("kept", "advance", "name"),
+    [
+        (itertools.count(), next, "count"),
+        (Slots(), Slots.count, "Slots"),
+        ([Slots()], lambda held: held[0].count(), "Slots"),
+        (random.Random(0), random.Random.random, "Random"),
+        (np.random.default_rng(0), np.random.Generator.random, "Generator"),
+        (torch.Generator(), lambda own: torch.rand((), generator=own), "Generator"),
+        ([0], lambda held: held.append(0), None),
+        (itertools.count(), lambda held: None, None),
+    ],
+    ids=["iterator", "slots", "slots in a list", "Python", "numpy", "torch", "list", "unchanged"],
+)
+def test_warning_names_state_that_cannot_be_put_back(kept: Any, advance: Any, name: str | None) -> None:
+    block, x = Block(), sequences(1)
+    block.after = Advances(kept, advance)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        ValueZeroing(block, [block]).attribute(x)
+    told = [str(one.message) for one in caught if "cannot be put back" in str(one.message)]
+    assert len(told) == (name is not None)
+    assert name is None or f"Block keeps in kept ({name})" in told[0]

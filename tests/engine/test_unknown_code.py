@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from captum_vz import ValueZeroing, ValueZeroingEffect
+from captum_vz import LayerAttention, LayerAttentionGradient, ValueZeroing, ValueZeroingEffect
 from captum_vz.errors import RefusedError, UnsupportedLayerError
 from tests.engine.blocks import (
     HEADS,
@@ -108,6 +108,10 @@ def test_heads_that_are_not_seen(other: Attend, kind: type[TwoKinds], first: boo
     with pytest.raises(UnsupportedLayerError, match="Block mixes its tokens by other features"):
         ValueZeroing(block, block).attribute(x)
     with pytest.raises(UnsupportedLayerError, match="Block mixes its tokens by other features"):
+        LayerAttention(block, block).attribute(x)
+    with pytest.raises(UnsupportedLayerError, match="Block mixes its tokens by other features"):
+        LayerAttentionGradient(nn.Sequential(block), block, objective=lambda y: y[:, 0].sum(-1)).attribute(x)
+    with pytest.raises(UnsupportedLayerError, match="Block mixes its tokens by other features"):
         ValueZeroingEffect(block, block).attribute(x, target=(1, 0))
 
 
@@ -117,6 +121,8 @@ def test_second_attention_that_is_not_seen(other: Attend, first: bool) -> None:
     block, x = block_of(OfItsOwn(other, first)), sequences(2)
     with pytest.raises(UnsupportedLayerError, match="Block computes another attention"):
         ValueZeroing(block, block).attribute(x)
+    with pytest.raises(UnsupportedLayerError, match="Block computes another attention"):
+        LayerAttention(block, block).attribute(x)
 
 
 class UsedTwice(Projections):

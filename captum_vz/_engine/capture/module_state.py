@@ -5,7 +5,9 @@ Replays run the layer on artificial inputs, some of them NaN. State that these r
 
 from __future__ import annotations
 
+import pickle
 import random
+import warnings
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,6 +26,7 @@ from captum_vz._private import OWN_ATTRIBUTES, own_buffers, tree_leaves
 # an instance's `forward`, which other passes set and remove.
 _NOT_STATE = OWN_ATTRIBUTES | {"forward"}
 _STATELESS = (Tensor, nn.Module, FunctionType, MethodType, ModuleType, type, Enum)
+_IMMUTABLE = (str, bytes, int, float, complex, torch.dtype, torch.device, torch.Size)
 _MUTABLE = (list, dict, set, deque, bytearray, np.ndarray)
 _LIBRARIES = ("torch.", "transformers.")
 # How many objects are followed at most: an attribute may lead to a whole application.
@@ -33,7 +36,8 @@ _LARGEST = 10_000
 class ModuleState:
     """The state of a layer and of its arguments: attributes, and what they hold at any depth.
 
-    Create it before the layer's run in the clean pass. Generators, iterators and files are not put back.
+    Create it before the layer's run in the clean pass. Iterators, objects with slots and other objects without a
+    `__dict__` are not put back: a warning names those that change.
     """
 
     def __init__(self, layer: nn.Module | None = None, arguments: Any = None) -> None:
@@ -41,7 +45,7 @@ class ModuleState:
         self.given = tree_leaves(arguments)
         self.objects = [x for x in self.given if hasattr(x, "__dict__") and not isinstance(x, _STATELESS)]
         self.random = random_states()
-        self.versions = {id(x): version(x) for x in self._reached() if isinstance(x, Tensor)}
+        self.versions = {id(x): version(x) for _, x in self._reached() if isinstance(x, Tensor)}
         # The arguments as they are now. The libraries' layers leave theirs alone.
         own_code = layer is not None and not type(layer).__module__.startswith(_LIBRARIES)
         self.clean = {id(x): x.clone() for x in self.given if own_code and isinstance(x, Tensor)}
@@ -61,11 +65,12 @@ class ModuleState:
         holders = [vars(one) for one in (*self.modules, *self.objects)]
         held = [{name: value for name, value in holder.items() if name not in _NOT_STATE} for holder in holders]
         reached = self._reached()
-        containers = [(value, value.copy()) for value in reached if isinstance(value, _MUTABLE)]
+        containers = [(value, value.copy()) for _, value in reached if isinstance(value, _MUTABLE)]
+        others = [(name, value, _content(value)) for name, value in reached if _cannot_be_put_back(value)]
         # Copy only tensors that the layer's own run wrote to, because quantised weights would be expensive to copy. A
         # batch norm's writes, which happen in train mode only, do not advance torch's version counter.
         trained = {id(x) for one in self.modules if one.training for x in own_buffers(one).values()}
-        tensors = [x for x in reached if isinstance(x, Tensor)]
+        tensors = [x for _, x in reached if isinstance(x, Tensor)]
         written = [(x, x.clone()) for x in tensors if id(x) in trained or self._is_written(x)]
 
         def restore() -> None:
@@ -83,24 +88,35 @@ class ModuleState:
         with Changes() as changes:
             changes.undo.append(restore)
             yield
+        changed = {f"{name} ({type(value).__name__})" for name, value, before in others if _content(value) != before}
+        if changed:
+            warnings.warn(
+                f"Replays changed what {type(self.modules[0]).__name__} keeps in {', '.join(sorted(changed))}, and it "
+                "cannot be put back. If the layer's output depends on it, later runs differ. Keep such state in "
+                "numbers, tensors, lists or dicts, which are put back.",
+                stacklevel=2,
+            )
 
-    def _reached(self) -> list[Any]:
-        """All that the attributes and the arguments hold, at any depth. Objects of the libraries are not entered."""
-        found: dict[int, Any] = {}
+    def _reached(self) -> list[tuple[str, Any]]:
+        """All that the attributes and the arguments hold, at any depth, each with the name of its attribute.
+
+        Objects of the libraries are not entered.
+        """
+        found: dict[int, tuple[str, Any]] = {}
         holders = [vars(one) for one in (*self.modules, *self.objects)]
-        values = (value for holder in holders for name, value in holder.items() if name not in _NOT_STATE)
-        waiting = [*self.given, *values]
+        named = (pair for holder in holders for pair in holder.items() if pair[0] not in _NOT_STATE)
+        waiting = [*(("its arguments", value) for value in self.given), *named]
         while waiting and len(found) < _LARGEST:
-            value = waiting.pop()
-            if id(value) in found or value is None or isinstance(value, (str, bytes, int, float)):
+            name, value = waiting.pop()
+            if id(value) in found or value is None or isinstance(value, _IMMUTABLE):
                 continue
-            found[id(value)] = value
+            found[id(value)] = name, value
             if isinstance(value, (list, tuple, set, frozenset, deque)):
-                waiting.extend(value)
+                waiting.extend((name, one) for one in value)
             elif isinstance(value, dict):
-                waiting.extend(value.values())
+                waiting.extend((name, one) for one in value.values())
             elif not isinstance(value, _STATELESS) and not type(value).__module__.startswith(_LIBRARIES):
-                waiting.append(getattr(value, "__dict__", None))
+                waiting.append((name, getattr(value, "__dict__", None)))
         return list(found.values())
 
     def _is_written(self, x: Tensor) -> bool:
@@ -122,6 +138,22 @@ def random_states() -> tuple[Any, ...]:
 def version(x: Tensor) -> int | None:
     """Return how often a tensor was written to, or None for inference tensors, which have no version counter."""
     return None if x.is_inference() else x._version
+
+
+def _cannot_be_put_back(value: Any) -> bool:
+    if isinstance(value, (random.Random, torch.Generator)):
+        return True
+    if isinstance(value, (tuple, frozenset, *_MUTABLE, *_STATELESS)) or type(value).__module__.startswith(_LIBRARIES):
+        return False
+    return not hasattr(value, "__dict__") or hasattr(value, "__slots__")
+
+
+def _content(value: Any) -> Any:
+    """What shows whether an object has changed."""
+    try:
+        return pickle.dumps(value)
+    except Exception:  # whatever the code of an object's own raises
+        return repr(value)
 
 
 def _put_back(container: Any, content: Any) -> None:

@@ -20,6 +20,7 @@ from captum_vz._engine.capture.module_state import random_states
 from captum_vz._engine.numerics.perturbation import binary_digits, fixed_normal
 from captum_vz._engine.numerics.tensors import inference_mode
 from captum_vz._engine.numerics.tolerance import CannotReplayError
+from captum_vz._engine.replay.trust import is_library_code
 from captum_vz._engine.taps.handler import AttentionHandler
 from captum_vz._private import tree_map
 from captum_vz.errors import RefusedError, UnsupportedLayerError
@@ -33,10 +34,20 @@ PRODUCT = re.compile("mm|mv|matmul|linear|convolution", re.IGNORECASE)
 ATTENTION = re.compile("(Safe)?Softmax|ScaledDotProduct")
 
 
-def check_unknown_code(site: AttentionSite) -> None:
-    """Check that a layer draws no random numbers, and uses its values only in the attention that is read.
+def check_weights_seen(site: AttentionSite) -> None:
+    """Check that the weights of an attention are all weights by which its layer mixes tokens."""
+    if not is_library_code(site.layer.layer):
+        check_unknown_code(site, values_once=False)
+
+
+def check_unknown_code(site: AttentionSite, values_once: bool = True) -> None:
+    """Check that a layer draws no random numbers, and mixes its tokens only in the attention that is read.
 
     Values that are computed without gradients cannot be followed.
+
+    Args:
+        site: The attention that is read.
+        values_once: Whether to check as well that nothing else uses its values.
     """
     runner, run, before, problem = site.runner(), _Constants(), random_states(), None
     # Copies are saved, because a layer may write over what is saved. Weights that need no gradients are leaves.
@@ -44,7 +55,7 @@ def check_unknown_code(site: AttentionSite) -> None:
     try:
         with inference_mode(False), torch.enable_grad(), hooks:
             output = runner.run(run, *tree_map(_start_of_graph, runner.arguments))
-        problem = None if output is None else _other_use(site, run.calls, output)
+        problem = None if output is None else _other_use(site, run.calls, output, values_once)
     except torch.OutOfMemoryError:
         raise
     except (CannotReplayError, *LAYER_ERRORS):
@@ -57,8 +68,8 @@ def check_unknown_code(site: AttentionSite) -> None:
         )
     if problem is not None:
         raise UnsupportedLayerError(
-            f"The layer {site.layer.name} {problem} beside the attention that can be read. A value is to be zeroed "
-            "wherever it goes, and this would zero a part of it. Compute all heads by one call of "
+            f"The layer {site.layer.name} {problem} beside the attention that can be read. Weights would be those of "
+            "some heads, and a value is to be zeroed wherever it goes. Compute all heads by one call of "
             "torch.nn.functional.scaled_dot_product_attention on (batch, head, token, feature), and use the values "
             "nowhere else. Or pass another layer."
         )
@@ -83,7 +94,9 @@ def _start_of_graph(value: Any) -> Any:
     return copied.requires_grad_().clone() if isinstance(value, Tensor) and value.is_floating_point() else copied
 
 
-def _other_use(site: AttentionSite, calls: list[tuple[Tensor, Tensor]], output: Tensor) -> str | None:
+def _other_use(
+    site: AttentionSite, calls: list[tuple[Tensor, Tensor]], output: Tensor, values_once: bool
+) -> str | None:
     """What leads to the output beside the attention that is read, in words. None: nothing that counts."""
     attention, reached = site.attention, set(_ancestors(output.grad_fn))
     if attention.inline is not None:  # zeroed where they are projected, and used by the module's own code
@@ -93,7 +106,7 @@ def _other_use(site: AttentionSite, calls: list[tuple[Tensor, Tensor]], output: 
             edge = GradientEdge(node, 0)
             if not PRODUCT.search(node.name()):
                 continue
-            if (_depends(output, edge) & _depends(values, edge)).any():
+            if values_once and (_depends(output, edge) & _depends(values, edge)).any():
                 return "uses its values"
             for one in binary_digits(output, attention.tokens_first):
                 if (_depends(output, edge, one) & _depends(output, edge, ~one)).any():
