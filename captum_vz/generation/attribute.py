@@ -13,7 +13,7 @@ from captum_vz.attr import ALTILogit, ALTIPlus, MapAggregation, ModelFreeAttribu
 from captum_vz.generation.prompts import Section, read_prompts
 from captum_vz.generation.result import GenerationAttribution
 from captum_vz.generation.rows import Rows, build_method, rows_of
-from captum_vz.generation.texts import FinishedText, finish_texts
+from captum_vz.generation.texts import FinishedText, device_of, finish_texts
 from captum_vz.generation.words import TokenText
 
 #: Captum generates as many tokens by default.
@@ -98,7 +98,7 @@ def attribute_generation(
 def _attributed(
     method: Any, model: Any, tokenizer: Any, text: FinishedText, options: dict[str, Any]
 ) -> GenerationAttribution:
-    rows = rows_of(method, text, model.device, **options)
+    rows = rows_of(method, text, device_of(model), **options)
     given = len(text.conditions)
     return GenerationAttribution(
         rows.scores[:, :given],
@@ -108,7 +108,7 @@ def _attributed(
         rows.layers,
         type(method).__name__ if not isinstance(method, partial) else method.func.__name__,
         tokenizer.decode(list(text.generated), skip_special_tokens=True),
-        partial(_joint, method, model.device, text, options),
+        partial(_joint, method, device_of(model), text, options),
     )
 
 

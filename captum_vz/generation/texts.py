@@ -123,8 +123,8 @@ def _generate(
         )
     pad = _padding_id(model, tokenizer, options)
     rows, mask = _padded(prompts, pad, on_the_right=both)
-    ids = torch.tensor(rows, device=model.device)
-    arguments = {"pad_token_id": pad, **options, "attention_mask": torch.tensor(mask, device=model.device)}
+    ids = torch.tensor(rows, device=device_of(model))
+    arguments = {"pad_token_id": pad, **options, "attention_mask": torch.tensor(mask, device=device_of(model))}
     with torch.random.fork_rng(enabled=seed is not None):
         if seed is not None:
             torch.manual_seed(seed)
@@ -217,3 +217,9 @@ def _encoded(tokenizer: Any, prompt: Prompt, text: str, both: bool) -> tuple[int
         if whole[: len(head)] == head:
             return tuple(whole[len(head) :])
     return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def device_of(model: Any) -> torch.device:
+    """Where inputs go. The weights of an offloaded model are on no device, and its hooks move the inputs."""
+    device: torch.device = model.device
+    return torch.device("cpu") if device.type == "meta" else device
