@@ -1,0 +1,78 @@
+"""Home-made layers that break an assumption each: their maps are right, or they are refused."""
+
+from __future__ import annotations
+
+import copy
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from captum_vz import ValueZeroing
+from captum_vz._private import tree_leaves
+from captum_vz.errors import RefusedError
+from tests.engine.assumptions import ATTENTIONS, CHANGES, ENDS, HOOKS, LAYERS
+from tests.engine.blocks import sequences, zeroed_one_by_one
+from tests.engine.compare import assert_same
+from tests.engine.parameters import quick
+
+# What no replay can reproduce. All other layers have a map.
+RANDOM = {"noise of torch", "noise of Python", "noise of numpy", "noise of its own", "dropout in eval mode"}
+OF_THE_WHOLE_RUN = {
+    "largest entry of all",
+    "number of examples",
+    "examples mixed",
+    "examples reversed",
+    "scaled by the number of calls",
+}
+REFUSED = {
+    *(f"{place}: {name}" for place in ("beside", "after", "the context", "end") for name in RANDOM | OF_THE_WHOLE_RUN),
+    *(f"before: {name}" for name in RANDOM - {"noise of its own"}),  # the norm behind it removes a factor
+    *(f"returns {name}" for name in ("nothing", "one vector", "tokens first", "another axis", "not finite")),
+    *(f"attention: {name}" for name in ("over features", "half by hand", "values beside", "five axes")),
+    "attention: dropout in eval mode",
+    "hook: the layer steered",
+    "hook: the layer averaged",
+    "after: batch norm in train mode",
+    "after: only some positions",
+}
+
+
+class Twin(nn.Module):
+    """A copy of a layer, whose state and input are the same in every run. It returns the first tensor."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = copy.deepcopy(layer)
+        self.calls, self.state = self.layer.calls, self.layer.own.getstate()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.layer.calls = self.calls
+        self.layer.own.setstate(self.state)
+        first: Tensor = tree_leaves(self.layer(x.clone()))[0]
+        return first
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("name", quick(LAYERS, *(name for name in LAYERS if name.startswith("after"))))
+def test_right_or_refused(name: str) -> None:
+    torch.manual_seed(0), random.seed(0), np.random.seed(0)
+    layer, x = LAYERS[name](), sequences(2)
+    twin = Twin(layer)
+    given = x.clone()
+    if name in REFUSED:
+        with pytest.raises(RefusedError):
+            ValueZeroing(layer, layer).attribute(given)
+        return
+    scores = ValueZeroing(layer, layer).attribute(given)
+    expected = zeroed_one_by_one(twin, x, value="layer.attention.value")
+    if name == "before: tokens reversed":
+        expected = expected.flip(-1)  # columns are the layer's tokens, not the attention's
+    assert_same(scores, expected.nan_to_num(0))
+
+
+def test_table_is_large_and_names_what_it_refuses() -> None:
+    assert set(LAYERS) >= REFUSED
+    assert len(CHANGES) + len(ENDS) + len(ATTENTIONS) + len(HOOKS) >= 80
