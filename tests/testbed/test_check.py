@@ -374,3 +374,59 @@ def test_value_names_the_mistakes_of_a_lesson() -> None:
     assert str(verdict) == "Not yet. share: this is the share of the others."
     assert check.value(torch.tensor(3), 3)
     assert "differs from the right number by 1.0e-01" in check.value(0.65, 0.75).message
+
+
+def test_blank_out_and_its_mistakes() -> None:
+    ids = torch.tensor([[3, 5, 7, 9]])
+
+    def predict(batch: Tensor) -> Tensor:
+        return (batch * torch.tensor([1.0, 0.5, 0.25, -1.0])).sum(1)
+
+    clean = predict(ids).item()
+    without = [predict(torch.tensor([[0 if i == j else one for i, one in enumerate([3, 5, 7, 9])]])) for j in range(4)]
+    right = [clean - one.item() for one in without]
+    assert check.blank_out(right, predict, ids, 0)
+    assert "sign" in (check.blank_out([-one for one in right], predict, ids, 0).mistake or "")
+    assert "these are predictions" in (check.blank_out([one.item() for one in without], predict, ids, 0).mistake or "")
+    staying = torch.tensor(right).cumsum(0)
+    assert "stay replaced" in (check.blank_out(staying, predict, ids, 0).mistake or "")
+    with pytest.raises(ArgumentError, match="one text"):
+        check.blank_out(right, predict, ids.repeat(2, 1), 0)
+
+
+def test_shares_of_maps_and_their_mistakes() -> None:
+    maps = list(torch.rand(3, 1, 5, 5, generator=torch.Generator().manual_seed(0)).double())
+    words = [1, 2, 3]
+    near = [sum(one[0, i, i - 1] + one[0, i, i + 1] for i in words) / 3 for one in maps]
+    own = [sum(one[0, i, i] for i in words) / 3 for one in maps]
+    assert check.neighbor_share(near, maps, words)
+    both = [a + b for a, b in zip(near, own, strict=True)]
+    assert "word itself" in (check.neighbor_share(both, maps, words).mistake or "")
+    before = [sum(one[0, i, i - 1] for i in words) / 3 for one in maps]
+    assert "before the word" in (check.neighbor_share(before, maps, words).mistake or "")
+    columns = [sum(one[0, i - 1, i] + one[0, i + 1, i] for i in words) / 3 for one in maps]
+    assert "swapped" in (check.neighbor_share(columns, maps, words).mistake or "")
+    assert "mean of the two" in (check.neighbor_share([one / 2 for one in near], maps, words).mistake or "")
+
+    pair = [(one[0, 1, 3] + one[0, 3, 1]) / 2 for one in maps]
+    assert check.pair_share(pair, maps, 1, 3)
+    assert "one direction" in (check.pair_share([one[0, 3, 1] for one in maps], maps, 1, 3).mistake or "")
+    assert "sum" in (check.pair_share([2 * one for one in pair], maps, 1, 3).mistake or "")
+    with pytest.raises(ArgumentError, match="one example"):
+        check.pair_share(pair, [torch.rand(2, 5, 5)], 1, 3)
+
+
+def test_share_of_a_path_and_its_mistakes() -> None:
+    one, two = torch.rand(2, 5, 5, generator=torch.Generator().manual_seed(0)).double()
+    path = [1, 2, 4]  # token 2 reads token 1 in the first layer, token 4 reads token 2 in the second
+    assert check.path_share(one[2, 1] * two[4, 2], [one, two], path)
+    assert "sum" in (check.path_share(one[2, 1] + two[4, 2], [one, two], path).mistake or "")
+    assert "swapped" in (check.path_share(one[1, 2] * two[2, 4], [one, two], path).mistake or "")
+    assert "first step" in (check.path_share(two[2, 1] * one[4, 2], [one, two], path).mistake or "")
+    staying = [1, 1, 4]
+    right = (one[1, 1] / 2 + 0.5) * two[4, 1] / 2
+    assert check.path_share(right, [one, two], staying, residual=0.5)
+    forgotten = check.path_share(one[1, 1] * two[4, 1], [one, two], staying, residual=0.5)
+    assert "residual is forgotten" in (forgotten.mistake or "")
+    with pytest.raises(ArgumentError, match="one more than"):
+        check.path_share(right, [one, two], [1, 2])

@@ -13,9 +13,13 @@ function                 grades                                       mistakes t
 `joint_row`              a row in which groups are zeroed             tokens zeroed one at a time
 `effect`                 effects on a logit                           sign, last layer only
 `rollout`                a product of maps                            order, residual forgotten, entries multiplied
+`path_share`             the share of one path through the layers     direction, sum in place of product
+`neighbor_share`         shares of neighbors, layer by layer          the word itself, one side, columns
+`pair_share`             how much two tokens draw on each other       one direction only
 `generation_slice`       `(n, m, layers)` of a generated text         `[m:]` in place of `[m - 1 :]`
 `average_precision`      a function                                   ties broken by position
 `kendall`                a function                                   ties
+`blank_out`              predictions without one token                sign, tokens stay replaced
 `deletion`               a curve of predictions                       lowest first, one at a time
 `verified`               a model of the learner                       what `captum_vz.verify` finds
 `value`                  any number or tensor                         those that the lesson names
@@ -30,7 +34,8 @@ from captum_vz.testbed.check.attention import attention, value, verified
 from captum_vz.testbed.check.effects import cross_map, effect, joint_row
 from captum_vz.testbed.check.layers import generation_slice, rollout
 from captum_vz.testbed.check.maps import SENTENCE, value_zeroing_map, value_zeroing_row
-from captum_vz.testbed.check.ranking import average_precision, deletion, kendall
+from captum_vz.testbed.check.ranking import average_precision, blank_out, deletion, kendall
+from captum_vz.testbed.check.reading import neighbor_share, pair_share, path_share
 from captum_vz.testbed.check.verdict import Verdict
 
 __all__ = [
@@ -38,12 +43,16 @@ __all__ = [
     "Verdict",
     "attention",
     "average_precision",
+    "blank_out",
     "cross_map",
     "deletion",
     "effect",
     "generation_slice",
     "joint_row",
     "kendall",
+    "neighbor_share",
+    "pair_share",
+    "path_share",
     "rollout",
     "value",
     "value_zeroing_map",

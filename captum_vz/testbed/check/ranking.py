@@ -1,4 +1,4 @@
-"""Grades for measures: average precision, Kendall's tau, the effect of deleted tokens."""
+"""Grades for measures: average precision, Kendall's tau, and predictions without tokens."""
 
 from __future__ import annotations
 
@@ -135,6 +135,34 @@ def deletion(yours: Any, predict: Callable[[Tensor], Tensor], scores: Tensor, co
         ),
     ]
     return judge("deletion", yours, right, mistakes)
+
+
+def blank_out(yours: Any, predict: Callable[[Tensor], Tensor], ids: Tensor, replacement: int) -> Verdict:
+    r"""Grade blank-out scores, :math:`p(x) - p(x \setminus x_j)` for each token j.
+
+    It recognizes the opposite sign, the predictions themselves, and tokens that stay replaced.
+
+    Args:
+        yours: One number for each token.
+        predict: Takes token ids `(batch, tokens)` and returns one number for each example.
+        ids: The ids of one text, `(1, tokens)`.
+        replacement: The id that replaces a token, such as that of the mask.
+    """
+    count = ids.shape[1]
+    if ids.dim() != 2 or len(ids) != 1:
+        raise ArgumentError(f"ids is {tuple(ids.shape)}: pass the ids of one text, (1, tokens).")
+    one, several = torch.eye(count, dtype=torch.bool), torch.ones(count, count, dtype=torch.bool).tril()
+    clean = predict(ids).double().reshape(())
+    without = predict(ids.masked_fill(one, replacement)).double()
+    mistakes = [
+        ("the sign is wrong. The score is the clean prediction minus that without the token.", without - clean),
+        ("these are predictions. Subtract them from the clean prediction.", without),
+        (
+            "the tokens stay replaced. Begin with the whole text for each token.",
+            lambda: clean - predict(ids.masked_fill(several, replacement)).double(),
+        ),
+    ]
+    return judge("blank_out", yours, clean - without, mistakes)
 
 
 def _all(function: Callable[[Tensor, Tensor], float]) -> list[float]:
