@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import BartConfig, BartModel
 
-from captum_vz import LayerAttention, ValueZeroing, find_layers
+from captum_vz import LayerAttention, ValueZeroing, ValueZeroingEffect, find_layers
 from captum_vz.errors import ArgumentError
 from captum_vz.functional import cosine_distance, normalize_rows
 from captum_vz.metrics import cue_average_precision
@@ -213,6 +213,14 @@ def test_effect_and_its_mistakes() -> None:
     assert "sign is wrong" in (graded(-right).mistake or "")
     assert "sign is lost" in (graded(right.abs()).mistake or "")
     assert "last layer only" in (graded(effects(layers[-1:])).mistake or "")
+
+    groups = [0, 1, 1, 3, 4, 5, 6, 7, 8, 9, 10]
+    options: Any = {"model": model, "target": (MASK, are), "foil": (MASK, is_), "together": [1, 2]}
+    joint = ValueZeroingEffect(model, find_layers(model)).attribute(
+        encoding, target=(MASK, are), foil=(MASK, is_), feature_mask=torch.tensor([groups])
+    )
+    assert check.effect(joint, encoding, **options)
+    assert "one at a time" in (check.effect(right, encoding, **options).mistake or "")
 
 
 def test_rollout_and_its_mistakes() -> None:

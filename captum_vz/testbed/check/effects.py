@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from captum_vz import LayerAttention, ValueZeroing, ValueZeroingEffect, find_lay
 from captum_vz.testbed.check.maps import ATTENTION, UNNORMALIZED
 from captum_vz.testbed.check.verdict import Verdict, judge, tensor_of
 
-ONE_BY_ONE = "the tokens of a group were zeroed one at a time. Zero their values together, and measure one distance."
+ONE_BY_ONE = "the tokens of a group were zeroed one at a time. Zero their values together."
 
 
 def cross_map(yours: Any, model: Any, inputs: Any, *, layer: int | nn.Module = -1) -> Verdict:
@@ -84,11 +85,20 @@ def joint_row(
     return judge("joint_row", yours, right, mistakes)
 
 
-def effect(yours: Any, inputs: Any, *, model: Any, target: Any, foil: Any = None, layers: Any = None) -> Verdict:
+def effect(
+    yours: Any,
+    inputs: Any,
+    *,
+    model: Any,
+    target: Any,
+    foil: Any = None,
+    layers: Any = None,
+    together: Sequence[int] = (),
+) -> Verdict:
     """Grade the effect of zeroed values on a decision, as :class:`~captum_vz.ValueZeroingEffect` computes it.
 
     It recognizes the opposite sign, values that were zeroed in the last layer only, a row that is divided by its sum,
-    and absolute values.
+    absolute values, and tokens of a group that were zeroed one at a time.
 
     Args:
         yours: `(in,)` or `(1, in)`, signed.
@@ -96,21 +106,34 @@ def effect(yours: Any, inputs: Any, *, model: Any, target: Any, foil: Any = None
         model: A model, or a function that returns the logits.
         target: The index of the number that is explained, see :meth:`captum_vz.ValueZeroingEffect.attribute`.
         foil: The index of the number that is subtracted.
-        layers: The layers. None: all.
+        layers: The layers. None: all layers of the model, which must then be a model and no function.
+        together: The positions of tokens that are zeroed together. Each of them has the effect of all.
     """
     layers = find_layers(model) if layers is None else list(layers)
 
-    def of(some: list[nn.Module]) -> Tensor:
-        return ValueZeroingEffect(model, some).attribute(inputs, target=target, foil=foil)[0]
+    def of(some: list[nn.Module], groups: Tensor | None = None) -> Tensor:
+        method = ValueZeroingEffect(model, some)
+        found: Tensor = method.attribute(inputs, target=target, foil=foil, feature_mask=groups)
+        return found[0]
 
-    right = of(layers)
-    mistakes: dict[str, Any] = {
-        "the sign is wrong. The effect is the clean number minus the number without the value.": -right,
-        "the sign is lost. An effect below 0 says that the value speaks against the target.": right.abs(),
-        "the values were zeroed in the last layer only. Zero them in all layers.": lambda: of(layers[-1:]),
-        "the effects are divided by their sum. They are differences of logits, and keep their unit.": right
-        / right.sum(),
-    }
+    alone = right = of(layers)
+    if together:
+        groups = torch.arange(len(alone))[None]
+        groups[0, list(together)] = together[0]
+        right = of(layers, groups)
+    mistakes: list[tuple[str, Any]] = [
+        ("the sign is wrong. The effect is the clean number minus the number without the value.", -right),
+        ("the sign is lost. An effect below 0 says that the value speaks against the target.", right.abs()),
+        (
+            "the values were zeroed in the last layer only. Zero them in all layers.",
+            lambda: of(layers[-1:]),
+        ),
+        ("the effects are divided by their sum. They are differences of logits.", right / right.sum()),
+    ]
+    if together:
+        summed = alone.clone()
+        summed[list(together)] = alone[list(together)].sum()
+        mistakes += [(ONE_BY_ONE, alone), (ONE_BY_ONE, summed)]
     return judge("effect", yours, right, mistakes)
 
 
