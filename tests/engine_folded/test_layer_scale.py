@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import Dinov2Config
+from transformers.models.dinov2.modeling_dinov2 import Dinov2Attention
 
 from tests.engine.blocks import WIDTH, Block, sequences
 from tests.engine_folded.replays import MEDIUM, Replays, lengthened
@@ -29,9 +31,11 @@ def vision(model: str, layers: str, attention: Attention, **settings: Any) -> Fa
 
 
 PATCHES = Attention("attention.v_proj", "attention.o_proj")
+OLDER = Attention("attention.attention.value", "attention.output.dense")  # the names of transformers 5.16
+IN_DINO = PATCHES if hasattr(Dinov2Attention(Dinov2Config()), "v_proj") else OLDER
 FAMILIES = {
-    "dinov2": vision("Dinov2Model", "encoder.layer", PATCHES),
-    "dinov2-gated": vision("Dinov2Model", "encoder.layer", PATCHES, use_swiglu_ffn=True),
+    "dinov2": vision("Dinov2Model", "encoder.layer", IN_DINO),
+    "dinov2-gated": vision("Dinov2Model", "encoder.layer", IN_DINO, use_swiglu_ffn=True),
     "beit": vision("BeitModel", "layers", PATCHES, layer_scale_init_value=0.1),
     "granite": replace(REFERENCE["granite"], config=REFERENCE["granite"].config | {"residual_multiplier": 0.22}),
 }

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+import transformers
+from packaging.version import Version
 
 from tests.sweep.model_type import sweep_type
 
@@ -102,6 +104,8 @@ FOLDS = {"bert": "no threshold", "gpt2": "no threshold", "llama": "no threshold"
 @pytest.mark.parametrize("model_type", [*MAIN, *(pytest.param(one, marks=pytest.mark.slow) for one in OTHER)])
 def test_maps_equal_twin(model_type: str) -> None:
     rows = [row for row in sweep_type(model_type) if row.outcome not in ("not run", "other form")]
+    if model_type == "qwen2_5_vl_vision" and Version(transformers.__version__) < Version("5.17"):
+        pytest.skip("transformers 5.16 builds this model only as a part of another")
     assert {row.outcome for row in rows} == {"agrees"}, [str(row) for row in rows]
     assert (MAIN | OTHER)[model_type] <= {row.way for row in rows}
     if model_type in TWO_ATTENTIONS:
