@@ -60,8 +60,8 @@ def to_embeddings(row: Tensor, inputs: Embeddings) -> Embeddings:
 
     .. math:: a_{bjk} = s_{bj} / d, \qquad \textstyle\sum_k a_{bjk} = s_{bj}
 
-    Captum's `infidelity` and `sensitivity_max` expect attributions in the shape of the inputs. This function gives a row
-    this shape, and :func:`token_scores` returns the row again. A row says nothing about single entries of an embedding,
+    Captum's `infidelity` and `sensitivity_max` expect attributions in the shape of the inputs. This function gives a
+    row this shape, and :func:`token_scores` returns the row again. A row says nothing about the entries of an embedding,
     so all entries of a token have the same score.
 
     Args:

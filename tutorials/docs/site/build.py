@@ -1,0 +1,97 @@
+"""Builds the site: `python tutorials/docs/site/build.py`. It needs the extra `docs`, and takes half a minute.
+
+The pages, the notebooks and three files from elsewhere in the repository are copied to `build/site-source`. There they
+get their places in the site. Links between them are rewritten. A link to a file that is not in the site is an error.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[2]
+VIEWS = "views"
+SOURCE, OUTPUT = ROOT / "build" / "site-source", ROOT / "build" / "site"
+
+# Where files of the repository are in the site. The start page takes the place of the README.
+ELSEWHERE = {
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+    "tests/sweep/RESULTS.md": "results.md",
+}
+VIEW = re.compile(r"^<!-- view: (\w+) -->$", re.MULTILINE)
+LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)#\s]+)(#[^)\s]*)?(?=\))")
+
+
+def places() -> Iterator[tuple[Path, Path]]:
+    """Each file that the site is made of, and its path in the site."""
+    tutorials = ROOT / "tutorials"
+    for path in sorted((tutorials / "docs").glob("*.md")):
+        yield path, Path(path.name)
+    for path in sorted(tutorials.glob("*.ipynb")):
+        yield path, Path("lessons", path.name)
+    for path in sorted((tutorials / "images").rglob("*.*")):
+        yield path, path.relative_to(tutorials)
+    for path in sorted((HERE / "api").glob("*.rst")):
+        yield path, path.relative_to(HERE)
+    yield HERE / "conf.py", Path("conf.py")
+    yield HERE / "style.css", Path("static", "style.css")
+    for name, place in ELSEWHERE.items():
+        yield ROOT / name, Path(place)
+
+
+def rewritten(text: str, path: Path, place: Path, known: dict[Path, Path]) -> str:
+    """The text of a page with its links as they have to be in the site."""
+
+    def link(match: re.Match[str]) -> str:
+        target = (path.parent / match[1]).resolve()
+        if target not in known:
+            raise FileNotFoundError(f"{path.relative_to(ROOT)} links to {match[1]}, which is not in the site.")
+        return os.path.relpath(known[target], place.parent).replace(os.sep, "/") + (match[2] or "")
+
+    return VIEW.sub(rf"```{{raw}} html\n:file: {VIEWS}/\1.html\n```", LINK.sub(link, text))
+
+
+def copy_sources() -> None:
+    """Copies all files to `SOURCE`, except those that are there already. Files of an earlier build are deleted."""
+    known = dict(places())
+    for path, place in known.items():
+        if path == ROOT / "README.md":
+            continue
+        content = path.read_bytes()
+        if path.suffix in (".md", ".ipynb"):
+            content = rewritten(content.decode("utf-8"), path, place, known).encode("utf-8")
+        target = SOURCE / place
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if not target.exists() or target.read_bytes() != content:  # Sphinx reads only what has changed
+            target.write_bytes(content)
+    (SOURCE / "extra").mkdir(exist_ok=True)
+    placed = {SOURCE / place for place in known.values()}
+    for path in SOURCE.rglob("*"):
+        if path.is_file() and path not in placed and path.parent.name != VIEWS:
+            path.unlink()
+
+
+def main(output: Path = OUTPUT) -> int:
+    """Builds the site in `output`. Returns Sphinx's exit status, which is not 0 after a warning."""
+    from sphinx.cmd.build import main as sphinx
+
+    sys.path.insert(0, str(HERE))
+    from views import write_views
+
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    copy_sources()
+    write_views(SOURCE / VIEWS)
+    shutil.rmtree(output, ignore_errors=True)
+    doctrees = SOURCE.with_name("site-doctrees")
+    return sphinx(["-W", "--keep-going", "-q", "-b", "html", "-d", str(doctrees), str(SOURCE), str(output)])
+
+
+if __name__ == "__main__":
+    sys.exit(main(*map(Path, sys.argv[1:])))

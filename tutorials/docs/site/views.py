@@ -1,0 +1,70 @@
+"""The interactive views of the site's pages. A page has `<!-- view: NAME -->` where a view belongs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from captum_vz import LayerAttention, Rollout, ValueZeroing, ValueZeroingRollout, find_layers
+from captum_vz.generation import attribute_generation
+from captum_vz.testbed import load_agreement_model
+from captum_vz.visualization import view
+from captum_vz.visualization.view import View
+
+SENTENCE = "the pictures of some hat [MASK] scaring marcus."
+MASK = 6
+
+
+def agreement() -> View:
+    """Value Zeroing in all layers of the embedded model."""
+    return _methods({"Value Zeroing": ValueZeroing}, "What each token draws on, layer by layer")
+
+
+def methods() -> View:
+    """Two methods side by side."""
+    return _methods({"Value Zeroing": ValueZeroing, "attention": LayerAttention}, "Two methods on one sentence")
+
+
+def predict() -> View:
+    """The reader clicks before the maps are shown."""
+    return _methods({"Value Zeroing": ValueZeroing}, "Predict, then reveal", predict=[2, MASK])
+
+
+def generation() -> View:
+    """The rows of generated tokens, in each layer."""
+    model, tokenizer = load_agreement_model("causal")
+    found = attribute_generation(ValueZeroingRollout, model, tokenizer, "the pictures of some hat", max_new_tokens=4)
+    rows = torch.cat([found.scores, found.prefix], dim=1)  # (new, prompt and new, layers)
+    prompt, new = list(found.prompt.labels), list(found.generated.labels)
+    maps = dict(zip(found.layers, rows.unbind(-1), strict=True))
+    return view(maps, new, columns=[*prompt, *new], offset=len(prompt), token=0, title="What each new token draws on")
+
+
+def _methods(classes: dict[str, Callable], title: str, predict: bool | list[int] = False) -> View:
+    model, tokenizer = load_agreement_model()
+    inputs = tokenizer(SENTENCE, return_tensors="pt")
+    layers = find_layers(model)
+    maps = {name: kind(model, layers).attribute(inputs) for name, kind in classes.items()}
+    rollouts = {name: Rollout(kind(model, layers), residual=0.5).attribute(inputs) for name, kind in classes.items()}
+    return view(
+        maps,
+        inputs.tokens(),
+        rollout=rollouts,
+        words=inputs.word_ids(),
+        token=MASK,
+        layer=3,
+        predict=predict,
+        title=title,
+    )
+
+
+VIEWS: dict[str, Callable[[], View]] = {one.__name__: one for one in (agreement, methods, predict, generation)}
+
+
+def write_views(folder: Path) -> None:
+    """Writes each view to a file of the folder, as a frame that a page can hold."""
+    folder.mkdir(exist_ok=True)
+    for name, make in VIEWS.items():
+        (folder / f"{name}.html").write_text(make()._repr_html_(), "ascii")
