@@ -61,7 +61,7 @@ def to_embeddings(row: Tensor, inputs: Embeddings) -> Embeddings:
     .. math:: a_{bjk} = s_{bj} / d, \qquad \textstyle\sum_k a_{bjk} = s_{bj}
 
     Captum's `infidelity` and `sensitivity_max` expect attributions in the shape of the inputs. This function gives a
-    row this shape, and :func:`token_scores` returns the row again. A row says nothing about the entries of an embedding,
+    row this shape, and :func:`token_scores` returns the row again. A row says nothing about single entries of a vector,
     so all entries of a token have the same score.
 
     Args:

@@ -1,7 +1,8 @@
-"""Builds the site: `python tutorials/docs/site/build.py`. It needs the extra `docs`, and takes half a minute.
+"""Builds the site: `python tutorials/docs/site/build.py [OUTPUT]`. It needs the extra `docs`, and takes 20 seconds.
 
-The pages, the notebooks and three files from elsewhere in the repository are copied to `build/site-source`. There they
-get their places in the site. Links between them are rewritten. A link to a file that is not in the site is an error.
+The pages, the notebooks and three files from elsewhere in the repository are copied to `source`, next to the output.
+There they get their places in the site. Links between them are rewritten. A link to a file that is not in the site is
+an error.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 VIEWS = "views"
-SOURCE, OUTPUT = ROOT / "build" / "site-source", ROOT / "build" / "site"
+OUTPUT = ROOT / "build" / "site" / "html"
 
 # Where files of the repository are in the site. The start page takes the place of the README.
 ELSEWHERE = {
@@ -58,8 +59,8 @@ def rewritten(text: str, path: Path, place: Path, known: dict[Path, Path]) -> st
     return VIEW.sub(rf"```{{raw}} html\n:file: {VIEWS}/\1.html\n```", LINK.sub(link, text))
 
 
-def copy_sources() -> None:
-    """Copies all files to `SOURCE`, except those that are there already. Files of an earlier build are deleted."""
+def copy_sources(source: Path) -> None:
+    """Copies all files to the folder, except those that are there already. Files of an earlier build are deleted."""
     known = dict(places())
     for path, place in known.items():
         if path == ROOT / "README.md":
@@ -67,30 +68,31 @@ def copy_sources() -> None:
         content = path.read_bytes()
         if path.suffix in (".md", ".ipynb"):
             content = rewritten(content.decode("utf-8"), path, place, known).encode("utf-8")
-        target = SOURCE / place
+        target = source / place
         target.parent.mkdir(parents=True, exist_ok=True)
         if not target.exists() or target.read_bytes() != content:  # Sphinx reads only what has changed
             target.write_bytes(content)
-    (SOURCE / "extra").mkdir(exist_ok=True)
-    placed = {SOURCE / place for place in known.values()}
-    for path in SOURCE.rglob("*"):
+    (source / "extra").mkdir(exist_ok=True)
+    placed = {source / place for place in known.values()}
+    for path in source.rglob("*"):
         if path.is_file() and path not in placed and path.parent.name != VIEWS:
             path.unlink()
 
 
 def main(output: Path = OUTPUT) -> int:
-    """Builds the site in `output`. Returns Sphinx's exit status, which is not 0 after a warning."""
+    """Builds the site in `output`, with sources and caches next to it. Returns Sphinx's status, 0 without warnings."""
     from sphinx.cmd.build import main as sphinx
 
     sys.path.insert(0, str(HERE))
     from views import write_views
 
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    copy_sources()
-    write_views(SOURCE / VIEWS)
+    output = output.resolve()
+    source, doctrees = output.with_name("source"), output.with_name("doctrees")
+    copy_sources(source)
+    write_views(source / VIEWS)
     shutil.rmtree(output, ignore_errors=True)
-    doctrees = SOURCE.with_name("site-doctrees")
-    return sphinx(["-W", "--keep-going", "-q", "-b", "html", "-d", str(doctrees), str(SOURCE), str(output)])
+    return sphinx(["-W", "--keep-going", "-q", "-b", "html", "-d", str(doctrees), str(source), str(output)])
 
 
 if __name__ == "__main__":

@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from docutils.nodes import SkipNode
+from docutils.nodes import SkipNode, reference
+from docutils.nodes import literal as literal_node
 from latex2mathml.converter import convert
+from sphinx.util.nodes import make_refnode
 
 import captum_vz
 
@@ -25,6 +27,7 @@ default_role = "py:obj"  # `name` in a docstring is a link if the name is docume
 autodoc_typehints = "none"  # the signature stays one line; the types are in the text
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
+html_show_search_summary = False  # it needs a server: a page on disk may not read others
 napoleon_use_ivar = True
 napoleon_use_rtype = False
 
@@ -40,8 +43,21 @@ html_math_renderer = "mathml"
 
 
 def setup(app: Any) -> None:
-    """Writes formulas as MathML, which browsers draw themselves: no script, and no request to another host."""
+    """Formulas become MathML, which browsers draw themselves: no script, and no request to another host."""
     app.add_html_math_renderer("mathml", inline_renderers=(_inline, None), block_renderers=(_block, None))
+    app.connect("doctree-resolved", _link_names)
+
+
+def _link_names(app: Any, document: Any, page: str) -> None:
+    """Makes links of public names that stand as code in the text of a page."""
+    domain = app.env.get_domain("py")
+    names = {name.rpartition(".")[2]: (name, one) for name, one in domain.objects.items() if one.objtype != "method"}
+    for literal in list(document.findall(literal_node)):
+        name, found = names.get(literal.astext().removesuffix("()"), (None, None))
+        if found is None or page.startswith("api/") or isinstance(literal.parent, reference):
+            continue
+        link = make_refnode(app.builder, page, found.docname, found.node_id, literal.deepcopy(), name)
+        literal.replace_self(link)
 
 
 def _inline(translator: Any, node: Any) -> None:

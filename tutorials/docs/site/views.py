@@ -27,11 +27,6 @@ def methods() -> View:
     return _methods({"Value Zeroing": ValueZeroing, "attention": LayerAttention}, "Two methods on one sentence")
 
 
-def predict() -> View:
-    """The reader clicks before the maps are shown."""
-    return _methods({"Value Zeroing": ValueZeroing}, "Predict, then reveal", predict=[2, MASK])
-
-
 def generation() -> View:
     """The rows of generated tokens, in each layer."""
     model, tokenizer = load_agreement_model("causal")
@@ -42,25 +37,17 @@ def generation() -> View:
     return view(maps, new, columns=[*prompt, *new], offset=len(prompt), token=0, title="What each new token draws on")
 
 
-def _methods(classes: dict[str, Callable], title: str, predict: bool | list[int] = False) -> View:
+def _methods(classes: dict[str, Callable], title: str) -> View:
     model, tokenizer = load_agreement_model()
     inputs = tokenizer(SENTENCE, return_tensors="pt")
     layers = find_layers(model)
     maps = {name: kind(model, layers).attribute(inputs) for name, kind in classes.items()}
     rollouts = {name: Rollout(kind(model, layers), residual=0.5).attribute(inputs) for name, kind in classes.items()}
-    return view(
-        maps,
-        inputs.tokens(),
-        rollout=rollouts,
-        words=inputs.word_ids(),
-        token=MASK,
-        layer=3,
-        predict=predict,
-        title=title,
-    )
+    tokens, words = inputs.tokens(), inputs.word_ids()
+    return view(maps, tokens, rollout=rollouts, words=words, token=MASK, layer=3, title=title)
 
 
-VIEWS: dict[str, Callable[[], View]] = {one.__name__: one for one in (agreement, methods, predict, generation)}
+VIEWS: dict[str, Callable[[], View]] = {one.__name__: one for one in (agreement, methods, generation)}
 
 
 def write_views(folder: Path) -> None:
