@@ -86,7 +86,7 @@ def copy_sources(source: Path) -> None:
 
 
 def accessible(html: str) -> str:
-    """A page with what axe-core finds missing in the theme's HTML: levels of headings, names of regions, focus of code."""
+    """A page with what axe-core finds missing in the theme: levels of headings, names of regions, focus of code."""
     for old, new in THEME_LACKS.items():
         html = html.replace(old, new)
     return html

@@ -51,7 +51,8 @@ def setup(app: Any) -> None:
 def _link_names(app: Any, document: Any, page: str) -> None:
     """Makes links of public names that stand as code in the text of a page."""
     domain = app.env.get_domain("py")
-    names = {name.rpartition(".")[2]: (name, one) for name, one in domain.objects.items() if one.objtype != "method"}
+    kinds = ("class", "data", "exception", "function")
+    names = {name.rpartition(".")[2]: (name, one) for name, one in domain.objects.items() if one.objtype in kinds}
     for literal in list(document.findall(literal_node)):
         name, found = names.get(literal.astext().removesuffix("()"), (None, None))
         if found is None or page.startswith("api/") or isinstance(literal.parent, reference):
