@@ -28,7 +28,16 @@ def test_readme_is_short() -> None:
 
 
 def test_readme_links_every_page() -> None:
-    pages = sorted((ROOT / "tutorials").rglob("*.md")) + sorted((ROOT / "tutorials").glob("*.ipynb"))
-    text = README.read_text("utf-8")
-    missing = [page.name for page in pages if f"({page.relative_to(ROOT).as_posix()})" not in text]
+    """README links the pages, and the page of lessons links the notebooks."""
+    readme, lessons = README.read_text("utf-8"), (ROOT / "tutorials" / "docs" / "lessons.md").read_text("utf-8")
+    pages = sorted((ROOT / "tutorials" / "docs").glob("*.md"))
+    notebooks = [*sorted((ROOT / "tutorials").glob("*.ipynb")), ROOT / "tutorials" / "README.md"]
+    missing = [page.name for page in pages if f"({page.relative_to(ROOT).as_posix()})" not in readme]
+    missing += [one.name for one in notebooks if f"(../{one.name})" not in lessons]
     assert not missing
+
+
+def test_readme_links_the_first_lesson_early() -> None:
+    first_screen = README.read_text("utf-8").partition("## Install")[0]
+    assert "](tutorials/01_value_zeroing_with_captum.ipynb)" in first_screen
+    assert "minute" in first_screen

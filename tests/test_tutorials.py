@@ -1,25 +1,46 @@
-"""The notebooks as they are in the repository. `.ci/run` executes them.
+"""The lessons as they are in the repository. `python -m tests.lessons`, which `.ci/run` calls, executes them.
 
-Many people read a notebook without running it. So the outputs are kept. They have to be complete and free of machine
-paths.
+Many people read a notebook without running it. So the outputs are kept. They have to be complete, free of machine
+paths, and hold every number that the prose quotes.
 """
 
+import json
 import re
 from pathlib import Path
 
 import nbformat
 import pytest
+from nbformat import NotebookNode
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-TUTORIALS = sorted((Path(__file__).parents[1] / "tutorials").glob("*.ipynb"))
+from captum_vz.cli import main
+from captum_vz.testbed.lab import student_copy
+from tests.command import refused
+from tests.lessons import (
+    NOT_YET,
+    RIGHT,
+    TAGS,
+    disorder,
+    lessons,
+    quoted_numbers,
+    run_lesson,
+    shown,
+    tags_of,
+    unsupported_numbers,
+)
+
+TUTORIALS = lessons()
 LARGEST = 1_000_000  # bytes
 MACHINE_PATH = re.compile(r"/(?:home|root|Users|tmp|work)/|[A-Z]:\\\\|site-packages")
+
+every_lesson = pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
 
 
 def test_tutorials_exist() -> None:
     assert TUTORIALS
 
 
-@pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
+@every_lesson
 def test_tutorial_outputs_are_complete(path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)
     nbformat.validate(notebook)
@@ -27,13 +48,170 @@ def test_tutorial_outputs_are_complete(path: Path) -> None:
     assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
     outputs = [output for cell in code for output in cell.outputs]
     assert {output.output_type for output in outputs} <= {"stream", "display_data", "execute_result"}  # no error
+    assert not [output.text for output in outputs if output.get("name") == "stderr"]  # no warning
     assert any("image/png" in output.get("data", {}) for output in outputs)
 
 
-@pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
+@every_lesson
 def test_tutorial_is_small_and_clean(path: Path) -> None:
     assert path.stat().st_size < LARGEST
     assert not MACHINE_PATH.search(path.read_text("utf-8"))
     notebook = nbformat.read(path, as_version=4)
     assert set(notebook.metadata) <= {"kernelspec", "language_info"}
-    assert not any(cell.metadata for cell in notebook.cells)
+    assert all(set(cell.metadata) <= {"tags"} and tags_of(cell) <= TAGS for cell in notebook.cells)
+
+
+@every_lesson
+def test_quoted_numbers_are_computed(path: Path) -> None:
+    assert not unsupported_numbers(nbformat.read(path, as_version=4))
+
+
+@every_lesson
+def test_solutions_are_accepted(path: Path) -> None:
+    notebook = nbformat.read(path, as_version=4)
+    assert not disorder(notebook)
+    for cell in notebook.cells:
+        if "check" in tags_of(cell):
+            assert RIGHT in shown(cell)
+            assert NOT_YET not in shown(cell)
+
+
+@every_lesson
+def test_students_copy_holds_no_solution(path: Path) -> None:
+    notebook = nbformat.read(path, as_version=4)
+    copy = student_copy(notebook)
+    assert not [cell for cell in copy.cells if "solution" in tags_of(cell) or cell.get("outputs")]
+    left_out = [cell.source for cell in notebook.cells if "solution" in tags_of(cell)]
+    assert not [text for text in left_out for cell in copy.cells if text in cell.source]
+    nbformat.validate(copy)
+
+
+# ---- The command, and what the functions above find ----------------------------------------------------------------
+
+
+def lesson(*cells: NotebookNode) -> NotebookNode:
+    return new_notebook(cells=list(cells))
+
+
+def code(source: str, *tags: str, output: str = "") -> NotebookNode:
+    outputs = [new_output("stream", name="stdout", text=output)] if output else []
+    return new_code_cell(source, metadata={"tags": list(tags)}, outputs=outputs)
+
+
+def exercise(stub: str, solution: str) -> list[NotebookNode]:
+    check = "print('Right. one' if answer == 42 else 'Not yet. one')"
+    return [code(stub, "exercise"), code(solution, "solution"), code(check, "check")]
+
+
+def test_command_writes_the_students_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    nbformat.write(lesson(*exercise("answer = ...", "answer = 42  # secret")), "one.ipynb")
+    assert main(["lab", "student", "one.ipynb"]) == 0
+    assert capsys.readouterr().out == "one_student.ipynb: 2 cells, 1 cells with solutions left out\n"
+    copy = nbformat.read("one_student.ipynb", as_version=4)
+    assert copy.cells[0].source == "answer = ..."
+    assert "secret" not in Path("one_student.ipynb").read_text("utf-8")
+    # A second time, it would overwrite what the student has written.
+    assert "may hold a student's work" in refused(capsys, "lab", "student", "one.ipynb")
+    assert main(["lab", "student", "one.ipynb", "--output", "two.ipynb"]) == 0
+
+
+def test_command_refuses_other_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("text.ipynb").write_text("no notebook", "utf-8")
+    Path("list.ipynb").write_text(json.dumps({"cells": 3}), "utf-8")
+    nbformat.write(lesson(code("1 + 1")), "plain.ipynb")
+    assert "is no notebook" in refused(capsys, "lab", "student", "text.ipynb")
+    assert "is no notebook" in refused(capsys, "lab", "student", "list.ipynb")
+    assert "has no cell tagged 'solution'" in refused(capsys, "lab", "student", "plain.ipynb")
+    assert "there is no notebook none.ipynb" in refused(capsys, "lab", "student", "none.ipynb")
+
+
+@pytest.mark.slow
+def test_stubs_are_tried_before_solutions() -> None:
+    good = lesson(new_markdown_cell("# One"), *exercise("answer = ...", "answer = 42"))
+    assert run_lesson(good) == []
+    assert len(good.cells) == 4
+    solved = lesson(*exercise("answer = 42", "answer = 42"))
+    assert "the grader accepts the stub" in run_lesson(solved)[0]
+    wrong = lesson(*exercise("answer = ...", "answer = 41"))
+    assert "the solution is not accepted: Not yet." in run_lesson(wrong)[0]
+    raising = lesson(code("1 / 0"))
+    assert run_lesson(raising) == ["cell 0 raises ZeroDivisionError: division by zero"]
+    stale = lesson(code("print(0.25)"), new_markdown_cell("The share is 0.24."))
+    assert "no output shows '0.24'" in run_lesson(stale)[0]
+
+
+@pytest.mark.parametrize(
+    ("prose", "found"),
+    [
+        ("a share of 0.97, in layer 3, in 200 sentences", [0.97]),
+        ("44 % and 100%", [0.44, 1.0]),
+        ("right in 378 of 400, in 4 of the 5", [378, 4]),
+        ("from -0.02 to 0.05", [-0.02, 0.05]),
+        ("`residual=0.5` and $\\frac{1}{2} 0.5$ and [this](page.md#0.5) and http://x.org/0.3", []),
+        ("```python\nx = 0.3\n```\n<!-- 0.4 -->", []),
+        ("section 2.2.1, version 1.2.3, 2023, layer-0.5, v0.1", []),
+        ("in 1,300.5 steps", [1300.5]),
+        ("Mohebbi et al. 2023 use 12 layers.", []),
+        ("It is 0.5. Then 0.25, or 1.00", [0.5, 0.25, 1.0]),
+    ],
+)
+def test_numbers_of_prose(prose: str, found: list[float]) -> None:
+    assert [one.value for one in quoted_numbers(prose)] == found
+
+
+@pytest.mark.parametrize(
+    ("prose", "output", "is_computed"),
+    [
+        ("0.97", "pictures  0.9714", True),
+        ("0.97", "pictures  0.9651", True),
+        ("0.97", "pictures  0.9649", False),
+        ("44 %", "layer 3:  44%", True),
+        ("44 %", "layer 3:  0.4351", True),
+        ("44 %", "layer 3:  0.45", False),
+        ("-0.10", "-0.1012", True),
+        ("-0.10", "0.1012", False),
+        ("0.10", "-0.1012", True),
+        ("about 0.6", "0.72", True),
+        ("about 0.6", "0.83", False),
+        ("378 of 400", "378", True),
+        ("378 of 400", "377", False),
+        ("0.001", "1.2e-03", True),
+        ("1,300.5", "1300.5", True),
+    ],
+)
+def test_number_is_compared_as_rounded(prose: str, output: str, is_computed: bool) -> None:
+    notebook = lesson(code("", output=output), new_markdown_cell(f"The value is {prose} here."))
+    assert (not unsupported_numbers(notebook)) == is_computed
+
+
+def test_numbers_are_looked_for_near_the_prose() -> None:
+    one, two, three = (new_markdown_cell(f"## {name}") for name in "ABC")
+    quoting = new_markdown_cell("It is 0.25.")
+    far = [one, code("", output="0.25"), two, code("", output="0.5"), three, quoting]
+    assert unsupported_numbers(lesson(*far))
+    assert not unsupported_numbers(lesson(*far[:3], quoting))
+    quoting.metadata.tags = ["summary"]
+    assert not unsupported_numbers(lesson(*far))
+    quoting.metadata.tags = []
+    tagged = [code("", output="0.25"), code("", "quoted", output="0.5"), quoting]
+    assert unsupported_numbers(lesson(*tagged))
+    quoting.metadata.tags = ["elsewhere"]
+    assert not unsupported_numbers(lesson(*tagged))
+
+
+def test_order_of_exercises_is_checked() -> None:
+    stub, solution, check = exercise("answer = ...", "answer = 42")
+    assert not disorder(lesson(stub, solution, check))
+    assert disorder(lesson(stub, check))
+    assert disorder(lesson(stub, solution))
+    assert disorder(lesson(solution, check))
+    assert disorder(lesson(code("", "hidden")))
+    question = new_markdown_cell("Which token?", metadata={"tags": ["question"]})
+    assert not disorder(lesson(question, code("1")))
+    assert disorder(lesson(question, new_markdown_cell("The answer")))

@@ -24,6 +24,7 @@ from captum_vz.cli.paper import add_paper
 from captum_vz.cli.study import add_study, with_config
 from captum_vz.cli.verify import add_verify
 from captum_vz.study import METHODS, Table
+from captum_vz.testbed.lab import add_lab
 from captum_vz.visualization import draw_maps, terminal_text
 
 
@@ -126,6 +127,7 @@ def _parser() -> argparse.ArgumentParser:
     add_study(commands)
     add_paper(commands)
     add_verify(commands)
+    add_lab(commands)
     return parser
 
 

@@ -1,0 +1,61 @@
+"""Grades for the exercises of the tutorials: the answer is compared with the package's own classes, to 1e-5.
+
+Each function returns a :class:`Verdict`, which is true if the answer is right. If it is wrong, the verdict names the
+usual mistake that gives the same numbers.
+
+======================== ============================================ ==================================================
+function                 grades                                       mistakes that it recognizes
+======================== ============================================ ==================================================
+`attention`              a function of q, k, v                        no scale, wrong axis, mask forgotten
+`value_zeroing_row`      a row of one layer                           rows and columns swapped, residual forgotten, sum
+`value_zeroing_map`      a map of one layer                           the same, columns divided by their sums
+`cross_map`              a map of cross-attention                     swapped, self-attention, encoder
+`joint_row`              a row in which groups are zeroed             tokens zeroed one at a time
+`effect`                 effects on a logit                           sign, last layer only
+`rollout`                a product of maps                            order, residual forgotten, entries multiplied
+`path_share`             the share of one path through the layers     direction, sum in place of product
+`neighbor_share`         shares of neighbors, layer by layer          the word itself, one side, columns
+`pair_share`             how much two tokens draw on each other       one direction only
+`generation_slice`       `(n, m, layers)` of a generated text         `[m:]` in place of `[m - 1 :]`
+`average_precision`      a function                                   ties broken by position
+`kendall`                a function                                   ties
+`blank_out`              predictions without one token                sign, tokens stay replaced
+`deletion`               a curve of predictions                       lowest first, one at a time
+`verified`               a model of the learner                       what `captum_vz.verify` finds
+`value`                  any number or tensor                         those that the lesson names
+======================== ============================================ ==================================================
+
+>>> from captum_vz.testbed import check
+>>> check.value_zeroing_row(None)
+Not yet. value_zeroing_row: there is no answer yet. Expected numbers of shape (11,).
+"""
+
+from captum_vz.testbed.check.attention import attention, value, verified
+from captum_vz.testbed.check.effects import cross_map, effect, joint_row
+from captum_vz.testbed.check.layers import generation_slice, rollout
+from captum_vz.testbed.check.maps import SENTENCE, value_zeroing_map, value_zeroing_row
+from captum_vz.testbed.check.ranking import average_precision, blank_out, deletion, kendall
+from captum_vz.testbed.check.reading import neighbor_share, pair_share, path_share
+from captum_vz.testbed.check.verdict import Verdict
+
+__all__ = [
+    "SENTENCE",
+    "Verdict",
+    "attention",
+    "average_precision",
+    "blank_out",
+    "cross_map",
+    "deletion",
+    "effect",
+    "generation_slice",
+    "joint_row",
+    "kendall",
+    "neighbor_share",
+    "pair_share",
+    "path_share",
+    "rollout",
+    "value",
+    "value_zeroing_map",
+    "value_zeroing_row",
+    "verified",
+]

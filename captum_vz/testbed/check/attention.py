@@ -1,0 +1,94 @@
+"""Grades for attention that the learner writes: a function, a model, and any number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+
+from captum_vz import verify
+from captum_vz.errors import RefusedError
+from captum_vz.testbed.check.verdict import Mistakes, Verdict, called, judge
+
+
+def attention(yours: Callable[[Tensor, Tensor, Tensor], Any], *, causal: bool = False) -> Verdict:
+    r"""Grade a function that computes attention, :math:`\operatorname{softmax}(Q K^\top / \sqrt{d}) V`.
+
+    It recognizes scores that are not divided by :math:`\sqrt{d}`, or by d, a softmax over the wrong axis, a forgotten
+    softmax, a forgotten causal mask, and a mask that is applied after the softmax.
+
+    Args:
+        yours: A function of q, k and v, each `(tokens, d)`, that returns `(tokens, d)`.
+        causal: Whether token i may look at tokens up to i only.
+
+    >>> from torch.nn.functional import scaled_dot_product_attention
+    >>> from captum_vz.testbed import check
+    >>> check.attention(scaled_dot_product_attention).passed
+    True
+    >>> check.attention(lambda q, k, v: (q @ k.T).softmax(-1) @ v)
+    Not yet. attention: the scores are not divided by the square root of d.
+    """
+    q, k, v = torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    found, verdict = called("attention", yours, q, k, v)
+    if verdict is not None:
+        return verdict
+    there = torch.ones(5, 5, dtype=torch.bool).tril() if causal else torch.ones(5, 5, dtype=torch.bool)
+    products = q @ k.T
+
+    def with_scores(scores: Tensor, axis: int = -1) -> Tensor:
+        return scores.where(there, -torch.inf).softmax(axis).nan_to_num() @ v
+
+    scaled = products / 2
+    mistakes: list[tuple[str, Tensor]] = [
+        ("the scores are not divided by the square root of d.", with_scores(products)),
+        ("the scores are divided by d. Divide by its square root.", with_scores(products / 4)),
+        ("the softmax runs over the wrong axis. The weights of each output token sum to 1.", with_scores(scaled, 0)),
+        ("queries and keys are swapped: rows are output tokens, Q @ K.T.", with_scores(scaled.T)),
+        ("the softmax is missing.", scaled.where(there, 0) @ v),
+        ("these are the weights. Multiply them by the values.", scaled.where(there, -torch.inf).softmax(-1)),
+    ]
+    if causal:
+        mistakes += [
+            ("the causal mask is missing. Token i may look at tokens up to i only.", scaled.softmax(-1) @ v),
+            ("the mask is applied after the softmax, so rows do not sum to 1.", scaled.softmax(-1).tril() @ v),
+        ]
+    return judge("attention", found, scaled_dot_product_attention(q, k, v, is_causal=causal), mistakes)
+
+
+def verified(model: Any, inputs: Any, layer: nn.Module | list[nn.Module] | None = None) -> Verdict:
+    """Grade a model of the learner: do its maps agree with the definition of Value Zeroing?
+
+    The check is :func:`captum_vz.verify`. A model that the package refuses is not right yet, and the message says why.
+
+    Args:
+        model: A model in eval mode, or a function that runs the layers.
+        inputs: What the model takes.
+        layer: Its Transformer blocks. None: the layers that :func:`captum_vz.find_layers` finds.
+    """
+    if model is None or model is ...:
+        return Verdict(False, "verified", "there is no model yet.", "no answer")
+    try:
+        report = verify(model, inputs, layer)
+    except RefusedError as error:
+        return Verdict(False, "verified", str(error), "refused")
+    return Verdict(report.passed, "verified", report.verdict, None if report.passed else "differs")
+
+
+def value(yours: Any, right: Any, mistakes: Mistakes = (), *, name: str = "value", tolerance: float = 1e-5) -> Verdict:
+    """Grade any number or tensor against one that the lesson has computed.
+
+    Args:
+        yours: The answer.
+        right: The right answer.
+        mistakes: From what went wrong to the answer that this mistake gives: a dict, or pairs.
+        name: What the verdict calls the exercise.
+        tolerance: The largest difference, relative to the largest entry of the right answer if that is above 1.
+
+    >>> from captum_vz.testbed import check
+    >>> check.value(0.25, 0.75, {"this is the share of the others.": 0.25}, name="share")
+    Not yet. share: this is the share of the others.
+    """
+    return judge(name, yours, right, mistakes, tolerance=tolerance)

@@ -1,0 +1,214 @@
+"""Grades for measures: average precision, Kendall's tau, and predictions without tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import combinations
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from captum_vz.errors import ArgumentError
+from captum_vz.testbed.check.verdict import Verdict, called, judge
+
+# Scores, and which of them are cues. The last three have ties, in which the order of the tokens must not count.
+RANKINGS: tuple[tuple[list[float], list[bool]], ...] = (
+    ([0.5, 0.3, 0.1, 0.1], [False, True, False, False]),
+    ([0.9, 0.2, 0.4, 0.3], [True, False, False, True]),
+    ([0.1, 0.2, 0.3, 0.4], [True, False, False, False]),
+    ([0.4, 0.4, 0.1, 0.1], [True, False, False, False]),
+    ([0.4, 0.4, 0.1, 0.1], [False, True, False, False]),
+    ([0.2, 0.2, 0.2, 0.2], [False, False, True, True]),
+)
+TIES = (
+    "ties. Tokens with equal scores share one threshold, so that their order in the sentence does not count. Compute "
+    "precision and recall once for each different score."
+)
+
+
+def average_precision(yours: Callable[[Tensor, Tensor], Any]) -> Verdict:
+    r"""Grade a function that computes average precision, :math:`\sum_n (R_n - R_{n-1}) P_n`.
+
+    n runs over the different scores, from the highest. It recognizes ties that are broken by the order of the tokens,
+    an ascending order, places that are counted from 0, and the reciprocal rank or the precision at the number of cues.
+
+    Args:
+        yours: A function of scores `(tokens,)` and cues, bool `(tokens,)`, that returns a number.
+
+    >>> from captum_vz.metrics import cue_average_precision
+    >>> from captum_vz.testbed import check
+    >>> check.average_precision(lambda scores, cues: cue_average_precision(scores[None], cues[None])[0]).passed
+    True
+    """
+    found = []
+    for scores, cues in RANKINGS:
+        one, verdict = called("average_precision", yours, torch.tensor(scores), torch.tensor(cues))
+        if verdict is not None:
+            return verdict
+        found.append(one)
+    mistakes = [
+        (TIES, _all(_by_position(False))),
+        (TIES, _all(_by_position(True))),
+        ("the lowest score comes first. Sort the scores in descending order.", _all(lambda s, c: _precision(-s, c))),
+        ("places are counted from 0. The first place has the number 1.", _all(_from_zero)),
+        ("this is the reciprocal rank of the first cue. Take the mean over all cues.", _all(_reciprocal)),
+        ("this is the precision at the number of cues. Take the precision at each cue.", _all(_at_cues)),
+    ]
+    return judge("average_precision", found, _all(_precision), mistakes)
+
+
+def kendall(yours: Callable[[Tensor, Tensor], Any]) -> Verdict:
+    r"""Grade a function that computes Kendall's :math:`\tau_b` of two rows of scores.
+
+    It recognizes ties that are not left out of the denominator, and discordant pairs that are not subtracted.
+
+    Args:
+        yours: A function of two rows `(tokens,)` that returns a number.
+    """
+    rows = [
+        ([0.1, 0.2, 0.7], [1.0, 3.0, 2.0]),
+        ([4.0, 3.0, 2.0, 1.0], [1.0, 2.0, 3.0, 4.0]),
+        ([0.1, 0.1, 0.5, 0.3], [0.0, 0.4, 0.4, 0.2]),
+    ]
+    found = []
+    for pair in rows:
+        one, verdict = called("kendall", yours, *map(torch.tensor, pair))
+        if verdict is not None:
+            return verdict
+        found.append(one)
+    right, plain, share = zip(*(_kendall(a, b) for a, b in rows), strict=True)
+    mistakes = [
+        ("ties. A pair that is tied in one row counts for the other row only: divide by tau-b's square root.", plain),
+        ("pairs in opposite order are not subtracted.", share),
+    ]
+    return judge("kendall", found, right, mistakes)
+
+
+def deletion(yours: Any, predict: Callable[[Tensor], Tensor], scores: Tensor, counts: Sequence[int]) -> Verdict:
+    """Grade a deletion curve: the mean prediction after the k tokens with the highest scores are deleted.
+
+    It recognizes deletion from the lowest score, only the k-th token deleted, all others deleted (insertion), a curve
+    that begins one step late, and differences from the clean prediction.
+
+    Args:
+        yours: One number for each of `counts`.
+        predict: Takes which tokens are deleted, bool `(batch, tokens)`, and returns one number for each example.
+        scores: `(batch, tokens)`. Of equal scores, the earlier token is deleted first.
+        counts: The numbers k of deleted tokens.
+
+    >>> import torch
+    >>> from captum_vz.testbed import check
+    >>> scores = torch.tensor([[3.0, 1.0, 2.0]])
+    >>> predict = lambda deleted: 1 - (deleted * torch.tensor([0.5, 0.1, 0.3])).sum(1)
+    >>> check.deletion([1.0, 0.5, 0.2], predict, scores, counts=[0, 1, 2]).passed
+    True
+    >>> check.deletion([1.0, 0.9, 0.6], predict, scores, counts=[0, 1, 2])
+    Not yet. deletion: the tokens with the lowest scores are deleted first. Begin with the highest.
+    """
+    if scores.dim() != 2 or any(not 0 <= k <= scores.shape[1] for k in counts):
+        raise ArgumentError(f"pass scores (batch, tokens), got {tuple(scores.shape)}, and counts of its tokens.")
+
+    def places(values: Tensor) -> Tensor:
+        return values.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
+
+    def curve(delete: Callable[[int], Tensor]) -> Tensor:
+        return torch.stack([predict(delete(k)).double().mean() for k in counts])
+
+    place, reverse = places(scores), places(-scores)
+    right = curve(lambda k: place < k)
+    mistakes = [
+        (
+            "the tokens with the lowest scores are deleted first. Begin with the highest.",
+            lambda: curve(lambda k: reverse < k),
+        ),
+        (
+            "one token is deleted at a time. Keep the tokens deleted that were deleted before.",
+            lambda: curve(lambda k: place == k - 1),
+        ),
+        ("the tokens with the highest scores are kept, and all others deleted.", lambda: curve(lambda k: place >= k)),
+        ("one token too many is deleted. For k = 0, nothing is deleted.", lambda: curve(lambda k: place <= k)),
+        ("these are differences from the clean prediction. The curve holds the predictions.", right[0] - right),
+        (
+            "the order is that of all examples together. Sort the tokens of each example.",
+            lambda: curve(lambda k: places(scores.mean(0, keepdim=True)).expand_as(place) < k),
+        ),
+    ]
+    return judge("deletion", yours, right, mistakes)
+
+
+def blank_out(yours: Any, predict: Callable[[Tensor], Tensor], ids: Tensor, replacement: int) -> Verdict:
+    r"""Grade blank-out scores, :math:`p(x) - p(x \setminus x_j)` for each token j.
+
+    It recognizes the opposite sign, the predictions themselves, and tokens that stay replaced.
+
+    Args:
+        yours: One number for each token.
+        predict: Takes token ids `(batch, tokens)` and returns one number for each example.
+        ids: The ids of one text, `(1, tokens)`.
+        replacement: The id that replaces a token, such as that of the mask.
+    """
+    count = ids.shape[1]
+    if ids.dim() != 2 or len(ids) != 1:
+        raise ArgumentError(f"ids is {tuple(ids.shape)}: pass the ids of one text, (1, tokens).")
+    one, several = torch.eye(count, dtype=torch.bool), torch.ones(count, count, dtype=torch.bool).tril()
+    clean = predict(ids).double().reshape(())
+    without = predict(ids.masked_fill(one, replacement)).double()
+    mistakes = [
+        ("the sign is wrong. The score is the clean prediction minus that without the token.", without - clean),
+        ("these are predictions. Subtract them from the clean prediction.", without),
+        (
+            "the tokens stay replaced. Begin with the whole text for each token.",
+            lambda: clean - predict(ids.masked_fill(several, replacement)).double(),
+        ),
+    ]
+    return judge("blank_out", yours, clean - without, mistakes)
+
+
+def _all(function: Callable[[Tensor, Tensor], float]) -> list[float]:
+    return [function(torch.tensor(scores), torch.tensor(cues)) for scores, cues in RANKINGS]
+
+
+def _precision(scores: Tensor, cues: Tensor) -> float:
+    total = recall = 0.0
+    for threshold in scores.unique().flip(0):
+        chosen = scores >= threshold
+        hits = (chosen & cues).sum().item()
+        total += (hits / cues.sum().item() - recall) * hits / chosen.sum().item()
+        recall = hits / cues.sum().item()
+    return total
+
+
+def _by_position(last_first: bool) -> Callable[[Tensor, Tensor], float]:
+    """Average precision in which the token that comes first (or last) in the sentence wins a tie."""
+
+    def precision(scores: Tensor, cues: Tensor) -> float:
+        order = scores.argsort(descending=True, stable=True)
+        if last_first:
+            order = len(scores) - 1 - scores.flip(0).argsort(descending=True, stable=True)
+        hits = cues[order].double()
+        return float((hits.cumsum(0) / torch.arange(1, len(hits) + 1) * hits).sum() / hits.sum())
+
+    return precision
+
+
+def _from_zero(scores: Tensor, cues: Tensor) -> float:
+    hits = cues[scores.argsort(descending=True, stable=True)].double()
+    return float((hits.cumsum(0) / torch.arange(len(hits)).clamp_min(1) * hits).sum() / hits.sum())
+
+
+def _reciprocal(scores: Tensor, cues: Tensor) -> float:
+    return 1 / (1 + int(cues[scores.argsort(descending=True, stable=True)].int().argmax()))
+
+
+def _at_cues(scores: Tensor, cues: Tensor) -> float:
+    return float(cues[scores.argsort(descending=True, stable=True)][: int(cues.sum())].double().mean())
+
+
+def _kendall(a: list[float], b: list[float]) -> tuple[float, float, float]:
+    """Tau-b, tau without a correction for ties, and the share of pairs in the same order."""
+    signs = [((a[i] > a[j]) - (a[i] < a[j]), (b[i] > b[j]) - (b[i] < b[j])) for i, j in combinations(range(len(a)), 2)]
+    same = sum(x * y > 0 for x, y in signs)
+    difference = sum(x * y for x, y in signs)
+    first, second = (sum(abs(pair[side]) for pair in signs) for side in (0, 1))
+    return difference / (first * second) ** 0.5, difference / len(signs), same / len(signs)

@@ -1,0 +1,142 @@
+"""A verdict on an answer: right, or not yet with the usual mistake that gives the same numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+#: The largest difference from the right answer, relative to its largest entry if that is above 1.
+TOLERANCE = 1e-5
+# An answer with a mistake is computed in its own way, so it is compared less strictly.
+LIKENESS = 1e-3
+
+#: What went wrong, and the answer that this mistake gives. A function is called only after a wrong answer. In pairs, a
+#: mistake may occur several times, with different answers.
+Mistakes: TypeAlias = Mapping[str, Any] | Sequence[tuple[str, Any]]
+
+
+@dataclass(frozen=True, repr=False)
+class Verdict:
+    """What `captum_vz.testbed.check` says of an answer. It is true if the answer is right.
+
+    A notebook shows it as one line, which begins with "Right." or "Not yet.".
+
+    Attributes:
+        passed: Whether the answer is right.
+        message: What was compared, and what to do if it differs.
+        mistake: The usual mistake that gives these numbers. None: the answer is right, or the mistake is not known.
+
+    >>> verdict = Verdict(False, "value_zeroing_row", "The row is not divided by its sum.")
+    >>> bool(verdict), verdict
+    (False, Not yet. value_zeroing_row: The row is not divided by its sum.)
+    """
+
+    passed: bool
+    exercise: str
+    message: str
+    mistake: str | None = None
+
+    def __bool__(self) -> bool:
+        """Whether the answer is right."""
+        return self.passed
+
+    def __repr__(self) -> str:
+        """One line: "Right." or "Not yet.", the exercise, and the message."""
+        return f"{'Right.' if self.passed else 'Not yet.'} {self.exercise}: {self.message}"
+
+
+def judge(exercise: str, yours: Any, right: Any, mistakes: Mistakes = (), *, tolerance: float = TOLERANCE) -> Verdict:
+    """Compare an answer with the right one, and name the mistake that explains a difference.
+
+    Args:
+        exercise: The name of the exercise.
+        yours: The answer: a tensor, an array, a list or a number.
+        right: The right answer.
+        mistakes: Usual mistakes and the answers that they give.
+        tolerance: The largest difference, relative to the largest entry of the right answer if that is above 1.
+    """
+    expected = torch.as_tensor(right).detach().double().cpu()
+    found = tensor_of(yours)
+    if found is None:
+        return Verdict(False, exercise, _nothing(yours, expected), "no answer")
+    if found.shape != expected.shape and found.numel() == expected.numel() and found.squeeze().shape == expected.shape:
+        found = found.squeeze()
+    scale = max(1.0, expected.abs().max().item()) if expected.numel() else 1.0
+    if found.shape == expected.shape:
+        error = (found - expected).abs().max().item() if found.numel() else 0.0
+        if error <= tolerance * scale:
+            return Verdict(True, exercise, f"largest difference {error:.1e}.")
+    for mistake, wrong in mistakes.items() if isinstance(mistakes, Mapping) else mistakes:
+        other = tensor_of(wrong() if callable(wrong) else wrong)
+        if other is not None and _is_like(found, other) and not _is_like(expected, other, tolerance):
+            return Verdict(False, exercise, mistake, mistake)
+    return Verdict(False, exercise, _difference(found, expected, scale))
+
+
+def called(exercise: str, function: Any, *arguments: Any) -> tuple[Any, Verdict | None]:
+    """What a function of the learner returns, or a verdict that says why there is none."""
+    if not callable(function):
+        return None, Verdict(False, exercise, f"pass your function, not {_described(function)}.", "no function")
+    try:
+        found = function(*arguments)
+    except NotImplementedError:
+        return None, Verdict(False, exercise, "the function is not written yet.", "no answer")
+    except Exception as error:  # any error of the learner's code is shown to the learner
+        return None, Verdict(False, exercise, f"the function raised {type(error).__name__}: {error}", "error")
+    if found is None or found is ...:
+        return None, Verdict(False, exercise, "the function returned nothing: end it with `return`.", "no answer")
+    return found, None
+
+
+def tensor_of(value: Any) -> Tensor | None:
+    """The answer as a tensor in float64, or None if it is no array of numbers."""
+    if value is None or value is ... or isinstance(value, str):
+        return None
+    try:
+        return torch.as_tensor(value).detach().double().cpu()
+    except (TypeError, ValueError, RuntimeError):
+        pass
+    try:
+        parts = [tensor_of(one) for one in value]
+        numbers = [one for one in parts if one is not None]
+        return torch.stack(numbers) if numbers and len(numbers) == len(parts) else None
+    except (TypeError, RuntimeError):
+        return None
+
+
+def _is_like(found: Tensor, other: Tensor, tolerance: float = LIKENESS) -> bool:
+    found, other = found.squeeze(), other.squeeze()
+    if found.shape != other.shape or not found.isfinite().all():
+        return False
+    return bool(((found - other).abs().max() <= tolerance * other.abs().max().clamp_min(1e-12)).item())
+
+
+def _nothing(yours: Any, expected: Tensor) -> str:
+    wanted = "a number" if expected.dim() == 0 else f"numbers of shape {tuple(expected.shape)}"
+    if yours is None or yours is ...:
+        return f"there is no answer yet. Expected {wanted}."
+    return f"the answer is {_described(yours)}. Expected {wanted}."
+
+
+def _described(value: Any) -> str:
+    return f"an object of type {type(value).__name__}"
+
+
+def _difference(found: Tensor, expected: Tensor, scale: float) -> str:
+    if found.shape != expected.shape:
+        return f"the answer has the shape {tuple(found.shape)}. Expected {tuple(expected.shape)}."
+    if not found.isfinite().all():
+        return "the answer holds NaN or infinity. Is something divided by zero?"
+    error = (found - expected).abs()
+    if expected.dim() == 0:
+        return f"the answer is {found.item():.6g}, which differs from the right number by {error.item():.1e}."
+    place = tuple(int(one) for one in torch.unravel_index(error.argmax(), error.shape))
+    largest = error.max().item()
+    note = (
+        " It is nearly right. Compute in float64, because 1 - cos loses digits." if largest < LIKENESS * scale else ""
+    )
+    return f"the largest difference is {largest:.1e}, at {place}.{note}"

@@ -1,0 +1,230 @@
+"""Run the lessons under `tutorials/` and compare what they say with what they compute.
+
+`python -m tests.lessons` runs all lessons, `python -m tests.lessons 03 04` some, and `--write` keeps the outputs. For
+each exercise, the stub is tried before the solution: the grader must not accept it.
+tutorials/README.md says how a lesson is made.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import time
+from collections.abc import Iterator
+from html import unescape
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import nbformat
+from nbformat import NotebookNode
+
+FOLDER = Path(__file__).parents[1] / "tutorials"
+TAGS = {"question", "exercise", "solution", "check", "quoted", "summary", "elsewhere"}
+RIGHT, NOT_YET = "Right. ", "Not yet. "
+SECONDS = 600
+
+# Formulas, code, addresses and comments are no prose, and 95 % is the usual level of an interval.
+NO_PROSE = re.compile(
+    r"95 %\s+(?:confidence\s+)?interval|```.*?```|`[^`]*`|\$\$.*?\$\$|\$[^$\n]+\$|<!--.*?-->|\]\([^)]*\)|https?://\S+",
+    re.DOTALL,
+)
+NUMBER = re.compile(
+    r"(?P<about>\babout )?(?<![\w.,/:-])(?P<sign>-?)(?P<digits>\d+(?:,\d{3})*(?:\.\d+)?)"
+    r"(?P<unit> ?%|(?P<of> of (?:the )?\d+))?(?![\w]|\.\d)"
+)
+COMPUTED = re.compile(r"(?<![\w.])-?\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?(?:[^\S\n]?%)?", re.IGNORECASE)
+
+
+class Quoted(NamedTuple):
+    """A number in the prose of a lesson: its value, and half a unit of its last digit."""
+
+    text: str
+    value: float
+    half: float
+
+    def is_in(self, numbers: list[float]) -> bool:
+        """Whether one of the numbers rounds to this one. A number without a sign may be a size."""
+        sizes = numbers if self.text.startswith("-") else [abs(one) for one in numbers]
+        return any(abs(one - abs(self.value) if self.value >= 0 else one - self.value) <= self.half for one in sizes)
+
+
+def tags_of(cell: NotebookNode) -> set[str]:
+    return set(cell.metadata.get("tags", []))
+
+
+def lessons() -> list[Path]:
+    return sorted(FOLDER.glob("*.ipynb"))
+
+
+def quoted_numbers(markdown: str) -> Iterator[Quoted]:
+    """The numbers of a text that some output must hold: decimals, percentages, and "378 of 400".
+
+    Other whole numbers are names or counts (layer 3, 200 sentences). "about 0.6" allows two units of the last digit.
+    """
+    for match in NUMBER.finditer(NO_PROSE.sub(" ", markdown)):
+        digits, unit = match["digits"].replace(",", ""), match["unit"] or ""
+        is_share = unit.strip() == "%"
+        if not ("." in digits or is_share or match["of"]):
+            continue
+        places = len(digits.partition(".")[2]) + 2 * is_share
+        value = float(digits) * (-1 if match["sign"] else 1) / (100 if is_share else 1)
+        yield Quoted(
+            f"{match['sign']}{match['digits']}{unit}", value, 10.0**-places * (2 if match["about"] else 0.5) + 1e-9
+        )
+
+
+def computed_numbers(cell: NotebookNode) -> list[float]:
+    """The numbers that the outputs of a code cell show as text. A percentage is a share."""
+    texts: list[str] = []
+    for output in cell.get("outputs", []):
+        data = output.get("data", {})
+        html = re.sub(r"<style.*?</style>|<[^>]+>", " ", data.get("text/html", ""), flags=re.DOTALL)
+        texts += [output.get("text", ""), data.get("text/plain", ""), data.get("text/markdown", ""), unescape(html)]
+    found = [match[0].replace(",", "") for text in texts for match in COMPUTED.finditer(text)]
+    return [float(one.rstrip("% ")) / 100 if one.endswith("%") else float(one) for one in found]
+
+
+def sections(notebook: NotebookNode) -> list[list[NotebookNode]]:
+    """The cells of each section. A section begins with a heading."""
+    found: list[list[NotebookNode]] = [[]]
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown" and re.match(r"#+ ", cell.source):
+            found.append([])
+        found[-1].append(cell)
+    return [section for section in found if section]
+
+
+def unsupported_numbers(notebook: NotebookNode) -> list[str]:
+    """The numbers of the prose that no output shows.
+
+    The output has to be in the same section or in the section before. If cells of these are tagged "quoted", only
+    their outputs count. Markdown tagged "summary" may quote any section, markdown tagged "elsewhere" other texts.
+    """
+    parts = sections(notebook)
+    everything = [number for cell in notebook.cells for number in computed_numbers(cell)]
+    missing = []
+    for index, section in enumerate(parts):
+        near = [cell for one in parts[max(0, index - 1) : index + 1] for cell in one if cell.cell_type == "code"]
+        near = [cell for cell in near if "quoted" in tags_of(cell)] or near
+        numbers = [number for cell in near for number in computed_numbers(cell)]
+        for cell in section:
+            if cell.cell_type == "markdown" and "elsewhere" not in tags_of(cell):
+                known = everything if "summary" in tags_of(cell) else numbers
+                missing += [
+                    f"{one.text!r} in {cell.source[:60]!r}"
+                    for one in quoted_numbers(cell.source)
+                    if not one.is_in(known)
+                ]
+    return missing
+
+
+def shown(cell: NotebookNode) -> str:
+    """What the outputs of a cell show as text."""
+    return "".join(
+        output.get("text", "") + output.get("data", {}).get("text/plain", "") + output.get("evalue", "")
+        for output in cell.get("outputs", [])
+    )
+
+
+def disorder(notebook: NotebookNode) -> list[str]:
+    """What is wrong with the order of questions and exercises.
+
+    An exercise is a stub, then its solution (one cell or several), then its check. A question is followed by code.
+    """
+    found = []
+    expected = ""
+    for index, cell in enumerate(notebook.cells):
+        tags = tags_of(cell)
+        if unknown := tags - TAGS:
+            found.append(f"cell {index} has unknown tags {sorted(unknown)}.")
+        if "exercise" in tags:
+            found += [f"cell {index}: the exercise before has no {expected}."] if expected else []
+            expected = "solution"
+        if "solution" in tags and cell.cell_type == "code" and expected == "solution":
+            expected = "check"
+        if "check" in tags:
+            found += [] if expected == "check" else [f"cell {index} checks no exercise with a solution."]
+            expected = ""
+        if "question" in tags:
+            after = notebook.cells[index + 1 : index + 2]
+            found += [] if after and after[0].cell_type == "code" else [f"cell {index}: no code after the question."]
+    return [*found, *([f"the last exercise has no {expected}."] if expected else [])]
+
+
+def run_lesson(notebook: NotebookNode) -> list[str]:
+    """Execute a lesson in place, with each stub before its solution. Returns what is wrong with it."""
+    from nbclient import NotebookClient
+    from nbclient.exceptions import CellExecutionError
+
+    client = NotebookClient(
+        notebook, timeout=SECONDS, kernel_name="python3", resources={"metadata": {"path": str(FOLDER)}}
+    )
+    problems: list[str] = []
+    count = 0
+    with client.setup_kernel():
+        for index, cell in enumerate(notebook.cells):
+            if cell.cell_type != "code":
+                continue
+            try:
+                client.execute_cell(cell, index)
+            except CellExecutionError as error:
+                return [*problems, f"cell {index} raises {error.ename}: {error.evalue}"]
+            count += 1
+            cell.execution_count = count
+            if "exercise" in tags_of(cell):
+                problems += _try_stub(client, notebook, index)
+            if "check" in tags_of(cell) and (NOT_YET in shown(cell) or RIGHT not in shown(cell)):
+                problems.append(f"cell {index}: the solution is not accepted: {shown(cell)}")
+    return [*problems, *(f"no output shows {one}" for one in unsupported_numbers(notebook))]
+
+
+def _try_stub(client: Any, notebook: NotebookNode, index: int) -> list[str]:
+    """Run the check of an exercise before its solution."""
+    after = range(index + 1, len(notebook.cells))
+    place = next((one for one in after if "check" in tags_of(notebook.cells[one])), None)
+    if place is None:
+        return [f"cell {index}: the exercise has no check."]
+    trial = nbformat.v4.new_code_cell(notebook.cells[place].source, metadata={"tags": ["raises-exception"]})
+    client.nb.cells.append(trial)  # the client looks a cell up by its index
+    client.execute_cell(trial, len(client.nb.cells) - 1)
+    client.nb.cells.pop()
+    said = shown(trial)
+    failed = NOT_YET in said or any(output.output_type == "error" for output in trial.outputs)
+    return [] if failed else [f"cell {index}: the grader accepts the stub: {said}"]
+
+
+def clean(notebook: NotebookNode) -> None:
+    """Leave out what differs between machines: times, versions, addresses of objects, warnings on stderr."""
+    notebook.metadata = nbformat.from_dict(
+        {
+            "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+            "language_info": {"name": "python"},
+        }
+    )
+    for index, cell in enumerate(notebook.cells):
+        cell.id = f"cell-{index:02}"
+        cell.metadata = nbformat.from_dict({"tags": sorted(tags_of(cell))} if tags_of(cell) else {})
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.lessons", description=__doc__)
+    parser.add_argument("lessons", nargs="*", help="beginnings of file names, such as 03 (default: all)")
+    parser.add_argument("--write", action="store_true", help="keep the outputs in the notebooks")
+    options = parser.parse_args(arguments)
+    wanted = tuple(options.lessons) or ("",)
+    failed = False
+    for path in (one for one in lessons() if one.name.startswith(wanted)):
+        notebook = nbformat.read(path, as_version=4)
+        began = time.perf_counter()
+        problems = [*disorder(notebook), *run_lesson(notebook)]
+        print(f"{path.name}: {time.perf_counter() - began:.0f} s", *problems, sep="\n  ", flush=True)
+        failed = failed or bool(problems)
+        if options.write:
+            clean(notebook)
+            nbformat.write(notebook, path)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
