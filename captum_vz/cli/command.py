@@ -25,7 +25,7 @@ from captum_vz.cli.study import add_study, with_config
 from captum_vz.cli.verify import add_verify
 from captum_vz.study import METHODS, Table
 from captum_vz.testbed.lab import add_lab
-from captum_vz.visualization import draw_maps, terminal_text
+from captum_vz.visualization import add_provenance, draw_maps, terminal_text
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
@@ -138,7 +138,7 @@ def _explain(options: argparse.Namespace) -> None:
     loaded = load(options.model)
     found = explain(options.text, loaded, METHODS[options.method], options.token, options.layer)
     if options.output is not None:
-        _draw(found, options.method, options.output)
+        _draw(found, options, loaded.model)
     if options.json:
         print(json.dumps(_record(found, options)))
     else:
@@ -198,17 +198,22 @@ def _record(found: Explanation, options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _draw(found: Explanation, method: str, output: Path) -> None:
+def _draw(found: Explanation, options: argparse.Namespace, model: Any) -> None:
+    method, output = options.method, options.output
     if found.maps:
         panels = {f"layer {index}": one for index, one in enumerate(found.maps)}
         if found.rollout is not None:
             panels["rollout"] = found.rollout
-        figure = draw_maps(panels, found.tokens, found.token, label="share of the row (rows sum to 1)")
-        figure.suptitle(f"{METHODS[method].title}: the maps of the layers, and their rollout", fontsize=11)
+        # Rows sum to 1, so pictures of any two texts have the same scale.
+        look: dict[str, Any] = {"scale": "root", "vmax": 1.0, "label": "share of the row (rows sum to 1)"}
+        title = f"{METHODS[method].title}: the maps of the layers, and their rollout"
+        figure = draw_maps(panels, found.tokens, found.token, title=title, **look)
     else:
         scopes = {method: METHODS[method].scope(found.layer or 0)}
         scores = {method: found.scores.double().cpu()}
         figure = Table(tuple(found.tokens), found.token, scores, found.layer or 0, {}, scopes).plot()
+    command = ["captum-vz", *sys.argv[1:]] if Path(sys.argv[0]).stem in ("captum-vz", "__main__") else None
+    add_provenance(figure, model=model, name=options.model, method=method, text=options.text, command=command)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # characters that the font does not have

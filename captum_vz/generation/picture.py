@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from captum_vz.errors import ArgumentError
-from captum_vz.visualization.maps import COLORS, FONT_SIZE, shortened
+from captum_vz.visualization.pictures.parts.style import COLORS, FONT_SIZE, shortened
 
 if TYPE_CHECKING:
     from captum_vz.generation.result import GenerationAttribution

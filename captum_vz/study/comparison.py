@@ -25,6 +25,7 @@ def compare(
     layer: int = -1,
     layers: list[nn.Module] | None = None,
     token: int | str | None = None,
+    truth: bool = False,
 ) -> Table:
     """How much a token of a text draws on each of its tokens, by several methods: one table, tokens by methods.
 
@@ -46,6 +47,8 @@ def compare(
         layers: The layers of the model, if :func:`~captum_vz.find_layers` does not find them.
         token: The token that is explained, by its position (negative ones count from the end) or as it is written.
             None: the mask or, without a mask, the last token that is no special token.
+        truth: Whether to add what blanking out each token does to the prediction at `token`, with Kendall's rank
+            correlation of each method with it. It needs the extra `study`, and one forward pass for each token.
 
     Returns:
         A table that prints, draws itself (`plot`) and is exported (`to_pandas`, `to_csv`, `to_json`, `to_markdown`).
@@ -77,7 +80,12 @@ def compare(
         raise ValueError(f"layer {layer} is out of range: the model has {depth} layers, {-depth} to {depth - 1}.")
     scores = {name: rows[layer if METHODS[name].layered else 0][0].double().cpu() for name, rows in found.items()}
     scopes = {name: METHODS[name].scope(layer % depth) for name in found}
-    return Table(text.tokens, text.token, scores, layer % depth, refused, scopes)
+    effect = None
+    if truth:
+        from captum_vz.study.truth import blank_out_shares
+
+        effect = blank_out_shares(model, tokenizer, text, targets, foils)
+    return Table(text.tokens, text.token, scores, layer % depth, refused, scopes, effect)
 
 
 def _rows(batch: Batch, names: tuple[str, ...], skip: bool) -> tuple[dict[str, list[Tensor]], dict[str, str]]:

@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 
 from captum_vz.study.methods import METHODS
 from captum_vz.study.metrics import METRICS
-from captum_vz.visualization.maps import FONT_SIZE
+from captum_vz.visualization.pictures.parts.style import FONT_SIZE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,14 +1,39 @@
-"""Records of scores for Captum's `visualize_text`."""
+"""Records of scores for Captum's `visualize_text`, and a page of them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
+from pathlib import Path
+from typing import Any
 
 import torch
 from captum.attr import visualization
 
+from captum_vz.errors import ArgumentError
 from captum_vz.visualization._checks import one_example
+from captum_vz.visualization.terminal import printable
+
+_HEADS = ("True Label", "Predicted Label", "Attribution Label", "Attribution Score", "Word Importance")
+_STYLE = (
+    "body{font:16px/1.6 system-ui,sans-serif;margin:2rem;color:#111;background:#fff}"
+    "table{border-collapse:collapse}th,td{padding:.3rem .8rem;text-align:left;vertical-align:top}"
+    "th{border-bottom:1px solid #888}caption{text-align:left;font-weight:bold;padding-bottom:.5rem}"
+)
+
+
+class _Unknown(float):
+    """A probability that nobody gave. In Captum's "are (0.75)" it hides itself and the brackets around it."""
+
+    def __format__(self, spec: str) -> str:
+        return ""
+
+
+class _Unbracketed(str):
+    """The name of a class. Captum writes " (" after it: hidden, with all that follows, to the end of the cell."""
+
+    def __format__(self, spec: str) -> str:
+        return str(self) + '<span hidden style="display:none">'
 
 
 def text_record(
@@ -18,7 +43,7 @@ def text_record(
     attr_class: str = "",
     true_class: str = "",
     pred_class: str = "",
-    pred_prob: float = 0.0,
+    pred_prob: float | None = None,
 ) -> visualization.VisualizationDataRecord:
     r"""A record of tokens and their scores, which Captum's `visualize_text` draws as one row of coloured words.
 
@@ -29,13 +54,14 @@ def text_record(
     where they are darkest. The column "Attribution Score" holds the sum of the scores before scaling.
 
     Args:
-        tokens: The words to draw. HTML characters such as ``<`` are escaped, as in the names of classes.
+        tokens: The words to draw. HTML characters such as ``<`` are escaped, as in the names of classes. Control
+            characters are written as escapes.
         scores: One score for each token, of any method and either sign: `(tokens,)`, or `(1, tokens)` as `attribute`
             returns it for one sentence and one token.
         attr_class: The column "Attribution Label", such as the method, or what the scores explain.
         true_class: The column "True Label".
         pred_class: The column "Predicted Label", the model's prediction.
-        pred_prob: The probability of the prediction, written in the same column.
+        pred_prob: The probability of the prediction, written in the same column. None: no number is shown.
 
     Returns:
         A record. `captum.attr.visualization.visualize_text` takes a list of records.
@@ -48,14 +74,84 @@ def text_record(
     (tensor([0.2000, 1.0000, 0.8000]), 1.0)
     """
     scores = one_example(scores, tokens, dimensions=1)
-    largest = scores.abs().max()
+    largest = scores.abs().max() if len(scores) else torch.zeros(())
+    predicted = escape(str(pred_class))  # Captum writes what it is given into HTML
     return visualization.VisualizationDataRecord(
         word_attributions=scores / largest if largest > 0 else scores,
-        pred_prob=pred_prob,
-        pred_class=escape(str(pred_class)),  # Captum writes what it is given into HTML
+        pred_prob=_Unknown("nan") if pred_prob is None else pred_prob,
+        pred_class=_Unbracketed(predicted) if pred_prob is None else predicted,
         true_class=escape(str(true_class)),
         attr_class=escape(str(attr_class)),
         attr_score=scores.sum().item(),
-        raw_input_ids=[escape(token) for token in tokens],
+        raw_input_ids=[escape(printable(token)) for token in tokens],
         convergence_score=0.0,
     )
+
+
+def text_records(
+    tokens: Sequence[str], rows: Mapping[str, torch.Tensor], **labels: Any
+) -> list[visualization.VisualizationDataRecord]:
+    """Records of several methods, which Captum's `visualize_text` and :func:`save_html` draw above each other.
+
+    Args:
+        tokens: The words to draw.
+        rows: From the names of methods to scores, see :func:`text_record`.
+        labels: `true_class`, `pred_class` and `pred_prob` of all rows.
+
+    Returns:
+        A record for each method.
+
+    Raises:
+        ArgumentError: Scores do not fit the tokens, or are not finite.
+
+    >>> records = text_records(["a", "b"], {"attention": torch.tensor([0.5, 0.5]), "random": torch.tensor([0.9, 0.1])})
+    >>> [record.attr_class for record in records]
+    ['attention', 'random']
+    """
+    return [text_record(tokens, row, attr_class=name, **labels) for name, row in rows.items()]
+
+
+def save_html(
+    records: Iterable[visualization.VisualizationDataRecord], path: str | Path, title: str = "Word importance"
+) -> str:
+    """Write records as a page of HTML, with Captum's colours. The page loads nothing and needs no notebook.
+
+    Columns that no record fills are left out.
+
+    Args:
+        records: What :func:`text_record` or :func:`text_records` returned, from any number of texts.
+        path: The file.
+        title: The title of the page.
+
+    Returns:
+        The page.
+
+    Raises:
+        ArgumentError: There is no record.
+
+    >>> records = text_records(["a", "<b>"], {"attention": torch.tensor([0.75, 0.25])})
+    >>> page = save_html(records, "page.html")  # doctest: +SKIP
+    """
+    lines = [_cells(record) for record in records]
+    if not lines:
+        raise ArgumentError("save_html needs at least one record, got none.")
+    shown = [column for column in range(len(_HEADS)) if any(line[column] for line in lines)]
+    heads = "".join(f'<th scope="col">{_HEADS[column]}</th>' for column in shown)
+    body = "".join(f"<tr>{''.join(line[column] or '<td></td>' for column in shown)}</tr>" for line in lines)
+    page = (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
+        f"<style>{_STYLE}</style></head><body><table><caption>{escape(title)}</caption><tr>{heads}</tr>{body}</table>"
+        "<p>Green: positive, red: negative. Each row is scaled by its own largest score.</p></body></html>\n"
+    )
+    # ASCII, so that the page looks the same whatever encoding a program takes it for.
+    Path(path).write_bytes(page.encode("ascii", "xmlcharrefreplace"))
+    return page
+
+
+def _cells(record: Any) -> list[str]:
+    """The cells of a record, empty where nothing was given."""
+    known = record.pred_prob == record.pred_prob
+    predicted = f"{record.pred_class!s} ({record.pred_prob:.2f})" if known else str(record.pred_class)
+    texts = [str(record.true_class), predicted, str(record.attr_class), f"{record.attr_score:.2f}"]
+    cells = [f"<td>{text}</td>" if text else "" for text in texts]
+    return [*cells, visualization.format_word_importances(record.raw_input_ids, record.word_attributions)]

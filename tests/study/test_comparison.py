@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,9 @@ from captum_vz import (
 )
 from captum_vz.errors import RefusedError
 from captum_vz.functional import normalize_rows
+from captum_vz.metrics import kendall
 from captum_vz.study import DEFAULT_METHODS, METHODS, Table, compare
+from captum_vz.study.methods import family_of
 from tests.study.conftest import Decoder, Shipped
 
 SENTENCE = "the pictures of some hat [MASK] scaring marcus."
@@ -227,18 +230,85 @@ def test_any_token_fits_markdown_cell() -> None:
 
 
 def test_long_token_shortened_in_figure() -> None:
-    panel = Table(("a" * 50, "b\n"), 0, {"random": torch.tensor([0.5, 0.5])}, 0).plot().axes[0]
+    figure = Table(("a" * 50, "b\n"), 0, {"random": torch.tensor([0.5, 0.5])}, 0).plot()
+    panel = figure.axes[0]
     assert [label.get_text() for label in panel.get_xticklabels()] == ["a" * 19 + "…", "b\\n"]
-    assert panel.get_title() == f"What {'a' * 19}… draws on"
+    assert figure.get_suptitle() == f"What {'a' * 19}… draws on"
 
 
 def test_figure_shows_scores_in_place(table: Table, tmp_path: Path) -> None:
     figure = table.plot()
     panel = figure.axes[0]
-    image = panel.images[0].get_array()
-    assert image is not None
-    torch.testing.assert_close(torch.tensor(image.tolist()), torch.stack(list(table.scores.values())))
+    rows = [torch.as_tensor(image.get_array().filled())[0] for image in panel.images]  # type: ignore[union-attr]
+    torch.testing.assert_close(torch.stack(rows), torch.stack([column.double() for column in table.scores.values()]))
     assert [label.get_text() for label in panel.get_yticklabels()] == ["value-zeroing", "alti, layers 0 to 3"]
-    written = {text.get_position(): text.get_text() for text in panel.texts}
-    assert written == {(1, 0): "1.00", (0, 1): ".50", (1, 1): ".25", (2, 1): ".25"}
+    numbers = [text.get_text() for text in panel.texts]
+    assert numbers == ["1.00", ".50", ".25", ".25"]
     figure.savefig(tmp_path / "table.png")  # one token looks like a formula
+
+
+def test_truth_is_what_blanking_out_does(shipped: Shipped) -> None:
+    """Each token is replaced by hand, and the probability of the prediction is read again."""
+    model, tokenizer = shipped
+    table = compare(model, tokenizer, SENTENCE, ["value-zeroing", "position"], truth=True)
+    ids = tokenizer(SENTENCE, return_tensors="pt")["input_ids"]
+    with torch.no_grad():
+        clean = model(ids).logits[0, MASK].double().softmax(-1)
+        answer = int(clean.argmax())
+        changes = torch.full((11,), float("nan"), dtype=torch.float64)
+        for place in {*range(11)} - {0, MASK, 10}:
+            blanked = ids.clone()
+            blanked[0, place] = tokenizer.unk_token_id
+            changes[place] = (clean[answer] - model(blanked).logits[0, MASK].double().softmax(-1)[answer]).abs()
+    expected = changes / changes.nansum()
+    assert table.truth is not None
+    torch.testing.assert_close(table.truth, expected, rtol=1e-2, atol=1e-5, equal_nan=True)  # of float32
+    known = ~expected.isnan()
+    for name, column in table.scores.items():
+        tau = kendall(column[None], table.truth.nan_to_num()[None], known[None]).item()
+        assert table.agreement[name] == pytest.approx(tau)
+
+
+def test_truth_between_two_forms(shipped: Shipped) -> None:
+    model, tokenizer = shipped
+    table = compare(model, tokenizer, SENTENCE, "position", target="are", foil="is", truth=True)
+    assert table.truth is not None
+    assert table.tokens[int(table.truth.nan_to_num().argmax())] == "pictures"
+    assert table.truth.nansum() == pytest.approx(1)
+
+
+def test_truth_is_shown_and_exported(table: Table) -> None:
+    truth = torch.tensor([0.75, 0.25, float("nan")], dtype=torch.float64)
+    table = replace(table, truth=truth)
+    lines = str(table).splitlines()
+    assert lines[2].split() == ["0", "$a|b$", "0.750*", "0.000", "0.500*"]
+    assert lines[4].split() == [">", "2", "[MASK]", "0.000", "0.250"]
+    assert lines[5] == "Kendall's tau with blank-out: value-zeroing -1.00, alti 1.00"
+    head, *_, last = csv.reader(io.StringIO(table.to_csv()))
+    assert head == ["token", "explained", "blank-out", "value-zeroing", "alti"]
+    assert last == ["[MASK]", "True", "", "0.0", "0.25"]
+    found = json.loads(table.to_json())
+    assert (found["truth"], found["kendall"]) == ([0.75, 0.25, None], {"value-zeroing": -1.0, "alti": 1.0})
+    assert table.to_markdown().splitlines()[4] == "| **[MASK]** |  | 0.000 | 0.250 |"
+    assert table.to_pandas()["blank-out"].tolist()[:2] == [0.75, 0.25]
+    assert table._repr_html_().count("<td></td>") == 1
+    labels = [label.get_text() for label in table.plot().axes[0].get_yticklabels()]
+    assert labels == ["blanking out", "value-zeroing", "alti, layers 0 to 3"]
+
+
+def test_encoder_without_logits_has_no_truth(shipped: Shipped) -> None:
+    config = BertConfig(
+        vocab_size=len(shipped[1]), hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
+    )
+    with pytest.raises(RefusedError, match="expected logits"):
+        compare(BertModel(config).eval(), shipped[1], SENTENCE, "position", truth=True)
+
+
+def test_families_of_methods() -> None:
+    assert {family_of(name) for name in METHODS} == {
+        "a layer",
+        "joins layers",
+        "explains the output",
+        "without a model",
+    }
+    assert (family_of("value-zeroing"), family_of("globenc"), family_of("x")) == ("a layer", "joins layers", "")

@@ -6,6 +6,7 @@ from captum_vz.study.methods.registry import (
     METHODS,
     Method,
     check_methods,
+    family_of,
     joined_first,
     rollout_of,
 )
@@ -17,6 +18,7 @@ __all__ = [
     "Method",
     "check_methods",
     "encoder_of",
+    "family_of",
     "joined_first",
     "rollout_of",
 ]

@@ -146,6 +146,18 @@ def joined_first(methods: Iterable[str]) -> list[str]:
     return sorted(methods, key=lambda name: METHODS[name].joined is None)
 
 
+def family_of(name: str) -> str:
+    """What kind of method a name is of, for pictures that keep kinds together: empty if the name is unknown."""
+    method = METHODS.get(name)
+    if method is None:
+        return ""
+    if method.joined is not None:
+        return "joins layers"
+    if method.explains_output:
+        return "explains the output"
+    return "a layer" if method.maps is not None else "without a model"
+
+
 def rollout_of(method: Method) -> Method | None:
     """The first method of the registry that joins the layer maps of `method`; itself, if it joins them."""
     if method.joined is not None or method.maps is None:

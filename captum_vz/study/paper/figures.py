@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from captum_vz.study.figures import LAST_LAYER, last_layers, method_color, name_layers, name_methods, write_title
 from captum_vz.study.metrics import METRICS
-from captum_vz.visualization.maps import FONT_SIZE
+from captum_vz.visualization.pictures.parts.style import FONT_SIZE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,0 +1,125 @@
+"""Several methods beside a truth, for one token."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure, SubFigure
+from torch import Tensor
+
+from captum_vz.errors import ArgumentError
+from captum_vz.visualization._checks import one_example, position_of
+from captum_vz.visualization.pictures.parts.layout import PAGE
+from captum_vz.visualization.pictures.parts.sources import Chosen, Words, make_axis
+from captum_vz.visualization.pictures.parts.style import shortened
+from captum_vz.visualization.pictures.rows import strips_content
+from captum_vz.visualization.pictures.strips import Strips, draw_strips
+
+
+def draw_comparison(
+    scores: Mapping[str, Tensor],
+    tokens: Sequence[str],
+    token: int | None = None,
+    label: str = "share",
+    *,
+    truth: Tensor | None = None,
+    truth_name: str = "blanking out",
+    scopes: Mapping[str, str] | None = None,
+    families: Mapping[str, str] | None = None,
+    words: Words = None,
+    dim: Chosen = None,
+    drop: Chosen = None,
+    scale: str = "root",
+    vmax: float | None = None,
+    title: str | None = None,
+    width: float = PAGE[0],
+    ax: Axes | None = None,
+    fig: Figure | SubFigure | None = None,
+) -> Figure:
+    r"""Draws the scores of several methods for one token: methods down, tokens across.
+
+    The first row can be a truth, such as what blanking out each token does to the prediction. Kendall's rank
+    correlation of each method with it stands at the right:
+
+    .. math:: \tau_b = (P - Q) \big/ \sqrt{(P + Q + T)\,(P + Q + U)}
+
+    with P pairs of tokens in the same order, Q in opposite order, T tied in the method only and U in the truth only.
+    Tokens for which the truth is NaN do not count.
+
+    Args:
+        scores: From the names of methods to scores `(tokens,)` or `(1, tokens)`.
+        tokens: The tokens.
+        token: The position of the token that is explained. It is marked. Negative positions count from the end.
+        label: The label of the colour scale.
+        truth: Scores `(tokens,)`, NaN where there is no truth. None: there is no row of truth.
+        truth_name: The name of that row.
+        scopes: From names of methods to the layers that their scores are about, written after the name.
+        families: From names of methods to families. Methods of a family stand together, families apart.
+        words: Merges pieces to words, see :func:`draw_maps`. Scores of a word are added.
+        dim: Tokens that are drawn pale and do not count for the scale: "special", or positions.
+        drop: Tokens that are left out: "special", or positions.
+        scale: "root": colours by the square root, so that one large score does not leave the others white; "row", where
+            each row ends at its own largest score; or "shared".
+        vmax: The end of the scale, with "shared" or "root". None: the largest score.
+        title: A title. None: "What [token] draws on" if `token` is given.
+        width: The width of the page in inches.
+        ax: Axes to draw into.
+        fig: A figure or a subfigure to draw into.
+
+    Returns:
+        A matplotlib figure: a new one, `fig`, or the figure of `ax`. `captum_vz.study.compare(...).plot()` makes it
+        from a model and a text.
+
+    Raises:
+        ArgumentError: There is no method, scores do not fit the tokens, or an option has an unknown value.
+
+    >>> rows = {"attention": torch.tensor([0.2, 0.3, 0.5]), "random": torch.tensor([0.4, 0.1, 0.5])}
+    >>> truth = torch.tensor([0.1, 0.6, float("nan")])
+    >>> figure = draw_comparison(rows, ["the", "pictures", "[MASK]"], token=2, truth=truth)
+    >>> [text.get_text() for text in figure.axes[0].texts if "." in text.get_text()][:2]
+    ['1.00', '-1.00']
+    """
+    if not scores:
+        raise ArgumentError("draw_comparison needs the scores of at least one method, got none.")
+    position = position_of(token, tokens)
+    axis = make_axis(tokens, words, dim, drop)
+    names = _ordered(scores, families or {})
+    rows = {name: axis.columns(one_example(scores[name], tokens, dimensions=1)) for name in names}
+    groups: list[str | None] = [(families or {}).get(name, "") for name in names]
+    labels = [", ".join(filter(None, [name, (scopes or {}).get(name)])) for name in names]
+    notes: list[str] = []
+    lines = list(rows.values())
+    if truth is not None:
+        given = _checked_truth(truth, tokens)
+        known = axis.columns(given.isfinite().double()) > 0
+        right = axis.columns(given.nan_to_num(nan=0.0)).masked_fill(~known, float("nan"))
+        notes = ["", *(f"{tau:.2f}" if tau == tau else "" for tau in (kendall_tau(row, right) for row in lines))]
+        lines, labels, groups = [right, *lines], [truth_name, *labels], [None, *groups]
+    marked = axis.place(token, tokens) if position is not None and int(axis.member[position]) >= 0 else None
+    explained = None if position is None else tokens[position]
+    strips = Strips(labels, torch.stack(lines), axis.labels, marked, axis.dimmed, groups, notes, "τ" if notes else "")
+    title = f"What {shortened(explained)} draws on" if title is None and explained is not None else title
+    content = strips_content(strips, explained, label, "method")
+    return draw_strips(strips, content, scale, vmax, label, title, width, ax, fig)
+
+
+def kendall_tau(one: Tensor, other: Tensor) -> float:
+    """Kendall's rank correlation of two rows, of the tokens for which both are numbers. NaN if one row has no order."""
+    known = one.isfinite() & other.isfinite()
+    first, second = ((row[known][:, None] - row[known]).sign() for row in (one.double(), other.double()))
+    pairs = float(first.square().sum() * second.square().sum()) ** 0.5
+    return float((first * second).sum()) / pairs if pairs else float("nan")
+
+
+def _ordered(scores: Mapping[str, Tensor], families: Mapping[str, str]) -> list[str]:
+    """The methods by families, in the order in which families occur."""
+    order = list(dict.fromkeys(families.get(name, "") for name in scores))
+    return sorted(scores, key=lambda name: order.index(families.get(name, "")))
+
+
+def _checked_truth(truth: Tensor, tokens: Sequence[str]) -> Tensor:
+    known = truth.nan_to_num(nan=0.0) if isinstance(truth, Tensor) else truth
+    one_example(known, tokens, dimensions=1)
+    return truth.detach().reshape(len(tokens)).double().cpu()

@@ -1,0 +1,89 @@
+"""Figures that carry their description, and the axes that pictures draw into."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from os import PathLike
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure, FigureBase
+
+from captum_vz.errors import ArgumentError
+from captum_vz.visualization.pictures.description.content import root_figure
+from captum_vz.visualization.pictures.description.metadata import metadata_for
+from captum_vz.visualization.pictures.parts.style import FONT_SIZE
+
+
+class Picture(Figure):
+    """A matplotlib figure that writes its description and its provenance into PNG, SVG and PDF files."""
+
+    def savefig(self, fname: Any, *, transparent: bool | None = None, **kwargs: Any) -> None:
+        """Write the figure as matplotlib does, with metadata. Metadata that is passed replaces that of the picture."""
+        format_name = kwargs.get("format") or _format_of(fname)
+        own = metadata_for(self, format_name)
+        if own is not None:
+            kwargs["metadata"] = own | dict(kwargs.get("metadata") or {})
+        super().savefig(fname, transparent=transparent, **kwargs)
+
+
+def new_picture(size: tuple[float, float], font: float = FONT_SIZE) -> Picture:
+    """A figure of a size in inches that is not registered with pyplot. Small fonts get more pixels."""
+    return Picture(figsize=size, dpi=150 if font >= 7 else 200)
+
+
+def target_figure(ax: Any, fig: Any) -> None:
+    """Check that `ax` and `fig` are not both given, and are of matplotlib."""
+    if ax is not None and fig is not None:
+        raise ArgumentError("ax and fig are both given: pass the axes, or the figure in which to make axes.")
+    if fig is not None and not isinstance(fig, FigureBase):
+        raise ArgumentError(f"fig is of type {type(fig).__name__}: pass a figure or a subfigure of matplotlib.")
+    if ax is not None and not isinstance(ax, Axes):
+        many = list(ax) if isinstance(ax, Sequence) or hasattr(ax, "flat") else []
+        if not many:
+            raise ArgumentError(f"ax is of type {type(ax).__name__}: pass axes of matplotlib, or a list of axes.")
+
+
+def axes_list(ax: Any, count: int) -> list[Axes]:
+    """The given axes as a list of `count`."""
+    found = [ax] if isinstance(ax, Axes) else list(getattr(ax, "flat", ax))
+    if len(found) != count or not all(isinstance(one, Axes) for one in found):
+        raise ArgumentError(f"ax holds {len(found)} axes, but there are {count} panels: pass one for each panel.")
+    return found
+
+
+def size_of(figure: FigureBase) -> tuple[float, float]:
+    """The size of a figure or a subfigure in inches."""
+    dpi = root_figure(figure).dpi
+    box: Any = figure.bbox  # type: ignore[attr-defined]
+    return float(box.width) / dpi, float(box.height) / dpi
+
+
+def size_of_axes(panel: Axes) -> tuple[float, float]:
+    """The size of axes in inches, as far as it is known before the figure is drawn."""
+    width, height = size_of(panel.figure)
+    box = panel.get_position()
+    return box.width * width, box.height * height
+
+
+def add_axes(figure: FigureBase, box: tuple[float, float, float, float], size: tuple[float, float]) -> Axes:
+    """Axes at left, top, width and height in inches, from the upper left corner."""
+    left, top, width, height = box
+    place = (left / size[0], 1 - (top + height) / size[1], width / size[0], height / size[1])
+    return figure.add_axes(place)
+
+
+def name_axes(figure: FigureBase, size: tuple[float, float], across: str | None, down: str | None, left: float) -> None:
+    """Write what columns and rows are, at the lower and the left edge."""
+    font: dict[str, Any] = {"fontsize": FONT_SIZE + 0.5, "color": "0.25"}
+    if across:
+        figure.text(left / size[0], 0.05 / size[1], across, ha="left", va="bottom", **font)
+    if down:
+        figure.text(0.05 / size[0], 1 - 0.3 / size[1], down, ha="left", va="top", rotation=90, **font)
+
+
+def _format_of(target: Any) -> str:
+    if isinstance(target, (str, PathLike)):
+        name = str(target).rpartition(".")[2].lower()
+        return name if "." in str(target) else "png"
+    return "png"

@@ -1,0 +1,117 @@
+"""Labels of tokens at an axis. Where lines of text are higher than cells, labels stand in several columns."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, Final
+
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis as MatplotlibAxis
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
+
+from captum_vz.visualization.pictures.parts.fonts import font_families, set_label, writable
+from captum_vz.visualization.pictures.parts.style import FONT_SIZE, LINE, MARK, QUIET, SMALLEST_FONT
+
+MOST_LEVELS: Final = 3  # columns of labels
+TICK, PAD, GAP = 2.0, 2.0, 5.0  # points
+_LEADER: Final = "0.75"  # the grey of the lines that lead to outer labels
+
+
+@lru_cache(maxsize=1)
+def _renderer() -> Any:
+    return FigureCanvasAgg(Figure(figsize=(1, 1), dpi=100)).get_renderer()  # type: ignore[no-untyped-call]
+
+
+@lru_cache(maxsize=4096)
+def text_width(text: str, font: float) -> float:
+    """The width of a text in inches."""
+    text = writable(text)
+    properties = FontProperties(family=font_families([text]), size=font)
+    width, _, _ = _renderer().get_text_width_height_descent(text, properties, ismath=False)
+    return float(width) / 100
+
+
+def level_offsets(labels: Sequence[str], levels: int, font: float) -> list[float]:
+    """How far the labels of each level are from the axis, and the room of all levels, in points.
+
+    Label i is in level `i % levels`. Level 0 is next to the axis.
+    """
+    offsets = [TICK + PAD]
+    for level in range(levels):
+        longest = max((text_width(label, font) for label in labels[level::levels]), default=0.0)
+        offsets.append(offsets[-1] + 72 * longest + GAP)
+    offsets[-1] -= GAP
+    return offsets
+
+
+def levels_for(cell: float, font: float) -> int:
+    """How many levels labels need at cells of this height in inches."""
+    return max(1, math.ceil(font * LINE / cell - 1e-6))
+
+
+def write_labels(
+    axis: MatplotlibAxis,
+    labels: Sequence[str],
+    cell: float,
+    font: float = FONT_SIZE,
+    marked: int | None = None,
+    dimmed: Sequence[int] = (),
+) -> None:
+    """Label each row or column, in as many levels as needed, and if that is not enough every second one, or fewer.
+
+    Args:
+        axis: The x-axis or the y-axis of a panel.
+        labels: One for each row or column.
+        cell: The height of a row, or the width of a column, in inches.
+        font: The size of the labels in points.
+        marked: The row or column whose label has the colour of the mark. It always has a label.
+        dimmed: The rows or columns with grey labels.
+    """
+    levels = min(levels_for(cell, font), MOST_LEVELS)
+    every = max(1, math.ceil(font * LINE / (cell * levels) - 1e-6))
+    kept = [i for i in range(0, len(labels), every) if marked is None or i == marked or abs(i - marked) >= every]
+    kept = sorted({*kept, *([] if marked is None else [marked])})
+    texts = [writable(labels[i]) for i in kept]  # matplotlib writes them again whenever it draws
+    axis.set_ticks(kept, texts)
+    axis.set_tick_params(length=TICK)
+    offsets = level_offsets(texts, levels, font)
+    is_x = axis.axis_name == "x"  # type: ignore[attr-defined]
+    for index, (place, tick) in enumerate(zip(kept, axis.get_major_ticks(len(kept)), strict=True)):
+        outer = offsets[index % levels]
+        tick.set_pad(outer - TICK)
+        for line in (tick.tick1line, tick.tick2line):
+            line.set_markersize(outer - PAD)
+            line.set_markeredgewidth(0.4)
+            line.set_markeredgecolor(_LEADER if index % levels else "0.3")
+        for text in (tick.label1, tick.label2):
+            text.set_fontsize(font)
+            if is_x:
+                text.set_rotation(90)
+            set_label(text, QUIET if place in dimmed else None)
+            if place == marked:
+                text.set(color=MARK, fontweight="bold")
+
+
+def hide_labels(panel: Axes, *, x: bool, y: bool) -> None:
+    """Leave out the labels and ticks of one axis or both."""
+    if x:
+        panel.set_xticks([])
+    if y:
+        panel.set_yticks([])
+
+
+def title_font(titles: Sequence[str], width: float) -> float:
+    """The largest font, up to a little more than that of labels, in which all titles are narrower than a panel."""
+    font = FONT_SIZE + 1.5
+    while font > SMALLEST_FONT and max(text_width(title, font) for title in titles) > width:
+        font -= 0.5
+    return font
+
+
+def write_title(panel: Axes, title: str, font: float) -> None:
+    """Write the title of a panel as plain text."""
+    set_label(panel.set_title(title, fontsize=font, pad=3))

@@ -1,0 +1,197 @@
+"""The maps of a figure as they are drawn: checked, merged, subtracted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from captum_vz.errors import ArgumentError
+from captum_vz.visualization.pictures.description.content import Content
+from captum_vz.visualization.pictures.parts.sources import Axis, Chosen, Words, make_axis
+
+
+@dataclass(frozen=True)
+class Panels:
+    """Maps that are ready to be drawn.
+
+    Attributes:
+        scores: From titles to maps `(rows, columns)` in float64.
+        row_labels: A label for each row.
+        column_labels: A label for each column.
+        marked: The marked row. None: none.
+        dimmed_rows: Rows that are drawn pale.
+        dimmed_columns: Columns that are drawn pale.
+        square: Whether rows and columns are the same tokens.
+    """
+
+    scores: dict[str, Tensor]
+    row_labels: list[str]
+    column_labels: list[str]
+    marked: int | None
+    dimmed_rows: list[int]
+    dimmed_columns: list[int]
+    square: bool
+
+    @property
+    def axis_names(self) -> tuple[str, str]:
+        """What columns and rows are."""
+        return "source token", "output token"
+
+    def counted(self, scores: Tensor) -> Tensor:
+        """The scores that are not dimmed. If all are dimmed: all."""
+        rows = [i for i in range(len(self.row_labels)) if i not in self.dimmed_rows]
+        columns = [i for i in range(len(self.column_labels)) if i not in self.dimmed_columns]
+        return scores[rows][:, columns] if rows and columns else scores
+
+
+def prepare_panels(
+    maps: Mapping[str, Tensor] | Sequence[Tensor],
+    tokens: Sequence[str],
+    token: int | None,
+    out_tokens: Sequence[str] | None,
+    minus: tuple[Any, ...] | None,
+    heads: bool,
+    words: Words | tuple[Words, Words],
+    dim: Chosen,
+    drop: Chosen,
+) -> Panels:
+    """Maps that are ready to be drawn; see :func:`draw_maps`."""
+    outputs = tokens if out_tokens is None else out_tokens
+    in_words, out_words = _words_of(words, out_tokens is not None)
+    columns = make_axis(tokens, in_words, dim, drop)
+    rows = columns
+    if out_tokens is not None:  # positions name source tokens, but special tokens are known at both sides
+        rows = make_axis(outputs, out_words, *(one if isinstance(one, str) else None for one in (dim, drop)))
+    scores = {
+        title: rows.rows(columns.columns(one)) for title, one in _named(maps, len(outputs), len(tokens), heads).items()
+    }
+    marked = rows.place(token, outputs)
+    found = Panels(scores, rows.labels, columns.labels, marked, rows.dimmed, columns.dimmed, out_tokens is None)
+    if minus is None:
+        return found
+    if out_tokens is not None or not 2 <= len(minus) <= 3:
+        raise ArgumentError(
+            "minus needs maps of one text: pass (maps, tokens) or (maps, tokens, words), and no out_tokens."
+        )
+    other = make_axis(minus[1], minus[2] if len(minus) == 3 else words is True, dim, drop)
+    others = {
+        title: other.rows(other.columns(one))
+        for title, one in _named(minus[0], len(minus[1]), len(minus[1]), heads).items()
+    }
+    return _difference(found, others, other)
+
+
+def _words_of(words: Any, cross: bool) -> tuple[Words, Words]:
+    if cross and isinstance(words, tuple) and len(words) == 2:
+        return words
+    if cross and words not in (None, True, False):
+        raise ArgumentError("words are numbers for one side: with out_tokens pass a pair, (sources, outputs), or True.")
+    return words, words
+
+
+def _named(maps: Any, high: int, wide: int, heads: bool) -> dict[str, Tensor]:
+    """Titles and maps `(out, in)` on the CPU."""
+    if not isinstance(maps, Mapping):
+        maps = {f"layer {index}": scores for index, scores in enumerate(maps)}
+    if not maps:
+        raise ArgumentError("draw_maps needs at least one map, got none.")
+    found: dict[str, Tensor] = {}
+    for title, scores in maps.items():
+        one = _checked(scores, high, wide, heads)
+        if heads:
+            found |= {f"{title}, head {head}": each for head, each in enumerate(one)}
+        else:
+            found[title] = one
+    return found
+
+
+def _checked(scores: Any, high: int, wide: int, heads: bool) -> Tensor:
+    shape = "heads, out, in" if heads else "out, in"
+    kind = f"a map ({shape}) or (1, {shape})"
+    dimensions = 3 if heads else 2
+    if not isinstance(scores, Tensor):
+        raise ArgumentError(f"Expected {kind}, got {type(scores).__name__}.")
+    given = tuple(scores.shape)
+    if scores.dim() == dimensions + 1 and len(scores) != 1:
+        more = "" if heads else ", or heads=True for maps of heads"
+        raise ArgumentError(f"Expected {kind}, got a batch {given}: pass one example of it, such as scores[0]{more}.")
+    one = scores[0] if scores.dim() == dimensions + 1 else scores
+    if one.dim() != dimensions or tuple(one.shape[-2:]) != (high, wide):
+        sides = f"the {wide} tokens" if high == wide else f"{high} output tokens and {wide} source tokens"
+        raise ArgumentError(f"Expected {kind} for {sides}, got {given}.")
+    if not one.isfinite().all():
+        raise ArgumentError("Expected finite scores, got NaN or infinity, which cannot be drawn.")
+    return one.detach().double().cpu()
+
+
+def _difference(found: Panels, others: dict[str, Tensor], other: Axis) -> Panels:
+    """The first maps minus the others, of tokens that are aligned by what the two texts share."""
+    if found.scores.keys() != others.keys():
+        raise ArgumentError(f"minus has the maps {list(others)}: pass the same as maps, {list(found.scores)}.")
+    groups = _aligned(found.row_labels, other.labels)
+    labels = []
+    one, two = (
+        torch.zeros(count, len(groups), dtype=torch.float64) for count in (len(found.row_labels), len(other.labels))
+    )
+    for group, (first, second) in enumerate(groups):
+        names = [
+            " ".join(side[i] for i in places) for side, places in ((found.row_labels, first), (other.labels, second))
+        ]
+        labels.append(names[0] if names[0] == names[1] else f"{names[0]} / {names[1]}")
+        one[list(first), group], two[list(second), group] = 1, 1
+    scores = {title: _pooled(mine, one) - _pooled(others[title], two) for title, mine in found.scores.items()}
+    marked = None if found.marked is None else int(one[found.marked].argmax())
+    dimmed = sorted({int(one[i].argmax()) for i in found.dimmed_rows})
+    return Panels(scores, labels, labels, marked, dimmed, dimmed, True)
+
+
+def _pooled(scores: Tensor, ones: Tensor) -> Tensor:
+    return (ones / ones.sum(0)).T @ scores @ ones
+
+
+def _aligned(first: Sequence[str], second: Sequence[str]) -> list[tuple[range, range]]:
+    """Passages that stand for each other: equal tokens one by one, others together."""
+    groups: list[tuple[range, range]] = []
+    for kind, a, b, c, d in SequenceMatcher(None, first, second, autojunk=False).get_opcodes():
+        if kind == "equal" or b - a == d - c:
+            groups += [(range(a + i, a + i + 1), range(c + i, c + i + 1)) for i in range(b - a)]
+        elif b > a and d > c:
+            groups.append((range(a, b), range(c, d)))
+        else:
+            extra = " ".join(first[a:b] or second[c:d])
+            raise ArgumentError(
+                f"The two texts cannot be aligned: {extra!r} has no partner. Pass texts that differ in words, "
+                "with words=True if only their pieces differ."
+            )
+    return groups
+
+
+def map_content(title: str, panels: Panels, scores: Tensor, label: str) -> Content:
+    """A map in words and as a table."""
+    rows, columns = panels.row_labels, panels.column_labels
+
+    def table() -> list[tuple[Any, ...]]:
+        return [
+            (title, i, rows[i], j, columns[j], value)
+            for i, line in enumerate(scores.tolist())
+            for j, value in enumerate(line)
+        ]
+
+    names = ("panel", "out", "output token", "in", "source token", label)
+    size = f"{len(rows)} tokens" if panels.square else f"{len(rows)} output tokens by {len(columns)} source tokens"
+    if panels.marked is not None:
+        row = scores[panels.marked]
+        best = row.abs().topk(min(3, len(row))).indices.tolist()
+        most = ", ".join(f"{columns[j]} {float(row[j]):.2f}" for j in best)
+        sentence = f"{title}, map of {size}: the row of {rows[panels.marked]} has its largest scores at {most}."
+    else:
+        best = scores.abs().flatten().topk(min(3, scores.numel())).indices.tolist()
+        places = [divmod(one, len(columns)) for one in best]
+        most = ", ".join(f"{rows[i]} from {columns[j]} {float(scores[i, j]):.2f}" for i, j in places)
+        sentence = f"{title}, map of {size}: the largest scores are {most}."
+    return Content(sentence, names, table)

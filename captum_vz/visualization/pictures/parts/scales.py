@@ -1,0 +1,114 @@
+"""Colour scales: shared by all panels, one for each panel, of square roots, or with a given end."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, get_args
+
+import numpy as np
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import FuncNorm, Normalize
+from torch import Tensor
+
+from captum_vz.errors import ArgumentError
+from captum_vz.visualization.pictures.parts.style import COLORS, FONT_SIZE, SIGNED_COLORS
+
+ScaleName = Literal["shared", "panel", "root"]
+_NAMES: Final = get_args(ScaleName)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How scores become colours.
+
+    Attributes:
+        norms: From scores to 0 to 1, one for each panel. They are the same object, except for the scale "panel".
+        colors: The name of the colour map.
+        signed: Whether the scale has a middle at 0 and a side below it.
+        clipped: Whether some drawn score is beyond the end of its scale.
+        own: Whether each panel has its own end.
+    """
+
+    norms: list[Normalize]
+    colors: str
+    signed: bool
+    clipped: bool
+    own: bool
+
+    @property
+    def extend(self) -> str:
+        """The ends of the colour bar that are open, as matplotlib names them."""
+        return ("both" if self.signed else "max") if self.clipped else "neither"
+
+    def end(self, panel: int) -> float:
+        """The score at which the colour of a panel is darkest."""
+        return float(self.norms[panel].vmax or 1.0)
+
+    def mappable(self) -> ScalarMappable:
+        """What a colour bar is drawn from: scores, or for the scale "panel" shares of each panel's largest score."""
+        norm = Normalize(-1 if self.signed else 0, 1) if self.own else self.norms[0]
+        return ScalarMappable(norm, self.colors)
+
+    def label(self, label: str) -> str:
+        """The label of the colour bar."""
+        return f"{label} / largest of the panel" if self.own else label
+
+
+def make_scale(
+    panels: Sequence[Tensor], scale: str, vmax: float | None, counted: Sequence[Tensor] | None = None
+) -> Scale:
+    """The scale of some panels.
+
+    Args:
+        panels: The scores of each panel. If one is negative, the scale has two sides.
+        scale: One of "shared", "panel" and "root".
+        vmax: The end of the scale. None: the largest of `counted`, without sign.
+        counted: The scores that decide the end, for each panel. None: all.
+    """
+    if scale not in _NAMES:
+        raise ArgumentError(f"scale is {scale!r}: pass one of {', '.join(map(repr, _NAMES))}.")
+    if vmax is not None and (scale == "panel" or not 0 < vmax < math.inf):
+        raise ArgumentError(
+            f"vmax is {vmax!r} with scale {scale!r}: pass a positive number with 'shared' or 'root', because 'panel' "
+            "ends each scale at the largest score of its panel."
+        )
+    counted = panels if counted is None else counted
+    signed = any(bool((one < 0).any()) for one in panels)
+    highest = [float(one.abs().max()) if one.numel() else 0.0 for one in counted]
+    ends = highest if scale == "panel" else [max(highest) if vmax is None else float(vmax)] * len(panels)
+    ends = [end or 1.0 for end in ends]
+    clipped = any(bool((one.abs() > end * (1 + 1e-9)).any()) for one, end in zip(panels, ends, strict=True))
+    norms = [_norm(end, signed, scale) for end in ends]
+    if scale != "panel":
+        norms = [norms[0]] * len(panels)
+    return Scale(norms, SIGNED_COLORS if signed else COLORS, signed, clipped, scale == "panel")
+
+
+def add_colorbar(place: Any, scale: Scale, label: str, font: float = FONT_SIZE) -> None:
+    """Draw the colour bar of a scale into axes of its own."""
+    bar = place.figure.colorbar(scale.mappable(), cax=place, extend=scale.extend)
+    if isinstance(scale.norms[0], FuncNorm):  # evenly spaced on the bar
+        end = scale.end(0)
+        steps = [end * (step / 5) ** 2 for step in range(6)]
+        ticks = [*(-one for one in reversed(steps[1:])), *steps] if scale.signed else steps
+        bar.set_ticks(ticks, labels=[f"{tick:.2g}" for tick in ticks])
+        bar.minorticks_off()
+    bar.set_label(scale.label(label), fontsize=font)
+    bar.ax.yaxis.label.set_parse_math(False)
+    bar.ax.tick_params(labelsize=font - 1, length=2)
+    bar.outline.set_linewidth(0.5)
+
+
+def _norm(end: float, signed: bool, scale: str) -> Normalize:
+    low = -end if signed else 0.0
+    return FuncNorm((_root, _square), low, end) if scale == "root" else Normalize(low, end)
+
+
+def _root(values: Any) -> Any:
+    return np.sign(values) * np.sqrt(np.abs(values))
+
+
+def _square(values: Any) -> Any:
+    return np.sign(values) * np.square(values)

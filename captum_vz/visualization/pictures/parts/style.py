@@ -1,0 +1,45 @@
+"""Colours and sizes of all pictures."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from matplotlib.colors import to_rgb
+
+from captum_vz.visualization.terminal import printable
+
+# One hue from white to dark is also readable in print and without colour vision. The mark is the vermilion of the
+# palette of Okabe & Ito, which differs from blue for all readers.
+COLORS: Final = "Blues"
+SIGNED_COLORS: Final = "RdBu"  # blue above zero as in COLORS, red below; they differ without red or green vision
+MARK: Final = "#d55e00"
+QUIET: Final = "0.55"  # the grey of labels that matter less
+
+FONT_SIZE: Final = 8
+SMALLEST_FONT: Final = 5  # points
+LINE: Final = 1.15 / 72  # inches between two lines of text, for each point of the font
+
+# In inches. A cell is as high as a line of text.
+CELL: Final = 0.17
+LONGEST_LABEL: Final = 20  # characters
+
+_JOINED: Final = "\u200c\u200d\ufe0e\ufe0f"
+
+
+def shortened(token: str, longest: int = LONGEST_LABEL) -> str:
+    """The token in one line of at most `longest` characters."""
+    # Joiners and variation selectors belong to the characters next to them, in emoji and in Arabic script.
+    token = "".join(letter if letter in _JOINED else printable(letter) for letter in token)
+    return token if len(token) <= longest else token[: longest - 1] + "…"
+
+
+def ink_on(color: Any) -> str:
+    """Black or white, whichever has the larger contrast (WCAG 2) on a background colour."""
+    linear = [one / 12.92 if one <= 0.04045 else ((one + 0.055) / 1.055) ** 2.4 for one in to_rgb(color)]
+    light = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    return "black" if (light + 0.05) / 0.05 >= 1.05 / (light + 0.05) else "white"
+
+
+def short_number(value: float) -> str:
+    """Two decimals without the leading zero, as cells of pictures have them: ".25", "1.00", "-.10"."""
+    return f"{value:.2f}".replace("0.", ".", 1) if abs(value) < 0.995 else f"{value:.2f}"

@@ -1,0 +1,232 @@
+"""The strongest paths from a token down through the layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import torch
+from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
+from matplotlib.figure import Figure, SubFigure
+from torch import Tensor
+
+from captum_vz.errors import ArgumentError
+from captum_vz.functional import Residual, add_residual
+from captum_vz.visualization._checks import one_example, position_of
+from captum_vz.visualization.pictures.description.content import Content, set_content
+from captum_vz.visualization.pictures.description.picture import (
+    add_axes,
+    axes_list,
+    new_picture,
+    size_of,
+    size_of_axes,
+    target_figure,
+)
+from captum_vz.visualization.pictures.parts.fonts import set_label
+from captum_vz.visualization.pictures.parts.labels import level_offsets, levels_for, text_width, write_labels
+from captum_vz.visualization.pictures.parts.layout import PAGE
+from captum_vz.visualization.pictures.parts.sources import Words, make_axis
+from captum_vz.visualization.pictures.parts.style import FONT_SIZE, MARK, short_number, shortened
+
+_EDGE_COLOR: Final = "#2171b5"
+_LEVEL, _COLUMN, _NARROWEST = 0.5, 0.6, 0.1  # inches
+_THICKEST: Final = 7.0  # points, of an edge with all of the flow
+
+
+def draw_route(
+    maps: Sequence[Tensor],
+    tokens: Sequence[str],
+    token: int,
+    *,
+    threshold: float = 0.04,
+    paths: int = 1,
+    residual: Residual = None,
+    words: Words = None,
+    title: str | None = None,
+    size: tuple[float, float] = PAGE,
+    ax: Axes | None = None,
+    fig: Figure | SubFigure | None = None,
+) -> Figure:
+    r"""Draws the routes by which a token draws on the input: a graph of tokens by layers.
+
+    .. math:: F_L = e_i, \qquad E_l = \operatorname{diag}(F_{l+1})\, S_l, \qquad F_l = E_l^\top \mathbf 1
+
+    :math:`S_l` is the map of layer l with its residual added, i the token, :math:`F_l` the share of each token before
+    layer l, and :math:`E_l` the share of each edge. :math:`F_0` is the token's row of the rollout. Edges with at least
+    `threshold` of the whole are drawn if they are connected to the token, as wide as their share. The strongest paths,
+    those with the largest product of scores, are drawn in the colour of the mark with the score of each step.
+
+    Args:
+        maps: A map `(tokens, tokens)` or `(1, tokens, tokens)` for each layer, first layer first, whose rows sum to 1.
+        tokens: The tokens.
+        token: The position of the token at which all routes end. Negative positions count from the end.
+        threshold: The smallest share of an edge that is drawn, more than 0 and at most 1.
+        paths: How many of the strongest paths are marked.
+        residual: None, 0.5, "renormalize" or "add", see :func:`captum_vz.functional.add_residual`.
+        words: Merges pieces to words, see :func:`draw_maps`.
+        title: A title. None: "Where [token] draws from".
+        size: The width and height of the page in inches.
+        ax: Axes to draw into.
+        fig: A figure or a subfigure to draw into.
+
+    Returns:
+        A matplotlib figure: a new one, `fig`, or the figure of `ax`. :func:`describe` lists its edges and paths.
+
+    Raises:
+        ArgumentError: There is no map, a map does not fit the tokens, holds negative scores or rows with a sum far
+            above 1, or an option is out of range.
+
+    >>> first = torch.tensor([[0.9, 0.1, 0.0], [0.2, 0.8, 0.0], [0.1, 0.3, 0.6]])
+    >>> second = torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.9, 0.1]])
+    >>> figure = draw_route([first, second], ["the", "pictures", "[MASK]"], token=2)
+    >>> figure.axes[0].get_title()
+    'Where [MASK] draws from'
+    """
+    target_figure(ax, fig)
+    if not 0 < threshold <= 1:
+        raise ArgumentError(f"threshold is {threshold!r}: pass a share above 0 and at most 1.")
+    if not isinstance(paths, int) or paths < 0:
+        raise ArgumentError(f"paths is {paths!r}: pass how many of the strongest paths are marked, at least 0.")
+    axis = make_axis(tokens, words)
+    layers = [axis.rows(axis.columns(one_example(one, tokens, dimensions=2))) for one in maps]
+    steps = _checked([add_residual(one[None], residual)[0] for one in layers])
+    position = position_of(token, tokens)
+    start = int(axis.member[position if position is not None else token])
+    edges = route_edges(steps, start, threshold)
+    strongest = strongest_paths(steps, start, paths)
+    labels = [shortened(one) for one in axis.labels]
+    if ax is not None:
+        (panel,) = axes_list(ax, 1)
+        width, height = size_of_axes(panel)
+    else:
+        whole = size if fig is None else size_of(fig)
+        left = text_width(f"layer {len(steps)}", FONT_SIZE) + 0.2
+        width = min(whole[0] - left - 0.15, max(_COLUMN * len(labels), 1.6))
+        cell = width / len(labels)
+        below = level_offsets(labels, levels_for(cell, FONT_SIZE), FONT_SIZE)[-1] / 72 + 0.1
+        height = min(whole[1] - below - 0.35, _LEVEL * (len(steps) + 1))
+        total = whole if fig is not None else (left + width + 0.15, height + below + 0.35)
+        fig = new_picture(total) if fig is None else fig
+        panel = add_axes(fig, (left, 0.32, width, height), total)
+    _draw(panel, labels, start, steps, edges, strongest, width / len(labels), height / (len(steps) + 1))
+    set_label(panel.set_title(f"Where {labels[start]} draws from" if title is None else title, fontsize=FONT_SIZE + 2))
+    set_content(panel, _content(axis.labels, start, edges, strongest, threshold))
+    return panel.figure  # type: ignore[return-value]
+
+
+def route_edges(steps: Sequence[Tensor], start: int, threshold: float) -> list[tuple[int, int, int, float]]:
+    """The drawn edges: layer, output token, source token, share of the whole. From the last layer to the first."""
+    flow = torch.zeros(len(steps[0]), dtype=torch.float64)
+    flow[start] = 1
+    connected = {start}
+    found = []
+    for layer in range(len(steps) - 1, -1, -1):
+        shares = flow[:, None] * steps[layer]
+        kept = [(i, j) for i, j in (shares >= threshold).nonzero().tolist() if i in connected]
+        found += [(layer, i, j, float(shares[i, j])) for i, j in kept]
+        connected = {j for _, j in kept}
+        flow = shares.sum(0)
+    return found
+
+
+def strongest_paths(steps: Sequence[Tensor], start: int, count: int) -> list[tuple[float, list[int]]]:
+    """The `count` paths with the largest product of scores: the product, and the tokens from the input to `start`."""
+    if count == 0:
+        return []
+    size = len(steps[0])
+    best = torch.ones(size, 1, dtype=torch.float64)
+    back: list[Tensor] = []
+    for step in steps:
+        ways = (step[:, :, None] * best[None]).flatten(1)  # (out, in x ranks)
+        best, chosen = ways.topk(min(count, ways.shape[1]), dim=1)
+        back.append(chosen)
+    found = []
+    for rank in range(min(count, best.shape[1])):
+        place, path = start, [start]
+        position = rank
+        for layer in range(len(steps) - 1, -1, -1):
+            ranks = back[layer - 1].shape[1] if layer else 1
+            place, position = divmod(int(back[layer][place, position]), ranks)
+            path.append(place)
+        if float(best[start, rank]) > 0:
+            found.append((float(best[start, rank]), path[::-1]))
+    return found
+
+
+def _checked(steps: list[Tensor]) -> list[Tensor]:
+    if not steps:
+        raise ArgumentError("draw_route needs the map of at least one layer, got none.")
+    for layer, step in enumerate(steps):
+        if bool((step < 0).any()) or float(step.sum(1).max()) > 1.01:
+            raise ArgumentError(
+                f"The map of layer {layer} has scores from {float(step.min()):.3g} and rows with a sum of up to "
+                f"{float(step.sum(1).max()):.3g}: pass maps of shares, whose rows sum to 1."
+            )
+    return [step.double() for step in steps]
+
+
+def _draw(
+    panel: Axes,
+    labels: list[str],
+    start: int,
+    steps: list[Tensor],
+    edges: list[tuple[int, int, int, float]],
+    strongest: list[tuple[float, list[int]]],
+    cell: float,
+    level: float,
+) -> None:
+    depth = len(steps)
+    lines = [[(j, layer), (i, layer + 1)] for layer, i, j, _ in edges]
+    widths = [max(0.4, _THICKEST * share) for *_, share in edges]
+    panel.add_collection(LineCollection(lines, linewidths=widths, colors=_EDGE_COLOR, alpha=0.45, capstyle="round"))
+    places = sorted({(j, layer) for layer, _, j, _ in edges} | {(start, depth)})
+    across, up = zip(*places, strict=True)
+    panel.scatter(across, up, s=min(22, (72 * cell * 0.5) ** 2), color=_EDGE_COLOR, zorder=3)
+    written: set[tuple[int, int, int]] = set()
+    for rank, (_, path) in enumerate(strongest):
+        panel.plot(path, range(depth + 1), color=MARK, linewidth=max(0.8, 1.8 - 0.4 * rank), zorder=4 - 0.01 * rank)
+        for layer in range(depth):
+            step = (layer, path[layer + 1], path[layer])
+            if step in written or level < 0.2:
+                continue
+            written.add(step)
+            at = ((path[layer] + path[layer + 1]) / 2, layer + 0.5)
+            box = {"boxstyle": "round,pad=0.1", "facecolor": "white", "alpha": 0.8, "linewidth": 0}
+            number = short_number(float(steps[layer][step[1], step[2]]))
+            panel.text(*at, number, fontsize=6.5, color=MARK, ha="center", va="center", bbox=box, zorder=5)
+    panel.set_xlim(-0.5, len(labels) - 0.5)
+    panel.set_ylim(-0.5, depth + 0.5)
+    names = ["input", *(f"layer {layer}" for layer in range(depth))]
+    every = max(1, round(0.13 / level + 0.49)) if level < 0.13 else 1
+    panel.set_yticks(range(0, depth + 1, every), names[::every], fontsize=FONT_SIZE)
+    panel.tick_params(axis="y", length=0)
+    write_labels(panel.xaxis, labels, cell, FONT_SIZE, start)
+    for place in range(depth + 1):
+        panel.axhline(place, color="0.92", linewidth=0.6, zorder=0)
+    panel.spines[:].set_visible(False)
+
+
+def _content(
+    labels: list[str],
+    start: int,
+    edges: list[tuple[int, int, int, float]],
+    strongest: list[tuple[float, list[int]]],
+    threshold: float,
+) -> Content:
+    sentence = f"Routes through the layers to {labels[start]}: {len(edges)} steps carry at least {threshold:.0%} of it."
+    if strongest:
+        share, path = strongest[0]
+        sentence += f" The strongest path, from the input up, has {share:.0%}: {', '.join(labels[i] for i in path)}."
+    ends = sorted(((share, j) for layer, _, j, share in edges if layer == 0), reverse=True)
+    totals: dict[int, float] = {}
+    for share, j in ends:
+        totals[j] = totals.get(j, 0.0) + share
+    if totals:
+        most = sorted(totals, key=totals.__getitem__, reverse=True)[:3]
+        sentence += f" The drawn steps begin at {', '.join(f'{labels[j]} {totals[j]:.2f}' for j in most)}."
+
+    def table() -> list[tuple[Any, ...]]:
+        return [(layer, i, labels[i], j, labels[j], share) for layer, i, j, share in edges]
+
+    return Content(sentence, ("layer", "out", "output token", "in", "source token", "share of the whole"), table)

@@ -1,0 +1,181 @@
+"""Rows of scores above each other: what `draw_row` and `draw_comparison` share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, Final
+
+from matplotlib.axes import Axes
+from matplotlib.patches import Rectangle
+from torch import Tensor
+
+from captum_vz.errors import ArgumentError
+from captum_vz.visualization.pictures.description.content import Content, set_content
+from captum_vz.visualization.pictures.description.picture import (
+    add_axes,
+    axes_list,
+    new_picture,
+    size_of,
+    size_of_axes,
+    target_figure,
+)
+from captum_vz.visualization.pictures.parts.fonts import set_label, writable
+from captum_vz.visualization.pictures.parts.labels import level_offsets, levels_for, text_width, write_labels
+from captum_vz.visualization.pictures.parts.scales import Scale, add_colorbar, make_scale
+from captum_vz.visualization.pictures.parts.style import FONT_SIZE, MARK, ink_on, short_number, shortened
+
+# In inches.
+ROW, WIDE, NARROW, NUMBERED = 0.22, 0.36, 0.1, 0.25
+_WIDEST_FLAT: Final = 0.8  # of cells whose labels are written horizontally
+_SPACE: Final = 0.45  # between groups, in rows
+_BAR, _BAR_TEXT, _EDGE = 0.11, 0.5, 0.06
+
+
+@dataclass(frozen=True)
+class Strips:
+    """Rows of scores of the same tokens.
+
+    Attributes:
+        names: The label of each row.
+        scores: `(rows, columns)`. NaN is a place without a score.
+        labels: The label of each column.
+        marked: The marked column. None: none.
+        dimmed: Columns that are drawn pale.
+        groups: The group of each row. There is a gap between groups.
+        notes: What stands at the right of each row; empty: nothing.
+        heading: What stands above the notes.
+    """
+
+    names: list[str]
+    scores: Tensor
+    labels: list[str]
+    marked: int | None
+    dimmed: list[int]
+    groups: list[Any]
+    notes: list[str] = field(default_factory=list)
+    heading: str = ""
+
+    @property
+    def shown(self) -> list[str]:
+        """The labels of the columns as they are written."""
+        return [writable(shortened(one)) for one in self.labels]
+
+
+def draw_strips(
+    strips: Strips,
+    content: Content,
+    scale: str,
+    vmax: float | None,
+    label: str,
+    title: str | None,
+    width: float,
+    ax: Any,
+    fig: Any,
+) -> Any:
+    """Draw the rows into a new figure, a given figure, or given axes. Returns the figure."""
+    target_figure(ax, fig)
+    if scale not in ("shared", "row", "root"):
+        raise ArgumentError(f"scale is {scale!r}: pass 'shared', 'row' or 'root'.")
+    kept = [i for i in range(len(strips.labels)) if i not in strips.dimmed] or list(range(len(strips.labels)))
+    drawn = strips.scores.nan_to_num(nan=0.0)
+    rows = list(drawn)
+    colors = make_scale(rows, "panel" if scale == "row" else scale, vmax, list(drawn[:, kept]))
+    tops = _tops(strips.groups)
+    if ax is not None:
+        (panel,) = axes_list(ax, 1)
+        wide, high = size_of_axes(panel)
+        _draw(panel, strips, colors, tops, wide / len(strips.labels), high / (tops[-1] + 1))
+        set_content(panel, content)
+        add_colorbar(panel.inset_axes((1.03 + (0.12 if strips.notes else 0), 0, 0.04, 1)), colors, label)
+        if title:
+            set_label(panel.set_title(title, fontsize=FONT_SIZE + 2, pad=14 if strips.notes else 4))
+        return panel.figure
+    left = _EDGE + max(text_width(shortened(name, 60), FONT_SIZE) for name in strips.names) + 0.08
+    right = 0.12 + (
+        0.08 + max(text_width(one, FONT_SIZE) for one in [*strips.notes, strips.heading]) if strips.notes else 0
+    )
+    fixed = None if fig is None else size_of(fig)
+    room = (width if fixed is None else fixed[0]) - left - right - _BAR - _BAR_TEXT
+    shown = strips.shown
+    cell = _cell(shown, room)
+    flat = _is_flat(shown, cell)
+    below = 0.2 if flat else level_offsets(shown, levels_for(cell, FONT_SIZE), FONT_SIZE)[-1] / 72 + 0.05
+    above = _EDGE + (0.28 if title else 0.04) + (0.16 if strips.heading else 0)
+    height = ROW * (tops[-1] + 1)
+    if fixed is not None:
+        height = max(0.05, min(height, fixed[1] - above - below))
+    size = fixed or (left + cell * len(strips.labels) + right + _BAR + _BAR_TEXT, above + max(height, 0.9) + below)
+    figure = new_picture(size) if fig is None else fig
+    across = cell * len(strips.labels)
+    panel = add_axes(figure, (left, above, across, height), size)
+    _draw(panel, strips, colors, tops, cell, height / (tops[-1] + 1))
+    set_content(panel, content)
+    bar_height = min(2.2, max(height, 0.8))
+    add_colorbar(add_axes(figure, (left + across + right, above, _BAR, bar_height), size), colors, label)
+    if title:
+        text = figure.suptitle(title, x=left / size[0], y=1 - 0.05 / size[1], ha="left", fontsize=FONT_SIZE + 2)
+        set_label(text)
+    return figure
+
+
+def _tops(groups: Sequence[Any]) -> list[float]:
+    """The place of each row, in rows, with gaps between groups."""
+    tops = [0.0]
+    for one, other in pairwise(groups):
+        tops.append(tops[-1] + 1 + (_SPACE if one != other else 0.0))
+    return tops
+
+
+def _cell(labels: Sequence[str], room: float) -> float:
+    """The width of a cell: as wide as its label if there is room, else enough for a number, else what there is."""
+    flat = max(text_width(one, FONT_SIZE) for one in labels) + 0.1
+    if flat <= _WIDEST_FLAT and flat * len(labels) <= room:
+        return max(flat, WIDE)
+    return max(min(WIDE, room / len(labels)), NARROW * 0.5)
+
+
+def _is_flat(labels: Sequence[str], cell: float) -> bool:
+    return max(text_width(one, FONT_SIZE) for one in labels) + 0.05 <= cell
+
+
+def _draw(panel: Axes, strips: Strips, colors: Scale, tops: list[float], cell: float, row_height: float) -> None:
+    count = len(strips.labels)
+    for index, top in enumerate(tops):
+        shown = strips.scores[index : index + 1].numpy()
+        place = (-0.5, count - 0.5, top + 0.5, top - 0.5)
+        panel.imshow(shown, cmap=colors.colors, norm=colors.norms[index], extent=place, aspect="auto")
+        panel.add_artist(Rectangle((-0.5, top - 0.5), count, 1, fill=False, edgecolor="0.6", linewidth=0.4))
+    panel.set_xlim(-0.5, count - 0.5)
+    panel.set_ylim(tops[-1] + 0.5, -0.5)
+    panel.spines[:].set_visible(False)
+    panel.set_yticks(tops, [writable(shortened(name, 60)) for name in strips.names], fontsize=FONT_SIZE)
+    panel.tick_params(axis="y", length=0)
+    for text in panel.get_yticklabels():
+        set_label(text)
+    write_labels(panel.xaxis, strips.shown, cell, FONT_SIZE, strips.marked, strips.dimmed)
+    if _is_flat(strips.shown, cell):
+        panel.tick_params(axis="x", rotation=0)
+    for column in strips.dimmed:
+        pale: dict[str, Any] = {"facecolor": "white", "alpha": 0.7, "linewidth": 0, "zorder": 1.5}
+        panel.add_artist(Rectangle((column - 0.5, -0.5), 1, tops[-1] + 1, **pale))
+    if strips.marked is not None:
+        look: dict[str, Any] = {"fill": False, "edgecolor": MARK, "linewidth": 1.2, "zorder": 2}
+        panel.add_patch(Rectangle((strips.marked - 0.5, -0.5), 1, tops[-1] + 1, **look))
+    for top, note in zip(tops, strips.notes, strict=False):
+        panel.text(count - 0.5 + 0.08 / cell, top, note, va="center", fontsize=FONT_SIZE, color="0.25")
+    if strips.notes:
+        panel.text(count - 0.5 + 0.08 / cell, -0.62, strips.heading, va="bottom", fontsize=FONT_SIZE, color="0.25")
+    if cell >= NUMBERED and row_height >= 0.13:
+        _write_numbers(panel, strips, colors, tops)
+
+
+def _write_numbers(panel: Axes, strips: Strips, colors: Scale, tops: list[float]) -> None:
+    """The scores in their cells. Cells that round to 0.00 have no number."""
+    shades = colors.mappable().get_cmap()
+    for index, (top, line) in enumerate(zip(tops, strips.scores.tolist(), strict=True)):
+        for place, score in enumerate(line):
+            if score == score and abs(score) >= 0.005:
+                ink = "black" if place in strips.dimmed else ink_on(shades(float(colors.norms[index](score))))
+                panel.text(place, top, short_number(score), ha="center", va="center", color=ink, fontsize=6.5)

@@ -1,0 +1,171 @@
+"""What a figure says about itself: its text, its table, and where it comes from, in the figure and in files."""
+
+import csv
+import io
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from matplotlib.figure import Figure
+from PIL import Image
+from torch import nn
+
+from captum_vz.errors import ArgumentError
+from captum_vz.visualization import (
+    add_provenance,
+    describe,
+    draw_maps,
+    draw_row,
+    read_provenance,
+    save_figure,
+    weights_fingerprint,
+)
+
+TOKENS = ["a", "b <i>", "日"]
+MAP = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.8, 0.1], [0.0, 0.25, 0.75]])
+
+
+def test_text_names_the_largest_scores() -> None:
+    text = describe(draw_maps({"layer 4": MAP}, TOKENS, token=2, title="Where from?")).text
+    assert (
+        text
+        == "Where from?. layer 4, map of 3 tokens: the row of 日 has its largest scores at 日 0.75, b <i> 0.25, a 0.00."
+    )
+    whole = describe(draw_maps([MAP], TOKENS)).text
+    assert "the largest scores are b <i> from b <i> 0.80, 日 from 日 0.75, a from a 0.50" in whole
+
+
+def test_table_has_every_number() -> None:
+    found = describe(draw_maps([MAP, MAP.T], TOKENS, label="share"))
+    assert found.columns == ("panel", "out", "output token", "in", "source token", "share")
+    for panel, i, _, j, source, score in found.rows:
+        expected = MAP if panel == "layer 0" else MAP.T
+        assert score == float(expected[i, j]) and source == TOKENS[j]
+    assert len(found.rows) == 18
+
+
+def test_table_is_exported(tmp_path: Path) -> None:
+    found = describe(draw_row([MAP[0]], TOKENS, token=0))
+    head, *lines = csv.reader(io.StringIO(found.to_csv(tmp_path / "t.csv")))
+    assert head == ["row", "in", "source token", "share of the row"]
+    assert [float(line[3]) for line in lines] == pytest.approx([0.5, 0.3, 0.2])
+    assert (tmp_path / "t.csv").read_text("utf-8") == found.to_csv()
+    page = found.to_html()
+    assert "b &lt;i&gt;" in page and "<i>" not in page
+    assert page.count("<tr>") == 4
+    frame = found.to_pandas()
+    assert frame["source token"].tolist() == TOKENS
+
+
+def test_panels_of_different_kinds() -> None:
+    own = Figure()
+    left, right = own.subplots(1, 2)
+    draw_maps([MAP], TOKENS, ax=left)
+    draw_row([MAP[0]], TOKENS, ax=right)
+    found = describe(own)
+    assert len(found.rows) == 9 + 3
+    assert "panel" in found.columns and "row" in found.columns
+    assert all(len(row) == len(found.columns) for row in found.rows)
+
+
+def test_foreign_figure_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="Nothing in this Figure was drawn by captum_vz"):
+        describe(Figure())
+
+
+def signed(model: nn.Module) -> Figure:
+    figure = draw_maps([MAP], TOKENS, token=0)
+    return add_provenance(
+        figure,
+        model=model,
+        name="mine",
+        method="value-zeroing",
+        text="日 <b>",
+        command=["captum-vz", "explain", "日 <b>"],
+    )
+
+
+@pytest.mark.parametrize("ending", ["png", "svg"])
+def test_files_say_where_they_come_from(ending: str, tmp_path: Path) -> None:
+    model = nn.Linear(2, 2)
+    figure = signed(model)
+    figure.savefig(tmp_path / f"maps.{ending}")
+    found = read_provenance(tmp_path / f"maps.{ending}")
+    assert found["package"].startswith("captum_vz ")
+    assert found["weights"] == weights_fingerprint(model)
+    assert (found["model class"], found["model"], found["method"]) == ("Linear", "mine", "value-zeroing")
+    assert (found["text"], found["command"]) == ("日 <b>", "captum-vz explain '日 <b>'")
+    assert found["description"] == describe(figure).text
+    assert {key: value for key, value in found.items() if key != "description"} == describe(figure).provenance
+
+
+def test_pdf_has_metadata(tmp_path: Path) -> None:
+    signed(nn.Linear(2, 2)).savefig(tmp_path / "maps.pdf")
+    assert b"captum_vz" in (tmp_path / "maps.pdf").read_bytes()
+
+
+def test_same_numbers_give_the_same_svg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("matplotlib").rcParams, "svg.hashsalt", "0")
+    for name in ("one.svg", "two.svg"):
+        draw_maps([MAP], TOKENS, token=0).savefig(tmp_path / name)
+    assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()
+
+
+def test_own_metadata_is_kept(tmp_path: Path) -> None:
+    draw_maps([MAP], TOKENS).savefig(tmp_path / "maps.png", metadata={"Title": "mine", "Author": "me"})
+    with Image.open(tmp_path / "maps.png") as image:
+        assert (image.text["Title"], image.text["Author"]) == ("mine", "me")
+        assert json.loads(image.text["captum_vz"])["package"]
+
+
+def test_any_format_is_written(tmp_path: Path) -> None:
+    for ending in ("jpg", "eps"):
+        draw_maps([MAP], ["a", "b", "c"]).savefig(tmp_path / f"maps.{ending}")
+        assert (tmp_path / f"maps.{ending}").stat().st_size > 1000
+    buffer = io.BytesIO()
+    draw_maps([MAP], TOKENS).savefig(buffer, format="svg")
+    assert b"<dc:description>" in buffer.getvalue()
+
+
+def test_figure_of_a_user_is_saved(tmp_path: Path) -> None:
+    own = Figure()
+    draw_maps([MAP], TOKENS, ax=own.subplots())
+    add_provenance(own, method="m", weather="fine")
+    save_figure(own, tmp_path / "own.png")
+    found = read_provenance(tmp_path / "own.png")
+    assert (found["method"], found["weather"]) == ("m", "fine")
+    own.savefig(tmp_path / "plain.png")
+    with pytest.raises(ArgumentError, match=r"plain\.png carries no provenance"):
+        read_provenance(tmp_path / "plain.png")
+
+
+def test_provenance_is_completed() -> None:
+    figure = draw_maps([MAP], TOKENS)
+    add_provenance(figure, method="m")
+    add_provenance(figure, text="t")
+    assert {"method": "m", "text": "t"}.items() <= describe(figure).provenance.items()
+
+
+def test_wrong_provenance(tmp_path: Path) -> None:
+    figure = draw_maps([MAP], TOKENS)
+    with pytest.raises(ArgumentError, match="model is of type str"):
+        add_provenance(figure, model="bert")  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="method is of type int: pass text"):
+        add_provenance(figure, method=3)  # type: ignore[arg-type]
+    (tmp_path / "x.svg").write_text("<svg")
+    with pytest.raises(ArgumentError, match=r"x\.svg is no SVG"):
+        read_provenance(tmp_path / "x.svg")
+    with pytest.raises(ArgumentError, match="is no PNG or SVG file"):
+        read_provenance(tmp_path / "x.pdf")
+
+
+def test_fingerprint_sees_every_weight() -> None:
+    model = nn.Sequential(nn.Linear(40, 40), nn.BatchNorm1d(40)).to(torch.bfloat16)
+    before = weights_fingerprint(model)
+    assert re.fullmatch("[0-9a-f]{64}", before)
+    assert weights_fingerprint(model) == before
+    with torch.no_grad():
+        model[0].weight[17, 3] += 1
+    assert weights_fingerprint(model) != before

@@ -1,0 +1,349 @@
+"""The options of `draw_maps`: what is drawn is computed a second time here, by loops or by hand."""
+
+import io
+import time
+import warnings
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from captum_vz.errors import ArgumentError
+from captum_vz.visualization import draw_maps
+from captum_vz.visualization.pictures.parts.layout import PAGE
+
+PIECES = ["[CLS]", "the", "scar", "##ing", "hat", "[SEP]"]
+WORDS = ["[CLS]", "the", "scaring", "hat", "[SEP]"]
+
+
+def a_map(high: int, wide: int | None = None) -> Tensor:
+    return torch.randn(high, wide or high).mul(2).softmax(-1)
+
+
+def drawn(figure: Figure, panel: int = 0) -> Tensor:
+    return torch.as_tensor(np.asarray(figure.axes[panel].images[0].get_array()))
+
+
+def row_labels(figure: Figure, panel: int = 0) -> list[str]:
+    return [text.get_text() for text in figure.axes[panel].get_yticklabels()]
+
+
+def column_labels(figure: Figure, panel: int = 0) -> list[str]:
+    return [text.get_text() for text in figure.axes[panel].get_xticklabels()]
+
+
+def end_of(figure: Figure, panel: int = 0) -> tuple[float, float]:
+    norm = figure.axes[panel].images[0].norm
+    return float(norm.vmin), float(norm.vmax)
+
+
+def sentence(count: int) -> list[str]:
+    words = ["[CLS]", "the", "pictures", "of", "some", "hat", "[MASK]", "scaring", "marcus", "."]
+    return [*(words * (count // len(words) + 1))[: count - 1], "[SEP]"]
+
+
+# Sizes
+
+
+@pytest.mark.parametrize(
+    ("tokens", "layers"),
+    [(5, 12), (11, 12), (20, 12), (60, 12), (20, 33), pytest.param(60, 33, marks=pytest.mark.slow)],
+)
+def test_every_label_is_legible(tokens: int, layers: int) -> None:
+    """Each token has a label at the left and the lower edge. No two labels overlap, and the figure fits the page."""
+    figure = draw_maps([a_map(tokens)] * layers, sentence(tokens), token=3)
+    figure.draw_without_rendering()
+    width, height = figure.get_size_inches()
+    growth = 1.21 if tokens < 60 or layers == 12 else 1.7
+    assert width <= PAGE[0] * growth and height <= PAGE[1] * growth
+    labelled = 0
+    for panel in figure.axes[:layers]:
+        for axis in (panel.xaxis, panel.yaxis):
+            texts = axis.get_ticklabels()
+            if not texts:
+                continue
+            labelled += 1
+            assert [text.get_text() for text in texts] == sentence(tokens)
+            assert min(text.get_fontsize() for text in texts) >= 5
+            boxes = [text.get_window_extent() for text in texts]
+            assert all(box.x0 >= 0 and box.y0 >= 0 for box in boxes)
+            assert not any(one.overlaps(other) for one, other in combinations([box.shrunk(1, 0.9) for box in boxes], 2))
+    assert labelled < layers + 2  # once a grid, not once a panel
+
+
+@pytest.mark.slow  # it measures time, which other tests at the same time would stretch
+def test_twelve_layers_take_two_seconds() -> None:
+    maps = [a_map(60)] * 12
+    draw_maps(maps[:1], sentence(60))  # fonts are found once
+    times = []
+    for _ in range(3):
+        before = time.process_time()
+        draw_maps(maps, sentence(60), token=6).savefig(io.BytesIO(), format="png")
+        times.append(time.process_time() - before)
+    assert min(times) < 2
+
+
+def test_columns_are_taken() -> None:
+    figure = draw_maps([a_map(4)] * 5, list("abcd"), columns=2)
+    lefts = {round(panel.get_position().x0, 4) for panel in figure.axes[:5]}
+    assert len(lefts) == 2
+    with pytest.raises(ArgumentError, match="columns is 0"):
+        draw_maps([a_map(2)], ["a", "b"], columns=0)
+
+
+def test_page_of_another_size() -> None:
+    small = draw_maps([a_map(8)] * 4, list("abcdefgh"), size=(4, 5))
+    assert small.get_size_inches()[0] <= 4.01 and small.get_size_inches()[1] <= 5.01
+
+
+# Where
+
+
+def test_axes_are_drawn_into() -> None:
+    own = Figure(figsize=(8, 4))
+    panels = own.subplots(1, 2)
+    maps = [a_map(3), a_map(3)]
+    assert draw_maps(maps, list("abc"), ax=panels) is own
+    for panel, scores in zip(panels, maps, strict=True):
+        np.testing.assert_array_equal(panel.images[0].get_array(), scores.double())
+        assert [text.get_text() for text in panel.get_xticklabels()] == list("abc")
+    single = own.add_axes((0, 0, 0.1, 0.1))
+    assert draw_maps(maps[:1], list("abc"), ax=single) is own
+
+
+def test_figures_are_drawn_into() -> None:
+    own = Figure(figsize=(10, 5))
+    left, right = own.subfigures(1, 2)
+    assert draw_maps([a_map(3)] * 2, list("abc"), fig=right) is right
+    assert not left.axes
+    box = [panel.get_window_extent() for panel in right.axes]
+    assert all(one.x0 >= own.bbox.width / 2 for one in box)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"ax": Figure().subplots(), "fig": Figure()}, "ax and fig are both given"),
+        ({"ax": Figure().subplots()}, "ax holds 1 axes, but there are 2 panels"),
+        ({"ax": 3}, "ax is of type int"),
+        ({"fig": "here"}, "fig is of type str"),
+    ],
+)
+def test_wrong_places(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        draw_maps([a_map(2)] * 2, ["a", "b"], **options)
+
+
+# Scales
+
+
+def test_given_end_makes_figures_comparable() -> None:
+    one, two = a_map(3) * 0.5, a_map(3)
+    ends = {end_of(draw_maps([scores], list("abc"), vmax=1)) for scores in (one, two)}
+    assert ends == {(0, 1)}
+    norm = draw_maps([one], list("abc"), vmax=1).axes[0].images[0].norm
+    assert float(norm(0.25)) == pytest.approx(0.25)
+
+
+def test_each_panel_has_its_end() -> None:
+    small = torch.full((2, 2), 0.01)
+    figure = draw_maps({"a": torch.eye(2), "b": small}, ["x", "y"], scale="panel")
+    assert [end_of(figure, panel)[1] for panel in (0, 1)] == pytest.approx([1, 0.01])
+    assert [panel.get_title() for panel in figure.axes[:2]] == ["a (to 1)", "b (to 0.01)"]
+    assert "largest of the panel" in figure.axes[-1].get_ylabel()
+
+
+def test_root_shows_small_scores() -> None:
+    """A rollout of 60 tokens has shares of about 1/60, which are nearly white on a scale to 1."""
+    norm = draw_maps([torch.eye(2)], ["x", "y"], scale="root").axes[0].images[0].norm
+    assert float(norm(0.01)) == pytest.approx(0.1)
+    assert float(norm(0.25)) == pytest.approx(0.5)
+    signed = draw_maps([torch.tensor([[1.0, -0.25]]).expand(2, 2)], ["x", "y"], scale="root").axes[0].images[0].norm
+    assert [float(signed(value)) for value in (-1, -0.25, 0, 0.25, 1)] == pytest.approx([0, 0.25, 0.5, 0.75, 1])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"scale": "log"}, "scale is 'log': pass one of 'shared', 'panel', 'root'"),
+        ({"vmax": 0}, "vmax is 0"),
+        ({"vmax": float("nan")}, "vmax is nan"),
+        ({"vmax": 1, "scale": "panel"}, "pass a positive number with 'shared' or 'root'"),
+    ],
+)
+def test_wrong_scales(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        draw_maps([a_map(2)], ["a", "b"], **options)
+
+
+def test_signed_maps_have_a_middle() -> None:
+    figure = draw_maps([torch.tensor([[0.5, -0.25], [0.0, 0.1]])], ["a", "b"])
+    assert end_of(figure) == (-0.5, 0.5)
+    shade = figure.axes[0].images[0]
+    red, _, blue = shade.cmap(float(shade.norm(-0.5)))[:3]
+    assert red > blue
+    red, _, blue = shade.cmap(float(shade.norm(0.5)))[:3]
+    assert blue > red
+
+
+# Tokens
+
+
+def by_loops(scores: Tensor, groups: list[list[int]]) -> Tensor:
+    found = torch.zeros(len(groups), len(groups), dtype=torch.float64)
+    for i, rows in enumerate(groups):
+        for j, columns in enumerate(groups):
+            found[i, j] = sum(scores[a, b].double() for a in rows for b in columns) / len(rows)
+    return found
+
+
+@pytest.mark.parametrize("words", [True, [None, 0, 1, 1, 2, None]])
+def test_pieces_become_words(words: Any) -> None:
+    scores = a_map(6)
+    figure = draw_maps([scores], PIECES, token=3, words=words)
+    expected = by_loops(scores, [[0], [1], [2, 3], [4], [5]])
+    torch.testing.assert_close(drawn(figure), expected)
+    torch.testing.assert_close(drawn(figure).sum(1), torch.ones(5, dtype=torch.float64))
+    assert row_labels(figure) == WORDS
+    (mark,) = figure.axes[0].patches
+    assert mark.get_xy() == (-0.5, 1.5)  # the word of piece 3
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [
+        (["<s>", "Ġthe", "Ġscar", "ing", "</s>"], ["<s>", "the", "scaring", "</s>"]),
+        (["▁Ich", "▁geh", "e"], ["Ich", "gehe"]),
+        (["Either", "Ġyou", "Ġwin"], ["Either", "you", "win"]),
+        (["a", "b"], ["a", "b"]),
+    ],
+)
+def test_marks_of_words(tokens: list[str], expected: list[str]) -> None:
+    assert row_labels(draw_maps([a_map(len(tokens))], tokens, words=True)) == expected
+
+
+def test_wrong_words() -> None:
+    with pytest.raises(ArgumentError, match="words has 2 entries for 6 tokens"):
+        draw_maps([a_map(6)], PIECES, words=[0, 1])
+
+
+def test_special_tokens_are_dropped() -> None:
+    scores = a_map(6)
+    figure = draw_maps([scores], PIECES, token=-2, drop="special")
+    torch.testing.assert_close(drawn(figure), scores[1:5, 1:5].double())
+    assert row_labels(figure) == column_labels(figure) == PIECES[1:5]
+    torch.testing.assert_close(drawn(draw_maps([scores], PIECES, drop=[0, -1])), drawn(figure))
+    with pytest.raises(ArgumentError, match=r"token 0 \(\[CLS\]\) is marked and left out"):
+        draw_maps([scores], PIECES, token=0, drop="special")
+    with pytest.raises(ArgumentError, match="drop leaves out all tokens"):
+        draw_maps([a_map(1)], ["[CLS]"], drop="special")
+    with pytest.raises(ArgumentError, match="dim is 'stop': pass 'special', or positions"):
+        draw_maps([scores], PIECES, dim="stop")
+
+
+def test_dimmed_tokens_do_not_count() -> None:
+    scores = torch.full((6, 6), 0.1)
+    scores[:, 0] = 0.9
+    figure = draw_maps([scores], PIECES, dim="special")
+    assert end_of(figure) == pytest.approx((0, 0.1))
+    assert [patch.get_alpha() for patch in figure.axes[0].patches] == [0.7] * 4  # two rows and two columns are pale
+    grey = [text.get_text() for text in figure.axes[0].get_yticklabels() if text.get_color() == "0.55"]
+    assert grey == ["[CLS]", "[SEP]"]
+
+
+def test_mask_is_no_special_token() -> None:
+    tokens = ["[CLS]", "[MASK]", "<mask>", "[UNK]", "<unk>", "</s>", "<|endoftext|>", "[PAD]"]
+    assert row_labels(draw_maps([a_map(8)], tokens, drop="special")) == ["[MASK]", "<mask>", "[UNK]", "<unk>"]
+
+
+def test_cross_maps_are_rectangular() -> None:
+    scores, sources, outputs = a_map(3, 5), ["a", "b", "c", "d", "</s>"], ["x", "y", "</s>"]
+    figure = draw_maps([scores], sources, token=1, out_tokens=outputs)
+    torch.testing.assert_close(drawn(figure), scores.double())
+    assert (row_labels(figure), column_labels(figure)) == (outputs, sources)
+    assert figure.axes[0].patches[0].get_xy() == (-0.5, 0.5)
+    torch.testing.assert_close(
+        drawn(draw_maps([scores], sources, out_tokens=outputs, drop="special")), scores[:2, :4].double()
+    )
+    with pytest.raises(ArgumentError, match=r"for 5 output tokens and 3 source tokens, got \(3, 5\)"):
+        draw_maps([scores], outputs, out_tokens=sources)
+
+
+def test_words_of_cross_maps() -> None:
+    scores = a_map(2, 3)
+    figure = draw_maps([scores], ["a", "##b", "c"], out_tokens=["x", "##y"], words=True)
+    torch.testing.assert_close(drawn(figure)[0, 0], scores[:, :2].sum().double() / 2)
+    pair = draw_maps([scores], ["a", "b", "c"], out_tokens=["x", "y"], words=([0, 0, 1], [0, 0]))
+    torch.testing.assert_close(drawn(pair), drawn(figure))
+    with pytest.raises(ArgumentError, match="pass a pair"):
+        draw_maps([scores], ["a", "b", "c"], out_tokens=["x", "y"], words=[0, 0, 1])
+
+
+def test_heads_are_panels() -> None:
+    scores = torch.rand(2, 3, 3)
+    figure = draw_maps([scores, scores[None] + 1], list("abc"), heads=True)
+    titles = [panel.get_title() for panel in figure.axes[:4]]
+    assert titles == ["layer 0, head 0", "layer 0, head 1", "layer 1, head 0", "layer 1, head 1"]
+    torch.testing.assert_close(drawn(figure, 3), scores[1].double() + 1)
+
+
+# Differences
+
+
+def test_difference_of_a_minimal_pair() -> None:
+    one, other = a_map(3), a_map(3)
+    figure = draw_maps([one], ["the", "cat", "is"], 2, minus=([other], ["the", "cats", "is"]))
+    torch.testing.assert_close(drawn(figure), one.double() - other.double())
+    assert row_labels(figure) == ["the", "cat / cats", "is"]
+    assert figure.axes[0].patches[0].get_xy() == (-0.5, 1.5)
+    low, high = end_of(figure)
+    assert low == -high
+
+
+def test_difference_of_different_lengths() -> None:
+    one, other = a_map(3), a_map(4)
+    figure = draw_maps([one], ["it", "is", "."], minus=([other], ["it", "was", "not", "."]))
+    expected = by_loops(one, [[0], [1], [2]]) - by_loops(other, [[0], [1, 2], [3]])
+    torch.testing.assert_close(drawn(figure), expected)
+    assert row_labels(figure) == ["it", "is / was not", "."]
+
+
+def test_difference_of_words() -> None:
+    one, other = a_map(2), a_map(3)
+    figure = draw_maps([one], ["it", "##s"], minus=([other], ["i", "##t", "##s"]), words=True)
+    assert row_labels(figure) == ["its"]
+    torch.testing.assert_close(drawn(figure), torch.zeros(1, 1, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    ("minus", "message"),
+    [
+        (([torch.eye(1)], ["it"]), "'is' has no partner"),
+        (([torch.eye(2)] * 2, ["it", "is"]), "minus has the maps"),
+        ((torch.eye(2),), "pass \\(maps, tokens\\)"),
+    ],
+)
+def test_wrong_differences(minus: Any, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        draw_maps([torch.eye(2)], ["it", "is"], minus=minus)
+
+
+# Fonts
+
+
+def test_labels_in_any_script() -> None:
+    """No box and no warning: each character has a font, or is written as a name."""
+    tokens = ["東京", "한국", "مرحبا", "שלום", "हिन्दी", "😀", "🚀", "👩\u200d🚀", "\ue000", "x\u202e"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        figure = draw_maps([a_map(len(tokens))] * 2, tokens, title="東京 $x$")
+        figure.draw_without_rendering()
+    labels = row_labels(figure)
+    assert all(label for label in labels)
+    assert labels[-1] == r"x\u202e"
+    assert labels[-2] in ("\ue000", r"\ue000", "U+E000")
+    assert labels[6] in ("🚀", ":rocket:")

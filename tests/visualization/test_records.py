@@ -1,0 +1,127 @@
+"""Records are tested by what Captum draws, and pages by what a parser of HTML reads."""
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import torch
+from captum.attr import visualization
+
+from captum_vz.errors import ArgumentError
+from captum_vz.visualization import save_html, text_record, text_records
+
+# What hides the brackets that Captum writes around a probability.
+NOTHING = '<span hidden style="display:none"> ()'
+
+
+class Page(HTMLParser):
+    """The visible text of each cell, and the tags, of a page."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.rows: list[list[str]] = []
+        self.tags: list[str] = []
+        self.hidden = False
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.hidden = self.hidden or "hidden" in dict(attrs)
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        # The end of <b> closes what is open inside it, in every browser.
+        self.hidden = self.hidden and tag not in ("b", "td", "span")
+
+    def handle_data(self, data: str) -> None:
+        if self.rows and self.rows[-1] and not self.hidden:
+            self.rows[-1][-1] += data
+
+
+def drawn_by_captum(record: visualization.VisualizationDataRecord) -> str:
+    return str(visualization.visualize_text([record], legend=False).data)
+
+
+def test_record_colours_in_captum() -> None:
+    html = drawn_by_captum(text_record(["a", "b", "c"], torch.tensor([[0.02, -0.04, 0.01]]), attr_class="by us"))
+    colours = re.findall(r"hsl\((\d+), 75%, (\d+)%\)", html)
+    assert colours == [("120", "75"), ("0", "60"), ("120", "88")]  # in Captum: 100 - 50 s above zero, 100 + 40 s below
+    assert re.findall(r"<b>(.*?)</b>", html) == ["", NOTHING, "by us", "-0.01"]
+
+
+def test_record_labels_in_captum() -> None:
+    record = text_record(["a"], torch.ones(1), true_class="are", pred_class="is", pred_prob=0.75)
+    assert re.findall(r"<b>(.*?)</b>", drawn_by_captum(record))[:2] == ["are", "is (0.75)"]
+
+
+def test_record_escapes_html() -> None:
+    html = drawn_by_captum(text_record(["<mask>", "<", "&"], torch.ones(3)))
+    words = re.findall(r'<font color="black"> (.*?)\s*</font>', html)
+    assert words == ["&lt;mask&gt;", "&lt;", "&amp;"]
+
+
+def test_record_escapes_class_names() -> None:
+    record = text_record(["a"], torch.ones(1), attr_class="<b>x", true_class="<script>", pred_class="a & <i>")
+    html = drawn_by_captum(record)
+    assert re.findall(r"<b>(.*?)</b>", html)[:3] == ["&lt;script&gt;", "a &amp; &lt;i&gt;" + NOTHING, "&lt;b&gt;x"]
+    number = text_record(["a"], torch.ones(1), true_class=3)  # type: ignore[arg-type]  # Captum takes numbers too
+    assert re.findall(r"<b>(.*?)</b>", drawn_by_captum(number))[0] == "3"
+
+
+def test_record_of_zeros() -> None:
+    assert text_record(["a", "b"], torch.zeros(2)).word_attributions.tolist() == [0, 0]
+
+
+def test_record_of_wrong_scores() -> None:
+    with pytest.raises(ArgumentError, match=r"scores \(tokens,\) or \(1, tokens\) for the 2 tokens, got \(3,\)"):
+        text_record(["a", "b"], torch.ones(3))
+    with pytest.raises(ArgumentError, match=r"a batch \(2, 2\)"):
+        text_record(["a", "b"], torch.ones(2, 2))
+
+
+def test_unknown_probability_is_not_shown() -> None:
+    unknown, known = text_record(["a"], torch.ones(1), pred_class="are"), text_record(["a"], torch.ones(1), pred_prob=0)
+    rows = Page(str(visualization.visualize_text([unknown, known], legend=False).data)).rows
+    cells = [row[1].strip() for row in rows if len(row) == 5][-2:]
+    assert cells == ["are", "(0.00)"]
+
+
+def test_record_escapes_control_characters() -> None:
+    record = text_record(["a\nb", "\u202e", "\x00"], torch.ones(3))
+    assert record.raw_input_ids == ["a\\nb", "\\u202e", "\\x00"]
+
+
+def test_records_stack_methods() -> None:
+    rows = {"one": torch.tensor([[0.5, 0.25]]), "two": torch.tensor([-2.0, 1.0])}
+    records = text_records(["a", "b"], rows, true_class="are", pred_prob=0.5)
+    assert [record.attr_class for record in records] == ["one", "two"]
+    assert [record.word_attributions.tolist() for record in records] == [[1.0, 0.5], [-1.0, 0.5]]
+    assert {record.true_class for record in records} == {"are"}
+
+
+def test_page_holds_all_methods(tmp_path: Path) -> None:
+    records = text_records(["the", "<script>alert(1)</script>", "日本"], {"一": torch.ones(3), "two": torch.zeros(3)})
+    page = save_html(records, tmp_path / "page.html", title="A & B")
+    assert (tmp_path / "page.html").read_bytes().isascii()
+    read = Page((tmp_path / "page.html").read_text("ascii"))
+    assert read.rows[0] == ["Attribution Label", "Attribution Score", "Word Importance"]  # the others have nothing
+    assert [row[:2] for row in read.rows[1:]] == [["一", "3.00"], ["two", "0.00"]]
+    assert read.rows[1][2].split() == ["the", "<script>alert(1)</script>", "日本"]
+    assert "script" not in read.tags and "link" not in read.tags and "img" not in read.tags
+    assert page.count("A &amp; B") == 2
+
+
+def test_page_shows_what_is_known(tmp_path: Path) -> None:
+    record = text_record(["a"], torch.ones(1), true_class="are", pred_class="is", pred_prob=0.75)
+    rows = Page(save_html([record], tmp_path / "page.html")).rows
+    assert rows[0][:2] == ["True Label", "Predicted Label"]
+    assert rows[1][:2] == ["are", "is (0.75)"]
+
+
+def test_page_of_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match="at least one record, got none"):
+        save_html([], tmp_path / "page.html")

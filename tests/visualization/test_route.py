@@ -1,0 +1,116 @@
+"""Routes: shares of edges and paths, computed a second time by listing all paths."""
+
+from itertools import product
+from math import prod
+
+import pytest
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from captum_vz.errors import ArgumentError
+from captum_vz.functional import rollout
+from captum_vz.visualization import describe, draw_route
+from captum_vz.visualization.pictures.route import route_edges, strongest_paths
+
+TOKENS = ["a", "b", "c"]
+
+
+def maps(layers: int = 3, tokens: int = 3) -> list[Tensor]:
+    return [torch.randn(tokens, tokens, dtype=torch.float64).mul(2).softmax(-1) for _ in range(layers)]
+
+
+def all_paths(steps: list[Tensor], start: int) -> list[tuple[float, list[int]]]:
+    """Every path to `start`, from the input up, the strongest first."""
+    found = []
+    for lower in product(range(len(steps[0])), repeat=len(steps)):
+        path = [*lower, start]
+        found.append((prod(float(step[path[i + 1], path[i]]) for i, step in enumerate(steps)), path))
+    return sorted(found, reverse=True)
+
+
+def test_paths_are_the_strongest() -> None:
+    for _ in range(5):
+        steps = maps()
+        expected = all_paths(steps, 1)
+        assert sum(share for share, _ in expected) == pytest.approx(1)
+        found = strongest_paths(steps, 1, 7)
+        assert [path for _, path in found] == [path for _, path in expected[:7]]
+        assert [share for share, _ in found] == pytest.approx([share for share, _ in expected[:7]])
+    assert strongest_paths(steps, 0, 0) == []
+    assert len(strongest_paths(steps, 0, 99)) == 27
+
+
+def test_edges_are_sums_of_paths() -> None:
+    steps = maps()
+    paths = all_paths(steps, 2)
+    edges = route_edges(steps, 2, 1e-12)
+    assert len(edges) == 3 + 9 + 9
+    for layer, i, j, share in edges:
+        assert share == pytest.approx(sum(each for each, path in paths if path[layer : layer + 2] == [j, i]))
+    lowest = torch.zeros(3, dtype=torch.float64)
+    for layer, _, j, share in edges:
+        lowest[j] += share if layer == 0 else 0
+    torch.testing.assert_close(lowest, rollout([step[None] for step in steps])[-1][0, 2])
+
+
+def test_edges_are_thresholded_and_connected() -> None:
+    steps = maps(5, 6)
+    for threshold in (0.02, 0.1, 0.3):
+        edges = route_edges(steps, 4, threshold)
+        assert all(share >= threshold for *_, share in edges)
+        for layer, i, _, _ in edges:
+            assert i == 4 if layer == 4 else any(above == layer + 1 and i == j for above, _, j, _ in edges)
+
+
+def test_figure_shows_the_route() -> None:
+    first = torch.tensor([[0.9, 0.1, 0.0], [0.2, 0.8, 0.0], [0.1, 0.3, 0.6]])
+    second = torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.9, 0.1]])
+    figure = draw_route([first, second[None]], TOKENS, token=2, threshold=0.1)
+    panel = figure.axes[0]
+    (line,) = [line for line in panel.lines if len(line.get_xdata()) == 3]
+    assert (list(line.get_xdata()), list(line.get_ydata())) == ([1, 1, 2], [0, 1, 2])
+    assert [text.get_text() for text in panel.texts] == [".80", ".90"]
+    assert [text.get_text() for text in panel.get_yticklabels()] == ["input", "layer 0", "layer 1"]
+    found = describe(figure)
+    assert "The strongest path, from the input up, has 72%: b, b, c." in found.text
+    assert found.rows[0] == (1, 2, "c", 1, "b", pytest.approx(0.9))
+    assert len(found.rows) == 4  # c-b, c-c, b-b and b-a; c-c-c has .06, and so on
+
+
+def test_residual_is_added() -> None:
+    swap = torch.tensor([[0.0, 1.0], [1.0, 0.0]])
+    shares = {row[4]: row[5] for row in describe(draw_route([swap], ["a", "b"], 0, residual=0.5)).rows}
+    assert shares == {0: 0.5, 1: 0.5} or shares == {"a": 0.5, "b": 0.5}
+
+
+def test_route_of_words() -> None:
+    steps = maps(2, 3)
+    figure = draw_route(steps, ["it", "##s", "c"], 2, words=True)
+    assert [text.get_text() for text in figure.axes[0].get_xticklabels()] == ["its", "c"]
+
+
+def test_route_of_many_layers_fits_page() -> None:
+    figure = draw_route(maps(33, 60), [f"t{i}" for i in range(60)], -1, threshold=0.01)
+    width, height = figure.get_size_inches()
+    assert width <= 7.61 and height <= 10.21
+    own = Figure()
+    assert draw_route(maps(), TOKENS, 0, ax=own.subplots(), title="mine") is own
+    assert own.axes[0].get_title() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("given", "options", "message"),
+    [
+        ([], {}, "at least one layer, got none"),
+        ([-torch.eye(3)], {}, "pass maps of shares, whose rows sum to 1"),
+        ([torch.eye(3) * 2], {}, "a sum of up to 2"),
+        ([torch.eye(3)], {"threshold": 0}, "threshold is 0"),
+        ([torch.eye(3)], {"paths": -1}, "paths is -1"),
+        ([torch.eye(3)], {"token": 3}, "token 3 is out of range"),
+        ([torch.eye(2)], {}, "for the 3 tokens"),
+    ],
+)
+def test_wrong_routes(given: list[Tensor], options: dict[str, int], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        draw_route(given, TOKENS, **({"token": 0} | options))

@@ -1,0 +1,123 @@
+"""Sounds with bars, and patches as pixels."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from captum.attr import visualization
+from matplotlib.figure import Figure
+
+from captum_vz.errors import ArgumentError
+from captum_vz.visualization import describe, draw_audio, image_grid
+
+SOUND = torch.sin(torch.arange(32000) / 20)
+
+
+def bars(figure: Figure) -> list[tuple[float, float, float]]:
+    return [(patch.get_x(), patch.get_width(), patch.get_height()) for patch in figure.axes[0].patches]
+
+
+def test_bars_fill_the_sound() -> None:
+    figure = draw_audio(SOUND[None], torch.tensor([[0.1, 0.4, 0.2, 0.3]]), 16000, "share")
+    found = bars(figure)
+    assert [start for start, _, _ in found] == pytest.approx([0, 0.5, 1, 1.5])
+    assert [width for _, width, _ in found] == pytest.approx([0.5] * 4)
+    assert [height for _, _, height in found] == pytest.approx([0.25, 1, 0.5, 0.75])
+    assert figure.axes[0].get_xlim() == (0, 2)
+    assert figure.axes[0].get_ylabel() == "share"
+
+
+def test_bars_of_words() -> None:
+    spans = [(0.1, 0.5), (0.6, 1.9)]
+    figure = draw_audio(SOUND, torch.tensor([0.5, -0.25]), 16000, spans=spans, names=["the", "cats"], token=1)
+    assert bars(figure) == [pytest.approx((0.1, 0.4, 1)), pytest.approx((0.6, 1.3, -0.5))]
+    assert [text.get_text() for text in figure.axes[0].texts] == ["the", "cats"]
+    found = describe(figure)
+    assert found.rows[1] == (1, 0.6, 1.9, "cats", -0.25)
+    assert found.text.startswith("A sound of 1.90 seconds with 2 scores. The largest are the 0.10 to 0.50 s 0.50")
+
+
+def test_waveform_keeps_its_extremes() -> None:
+    click = torch.zeros(400_000)
+    click[123_456] = 1.0
+    (drawn, *_) = [
+        one for one in draw_audio(click, torch.ones(1), 16000).axes[0].collections if len(one.get_paths()[0]) > 99
+    ]
+    heights = drawn.get_paths()[0].vertices[:, 1]
+    assert heights.max() - np.median(heights) > 0.4
+
+
+def test_audio_into_axes() -> None:
+    own = Figure()
+    panel = own.subplots()
+    assert draw_audio(SOUND, torch.rand(50), 16000, ax=panel, title="here") is own
+    assert len(panel.patches) == 50
+
+
+@pytest.mark.parametrize(
+    ("given", "options", "message"),
+    [
+        ((torch.rand(2, 9), torch.rand(3), 16000), {}, r"waveform is \(2, 9\)"),
+        ((SOUND, torch.tensor([float("nan")]), 16000), {}, "scores holds NaN"),
+        ((SOUND, [1.0], 16000), {}, "scores is of type list"),
+        ((SOUND, torch.rand(3), 0), {}, "sampling_rate is 0"),
+        ((SOUND, torch.rand(3), 16000), {"spans": [(0, 1)]}, "3 scores and 1 spans"),
+        ((SOUND, torch.rand(1), 16000), {"spans": [(1, 9)]}, "not inside the sound"),
+        ((SOUND, torch.rand(1), 16000), {"names": ["a", "b"]}, "1 scores and 2 names"),
+        ((SOUND, torch.rand(1), 16000), {"token": 1}, "token 1 is out of range"),
+        ((SOUND, torch.rand(1), 16000), {"scale": "panel"}, "pass 'shared' or 'root'"),
+    ],
+)
+def test_wrong_sounds(given: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        draw_audio(*given, **options)
+
+
+@pytest.mark.parametrize("before", [0, 1, 5])
+def test_patches_become_pixels(before: int) -> None:
+    patches = torch.rand(6)  # two lines of three
+    image = torch.rand(3, 8, 12)
+    scores, pixels = image_grid(torch.cat([torch.full((before,), 9.0), patches]), image)
+    assert scores.shape == (8, 12, 1)
+    for down in range(8):
+        for across in range(12):
+            assert scores[down, across, 0] == float(patches[down // 4 * 3 + across // 4])
+    np.testing.assert_array_equal(pixels, image.permute(1, 2, 0).double())
+
+
+def test_usual_vision_transformers() -> None:
+    for count in (197, 198, 201):  # ViT, DeiT, DINOv2 with registers
+        scores, _ = image_grid(torch.rand(1, count), torch.rand(1, 3, 224, 224))
+        assert len(np.unique(scores)) == 196
+
+
+def test_pixels_are_from_0_to_1() -> None:
+    normalized = torch.randn(3, 4, 4)
+    _, pixels = image_grid(torch.rand(4), normalized)
+    assert (pixels.min(), pixels.max()) == (0, 1)
+    _, whole = image_grid(torch.rand(4), np.full((4, 4, 3), 255, dtype=np.uint8))
+    assert (whole == 1).all()
+
+
+def test_captum_draws_the_grid() -> None:
+    row = torch.tensor([0.0, 0.1, 0.2, 0.3, 0.4])
+    arrays = image_grid(row, torch.rand(3, 8, 8))
+    _, axes = visualization.visualize_image_attr(*arrays, sign="positive", outlier_perc=1e-3, use_pyplot=False)
+    drawn = np.asarray(axes.images[-1].get_array())
+    np.testing.assert_allclose(drawn[::4, ::4], [[0.25, 0.5], [0.75, 1]], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("row", "image", "options", "message"),
+    [
+        (torch.rand(3, 3), torch.rand(3, 4, 4), {}, r"row is \(3, 3\)"),
+        (torch.rand(4), torch.rand(4, 4), {}, r"image is \(4, 4\)"),
+        (torch.rand(30), torch.rand(3, 7, 100), {}, r"pass grid=\(rows, columns\)"),
+        (torch.rand(4), torch.rand(3, 4, 4), {"grid": (3, 3)}, "need another number"),
+        (torch.tensor([float("inf")]), torch.rand(3, 4, 4), {}, "holds NaN or infinity"),
+    ],
+)
+def test_wrong_images(row: Any, image: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        image_grid(row, image, **options)

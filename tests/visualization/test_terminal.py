@@ -1,0 +1,67 @@
+"""Text for a terminal is tested by its characters."""
+
+import re
+
+import pytest
+import torch
+
+from captum_vz.errors import ArgumentError
+from captum_vz.visualization import terminal_text
+
+ESCAPE = re.compile(r"\x1b\[[\d;]*m")
+
+
+def test_terminal_lines() -> None:
+    scores = torch.tensor([0.5, 0.25, 0.125, 0.125])
+    lines = terminal_text(["one", "two", "three", "four"], scores, color=False).split("\n")
+    words = [line.split() for line in lines]
+    assert [line[:3] for line in words] == [
+        ["0", "one", "0.5000"],
+        ["1", "two", "0.2500"],
+        ["2", "three", "0.1250"],
+        ["3", "four", "0.1250"],
+    ]
+    assert [len(line[3]) for line in words] == [24, 12, 6, 6]
+    assert len({line.index("0.") for line in lines}) == 1  # the scores are aligned
+
+
+@pytest.mark.parametrize("token", [1, -2])
+def test_terminal_token_is_marked(token: int) -> None:
+    lines = terminal_text(["a", "b", "c"], torch.ones(3), token, color=False).split("\n")
+    assert [line[0] for line in lines] == [" ", ">", " "]
+
+
+def test_terminal_colour_keeps_text() -> None:
+    scores = torch.tensor([0.1, 0.6, 0.3])
+    plain, coloured = (terminal_text(["a", "b", "c"], scores, 1, color) for color in (False, True))
+    assert "\x1b" not in plain
+    assert ESCAPE.sub("", coloured).split() == plain.split()
+    assert coloured.count("\x1b[0m") == 3  # each colour ends after its token
+
+
+def test_terminal_colours_darken_and_contrast() -> None:
+    def light(index: str) -> float:
+        steps = (0, 95, 135, 175, 215, 255)  # the cube of 6 x 6 x 6 colours that begins at 16
+        red, green, blue = (steps[(int(index) - 16) // power % 6] / 255 for power in (36, 6, 1))
+        return 0.2126 * red**2.2 + 0.7152 * green**2.2 + 0.0722 * blue**2.2
+
+    text = terminal_text(["x"] * 7, torch.arange(7.0))
+    shades = [(light(back), light(ink)) for back, ink in re.findall(r"48;5;(\d+);38;5;(\d+)m", text)]
+    backs = [back for back, _ in shades]
+    assert len(shades) == 7
+    assert backs == sorted(backs, reverse=True)
+    assert len(set(backs)) == 7
+    for back, ink in shades:  # the contrast that WCAG 2 asks of text
+        assert (max(back, ink) + 0.05) / (min(back, ink) + 0.05) >= 4.5
+
+
+def test_terminal_escapes_control_characters() -> None:
+    text = terminal_text(["\x1b[2J", "a\nb"], torch.ones(2), color=False)
+    assert text.count("\n") == 1
+    assert r"\x1b[2J" in text
+    assert r"a\nb" in text
+
+
+def test_terminal_text_of_negative_scores() -> None:
+    with pytest.raises(ArgumentError, match=r"lowest score is -1, but bars begin at 0"):
+        terminal_text(["a"], torch.tensor([-1.0]))
