@@ -1,12 +1,13 @@
 """Builds the site: `python tutorials/docs/site/build.py [OUTPUT]`. It needs the extra `docs`, and takes 20 seconds.
 
-The pages, the notebooks and three files from elsewhere in the repository are copied to `source`, next to the output.
+The pages, the notebooks and a few files from elsewhere in the repository are copied to `source`, next to the output.
 There they get their places in the site. Links between them are rewritten. A link to a file that is not in the site is
 an error.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -25,6 +26,7 @@ ELSEWHERE = {
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
     "tests/sweep/RESULTS.md": "results.md",
+    "tutorials/README.md": "making_lessons.md",
 }
 THEME_LACKS = {
     '<p class="caption" role="heading">': '<p class="caption" role="heading" aria-level="2">',
@@ -65,6 +67,22 @@ def rewritten(text: str, path: Path, place: Path, known: dict[Path, Path]) -> st
     return VIEW.sub(rf"```{{raw}} html\n:file: {VIEWS}/\1.html\n```", LINK.sub(link, text))
 
 
+def lesson(text: str, path: Path, place: Path, known: dict[Path, Path]) -> str:
+    """A notebook with its links rewritten. Solutions, and the outputs that answer a question, are folded."""
+    notebook = json.loads(text)
+    asked = False
+    for cell in notebook["cells"]:
+        tags = cell["metadata"].setdefault("tags", [])
+        if cell["cell_type"] == "markdown":
+            cell["source"] = rewritten("".join(cell["source"]), path, place, known)
+        elif "solution" in tags:
+            tags.append("hide-cell")
+        elif asked:
+            tags.append("hide-output")
+        asked = "question" in tags
+    return json.dumps(notebook)
+
+
 def copy_sources(source: Path) -> None:
     """Copies all files to the folder, except those that are there already. Files of an earlier build are deleted."""
     known = dict(places())
@@ -73,7 +91,8 @@ def copy_sources(source: Path) -> None:
             continue
         content = path.read_bytes()
         if path.suffix in (".md", ".ipynb"):
-            content = rewritten(content.decode("utf-8"), path, place, known).encode("utf-8")
+            change = lesson if path.suffix == ".ipynb" else rewritten
+            content = change(content.decode("utf-8"), path, place, known).encode("utf-8")
         target = source / place
         target.parent.mkdir(parents=True, exist_ok=True)
         if not target.exists() or target.read_bytes() != content:  # Sphinx reads only what has changed
