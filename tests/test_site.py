@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import re
 import resource
 import shutil
@@ -150,7 +151,24 @@ def test_each_page_is_in_the_site(site: Path) -> None:
 def test_notebooks_are_shown_with_their_outputs(site: Path) -> None:
     lesson = (site / "lessons" / "01_value_zeroing_with_captum.html").read_text("utf-8")
     assert lesson.count("cell_output") >= 10
-    assert parsed(lesson).loaded
+    assert any(one.endswith(".png") for one in parsed(lesson).loaded)
+
+
+@pytest.mark.slow
+def test_answers_of_lessons_are_folded(site: Path) -> None:
+    """A solution is folded, and so is the output of the code cell after a question."""
+    for path in (ROOT / "tutorials").glob("*.ipynb"):
+        cells = json.loads(path.read_text("utf-8"))["cells"]
+        tags = [set(cell["metadata"].get("tags", [])) for cell in cells]
+        code = [cell["cell_type"] == "code" for cell in cells]
+        solutions = sum("solution" in one and is_code for one, is_code in zip(tags, code, strict=True))
+        answers = sum(
+            "question" in one and is_code and bool(cell["outputs"]) and "solution" not in there
+            for one, there, is_code, cell in zip(tags, tags[1:], code[1:], cells[1:], strict=False)
+        )
+        shown = (site / "lessons" / f"{path.stem}.html").read_text("utf-8")
+        assert shown.count("Show code cell content") == solutions
+        assert shown.count("Show code cell output") == answers
 
 
 @pytest.mark.slow
