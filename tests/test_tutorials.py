@@ -36,8 +36,15 @@ MACHINE_PATH = re.compile(r"/(?:home|root|Users|tmp|work)/|[A-Z]:\\\\|site-packa
 every_lesson = pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
 
 
-def test_tutorials_exist() -> None:
-    assert TUTORIALS
+def test_ten_lessons() -> None:
+    assert [path.name[:3] for path in TUTORIALS] == [f"{number:02}_" for number in range(1, 11)]
+
+
+@every_lesson
+def test_lesson_asks_and_grades(path: Path) -> None:
+    tags = [tags_of(cell) for cell in nbformat.read(path, as_version=4).cells]
+    assert sum("question" in one for one in tags) >= 2
+    assert sum("exercise" in one for one in tags) >= 1
 
 
 @every_lesson

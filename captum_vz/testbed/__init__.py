@@ -19,6 +19,8 @@ function                   returns
 `expand_contractions`      a sentence without negative contractions
 ========================== ===================================================================================
 
+:mod:`captum_vz.testbed.check` grades the exercises of the tutorials.
+
 >>> model, tokenizer = load_agreement_model()
 >>> record = agreement_sentences(1, paradigm="relational_noun")[0]
 >>> encoded = encode_record(tokenizer, record)
