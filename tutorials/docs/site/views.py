@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
-
 from captum_vz import LayerAttention, Rollout, ValueZeroing, ValueZeroingRollout, find_layers
 from captum_vz.generation import attribute_generation
 from captum_vz.testbed import load_agreement_model
@@ -31,10 +29,7 @@ def generation() -> View:
     """The rows of generated tokens, in each layer."""
     model, tokenizer = load_agreement_model("causal")
     found = attribute_generation(ValueZeroingRollout, model, tokenizer, "the pictures of some hat", max_new_tokens=4)
-    rows = torch.cat([found.scores, found.prefix], dim=1)  # (new, prompt and new, layers)
-    prompt, new = list(found.prompt.labels), list(found.generated.labels)
-    maps = dict(zip(found.layers, rows.unbind(-1), strict=True))
-    return view(maps, new, columns=[*prompt, *new], offset=len(prompt), token=0, title="What each new token draws on")
+    return found.view(title="What each new token draws on")
 
 
 def _methods(classes: dict[str, Callable], title: str) -> View:
