@@ -24,6 +24,7 @@ from tests.documents import ROOT
 SITE = ROOT / "tutorials" / "docs" / "site"
 MOST_SECONDS = 60  # of one core
 DOCUMENTED = ["", "functional", "visualization", "generation", "study", "metrics", "verification", "text", "testbed"]
+DOCUMENTED += ["testbed.check"]
 CHROMIUM = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
 )
