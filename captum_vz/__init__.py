@@ -4,7 +4,7 @@ from captum_vz import attr, functional
 from captum_vz._engine import find_layers
 from captum_vz.attr import *  # noqa: F403  # the one list of names is captum_vz.attr's
 from captum_vz.errors import ArgumentError, RefusedError, UnsupportedLayerError
-from captum_vz.functional import token_scores
+from captum_vz.functional import to_embeddings, token_scores
 from captum_vz.verification import verify
 
 __version__ = "0.1.0"
@@ -17,6 +17,7 @@ __all__ = [
     "__version__",
     "find_layers",
     "functional",
+    "to_embeddings",
     "token_scores",
     "verify",
 ]

@@ -3,6 +3,7 @@
 - python: one session for all blocks of a document.
 - bash: `captum-vz` runs in this process. Commands that install are not run: `.ci/run` has to try them.
 - text: what the block before it prints.
+- diff: both sides run, the old one in a copy of the session.
 - console: a command that is shown and not run, because it needs files or machines that a test does not have.
 - json: lines that are examples of a study, written to `examples.jsonl`.
 - bibtex: only its form is checked.
@@ -60,6 +61,15 @@ def extras() -> list[str]:
     return re.findall(r"^(\w+) =$", section[1], re.MULTILINE)
 
 
+def sides_of(block: Block) -> tuple[Block, Block]:
+    """The code before and after a diff. Each keeps its line numbers: lines of the other side are empty."""
+    lines = block.code.splitlines()
+    wrong = next((line for line in lines if line[:1] not in ("-", "+", " ", "")), None)
+    assert wrong is None, f"{block.document}, line {block.line}: {wrong!r} begins with none of '-', '+' and a space."
+    old, new = ("\n".join("" if line[:1] == other else line[1:] for line in lines) for other in "+-")
+    return block._replace(code=old), block._replace(code=new)
+
+
 def run_blocks(blocks: list[Block]) -> None:
     """Run the blocks in the current folder. Raises what a block raises, with the document's own line numbers."""
     session: dict[str, Any] = {"__name__": "document"}
@@ -69,6 +79,10 @@ def run_blocks(blocks: list[Block]) -> None:
         match block.language:
             case "python":
                 printed = _run_python(block, session)
+            case "diff":
+                old, new = sides_of(block)
+                _run_python(old, dict(session))
+                printed = _run_python(new, session)
             case "bash":
                 printed = "".join(_run_command(command, place) for command in commands_of(block.code))
             case "text":

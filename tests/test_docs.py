@@ -44,6 +44,9 @@ def _headings(document: Path) -> set[str]:
     ("markdown", "complaint"),
     [
         ("```python\nassert one == 1\n```", "name 'one' is not defined"),
+        ("```diff\n-one = 1\n+two = 2\n```\n```python\nassert one\n```", "name 'one' is not defined"),
+        ("```diff\n-assert one\n+two = 2\n```", "name 'one' is not defined"),
+        ("```diff\nplain\n```", "begins with none of"),
         ("```bash\nrm -r elsewhere\n```", "cannot run `rm -r elsewhere`"),
         ("```bash\npip install captum-vz==9 && pytest\n```", "is not tried by .ci/run"),
         ('```bash\npip install ".[none]"\n```', "installs no extra of setup.cfg"),
@@ -56,9 +59,7 @@ def _headings(document: Path) -> set[str]:
         ("1. one\n   ```python\n   1\n   ```", "is indented, not closed"),
     ],
 )
-def test_wrong_block_is_found(
-    markdown: str, complaint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wrong_block_is_found(markdown: str, complaint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     page = tmp_path / "page.md"
     page.write_text(markdown, "utf-8")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 import warnings
 from collections.abc import Callable
 from functools import wraps
@@ -17,6 +18,7 @@ from captum_vz._engine import SHORT_OF_MEMORY, ValueProjection, is_out_of_memory
 from captum_vz.attr._arguments import as_layers
 from captum_vz.attr._misuse import check_call, check_forward_func
 from captum_vz.attr._values import values_of_layers
+from captum_vz.errors import ArgumentError
 
 _Attribute = TypeVar("_Attribute", bound=Callable[..., Any])
 
@@ -26,6 +28,13 @@ def logged(attribute: _Attribute) -> _Attribute:
 
     @wraps(attribute)
     def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if sys._getframe(1).f_globals.get("__name__", "").startswith("captum.concept"):
+            # TCAV would multiply a row of tokens with a vector of activations, if both happen to have one length.
+            raise ArgumentError(
+                f"layer_attr_method is {self.get_name()}, which has scores of tokens, but TCAV needs scores of the "
+                "activations of a layer. Leave layer_attr_method None. To see which tokens carry a concept, pass its "
+                "vector to ValueZeroing: distance=lambda zeroed, clean: ((zeroed - clean) @ vector).abs()."
+            )
         check_call(attribute, self.get_name(), args, kwargs)
         return attribute(self, *args, **kwargs)
 

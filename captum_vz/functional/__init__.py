@@ -19,6 +19,7 @@ function                          takes                               returns
 `attention_flow`                  one map a layer                     one map, rows sum to 1
 `pool_groups`                     a map of tokens                     a map of words, spans or regions
 `token_scores`                    attributions `(batch, tokens, d)`   `(batch, tokens)`
+`to_embeddings`                   `(batch, tokens)`, the embeddings   the shape of the embeddings, for Captum's metrics
 `head_vectors`                    values, output projection           vectors of each head `(batch, in, head, d)`
 `frozen_norm`                     vectors, the scale of a norm        the vectors after the linear part of the norm
 `contributions`                   weights, vectors of parts           a vector for each output and source
@@ -38,7 +39,7 @@ from captum_vz.functional.distances import (
     l1_distance,
     unit_vectors,
 )
-from captum_vz.functional.embeddings import token_scores
+from captum_vz.functional.embeddings import to_embeddings, token_scores
 from captum_vz.functional.flow import attention_flow
 from captum_vz.functional.groups import pool_groups
 from captum_vz.functional.norms import (
@@ -72,6 +73,7 @@ __all__ = [
     "pool_groups",
     "receptive_fields",
     "rollout",
+    "to_embeddings",
     "token_scores",
     "unit_vectors",
     "widen",

@@ -1,12 +1,14 @@
-"""One score for each token, from attributions to embeddings."""
+"""One score for each token, from attributions to embeddings, and back."""
 
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
 
 from captum_vz.errors import ArgumentError
 from captum_vz.functional.rows import widen
+
+Embeddings = TypeVar("Embeddings", Tensor, tuple[Tensor, ...])
 
 
 def token_scores(attributions: Tensor, reduce: Literal["sum", "l1", "l2"] = "sum") -> Tensor:
@@ -44,10 +46,57 @@ def token_scores(attributions: Tensor, reduce: Literal["sum", "l1", "l2"] = "sum
         )
     if attributions.ndim != 3:
         raise ArgumentError(
-            f"attributions is {tuple(attributions.shape)}: pass (batch, tokens, d), one number for each entry of each "
+            f"attributions is {_shape(attributions)}: pass (batch, tokens, d), one number for each entry of each "
             "token's embedding. Scores (batch, tokens) need no reduction."
         )
     values = widen(attributions)
     if reduce == "sum":
         return values.sum(-1)
     return torch.linalg.vector_norm(values, ord=int(reduce[1]), dim=-1)
+
+
+def to_embeddings(row: Tensor, inputs: Embeddings) -> Embeddings:
+    r"""Spreads one score for each token evenly over the entries of its embedding.
+
+    .. math:: a_{bjk} = s_{bj} / d, \qquad \textstyle\sum_k a_{bjk} = s_{bj}
+
+    Captum's `infidelity` and `sensitivity_max` expect attributions in the shape of the inputs. This function gives a
+    row this shape, and :func:`token_scores` returns the row again. A row says nothing about single entries of a vector,
+    so all entries of a token have the same score.
+
+    Args:
+        row: `(batch, tokens)`, one score for each token, of any method.
+        inputs: The embeddings `(batch, tokens, d)` that the row explains. Or a tuple that holds only these, as Captum
+            passes them to functions.
+
+    Returns:
+        The shape of `inputs`, and a tuple if `inputs` is one, in at least float32.
+
+    Raises:
+        ArgumentError: `inputs` are no embeddings, or not those of the row.
+
+    >>> row = torch.tensor([[0.75, 0.25]])  # one example, two tokens
+    >>> to_embeddings(row, torch.zeros(1, 2, 3))
+    tensor([[[0.2500, 0.2500, 0.2500],
+             [0.0833, 0.0833, 0.0833]]])
+    """
+    if isinstance(inputs, tuple) and len(inputs) != 1:
+        raise ArgumentError(f"inputs is a tuple of {len(inputs)}: pass a tuple of one tensor, the embeddings.")
+    embeddings = inputs[0] if isinstance(inputs, tuple) else inputs
+    if not isinstance(embeddings, Tensor) or embeddings.ndim != 3 or not embeddings.is_floating_point():
+        dtype = f" of {embeddings.dtype}" if isinstance(embeddings, Tensor) else ""
+        raise ArgumentError(
+            f"inputs is {_shape(embeddings)}{dtype}: pass embeddings (batch, tokens, d), such as "
+            "model.get_input_embeddings()(ids)."
+        )
+    if not isinstance(row, Tensor) or row.shape != embeddings.shape[:2]:
+        raise ArgumentError(
+            f"row is {_shape(row)}: pass {_shape(embeddings[..., 0])}, one score for each of the embeddings "
+            f"{_shape(embeddings)}. For a map, pass token= or target= to attribute."
+        )
+    spread = (widen(row) / embeddings.shape[2])[..., None].expand_as(embeddings).contiguous()  # Captum views it
+    return (spread,) if isinstance(inputs, tuple) else spread
+
+
+def _shape(value: object) -> str:
+    return str(tuple(value.shape)) if isinstance(value, Tensor) else f"of type {type(value).__name__}"

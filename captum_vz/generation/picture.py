@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from matplotlib.axes import Axes
@@ -11,7 +11,10 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from captum_vz.errors import ArgumentError
-from captum_vz.visualization.pictures.parts.style import COLORS, FONT_SIZE, shortened
+from captum_vz.visualization.pictures.description.content import Content, set_content
+from captum_vz.visualization.pictures.description.picture import Picture
+from captum_vz.visualization.pictures.parts.fonts import set_label, writable
+from captum_vz.visualization.pictures.parts.style import COLORS, FONT_SIZE, SIGNED_COLORS, shortened
 
 if TYPE_CHECKING:
     from captum_vz.generation.result import GenerationAttribution
@@ -19,19 +22,18 @@ if TYPE_CHECKING:
 # In inches. A cell is as high as a line of text.
 CELL, LETTER, MARGIN = 0.17, 0.075, 0.9
 MOST_COLUMNS = 64  # of a panel, about ten inches
-SIGNED_COLORS = "PuOr"  # orange and purple differ for readers without red or green
 
 
 def draw_steps(found: GenerationAttribution, layer: int, mask: Tensor | None, prefix: bool) -> Figure:
     """Draw one layer of a result. See :meth:`GenerationAttribution.plot`."""
     scores = found.scores[..., layer]
-    names = [shortened(label) for label in found.prompt.labels]
+    names = [_written(label) for label in found.prompt.labels]
     kept = range(len(names)) if mask is None else [i for i, hidden in enumerate(mask.tolist()) if not hidden]
     columns, labels = scores[:, list(kept)], [names[i] for i in kept]
     split = len(labels)
     if prefix:
         columns = torch.cat([columns, found.prefix[:, :-1, layer]], dim=1)
-        labels += [shortened(label) for label in found.generated.labels[:-1]]
+        labels += [_written(label) for label in found.generated.labels[:-1]]
     if not labels:
         raise ArgumentError("The mask leaves out all prompt tokens: there is nothing to draw. Keep at least one.")
     signed = bool((columns < 0).any())
@@ -39,12 +41,12 @@ def draw_steps(found: GenerationAttribution, layer: int, mask: Tensor | None, pr
     colors, lowest = (SIGNED_COLORS, -highest) if signed else (COLORS, 0.0)
     panels = math.ceil(len(labels) / MOST_COLUMNS)
     width = math.ceil(len(labels) / panels)
-    steps = [shortened(label) for label in found.generated.labels]
+    steps = [_written(label) for label in found.generated.labels]
     share = None if signed else [f"{value:.2f}" for value in found.prompt_share[:, layer].tolist()]
     top = LETTER * max(map(len, labels)) + 0.25
     side = LETTER * max(map(len, steps)) + (0.0 if share is None else 0.9)
     inches = (max(width * CELL, 2.2) + side + MARGIN, panels * (len(steps) * CELL + top) + 0.9)
-    figure = Figure(figsize=inches, dpi=150, layout="constrained")
+    figure = Picture(figsize=inches, dpi=150, layout="constrained")
     axes: list[Axes] = figure.subplots(panels, 1, squeeze=False).flatten().tolist()
     for index, panel in enumerate(axes):
         start = index * width
@@ -60,6 +62,7 @@ def draw_steps(found: GenerationAttribution, layer: int, mask: Tensor | None, pr
     bar.ax.tick_params(labelsize=FONT_SIZE - 1)
     figure.supylabel("generated token", fontsize=FONT_SIZE + 1)
     figure.suptitle(f"{found.method}, {found.layers[layer]}", fontsize=FONT_SIZE + 2)
+    set_content(axes[0], _content(columns, steps, labels, "score" if signed else "share of the row"))
     return figure
 
 
@@ -75,4 +78,23 @@ def _label(panel: Axes, columns: list[str], steps: list[str], share: list[str] |
         right.tick_params(length=0)
         right.spines[:].set_visible(False)
     for text in [*panel.get_xticklabels(), *panel.get_yticklabels()]:
-        text.set_parse_math(False)  # a token may be a dollar sign
+        set_label(text)
+
+
+def _written(label: str) -> str:
+    return writable(shortened(label))
+
+
+def _content(scores: Tensor, steps: list[str], labels: list[str], name: str) -> Content:
+    """Steps by sources in words and as a table."""
+
+    def table() -> list[tuple[Any, ...]]:
+        return [
+            (i, steps[i], j, labels[j], value) for i, row in enumerate(scores.tolist()) for j, value in enumerate(row)
+        ]
+
+    best = scores.abs().max(1).indices.tolist()
+    each = zip(steps, best, scores, strict=True)
+    most = ", ".join(f"{step} on {labels[j]} {float(row[j]):.2f}" for step, j, row in each)
+    sentence = f"{len(steps)} generated tokens by {len(labels)} sources. Each depends most: {most}."
+    return Content(sentence, ("step", "generated token", "in", "source token", name), table)

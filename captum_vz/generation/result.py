@@ -17,6 +17,7 @@ from captum_vz.functional import normalize_rows
 from captum_vz.generation import tables
 from captum_vz.generation.picture import draw_steps
 from captum_vz.generation.words import TokenText
+from captum_vz.visualization import View, view
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -137,6 +138,34 @@ class GenerationAttribution:
             prefix: Whether to draw the generated tokens as columns as well.
         """
         return draw_steps(self, self.layer_index(layer), self.check_mask(mask), prefix)
+
+    def view(self, layer: int = -1, *, step: int | None = 0, title: str | None = None, theme: str = "auto") -> View:
+        """An interactive page: pointing at a generated token colors the tokens that it draws on.
+
+        Args:
+            layer: The layer that is shown at first, negative ones from the end.
+            step: The generated token that is chosen at first, negative ones from the end. None: none.
+            title: The heading of the page.
+            theme: "light", "dark", or "auto", see :func:`captum_vz.visualization.view`.
+
+        Returns:
+            A view. A notebook shows it, and `save(path)` writes it to one file.
+        """
+        maps = torch.cat([self.scores, self.prefix], dim=1)
+        words = max(self.prompt.words, default=-1) + 1
+        return view(
+            {self.method: {name: maps[..., index] for index, name in enumerate(self.layers)}},
+            self.generated.labels,
+            columns=[*self.prompt.labels, *self.generated.labels],
+            offset=len(self.prompt.ids),
+            words=self.generated.words,
+            column_words=[*self.prompt.words, *(words + word for word in self.generated.words)],
+            special=[*self.prompt.special, *self.generated.special],
+            token=step,
+            layer=self.layer_index(layer),
+            title="Which tokens does each new token draw on?" if title is None else title,
+            theme=theme,
+        )
 
     def to_llm_attribution_result(
         self, layer: int = -1, *, mask: Tensor | None = None, renormalize: bool = False

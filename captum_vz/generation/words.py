@@ -14,19 +14,8 @@ from captum_vz.errors import ArgumentError
 from captum_vz.generation.prompts import Section
 from captum_vz.text import word_spans
 from captum_vz.visualization import readable_tokens
+from captum_vz.visualization.view.labels import STOP_WORDS
 
-#: English words that say little by themselves: articles, prepositions, pronouns, conjunctions, auxiliaries.
-_STOP_WORDS = """
-a about above after again against all also am an and any are aren't as at be because been before being below between
-both but by can can't could couldn't did didn't do does doesn't doing don't down during each either few for from further
-had hadn't has hasn't have haven't having he her here hers herself him himself his how i if in into is isn't it its
-itself just may me might more most must mustn't my myself neither no nor not of off on once only onto or other our ours
-ourselves out over own same shall shan't she should shouldn't so some such than that that's the their theirs them
-themselves then there these they this those through to too under until up upon very was wasn't we were weren't what when
-where which while who whom whose why will with within without won't would wouldn't you your yours yourself yourselves
-s t d ll m re ve
-"""
-STOP_WORDS = frozenset(_STOP_WORDS.split())
 KINDS = ("stop", "punctuation", "special")
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 CONTEXT = 8  # tokens that are decoded before each token

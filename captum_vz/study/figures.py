@@ -11,6 +11,8 @@ from matplotlib.ticker import MaxNLocator
 
 from captum_vz.study.methods import METHODS
 from captum_vz.study.metrics import METRICS
+from captum_vz.visualization.pictures.description.content import Content, set_content
+from captum_vz.visualization.pictures.description.picture import Picture
 from captum_vz.visualization.pictures.parts.style import FONT_SIZE
 
 if TYPE_CHECKING:
@@ -43,7 +45,7 @@ def draw_summary(summary: DataFrame, metric: str) -> Figure:
     models = drawn["model"].unique().tolist()
     methods = drawn["method"].unique().tolist()
     height = 0.9 + 0.2 * len(methods)
-    figure = Figure(figsize=(9, max(2.6, height) * len(models)), dpi=150, layout="constrained")
+    figure = Picture(figsize=(9, max(2.6, height) * len(models)), dpi=150, layout="constrained")
     panels = figure.subplots(len(models), 2, squeeze=False, sharey=False)
     for (left, right), model in zip(panels, models, strict=True):
         of_model = drawn[drawn["model"] == model]
@@ -53,7 +55,17 @@ def draw_summary(summary: DataFrame, metric: str) -> Figure:
         right.set_xlabel(METRICS[metric].title, fontsize=FONT_SIZE)
         write_title(left, f"{model}, by layer")
         write_title(right, f"{model}, {LAST_LAYER}")
+        set_content(left, _content(of_model, str(model), METRICS[metric].title))
     return figure
+
+
+def _content(rows: DataFrame, model: str, title: str) -> Content:
+    """The drawn means in words and as a table."""
+    best = last_layers(rows).dropna(subset=["mean"]).iloc[::-1].head(3)
+    most = ", ".join(f"{row.method} {row.mean:.2f}" for row in best.itertuples())
+    sentence = f"{model}, {title}, {len(rows['method'].unique())} methods. In the {LAST_LAYER}, the largest are {most}."
+    columns = ("model", "method", "layer", "mean", "low", "high")
+    return Content(sentence, columns, lambda: list(rows[list(columns)].itertuples(index=False, name=None)))
 
 
 def write_title(panel: Axes, title: str) -> None:

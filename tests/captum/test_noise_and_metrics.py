@@ -10,7 +10,7 @@ from captum.attr import NoiseTunnel
 from captum.metrics import infidelity, sensitivity_max
 from torch import Tensor
 
-from captum_vz import ValueZeroing, ValueZeroingRollout
+from captum_vz import ValueZeroing, ValueZeroingRollout, to_embeddings
 from tests.captum.configurations import LAYER_METHODS, METHODS, STACK_METHODS, Configuration, tensors
 
 each_method = pytest.mark.parametrize("method", METHODS)
@@ -154,7 +154,7 @@ def test_infidelity_of_a_row(method: Any) -> None:
     configuration = on_embeddings(method)
     embeddings, further = configuration.arguments.values()
     row = configuration.run(target=2)
-    spread = (row / embeddings.shape[-1])[..., None].expand_as(embeddings)
+    spread = to_embeddings(row, embeddings)
 
     def value(embeddings: Tensor, mask: Tensor) -> Tensor:
         """One number an example, as infidelity wants it."""
@@ -170,3 +170,39 @@ def test_infidelity_of_a_row(method: Any) -> None:
     for b in range(len(embeddings)):
         told = sum((change[b, j] * row[b, j] / embeddings.shape[-1]).sum().item() for j in range(row.shape[1]))
         assert found[b].item() == pytest.approx((told - dropped[b].item()) ** 2, rel=1e-8)
+
+
+def test_infidelity_of_exact_scores() -> None:
+    """The scores of a model that adds up its tokens are exact if they are the sums themselves."""
+    torch.manual_seed(0)
+    embeddings, weights = torch.randn(2, 4, 3, dtype=torch.float64), torch.randn(4, 1, dtype=torch.float64)
+
+    def added(embeddings: Tensor) -> Tensor:
+        return (embeddings * weights).sum((1, 2))
+
+    def perturb(inputs: Tensor) -> tuple[Tensor, Tensor]:
+        noise = torch.randn_like(inputs)
+        return noise, inputs - noise
+
+    # Captum multiplies attributions with the perturbation, so an exact one is the slope: the weight of a token.
+    slopes = to_embeddings(3 * weights[:, 0].expand(2, 4), embeddings)
+    assert infidelity(added, perturb, embeddings, slopes, n_perturb_samples=5).abs().max() < 1e-20
+    assert (infidelity(added, perturb, embeddings, slopes.flip(1), n_perturb_samples=5) > 0.01).all()
+
+
+@each_method
+def test_sensitivity_max_with_embeddings(method: Any) -> None:
+    """`to_embeddings` returns a tuple for Captum's tuple, for layer methods too."""
+    configuration = on_embeddings(method)
+    attribution = configuration.build()
+    embeddings, further = configuration.arguments.values()
+    keywords = {"target": 2, "additional_forward_args": further}
+
+    def explain(inputs: Any, **keywords: Any) -> Any:
+        (row,) = tensors(attribution.attribute(inputs, **keywords))
+        return to_embeddings(row, inputs)
+
+    found = sensitivity_max(explain, embeddings, perturb_func=moved, n_perturb_samples=1, **keywords)
+    before, after = (attribution.attribute(x, **keywords) for x in (embeddings, moved(embeddings)))
+    expected = (before - after).norm(dim=1) / before.norm(dim=1)
+    torch.testing.assert_close(found, expected, rtol=1e-8, atol=0)

@@ -1,4 +1,4 @@
-"""Scores of tokens from attributions to embeddings equal loops over numbers."""
+"""Scores of tokens from attributions to embeddings equal loops over numbers, and back."""
 
 from math import sqrt
 from typing import Any
@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from captum_vz.errors import ArgumentError
-from captum_vz.functional import token_scores
+from captum_vz.functional import to_embeddings, token_scores
 
 NAIVE = {
     "sum": lambda entries: sum(entries),
@@ -57,3 +57,35 @@ def test_token_scores_of_half_precision(reduce: Any) -> None:
 def test_token_scores_of_wrong_arguments(attributions: Any, reduce: Any, message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         token_scores(attributions, reduce)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_to_embeddings_is_inverse_of_sum(dtype: torch.dtype) -> None:
+    row, inputs = torch.randn(2, 5, dtype=dtype), torch.randn(2, 5, 7)
+    spread = to_embeddings(row, inputs)
+    assert spread.shape == inputs.shape
+    assert (spread == spread[..., :1]).all()
+    torch.testing.assert_close(token_scores(spread), row.to(spread.dtype))
+
+
+def test_to_embeddings_keeps_a_tuple() -> None:
+    row, inputs = torch.rand(1, 4), torch.randn(1, 4, 3)
+    (spread,) = to_embeddings(row, (inputs,))
+    assert torch.equal(spread, to_embeddings(row, inputs))
+
+
+@pytest.mark.parametrize(
+    ("row", "inputs", "message"),
+    [
+        (torch.rand(1, 4), torch.zeros(1, 4, dtype=torch.long), r"inputs is \(1, 4\) of torch.int64: pass embeddings"),
+        (torch.rand(1, 4), torch.zeros(1, 4, 3, dtype=torch.long), r"inputs is \(1, 4, 3\) of torch.int64: pass emb"),
+        (torch.rand(1, 4), [torch.zeros(1, 4, 3)], r"inputs is of type list: pass embeddings \(batch, tokens, d\)"),
+        (torch.rand(1, 4), (torch.zeros(1, 4, 3),) * 2, r"inputs is a tuple of 2: pass a tuple of one tensor"),
+        (torch.rand(1, 5), torch.zeros(1, 4, 3), r"row is \(1, 5\): pass \(1, 4\), one score for each"),
+        (torch.rand(1, 4, 4), torch.zeros(1, 4, 3), r"row is \(1, 4, 4\): .* For a map, pass token= or target="),
+        ([0.5, 0.5], torch.zeros(1, 2, 3), r"row is of type list: pass \(1, 2\)"),
+    ],
+)
+def test_to_embeddings_of_wrong_arguments(row: Any, inputs: Any, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        to_embeddings(row, inputs)

@@ -30,6 +30,7 @@ from captum_vz.functional import pool_groups
 from captum_vz.generation import GenerationAttribution, attribute_generation
 from captum_vz.generation.words import TokenText
 from captum_vz.testbed import load_agreement_model
+from captum_vz.visualization import describe
 from tests.generation.models import PROMPT, case_of, naive_rows, steps_of, tokenizer_of_words
 from tests.reference.naive import value_zeroing_of_run
 
@@ -312,6 +313,13 @@ def test_picture_has_all_scores() -> None:
     assert labels(figure) == list(found.prompt.labels)
     assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == list(found.generated.labels)
     assert figure.get_suptitle() == "ValueZeroing, layer 1"
+
+
+def test_picture_is_described() -> None:
+    found = found_by()
+    described = describe(found.plot(layer=1))
+    assert "3 generated tokens by 14 sources" in described.text
+    assert [row[-1] for row in described.rows] == found.scores[..., 1].flatten().tolist()
 
 
 def test_picture_with_mask_and_prefix() -> None:

@@ -347,3 +347,4 @@ def test_labels_in_any_script() -> None:
     assert labels[-1] == r"x\u202e"
     assert labels[-2] in ("\ue000", r"\ue000", "U+E000")
     assert labels[6] in ("🚀", ":rocket:")
+    assert labels[4] == "हिन्दी"  # its vowels are marks

@@ -30,7 +30,7 @@ from captum_vz.visualization.pictures.parts.style import FONT_SIZE, MARK, ink_on
 ROW, WIDE, NARROW, NUMBERED = 0.22, 0.36, 0.1, 0.25
 _WIDEST_FLAT: Final = 0.8  # of cells whose labels are written horizontally
 _SPACE: Final = 0.45  # between groups, in rows
-_BAR, _BAR_TEXT, _EDGE = 0.11, 0.5, 0.06
+_BAR, _BAR_TEXT, _EDGE = 0.11, 0.62, 0.06
 
 
 @dataclass(frozen=True)

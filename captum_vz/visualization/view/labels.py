@@ -31,9 +31,10 @@ KINDS = ("", "special", "stop", "punctuation")
 # A mask stands for a word, so it is not among the special tokens.
 _SPECIAL = re.compile(r"\[(?:CLS|SEP|PAD|UNK|BOS|EOS)\]|</?s>|<(?:pad|unk|bos|eos|cls|sep)>|<\|[^|<>]+\|>|<0x0A>")
 _MARKS = {"\u0120": "", "\u2581": "", "\u010a": "\\n"}  # marks of byte-level and SentencePiece vocabularies
-# These characters break lines, reverse the text that follows, or are not characters at all.
-_ESCAPED = {"Cc", "Zl", "Zp", "Cs", "Cn", "Co"}
-_BIDI = set("\u200e\u200f\u061c\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\ufeff\u00ad")
+# These characters are not seen, break lines, or reverse the text that follows.
+_ESCAPED = {"Cc", "Cf", "Cs", "Co", "Zl", "Zp"}
+# Joiners inside letters and emoji, and the tags of flags.
+_JOINERS = {"\u200c", "\u200d", *map(chr, range(0xE0020, 0xE0080))}
 
 
 @dataclass(frozen=True)
@@ -81,13 +82,14 @@ def visible(token: str) -> str:
     >>> visible("a" + chr(0) + chr(10) + chr(0x202E)), visible("  "), visible("")
     ('a\\x00\\n\\u202e', '␣␣', '∅')
     """
-    if not token.strip(" "):
-        return "␣" * len(token) or "∅"
-    hidden = [unicodedata.category(one) in _ESCAPED or one in _BIDI for one in token]
-    return "".join(
-        one.encode("unicode_escape", "surrogatepass").decode() if hide else one
-        for one, hide in zip(token, hidden, strict=True)
+    joiners = _JOINERS if set(token) - _JOINERS else set()
+    shown = "".join(
+        one.encode("unicode_escape", "surrogatepass").decode()
+        if unicodedata.category(one) in _ESCAPED and one not in joiners
+        else one
+        for one in token
     )
+    return shown if shown.strip() else "␣" * len(shown) or "∅"
 
 
 def _piece(token: str, shown: str) -> str:

@@ -79,7 +79,9 @@ def fingerprint(view: View) -> str:
 
 @cache
 def _asset(name: str) -> str:
-    return files(__package__).joinpath(name).read_text("ascii")
+    """A file of the page, without its comments and its indentation."""
+    lines = [line.strip() for line in files(__package__).joinpath(name).read_text("ascii").splitlines()]
+    return "".join(f"{line}\n" for line in lines if line and not line.startswith(("//", "/*")))
 
 
 def _side(labels: Labels) -> dict[str, Any]:

@@ -4,221 +4,197 @@ const $ = (id) => document.getElementById(id);
 const root = document.documentElement;
 const data = JSON.parse($('data').textContent);
 const { methods, levels, offset } = data;
-const WIDTH = data.columns.tokens.length;
-const MOST_NUMBERED = 128; // tokens with their share written below them
-const MOST_LABELED = 70; // tokens with their label above the depth strip
-const MOST_WHOLE = 64; // tokens of a table of the whole map
-const WANTED_THEME = root.dataset.theme;
-const state = {
-  method: 0, beside: -1, panel: 0, unit: 'pieces', raw: false, scale: 'same', out: new Set(),
-  pinned: null, hover: null, focus: null, quiz: null,
-};
-let numbers, starts, rowUnits, columnUnit, columnCount, items, shown, ramps, means;
+const width = data.columns.tokens.length;
+const numbered = width <= 128; // shares are written below the tokens
+const rough = levels < 1000;
+const wantedTheme = root.dataset.theme;
+const darkSystem = matchMedia('(prefers-color-scheme: dark)');
+// `map` of the slider, `beside` (a second method), `raw`, `byRow`, `out` (the kinds that are left out), `pinned`, `hover`,
+// `focus` (items), `quiz`.
+const state = { out: new Set() };
+let numbers, rowUnits, columnUnit, columnCount, items, sources, shown, ramps, means;
 
 // ---------------------------------------------------------------- numbers
 
-async function unpack(text) {
-  const bytes = Uint8Array.from(atob(text), (one) => one.charCodeAt(0));
+async function unpack() {
+  const bytes = Uint8Array.from(atob(data.numbers), (one) => one.charCodeAt(0));
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream('gzip'));
   const planes = new Uint8Array(await new Response(stream).arrayBuffer());
   const wide = levels > 255;
-  const count = wide ? planes.length / 2 : planes.length;
-  const found = data.signed ? new Int16Array(count) : new Uint16Array(count);
+  const count = planes.length / (wide ? 2 : 1);
+  numbers = data.signed ? new Int16Array(count) : new Uint16Array(count);
   for (let i = 0; i < count; i += 1) {
     const low = planes[i];
-    found[i] = wide ? low | (planes[count + i] << 8) : data.signed ? (low << 24) >> 24 : low;
+    numbers[i] = wide ? low | (planes[count + i] << 8) : data.signed ? (low << 24) >> 24 : low;
   }
-  return found;
+  let start = 0;
+  for (const method of methods) {
+    for (const map of method.maps) {
+      Object.assign(map, { method, start });
+      start += data.rows.tokens.length * width;
+    }
+    method.scale = Math.max(...method.maps.map((map) => map.scale)) || 1;
+    method.total = Math.max(...method.maps.flatMap((map) => map.totals || [])) || 1;
+  }
 }
 
-function score(method, panel, row, column) {
-  const q = numbers[starts[method][panel] + row * WIDTH + column] / levels;
-  return methods[method].maps[panel].scale * q * Math.abs(q);
+function score(map, row, column) {
+  const q = numbers[map.start + row * width + column] / levels;
+  return map.scale * q * Math.abs(q);
 }
 
 // The row of a token, or of a word: columns of its pieces are added, rows are averaged.
-function rowOf(method, panel, unit, raw = state.raw) {
+function rowOf(map, unit, raw = state.raw) {
   const found = new Float64Array(columnCount);
-  const { totals } = methods[method].maps[panel];
   for (const row of rowUnits[unit]) {
-    const weight = (raw && totals ? totals[row] : 1) / rowUnits[unit].length;
-    for (let j = 0; j < WIDTH; j += 1) found[columnUnit[j]] += weight * score(method, panel, row, j);
+    const weight = (raw && map.totals ? map.totals[row] : 1) / rowUnits[unit].length;
+    for (let j = 0; j < width; j += 1) found[columnUnit[j]] += weight * score(map, row, j);
   }
   return found;
 }
 
-function columnOf(method, panel, unit) {
-  const pieces = [];
-  for (let j = 0; j < WIDTH; j += 1) if (columnUnit[j] === unit) pieces.push(j);
-  return rowUnits.map((rows) => {
-    let sum = 0;
-    for (const row of rows) for (const j of pieces) sum += score(method, panel, row, j);
-    return sum / rows.length;
-  });
+function columnOf(map, unit) {
+  const pieces = [...columnUnit.keys()].filter((j) => columnUnit[j] === unit);
+  return rowUnits.map((rows) => rows.reduce((sum, i) => pieces.reduce((all, j) => all + score(map, i, j), sum), 0) / rows.length);
 }
 
-function totalOf(method, panel, unit) {
-  const { totals } = methods[method].maps[panel];
-  return totals && rowUnits[unit].reduce((sum, row) => sum + totals[row], 0) / rowUnits[unit].length;
+// How much there was to divide in a row, if that is known.
+const totalOf = ({ totals }, unit) => totals && rowUnits[unit].reduce((sum, i) => sum + totals[i], 0) / rowUnits[unit].length;
+
+// The mean absolute score of a row. A token depends on the sources that have more.
+function meanOf(map, unit) {
+  if (!map.method.signed) return 1 / columnCount;
+  means[map.start] ??= rowUnits.map((_, i) => rowOf(map, i).reduce((sum, one) => sum + Math.abs(one), 0) / columnCount);
+  return means[map.start][unit];
 }
 
-// The mean absolute score of a row. A source that has more is said to matter.
-function meanOf(method, panel, unit) {
-  if (!methods[method].signed) return 1 / columnCount;
-  const key = `${method} ${panel} ${unit}`;
-  if (!means.has(key)) {
-    means.set(key, rowOf(method, panel, unit, false).reduce((sum, one) => sum + Math.abs(one), 0) / columnCount);
-  }
-  return means.get(key);
-}
-
-const highestScale = (method) => Math.max(...methods[method].maps.map((map) => map.scale));
-const highestTotal = (method) => Math.max(...methods[method].maps.flatMap((map) => map.totals || []));
-
-function written(value, method, short = false) {
-  if (methods[method].signed) return (value > 0 ? '+' : '') + value.toPrecision(short ? 2 : 3);
-  if (state.raw) return value === 0 ? '0' : value.toPrecision(short ? 2 : 3);
-  const text = value.toFixed(short || levels < 1000 ? 2 : 3);
+function written(value, map, short, raw = state.raw && map.totals) {
+  if (map.method.signed || raw) return (map.method.signed && value > 0 ? '+' : '') + (value && value.toPrecision(short || rough ? 2 : 3));
+  const text = value.toFixed(short || rough ? 2 : 3);
   return short ? text.replace(/^0/, '') : text;
 }
 
 // ---------------------------------------------------------------- tokens and words
 
+// An item is a token or word of the text. It has a row, a column, or both.
 function setUnits() {
-  const words = state.unit === 'words';
+  const words = $('unit').value === 'words';
   const names = (side) => (words ? side.words : side.tokens);
-  const count = names(data.rows).length;
-  rowUnits = Array.from({ length: count }, () => []);
-  data.rows.groups.forEach((group, i) => rowUnits[words ? group : i].push(i));
-  columnUnit = words ? data.columns.groups : data.columns.groups.map((_, i) => i);
+  const units = (side) => side.groups.map((group, i) => (words ? group : i));
+  rowUnits = names(data.rows).map(() => []);
+  units(data.rows).forEach((unit, i) => rowUnits[unit].push(i));
+  columnUnit = units(data.columns);
   columnCount = names(data.columns).length;
-  means = new Map();
+  means = {};
   const kinds = words ? data.columns.wordKinds : data.columns.kinds;
-  items = names(data.columns).map((label, column) => ({ label, column, row: null, kind: kinds[column], block: 0 }));
-  const rest = offset === null ? 0 : columnUnit[offset];
-  const split = offset > 0 && offset + data.rows.tokens.length === WIDTH;
+  sources = names(data.columns).map((label, column) => ({ label, column, kind: kinds[column], block: 0 }));
+  items = [...sources];
   names(data.rows).forEach((label, row) => {
-    const own = offset === null ? null : items[columnUnit[rowUnits[row][0] + offset]];
-    if (own && own.row === null) own.row = row;
-    else items.push({ label, column: null, row, kind: 0, block: 1 });
+    const own = offset === null ? null : sources[columnUnit[rowUnits[row][0] + offset]];
+    if (own && own.row === undefined) own.row = row;
+    else items.push({ label, row, kind: 0, block: 1 });
   });
-  if (split) for (const item of items) if (item.column >= rest) item.block = 1;
+  // Generated tokens follow their prompt.
+  if (offset && offset + data.rows.tokens.length === width) for (const one of sources.slice(columnUnit[offset])) one.block = 1;
 }
 
-const blockNames = () => (offset === null ? ['Source tokens', 'Output tokens'] : ['Prompt', 'Generated tokens']);
 const isOut = (item) => state.out.has(item.kind);
-const itemOfRow = (row) => items.findIndex((item) => item.row === row);
-const current = () => (state.quiz ? state.quiz.shown : state.pinned ?? state.hover ?? state.focus);
+const size = Math.abs;
+const current = () => (state.quiz ? state.quiz.open && state.quiz.asked : state.pinned || state.hover || state.focus);
 
-// The same map of another method: by its label, else at the same depth.
-function panelIn(method) {
-  if (method === state.method) return state.panel;
-  const from = methods[state.method].maps;
-  const to = methods[method].maps;
-  const same = to.findIndex((map) => map.label === from[state.panel].label);
-  if (same >= 0) return same;
-  return from.length > 1 ? Math.round((state.panel * (to.length - 1)) / (from.length - 1)) : to.length - 1;
+// The map of a method at the slider: the one of the same label, else at the same depth.
+function mapIn({ maps }) {
+  const from = state.map.method.maps;
+  const depth = from.length > 1 ? from.indexOf(state.map) / (from.length - 1) : 1;
+  return maps.find((map) => map.label === state.map.label) || maps[Math.round(depth * (maps.length - 1))];
 }
+
+const joined = (...names) => names.filter(Boolean).join(', ');
+const nameOf = (map) => joined(map.method.name, map.label);
 
 // ---------------------------------------------------------------- colors
 
-const luminance = (color) => {
-  const [r, g, b] = color.map((one) => ((one /= 255) <= 0.04045 ? one / 12.92 : ((one + 0.055) / 1.055) ** 2.4));
-  return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-};
-
-// 65 backgrounds from the page's to the darkest or brightest, each with the text color of higher contrast.
+// 65 backgrounds from the page's to the strongest, each with the text color of higher contrast.
 function ramp(from, to) {
   return Array.from({ length: 65 }, (_, i) => {
     const color = from.map((one, k) => Math.round(one + ((to[k] - one) * i) / 64));
-    const light = luminance(color);
-    return [`rgb(${color})`, 1.05 / (light + 0.05) > (light + 0.05) / 0.05 ? '#fff' : '#000'];
+    const [r, g, b] = color.map((one) => (one > 10 ? ((one / 255 + 0.055) / 1.055) ** 2.4 : one / 3295));
+    return [`rgb(${color})`, (0.2126 * r + 0.7152 * g + 0.0722 * b + 0.05) ** 2 < 0.0525 ? '#fff' : '#000'];
   });
 }
 
 function setTheme() {
-  root.dataset.theme = wantedTheme();
-  const dark = root.dataset.theme === 'dark';
-  const from = dark ? [22, 24, 29] : [255, 255, 255];
-  ramps = [ramp(from, dark ? [127, 196, 255] : [8, 69, 148]), ramp(from, dark ? [255, 170, 110] : [150, 50, 0])];
+  root.dataset.theme = wantedTheme === 'auto' ? themeAround() || (darkSystem.matches ? 'dark' : 'light') : wantedTheme;
+  const [back, blue, orange] = root.dataset.theme === 'dark'
+    ? [[22, 24, 29], [127, 196, 255], [255, 170, 110]]
+    : [[255, 255, 255], [8, 69, 148], [150, 50, 0]];
+  ramps = [ramp(back, blue), ramp(back, orange)];
 }
 
-// The theme of the notebook or site around the frame, else that of the system.
-function wantedTheme() {
-  if (WANTED_THEME !== 'auto') return WANTED_THEME;
+// The theme of the notebook (Jupyter, VS Code, Colab), site or app around the frame.
+function themeAround() {
   try {
-    if (window.parent !== window) {
-      const { body, documentElement: html } = window.parent.document;
-      const named = [body.dataset.theme, html.dataset.theme, html.getAttribute('theme')];
-      const jupyter = body.dataset.jpThemeLight;
-      const has = (name) => body.classList.contains(name);
-      if (jupyter === 'false' || has('vscode-dark') || has('vscode-high-contrast') || has('dark')) return 'dark';
-      if (jupyter === 'true' || has('vscode-light')) return 'light';
-      const found = named.find((one) => one === 'dark' || one === 'light');
-      if (found) return found;
-    }
-  } catch { /* the page around the frame is of another origin */ }
-  return window.matchMedia('(prefers-color-scheme: dark)').matches ? 'dark' : 'light';
+    if (parent === window) return;
+    const { body, documentElement: html } = parent.document;
+    const { jpThemeLight: jupyter } = body.dataset;
+    const classes = [...body.classList].join(' ');
+    if (jupyter === 'false' || /\b(dark|vscode-high-contrast)\b(?!-light)/.test(classes)) return 'dark';
+    if (jupyter === 'true' || /\bvscode-light\b/.test(classes)) return 'light';
+    return [body.dataset.theme, html.dataset.theme, html.getAttribute('theme')].find((one) => one === 'dark' || one === 'light');
+  } catch {
+    // the page around the frame is of another origin
+  }
 }
 
-// How strong a color is, from 0 to 1. Raw values are paler where there was little to divide.
-function strengths(row, method, panel, unit) {
-  const size = Array.from(row, (one, c) => (isOut(items[c]) ? 0 : Math.abs(one)));
-  const sum = state.raw && totalOf(method, panel, unit);
-  const pale = sum === null || sum === false ? 1 : Math.sqrt(sum / (highestTotal(method) || 1));
-  const highest = Math.max(...size) || 1;
-  const whole = methods[method].signed ? highestScale(method) || 1 : sum || 1;
-  return size.map((one) => pale * (state.scale === 'row' ? one / highest : Math.sqrt(Math.min(1, one / whole))));
+// How strong each source is, from 0 to 1. Raw values are paler where there was little to divide.
+function strengths(row, map, unit) {
+  const sizes = row.map((one, c) => (isOut(sources[c]) ? 0 : size(one)));
+  const total = (state.raw && totalOf(map, unit)) || 1;
+  const pale = state.raw && map.totals ? Math.sqrt(total / map.method.total) : 1;
+  const most = state.byRow ? Math.max(...sizes) || 1 : map.method.signed ? map.method.scale : total;
+  return sizes.map((one) => pale * Math.min(1, state.byRow ? one / most : Math.sqrt(one / most)));
 }
 
-const colorOf = (strength, value) => ramps[value < 0 ? 1 : 0][Math.round(64 * Math.min(1, strength))];
+const colorOf = (strength, value) => ramps[value < 0 ? 1 : 0][Math.round(64 * strength)];
 
 // ---------------------------------------------------------------- building
 
 function element(tag, text = '', properties = {}) {
   const made = document.createElement(tag);
-  made.textContent = text;
+  made.append(...[text].flat());
   return Object.assign(made, properties);
 }
 
-function isRightToLeft(labels) {
-  const count = (pattern) => labels.filter((label) => pattern.test(label)).length;
-  return count(/[\p{Script=Hebrew}\p{Script=Arabic}\p{Script=Syriac}\p{Script=Thaana}]/u) > labels.length / 3;
+function isRightToLeft(group) {
+  const some = group.filter(({ label }) => /[\u0590-\u08ff]/.test(label));
+  return some.length > group.length / 3;
 }
 
 function build() {
-  const chosen = state.beside < 0 ? [state.method] : [state.method, state.beside];
-  const blocks = [...new Set(items.map((item) => item.block))];
-  shown = chosen.map((method) => {
-    const box = element('div');
-    const heading = element('h2');
-    const view = { method, heading, buttons: [], strip: element('div'), canvas: element('canvas'), tip: element('p') };
-    box.append(heading);
-    for (const block of blocks) {
+  const method = state.map.method;
+  const blocks = !items.some((item) => item.block) ? ['Tokens'] : offset === null ? ['Source tokens', 'Output tokens'] : ['Prompt', 'Generated tokens'];
+  shown = [method, state.beside].filter(Boolean).map((one) => {
+    const view = {
+      method: one, heading: element('h2'), buttons: new Map(), names: element('div'),
+      canvas: element('canvas', '', { role: 'img' }), tip: element('p', '', { className: 'tip' }),
+    };
+    const strip = element('div', [view.names, view.canvas], { className: 'strip' });
+    view.depth = element('div', [element('h3', 'Depth: the row of the chosen token in each layer'), strip, view.tip]);
+    const flows = blocks.flatMap((name, block) => {
       const own = items.filter((item) => item.block === block);
-      const name = blocks.length > 1 ? blockNames()[block] : 'Tokens';
-      const flow = element('div', '', { className: 'flow', dir: isRightToLeft(own.map((item) => item.label)) ? 'rtl' : 'ltr' });
-      flow.setAttribute('role', 'toolbar');
-      flow.setAttribute('aria-label', [name, methods[method].name].filter(Boolean).join(', '));
-      flow.classList.toggle('numbers', items.length <= MOST_NUMBERED);
-      for (const item of own) {
-        const index = items.indexOf(item);
-        const button = element('button', item.label, { type: 'button', dir: 'auto', tabIndex: -1 });
-        button.dataset.k = index;
-        view.buttons[index] = button;
-        flow.append(button);
-      }
+      const flow = element('div', own.map((item) => {
+        const button = element('button', item.label, { dir: 'auto', tabIndex: -1, item, view });
+        view.buttons.set(item, button);
+        return button;
+      }), {
+        className: numbered ? 'flow numbers' : 'flow', dir: isRightToLeft(own) ? 'rtl' : 'ltr',
+        role: 'toolbar', ariaLabel: joined(name, one.name),
+      });
       flow.firstChild.tabIndex = 0;
-      if (blocks.length > 1) box.append(element('h3', name));
-      box.append(flow);
-    }
-    view.strip.className = 'strip';
-    view.tip.className = 'tip';
-    view.canvas.setAttribute('role', 'img');
-    view.strip.append(element('div'), view.canvas);
-    box.append(element('h3', 'Depth: the row of the chosen token in each layer'), view.strip, view.tip);
-    view.box = box;
+      return blocks[1] ? [element('h3', name), flow] : [flow];
+    });
     listenToStrip(view);
+    view.box = element('div', [view.heading, ...flows, view.depth]);
     return view;
   });
   $('texts').replaceChildren(...shown.map((view) => view.box));
@@ -227,479 +203,377 @@ function build() {
 
 // ---------------------------------------------------------------- painting
 
-let planned = false;
+let planned;
 function plan() {
-  if (planned) return;
-  planned = true;
-  requestAnimationFrame(() => { planned = false; paint(); });
+  planned ??= requestAnimationFrame(paint);
 }
 
 function paint() {
-  const map = methods[state.method].maps[state.panel];
-  $('panel').setAttribute('aria-valuetext', map.label);
-  $('name').textContent = map.label;
-  const quiz = state.quiz && !state.quiz.open;
+  planned = null;
+  const item = current();
+  const asking = state.quiz && !state.quiz.open;
+  $('name').textContent = state.map.label;
+  $('panel').ariaValueText = state.map.label;
   for (const view of shown) {
-    const panel = panelIn(view.method);
-    view.heading.textContent = [methods[view.method].name, methods[view.method].maps[panel].label].filter(Boolean).join(', ');
-    paintTokens(view, panel, quiz);
-    view.strip.parentNode.classList.toggle('asking', Boolean(quiz));
-    for (const one of [view.strip, view.strip.previousSibling, view.tip]) {
-      one.hidden = Boolean(quiz) || methods[view.method].maps.length < 2;
-    }
-    if (!quiz) paintStrip(view, panel);
+    view.map = mapIn(view.method);
+    view.heading.textContent = nameOf(view.map);
+    view.depth.hidden = asking || view.method.maps.length < 2;
+    paintTokens(view, item);
+    if (!view.depth.hidden) paintStrip(view, item);
   }
-  $('read').replaceChildren(...(quiz ? [] : sentences().map(paragraph)));
+  $('read').replaceChildren(...(asking ? [] : sentences(item).map((parts) => element('p', parts.map(isolated)))));
   $('table').hidden = Boolean(state.quiz);
-  if ($('table').open) planTable();
+  clearTimeout(tabled);
+  if ($('table').open) tabled = setTimeout(paintTable, 120);
 }
 
-function paintTokens(view, panel, quiz) {
-  const now = current();
-  const item = now === null || quiz ? null : items[now];
-  const row = item && item.row !== null ? rowOf(view.method, panel, item.row) : null;
-  const strength = row && strengths(row, view.method, panel, item.row);
-  const column = item && item.column !== null ? columnOf(view.method, panel, item.column) : null;
-  const numbered = items.length <= MOST_NUMBERED;
-  const whole = methods[view.method].signed ? highestScale(view.method) || 1 : 1;
-  items.forEach((other, k) => {
-    const button = view.buttons[k];
+function paintTokens({ map, buttons }, item) {
+  const row = item?.row >= 0 && rowOf(map, item.row);
+  const strength = row && strengths(row, map, item.row);
+  const column = item?.column >= 0 && columnOf(map, item.column);
+  for (const [other, button] of buttons) {
     const c = other.column;
-    const value = row && c !== null && !isOut(other) ? row[c] : 0;
-    const [back, ink] = value ? colorOf(strength[c], value) : ['', ''];
-    button.style.backgroundColor = back;
-    button.style.color = ink;
-    if (numbered) button.dataset.share = value && Math.abs(strength[c]) > 0.04 ? written(value, view.method, true) : '';
-    const drawn = column && other.row !== null ? Math.abs(column[other.row]) : 0;
-    const depends = drawn > meanOf(view.method, panel, other.row);
-    button.style.borderBottom = depends ? `${Math.min(4, 1 + Math.round(3 * Math.sqrt(drawn / whole)))}px solid var(--mark)` : '';
-    button.classList.toggle('depends', depends);
-    button.classList.toggle('out', isOut(other));
-    button.classList.toggle('now', k === (state.quiz ? state.quiz.asked : now));
-    button.classList.toggle('pick', Boolean(state.quiz) && k === state.quiz.pick);
-    button.setAttribute('aria-pressed', String(k === state.pinned));
-  });
+    const value = (row && c >= 0 && !isOut(other) && row[c]) || 0;
+    [button.style.backgroundColor, button.style.color] = value ? colorOf(strength[c], value) : ['', ''];
+    if (numbered) button.dataset.share = value && strength[c] > 0.04 ? written(value, map, true) : '';
+    const drawn = column && other.row >= 0 ? size(column[other.row]) : 0;
+    const depends = drawn > 0 && drawn > meanOf(map, other.row);
+    const thick = 1 + Math.round(3 * Math.sqrt(drawn / (map.method.signed ? map.method.scale : 1)));
+    button.style.borderBottom = depends ? `${Math.min(4, thick)}px solid var(--mark)` : '';
+    const classes = {
+      depends, out: isOut(other), now: other === (state.quiz ? state.quiz.asked : item), pick: other === state.quiz?.pick,
+    };
+    button.className = Object.keys(classes).filter((one) => classes[one]).join(' ');
+    button.ariaPressed = other === state.pinned;
+  }
 }
 
-// Rows of the strip are maps, columns are sources. Token labels stand above it where there is room.
-function paintStrip(view, panel) {
-  const { canvas, strip } = view;
-  const { maps } = methods[view.method];
-  const item = current() === null ? null : items[current()];
-  const labeled = columnCount <= MOST_LABELED;
-  const high = maps.length > 16 ? 10 : 15;
+// Rows of the strip are maps, columns are sources, with their labels where there is room.
+function paintStrip(view, item) {
+  const { canvas, names, method: { maps } } = view;
   const style = getComputedStyle(root);
-  const width = Math.max(60, canvas.clientWidth);
-  const cell = Math.min(28, width / columnCount);
-  const sources = items.filter((one) => one.column !== null).sort((a, b) => a.column - b.column);
   const pen = canvas.getContext('2d');
-  pen.font = '11px system-ui, sans-serif';
-  const above = labeled ? Math.min(90, Math.max(...sources.map((one) => pen.measureText(one.label).width)) + 6) : 0;
-  const ratio = window.devicePixelRatio || 1;
-  canvas.width = width * ratio;
-  canvas.height = (above + high * maps.length + 2) * ratio;
-  canvas.style.height = `${above + high * maps.length + 2}px`;
+  const font = '11px system-ui, sans-serif';
+  const high = maps.length > 16 ? 12 : 15;
+  const wide = Math.max(60, canvas.clientWidth);
+  const cell = Math.min(28, wide / columnCount);
+  pen.font = font;
+  const above = cell > 9 ? Math.min(90, Math.max(...sources.map((one) => pen.measureText(one.label).width)) + 6) : 0;
+  const tall = above + high * maps.length + 2;
+  const ratio = devicePixelRatio;
+  Object.assign(canvas, { width: wide * ratio, height: tall * ratio });
+  canvas.style.height = `${tall}px`;
   pen.scale(ratio, ratio);
-  pen.font = '11px system-ui, sans-serif';
+  pen.font = font;
   pen.fillStyle = style.getPropertyValue('--dim');
-  if (labeled) sources.forEach((one, c) => {
-    pen.save();
-    pen.translate((c + 0.5) * cell + 4, above - 3);
+  if (above) {
     pen.rotate(-Math.PI / 2);
-    pen.fillText(one.label, 0, 0, above - 4);
-    pen.restore();
-  });
-  const chosen = item && item.row !== null;
-  maps.forEach((_, p) => {
-    const row = chosen ? rowOf(view.method, p, item.row) : new Float64Array(columnCount);
-    const strength = chosen ? strengths(row, view.method, p, item.row) : row;
-    row.forEach((value, c) => {
-      [pen.fillStyle] = colorOf(strength[c], value);
-      pen.fillRect(c * cell, above + p * high, cell - (cell > 6 ? 1 : 0), high - 1);
+    sources.forEach((one, c) => pen.fillText(one.label, 3 - above, (c + 0.5) * cell + 4, above - 4));
+    pen.rotate(Math.PI / 2);
+  }
+  if (item?.row >= 0) {
+    maps.forEach((map, p) => {
+      const row = rowOf(map, item.row);
+      const strength = strengths(row, map, item.row);
+      row.forEach((value, c) => {
+        [pen.fillStyle] = colorOf(strength[c], value);
+        pen.fillRect(c * cell, above + p * high, cell - (cell > 6), high - 1);
+      });
     });
-  });
+  }
   pen.strokeStyle = style.getPropertyValue('--mark');
   pen.lineWidth = 2;
-  pen.strokeRect(1, above + panel * high, cell * columnCount - 2, high);
-  const names = maps.map((map, p) => {
-    const line = element('span', '', { title: map.label });
-    line.append(element(p === panel ? 'b' : 'span', map.label));
-    line.style.height = line.style.lineHeight = `${high}px`;
-    return line;
-  });
-  strip.firstChild.style.paddingTop = `${above}px`;
-  strip.firstChild.replaceChildren(...names);
-  canvas.setAttribute('aria-label', chosen
-    ? `Depth strip of ${item.label}: ${maps.length} maps by ${columnCount} sources. The table has its numbers.`
-    : 'Depth strip, empty: no output token is chosen.');
-  Object.assign(view, { cell, above, high, sources });
+  pen.strokeRect(1, above + maps.indexOf(view.map) * high, cell * columnCount - 2, high);
+  names.style.paddingTop = `${above}px`;
+  names.replaceChildren(...maps.map((map) => element(map === view.map ? 'b' : 'span', map.label, { style: `line-height: ${high}px` })));
+  canvas.ariaLabel = `Depth strip of ${item ? item.label : 'no token'}: ${maps.length} maps, ${columnCount} sources. The table has its numbers.`;
+  Object.assign(view, { cell, above, high });
 }
 
 function listenToStrip(view) {
-  const at = (event) => {
-    const place = view.canvas.getBoundingClientRect();
-    const column = Math.floor((event.clientX - place.left) / view.cell);
-    const panel = Math.floor((event.clientY - place.top - view.above) / view.high);
-    return { source: view.sources[column], panel: methods[view.method].maps[panel] ? panel : -1 };
+  const { canvas, tip, method: { maps } } = view;
+  const mapAt = (event) => maps[Math.floor((event.offsetY - view.above) / view.high)];
+  canvas.onpointermove = (event) => {
+    const map = mapAt(event);
+    const item = current();
+    const source = sources[Math.floor(event.offsetX / view.cell)];
+    const known = map && source && item?.row >= 0;
+    tip.replaceChildren(...(known ? [`${map.label}, `, element('bdi', source.label), `: ${written(rowOf(map, item.row)[source.column], map)}`] : []));
   };
-  view.canvas.addEventListener('pointermove', (event) => {
-    const { source, panel } = at(event);
-    const item = current() === null ? null : items[current()];
-    if (!source || panel < 0 || !item || item.row === null) { view.tip.textContent = ''; return; }
-    const value = rowOf(view.method, panel, item.row)[source.column];
-    view.tip.replaceChildren(`${methods[view.method].maps[panel].label}, `, element('bdi', source.label), `: ${written(value, view.method)}`);
-  });
-  view.canvas.addEventListener('pointerleave', () => { view.tip.textContent = ''; });
-  view.canvas.addEventListener('click', (event) => {
-    const { panel } = at(event);
-    if (panel >= 0 && view.method === state.method) setPanel(panel);
-  });
+  canvas.onpointerleave = () => tip.replaceChildren();
+  canvas.onclick = (event) => {
+    const map = mapAt(event);
+    if (map) setMap(state.map.method === view.method ? map : state.map.method.maps.find((one) => one.label === map.label));
+  };
 }
 
 // ---------------------------------------------------------------- words about the numbers
 
-// Sentences as lists of strings and {label}, so that labels can be isolated from the direction of the text.
-function sentences() {
-  const now = current();
-  if (now === null) return [['No token is chosen.']];
-  const item = items[now];
-  return shown.flatMap(({ method }) => {
-    const panel = panelIn(method);
-    const name = shown.length > 1 ? [`${methods[method].name}: `] : [];
-    const about = levels < 1000 ? 'about ' : '';
+// Sentences as lists of strings and items, whose labels are isolated from the direction of the text.
+function sentences(item) {
+  if (!item) return state.quiz ? [] : [['No token is chosen.']];
+  const about = rough ? 'about ' : '';
+  const listed = (found, value) => found.slice(0, 5).flatMap((one, i) => [i ? ', ' : '', one, ` ${value(one)}`]);
+  return shown.flatMap(({ map }) => {
     const found = [];
-    if (item.row !== null) {
-      const row = rowOf(method, panel, item.row);
-      const best = items.filter((one) => one.column !== null && !isOut(one) && row[one.column])
-        .sort((a, b) => Math.abs(row[b.column]) - Math.abs(row[a.column])).slice(0, 5);
-      const list = best.flatMap((one, i) => [i ? ', ' : '', { label: one.label }, ` ${written(row[one.column], method)}`]);
-      found.push([...name, { label: item.label }, ` draws on ${list.length ? about : 'no shown token'}`, ...list, '.']);
-      const total = totalOf(method, panel, item.row);
-      if (total !== null) found[0].push(` There was ${total.toPrecision(3)} to divide, of at most ${highestTotal(method).toPrecision(3)}.`);
+    const name = shown.length > 1 ? `${map.method.name}: ` : '';
+    if (item.row >= 0) {
+      const row = rowOf(map, item.row);
+      const best = sources.filter((one) => row[one.column] && !isOut(one)).sort((a, b) => size(row[b.column]) - size(row[a.column]));
+      const total = totalOf(map, item.row);
+      found.push([name, item, best.length ? ` draws on ${about}` : ' draws on no token that is shown',
+        ...listed(best, (one) => written(row[one.column], map)), '.',
+        total === null ? '' : ` There was ${total.toPrecision(3)} to divide, of at most ${map.method.total.toPrecision(3)}.`]);
     }
-    if (item.column !== null) {
-      const column = columnOf(method, panel, item.column);
-      const deep = items.filter((one) => one.row !== null && Math.abs(column[one.row]) > meanOf(method, panel, one.row))
-        .sort((a, b) => Math.abs(column[b.row]) - Math.abs(column[a.row]));
-      const list = deep.slice(0, 5).flatMap((one, i) => [i ? ', ' : '', { label: one.label }, ` ${shareText(column[one.row], method)}`]);
-      const more = deep.length > 5 ? ` and ${deep.length - 5} more` : '';
-      found.push([...name, deep.length ? 'Tokens that draw on ' : 'No token draws more than evenly on ', { label: item.label },
-        deep.length ? `: ${about}` : '', ...list, `${more}.`]);
+    if (item.column >= 0) {
+      const column = columnOf(map, item.column);
+      const deep = items.filter((one) => one.row >= 0 && size(column[one.row]) > meanOf(map, one.row))
+        .sort((a, b) => size(column[b.row]) - size(column[a.row]));
+      found.push(deep.length
+        ? [name, 'Tokens that draw on ', item, `: ${about}`, ...listed(deep, (one) => written(column[one.row], map, false, false)), deep.length > 5 ? ` and ${deep.length - 5} more.` : '.']
+        : [name, 'No token draws more than evenly on ', item, '.']);
     }
     return found;
   });
 }
 
-function shareText(value, method) {
-  return methods[method].signed ? written(value, method) : value.toFixed(levels < 1000 ? 2 : 3);
-}
+const isolated = (part) => (part.label === undefined ? part : element('bdi', part.label));
+const spoken = (parts) => parts.map((part) => part.label ?? part).join('');
 
-function paragraph(parts) {
-  const made = element('p');
-  made.append(...parts.map((part) => (part.label === undefined ? part : element('bdi', part.label))));
-  return made;
-}
-
-let waiting;
+let waiting, tabled;
 function say(text) {
   clearTimeout(waiting);
   waiting = setTimeout(() => { $('live').textContent = text; }, 150);
 }
 
 // Only what the keyboard, a tap or a setting changes is announced.
-function announce() {
-  const map = methods[state.method].maps[state.panel].label;
-  say(`${map}. ${sentences().map((parts) => parts.map((part) => part.label ?? part).join('')).join(' ')}`);
+function show() {
+  paint();
+  say([state.map.label, ...sentences(current()).map(spoken)].join('. '));
 }
 
 // ---------------------------------------------------------------- the table
 
-// The row of the chosen token in all maps; without a token the whole map.
-function tableRows() {
-  const item = current() === null ? null : items[current()];
-  const sources = items.filter((one) => one.column !== null && !isOut(one)).sort((a, b) => a.column - b.column);
-  if (item && item.row !== null) {
-    const columns = shown.flatMap(({ method }) => methods[method].maps.map((map, panel) => ({
-      name: [shown.length > 1 ? methods[method].name : '', map.label].filter(Boolean).join(', '), method, row: rowOf(method, panel, item.row),
-    })));
+// The row of the chosen token in all maps. Without a token, the whole map.
+function tableOf(item) {
+  const from = sources.filter((one) => !isOut(one));
+  if (item?.row >= 0) {
+    const columns = shown.flatMap((view) => view.method.maps).map((map) => ({ map, row: rowOf(map, item.row) }));
     return {
       caption: `How much ${item.label} draws on each token`,
-      rows: [['position', 'source', ...columns.map((one) => one.name)],
-        ...sources.map((one) => [String(one.column), one.label, ...columns.map(({ row, method }) => written(row[one.column], method))])],
+      rows: [['position', 'source', ...columns.map(({ map }) => (shown.length > 1 ? nameOf(map) : map.label))],
+        ...from.map((one) => [one.column, one.label, ...columns.map(({ map, row }) => written(row[one.column], map))])],
     };
   }
-  const outputs = items.filter((one) => one.row !== null).sort((a, b) => a.row - b.row);
-  const rows = () => outputs.map((one) => {
-    const row = rowOf(state.method, state.panel, one.row);
-    return [String(one.row), one.label, ...sources.map((source) => written(row[source.column], state.method))];
-  });
+  const { map } = shown[0];
+  const outputs = items.filter((one) => one.row >= 0).sort((a, b) => a.row - b.row);
   return {
-    caption: `${shown[0].heading.textContent}: rows are output tokens`,
-    rows: [['position', 'token', ...sources.map((one) => one.label)], ...rows()],
+    caption: `${nameOf(map)}: rows are output tokens`,
+    rows: [['position', 'token', ...from.map((one) => one.label)], ...outputs.map((one) => {
+      const row = rowOf(map, one.row);
+      return [one.row, one.label, ...from.map((source) => written(row[source.column], map))];
+    })],
   };
 }
 
-let tabled;
-function planTable() {
-  clearTimeout(tabled);
-  tabled = setTimeout(paintTable, 120);
-}
-
 function paintTable() {
-  const item = current() === null ? null : items[current()];
-  if ((!item || item.row === null) && items.length > MOST_WHOLE) {
-    $('cells').replaceChildren(element('p', 'Choose an output token for its numbers. Copy table copies the whole map.'));
+  const item = current();
+  if (items.length > 64 && !(item?.row >= 0)) {
+    $('cells').textContent = 'Choose an output token for its numbers. Copy table copies the whole map.';
     return;
   }
-  const { caption, rows: [heads, ...rows] } = tableRows();
-  const table = element('table');
-  const line = (cells, make) => { const made = element('tr'); made.append(...cells.map(make)); return made; };
-  const head = element('thead');
-  head.append(line(heads, (text) => element('th', text, { scope: 'col', dir: 'auto' })));
-  const body = element('tbody');
-  body.append(...rows.map((cells) => line(cells, (text, i) => (i === 1 ? element('th', text, { scope: 'row', dir: 'auto' }) : element('td', text)))));
-  table.append(element('caption', caption, { dir: 'auto' }), head, body);
-  $('cells').replaceChildren(table);
+  const { caption, rows: [heads, ...rows] } = tableOf(item);
+  const line = (cells, heads) => element('tr', cells.map((text, i) => (heads || i === 1
+    ? element('th', text, { dir: 'auto', scope: heads ? 'col' : 'row' })
+    : element('td', text))));
+  $('cells').replaceChildren(element('table', [element('caption', caption, { dir: 'auto' }),
+    element('thead', line(heads, true)), element('tbody', rows.map((cells) => line(cells)))]));
 }
 
 async function copy(text, done) {
   try {
     await navigator.clipboard.writeText(text);
   } catch { // a page without the permission
-    const area = element('textarea', text);
-    document.body.append(area);
+    const area = document.body.appendChild(element('textarea', text));
     area.select();
     document.execCommand('copy');
     area.remove();
   }
-  done();
+  $('copied').textContent = done;
+  say(done);
 }
 
 // ---------------------------------------------------------------- predict, then reveal
 
+// The sources that may be picked: not the token itself, not what is left out.
+const allowed = (item) => sources.filter((one) => one !== item && !isOut(one));
+
 function startQuiz() {
-  const possible = items.map((_, k) => k).filter((k) => items[k].row !== null && !isOut(items[k]) && allowed(items[k]).length > 1);
-  let chosen = data.predict.map((row) => (state.unit === 'words' ? data.rows.groups[row] : row)).map(itemOfRow);
-  chosen = [...new Set(chosen)].filter((k) => possible.includes(k));
-  if (!chosen.length) {
-    const some = possible.filter((k) => items[k].kind !== 1 && items[k].kind !== 3);
-    const from = some.length ? some : possible;
-    const count = Math.min(5, from.length);
-    chosen = Array.from({ length: count }, (_, i) => from[count < 2 ? 0 : Math.round((i * (from.length - 1)) / (count - 1))]);
-  }
-  if (!chosen.length) { say('There is no token to ask about.'); return; }
-  Object.assign(state, { pinned: null, hover: null, beside: -1 });
-  state.quiz = { targets: chosen, at: -1, picks: [], points: [], open: false, asked: null, shown: null, pick: null };
-  $('beside').value = '-1';
+  const possible = items.filter((one) => one.row >= 0 && !isOut(one) && allowed(one).length > 1);
+  const given = data.predict.map((row) => possible.find((one) => rowUnits[one.row].includes(row))).filter(Boolean);
+  const some = possible.filter((one) => one.kind !== 1 && one.kind !== 3);
+  const from = some.length ? some : possible;
+  const count = Math.min(5, from.length);
+  const spread = Array.from({ length: count }, (_, i) => from[Math.round((i * (from.length - 1)) / Math.max(1, count - 1))]);
+  const targets = given.length ? [...new Set(given)] : spread;
+  if (!targets.length) { say('There is no token to ask about.'); return; }
+  Object.assign(state, { pinned: null, beside: null, quiz: { targets, at: -1, picks: [], points: [] } });
+  $('beside').value = -1;
   build();
   nextQuestion();
 }
 
-// The sources that may be picked: not the token itself, not what is left out.
-const allowed = (item) => items.filter((one) => one.column !== null && one !== item && !isOut(one));
+function ask(parts, next, stop = 'Stop') {
+  $('question').replaceChildren(...parts.map(isolated));
+  $('next').hidden = !next;
+  $('next').textContent = next;
+  $('stop').textContent = stop;
+  say(spoken(parts));
+  paint();
+}
 
 function nextQuestion() {
   const { quiz } = state;
   quiz.at += 1;
-  if (quiz.at >= quiz.targets.length) { endQuiz(); return; }
-  Object.assign(quiz, { asked: quiz.targets[quiz.at], open: false, shown: null, pick: null });
+  if (quiz.at === quiz.targets.length) { endQuiz(); return; }
+  Object.assign(quiz, { asked: quiz.targets[quiz.at], open: false, pick: null });
   $('ask').hidden = false;
-  $('next').hidden = $('handin').hidden = true;
-  $('stop').textContent = 'Stop';
-  for (const one of $('controls').querySelectorAll('select, input, button')) one.disabled = true;
-  ask([`Question ${quiz.at + 1} of ${quiz.targets.length}: which other token does `, { label: items[quiz.asked].label },
-    ` draw on most, in ${shown[0].heading.textContent}? Choose a token.`]);
-  paint();
-  focusToken(quiz.asked, 0);
+  $('handin').hidden = $('controls').disabled = true;
+  ask([`Question ${quiz.at + 1} of ${quiz.targets.length}: which other token does `, quiz.asked, ` draw on most, in ${nameOf(state.map)}? Choose a token.`], '');
+  focusToken(shown[0].buttons.get(quiz.asked));
 }
 
-function ask(parts) {
-  $('question').replaceChildren(...paragraph(parts).childNodes);
-  say(parts.map((part) => part.label ?? part).join(''));
-}
-
-function answer(k) {
+function answer(item) {
   const { quiz } = state;
-  const item = items[quiz.asked];
-  if (quiz.open || !allowed(item).includes(items[k])) return;
-  const row = rowOf(state.method, state.panel, item.row, false).map(Math.abs);
-  const ranked = allowed(item).sort((a, b) => row[b.column] - row[a.column]);
-  const own = row[items[k].column];
-  const points = row[ranked[0].column] ? Math.round((100 * own) / row[ranked[0].column]) : 0;
-  const rank = 1 + ranked.filter((one) => row[one.column] > own).length;
-  quiz.picks.push(`${item.row}>${items[k].column}`);
+  if (quiz.open || !allowed(quiz.asked).includes(item)) return;
+  const row = rowOf(state.map, quiz.asked.row, false).map(size);
+  const ranked = allowed(quiz.asked).sort((a, b) => row[b.column] - row[a.column]);
+  const [highest, own] = [row[ranked[0].column], row[item.column]];
+  const points = highest ? Math.round((100 * own) / highest) : 0;
+  const share = (value) => written(value, state.map, false, false);
+  quiz.picks.push(`${quiz.asked.row}>${item.column}`);
   quiz.points.push(points);
-  Object.assign(quiz, { open: true, shown: quiz.asked, pick: k });
-  ask([points === 100 ? 'Right: ' : 'You chose ', { label: items[k].label }, ` has ${shareText(own, state.method)}, number ${rank} of ${ranked.length}.`,
-    ...(points === 100 ? [] : [' The strongest is ', { label: ranked[0].label }, ` with ${shareText(row[ranked[0].column], state.method)}.`]), ` ${points} points.`]);
-  $('next').hidden = false;
-  $('next').textContent = quiz.at + 1 < quiz.targets.length ? 'Next question' : 'Show my score';
-  paint();
+  Object.assign(quiz, { open: true, pick: item });
+  ask([points === 100 ? 'Right: ' : 'You chose ', item, ` has ${share(own)}, number ${1 + ranked.filter((one) => row[one.column] > own).length} of ${ranked.length}.`,
+    ...(points === 100 ? [] : [' The strongest is ', ranked[0], ` with ${share(highest)}.`]), ` ${points} points.`],
+  quiz.at + 1 < quiz.targets.length ? 'Next question' : 'Show my score');
   $('next').focus();
 }
 
 function endQuiz() {
-  const { quiz } = state;
-  const right = quiz.points.filter((one) => one === 100).length;
-  const points = Math.round(quiz.points.reduce((sum, one) => sum + one, 0) / quiz.points.length);
-  const out = [...state.out].sort().join('') || '-';
-  Object.assign(quiz, { open: true, asked: null, shown: null, pick: null });
-  $('result').value = `captum-vz-predict 1; page ${data.id}; method ${state.method}; map ${state.panel}; ${state.unit}; `
-    + `without ${out}; ${quiz.picks.join(',')}; ${right} right; ${points} points`;
-  $('next').hidden = true;
+  const { quiz, map } = state;
+  const { points: all } = quiz;
+  const right = all.filter((one) => one === 100).length;
+  const points = Math.round(all.reduce((sum, one) => sum + one, 0) / all.length);
+  $('result').value = `captum-vz-predict 1; page ${data.id}; method ${methods.indexOf(map.method)}; map ${map.method.maps.indexOf(map)}; `
+    + `${$('unit').value}; without ${[...state.out].sort().join('') || '-'}; ${quiz.picks.join(',')}; ${right} right; ${points} points`;
+  Object.assign(quiz, { asked: null, pick: null });
   $('handin').hidden = false;
-  $('stop').textContent = 'Explore';
-  ask([`Score: ${right} of ${quiz.points.length} right, ${points} of 100 points.`]);
-  paint();
+  ask([`Score: ${right} of ${all.length} right, ${points} of 100 points.`], '', 'Explore');
   $('result').focus();
 }
 
 function stopQuiz() {
   state.quiz = null;
   $('ask').hidden = true;
-  for (const one of $('controls').querySelectorAll('select, input, button')) one.disabled = false;
+  $('controls').disabled = false;
   paint();
   $('start').focus();
 }
 
 // ---------------------------------------------------------------- events
 
-function setPanel(panel) {
-  state.panel = Math.max(0, Math.min(methods[state.method].maps.length - 1, panel));
-  $('panel').value = state.panel;
-  paint();
-  announce();
+function setMap(map) {
+  if (!map || state.quiz) return;
+  state.map = map;
+  $('panel').max = map.method.maps.length - 1;
+  $('panel').value = map.method.maps.indexOf(map);
+  $('panel').parentNode.hidden = map.method.maps.length < 2;
+  show();
 }
 
-function fitSlider() {
-  const { maps } = methods[state.method];
-  $('panel').max = maps.length - 1;
-  $('panel').parentNode.hidden = maps.length < 2;
-  state.panel = Math.min(state.panel, maps.length - 1);
-  $('panel').value = state.panel;
-}
-
-function focusToken(k, view) {
-  const button = shown[view].buttons[k];
+function focusToken(button) {
   for (const one of button.parentNode.children) one.tabIndex = one === button ? 0 : -1;
   button.focus();
 }
 
-const viewOf = (button) => shown.findIndex((view) => view.buttons.includes(button));
-
-function press(k) {
-  if (state.quiz) { answer(k); return; }
-  state.pinned = state.pinned === k ? null : k;
-  paint();
-  announce();
-}
-
 function onKey(event) {
-  const button = event.target.closest('.flow button');
+  const button = tokenOf(event);
   if (!button) return;
   const all = [...button.parentNode.children];
-  const at = all.indexOf(button);
-  const ahead = button.parentNode.dir === 'rtl' ? -1 : 1;
-  const lines = (sign) => {
-    const here = button.getBoundingClientRect();
-    const near = all.filter((one) => sign * (one.getBoundingClientRect().top - here.top) > 4);
-    const top = Math.min(...near.map((one) => sign * one.getBoundingClientRect().top));
-    const line = near.filter((one) => sign * one.getBoundingClientRect().top < top + 4);
-    const distance = (one) => Math.abs(one.getBoundingClientRect().left - here.left);
-    return all.indexOf(line.sort((a, b) => distance(a) - distance(b))[0]);
-  };
-  const moves = {
-    ArrowRight: () => at + ahead, ArrowLeft: () => at - ahead, Home: () => 0, End: () => all.length - 1,
-    ArrowDown: () => lines(1), ArrowUp: () => lines(-1),
-  };
-  if (moves[event.key]) {
-    const goal = all[moves[event.key]()];
-    if (goal) focusToken(Number(goal.dataset.k), viewOf(button));
-  } else if (event.key === 'PageUp' || event.key === 'PageDown') {
-    if (!state.quiz) setPanel(state.panel + (event.key === 'PageUp' ? 1 : -1));
-  } else if (event.key === 'Escape') {
-    if (!state.quiz) { state.pinned = null; paint(); announce(); }
-  } else return;
+  const near = (by) => all[all.indexOf(button) + (button.parentNode.dir === 'rtl' ? -by : by)];
+  const layer = (by) => setMap(state.map.method.maps[Number($('panel').value) + by]);
+  const act = {
+    ArrowRight: () => near(1), ArrowLeft: () => near(-1), Home: () => all[0], End: () => all.at(-1),
+    ArrowUp: () => layer(1), ArrowDown: () => layer(-1), Escape: () => pin(),
+  }[event.key];
+  if (!act) return;
   event.preventDefault();
+  const goal = act();
+  if (goal) focusToken(goal);
+}
+
+const tokenOf = (event) => event.target.closest('.flow button');
+
+function pin(item) {
+  if (state.quiz) return;
+  state.pinned = item;
+  show();
+}
+
+// The item at the same place after a change of units.
+function setUnitsAndPin() {
+  const old = state.pinned;
+  const piece = old && (old.row === undefined ? columnUnit.indexOf(old.column) : rowUnits[old.row][0]);
+  setUnits();
+  state.hover = state.focus = null;
+  state.pinned = old && (old.row === undefined ? sources[columnUnit[piece]] : items.find((one) => rowUnits[one.row]?.includes(piece)));
+  build();
+  show();
 }
 
 function listen() {
   const texts = $('texts');
-  const tokenOf = (event) => event.target.closest('.flow button');
-  texts.addEventListener('pointerover', (event) => {
-    const button = tokenOf(event);
-    if (event.pointerType === 'touch') return;
-    const k = button ? Number(button.dataset.k) : null;
-    if (k !== state.hover) { state.hover = k; plan(); }
-  });
-  texts.addEventListener('pointerleave', () => { state.hover = null; plan(); });
+  texts.onpointerover = (event) => {
+    const item = tokenOf(event)?.item;
+    if (event.pointerType === 'touch' || item === state.hover) return;
+    state.hover = item;
+    plan();
+  };
+  texts.onpointerleave = () => { state.hover = null; plan(); };
   texts.addEventListener('focusin', (event) => {
     const button = tokenOf(event);
     if (!button) return;
-    state.focus = Number(button.dataset.k);
-    plan();
-    if (!state.quiz && button.matches(':focus-visible')) announce();
+    state.focus = button.item;
+    if (state.quiz || !button.matches(':focus-visible')) plan();
+    else show();
   });
-  texts.addEventListener('click', (event) => {
+  texts.onclick = (event) => {
     const button = tokenOf(event);
     if (!button) return;
-    focusToken(Number(button.dataset.k), viewOf(button));
-    press(Number(button.dataset.k));
-  });
-  texts.addEventListener('keydown', onKey);
-  $('panel').addEventListener('input', () => setPanel(Number($('panel').value)));
-  $('method').addEventListener('change', () => {
-    const label = methods[state.method].maps[state.panel].label;
-    state.method = Number($('method').value);
-    const same = methods[state.method].maps.findIndex((map) => map.label === label);
-    state.panel = same < 0 ? methods[state.method].maps.length - 1 : same;
-    fitSlider();
-    build();
-    announce();
-  });
-  $('beside').addEventListener('change', () => { state.beside = Number($('beside').value); build(); announce(); });
-  $('unit').addEventListener('change', () => {
-    const piece = (k) => (k === null ? null : items[k]);
-    const old = piece(state.pinned);
-    state.unit = $('unit').value;
-    const before = { rows: rowUnits, columns: columnUnit };
-    setUnits();
-    Object.assign(state, { hover: null, focus: null, pinned: old && samePlace(old, before) });
-    build();
-    announce();
-  });
-  $('values').addEventListener('change', () => { state.raw = $('values').value === 'raw'; paint(); announce(); });
-  $('scale').addEventListener('change', () => { state.scale = $('scale').value; paint(); });
-  for (const box of document.querySelectorAll('fieldset input')) {
-    box.addEventListener('change', () => {
-      state.out[box.checked ? 'add' : 'delete'](Number(box.value));
-      paint();
-      announce();
-    });
-  }
-  $('table').addEventListener('toggle', () => { if ($('table').open) paintTable(); });
-  $('copy').addEventListener('click', () => {
-    const { rows } = tableRows();
-    copy(rows.map((cells) => cells.join('\t')).join('\n'), () => {
-      $('copied').textContent = `Copied ${rows.length - 1} rows.`;
-      say($('copied').textContent);
-    });
-  });
-  $('start').addEventListener('click', startQuiz);
-  $('next').addEventListener('click', nextQuestion);
-  $('stop').addEventListener('click', stopQuiz);
-  $('copyresult').addEventListener('click', () => copy($('result').value, () => say('Copied.')));
-  window.matchMedia('(prefers-color-scheme: dark)').addEventListener('change', retheme);
-  new ResizeObserver(plan).observe($('texts'));
-}
-
-// The item at the same place after a change of units.
-function samePlace(item, before) {
-  const piece = item.row === null ? before.columns.indexOf(item.column) : before.rows[item.row][0];
-  const found = items.findIndex((one) => (item.row === null
-    ? one.column === columnUnit[piece]
-    : one.row !== null && rowUnits[one.row].includes(piece)));
-  return found < 0 ? null : found;
+    focusToken(button);
+    if (state.quiz) answer(button.item);
+    else pin(state.pinned !== button.item && button.item);
+  };
+  texts.onkeydown = onKey;
+  $('panel').oninput = () => setMap(state.map.method.maps[$('panel').value]);
+  $('method').onchange = () => { setMap(mapIn(methods[$('method').value])); build(); };
+  $('beside').onchange = () => { state.beside = methods[$('beside').value]; build(); show(); };
+  $('unit').onchange = setUnitsAndPin;
+  $('values').onchange = () => { state.raw = $('values').value === 'raw'; show(); };
+  $('scale').onchange = () => { state.byRow = $('scale').value === 'row'; show(); };
+  $('filter').onchange = ({ target }) => { state.out[target.checked ? 'add' : 'delete'](Number(target.value)); show(); };
+  $('table').ontoggle = paintTable;
+  $('copy').onclick = () => {
+    const { rows } = tableOf(current());
+    copy(rows.map((cells) => cells.join('\t')).join('\n'), `Copied ${rows.length - 1} rows.`);
+  };
+  $('start').onclick = startQuiz;
+  $('next').onclick = nextQuestion;
+  $('stop').onclick = stopQuiz;
+  $('copyresult').onclick = () => copy($('result').value, 'Copied the result.');
+  darkSystem.onchange = retheme;
+  new ResizeObserver(plan).observe(texts);
 }
 
 function retheme() {
@@ -714,45 +588,39 @@ function fitFrame() {
     if (!frame) return;
     new ResizeObserver(() => { frame.style.height = `${Math.ceil(document.body.offsetHeight)}px`; }).observe(document.body);
     const watch = new MutationObserver(retheme);
-    const { body, documentElement } = window.parent.document;
-    for (const one of [body, documentElement]) watch.observe(one, { attributes: true, attributeFilter: ['class', 'theme', 'data-theme', 'data-jp-theme-light'] });
+    for (const one of [parent.document.body, parent.document.documentElement]) watch.observe(one, { attributes: true });
   } catch { /* the page around the frame is of another origin */ }
 }
 
-function fill() {
+// Settings that this page has no use for are hidden.
+function fillSettings() {
   const names = methods.map((method, i) => new Option(method.name || 'scores', i));
   $('method').append(...names);
   $('beside').append(new Option('none', -1), ...names.map((one) => one.cloneNode(true)));
-  $('beside').value = '-1';
-  for (const id of ['method', 'beside']) $(id).parentNode.hidden = methods.length < 2;
-  const parts = [data.rows, data.columns].some((side) => side.words.length < side.tokens.length);
-  $('unit').parentNode.hidden = !parts;
-  $('values').parentNode.hidden = !methods.some((method) => method.maps.some((map) => map.totals));
-  const kinds = new Set([...data.columns.kinds, ...data.columns.wordKinds]);
-  for (const box of document.querySelectorAll('fieldset input')) box.parentNode.hidden = !kinds.has(Number(box.value));
-  $('controls').querySelector('fieldset').hidden = ![1, 2, 3].some((kind) => kinds.has(kind));
+  const hide = (one, hidden) => { one.parentNode.hidden = hidden; };
+  hide($('method'), methods.length < 2);
+  hide($('beside'), methods.length < 2);
+  hide($('unit'), ![data.rows, data.columns].some((side) => side.words.length < side.tokens.length));
+  hide($('values'), !methods.some((method) => method.maps.some((map) => map.totals)));
+  const kinds = [...data.columns.kinds, ...data.columns.wordKinds].map(String);
+  for (const box of $('filter').querySelectorAll('input')) hide(box, !kinds.includes(box.value));
+  $('filter').hidden = kinds.every((kind) => kind === '0');
 }
 
-async function start() {
-  if (typeof DecompressionStream === 'undefined') {
-    $('read').textContent = 'This browser cannot unpack the numbers (DecompressionStream is missing). The table after the view has some.';
-    return;
-  }
-  numbers = await unpack(data.numbers);
-  let next = 0;
-  starts = methods.map((method) => method.maps.map(() => (next += 1) - 1));
-  starts = starts.map((places) => places.map((place) => place * data.rows.tokens.length * WIDTH));
-  state.panel = Math.min(data.layer, methods[0].maps.length - 1);
+if (typeof DecompressionStream === 'undefined') {
+  $('read').textContent = 'This browser has no DecompressionStream.';
+} else {
+  await unpack();
   setTheme();
-  fill();
-  fitSlider();
+  fillSettings();
   setUnits();
-  if (data.token !== null) state.pinned = itemOfRow(data.token);
+  const { maps } = methods[0];
+  state.map = maps[Math.min(data.layer, maps.length - 1)];
+  state.pinned = items.find((item) => item.row === data.token);
   listen();
   build();
+  setMap(state.map);
   fitFrame();
   if (data.predict.length) startQuiz();
   document.body.dataset.ready = '';
 }
-
-await start();

@@ -12,7 +12,7 @@ from matplotlib import font_manager, rcParams
 from matplotlib.ft2font import FT2Font
 from matplotlib.text import Text
 
-# Marks that change how their neighbours look and need no glyph: joiners, directions and variation selectors.
+# Characters that may be left out if no font has them: joiners, and marks above or around others.
 _INVISIBLE: Final = {"Cf", "Mn", "Me"}
 # Of several fonts that have a character, these are taken first. The word is part of the name of the file.
 _PREFERRED: Final = ("sanscjk", "sansarabic", "sanshebrew", "sans", "emoji", "symbol")
@@ -51,10 +51,15 @@ def _written(letter: str) -> str:
     return f":{name.lower().replace(' ', '-')}:" if category.startswith("S") and name else f"U+{ord(letter):04X}"
 
 
+def _is_format(letter: str) -> bool:
+    """Whether a character only says how its neighbours are drawn: joiners, directions, variation selectors."""
+    return unicodedata.category(letter) == "Cf" or "\ufe00" <= letter <= "\ufe0f"
+
+
 @cache
 def _family_of(letter: str) -> str | None:
     """A family of fonts for a character that matplotlib's own font lacks. None: that has it, or no font has."""
-    if letter.isascii() or _is_in(_default_font(), letter) or unicodedata.category(letter) in _INVISIBLE:
+    if letter.isascii() or _is_in(_default_font(), letter) or _is_format(letter):
         return None
     for path in _font_files():
         if _is_in(path, letter):

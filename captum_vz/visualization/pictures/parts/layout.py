@@ -15,7 +15,7 @@ PAGE: Final = (7.6, 10.2)
 SMALLEST_SIDE: Final = 1.15  # of the longer side of a panel with few tokens
 _TITLE, _GAP, _EDGE = 0.24, 0.12, 0.06
 _NAME: Final = 0.2  # "source token" and "output token"
-_BAR, _BAR_GAP, _BAR_TEXT = 0.11, 0.14, 0.5
+_BAR, _BAR_GAP, _BAR_TEXT = 0.11, 0.14, 0.62
 _GROWTH: Final = (1.0, 1.08, 1.2, 1.35, 1.5, 1.7)  # of pages that are tried if labels do not fit
 
 

@@ -1,0 +1,94 @@
+"""Print what each class costs, in forward passes: the maps of all layers, at 32 tokens, of models of bert-base's size.
+
+python -m tests.benchmarks.methods
+python -m tests.benchmarks.methods --tokens 128 --rounds 3
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import BartConfig, BartModel, BertConfig, BertForSequenceClassification, GPT2Config, GPT2LMHeadModel
+
+import captum_vz as vz
+from tests.benchmarks.measure import medians
+from tests.benchmarks.models import token_ids
+
+Contenders = dict[str, Callable[[], Any]]
+
+
+def of_encoder(ids: Tensor) -> tuple[nn.Module, Contenders]:
+    """The methods that explain bert-base. A flow is computed for one row."""
+    model = BertForSequenceClassification(BertConfig()).eval()
+    layers = vz.find_layers(model)
+    gradient = vz.LayerAttentionGradient(model, layers, objective=lambda output: output.logits[:, 0])
+    maps = [
+        "ValueZeroing",
+        "ValueZeroingRollout",
+        "LayerAttention",
+        "AttentionRollout",
+        "LayerAttentionNorm",
+        "GlobEnc",
+    ]
+    maps += ["LayerALTI", "ALTI"]
+    return model, {
+        **{name: lambda name=name: getattr(vz, name)(model, layers).attribute(ids) for name in maps},
+        "ValueZeroing, one row": lambda: vz.ValueZeroing(model, layers).attribute(ids, token=1),
+        "ValueZeroingEffect": lambda: vz.ValueZeroingEffect(model, layers).attribute(ids, target=0),
+        "LayerAttentionGradient": lambda: gradient.attribute(ids),
+        "AttentionFlow, one row": lambda: vz.AttentionFlow(model, layers).attribute(ids, token=1),
+    }
+
+
+def of_derivatives(ids: Tensor) -> tuple[nn.Module, Contenders]:
+    """HiddenTokenAttribution of one row of bert-base, which takes minutes."""
+    model = BertForSequenceClassification(BertConfig()).eval()
+    derivative = vz.HiddenTokenAttribution(model, vz.find_layers(model)[-1])
+    return model, {"HiddenTokenAttribution, one row": lambda: derivative.attribute(ids, token=1)}
+
+
+def of_encoder_decoder(ids: Tensor) -> tuple[nn.Module, Contenders]:
+    """ALTIPlus of a model of bart-base's size."""
+    size = {"d_model": 768, "encoder_layers": 6, "decoder_layers": 6, "encoder_ffn_dim": 3072, "decoder_ffn_dim": 3072}
+    heads = {"encoder_attention_heads": 12, "decoder_attention_heads": 12}
+    model = BartModel(BartConfig(use_cache=False, **size, **heads)).eval()
+    layers = [*vz.find_layers(model, "encoder"), *vz.find_layers(model, "decoder")]
+    return model, {
+        "ALTIPlus": lambda: vz.ALTIPlus(model, layers).attribute({"input_ids": ids, "decoder_input_ids": ids})
+    }
+
+
+def of_decoder(ids: Tensor) -> tuple[nn.Module, Contenders]:
+    """ALTILogit of a model of gpt2's size."""
+    model = GPT2LMHeadModel(GPT2Config(use_cache=False)).eval()
+    logit = vz.ALTILogit(model, vz.find_layers(model))
+    return model, {"ALTILogit, one row": lambda: logit.attribute(ids, target=(ids.shape[1] - 1, 7))}
+
+
+def main() -> None:
+    """Run what the command line asks for."""
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.methods", description=__doc__)
+    parser.add_argument("--tokens", type=int, default=32)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--derivatives", action="store_true", help="also measure HiddenTokenAttribution, for minutes")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(0)
+    ids = token_ids(options.tokens, "cpu")
+    builds = [of_encoder, of_encoder_decoder, of_decoder, *([of_derivatives] if options.derivatives else [])]
+    for build in builds:
+        model, contenders = build(ids)
+        given = {"input_ids": ids} | ({"decoder_input_ids": ids} if build is of_encoder_decoder else {})
+        forward: Contenders = {"forward pass": lambda model=model, given=given: model(**given)}
+        seconds = medians(forward | contenders, options.rounds, "cpu")
+        for name in contenders:
+            print(f"{name:32} {seconds[name] / seconds['forward pass']:6.1f} forward passes", flush=True)
+
+
+if __name__ == "__main__":
+    main()

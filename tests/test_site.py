@@ -1,0 +1,294 @@
+"""The site builds without a warning, all links and pictures in it lead somewhere, and no page makes a request."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import resource
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from html.parser import HTMLParser
+from importlib import util
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+from tests.documents import ROOT
+
+SITE = ROOT / "tutorials" / "docs" / "site"
+MOST_SECONDS = 60  # of one core
+DOCUMENTED = ["", "functional", "visualization", "generation", "study", "metrics", "verification", "text", "testbed"]
+DOCUMENTED += ["testbed.check"]
+CHROMIUM = next(
+    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
+)
+
+spec = util.spec_from_file_location("site_build", SITE / "build.py")
+assert spec is not None and spec.loader is not None
+build = util.module_from_spec(spec)
+spec.loader.exec_module(build)
+
+
+@dataclass
+class Page(HTMLParser):
+    """What a page links to, what it loads, and what can be linked to."""
+
+    links: list[str] = field(default_factory=list)
+    loaded: list[str] = field(default_factory=list)
+    styles: list[str] = field(default_factory=list)
+    ids: set[str] = field(default_factory=set)
+    pictures_without_text: list[str] = field(default_factory=list)
+    frames: list[str] = field(default_factory=list)
+    inside: str = ""
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        named = {name: value or "" for name, value in attrs}
+        self.inside = tag
+        self.ids |= {named["id"]} if "id" in named else set()
+        if tag == "a" and "href" in named:
+            self.links.append(named["href"])
+        if tag == "link" and named.get("rel") in ("stylesheet", "icon", "preload", "preconnect", "prefetch"):
+            self.loaded.append(named["href"])
+        if "src" in named:
+            self.loaded.append(named["src"])
+        if tag == "img" and not named.get("alt"):
+            self.pictures_without_text.append(named["src"])
+        if "srcdoc" in named:
+            self.frames.append(named["srcdoc"])
+        self.styles.append(named.get("style", ""))
+
+    def handle_data(self, data: str) -> None:
+        if self.inside == "style":
+            self.styles.append(data)
+
+    def handle_endtag(self, tag: str) -> None:
+        self.inside = ""
+
+
+def parsed(text: str) -> Page:
+    page = Page()
+    page.feed(text)
+    return page
+
+
+def requests_of(page: Page) -> list[str]:
+    """What a page would load from other hosts, frames included."""
+    found = [one for one in page.loaded if urlsplit(one).scheme not in ("", "data") or one.startswith("//")]
+    found += [one for style in page.styles for one in re.findall(r"(?:@import|url\()[^;)]*//[^;)]*", style)]
+    return found + [one for frame in page.frames for one in requests_of(parsed(frame))]
+
+
+def broken_links(site: Path) -> list[str]:
+    """The links of all pages, and what they load, that lead to no file or to no place in a page."""
+    pages = {path: parsed(path.read_text("utf-8")) for path in site.rglob("*.html")}
+    broken = []
+    for path, page in pages.items():
+        for link in [*page.links, *page.loaded]:
+            parts = urlsplit(link)
+            if parts.scheme or not link or link == "#":
+                continue
+            target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+            named = not parts.fragment or unquote(parts.fragment) in getattr(pages.get(target), "ids", set())
+            if not target.is_file() or not named:
+                broken.append(f"{path.relative_to(site)}: {link}")
+    return broken
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, built as a user builds it."""
+    output = tmp_path_factory.mktemp("site") / "html"
+    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+    run = subprocess.run(
+        [sys.executable, str(SITE / "build.py"), str(output)], capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before < MOST_SECONDS
+    return output
+
+
+@pytest.mark.slow
+def test_links_and_pictures_lead_somewhere(site: Path) -> None:
+    assert not broken_links(site)
+
+
+@pytest.mark.slow
+def test_pages_load_nothing_from_elsewhere(site: Path) -> None:
+    assert not {path.name: found for path in site.rglob("*.html") if (found := requests_of(parsed(path.read_text())))}
+    sheets = {path.name: path.read_text("utf-8") for path in site.rglob("*.css")}
+    assert sheets
+    assert not [name for name, text in sheets.items() if re.search(r"(?:@import|url\()[\s\"']*(?:https?:)?//", text)]
+
+
+@pytest.mark.slow
+def test_pictures_have_a_text(site: Path) -> None:
+    pages = {path: parsed(path.read_text("utf-8")) for path in site.glob("*.html")}
+    assert not {path.name: page.pictures_without_text for path, page in pages.items() if page.pictures_without_text}
+
+
+@pytest.mark.slow
+def test_each_page_is_in_the_site(site: Path) -> None:
+    pages = {path.stem for path in (ROOT / "tutorials" / "docs").glob("*.md")}
+    assert {"index", "choosing", "captum_scripts", "gallery", "faq", "glossary", "how_it_works", "speed"} <= pages
+    lessons = {path.stem for path in (ROOT / "tutorials").glob("*.ipynb")}
+    assert pages <= {path.stem for path in site.glob("*.html")}
+    assert lessons == {path.stem for path in (site / "lessons").glob("*.html")}
+    start = parsed((site / "index.html").read_text("utf-8"))
+    reached = {urlsplit(link).path for link in start.links}
+    assert {f"{page}.html" for page in pages - {"index"}} <= reached
+    assert {f"lessons/{lesson}.html" for lesson in lessons} <= reached
+
+
+@pytest.mark.slow
+def test_notebooks_are_shown_with_their_outputs(site: Path) -> None:
+    lesson = (site / "lessons" / "01_value_zeroing_with_captum.html").read_text("utf-8")
+    assert lesson.count("cell_output") >= 10
+    assert any(one.endswith(".png") for one in parsed(lesson).loaded)
+
+
+@pytest.mark.slow
+def test_answers_of_lessons_are_folded(site: Path) -> None:
+    """A solution is folded, and so is the output of the code cell after a question."""
+    for path in (ROOT / "tutorials").glob("*.ipynb"):
+        cells = json.loads(path.read_text("utf-8"))["cells"]
+        tags = [set(cell["metadata"].get("tags", [])) for cell in cells]
+        code = [cell["cell_type"] == "code" for cell in cells]
+        solutions = sum("solution" in one and is_code for one, is_code in zip(tags, code, strict=True))
+        answers = sum(
+            "question" in one and is_code and bool(cell["outputs"]) and "solution" not in there
+            for one, there, is_code, cell in zip(tags, tags[1:], code[1:], cells[1:], strict=False)
+        )
+        shown = (site / "lessons" / f"{path.stem}.html").read_text("utf-8")
+        assert shown.count("Show code cell content") == solutions
+        assert shown.count("Show code cell output") == answers
+
+
+@pytest.mark.slow
+def test_every_public_name_is_in_the_api(site: Path) -> None:
+    text = "".join(path.read_text("utf-8") for path in (site / "api").glob("*.html"))
+    ids = re.findall(r'<dt class="sig sig-object py" id="([\w.]+)"', text)
+    assert len(ids) == len(set(ids))
+    documented = {name.rpartition(".")[2] for name in ids}
+    for room in DOCUMENTED:
+        module: ModuleType = importlib.import_module(f"captum_vz.{room}".rstrip("."))
+        names = {name for name in module.__all__ if not isinstance(getattr(module, name), (ModuleType, str))}
+        assert not sorted(names - documented), f"{module.__name__} has public names that no page documents"
+
+
+@pytest.mark.slow
+def test_formulas_are_mathml(site: Path) -> None:
+    pages = "".join(path.read_text("utf-8") for path in (site / "api").glob("*.html"))
+    formulas = re.findall(r"<math.*?</math>", pages)
+    assert len(formulas) > 100
+    assert not [one for one in formulas if "\\" in one]
+    assert "MathJax" not in pages
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine")
+def test_pages_in_a_browser(site: Path) -> None:
+    """No request, no error and no sideways scrolling, in both themes, wide and narrow. Search and views work."""
+    with Opened(site) as (context, outside, complaints):
+        for name in ("index", "choosing", "generation", "api/value_zeroing", "lessons/01_value_zeroing_with_captum"):
+            page = context.new_page()
+            page.goto((site / f"{name}.html").as_uri())
+            for frame in page.frames[1:]:
+                frame.wait_for_selector("body[data-ready]", timeout=10_000)
+            for width in (1280, 390):
+                page.set_viewport_size({"width": width, "height": 800})
+                assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, (name, width)
+            assert page.evaluate("scrollY") == 0, f"{name} does not begin at its top"
+            page.close()
+        page = context.new_page()
+        page.goto((site / "search.html").as_uri() + "?q=rollout")
+        page.wait_for_selector("#search-results li a", timeout=10_000)
+        page.goto((site / "index.html").as_uri())
+        (view,) = page.frames[1:]
+        assert "pictures" in view.locator("body").inner_text()
+    assert not outside
+    assert not complaints
+
+
+class Opened:
+    """A browser without network: its context, the addresses outside the site that were asked for, and errors."""
+
+    def __init__(self, site: Path) -> None:
+        self.site, self.outside, self.complaints = site.as_uri(), list[str](), list[str]()
+
+    def __enter__(self) -> tuple[Any, list[str], list[str]]:
+        from playwright.sync_api import sync_playwright
+
+        self.playwright = sync_playwright().start()
+        self.browser = self.playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        context = self.browser.new_context(color_scheme="dark", offline=True)
+        context.on("request", self._note)
+        context.on("console", lambda one: self.complaints.append(one.text) if one.type == "error" else None)
+        context.on("weberror", lambda one: self.complaints.append(str(one.error)))
+        return context, self.outside, self.complaints
+
+    def _note(self, request: Any) -> None:
+        if not request.url.startswith((self.site, "data:", "about:", "blob:")):
+            self.outside.append(request.url)
+
+    def __exit__(self, *error: object) -> None:
+        self.browser.close()
+        self.playwright.stop()
+
+
+def test_links_are_rewritten() -> None:
+    known = {ROOT / "README.md": Path("index.md"), ROOT / "tutorials" / "a.ipynb": Path("lessons", "a.ipynb")}
+    page = ROOT / "tutorials" / "docs" / "page.md"
+    text = "[one](../a.ipynb#part), [two](../../README.md), [three](#here), [four](https://captum.ai/)"
+    assert build.rewritten(text, page, Path("page.md"), known) == (
+        "[one](lessons/a.ipynb#part), [two](index.md), [three](#here), [four](https://captum.ai/)"
+    )
+    deeper = build.rewritten("[one](../../README.md#install)", page, Path("lessons", "page.md"), known)
+    assert deeper == "[one](../index.md#install)"
+    with pytest.raises(FileNotFoundError, match=r"page\.md links to \.\./setup\.cfg, which is not in the site"):
+        build.rewritten("[lost](../setup.cfg)", page, Path("page.md"), known)
+
+
+def test_broken_links_are_found(tmp_path: Path) -> None:
+    (tmp_path / "other.html").write_text('<h2 id="part">other</h2>')
+    (tmp_path / "page.html").write_text(
+        '<a href="other.html#part">1</a><a href="other.html#no">2</a><a href="no.html">3</a><img src="no.png" alt="4">'
+        '<a href="https://captum.ai">5</a><a href="#">6</a>'
+    )
+    assert broken_links(tmp_path) == ["page.html: other.html#no", "page.html: no.html", "page.html: no.png"]
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ('<script src="https://cdn.example/a.js"></script>', 1),
+        ('<link rel="stylesheet" href="//cdn.example/a.css">', 1),
+        ('<style>@import "https://cdn.example/a.css";</style>', 1),
+        ('<p style="background: url(https://cdn.example/a.png)">', 1),
+        ('<iframe srcdoc="&lt;img src=&quot;https://cdn.example/a.png&quot;&gt;"></iframe>', 1),
+        ('<img src="a.png"><img src="data:image/png;base64,aa"><a href="https://captum.ai">link</a>', 0),
+    ],
+)
+def test_requests_are_found(text: str, found: int) -> None:
+    assert len(requests_of(parsed(text))) == found
+
+
+@pytest.mark.slow
+def test_gallery_is_what_its_code_draws(tmp_path: Path) -> None:
+    """The code of the page writes the pictures that the page shows."""
+    subprocess.run([sys.executable, str(SITE / "gallery.py"), str(tmp_path)], check=True)
+    kept = ROOT / "tutorials" / "images" / "gallery"
+    drawn = {path.name for path in tmp_path.iterdir()}
+    shown = set(
+        re.findall(r"images/gallery/(\w+\.png)", (ROOT / "tutorials" / "docs" / "gallery.md").read_text("utf-8"))
+    )
+    assert drawn == shown == {path.name for path in kept.iterdir()}
+    assert all((kept / name).read_bytes().startswith(b"\x89PNG") for name in drawn)

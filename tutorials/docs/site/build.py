@@ -1,0 +1,134 @@
+"""Builds the site: `python tutorials/docs/site/build.py [OUTPUT]`. It needs the extra `docs`, and takes 20 seconds.
+
+The pages, the notebooks and a few files from elsewhere in the repository are copied to `source`, next to the output.
+There they get their places in the site. Links between them are rewritten. A link to a file that is not in the site is
+an error.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[2]
+VIEWS = "views"
+OUTPUT = ROOT / "build" / "site" / "html"
+
+# Where files of the repository are in the site. The start page takes the place of the README.
+ELSEWHERE = {
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+    "tests/sweep/RESULTS.md": "results.md",
+    "tutorials/README.md": "making_lessons.md",
+}
+THEME_LACKS = {
+    '<p class="caption" role="heading">': '<p class="caption" role="heading" aria-level="2">',
+    '<aside class="sidebar-drawer">': '<aside class="sidebar-drawer" aria-label="Pages">',
+    '<aside class="toc-drawer': '<aside aria-label="On this page" class="toc-drawer',
+    "<pre>": '<pre tabindex="0">',  # code that is wider than the page is scrolled by keys
+}
+VIEW = re.compile(r"^<!-- view: (\w+) -->$", re.MULTILINE)
+LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)#\s]+)(#[^)\s]*)?(?=\))")
+
+
+def places() -> Iterator[tuple[Path, Path]]:
+    """Each file that the site is made of, and its path in the site."""
+    tutorials = ROOT / "tutorials"
+    for path in sorted((tutorials / "docs").glob("*.md")):
+        yield path, Path(path.name)
+    for path in sorted(tutorials.glob("*.ipynb")):
+        yield path, Path("lessons", path.name)
+    for path in sorted((tutorials / "images").rglob("*.*")):
+        yield path, path.relative_to(tutorials)
+    for path in sorted((HERE / "api").glob("*.rst")):
+        yield path, path.relative_to(HERE)
+    yield HERE / "conf.py", Path("conf.py")
+    yield HERE / "style.css", Path("static", "style.css")
+    for name, place in ELSEWHERE.items():
+        yield ROOT / name, Path(place)
+
+
+def rewritten(text: str, path: Path, place: Path, known: dict[Path, Path]) -> str:
+    """The text of a page with its links as they have to be in the site."""
+
+    def link(match: re.Match[str]) -> str:
+        target = (path.parent / match[1]).resolve()
+        if target not in known:
+            raise FileNotFoundError(f"{path.relative_to(ROOT)} links to {match[1]}, which is not in the site.")
+        return os.path.relpath(known[target], place.parent).replace(os.sep, "/") + (match[2] or "")
+
+    return VIEW.sub(rf"```{{raw}} html\n:file: {VIEWS}/\1.html\n```", LINK.sub(link, text))
+
+
+def lesson(text: str, path: Path, place: Path, known: dict[Path, Path]) -> str:
+    """A notebook with its links rewritten. Solutions, and the outputs that answer a question, are folded."""
+    notebook = json.loads(text)
+    asked = False
+    for cell in notebook["cells"]:
+        tags = cell["metadata"].setdefault("tags", [])
+        if cell["cell_type"] == "markdown":
+            cell["source"] = rewritten("".join(cell["source"]), path, place, known)
+        elif "solution" in tags:
+            tags.append("hide-cell")
+        elif asked:
+            tags.append("hide-output")
+        asked = "question" in tags
+    return json.dumps(notebook)
+
+
+def copy_sources(source: Path) -> None:
+    """Copies all files to the folder, except those that are there already. Files of an earlier build are deleted."""
+    known = dict(places())
+    for path, place in known.items():
+        if path == ROOT / "README.md":
+            continue
+        content = path.read_bytes()
+        if path.suffix in (".md", ".ipynb"):
+            change = lesson if path.suffix == ".ipynb" else rewritten
+            content = change(content.decode("utf-8"), path, place, known).encode("utf-8")
+        target = source / place
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if not target.exists() or target.read_bytes() != content:  # Sphinx reads only what has changed
+            target.write_bytes(content)
+    (source / "extra").mkdir(exist_ok=True)
+    placed = {source / place for place in known.values()}
+    for path in source.rglob("*"):
+        if path.is_file() and path not in placed and path.parent.name != VIEWS:
+            path.unlink()
+
+
+def accessible(html: str) -> str:
+    """A page with what axe-core finds missing in the theme: levels of headings, names of regions, focus of code."""
+    for old, new in THEME_LACKS.items():
+        html = html.replace(old, new)
+    return html
+
+
+def main(output: Path = OUTPUT) -> int:
+    """Builds the site in `output`, with sources and caches next to it. Returns Sphinx's status, 0 without warnings."""
+    from sphinx.cmd.build import main as sphinx
+
+    sys.path.insert(0, str(HERE))
+    from views import write_views
+
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    output = output.resolve()
+    source, doctrees = output.with_name("source"), output.with_name("doctrees")
+    copy_sources(source)
+    write_views(source / VIEWS)
+    shutil.rmtree(output, ignore_errors=True)
+    status = sphinx(["-W", "--keep-going", "-q", "-b", "html", "-d", str(doctrees), str(source), str(output)])
+    for page in output.rglob("*.html"):
+        page.write_text(accessible(page.read_text("utf-8")), "utf-8")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main(*map(Path, sys.argv[1:])))
