@@ -49,6 +49,7 @@ SMALL_ROOMS = [
     *(f"_engine/{room}" for room in ("numerics", "taps", "capture", "structure", "replay", "replay/folded")),
     *(f"_engine/{room}" for room in ("decomposition", "whole_model")),
     *("metrics", "visualization", "functional", "cli", "verification", "generation"),
+    *(f"visualization/pictures{room}" for room in ("", "/parts", "/description")),
 ]
 Graph = dict[str, set[str]]
 
