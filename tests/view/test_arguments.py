@@ -6,8 +6,11 @@ from typing import Any
 import pytest
 import torch
 
+from captum_vz import ValueZeroing
 from captum_vz.errors import ArgumentError
+from captum_vz.generation import attribute_generation
 from captum_vz.study import Table
+from captum_vz.testbed import load_agreement_model
 from captum_vz.visualization import view
 from captum_vz.visualization.view.labels import KINDS, read_labels
 from tests.view.pages import TOKENS, shares
@@ -134,3 +137,14 @@ def test_save_writes_the_page(tmp_path: Any) -> None:
     made = view(MAP, TOKENS)
     made.save(tmp_path / "page.html")
     assert (tmp_path / "page.html").read_text("ascii") == made.html()
+
+
+def test_generated_text_makes_a_page() -> None:
+    model, tokenizer = load_agreement_model("causal")
+    found = attribute_generation(ValueZeroing, model, tokenizer, "the pictures of some hat", max_new_tokens=2)
+    made = found.view(layer=0)
+    assert (made.offset, made.token, made.layer) == (6, 0, 0)
+    assert made.columns.tokens == [*found.prompt.labels, *found.generated.labels]
+    scores = torch.stack([panel.scores for panel in made.methods[0].panels], -1)
+    assert torch.allclose(scores[:, :6].float(), found.scores, atol=1e-6)
+    assert torch.allclose(scores[:, 6:].float(), found.prefix, atol=1e-6)

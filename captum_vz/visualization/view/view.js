@@ -234,7 +234,7 @@ function paintTokens({ map, buttons }, item) {
   for (const [other, button] of buttons) {
     const c = other.column;
     const value = (row && c >= 0 && !isOut(other) && row[c]) || 0;
-    [button.style.backgroundColor, button.style.color] = value ? colorOf(strength[c], value) : ['', ''];
+    [button.style.backgroundColor, button.style.color] = value && strength[c] > 0.008 ? colorOf(strength[c], value) : ['', ''];
     if (numbered) button.dataset.share = value && strength[c] > 0.07 ? written(value, map, true) : '';
     const drawn = column && other.row >= 0 ? size(column[other.row]) : 0;
     const depends = drawn > 0 && drawn > meanOf(map, other.row);
