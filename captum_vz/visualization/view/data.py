@@ -57,7 +57,7 @@ def encode(methods: Sequence[Method]) -> Encoded:
         if width * sum(one.size for one in found) > LEAST_RATIO * room and not last:
             continue  # compression does not save that much
         numbers = np.concatenate([one.ravel() for one in found]).astype(f"<{'i' if signed else 'u'}{width}")
-        text = base64.b64encode(gzip.compress(_planes(numbers), 9, mtime=0)).decode("ascii")
+        text = base64.b64encode(gzip.compress(_planes(numbers), 6, mtime=0)).decode("ascii")
         if len(text) <= room or last:
             break
     parts = iter(found)

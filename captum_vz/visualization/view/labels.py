@@ -65,7 +65,7 @@ def read_labels(tokens: Any, words: Any, special: Any, name: str) -> Labels:
     shown = [visible(token) for token in tokens]
     groups = _guessed(tokens) if words is None else _given(words, len(tokens), name)
     members = [[i for i, group in enumerate(groups) if group == word] for word in range(max(groups) + 1)]
-    named = [shown[one[0]] if len(one) == 1 else "".join(_piece(tokens[i], shown[i]) for i in one) for one in members]
+    named = ["".join(_piece(tokens[i], shown[i]) for i in one) or shown[one[0]] for one in members]
     marked = _marked(special, shown, name)
     plain = [_kind(_piece(token, text), mark) for token, text, mark in zip(tokens, shown, marked, strict=True)]
     whole = [_kind(text, all(marked[i] for i in one)) for text, one in zip(named, members, strict=True)]

@@ -234,8 +234,8 @@ function paintTokens({ map, buttons }, item) {
   for (const [other, button] of buttons) {
     const c = other.column;
     const value = (row && c >= 0 && !isOut(other) && row[c]) || 0;
-    [button.style.backgroundColor, button.style.color] = value ? colorOf(strength[c], value) : ['', ''];
-    if (numbered) button.dataset.share = value && strength[c] > 0.04 ? written(value, map, true) : '';
+    [button.style.backgroundColor, button.style.color] = value && strength[c] > 0.008 ? colorOf(strength[c], value) : ['', ''];
+    if (numbered) button.dataset.share = value && strength[c] > 0.07 ? written(value, map, true) : '';
     const drawn = column && other.row >= 0 ? size(column[other.row]) : 0;
     const depends = drawn > 0 && drawn > meanOf(map, other.row);
     const thick = 1 + Math.round(3 * Math.sqrt(drawn / (map.method.signed ? map.method.scale : 1)));
@@ -383,8 +383,8 @@ function paintTable() {
     return;
   }
   const { caption, rows: [heads, ...rows] } = tableOf(item);
-  const line = (cells, heads) => element('tr', cells.map((text, i) => (heads || i === 1
-    ? element('th', text, { dir: 'auto', scope: heads ? 'col' : 'row' })
+  const line = (cells, first) => element('tr', cells.map((text, i) => (first || i === 1
+    ? element('th', text, { dir: 'auto', scope: first ? 'col' : 'row' })
     : element('td', text))));
   $('cells').replaceChildren(element('table', [element('caption', caption, { dir: 'auto' }),
     element('thead', line(heads, true)), element('tbody', rows.map((cells) => line(cells)))]));

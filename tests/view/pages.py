@@ -1,0 +1,85 @@
+"""Pages for the tests: small maps with known numbers, opened in the system's Chromium."""
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.documents import ROOT
+
+TOKENS = ["[CLS]", "the", "pic", "##tures", "of", "hat", ".", "[SEP]"]
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+Open = Callable[..., Any]
+
+
+def shares(count: int, seed: int, columns: int | None = None) -> Tensor:
+    """A map of shares in which no two scores of a row are alike."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.softmax(3 * torch.randn(count, columns or count, generator=generator, dtype=torch.float64), -1)
+
+
+def node_module(name: str) -> Path | None:
+    """A package of npm in the folders of NODE_PATH or in the checkout. `.ci/run` installs it."""
+    folders = [*filter(None, os.environ.get("NODE_PATH", "").split(os.pathsep)), str(ROOT / "node_modules")]
+    return next((Path(folder) / name for folder in folders if (Path(folder) / name).is_dir()), None)
+
+
+@contextmanager
+def chromium() -> Iterator[Any]:
+    if CHROMIUM is None:
+        pytest.skip("There is no Chromium: apt-get install chromium.")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+def ready(page: Any) -> Any:
+    page.wait_for_selector("body[data-ready]")
+    return page
+
+
+def token(page: Any, label: str, view: int = 0) -> Any:
+    """The button of a token, by its exact text."""
+    return page.locator("#texts > div").nth(view).locator(".flow button").get_by_text(label, exact=True).first
+
+
+def numbers(page: Any, view: int = 0) -> list[str]:
+    """What is written below the tokens."""
+    found: list[str] = (
+        page.locator("#texts > div")
+        .nth(view)
+        .locator(".flow button")
+        .evaluate_all("all => all.map((one) => one.dataset.share)")
+    )
+    return found
+
+
+def light(page: Any, view: int = 0) -> list[float]:
+    """The brightness of the tokens' backgrounds, from 0 (black) to 1."""
+    colors = (
+        page.locator("#texts > div")
+        .nth(view)
+        .locator(".flow button")
+        .evaluate_all("all => all.map((one) => getComputedStyle(one).backgroundColor.match(/[\\d.]+/g).map(Number))")
+    )
+    return [1.0 if color[3:] == [0] else sum(color[:3]) / 765 for color in colors]
+
+
+def underlined(page: Any, view: int = 0) -> list[int]:
+    """The positions of the tokens with a line in the color of the mark."""
+    found: list[bool] = (
+        page.locator("#texts > div")
+        .nth(view)
+        .locator(".flow button")
+        .evaluate_all("all => all.map((one) => one.style.borderBottom.includes('--mark'))")
+    )
+    return [place for place, line in enumerate(found) if line]

@@ -1,0 +1,160 @@
+"""The page for all readers: the keyboard, screen readers, dark pages, large text, any script, hostile tokens."""
+
+import json
+from typing import Any
+
+import pytest
+
+from captum_vz.visualization import view
+from tests.view.pages import TOKENS, Open, node_module, numbers, shares, token
+
+COUNT = len(TOKENS)
+TWO = {"one": [shares(COUNT, 1), shares(COUNT, 2)], "two": [2 * shares(COUNT, 3), shares(COUNT, 4)]}
+HOSTILE = [
+    "<script>document.title='x'</script>",
+    "</script><img src=x onerror=alert(1)>",
+    "a\"b'c&amp;",
+    "nul\0",
+    "two\nlines",
+    "\u202eback",
+    "שלום",
+    "مرحبا",
+    "👩\u200d👧",
+    "漢字",
+    " ",
+    "",
+]
+
+
+def violations(page: Any) -> list[str]:
+    """What axe-core finds, with the elements."""
+    folder = node_module("axe-core")
+    if folder is None:
+        pytest.skip("There is no axe-core: npm install axe-core, and NODE_PATH=.../node_modules.")
+    page.evaluate((folder / "axe.min.js").read_text("utf-8"))
+    found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")["violations"]
+    return [json.dumps([one["id"], [node["html"] for node in one["nodes"]][:3]]) for one in found]
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_axe_finds_nothing(theme: str, opened: Open) -> None:
+    page = opened(view(TWO, TOKENS, token=5, theme=theme).html())
+    assert not violations(page)
+    page.select_option("#beside", label="two")
+    page.get_by_label("stop words").check()
+    page.click("#table summary")
+    page.wait_for_timeout(200)
+    for place in range(COUNT):
+        token(page, TOKENS[place]).focus()
+        page.keyboard.press("Enter")
+    assert not violations(page)
+    page.click("#start")
+    token(page, "pic").click()
+    assert not violations(page)
+
+
+def test_axe_checks_the_frame_and_the_table(opened: Open) -> None:
+    shown = view(TWO, TOKENS, token=5)._repr_html_()
+    document = f"<!DOCTYPE html><html lang='en'><title>x</title><body><main><h1>x</h1>{shown}</main></body></html>"
+    page = opened(document, wait=False)
+    page.frame_locator("iframe").locator("body[data-ready]").wait_for()
+    page.locator("body > main > details > summary").click()
+    assert not violations(page)
+
+
+def test_keyboard_alone(opened: Open) -> None:
+    page = opened(view(TWO, TOKENS).html())
+
+    def focused() -> str:
+        found: str = page.evaluate("document.activeElement.id || document.activeElement.textContent")
+        return found
+
+    seen = []
+    for _ in range(12):
+        page.keyboard.press("Tab")
+        seen.append(focused())
+        if seen[-1] == "[CLS]":
+            break
+    assert seen[:5] == ["method", "beside", "panel", "unit", "values"]
+    assert seen[-1] == "[CLS]"
+    for key, expected in (("ArrowRight", "the"), ("End", "[SEP]"), ("ArrowLeft", "."), ("Home", "[CLS]")):
+        page.keyboard.press(key)
+        assert focused() == expected
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Enter")
+    assert (
+        page.locator("[aria-pressed=true]").inner_text().endswith("the") or page.locator("[aria-pressed=true]").count()
+    )
+    page.keyboard.press("ArrowDown")
+    assert page.inner_text("#name") == "layer 0"
+    page.keyboard.press("ArrowUp")
+    assert page.inner_text("#name") == "layer 1"
+    page.keyboard.press("Escape")
+    assert page.locator("[aria-pressed=true]").count() == 0
+    page.keyboard.press("Tab")
+    assert focused().startswith("Table")
+    page.keyboard.press("Enter")
+    page.keyboard.press("Tab")
+    assert focused() == "copy"
+    page.keyboard.press("Tab")
+    assert focused() == "cells"
+    outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+    assert outline == "solid"
+
+
+def test_live_region_says_what_changes(opened: Open) -> None:
+    page = opened(view(TWO, TOKENS, layer=0).html())
+    live = page.get_by_role("status")
+    assert live.get_attribute("aria-live") == "polite"
+    page.keyboard.press("Tab")
+    page.locator(".flow button").first.focus()
+    page.keyboard.press("End")
+    page.wait_for_timeout(250)
+    strongest = TOKENS[int(TWO["one"][0][7].argmax())]
+    assert live.inner_text().startswith(f"layer 0. [SEP] draws on {strongest} {TWO['one'][0][7].max():.3f}")
+    page.keyboard.press("ArrowUp")
+    page.wait_for_timeout(250)
+    assert live.inner_text().startswith("layer 1. [SEP] draws on")
+
+
+def test_large_text_needs_no_sideways_scroll(opened: Open) -> None:
+    """1280 pixels at 200 % and 400 % are 640 and 320 CSS pixels."""
+    for width in (640, 320):
+        page = opened(view(TWO, TOKENS, token=5).html(), viewport={"width": width, "height": 500})
+        page.select_option("#beside", label="two")
+        page.click("#table summary")
+        page.wait_for_timeout(200)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        for one in page.locator("button:visible, select:visible").all():
+            box = one.bounding_box()
+            assert box["x"] >= 0
+            assert box["x"] + box["width"] <= width + 1
+            assert box["height"] >= 24
+
+
+def test_hostile_tokens_are_inert_and_shown(opened: Open) -> None:
+    count = len(HOSTILE)
+    made = view({"</script><b>m</b>": [shares(count, 1), shares(count, 2)]}, HOSTILE, title="<i>t</i>", token=0)
+    assert made.html().isascii()
+    page = opened(made.html())
+    assert page.title() == "<i>t</i>"
+    assert page.locator("img, i, main script").count() == 0
+    shown = page.locator(".flow button").all_text_contents()
+    assert shown[:2] == HOSTILE[:2]
+    assert shown[2:6] == ["a\"b'c&amp;", r"nul\x00", r"two\nlines", r"\u202eback"]
+    assert shown[6:] == ["שלום", "مرحبا", "👩\u200d👧", "漢字", "␣", "∅"]
+    assert all(one.bounding_box()["width"] >= 24 for one in page.locator(".flow button").all())
+    page.click("#table summary")
+    page.wait_for_timeout(200)
+    assert page.locator("tbody th").all_text_contents() == shown
+    assert "<b>m</b>" in page.inner_text("h2")
+
+
+def test_right_to_left_text_runs_to_the_left(opened: Open) -> None:
+    page = opened(view(shares(3, 1), ["אחת", "שתיים", "שלוש"]).html())
+    places = [one.bounding_box()["x"] for one in page.locator(".flow button").all()]
+    assert places == sorted(places, reverse=True)
+    page.locator(".flow button").first.focus()
+    page.keyboard.press("ArrowLeft")
+    assert page.evaluate("document.activeElement.textContent") == "שתיים"
+    assert numbers(page)[0]

@@ -1,0 +1,150 @@
+"""What `view` takes and refuses, and what its labels and numbers are. No browser is needed."""
+
+import re
+from typing import Any
+
+import pytest
+import torch
+
+from captum_vz import ValueZeroing
+from captum_vz.errors import ArgumentError
+from captum_vz.generation import attribute_generation
+from captum_vz.study import Table
+from captum_vz.testbed import load_agreement_model
+from captum_vz.visualization import view
+from captum_vz.visualization.view.labels import KINDS, read_labels
+from tests.view.pages import TOKENS, shares
+
+MAP = shares(8, 1)
+
+
+def panels(made: Any) -> dict[str, list[str]]:
+    return {method.name: [panel.label for panel in method.panels] for method in made.methods}
+
+
+@pytest.mark.parametrize(
+    ("maps", "expected"),
+    [
+        (MAP, {"": ["map"]}),
+        (MAP[None], {"": ["layer 0"]}),
+        ([MAP, MAP[None]], {"": ["layer 0", "layer 1"]}),
+        (torch.stack([MAP, MAP]), {"": ["layer 0", "layer 1"]}),
+        (torch.stack([MAP, MAP])[:, None], {"": ["layer 0", "layer 1"]}),
+        ({"first": MAP, "last": MAP}, {"": ["first", "last"]}),
+        ({"a": [MAP], "b": torch.stack([MAP, MAP])}, {"a": ["layer 0"], "b": ["layer 0", "layer 1"]}),
+        ({"a": {"x": MAP}, "b": [MAP]}, {"a": ["x"], "b": ["layer 0"]}),
+    ],
+)
+def test_maps_in_every_form(maps: Any, expected: dict[str, list[str]]) -> None:
+    made = view(maps, TOKENS)
+    assert panels(made) == expected
+    assert all(torch.allclose(panel.scores, MAP) for method in made.methods for panel in method.panels)
+
+
+def test_rollout_is_the_last_map() -> None:
+    assert panels(view([MAP], TOKENS, rollout=MAP)) == {"": ["layer 0", "rollout"]}
+    made = view({"a": [MAP], "b": [MAP]}, TOKENS, rollout={"b": MAP[None]})
+    assert panels(made) == {"a": ["layer 0"], "b": ["layer 0", "rollout"]}
+
+
+@pytest.mark.parametrize(
+    ("maps", "options", "complaint"),
+    [
+        ([torch.stack([MAP, MAP])], {}, "got a batch (2, 8, 8). Pass the maps of one example"),
+        ([MAP[:3]], {}, "got a map (3, 8), expected (8, 8)"),
+        ([], {}, "maps holds no map"),
+        ({}, {}, "maps holds no map"),
+        ("text", {}, "got str"),
+        ([3], {}, "got int, expected a tensor"),
+        ([MAP / 0], {}, "NaN or infinity"),
+        ([MAP], {"rollout": {"x": MAP}}, "rollout is a dict of x"),
+        ({"a": [MAP], "b": [MAP]}, {"rollout": MAP}, "pass a dict of these names"),
+        ([MAP], {"token": 8}, "token 8 is out of range"),
+        ([MAP], {"layer": 1}, "layer 1 is out of range"),
+        ([MAP], {"predict": [9]}, "token 9 is out of range"),
+        ([MAP], {"theme": "blue"}, "theme is 'blue'"),
+        ([MAP], {"words": [0]}, "words has 1 entries for 8 tokens"),
+        ([MAP], {"words": "ab"}, "words is 'ab'"),
+        ([MAP], {"special": [1]}, "special is [1] for the 8 tokens"),
+        ([MAP[:2]], {"columns": TOKENS, "offset": 3}, "offset is 3"),
+    ],
+)
+def test_wrong_arguments(maps: Any, options: dict[str, Any], complaint: str) -> None:
+    tokens = TOKENS[:-8:-1][:2] if "columns" in options else TOKENS
+    if "columns" in options:
+        options = {**options, "offset": 7}
+        complaint = "offset is 7: expected 0 to 6"
+    with pytest.raises(ArgumentError, match=re.escape(complaint)):
+        view(maps, tokens, **options)
+
+
+@pytest.mark.parametrize("tokens", [[], "text", [1, 2], None])
+def test_wrong_tokens(tokens: Any) -> None:
+    with pytest.raises(ArgumentError, match="tokens is"):
+        view([MAP], tokens)
+
+
+def test_comparison_has_its_own_tokens() -> None:
+    made = view(Table(("it", "[MASK]"), 1, {"a": torch.tensor([0.75, 0.25]), "b": torch.tensor([0.5, 0.5])}, 0))
+    assert panels(made) == {"a": ["scores"], "b": ["scores"]}
+    assert (made.rows.tokens, made.columns.tokens, made.offset) == (["[MASK]"], ["it", "[MASK]"], 1)
+
+
+def test_rows_are_shares_and_totals() -> None:
+    raw = MAP * torch.arange(1.0, 9)[:, None]
+    (panel,) = view(raw, TOKENS).methods[0].panels
+    assert panel.totals is not None
+    assert torch.allclose(panel.totals, torch.arange(1.0, 9, dtype=torch.float64))
+    assert torch.allclose(panel.scores, MAP)
+    padded = MAP.clone()
+    padded[3] = 0
+    assert view(padded, TOKENS).methods[0].panels[0].totals is None
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize(("count", "error"), [(8, 1e-4), (60, 1e-3), (512, 2e-2)])
+def test_quantised_numbers_are_close(count: int, error: float, sign: int) -> None:
+    scores = shares(count, 2)
+    scores[0, 0] *= sign
+    made = view(scores, [f"t{i}" for i in range(count)])
+    (found,) = made.encoded.maps[0]
+    given = made.methods[0].panels[0].scores
+    assert (found - given).abs().max() <= error * given.abs().max()
+    assert torch.equal(found.sign(), torch.where(found == 0, 0, given.sign()))
+
+
+def test_words_by_the_marks_of_tokenizers() -> None:
+    for tokens, words in (
+        (["a", "w", "##u", "##g", "##"], ["a", "wug", "##"]),
+        (["a", "\u0120w", "ug", ",", "\u0120x"], ["a", "wug", ",", "x"]),
+        (["\u2581a", "\u2581w", "ug", "</s>"], ["a", "wug", "</s>"]),
+        (["no", "marks"], ["no", "marks"]),
+    ):
+        assert read_labels(tokens, None, None, "tokens").words == words
+    given = read_labels(["a", "b", "c"], [None, 0, 0], None, "tokens")
+    assert (given.groups, given.words) == ([0, 1, 1], ["a", "bc"])
+
+
+def test_kinds_of_tokens() -> None:
+    tokens = ["<s>", "The", "[MASK]", "!?", "a##", "<|eot|>", "$", "of", "##fer"]
+    labels = read_labels(tokens, None, None, "tokens")
+    assert [KINDS[kind] for kind in labels.kinds] == ["special", "stop", "", "punctuation", "", "special", "", "", ""]
+    marked = read_labels(["a", "b"], None, torch.tensor([[0, 1]]), "tokens")
+    assert [KINDS[kind] for kind in marked.kinds] == ["stop", "special"]
+
+
+def test_save_writes_the_page(tmp_path: Any) -> None:
+    made = view(MAP, TOKENS)
+    made.save(tmp_path / "page.html")
+    assert (tmp_path / "page.html").read_text("ascii") == made.html()
+
+
+def test_generated_text_makes_a_page() -> None:
+    model, tokenizer = load_agreement_model("causal")
+    found = attribute_generation(ValueZeroing, model, tokenizer, "the pictures of some hat", max_new_tokens=2)
+    made = found.view(layer=0)
+    assert (made.offset, made.token, made.layer) == (6, 0, 0)
+    assert made.columns.tokens == [*found.prompt.labels, *found.generated.labels]
+    scores = torch.stack([panel.scores for panel in made.methods[0].panels], -1)
+    assert torch.allclose(scores[:, :6].float(), found.scores, atol=1e-6)
+    assert torch.allclose(scores[:, 6:].float(), found.prefix, atol=1e-6)

@@ -1,0 +1,105 @@
+"""Predict, then reveal: nothing is shown before the answer, and the result can be checked."""
+
+import re
+from typing import Any
+
+import pytest
+
+from captum_vz.errors import ArgumentError
+from captum_vz.visualization import View, view
+from tests.view.pages import TOKENS, Open, numbers, shares, token, underlined
+
+LAYERS = [shares(8, 1), shares(8, 2)]
+
+
+def made(**options: Any) -> View:
+    return view({"one": LAYERS}, TOKENS, **options)
+
+
+def ranked(row: int) -> list[int]:
+    found: list[int] = LAYERS[1][row].argsort(descending=True).tolist()
+    return [place for place in found if place != row]
+
+
+def test_nothing_is_shown_before_the_answer(opened: Open) -> None:
+    page = opened(made(predict=[5, 2]).html())
+    assert page.inner_text("#question").startswith(
+        "Question 1 of 2: which other token does hat draw on most, in one, layer 1?"
+    )
+    token(page, "the").hover()
+    page.wait_for_timeout(60)
+    assert set(numbers(page)) == {""}
+    assert not underlined(page)
+    assert page.inner_text("#read") == ""
+    assert not page.locator("canvas").is_visible()
+    assert not page.locator("#table").is_visible()
+    assert page.get_by_role("slider").is_disabled()
+    token(page, "hat").click()  # the token itself is no answer
+    assert page.inner_text("#question").startswith("Question 1")
+
+
+def test_answers_are_scored_and_handed_in(opened: Open) -> None:
+    shown = made(predict=[5, 2])
+    page = opened(shown.html())
+    page.keyboard.press("Tab")
+    token(page, TOKENS[ranked(5)[0]]).click()
+    text = page.inner_text("#question")
+    assert re.match(r"Right: .* number 1 of 7\. 100 points\.$", text)
+    assert f"{LAYERS[1][5, ranked(5)[0]]:.3f}" in text
+    assert any(numbers(page))
+    page.keyboard.press("Enter")  # the focus is on "Next question"
+    wrong = ranked(2)[1]
+    token(page, TOKENS[wrong]).click()
+    points = round(100 * (LAYERS[1][2, wrong] / LAYERS[1][2, ranked(2)[0]]).item())
+    assert f"number 2 of 7. The strongest is {TOKENS[ranked(2)[0]]}" in page.inner_text("#question")
+    page.click("#next")
+    total = int((100 + points) / 2 + 0.5)
+    assert page.inner_text("#question") == f"Score: 1 of 2 right, {total} of 100 points."
+    result = page.input_value("#result")
+    assert shown.grade(result) == (2, 1, total)
+    page.click("#stop")
+    assert page.get_by_role("slider").is_enabled()
+
+
+def test_words_and_filters_are_graded(opened: Open) -> None:
+    shown = made()
+    page = opened(shown.html())
+    page.select_option("#unit", "words")
+    page.get_by_label("special").check()
+    page.click("#start")
+    while page.locator("#question").inner_text().startswith("Question"):
+        asked = page.locator(".flow button.now").inner_text().strip()
+        choices = [one for one in ("pictures", "hat") if one not in asked]
+        token(page, choices[0]).click()
+        page.click("#next")
+    score = shown.grade(page.input_value("#result"))
+    assert score.questions == 4  # the, pictures, of, hat
+    assert page.inner_text("#question") == f"Score: {score.right} of 4 right, {score.points} of 100 points."
+
+
+def test_learner_can_stop(opened: Open) -> None:
+    page = opened(made(predict=True).html())
+    page.click("#stop")
+    token(page, "the").click()
+    assert any(numbers(page))
+
+
+def test_wrong_results_are_refused() -> None:
+    shown = made()
+    page = re.search(r'"id":"(\w+)"', shown.html())
+    assert page
+    best = ranked(5)[0]
+    good = f"captum-vz-predict 1; page {page[1]}; method 0; map 1; pieces; without -; 5>{best}; 1 right; 100 points"
+    assert shown.grade(f" {good}\n") == (1, 1, 100)
+    for changed, complaint in (
+        (good.replace("100 points", "99 points"), "its answers have 1 right and 100"),
+        (good.replace(page[1], "00000000"), "is of page 00000000"),
+        (good.replace(f"5>{best}", "5>5"), "does not have"),
+        (good.replace("map 1", "map 7"), "does not have"),
+        ("hello", "is no result string"),
+    ):
+        with pytest.raises(ArgumentError, match=complaint):
+            shown.grade(changed)
+    other = view({"one": LAYERS[::-1]}, TOKENS)
+    with pytest.raises(ArgumentError, match="pass the same maps"):
+        other.grade(good)

@@ -1,0 +1,231 @@
+"""What a reader sees who points at tokens, compared with the maps themselves."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from captum_vz.functional import pool_groups
+from captum_vz.visualization import view
+from tests.view.pages import TOKENS, Open, light, numbers, shares, token, underlined
+
+COUNT = len(TOKENS)
+LAYERS = [shares(COUNT, seed) for seed in (1, 2)]
+ROLLOUT = LAYERS[1] @ LAYERS[0]
+OTHER = {"layer 0": shares(COUNT, 3), "layer 1": shares(COUNT, 4), "rollout": shares(COUNT, 5)}
+DISTANCES = torch.tensor([1.0, 0.5, 0.25, 2.0, 1.0, 4.0, 1.0, 1.0], dtype=torch.float64)
+TWO = {"one": LAYERS, "two": OTHER}
+
+
+def written(row: Tensor, strength: Tensor | None = None) -> list[str]:
+    """The numbers below the tokens: shares whose color can be told from the background."""
+    strength = row.sqrt() if strength is None else strength
+    return [f"{one:.2f}"[1:] if root > 0.07 else "" for one, root in zip(row.tolist(), strength.tolist(), strict=True)]
+
+
+def drawers(scores: Tensor, place: int) -> list[int]:
+    """The rows that draw on a source more than evenly."""
+    return [i for i, one in enumerate(scores[:, place].tolist()) if one > 1 / scores.shape[1]]
+
+
+def assert_shows(page: Any, scores: Tensor, place: int, number: int = 0) -> None:
+    assert numbers(page, number) == written(scores[place])
+    order = sorted(range(COUNT), key=light(page, number).__getitem__)
+    assert order[:3] == scores[place].argsort(descending=True)[:3].tolist()
+    assert underlined(page, number) == drawers(scores, place)
+
+
+def test_hover_shows_sources_and_dependents(opened: Open) -> None:
+    page = opened(view(LAYERS, TOKENS, rollout=ROLLOUT).html())
+    assert set(numbers(page)) == {""}
+    for place in (1, 5):
+        token(page, TOKENS[place]).hover()
+        page.wait_for_timeout(60)
+        assert_shows(page, ROLLOUT, place)
+    strongest = TOKENS[int(ROLLOUT[5].argmax())]
+    assert f"hat draws on {strongest} {ROLLOUT[5].max():.3f}" in page.inner_text("#read")
+    page.mouse.move(5, 790)
+    page.wait_for_timeout(60)
+    assert set(numbers(page)) == {""}
+
+
+def test_focus_shows_like_hover(opened: Open) -> None:
+    page = opened(view(LAYERS, TOKENS).html())
+    token(page, "of").focus()
+    page.wait_for_timeout(60)
+    assert_shows(page, LAYERS[1], 4)
+
+
+def test_tap_and_click_pin(opened: Open) -> None:
+    page = opened(view(LAYERS, TOKENS).html(), has_touch=True)
+    token(page, "of").tap()
+    assert_shows(page, LAYERS[1], 4)
+    token(page, "the").hover()
+    page.wait_for_timeout(60)
+    assert_shows(page, LAYERS[1], 4)
+    token(page, "of").tap()
+    token(page, "hat").hover()
+    page.wait_for_timeout(60)
+    assert_shows(page, LAYERS[1], 5)
+    page.mouse.down()
+    page.mouse.up()
+    token(page, "the").hover()
+    page.wait_for_timeout(60)
+    assert_shows(page, LAYERS[1], 5)
+
+
+def test_slider_goes_through_the_layers(opened: Open) -> None:
+    page = opened(view(LAYERS, TOKENS, rollout=ROLLOUT, token=-3, layer=0).html())
+    for name, scores in (("layer 0", LAYERS[0]), ("layer 1", LAYERS[1]), ("rollout", ROLLOUT)):
+        assert page.inner_text("#name") == name
+        assert page.get_by_role("slider").get_attribute("aria-valuetext") == name
+        assert_shows(page, scores, 5)
+        page.get_by_role("slider").press("ArrowRight")
+
+
+def test_strip_shows_the_row_in_each_layer(opened: Open) -> None:
+    page = opened(view(LAYERS, TOKENS, rollout=ROLLOUT, token=5).html())
+    strip = page.locator("canvas")
+    assert page.locator(".strip div").inner_text().split("\n") == ["layer 0", "layer 1", "rollout"]
+    assert "hat" in strip.get_attribute("aria-label")
+    box = strip.bounding_box()
+    rows = [box["height"] - 2 - 15 * (3 - row) + 7 for row in range(3)]
+    cell = min(28, box["width"] / COUNT)
+    for row, scores in enumerate([*LAYERS, ROLLOUT]):
+        strip.hover(position={"x": 2.5 * cell, "y": rows[row]})
+        assert page.inner_text(".tip").endswith(f"pic: {scores[5, 2]:.3f}")
+    pixel = "([x, y]) => [...document.querySelector('canvas').getContext('2d').getImageData(x, y, 1, 1).data]"
+    seen = torch.tensor([[sum(page.evaluate(pixel, [(c + 0.5) * cell, y])) for c in range(COUNT)] for y in rows])
+    assert seen.argmin(1).tolist() == [int(scores[5].argmax()) for scores in (*LAYERS, ROLLOUT)]
+    strip.click(position={"x": 5, "y": rows[0]})
+    assert_shows(page, LAYERS[0], 5)
+
+
+def test_method_is_switched(opened: Open) -> None:
+    page = opened(view(TWO, TOKENS, rollout={"one": ROLLOUT}, token=5).html())
+    assert_shows(page, ROLLOUT, 5)
+    page.select_option("#method", label="two")
+    assert page.inner_text("h2") == "two, rollout"
+    assert_shows(page, OTHER["rollout"], 5)
+
+
+def test_two_methods_side_by_side(opened: Open) -> None:
+    page = opened(view(TWO, TOKENS, rollout={"one": ROLLOUT}, layer=1).html())
+    page.select_option("#beside", label="two")
+    token(page, "hat", view=1).hover()
+    page.wait_for_timeout(60)
+    assert_shows(page, LAYERS[1], 5, 0)
+    assert_shows(page, OTHER["layer 1"], 5, 1)
+    places = [page.locator("#texts > div").nth(i).bounding_box() for i in (0, 1)]
+    assert places[0]["y"] == places[1]["y"]
+    assert places[0]["x"] + places[0]["width"] <= places[1]["x"]
+
+
+def test_words_add_columns_and_average_rows(opened: Open) -> None:
+    page = opened(view(LAYERS, TOKENS, token=3).html())
+    page.select_option("#unit", "words")
+    words = torch.tensor([[0, 1, 2, 2, 3, 4, 5, 6]])
+    pooled = pool_groups(LAYERS[1][None], words, shared=False)[0]
+    assert page.locator(".flow button[aria-pressed=true]").inner_text().strip("\u2022\n ") == "pictures"
+    assert numbers(page) == written(pooled[2])
+    assert underlined(page) == drawers(pooled, 2)
+    page.select_option("#unit", "pieces")
+    assert page.locator(".flow button[aria-pressed=true]").count() == 1
+
+
+def test_raw_distances(opened: Open) -> None:
+    raw = [one * DISTANCES[:, None] for one in LAYERS]
+    page = opened(view(raw, TOKENS, token=2).html())
+    assert_shows(page, LAYERS[1], 2)
+    assert "There was 0.250 to divide, of at most 4.00" in page.inner_text("#read")
+    before = light(page)
+    page.select_option("#values", "raw")
+    strongest = int(LAYERS[1][2].argmax())
+    assert float(numbers(page)[strongest]) == pytest.approx(raw[1][2, strongest].item(), rel=0.05)
+    # A quarter of the color is left where a sixteenth of the largest distance was to divide.
+    after = light(page)
+    assert (1 - after[strongest]) / (1 - before[strongest]) == pytest.approx(0.25, abs=0.03)
+
+
+def test_shares_hide_raw_distances(opened: Open) -> None:
+    page = opened(view(LAYERS, TOKENS).html())
+    assert not page.locator("#values").is_visible()
+    assert not page.locator("#method").is_visible()
+
+
+@pytest.mark.parametrize(("name", "gone"), [("special", [0, 7]), ("stop words", [1, 4]), ("punctuation", [6])])
+def test_filter_leaves_out_sources(name: str, gone: list[int], opened: Open) -> None:
+    page = opened(view(LAYERS, TOKENS, token=5).html())
+    page.get_by_label(name).check()
+    expected = ["" if place in gone else one for place, one in enumerate(written(LAYERS[1][5]))]
+    assert numbers(page) == expected
+    page.click("#table summary")
+    page.locator("tbody tr").first.wait_for()
+    assert page.locator("tbody tr").count() == COUNT - len(gone)
+
+
+def test_scale_of_a_row(opened: Open) -> None:
+    even = torch.full((COUNT, COUNT), 1 / COUNT)
+    page = opened(view(even, TOKENS, token=0).html())
+    assert 0.6 < min(light(page)) < 0.9
+    page.select_option("#scale", "row")
+    assert max(light(page)) < 0.4
+
+
+def test_table_is_copied(opened: Open) -> None:
+    page = opened(
+        view(LAYERS, TOKENS, rollout=ROLLOUT, token=5).html(), permissions=["clipboard-read", "clipboard-write"]
+    )
+    page.click("#table summary")
+    page.click("#copy")
+    heads, *rows = page.evaluate("navigator.clipboard.readText()").split("\n")
+    assert heads.split("\t") == ["position", "source", "layer 0", "layer 1", "rollout"]
+    cells = [row.split("\t") for row in rows]
+    assert [one[1] for one in cells] == TOKENS
+    for column, scores in enumerate([*LAYERS, ROLLOUT]):
+        assert [one[2 + column] for one in cells] == [f"{score:.3f}" for score in scores[5].tolist()]
+    shown = page.locator("tbody tr").evaluate_all(
+        "all => all.map((row) => [...row.cells].map((one) => one.textContent))"
+    )
+    assert shown == cells
+    assert "Copied 8 rows" in page.inner_text("#copied")
+
+
+def test_whole_map_is_copied_without_a_token(opened: Open) -> None:
+    page = opened(view(LAYERS, TOKENS).html(), permissions=["clipboard-read", "clipboard-write"])
+    page.click("#table summary")
+    page.click("#copy")
+    heads, *rows = page.evaluate("navigator.clipboard.readText()").split("\n")
+    assert heads.split("\t")[2:] == TOKENS
+    assert rows[3].split("\t") == ["3", "##tures", *(f"{score:.3f}" for score in LAYERS[1][3].tolist())]
+
+
+def test_cross_map_has_two_texts(opened: Open) -> None:
+    scores = shares(2, 6, columns=3)
+    page = opened(view(scores, ["ein", "Hut"], columns=["a", "hat", "."], token=1).html())
+    assert page.locator("h3").all_inner_texts()[:2] == ["Source tokens", "Output tokens"]
+    assert numbers(page)[:3] == written(scores[1])
+    token(page, "hat").click()
+    assert [place - 3 for place in underlined(page)] == drawers(scores, 1)
+
+
+def test_generated_tokens_are_sources_too(opened: Open) -> None:
+    scores = torch.tensor([[0.75, 0.25, 0, 0], [0.25, 0.125, 0.625, 0]])
+    page = opened(view(scores, ["x", "y"], columns=["a", "b", "x", "y"], offset=2, token=1).html())
+    assert page.locator("h3").all_inner_texts()[:2] == ["Prompt", "Generated tokens"]
+    assert numbers(page) == [".25", ".13", ".63", ""]
+    token(page, "x").click()
+    assert numbers(page) == [".75", ".25", "", ""]
+    assert underlined(page) == [3]
+
+
+def test_signed_scores_have_two_colors(opened: Open) -> None:
+    scores = torch.tensor([[0.5, -2.0, 0.0], [1.0, 1.0, 1.0], [0.0, 0.0, 4.0]])
+    page = opened(view(scores, ["a", "b", "c"], token=0).html())
+    assert numbers(page) == ["+0.50", "-2.0", ""]
+    colors = page.locator(".flow button").evaluate_all(
+        "all => all.map((one) => getComputedStyle(one).backgroundColor.match(/\\d+/g).map(Number))"
+    )
+    assert colors[0][2] > colors[0][0]
+    assert colors[1][0] > colors[1][2]

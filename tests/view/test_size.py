@@ -1,0 +1,103 @@
+"""The size of a page, its speed with long texts, and the form of its code."""
+
+import json
+import re
+import subprocess
+import time
+from pathlib import Path
+from shutil import which
+from typing import Any
+
+import pytest
+
+import captum_vz
+from captum_vz.visualization import View, view
+from tests.view.pages import Open, node_module, shares
+
+FOLDER = Path(captum_vz.__file__).parent / "visualization" / "view"
+
+
+def long(count: int, maps: int = 7, methods: int = 1) -> View:
+    labels = [f"word{i % 97}" for i in range(count)]
+    return view({f"m{m}": [shares(count, maps * m + i) for i in range(maps)] for m in range(methods)}, labels, token=3)
+
+
+def data_of(page: str) -> str:
+    found = re.search(r'id="data">(.*?)</script>', page, re.DOTALL)
+    assert found
+    return found[1]
+
+
+def test_code_is_at_most_30_kb() -> None:
+    page = view(shares(2, 1), ["a", "b"]).html()
+    static = page[page.index("<noscript>") : page.index("</noscript>")]
+    assert len(page) - len(static) - len(data_of(page)) <= 30_000
+
+
+@pytest.mark.parametrize(("maps", "methods"), [(7, 1), (13, 1), (7, 2)])
+def test_60_tokens_take_80_kb(maps: int, methods: int) -> None:
+    assert len(data_of(long(60, maps, methods).html())) < 80_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("maps", [7, 13])
+def test_512_tokens_take_1500_kb(maps: int) -> None:
+    made = long(512, maps)
+    assert len(data_of(made.html())) < 1_500_000
+    assert len(made._repr_html_()) < 1_700_000
+
+
+@pytest.mark.slow
+def test_512_tokens_are_fast(opened: Open) -> None:
+    document = long(512).html()
+    start = time.perf_counter()
+    page = opened(document)
+    assert time.perf_counter() - start < 2
+    hover = """async () => {
+        const times = [];
+        for (const button of [...document.querySelectorAll('.flow button')].slice(10, 40)) {
+            const start = performance.now();
+            button.dispatchEvent(new PointerEvent('pointerover', {bubbles: true, pointerType: 'mouse'}));
+            await new Promise((done) => requestAnimationFrame(() => setTimeout(done)));
+            times.push(performance.now() - start);
+        }
+        return times.sort((a, b) => a - b)[15];
+    }"""
+    page.keyboard.press("Tab")
+    page.locator(".flow button").nth(3).focus()
+    page.keyboard.press("Escape")
+    before = page.inner_text("#read")
+    assert page.evaluate(hover) < 50
+    assert page.inner_text("#read") != before
+
+
+def test_module_uses_no_html_and_no_address() -> None:
+    """Tokens are set as text, and nothing is loaded."""
+    module = (FOLDER / "view.js").read_text("ascii")
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(|fetch\(|import\b|https?:", module)
+    document = view(shares(2, 1), ["a", "b"]).html()
+    assert not re.search(r"https?:|//[a-z]+\.|url\(|@import", document)
+    assert "default-src 'none'" in document
+
+
+def test_module_passes_the_linter(tmp_path: Path) -> None:
+    if which("node") is None:
+        pytest.skip("There is no node: apt-get install nodejs.")
+    module = tmp_path / "view.mjs"
+    module.write_text((FOLDER / "view.js").read_text("ascii"))
+    subprocess.run(["node", "--check", str(module)], check=True, capture_output=True)
+    folder = node_module("eslint")
+    if folder is None:
+        pytest.skip("There is no eslint: npm install eslint, and NODE_PATH=.../node_modules.")
+    rules: dict[str, Any] = dict.fromkeys(
+        ["no-undef", "no-unused-vars", "no-shadow", "no-redeclare", "prefer-const", "no-var", "eqeqeq", "no-eval"],
+        "error",
+    )
+    names = "window document parent Blob Response DecompressionStream Option ResizeObserver MutationObserver navigator \
+        matchMedia getComputedStyle requestAnimationFrame devicePixelRatio setTimeout clearTimeout atob"
+    known = dict.fromkeys(names.split(), "readonly")
+    config = [{"files": ["**/*.mjs"], "languageOptions": {"globals": known, "ecmaVersion": 2022}, "rules": rules}]
+    (tmp_path / "eslint.config.mjs").write_text(f"export default {json.dumps(config)};")
+    command = ["node", str(folder / "bin" / "eslint.js"), "--max-warnings", "0", "view.mjs"]
+    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stdout + found.stderr
