@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -25,6 +25,7 @@ def compare(
     layer: int = -1,
     layers: list[nn.Module] | None = None,
     token: int | str | None = None,
+    advance: Callable[[str], object] | None = None,
 ) -> Table:
     """How much a token of a text draws on each of its tokens, by several methods: one table, tokens by methods.
 
@@ -46,6 +47,7 @@ def compare(
         layers: The layers of the model, if :func:`~captum_vz.find_layers` does not find them.
         token: The token that is explained, by its position (negative ones count from the end) or as it is written.
             None: the mask or, without a mask, the last token that is no special token.
+        advance: Called with the name of each method before it runs, for a progress bar.
 
     Returns:
         A table that prints, draws itself (`plot`) and is exported (`to_pandas`, `to_csv`, `to_json`, `to_markdown`).
@@ -70,7 +72,7 @@ def compare(
     text = prepare_text(model, tokenizer, inputs, token)
     targets, foils = (None if word is None else [word_id(tokenizer, word)] for word in (target, foil))
     batch = Batch(model, tokenizer, layers, text.inputs, [text.token], targets, foils)
-    found, refused = _rows(batch, names, skip=methods is None)
+    found, refused = _rows(batch, names, methods is None, advance)
     depths = [len(rows) for name, rows in found.items() if METHODS[name].layered]
     depth = max(depths, default=1)
     if depths and not -depth <= layer < depth:
@@ -80,11 +82,15 @@ def compare(
     return Table(text.tokens, text.token, scores, layer % depth, refused, scopes)
 
 
-def _rows(batch: Batch, names: tuple[str, ...], skip: bool) -> tuple[dict[str, list[Tensor]], dict[str, str]]:
+def _rows(
+    batch: Batch, names: tuple[str, ...], skip: bool, advance: Callable[[str], object] | None
+) -> tuple[dict[str, list[Tensor]], dict[str, str]]:
     """The rows of the methods, and the reasons of those that refuse, if they may be skipped."""
     found: dict[str, list[Tensor]] = {}
     refused: dict[str, str] = {}
     for name in joined_first(names):
+        if advance is not None:
+            advance(name)
         try:
             found[name] = METHODS[name].rows(batch)
         except RefusedError as error:

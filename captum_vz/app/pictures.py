@@ -1,0 +1,22 @@
+"""The pictures of an explained text."""
+
+from __future__ import annotations
+
+from matplotlib.figure import Figure
+
+from captum_vz.app.explanation import Explanation
+from captum_vz.study import METHODS, Table
+from captum_vz.visualization import draw_maps
+
+
+def draw_explanation(found: Explanation) -> Figure:
+    """The maps of all layers and their rollout, or the scores of a method without layer maps."""
+    if not found.maps:
+        scores = {found.method: found.scores.double().cpu()}
+        return Table(tuple(found.tokens), found.token, scores, found.layer or 0, {}, {found.method: found.scope}).plot()
+    panels = {f"layer {index}": one for index, one in enumerate(found.maps)}
+    if found.rollout is not None:
+        panels["rollout"] = found.rollout
+    figure = draw_maps(panels, found.tokens, found.token, label="share of the row (rows sum to 1)")
+    figure.suptitle(f"{METHODS[found.method].title}: the maps of the layers, and their rollout", fontsize=11)
+    return figure
