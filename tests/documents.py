@@ -26,8 +26,9 @@ ROOT = Path(__file__).parents[1]
 CI = ROOT / ".ci" / "run"
 EXTRAS = re.compile(r"^\[options.extras_require\]\n((?s:.*?))\n\[", re.MULTILINE)
 
-# Commands that prepare a shell or run the tests: this process has done the first and is the second.
-NOT_RUN = re.compile(r"#|git clone |cd |python3? -m venv |source |\. |pytest$")
+# Commands that prepare a shell or run the tests: this process has done the first and is the second. The demo serves
+# until Ctrl-C.
+NOT_RUN = re.compile(r"#|captum-vz demo\b|git clone |cd |python3? -m venv |source |\. |pytest$")
 
 
 class Block(NamedTuple):

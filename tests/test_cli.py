@@ -135,7 +135,7 @@ def test_any_method_of_the_registry(
 def test_text_shows_token_scores(method: str, capsys: pytest.CaptureFixture[str]) -> None:
     out = explain(capsys, SENTENCE, "--method", method)
     tokens = load_agreement_model()[1](SENTENCE).tokens()
-    assert terminal_text(tokens, from_api(method, MASK), MASK, color=False) in out
+    assert terminal_text(tokens, from_api(method, MASK), MASK, color=False, full=1) in out
 
 
 def test_predictions_shown_at_mask(capsys: pytest.CaptureFixture[str]) -> None:

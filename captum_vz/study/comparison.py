@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -26,6 +26,7 @@ def compare(
     layers: list[nn.Module] | None = None,
     token: int | str | None = None,
     truth: bool = False,
+    advance: Callable[[str], object] | None = None,
 ) -> Table:
     """How much a token of a text draws on each of its tokens, by several methods: one table, tokens by methods.
 
@@ -49,6 +50,7 @@ def compare(
             None: the mask or, without a mask, the last token that is no special token.
         truth: Whether to add what blanking out each token does to the prediction at `token`, with Kendall's rank
             correlation of each method with it. It needs the extra `study`, and one forward pass for each token.
+        advance: Called with the name of each method before it runs, for a progress bar.
 
     Returns:
         A table that prints, draws itself (`plot`) and is exported (`to_pandas`, `to_csv`, `to_json`, `to_markdown`).
@@ -73,7 +75,7 @@ def compare(
     text = prepare_text(model, tokenizer, inputs, token)
     targets, foils = (None if word is None else [word_id(tokenizer, word)] for word in (target, foil))
     batch = Batch(model, tokenizer, layers, text.inputs, [text.token], targets, foils)
-    found, refused = _rows(batch, names, skip=methods is None)
+    found, refused = _rows(batch, names, methods is None, advance)
     depths = [len(rows) for name, rows in found.items() if METHODS[name].layered]
     depth = max(depths, default=1)
     if depths and not -depth <= layer < depth:
@@ -88,11 +90,15 @@ def compare(
     return Table(text.tokens, text.token, scores, layer % depth, refused, scopes, effect)
 
 
-def _rows(batch: Batch, names: tuple[str, ...], skip: bool) -> tuple[dict[str, list[Tensor]], dict[str, str]]:
+def _rows(
+    batch: Batch, names: tuple[str, ...], skip: bool, advance: Callable[[str], object] | None
+) -> tuple[dict[str, list[Tensor]], dict[str, str]]:
     """The rows of the methods, and the reasons of those that refuse, if they may be skipped."""
     found: dict[str, list[Tensor]] = {}
     refused: dict[str, str] = {}
     for name in joined_first(names):
+        if advance is not None:
+            advance(name)
         try:
             found[name] = METHODS[name].rows(batch)
         except RefusedError as error:

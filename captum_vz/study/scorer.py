@@ -14,7 +14,7 @@ from captum_vz.errors import RefusedError
 from captum_vz.metrics.extra import study_extra
 from captum_vz.study.examples.encoding import BadExampleError, Encoded, encode, pad
 from captum_vz.study.examples.example import Example
-from captum_vz.study.examples.text import max_tokens
+from captum_vz.study.examples.text import max_tokens, predicts_next
 from captum_vz.study.methods import METHODS, Batch, check_methods, encoder_of, joined_first
 from captum_vz.study.metrics import METRICS, EvaluationBatch, check_metrics, removal_of
 from captum_vz.study.rows import COLUMNS, OUT_OF_MEMORY, Row, ran_out_of_memory, score_rows, skipped_row
@@ -183,7 +183,12 @@ class Scorer:
     def _encode(self, example: Example) -> Encoded:
         most = max_tokens(self.model, self.tokenizer)
         encoded = encode(
-            self.tokenizer, example, max_tokens=most, needs_cue=self.needs_cue, needs_forms=self.needs_forms
+            self.tokenizer,
+            example,
+            max_tokens=most,
+            needs_cue=self.needs_cue,
+            needs_forms=self.needs_forms,
+            until_target=predicts_next(self.model),
         )
         if self.content_only and self.needs_cue and encoded.target in encoded.cue:
             raise BadExampleError("the cue is the token that is explained, which content_only ignores")

@@ -113,12 +113,16 @@ class VerificationReport:
 
     def __str__(self) -> str:
         """A table with one line for each kind of check, of the layer that is worst, and the verdict."""
-        lines: list[tuple[str, ...]] = [("check", "layers", "worst", "difference", "allowed", "outcome")]
-        lines += [self._line(name) for name in dict.fromkeys(check.name for check in self.checks)]
+        lines = self.lines()
         widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
         table = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines]
-        notes = [f"{name}: {note}" for name, note in self._notes()]
+        notes = [f"{name}: {note}" for name, note in self.notes()]
         return "\n".join([*(line.rstrip() for line in table), *notes, self.verdict])
+
+    def lines(self) -> list[tuple[str, ...]]:
+        """The table: its heads, and the cells of one line for each kind of check."""
+        heads = ("check", "layers", "worst", "difference", "allowed", "outcome")
+        return [heads, *(self._line(name) for name in dict.fromkeys(check.name for check in self.checks))]
 
     def _line(self, name: str) -> tuple[str, ...]:
         same = [check for check in self.checks if check.name == name]
@@ -131,7 +135,7 @@ class VerificationReport:
         numbers = ["" if one is None else f"{one:.0e}" for one in (worst.difference, worst.allowed)]
         return name, layers, "" if worst.layer is None else str(worst.layer), *numbers, outcome
 
-    def _notes(self) -> Iterator[tuple[str, str]]:
+    def notes(self) -> Iterator[tuple[str, str]]:
         """Why checks were skipped for the whole model."""
         for check in self.checks:
             if check.layer is None and check.outcome == SKIPPED:

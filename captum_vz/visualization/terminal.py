@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Sequence
 
 import torch
@@ -14,13 +15,20 @@ SHADES = (231, 189, 153, 111, 68, 25, 18)
 FIRST_DARK = 5
 BLACK, WHITE = 16, 231
 
-BAR = 24  # characters of the bar of the largest score
+BAR = 24  # characters of a full bar
+EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
-def terminal_text(tokens: Sequence[str], scores: torch.Tensor, token: int | None = None, color: bool = True) -> str:
+def terminal_text(
+    tokens: Sequence[str],
+    scores: torch.Tensor,
+    token: int | None = None,
+    color: bool = True,
+    full: float | None = None,
+) -> str:
     """Text with one line for each token: its position, the token, its score and a bar.
 
-    Colours and bars are relative to the largest score. The numbers are the scores before scaling.
+    Bars are drawn in eighths of a character. The numbers are the scores before scaling.
 
     Args:
         tokens: The words to write. Control characters are written as escapes.
@@ -29,38 +37,73 @@ def terminal_text(tokens: Sequence[str], scores: torch.Tensor, token: int | None
         token: The position of the token that the scores explain. This token is marked. Negative positions count from
             the end.
         color: Whether to colour the tokens. If False, the text holds no escape sequence.
+        full: The score of a full bar and of the darkest colour, such as 1 for shares. The bars of two texts can then be
+            compared. None: the largest score.
 
     Returns:
         Lines of text. The last line has no line break.
 
     Raises:
-        ArgumentError: Scores do not fit the tokens, are negative or not finite, or `token` is out of range.
+        ArgumentError: Scores do not fit the tokens, are negative or not finite; `token` is out of range; or `full` is
+            not positive.
 
     >>> print(terminal_text(["pictures", "of", "[MASK]"], torch.tensor([0.5, 0.25, 0.25]), token=2, color=False))
       0  pictures  0.5000  ████████████████████████
       1  of        0.2500  ████████████
     > 2  [MASK]    0.2500  ████████████
+    >>> print(terminal_text(["pictures", "of"], torch.tensor([0.5, 0.02]), color=False, full=1))
+      0  pictures  0.5000  ████████████
+      1  of        0.0200  ▌
     """
     scores = one_example(scores, tokens, dimensions=1).double()
     if (scores < 0).any():
         raise ArgumentError(f"The lowest score is {scores.min():.3g}, but bars begin at 0: pass scores without a sign.")
+    if full is not None and not full > 0:
+        raise ArgumentError(f"full is {full!r}: pass the positive score of a full bar, or None.")
     marked = position_of(token, tokens)
     words = [printable(word) for word in tokens]
-    width = max(map(len, words), default=0)
-    shares = (scores / scores.max() if scores.any() else scores).tolist()
+    width = max(map(columns_of, words), default=0)
+    highest = full or (scores.max().item() if scores.any() else 1.0)
+    shares = (scores / highest).clamp(max=1).tolist()
     lines = []
     for position, (word, score, share) in enumerate(zip(words, scores.tolist(), shares, strict=True)):
         mark = ">" if position == marked else " "
-        shaded = _shaded(word.ljust(width), share) if color else word.ljust(width)
-        line = f"{mark} {position:>{len(str(len(words) - 1))}}  {shaded}  {score:.4f}  {'█' * round(BAR * share)}"
+        padded = word + " " * (width - columns_of(word))
+        shaded = _shaded(padded, share) if color else padded
+        line = f"{mark} {position:>{len(str(len(words) - 1))}}  {shaded}  {score:.4f}  {bar(share)}"
         lines.append(line.rstrip())
     return "\n".join(lines)
 
 
+def bar(share: float, width: int = BAR) -> str:
+    """A bar of block characters, `width` characters long for a share of 1, in eighths of a character.
+
+    >>> bar(0.5, 4), bar(0.3, 4), bar(0, 4)
+    ('██', '█▎', '')
+    """
+    whole, rest = divmod(round(8 * width * share), 8)
+    return "█" * whole + EIGHTHS[rest].strip()
+
+
+def shade(share: float) -> tuple[int, int]:
+    """The background and the ink for a share from 0 to 1, in the palette of 256 colours."""
+    step = round(share * (len(SHADES) - 1))
+    return SHADES[step], WHITE if step >= FIRST_DARK else BLACK
+
+
+def columns_of(text: str) -> int:
+    """The columns that a text takes in a terminal: two for wide characters, none for combining ones.
+
+    >>> columns_of("hat"), columns_of("猫")
+    (3, 2)
+    """
+    combining = sum(unicodedata.category(c) in ("Mn", "Me", "Cf") for c in text)
+    return len(text) - combining + sum(unicodedata.east_asian_width(c) in "WF" for c in text)
+
+
 def _shaded(word: str, share: float) -> str:
-    shade = round(share * (len(SHADES) - 1))
-    ink = WHITE if shade >= FIRST_DARK else BLACK
-    return f"\x1b[48;5;{SHADES[shade]};38;5;{ink}m {word} \x1b[0m"
+    background, ink = shade(share)
+    return f"\x1b[48;5;{background};38;5;{ink}m {word} \x1b[0m"
 
 
 def printable(token: str) -> str:

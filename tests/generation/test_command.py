@@ -13,7 +13,7 @@ from transformers import BertConfig, BertForMaskedLM
 
 from captum_vz import ValueZeroing, ValueZeroingRollout
 from captum_vz.cli import main
-from captum_vz.cli.generate import GENERATIVE
+from captum_vz.cli.commands.generate import GENERATIVE
 from captum_vz.generation import attribute_generation
 from captum_vz.testbed import load_agreement_model
 from tests.command import refused
@@ -56,7 +56,8 @@ def test_json_equals_the_api(capsys: pytest.CaptureFixture[str], folder: Path) -
 
 
 def test_table_names_the_strongest_tokens(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
-    lines = generate(capsys, "--method", "value-zeroing", "--layer", "0", "--mask", "stop").splitlines()
+    options = "--method value-zeroing --layer 0 --mask stop --output steps.png"
+    lines = generate(capsys, *options.split()).splitlines()
     found = from_api(ValueZeroing)
     assert lines[0] == f"text: {TEXT} {found.text}"
     assert lines[1] == "value-zeroing, layer 0: the prompt tokens that each new token draws on most"
@@ -66,8 +67,8 @@ def test_table_names_the_strongest_tokens(capsys: pytest.CaptureFixture[str], fo
         first, second = sorted(kept, key=lambda word: -kept[word])
         assert line.endswith(f"{first} {kept[first]:.2f}  {second} {kept[second]:.2f}")
         assert f"prompt {found.prompt_share[step, 0]:.2f}:" in line
-    assert lines[5] == "picture: captum-vz-generated.png"
-    assert Image.open(folder / "captum-vz-generated.png").size[0] > 300
+    assert lines[5] == "picture: steps.png"
+    assert Image.open(folder / "steps.png").size[0] > 300
 
 
 def test_one_step_has_all_prompt_tokens(capsys: pytest.CaptureFixture[str]) -> None:
@@ -100,7 +101,7 @@ def test_methods_of_the_command(method: str, capsys: pytest.CaptureFixture[str],
         (["--max-new-tokens", "0"], "--max-new-tokens is 0: pass at least 1"),
         (["--method", "random"], "--method: invalid choice: 'random'"),
         (["--output", "nowhere/x.png"], "there is no folder nowhere"),
-        (["--output", "x.doc"], "cannot write x.doc: Format 'doc' is not supported"),
+        (["--output", "x.doc"], "cannot write x.doc: pass a name that ends with one of"),
         (["--mask", "the,pictures,of,some,hat"], "leaves out all prompt tokens"),
         (["--model", "bert"], "is a BertForMaskedLM, which continues no text"),
     ],
@@ -118,7 +119,7 @@ def test_bad_command_says_why(
 
 
 def test_empty_text_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "has no tokens" in refused(capsys, "generate", "", "--model", "llama")
+    assert "the text is empty" in refused(capsys, "generate", "", "--model", "llama")
 
 
 def test_embedded_model_is_the_default(capsys: pytest.CaptureFixture[str]) -> None:

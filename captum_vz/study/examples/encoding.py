@@ -41,11 +41,13 @@ def encode(
     max_tokens: int | None = None,
     needs_cue: bool = False,
     needs_forms: bool = False,
+    until_target: bool = False,
 ) -> Encoded:
     """Finds the tokens of an example's words. The position of a word is that of its first piece.
 
-    A target ``[MASK]`` becomes the tokenizer's mask token. Tokenizers of decoders have none. For them the text ends
-    before the target: the row of the last token is evaluated, where the model predicts the next token.
+    A target ``[MASK]`` becomes the tokenizer's mask token. For a model that predicts the next token, and for a
+    tokenizer without a mask token, the text ends before the target: the row of the last token is evaluated, where the
+    model predicts the target.
 
     Args:
         tokenizer: A fast tokenizer of transformers.
@@ -53,6 +55,8 @@ def encode(
         max_tokens: The largest number of tokens that the model takes. None: no limit.
         needs_cue: Whether an example without a cue is refused.
         needs_forms: Whether an example is refused unless it has two different forms of one token each.
+        until_target: Whether the text ends before a target ``[MASK]``, as causal models need it: see
+            :func:`~captum_vz.study.examples.text.predicts_next`.
 
     Raises:
         BadExampleError: The example cannot be used. The message says why.
@@ -77,7 +81,7 @@ def encode(
             )
     masked = example.words[example.target] == MASK
     try:
-        if masked and tokenizer.mask_token is None:
+        if masked and (until_target or tokenizer.mask_token is None):
             encoded = _until_target(tokenizer, example)
         else:
             record = example.to_record()
@@ -115,9 +119,13 @@ def _until_target(tokenizer: Any, example: Example) -> Encoded:
     """The text before the target."""
     later = [cue for cue in example.cue if cue > example.target]
     if later:
-        raise BadExampleError(f"the cue is word {later[0]}, after the target, which a model without a mask cannot see")
+        raise BadExampleError(
+            f"the cue is word {later[0]}, after the target, which a model that predicts the next token cannot see"
+        )
     if example.target == 0:
-        raise BadExampleError("the target is the first word: a model without a mask has nothing to predict it from")
+        raise BadExampleError(
+            "the target is the first word: a model that predicts the next token has nothing to predict it from"
+        )
     record = example.to_record()
     start, _ = record_spans(record)[example.target]
     text = record["masked"][:start].rstrip()

@@ -19,7 +19,7 @@ class PreparedText:
         inputs: What the tokenizer returned, `(1, tokens)` each, on the model's device.
         tokens: The tokens as a person reads them, special tokens included.
         token: The position of the token to explain, not negative.
-        is_mask: Whether this token is the tokenizer's mask token.
+        is_mask: Whether this token is a mask that the model fills.
     """
 
     inputs: dict[str, Tensor]
@@ -61,7 +61,8 @@ def prepare_text(
             "return_tensors='pt', a mapping with input_ids (1, tokens)."
         )
     numbers = ids[0].long().tolist()
-    masks = [number == tokenizer.mask_token_id for number in numbers]
+    fills = not predicts_next(model)  # a mask token of a causal model has no prediction
+    masks = [fills and number == tokenizer.mask_token_id for number in numbers]
     special = [number in tokenizer.all_special_ids for number in numbers]
     if all(special) and not any(masks):
         raise ValueError("the text is empty: there is no token to explain. Pass a text with at least one word.")
@@ -116,6 +117,16 @@ def find_token(wanted: int | str | None, tokens: Sequence[str], masks: Sequence[
     if len(places) > 1:
         raise ValueError(f"token {wanted!r} is at the positions {', '.join(map(str, places))}: pass one of them.")
     return places[0]
+
+
+def predicts_next(model: Any) -> bool:
+    """Whether a model predicts the next token of a text, from the tokens before it.
+
+    >>> from captum_vz.testbed import load_agreement_model
+    >>> predicts_next(load_agreement_model()[0]), predicts_next(load_agreement_model("causal")[0])
+    (False, True)
+    """
+    return type(model).__name__.endswith(("ForCausalLM", "LMHeadModel"))
 
 
 def max_tokens(model: Any, tokenizer: Any) -> int | None:

@@ -15,7 +15,7 @@ from captum_vz.metrics import probing_correlation
 from captum_vz.metrics.extra import study_extra
 from captum_vz.study.examples.encoding import BadExampleError, Encoded, encode, pad
 from captum_vz.study.examples.example import Example
-from captum_vz.study.examples.text import max_tokens
+from captum_vz.study.examples.text import max_tokens, predicts_next
 from captum_vz.study.methods import METHODS, Batch, check_methods, encoder_of
 from captum_vz.study.paper.probing import FEWEST, compressions, probe, target_states
 from captum_vz.study.paper.report import Reproduction
@@ -171,10 +171,10 @@ def _refuse_discriminator(name: str, model: Any) -> None:
 
 
 def _first_usable(name: str, model: Any, tokenizer: Any, examples: Sequence[Example]) -> Encoded:
-    reason = ""
+    reason, most, causal = "", max_tokens(model, tokenizer), predicts_next(model)
     for example in examples:
         try:
-            return encode(tokenizer, example, max_tokens=max_tokens(model, tokenizer), needs_cue=True)
+            return encode(tokenizer, example, max_tokens=most, needs_cue=True, until_target=causal)
         except BadExampleError as error:
             reason = str(error)
     raise ValueError(f"{name!r} can use none of the {len(examples)} examples: {reason}.")
@@ -220,7 +220,7 @@ def _probed(
     made_of = digest(study.settings, [example.id for example in labels])
     # Other examples may have run out of memory at the last start.
     if state.is_main_process and not (path.exists() and read_stamp(path).made_of == made_of):
-        encoded = [encode(tokenizer, example) for example in labels]
+        encoded = [encode(tokenizer, example, until_target=predicts_next(model)) for example in labels]
         with on_device((model, tokenizer), state.device):
             states = target_states(model, tokenizer, find_layers(model), encoded, batch_size)
         bits, stamp = probe(states, list(labels.values())), Stamp(weights, made_of)

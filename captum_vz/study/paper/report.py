@@ -74,6 +74,11 @@ class Reproduction:
             raise ValueError(f"what is {what!r}: pass one of {', '.join(map(repr, figures))}.")
         return figures[what]()
 
+    @property
+    def figures(self) -> tuple[str, ...]:
+        """What :meth:`plot` can draw."""
+        return tuple(self._figures())
+
     def write(self, folder: Path) -> None:
         """Write the tables, the report, and the figures of probing and faithfulness, each file whole or not at all.
 

@@ -9,7 +9,7 @@ from captum_vz import LayerAttention, Rollout, ValueZeroing, ValueZeroingRollout
 from captum_vz.generation import attribute_generation
 from captum_vz.testbed import load_agreement_model
 from captum_vz.visualization import view
-from captum_vz.visualization.view import View
+from captum_vz.visualization import View
 
 SENTENCE = "the pictures of some hat [MASK] scaring marcus."
 MASK = 6

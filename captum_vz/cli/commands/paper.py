@@ -1,28 +1,40 @@
-"""`captum-vz paper`: its options and its output."""
+"""`captum-vz paper`: the three evaluations of Mohebbi et al. 2023."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+from captum_vz.app.models import find_models, load, sources
 from captum_vz.cli.errors import CommandError, study_errors
-from captum_vz.cli.models import AGREEMENT, MINILM, find_models, load, sources
-from captum_vz.cli.options import add_methods, check_folder, is_main_process
+from captum_vz.cli.options import add_command, add_model, add_run, check_files, check_folder, is_main_process
+from captum_vz.cli.output.console import working
+from captum_vz.cli.output.files import save_page
 from captum_vz.study.examples.blimp import select_blimp
 from captum_vz.study.examples.example import Example
 from captum_vz.study.methods import check_methods
 from captum_vz.testbed import agreement_sentences
 
+EXAMPLES: Final = (
+    "paper --generated 200 --output results",
+    "paper --generated 200 --model agreement causal --methods value-zeroing alti --output both --html both.html",
+    "paper --blimp blimp/data --output held-out",
+)
+
 
 def add_paper(commands: Any) -> None:
     """Add the command's parser to those of the others."""
-    sub = commands.add_parser(
+    sub = add_command(
+        commands,
         "paper",
+        run,
         help="the three evaluations of Mohebbi et al. 2023, of one model or several",
         description="Runs cue alignment, probing and faithfulness by blank-out, of all methods, and writes tables, "
         "figures and a report to a folder. If it is started again, it continues there. Under `accelerate launch`, the "
-        "processes share the work.",
+        "processes share the work. For a causal model, the text ends before the target: the row of the last token is "
+        "evaluated, where the model predicts the target, and sentences whose cue comes later are skipped.",
+        examples=EXAMPLES,
     )
     data = sub.add_mutually_exclusive_group(required=True)
     data.add_argument(
@@ -33,25 +45,21 @@ def add_paper(commands: Any) -> None:
         "token for all the models",
     )
     data.add_argument("--generated", type=int, metavar="N", help="the number of sentences of the package's own grammar")
-    sub.add_argument(
-        "--model",
-        nargs="+",
-        default=[AGREEMENT],
-        help=f"{AGREEMENT}: the embedded model (default); {MINILM}; or folders, or Hugging Face ids, such as "
-        "bert-base-uncased, roberta-base and google/electra-base-generator",
-    )
-    add_methods(sub)
-    sub.add_argument("--output", type=Path, metavar="FOLDER", required=True, help="the folder of the results")
-    sub.set_defaults(run=run)
+    add_model(sub, several=True)
+    add_run(sub)
 
 
 def run(options: argparse.Namespace) -> None:
     """Run the evaluations and print the report."""
     try:
+        from captum_vz.cli.output.reports import print_reproduction, reproduction_json, reproduction_page
         from captum_vz.study import reproduce
         from captum_vz.study.paper.report import REPORT
     except ModuleNotFoundError as error:
         raise CommandError(str(error)) from error
+    if options.output is None:
+        raise CommandError("paper needs a folder to write to: pass --output FOLDER.")
+    check_files(None, options.html)
     with study_errors():
         check_methods(options.methods)
         check_folder(options.output)
@@ -64,12 +72,20 @@ def run(options: argparse.Namespace) -> None:
             options.output,
             options.methods,
             batch_size=options.batch_size,
-            quiet=options.quiet,
+            quiet=options.quiet or options.json,
             about=about,
         )
-    if not options.quiet and is_main_process():
-        print(found)
+    if not is_main_process():
+        return
+    if options.html is not None:
+        save_page(reproduction_page(found), options.html)
+    if options.json:
+        print(reproduction_json(found))
+    elif not options.quiet:
+        print_reproduction(found)
         print(f"\ntables, figures and this report: {options.output}")
+        if options.html is not None:
+            print(f"page: {options.html}")
 
 
 def _examples(options: argparse.Namespace) -> tuple[list[Example], str]:
@@ -77,5 +93,6 @@ def _examples(options: argparse.Namespace) -> tuple[list[Example], str]:
     if options.blimp is None:
         examples = [Example.from_record(record) for record in agreement_sentences(options.generated)]
         return examples, f"{len(examples):,} sentences of the package's own grammar. None was dropped before the study."
-    selection = select_blimp(options.blimp, [load(name).tokenizer for name in options.model])
+    with working("reading BLiMP"):
+        selection = select_blimp(options.blimp, [load(name).tokenizer for name in options.model])
     return selection.examples, str(selection)

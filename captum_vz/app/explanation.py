@@ -1,4 +1,4 @@
-"""Run a text through a model: the layers' maps, their rollout, and the scores of one token."""
+"""One text run through a model: the layers' maps, their rollout, and the scores of one token."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from captum_vz.cli.errors import CommandError
-from captum_vz.cli.models import Loaded
-from captum_vz.study.examples.text import PreparedText, prepare_text
-from captum_vz.study.methods import Batch, Method, rollout_of
+from captum_vz.app.models import Loaded
+from captum_vz.errors import ArgumentError
+from captum_vz.study.examples.text import PreparedText, predicts_next, prepare_text
+from captum_vz.study.methods import METHODS, Batch, Method, rollout_of
 from captum_vz.visualization import readable_tokens
 
 
 @dataclass
 class Explanation:
-    """What the command prints and draws. Scores and maps are those of the method's `attribute`, for one text.
+    """What is printed and drawn. Scores and maps are those of the method's `attribute`, for one text.
 
     Attributes:
+        method: The name of the method in :data:`~captum_vz.study.METHODS`.
         tokens: The tokens as a person reads them, special tokens included.
         token: The position of the token explained.
         layer: The layer of the scores, from 0; of joined maps, the last of the layers; None: all layers.
@@ -32,6 +33,7 @@ class Explanation:
         predictions: The model's likeliest words and their probabilities, at a mask or after the token.
     """
 
+    method: str
     tokens: list[str]
     token: int
     layer: int | None
@@ -41,34 +43,45 @@ class Explanation:
     rollout: Tensor | None
     predictions: list[tuple[str, float]]
 
+    @property
+    def scope(self) -> str:
+        """The layers of the scores, such as "layer 3"; empty for a method without layers."""
+        return METHODS[self.method].scope(self.layer or 0)
 
-def explain(text: str, loaded: Loaded, method: Method, token: str | None, layer: int) -> Explanation:
+
+def explain(text: str, loaded: Loaded, name: str, token: str | None, layer: int, option: str = "") -> Explanation:
     """Run the text through the model and compute scores and maps.
 
     Args:
         text: The text.
         loaded: The model.
-        method: A row of :data:`~captum_vz.study.METHODS`.
+        name: The name of a method in :data:`~captum_vz.study.METHODS`.
         token: The token to explain, by its position or as it is written. None: see
             :func:`~captum_vz.study.examples.text.find_token`.
         layer: The layer, negative ones from the end. Methods without layers ignore it.
+        option: What stands before the names of options in messages, such as "--".
+
+    Raises:
+        ArgumentError: There is no such token or layer, or the text is empty or too long.
     """
     model, tokenizer, layers = loaded
+    method = METHODS[name]
     try:
         prepared = prepare_text(model, tokenizer, text, token)
     except ValueError as error:
         message = str(error)
-        raise CommandError(f"--{message}" if message.startswith("token ") else message) from error
-    for remark in _remarks(text, tokenizer, prepared, token):
+        raise ArgumentError(f"{option}{message}" if message.startswith("token ") else message) from error
+    for remark in remarks(text, loaded, prepared, token, option):
         warnings.warn(remark, stacklevel=2)
     if method.layered:  # the one layer of ALBERT runs as often as the configuration says
-        _check_layer(layer, max(len(layers), getattr(model.config, "num_hidden_layers", 0)))
+        _check_layer(layer, max(len(layers), getattr(model.config, "num_hidden_layers", 0)), option)
     batch = Batch(model, tokenizer, layers, prepared.inputs, [prepared.token])
     maps, rollout = _maps(batch, method)
     rows = method.rows(batch)
     if method.layered:
-        _check_layer(layer, len(rows))
+        _check_layer(layer, len(rows), option)
     return Explanation(
+        method=name,
         tokens=list(prepared.tokens),
         token=prepared.token,
         layer=layer % len(rows) if method.layered else None,
@@ -80,34 +93,39 @@ def explain(text: str, loaded: Loaded, method: Method, token: str | None, layer:
     )
 
 
-def _check_layer(layer: int, depth: int) -> None:
+def _check_layer(layer: int, depth: int, option: str) -> None:
     if not -depth <= layer < depth:
-        raise CommandError(f"--layer {layer} is out of range: the model has {depth} layers, {-depth} to {depth - 1}.")
+        raise ArgumentError(
+            f"{option}layer {layer} is out of range: the model has {depth} layers, {-depth} to {depth - 1}."
+        )
 
 
-def _remarks(text: str, tokenizer: Any, prepared: PreparedText, token: str | None) -> list[str]:
+def remarks(text: str, loaded: Loaded, prepared: PreparedText, token: str | None, option: str) -> list[str]:
     """What a user may not have meant: unknown words, a mask that is none, and the token that is explained instead."""
-    mask, names = tokenizer.mask_token, prepared.tokens
+    model, tokenizer, _ = loaded
+    mask, names = None if predicts_next(model) else tokenizer.mask_token, prepared.tokens
     ids = prepared.inputs["input_ids"][0].tolist()
     masks = [i for i, number in enumerate(ids) if mask is not None and number == tokenizer.mask_token_id]
     # The unknown token of some decoders is also the one that begins or ends each text.
     ends = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id)
     unknown = [i for i, number in enumerate(ids) if number == tokenizer.unk_token_id and number not in ends]
-    remarks = []
+    found = []
     if unknown:
-        remarks.append(
+        found.append(
             f"the tokenizer does not know what stands at {_listed(unknown)}: the model is given {names[unknown[0]]}."
         )
     for written in dict.fromkeys(re.findall(r"\[mask\]|<mask>", text, re.IGNORECASE)):
-        if mask is None:
-            remarks.append(f"{written} is read as text: the model has no mask token.")
+        if tokenizer.mask_token is None:
+            found.append(f"{written} is read as text: the model has no mask token.")
+        elif mask is None:
+            found.append(f"{written} is no mask for a model that predicts the next token: end the text before it.")
         elif written not in ("[MASK]", mask):
-            remarks.append(f"{written} is read as text: write [MASK] for the mask.")
+            found.append(f"{written} is read as text: write [MASK] for the mask.")
     if token is None and len(masks) > 1:
-        remarks.append(f"the text has {len(masks)} masks, at {_listed(masks)}: --token {masks[0]} is explained.")
+        found.append(f"the text has {len(masks)} masks, at {_listed(masks)}: {option}token {masks[0]} is explained.")
     if token is None and not masks:
-        remarks.append(f"the text has no mask: its last token is explained, --token {prepared.token}.")
-    return remarks
+        found.append(f"the text has no mask: its last token is explained, {option}token {prepared.token}.")
+    return found
 
 
 def _listed(places: list[int]) -> str:
@@ -128,8 +146,7 @@ def _maps(batch: Batch, method: Method) -> tuple[list[Tensor], Tensor | None]:
 @torch.no_grad()
 def _predictions(model: Any, tokenizer: Any, text: PreparedText) -> list[tuple[str, float]]:
     """The three likeliest words where the model predicts one: at a mask, or after the token of a causal model."""
-    name = type(model).__name__
-    if not (text.is_mask if name.endswith("ForMaskedLM") else name.endswith(("ForCausalLM", "LMHeadModel"))):
+    if not (text.is_mask if type(model).__name__.endswith("ForMaskedLM") else predicts_next(model)):
         return []
     likeliest = model(**text.inputs).logits[0, text.token].float().softmax(-1).topk(3)
     words = readable_tokens(tokenizer, likeliest.indices.tolist())

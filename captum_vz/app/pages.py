@@ -1,0 +1,109 @@
+"""HTML pages of one file: headings, tables and pictures. They hold no script and load nothing."""
+
+from __future__ import annotations
+
+import io
+from base64 import b64encode
+from collections.abc import Sequence
+from html import escape
+from typing import Any, Final
+
+from captum_vz.visualization.pictures.parts.style import MARK
+from captum_vz.visualization.terminal import printable
+
+_STYLE: Final = f"""
+:root {{ color-scheme: light dark; --line: #8886; --bar: 33, 113, 181; --mark: {MARK}; }}
+body {{ font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; padding: 0 1rem; }}
+.wide {{ overflow-x: auto; }}
+table {{ border-collapse: collapse; font-variant-numeric: tabular-nums; margin: 0.5rem 0 1.5rem; }}
+caption {{ text-align: left; padding: 0.3rem 0; }}
+th, td {{ border-bottom: 1px solid var(--line); padding: 0.2rem 0.6rem; text-align: left; white-space: pre-wrap; }}
+td.number {{ text-align: right; }}
+tr.marked th {{ border-left: 4px solid var(--mark); }}
+img {{ background: white; height: auto; max-width: 100%; }}
+pre {{ overflow-x: auto; }}
+"""
+
+
+def page(title: str, *parts: str) -> str:
+    """A page in ASCII, so that it is read alike in any encoding.
+
+    Args:
+        title: The title and the heading.
+        parts: HTML, as the other functions of this module return it.
+
+    >>> "<h1>a &lt;b&gt;</h1>" in page("a <b>", paragraph("\N{BULLET}"))
+    True
+    """
+    head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{_text(title)}</title>'
+    body = f"<main><h1>{_text(title)}</h1>\n{chr(10).join(parts)}\n</main>"
+    whole = f'<!doctype html>\n<html lang="en"><head>{head}<style>{_STYLE}</style></head>\n<body>{body}</body></html>\n'
+    return whole.encode("ascii", "xmlcharrefreplace").decode()
+
+
+def heading(text: str) -> str:
+    """A heading of a section."""
+    return f"<h2>{_text(text)}</h2>"
+
+
+def paragraph(text: str) -> str:
+    """A paragraph of plain text."""
+    return f"<p>{_text(text)}</p>"
+
+
+def table(caption: str, heads: Sequence[str], rows: Sequence[Sequence[Any]], marked: int | None = None) -> str:
+    """A table whose first column names the rows.
+
+    Args:
+        caption: What the table shows.
+        heads: The heads of the columns.
+        rows: Cells: text, or shares, which are floats. A share is written with three digits, on a background that
+            darkens from 0 to 1.
+        marked: The row that is marked.
+    """
+    top = "".join(f'<th scope="col">{_text(head)}</th>' for head in heads)
+    lines = []
+    for place, (name, *cells) in enumerate(rows):
+        inner = f'<th scope="row">{_text(name)}</th>' + "".join(map(_cell, cells))
+        lines.append(f"<tr{' class=marked' if place == marked else ''}>{inner}</tr>")
+    inner = f"<caption>{_text(caption)}</caption><thead><tr>{top}</tr></thead><tbody>{''.join(lines)}</tbody>"
+    return f'<div class="wide" role="region" aria-label="{_text(caption)}" tabindex="0"><table>{inner}</table></div>'
+
+
+def picture(figure: Any, alt: str) -> str:
+    """A figure of matplotlib, inside the page.
+
+    Args:
+        figure: The figure.
+        alt: What a reader who does not see it should know.
+    """
+    written = io.BytesIO()
+    figure.savefig(written, format="png")
+    return image(written.getvalue(), alt)
+
+
+def image(png: bytes, alt: str) -> str:
+    """A picture in the format PNG, inside the page."""
+    return f'<p><img alt="{_text(alt)}" src="data:image/png;base64,{b64encode(png).decode()}"></p>'
+
+
+def note(lines: Sequence[str], alert: bool = False) -> str:
+    """Lines of plain text, for a part of a page that changes. An alert is read out at once by screen readers."""
+    inner = "".join(map(paragraph, lines))
+    return f'<div role="alert">{inner}</div>' if alert else f'<div role="status">{inner}</div>'
+
+
+def frame(view: Any) -> str:
+    """An interactive view, inside a frame of the page, as a notebook shows it."""
+    return str(view._repr_html_())
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        strength = min(max(value, 0.0), 1.0) ** 0.5 * 0.6
+        return f'<td class="number" style="background:rgba(var(--bar),{strength:.2f})">{value:.3f}</td>'
+    return f"<td>{_text(value)}</td>"
+
+
+def _text(value: Any) -> str:
+    return escape("\n".join(map(printable, str(value).split("\n"))))

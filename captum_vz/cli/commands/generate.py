@@ -1,0 +1,163 @@
+"""`captum-vz generate`: let a model continue a text, and show which prompt tokens each new token draws on."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from functools import partial
+from typing import Any, Final
+
+import torch
+from captum.attr import InputXGradient
+from torch import Tensor
+
+from captum_vz import ALTILogit, TokenAttribution, ValueZeroingEffect
+from captum_vz.app.models import CAUSAL, load
+from captum_vz.app.views import generation_view
+from captum_vz.cli.errors import CommandError
+from captum_vz.cli.options import add_command, add_model, add_outputs, check_files, check_text
+from captum_vz.cli.output.console import bar_cell, is_terminal, print_table, share_cell, working
+from captum_vz.cli.output.files import name_files, save_page, save_picture
+from captum_vz.generation import GenerationAttribution, attribute_generation
+from captum_vz.generation.words import KINDS
+from captum_vz.study import METHODS
+from captum_vz.visualization import terminal_text
+
+#: The methods by their names in studies, and methods that explain the logit of each new token.
+GENERATIVE: Final[dict[str, Any]] = {
+    **{name: method.joined or method.maps for name, method in METHODS.items() if method.joined or method.maps},
+    "alti-logit": ALTILogit,
+    "value-zeroing-effect": ValueZeroingEffect,
+    "input-x-gradient": partial(TokenAttribution, method=InputXGradient),
+}
+STRONGEST = 3  # prompt tokens in a line of the table
+EXAMPLES: Final = (
+    'generate "the pictures of some hat"',
+    'generate "the pictures of some hat" --mask stop special --method alti-logit --step 0',
+    'generate "the pictures of some hat" --max-new-tokens 4 --sample 1 --layer 0 --html page.html',
+    'generate "the pictures of some hat" --output steps.png --json',
+)
+
+
+def add_generate(commands: Any) -> None:
+    """Add the command's parser to those of the others."""
+    sub = add_command(
+        commands,
+        "generate",
+        run,
+        help="continue a text, and score the prompt tokens for each new token",
+        description="Lets a causal model continue a text. Prints the prompt tokens that each new token draws on most.",
+        examples=EXAMPLES,
+    )
+    sub.add_argument("text", metavar="TEXT", help="the prompt")
+    add_model(sub, CAUSAL)
+    sub.add_argument(
+        "--max-new-tokens", type=int, default=8, metavar="N", help="at most so many (default: %(default)s)"
+    )
+    sub.add_argument("--sample", type=int, metavar="SEED", help="sample with this seed (default: the likeliest tokens)")
+    sub.add_argument(
+        "--method",
+        choices=GENERATIVE,
+        default="value-zeroing-rollout",
+        metavar="METHOD",
+        help=f"one of {', '.join(GENERATIVE)} (default: %(default)s)",
+    )
+    sub.add_argument("--layer", type=int, default=-1, help="from 0, negative ones from the end (default: the last)")
+    sub.add_argument("--step", type=int, help="print all prompt tokens for one new token, from 0")
+    sub.add_argument(
+        "--mask",
+        nargs="+",
+        default=[],
+        metavar="KIND",
+        help=f"leave out prompt tokens: {', '.join(KINDS)}, or words, separated by commas",
+    )
+    add_outputs(
+        sub, "where to draw all new tokens by all prompt tokens (default: no picture is drawn)", "tokens and all scores"
+    )
+
+
+def run(options: argparse.Namespace) -> None:
+    """Generate, attribute, print and draw."""
+    if options.max_new_tokens < 1:
+        raise CommandError(f"--max-new-tokens is {options.max_new_tokens}: pass at least 1.")
+    check_text(options.text)
+    check_files(options.output, options.html)
+    with working(f"loading {options.model}") as say:
+        model, tokenizer, layers = load(options.model)
+        if not getattr(model, "can_generate", bool)() or model.config.is_encoder_decoder:
+            raise CommandError(
+                f"--model {options.model} is a {type(model).__name__}, which continues no text: pass a causal model."
+            )
+        say(f"{options.method}: {options.max_new_tokens} new tokens, {len(layers)} layers")
+        sampling: dict[str, Any] = {"do_sample": options.sample is not None, "seed": options.sample}
+        found: GenerationAttribution = attribute_generation(
+            GENERATIVE[options.method], model, tokenizer, options.text, options.max_new_tokens, **sampling
+        )
+    layer, step = found.layer_index(options.layer), options.step
+    steps = len(found.generated.ids)
+    if step is not None and not -steps <= step < steps:
+        raise CommandError(f"--step {step} is out of range: there are {steps} new tokens, {-steps} to {steps - 1}.")
+    mask = found.mask(*(kind if kind in KINDS else kind.split(",") for kind in options.mask))
+    if mask.all():
+        raise CommandError("--mask leaves out all prompt tokens: keep at least one.")
+    if options.output is not None:
+        save_picture(found.plot(layer, mask=mask if torch.any(mask) else None), options.output)
+    if options.html is not None:
+        title = f"{options.text} … {found.text} ({options.model}, {options.method})"
+        save_page(generation_view(title, found, layer, mask).html(), options.html)
+    if options.json:
+        record = json.loads(found.to_json(mask=mask))
+        print(json.dumps({**record, "model": options.model, "method": options.method}))
+        return
+    print(f"text: {options.text}{'' if found.text.startswith(' ') else ' '}{found.text}")
+    name = f"{options.method}, {found.layers[layer]}"
+    if step is not None:
+        print(f"{name}: how much {found.generated.labels[step]} (step {step % steps}) draws on each prompt token")
+        _print_step(found, step, layer, mask)
+    else:
+        print(f"{name}: the prompt tokens that each new token draws on most")
+        _print_steps(found, layer, mask)
+    name_files(options.output, options.html)
+
+
+def _print_steps(found: GenerationAttribution, layer: int, mask: Tensor) -> None:
+    """One line for each new token: its share of the prompt, and its strongest prompt tokens."""
+    scores = found.scores[..., layer]
+    prompt, shares = found.prompt.labels, found.prompt_share[:, layer].tolist()
+    kept = (~mask).nonzero()[:, 0]
+    rows: list[tuple[Any, ...]] = []
+    for step, label in enumerate(found.generated.labels):
+        best = kept[scores[step, kept].abs().argsort(descending=True, stable=True)][:STRONGEST].tolist()
+        strongest = [(f"{prompt[i]} {scores[step, i]:.2f}", scores[step, i].item()) for i in best]
+        if is_terminal(sys.stdout):
+            cells = [share_cell(word, score) for word, score in strongest] + [""] * (STRONGEST - len(best))
+            rows.append((str(step), label, f"{shares[step]:.2f}", *cells))
+        else:
+            rows.append((str(step), label, f"prompt {shares[step]:.2f}:", "  ".join(word for word, _ in strongest)))
+    if is_terminal(sys.stdout):
+        print_table(("", "new token", "prompt share", "strongest", "second", "third"), rows, right=(0, 2))
+    else:
+        print_table([""] * 4, rows, right=(0,))
+
+
+def _print_step(found: GenerationAttribution, step: int, layer: int, mask: Tensor) -> None:
+    """One line for each prompt token that is not masked."""
+    labels = [label for label, hidden in zip(found.prompt.labels, mask.tolist(), strict=True) if not hidden]
+    scores = found.scores[step, ~mask, layer]
+    signed = bool((scores < 0).any()) or bool(scores.sum() > 1.001)
+    if not is_terminal(sys.stdout) and not signed:
+        print(terminal_text(labels, scores, color=False, full=1))
+        return
+    numbers = [f"{score:+.4f}" if signed else f"{score:.4f}" for score in scores.tolist()]
+    if signed:
+        highest = float(found.scores[step, :, layer].abs().max()) or 1.0
+        shares = (scores.abs() / highest).tolist()
+        signed_rows = [("", share_cell(*pair), number) for *pair, number in zip(labels, shares, numbers, strict=True)]
+        print_table(("", "token", "score") if is_terminal(sys.stdout) else ("", "", ""), signed_rows, right=(2,))
+        return
+    rows = [
+        (str(place), share_cell(label, score), number, bar_cell(score))
+        for place, (label, score, number) in enumerate(zip(labels, scores.tolist(), numbers, strict=True))
+    ]
+    print_table(("", "token", "share", "0 to 1"), rows, right=(0, 2))

@@ -1,0 +1,1 @@
+"""How commands write: tables and progress in a terminal, plain lines elsewhere, and files."""

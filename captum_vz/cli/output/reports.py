@@ -1,0 +1,116 @@
+"""The results of studies: in a terminal, as JSON and as a page."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from captum_vz.app.pages import heading, page, paragraph, picture, table
+from captum_vz.cli.output.console import is_terminal, print_table
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+    from captum_vz.study import Study
+    from captum_vz.study.paper.report import Reproduction
+
+ALL = "all"  # the group of all examples
+
+
+def print_study(study: Study) -> None:
+    """The means of the last layers, one table for each model."""
+    if not is_terminal(sys.stdout):
+        print(study)
+        return
+    for model, heads, rows in _tables(study.summary):
+        print(model)
+        print_table(heads, rows)
+    skipped = study.skipped.groupby("model", sort=False).size()
+    for model, count in skipped.items():
+        print(f"{model}: {count} rows skipped, see skipped.csv")
+
+
+def print_reproduction(found: Reproduction) -> None:
+    """The report in Markdown. In a terminal, its main table for each model."""
+    if not is_terminal(sys.stdout):
+        print(found)
+        return
+    if found.about:
+        print(found.about)
+    for model, heads, rows in _tables(found.summary):
+        print(f"{model}: the last layer, with intervals over sentences")
+        print_table(heads, rows)
+        omitted = found.omitted[found.omitted["model"] == model]
+        for one in omitted.itertuples():
+            print(f"without {one.what}: {one.reason}")
+
+
+def study_json(study: Study) -> str:
+    """The settings, the summary and the skipped examples as JSON."""
+    tables = {"summary": _records(study.summary), "skipped": _records(study.skipped)}
+    return json.dumps({"settings": study.settings, **tables})
+
+
+def reproduction_json(found: Reproduction) -> str:
+    """All tables of the paper's evaluations as JSON."""
+    names = ("summary", "probing", "correlation", "omitted", "skipped")
+    return json.dumps({"about": found.about, **{name: _records(getattr(found, name)) for name in names}})
+
+
+def study_page(study: Study) -> str:
+    """The tables and figures of a study as a page."""
+    parts = [paragraph(f"The study in {study.folder}. Intervals are over sentences.")]
+    for model, heads, rows in _tables(study.summary):
+        parts += [heading(model), table("Means in the last layer, and their intervals", heads, rows)]
+    for metric in study.settings["metrics"]:
+        parts.append(picture(study.plot(metric), f"{metric} by layer and in the last layer, as in the table"))
+    return page("Study", *parts, *_skipped(study.skipped))
+
+
+def reproduction_page(found: Reproduction) -> str:
+    """The tables and figures of the paper's evaluations as a page."""
+    parts = [paragraph(found.about)] if found.about else []
+    for model, heads, rows in _tables(found.summary):
+        parts += [heading(model), table("Scores of the last layer, and their intervals", heads, rows)]
+        own = found.correlation[found.correlation["model"] == model]
+        cells = [[one.method, f"{one.statistic:.2f} [{one.low:.2f}, {one.high:.2f}]"] for one in own.itertuples()]
+        if cells:
+            caption = "Rank correlation of cue alignment with what a probe reads from a layer, over layers"
+            parts.append(table(caption, ["method", "correlation"], cells))
+        omitted = found.omitted[found.omitted["model"] == model]
+        parts += [paragraph(f"Without {one.what}: {one.reason}") for one in omitted.itertuples()]
+    for what in found.figures:
+        parts.append(picture(found.plot(what), f"{what}, as in the tables"))
+    return page("The paper's evaluations", *parts, *_skipped(found.skipped))
+
+
+def _tables(summary: DataFrame) -> Iterator[tuple[str, list[str], list[list[str]]]]:
+    """For each model the heads and rows of a table: methods by metrics, in the last layer, over all examples."""
+    whole = summary[summary["group"] == ALL]
+    for model, of_model in whole.groupby("model", sort=False):
+        metrics = list(of_model["metric"].unique())
+        last = of_model.groupby(["method", "metric"], sort=False).tail(1)
+        rows = []
+        for method, of_method in last.groupby("method", sort=False):
+            by = {one.metric: one for one in of_method.itertuples()}
+            cells = [
+                f"{by[metric].mean:.2f} [{by[metric].low:.2f}, {by[metric].high:.2f}]" if by[metric].examples else "-"
+                for metric in metrics
+            ]
+            rows.append([str(method), *cells])
+        yield str(model), ["method", *metrics], rows
+
+
+def _skipped(skipped: DataFrame) -> list[str]:
+    """A table of the reasons for which examples were skipped, with their numbers."""
+    if skipped.empty:
+        return []
+    counts = skipped.groupby(["model", "skipped"], sort=False).size()
+    rows = [[model, reason, str(count)] for (model, reason), count in counts.items()]
+    return [heading("Skipped"), table("Why examples were skipped", ["model", "reason", "rows"], rows)]
+
+
+def _records(frame: DataFrame) -> Any:
+    return json.loads(frame.to_json(orient="records"))

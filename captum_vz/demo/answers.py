@@ -1,0 +1,204 @@
+"""What the page shows for a text: computed, limited in length, and with all text escaped."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+import warnings
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final
+
+from captum_vz import ValueZeroing, ValueZeroingRollout
+from captum_vz.app.comparison import compared
+from captum_vz.app.explanation import Explanation, explain
+from captum_vz.app.models import Loaded, load
+from captum_vz.app.pages import frame, note, table
+from captum_vz.app.pictures import draw_explanation
+from captum_vz.app.views import explanation_view, generation_view
+from captum_vz.errors import ArgumentError
+from captum_vz.generation import GenerationAttribution, attribute_generation
+from captum_vz.study.examples.text import prepare_text
+
+CHARACTERS_PER_TOKEN: Final = 16  # of the longest text, before it is tokenized
+MOST_METHODS: Final = 6
+MOST_NEW_TOKENS: Final = 32
+KEPT: Final = 16  # folders with files to download
+#: What a model or its files may raise for a text or a name that they cannot use.
+ERRORS: Final = (AssertionError, IndexError, LookupError, MemoryError, OSError, RuntimeError, TypeError, ValueError)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What visitors may ask for.
+
+    Attributes:
+        models: The models that are offered.
+        any_model: Whether other folders and ids may be named as well. No model is downloaded.
+        max_tokens: The most tokens of a text.
+    """
+
+    models: tuple[str, ...]
+    any_model: bool
+    max_tokens: int
+
+    @property
+    def max_characters(self) -> int:
+        """The most characters of a text."""
+        return CHARACTERS_PER_TOKEN * self.max_tokens
+
+
+class Answers:
+    """Computes what the page shows. Files to download lie in a temporary folder until :meth:`close`."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.load: Callable[[str], Loaded] = lru_cache(maxsize=2)(lambda name: load(name, hub=False))
+        self._folder = Path(tempfile.mkdtemp(prefix="captum-vz-demo-"))
+        self._written: deque[Path] = deque()
+
+    def close(self) -> None:
+        """Delete the files."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def explain(self, text: str, model: str, methods: Sequence[str], token: str, layer: float) -> tuple[Any, ...]:
+        """The remarks, the view, the picture of the layers, the table of methods and its picture, and the files."""
+        try:
+            with warnings.catch_warnings(record=True) as remarks:
+                warnings.simplefilter("always", UserWarning)
+                return self._explain(text, model, methods, token, layer, remarks)
+        except ERRORS as error:
+            return _refusal(error), "", None, "", None, []
+
+    def generate(self, text: str, model: str, method: str, count: float, hidden: Sequence[str]) -> tuple[Any, ...]:
+        """The generated text, the view, the picture, and the files."""
+        try:
+            with warnings.catch_warnings(record=True) as remarks:
+                warnings.simplefilter("always", UserWarning)
+                return self._generate(text, model, method, count, hidden, remarks)
+        except ERRORS as error:
+            return _refusal(error), "", None, []
+
+    def _explain(
+        self, text: str, model: str, methods: Sequence[str], token: str, layer: float, remarks: list[Any]
+    ) -> tuple[Any, ...]:
+        if not methods or len(methods) > MOST_METHODS:
+            raise ArgumentError(f"{len(methods)} methods are chosen: choose 1 to {MOST_METHODS}.")
+        loaded = self._loaded(text, model)
+        where = token.strip() or None
+        found = [explain(text, loaded, name, where, int(layer)) for name in methods]
+        comparison = compared(text, loaded, methods, where, int(layer))
+        view = explanation_view(text, found)
+        explained = comparison.tokens[comparison.token]
+        heads = ["token", *(", ".join(filter(None, (one.method, one.scope))) for one in found)]
+        rows = [
+            [f"{place} {name}", *(column[place].item() for column in comparison.scores.values())]
+            for place, name in enumerate(comparison.tokens)
+        ]
+        shares = table(f"How much {explained} draws on each token", heads, rows, marked=comparison.token)
+        grid, beside = draw_explanation(found[0]), comparison.plot()
+        folder = self._new_folder()
+        (folder / "page.html").write_text(view.html(), "utf-8")
+        for name, figure in (("layers", grid), ("methods", beside)):
+            _save(figure, folder / f"{name}.png")
+            _save(figure, folder / f"{name}.svg")
+        comparison.to_csv(folder / "methods.csv")
+        (folder / "maps.json").write_text(json.dumps(_record(text, model, found)), "utf-8")
+        return (
+            note([f"Explained: {explained}, position {comparison.token}.", *_predicted(found[0]), *_told(remarks)]),
+            frame(view),
+            str(folder / "layers.png"),
+            shares,
+            str(folder / "methods.png"),
+            [str(path) for path in sorted(folder.iterdir())],
+        )
+
+    def _generate(
+        self, text: str, model: str, method: str, count: float, hidden: Sequence[str], remarks: list[Any]
+    ) -> tuple[Any, ...]:
+        if not 1 <= count <= MOST_NEW_TOKENS:
+            raise ArgumentError(f"{count:g} new tokens are asked for: choose 1 to {MOST_NEW_TOKENS}.")
+        loaded = self._loaded(text, model)
+        if not getattr(loaded.model, "can_generate", bool)() or loaded.model.config.is_encoder_decoder:
+            raise ArgumentError(f"{model} is a {type(loaded.model).__name__}, which continues no text.")
+        kind = {"value-zeroing": ValueZeroing, "value-zeroing-rollout": ValueZeroingRollout}[method]
+        found: GenerationAttribution = attribute_generation(
+            kind, loaded.model, loaded.tokenizer, text, int(count), do_sample=False
+        )
+        mask = found.mask(*hidden)
+        if mask.all():
+            raise ArgumentError("All prompt tokens are left out: leave out fewer.")
+        view = generation_view(text, found, len(found.layers) - 1, mask)
+        folder = self._new_folder()
+        (folder / "page.html").write_text(view.html(), "utf-8")
+        figure = found.plot(-1, mask=mask if mask.any() else None)
+        _save(figure, folder / "steps.png")
+        _save(figure, folder / "steps.svg")
+        found.to_json(folder / "scores.json", mask=mask)
+        files = [str(path) for path in sorted(folder.iterdir())]
+        return note([f"{text} … {found.text}", *_told(remarks)]), frame(view), str(folder / "steps.png"), files
+
+    def _loaded(self, text: str, model: str) -> Loaded:
+        """The model, if text and model are within the limits."""
+        limits = self.limits
+        if not isinstance(text, str) or not text.strip():
+            raise ArgumentError("The text is empty: write a sentence.")
+        if len(text) > limits.max_characters:
+            raise ArgumentError(
+                f"The text has {len(text)} characters: this page takes at most {limits.max_characters}."
+            )
+        if model not in limits.models and not limits.any_model:
+            raise ArgumentError(f"{model!r} is not offered here: choose one of {', '.join(limits.models)}.")
+        loaded = self.load(model)
+        count = len(prepare_text(loaded.model, loaded.tokenizer, text).tokens)
+        if count > limits.max_tokens:
+            raise ArgumentError(f"The text has {count} tokens: this page takes at most {limits.max_tokens}.")
+        return loaded
+
+    def _new_folder(self) -> Path:
+        """A folder for the files of one answer. The oldest folders are deleted."""
+        while len(self._written) >= KEPT:
+            shutil.rmtree(self._written.popleft(), ignore_errors=True)
+        self._written.append(Path(tempfile.mkdtemp(dir=self._folder)))
+        return self._written[-1]
+
+
+def _save(figure: Any, path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # characters that the font does not have
+        figure.savefig(path)
+
+
+def _refusal(error: BaseException) -> str:
+    return note([" ".join(str(error).split()) or type(error).__name__], alert=True)
+
+
+def _predicted(found: Explanation) -> list[str]:
+    words = ", ".join(f"{word} {probability:.2f}" for word, probability in found.predictions)
+    return [f"The model predicts: {words}."] if words else []
+
+
+def _told(remarks: list[Any]) -> list[str]:
+    return list(dict.fromkeys(str(one.message) for one in remarks if one.category is UserWarning))
+
+
+def _record(text: str, model: str, found: Sequence[Explanation]) -> dict[str, Any]:
+    return {
+        "text": text,
+        "model": model,
+        "tokens": found[0].tokens,
+        "token": found[0].token,
+        "methods": {
+            one.method: {
+                "layer": one.layer,
+                "scores": one.scores.tolist(),
+                "maps": [layer.tolist() for layer in one.maps],
+                "rollout": None if one.rollout is None else one.rollout.tolist(),
+            }
+            for one in found
+        },
+    }

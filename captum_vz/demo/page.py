@@ -1,0 +1,151 @@
+"""The page: its fields, tabs and downloads, in Gradio."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from captum_vz.app.models import AGREEMENT, CAUSAL
+from captum_vz.demo.answers import MOST_METHODS, MOST_NEW_TOKENS, Answers
+from captum_vz.generation.words import KINDS
+from captum_vz.study import METHODS
+
+TITLE: Final = "Which token does each token draw on?"
+#: Texts to begin with: text, model.
+EXAMPLES: Final = (
+    ("the pictures of some hat [MASK] scaring marcus.", AGREEMENT),
+    ("our documentary about the engineers [MASK] irritated paula.", AGREEMENT),
+    ("the pictures of some hat", CAUSAL),
+)
+# Fonts of the system, because Gradio's own theme looks for fonts elsewhere.
+FONTS: Final = ["system-ui", "sans-serif"]
+MONOSPACE: Final = ["ui-monospace", "monospace"]
+STYLE: Final = """
+.captum-vz-note p { margin: 0.1rem 0; overflow-wrap: anywhere; white-space: pre-wrap; }
+.captum-vz-note [role="alert"] { border-left: 4px solid #d55e00; padding-left: 0.6rem; }
+.captum-vz-table .wide { overflow-x: auto; }
+.captum-vz-table table { border-collapse: collapse; font-variant-numeric: tabular-nums; --bar: 33, 113, 181; }
+.captum-vz-table th, .captum-vz-table td { border-bottom: 1px solid #8886; padding: 0.15rem 0.6rem; text-align: left; }
+.captum-vz-table td.number { text-align: right; }
+.captum-vz-table tr.marked th { border-left: 4px solid #d55e00; }
+"""
+
+
+def build(answers: Answers) -> Any:
+    """The page as a `gradio.Blocks`."""
+    import gradio as gr
+
+    with gr.Blocks(title=TITLE, analytics_enabled=False, delete_cache=(3600, 3600)) as page:
+        gr.HTML(f"<h1>{TITLE}</h1>")
+        with gr.Tab("Explain"):
+            _explain_tab(gr, answers)
+        with gr.Tab("Continue a text"):
+            _generate_tab(gr, answers)
+    return page
+
+
+def look(gr: Any) -> dict[str, Any]:
+    """The arguments of `launch` that say how the page looks."""
+    return {"theme": gr.themes.Default(font=FONTS, font_mono=MONOSPACE), "css": STYLE}
+
+
+def _explain_tab(gr: Any, answers: Answers) -> None:
+    limits = answers.limits
+    with gr.Row():
+        with gr.Column(scale=3):
+            text = gr.Textbox(
+                EXAMPLES[0][0],
+                label="Text",
+                info=f"At most {limits.max_tokens} tokens. [MASK] stands for the model's own mask.",
+                lines=3,
+                max_length=limits.max_characters,
+                elem_id="text",
+            )
+            methods = gr.Dropdown(
+                list(METHODS),
+                value=["value-zeroing", "attention", "value-zeroing-effect-layer"],
+                label="Methods",
+                info=f"Up to {MOST_METHODS}, side by side. The picture of the layers shows the first.",
+                multiselect=True,
+                max_choices=MOST_METHODS,
+                elem_id="methods",
+            )
+        with gr.Column(scale=2):
+            model = _model_field(gr, answers, AGREEMENT, "model")
+            token = gr.Textbox(
+                label="Token",
+                info="Its position, from 0, or the token itself. Empty: the mask, else the last token.",
+                max_length=64,
+                elem_id="token",
+            )
+            layer = gr.Number(
+                -1, precision=0, label="Layer", info="From 0; -1 is the last. For the table.", elem_id="layer"
+            )
+    button = gr.Button("Explain", variant="primary", elem_id="explain")
+    gr.Examples([list(example) for example in EXAMPLES], [text, model], cache_examples=False, label="Examples")
+    told = gr.HTML(elem_id="told", elem_classes="captum-vz-note")
+    with gr.Tab("Interactive"):
+        view = gr.HTML(elem_id="view")
+    with gr.Tab("Methods side by side"):
+        shares = gr.HTML(elem_id="shares", elem_classes="captum-vz-table")
+        beside = _picture(gr, "Methods by tokens", "beside")
+    with gr.Tab("Layers"):
+        grid = _picture(gr, "The map of each layer, and the rollout", "grid")
+    with gr.Tab("Downloads"):
+        files = gr.Files(label="Files", interactive=False, elem_id="files")
+    fields, outputs = [text, model, methods, token, layer], [told, view, grid, shares, beside, files]
+    button.click(answers.explain, fields, outputs, api_visibility="private")
+    text.submit(answers.explain, fields, outputs, api_visibility="private")
+
+
+def _generate_tab(gr: Any, answers: Answers) -> None:
+    limits = answers.limits
+    with gr.Row():
+        with gr.Column(scale=3):
+            text = gr.Textbox(
+                EXAMPLES[-1][0],
+                label="Prompt",
+                info=f"At most {limits.max_tokens} tokens. The model continues it with the likeliest tokens.",
+                lines=3,
+                max_length=limits.max_characters,
+                elem_id="prompt",
+            )
+            hidden = gr.CheckboxGroup(list(KINDS), value=["special"], label="Leave out prompt tokens", elem_id="hidden")
+        with gr.Column(scale=2):
+            model = _model_field(gr, answers, CAUSAL, "causal-model")
+            method = gr.Radio(["value-zeroing", "value-zeroing-rollout"], value="value-zeroing-rollout", label="Method")
+            count = gr.Slider(1, MOST_NEW_TOKENS, value=8, step=1, label="New tokens", elem_id="count")
+    button = gr.Button("Continue", variant="primary", elem_id="continue")
+    told = gr.HTML(elem_id="generated", elem_classes="captum-vz-note")
+    with gr.Tab("Interactive"):
+        view = gr.HTML(elem_id="generated-view")
+    with gr.Tab("Picture"):
+        steps = _picture(gr, "New tokens by prompt tokens", "steps")
+    with gr.Tab("Downloads"):
+        files = gr.Files(label="Files", interactive=False, elem_id="generated-files")
+    outputs = [told, view, steps, files]
+    button.click(answers.generate, [text, model, method, count, hidden], outputs, api_visibility="private")
+
+
+def _model_field(gr: Any, answers: Answers, value: str, elem_id: str) -> Any:
+    limits = answers.limits
+    more = " Or a folder, or a Hugging Face id that this machine has downloaded." if limits.any_model else ""
+    return gr.Dropdown(
+        list(limits.models),
+        value=value,
+        label="Model",
+        info=f"agreement and causal are embedded in the package.{more}",
+        allow_custom_value=limits.any_model,
+        elem_id=elem_id,
+    )
+
+
+def _picture(gr: Any, label: str, elem_id: str) -> Any:
+    return gr.Image(
+        label=label,
+        type="filepath",
+        format="png",
+        interactive=False,
+        buttons=["download", "fullscreen"],
+        elem_id=elem_id,
+        alt_text=label,
+    )
