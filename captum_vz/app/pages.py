@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any, Final
 
+from captum_vz.visualization import View
 from captum_vz.visualization.pictures.parts.style import MARK
 from captum_vz.visualization.terminal import printable
+from captum_vz.visualization.view.page import frame as document_frame
 
 _STYLE: Final = f"""
 :root {{ color-scheme: light dark; --line: #8886; --bar: 33, 113, 181; --mark: {MARK}; }}
@@ -93,9 +95,9 @@ def note(lines: Sequence[str], alert: bool = False) -> str:
     return f'<div role="alert">{inner}</div>' if alert else f'<div role="status">{inner}</div>'
 
 
-def frame(view: Any) -> str:
-    """An interactive view, inside a frame of the page, as a notebook shows it."""
-    return str(view._repr_html_())
+def frame(view: View) -> str:
+    """An interactive view, inside a frame of the page."""
+    return document_frame(view.html(), view.title)
 
 
 def _cell(value: Any) -> str:
