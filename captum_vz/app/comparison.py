@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from captum_vz.app.models import Loaded
 from captum_vz.errors import ArgumentError
 from captum_vz.study import Table, compare
 from captum_vz.study.examples.text import prepare_text, word_id
-from captum_vz.study.truth import Truth, blank_out_text
+
+if TYPE_CHECKING:
+    from captum_vz.study.truth import Truth
 
 
 def compared(
@@ -52,7 +55,10 @@ def blanked_out(
     Raises:
         ArgumentError: A word is not one token, or there is no such token.
         RefusedError: The model predicts no words.
+        ModuleNotFoundError: The extra `study` is not installed.
     """
+    from captum_vz.study.truth import blank_out_text
+
     model, tokenizer, _ = loaded
     try:
         prepared = prepare_text(model, tokenizer, text, token)

@@ -9,20 +9,23 @@ import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from captum_vz.app.comparison import blanked_out, compared
 from captum_vz.app.explanation import explain
 from captum_vz.app.models import load
 from captum_vz.app.pages import frame, page, paragraph, table
 from captum_vz.app.views import explanation_view
+from captum_vz.cli.errors import CommandError
 from captum_vz.cli.options import add_command, add_methods, add_model, add_outputs, check_files, check_text
 from captum_vz.cli.output.console import counted, is_terminal, print_table, share_cell, working
 from captum_vz.cli.output.files import name_files, save_page, save_picture
 from captum_vz.errors import ArgumentError
 from captum_vz.study import DEFAULT_METHODS, Table
-from captum_vz.study.truth import Truth
 from captum_vz.visualization import View
+
+if TYPE_CHECKING:
+    from captum_vz.study.truth import Truth
 
 EXAMPLES: Final = (
     'compare "the pictures of some hat [MASK] scaring marcus."',
@@ -58,7 +61,7 @@ def add_compare(commands: Any) -> None:
         "--truth",
         action="store_true",
         help="also blank out each token, show how much the target's probability falls, and Kendall's rank correlation "
-        "of each method with this",
+        "of each method with this; needs the extra study",
     )
     add_outputs(sub, "where to draw the table (default: no picture is drawn)", "tokens and scores")
 
@@ -93,8 +96,11 @@ def run(options: argparse.Namespace) -> None:
             raise ArgumentError(f"{option}{message}") from error
     truth = None
     if options.truth:
-        with working("blanking out each token"):
-            truth = blanked_out(options.text, loaded, options.token, options.target, options.foil)
+        try:
+            with working("blanking out each token"):
+                truth = blanked_out(options.text, loaded, options.token, options.target, options.foil)
+        except ModuleNotFoundError as error:
+            raise CommandError(str(error)) from error
         found = replace(found, truth=truth.shares)
     if options.output is not None:
         save_picture(found.plot(), options, loaded.model, ", ".join(found.scores))
