@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from base64 import b64encode
 from collections.abc import Sequence
 from html import escape
@@ -13,6 +14,7 @@ from captum_vz.visualization.pictures.parts.style import MARK
 from captum_vz.visualization.terminal import printable
 from captum_vz.visualization.view.page import frame as document_frame
 
+_NUMBER: Final = re.compile(r"[+-]?\d+(\.\d+)?(e[+-]\d+)?")
 _STYLE: Final = f"""
 :root {{ color-scheme: light dark; --line: #8886; --bar: 33, 113, 181; --mark: {MARK}; }}
 body {{ font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; padding: 0 1rem; }}
@@ -104,7 +106,8 @@ def _cell(value: Any) -> str:
     if isinstance(value, float):
         strength = min(max(value, 0.0), 1.0) ** 0.5 * 0.6
         return f'<td class="number" style="background:rgba(var(--bar),{strength:.2f})">{value:.3f}</td>'
-    return f"<td>{_text(value)}</td>"
+    number = ' class="number"' if _NUMBER.fullmatch(str(value)) else ""
+    return f"<td{number}>{_text(value)}</td>"
 
 
 def _text(value: Any) -> str:

@@ -188,24 +188,25 @@ def _record(found: Table, truth: Truth | None, options: argparse.Namespace) -> d
 def _page(found: Table, truth: Truth | None, view: View, options: argparse.Namespace) -> str:
     """The interactive maps of the methods, and the table, as a page."""
     token = found.tokens[found.token]
-    columns = dict(found.scores)
-    heads = ["token", *(", ".join(filter(None, [name, found.scopes.get(name)])) for name in columns)]
+    heads = ["token", *(", ".join(filter(None, [name, found.scopes.get(name)])) for name in found.scores)]
     rows: list[list[Any]] = [
-        [f"{place} {name}", *(column[place].item() for column in columns.values())]
+        [f"{place} {name}", *(column[place].item() for column in found.scores.values())]
         for place, name in enumerate(found.tokens)
     ]
-    parts = [
+    caption = f"How much {token} draws on each token. Each method's column sums to 1."
+    if truth is not None:
+        caption += (
+            f" Blanking out: how much the probability of {truth.answer} falls without the token. "
+            "Kendall's tau: each method's rank correlation with the size of these falls."
+        )
+        heads.insert(1, "blanking out")
+        for row, fall in zip(rows, truth.falls.tolist(), strict=True):
+            row.insert(1, _fall(fall))
+        rows.append(["Kendall's tau", "", *map(_tau, found.agreement.values())])
+    return page(
+        f"What {token} draws on",
         paragraph(f"{options.text} ({options.model})"),
         frame(view),
-        table(f"How much {token} draws on each token. Each column sums to 1.", heads, rows, marked=found.token),
+        table(caption, heads, rows, marked=found.token),
         *(paragraph(f"without {name}: {reason}") for name, reason in found.refused.items()),
-    ]
-    if truth is not None:
-        falls = zip(found.tokens, map(_fall, truth.falls.tolist()), strict=True)
-        effects = [[f"{place} {name}", fall] for place, (name, fall) in enumerate(falls)]
-        taus = [[name, _tau(tau)] for name, tau in found.agreement.items()]
-        parts += [
-            table(f"How much the probability of {truth.answer} falls without each token", ["token", "fall"], effects),
-            table("Kendall's rank correlation of each method with the size of these falls", ["method", "tau"], taus),
-        ]
-    return page(f"What {token} draws on", *parts)
+    )
