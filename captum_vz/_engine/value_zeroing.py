@@ -13,7 +13,7 @@ from torch import Tensor
 
 from captum_vz._engine.numerics.budget import SHORT_OF_MEMORY, is_out_of_memory
 from captum_vz._engine.numerics.tolerance import CannotReplayError, with_rounding
-from captum_vz._engine.replay.base import ReplayProblem
+from captum_vz._engine.replay.base import Ablation, Replay, ReplayProblem
 from captum_vz._engine.replay.folded.replay import FoldedReplay
 from captum_vz._engine.replay.packed import PackedReplay
 from captum_vz._engine.replay.sequences import SequenceReplay
@@ -25,7 +25,6 @@ from captum_vz._engine.taps.handler import left_out_by_replays
 from captum_vz.errors import RefusedError, UnsupportedLayerError
 
 if TYPE_CHECKING:
-    from captum_vz._engine.replay.base import Ablation, Replay
     from captum_vz._engine.structure.site import AttentionSite
 
 # The first replay that holds for a layer gives its map. A new replay is one file and one entry here.

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,11 +24,9 @@ from captum_vz._engine.numerics.tensors import alike_tensors, map_each
 from captum_vz._engine.taps.changes import Changes, undoing
 from captum_vz._engine.taps.handler import AttentionCall, AttentionHandler
 from captum_vz._engine.taps.projection import projections_named
+from captum_vz._engine.taps.projection_table import ValueProjection
 from captum_vz._private import DropoutModule, eager_stance, is_replica, sort_key_list, tree_leaves, tree_map
 from captum_vz.errors import RefusedError, UnsupportedLayerError
-
-if TYPE_CHECKING:
-    from captum_vz._engine.taps.projection_table import ValueProjection
 
 # (index of the layer, its result), in the order in which the layers ran.
 LayerResults = list[tuple[int, Tensor]]

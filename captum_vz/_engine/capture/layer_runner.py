@@ -7,20 +7,17 @@ from collections import UserDict
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 
+from captum_vz._engine.capture.records import LayerRecord
 from captum_vz._engine.numerics.budget import is_out_of_memory
 from captum_vz._engine.numerics.tensors import clone_tensor, first_tensor, inference_mode, map_each
 from captum_vz._engine.numerics.tolerance import CannotReplayError
-from captum_vz._engine.taps.handler import handled_by
+from captum_vz._engine.taps.handler import AttentionHandler, handled_by
 from captum_vz._private import own_modules, tree_leaves, tree_map, without_hooks
 from captum_vz.errors import RefusedError
-
-if TYPE_CHECKING:
-    from captum_vz._engine.capture.records import LayerRecord
-    from captum_vz._engine.taps.handler import AttentionHandler
 
 # What the code of a layer may raise when it runs on arguments that it does not expect.
 LAYER_ERRORS = (RuntimeError, ValueError, LookupError, TypeError, AttributeError, StopIteration)

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from captum_vz._engine.capture.records import AttentionRecord, AttentionShape, InlineValues, VersionedTensor
+from captum_vz._engine.capture.records import (
+    AttentionRecord,
+    AttentionShape,
+    InlineValues,
+    LayerRecord,
+    VersionedTensor,
+)
 from captum_vz._engine.numerics.tensors import first_tensor
 from captum_vz._engine.numerics.tolerance import PROJECTED, is_same_attention, same_numbers
-from captum_vz._engine.taps.handler import AttentionHandler
+from captum_vz._engine.taps.handler import AttentionCall, AttentionHandler
 from captum_vz._engine.taps.projection import is_value_projection, visible_by_argument
-from captum_vz._engine.taps.projection_table import family_of
+from captum_vz._engine.taps.projection_table import ValueProjection, family_of
 from captum_vz._private import own_modules, own_parameters
-
-if TYPE_CHECKING:
-    from captum_vz._engine.capture.records import LayerRecord
-    from captum_vz._engine.taps.handler import AttentionCall
-    from captum_vz._engine.taps.projection_table import ValueProjection
 
 
 class Recorder(AttentionHandler):

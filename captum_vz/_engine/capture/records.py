@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from captum_vz._engine.capture.module_state import ModuleState, version
 from captum_vz._engine.numerics.tensors import first_tensor
+from captum_vz._engine.taps.projection_table import ValueProjection
 from captum_vz._private import tree_leaves
 from captum_vz.errors import UnsupportedLayerError
-
-if TYPE_CHECKING:
-    from captum_vz._engine.taps.projection_table import ValueProjection
 
 
 class AttentionShape(NamedTuple):

@@ -15,12 +15,11 @@ from torch import Tensor, nn
 from captum_vz._engine.decomposition.steps import Step, record_steps
 from captum_vz._engine.numerics.tensors import first_tensor
 from captum_vz._engine.numerics.tolerance import CannotReplayError, is_close_up_to_tf32, is_same_sum
-from captum_vz._engine.structure.modules import matrix, read_norm
+from captum_vz._engine.structure.modules import Norm, matrix, read_norm
 from captum_vz._private import tree_leaves
 from captum_vz.errors import RefusedError, UnsupportedLayerError
 
 if TYPE_CHECKING:
-    from captum_vz._engine.structure.modules import Norm
     from captum_vz._engine.structure.site import AttentionSite
 
 # How many positions are compared. The structure is the same at all positions.

@@ -9,11 +9,10 @@ from torch import Tensor, nn
 
 from captum_vz._engine.numerics.tensors import first_tensor
 from captum_vz._engine.numerics.tolerance import CannotReplayError
-from captum_vz._engine.taps.handler import AttentionHandler
+from captum_vz._engine.taps.handler import AttentionCall, AttentionHandler
 
 if TYPE_CHECKING:
     from captum_vz._engine.capture.records import AttentionRecord
-    from captum_vz._engine.taps.handler import AttentionCall
 
 
 class _Answer:

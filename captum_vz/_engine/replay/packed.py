@@ -24,7 +24,7 @@ from captum_vz._engine.numerics.tolerance import (
     is_reproduced,
 )
 from captum_vz._engine.replay.answers import AnswerContext, ModuleAnswer
-from captum_vz._engine.replay.base import ReplayChunk, pairs_at_a_time
+from captum_vz._engine.replay.base import ReplayChunk, ReplayProblem, pairs_at_a_time
 from captum_vz._engine.replay.contexts import context_change, context_without
 from captum_vz._engine.replay.trust import is_independent
 from captum_vz._engine.structure.dependence import projects_any_context, values_follow_token_order
@@ -33,7 +33,6 @@ from captum_vz._private import tree_map
 
 if TYPE_CHECKING:
     from captum_vz._engine.capture.records import AttentionRecord
-    from captum_vz._engine.replay.base import ReplayProblem
     from captum_vz._engine.structure.site import AttentionSite
 
 # How many targets run first where a replay is likely to fail.

@@ -21,13 +21,12 @@ from captum_vz._engine.numerics.perturbation import binary_digits, fixed_normal
 from captum_vz._engine.numerics.tensors import inference_mode
 from captum_vz._engine.numerics.tolerance import CannotReplayError
 from captum_vz._engine.replay.trust import is_library_code
-from captum_vz._engine.taps.handler import AttentionHandler
+from captum_vz._engine.taps.handler import AttentionCall, AttentionHandler
 from captum_vz._private import tree_map
 from captum_vz.errors import RefusedError, UnsupportedLayerError
 
 if TYPE_CHECKING:
     from captum_vz._engine.structure.site import AttentionSite
-    from captum_vz._engine.taps.handler import AttentionCall
 
 # Names of a graph's nodes that multiply by a matrix, and of nodes that may belong to an attention.
 PRODUCT = re.compile("mm|mv|matmul|linear|convolution", re.IGNORECASE)

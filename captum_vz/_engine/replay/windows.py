@@ -7,19 +7,14 @@ are.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from captum_vz._engine.numerics.perturbation import is_changed, max_abs
 from captum_vz._engine.numerics.tolerance import CannotReplayError, check_reproduced
-from captum_vz._engine.replay.base import ReplayChunk
-from captum_vz._engine.structure.windows import MANY_POSITIONS, NO_POSITION, find_sources
-
-if TYPE_CHECKING:
-    from captum_vz._engine.replay.base import ReplayProblem
-    from captum_vz._engine.structure.windows import Windows
+from captum_vz._engine.replay.base import ReplayChunk, ReplayProblem
+from captum_vz._engine.structure.windows import MANY_POSITIONS, NO_POSITION, Windows, find_sources
 
 # How much larger than all values a value is that no window may overlook.
 LOUD_FACTOR = 8

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import nn
 
 from captum_vz._engine.capture.interventions import AddToValues
 from captum_vz._engine.capture.layer_runner import LayerRunner
+from captum_vz._engine.capture.records import AttentionRecord, LayerRecord
 from captum_vz._engine.numerics.tolerance import CannotReplayError
 from captum_vz._engine.structure.dependence import (
     first_tokens,
@@ -19,9 +18,6 @@ from captum_vz._engine.structure.dependence import (
 from captum_vz._engine.structure.find_layers import is_stack
 from captum_vz._engine.structure.windows import is_rearranged
 from captum_vz.errors import ArgumentError, RefusedError, UnsupportedLayerError
-
-if TYPE_CHECKING:
-    from captum_vz._engine.capture.records import AttentionRecord, LayerRecord
 
 
 def merge_parts(layer: LayerRecord) -> None:

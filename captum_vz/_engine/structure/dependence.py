@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from captum_vz._engine.capture.interventions import StopAtOutput, StopAtValues, StopRunError
+from captum_vz._engine.capture.interventions import SiteHandler, StopAtOutput, StopAtValues, StopRunError
 from captum_vz._engine.numerics.perturbation import (
     PROBE_STRENGTHS,
     fixed_normal,
@@ -30,7 +30,6 @@ from captum_vz._engine.numerics.tolerance import CannotReplayError, is_reproduce
 from captum_vz._private import tree_leaves
 
 if TYPE_CHECKING:
-    from captum_vz._engine.capture.interventions import SiteHandler
     from captum_vz._engine.capture.layer_runner import LayerRunner
     from captum_vz._engine.capture.records import AttentionRecord
     from captum_vz._engine.taps.handler import AttentionHandler

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
 from captum_vz._engine.capture.layer_runner import LayerRunner
+from captum_vz._engine.capture.records import AttentionRecord, LayerRecord
 from captum_vz._engine.numerics.tensors import mask_as_bool
 from captum_vz._engine.structure.dependence import first_own_source, reads_other_states
 from captum_vz.errors import RefusedError
-
-if TYPE_CHECKING:
-    from captum_vz._engine.capture.records import AttentionRecord, LayerRecord
 
 
 def padding_masks(layer: LayerRecord, attention: AttentionRecord, windows: bool = False) -> tuple[Tensor, Tensor]:

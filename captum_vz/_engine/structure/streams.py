@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from captum_vz._engine.capture.records import AttentionRecord, LayerRecord
 from captum_vz._engine.numerics.tensors import first_tensor
 from captum_vz.errors import UnsupportedLayerError
-
-if TYPE_CHECKING:
-    from captum_vz._engine.capture.records import AttentionRecord, LayerRecord
 
 # The axis of the streams: (batch, tokens, stream, d) in DeepSeek-V4, (stream, batch, tokens, d) in Gemma 3n.
 AXES = (2, 0)

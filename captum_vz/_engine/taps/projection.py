@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,11 +18,8 @@ from torch.overrides import TorchFunctionMode
 from captum_vz._engine.numerics.tensors import mask_as_bool
 from captum_vz._engine.taps.changes import Changes
 from captum_vz._engine.taps.handler import current_handler
-from captum_vz._engine.taps.projection_table import BERT_LIKE, Mask, family_of
+from captum_vz._engine.taps.projection_table import BERT_LIKE, Mask, ValueProjection, family_of
 from captum_vz._private import tree_leaves
-
-if TYPE_CHECKING:
-    from captum_vz._engine.taps.projection_table import ValueProjection
 
 
 def is_value_projection(

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parallel.scatter_gather import scatter
 
 from captum_vz._engine.capture.forward_pass import (
+    LayerResults,
     Unrecorded,
     check_no_dropout,
     run_and_record,
@@ -33,7 +34,6 @@ from captum_vz._private import tree_leaves
 from captum_vz.errors import RefusedError
 
 if TYPE_CHECKING:
-    from captum_vz._engine.capture.forward_pass import LayerResults
     from captum_vz._engine.capture.records import AttentionRecord, LayerRecord
     from captum_vz._engine.structure.site import AttentionSite
     from captum_vz._engine.taps.handler import AttentionHandler

@@ -21,16 +21,14 @@ from captum_vz._engine.numerics.tolerance import (
 )
 from captum_vz._engine.replay.answers import ModuleAnswer
 from captum_vz._engine.replay.folded.kernels import CleanActivations, FirstLinear, FoldedModules, LaterLinear
-from captum_vz._engine.replay.folded.structure import Trace, replace_forwards
-from captum_vz._engine.structure.modules import matrix
+from captum_vz._engine.replay.folded.structure import FeedForwardStructure, Trace, replace_forwards
+from captum_vz._engine.structure.modules import Norm, matrix
 from captum_vz._engine.taps.handler import is_hooked
 
 if TYPE_CHECKING:
     from captum_vz._engine.replay.base import ReplayProblem
     from captum_vz._engine.replay.folded.plan import PairChunk, PairTable, SourceBlock
-    from captum_vz._engine.replay.folded.structure import FeedForwardStructure
     from captum_vz._engine.replay.packed import PackedPairs
-    from captum_vz._engine.structure.modules import Norm
 
 # How many clean targets run to read a layer's structure.
 SAMPLED_TARGETS = 8

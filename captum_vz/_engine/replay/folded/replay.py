@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -31,15 +30,11 @@ from captum_vz._engine.numerics.tolerance import (
     folded_bound,
     is_cancelled,
 )
-from captum_vz._engine.replay.base import ReplayChunk, fill_neighbours
+from captum_vz._engine.replay.base import ReplayChunk, ReplayProblem, fill_neighbours
 from captum_vz._engine.replay.folded.kernels import add_sums
 from captum_vz._engine.replay.folded.layer import FoldedLayer, head_values
-from captum_vz._engine.replay.folded.plan import PairTable, plan_chunks
+from captum_vz._engine.replay.folded.plan import PairChunk, PairTable, plan_chunks
 from captum_vz._engine.replay.packed import PackedPairs, packed_pairs
-
-if TYPE_CHECKING:
-    from captum_vz._engine.replay.base import ReplayProblem
-    from captum_vz._engine.replay.folded.plan import PairChunk
 
 
 class FoldedReplay:
