@@ -19,7 +19,7 @@ from captum_vz._engine.numerics.budget import is_out_of_memory
 from captum_vz._engine.numerics.tensors import first_tensor, map_each
 from captum_vz._engine.numerics.tolerance import is_close_in_half
 from captum_vz._engine.taps.changes import without_autocast
-from captum_vz._engine.taps.handler import AttentionCall, AttentionHandler, handled_by, left_out_by_replays
+from captum_vz._engine.taps.handler import AttentionHandler, handled_by, left_out_by_replays
 from captum_vz._private import accelerate_hook, tree_leaves
 from captum_vz.errors import RefusedError, UnsupportedLayerError
 
@@ -118,7 +118,7 @@ def _check_runs_again(record: LayerRecord) -> None:
     """
     clean = first_tensor(record.output)
     args, kwargs = fresh_arguments(record)
-    with handled_by(_Computes()):
+    with handled_by(AttentionHandler()):
         again = first_tensor(record.layer.forward(*args, **kwargs))
     same = clean is None or (again is not None and again.shape == clean.shape and is_close_in_half(again, clean))
     if not same:
@@ -127,13 +127,6 @@ def _check_runs_again(record: LayerRecord) -> None:
             f"{left_out_by_replays(record.layer)}State that a run changes, random numbers, and what is wrapped around "
             "its forward are no part of it. Make the layer's output depend on its input alone."
         )
-
-
-class _Computes(AttentionHandler):
-    """Computes attention as the recorder does."""
-
-    def on_attention(self, call: AttentionCall) -> tuple[Tensor, Tensor | None]:
-        return call.compute(call.values)
 
 
 def tokens_in_cache(record: LayerRecord) -> int:

@@ -85,11 +85,9 @@ class ProjectionTap:
     @contextmanager
     def attached(self, layers: Sequence[nn.Module]) -> Iterator[None]:
         """See :class:`~captum_vz._engine.taps.handler.AttentionTap`."""
-        if not any(projects_by_parameter(module) for layer in layers for module in layer.modules()):
-            yield
-            return
         with Changes() as changes:
-            changes.enter(ParameterProjectionMode())
+            if any(projects_by_parameter(module) for layer in layers for module in layer.modules()):
+                changes.enter(ParameterProjectionMode())
             yield
 
 

@@ -82,7 +82,7 @@ class CleanCache:
             changes.set(_answering, CacheReader(copies, batch, reused, self._linear))
             modules = [*(module for module, _ in reused), *(module for module, _, _ in self._linear)]
             for module in dict.fromkeys(modules):
-                changes.share((id(module), "forward"), partial(_cached_forward, module))
+                changes.wrap(module, "forward", partial(partial, _forward_or_cached, module))
             yield
 
     def entered(self, module: nn.Module) -> None:
@@ -165,32 +165,7 @@ class CacheReader:
         return output
 
 
-def _cached_forward(module: nn.Module) -> tuple[Callable[[], None], Callable[[], None]]:
-    """What gives a module a `CachedForward`, and what takes it away."""
-    cached = CachedForward(module)
-    return partial(vars(module).__setitem__, "forward", cached), cached.remove
-
-
-class CachedForward:
-    """Replaces the forward of a module, and asks the reader of the calling thread first.
-
-    A thread without a reader runs the module's own forward.
-    """
-
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
-        self.own = module.forward
-        self.wrapped = "forward" in vars(module)  # replaced before, as in an offloaded module
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        reader = _answering.get()
-        return self.own(*args, **kwargs) if reader is None else reader.output_of(self.module, self.own, args, kwargs)
-
-    def remove(self) -> None:
-        """Restore the forward that was replaced."""
-        if vars(self.module).get("forward") is not self:
-            return
-        if self.wrapped:
-            vars(self.module)["forward"] = self.own
-        else:
-            del vars(self.module)["forward"]
+def _forward_or_cached(module: nn.Module, own: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """The forward of a module whose own forward is `own`. A thread without a reader runs that."""
+    reader = _answering.get()
+    return own(*args, **kwargs) if reader is None else reader.output_of(module, own, args, kwargs)
