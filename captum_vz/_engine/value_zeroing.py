@@ -77,24 +77,18 @@ _traces = _Traces()
 
 
 @contextmanager
-def only_replay(name: str) -> Iterator[None]:
-    """Compute the maps of this thread by the replay of this name alone, inside a `with` block."""
-    outer, _traces.only = _traces.only, name
-    try:
-        yield
-    finally:
-        _traces.only = outer
+def traced_replays(only: str | None = None) -> Iterator[list[ReplayTrace]]:
+    """Trace the replays of the maps that this thread computes inside a `with` block.
 
-
-@contextmanager
-def traced_replays() -> Iterator[list[ReplayTrace]]:
-    """Trace the replays of the maps that this thread computes inside a `with` block."""
+    `only` is the name of the one replay that may serve. None: all may.
+    """
     traces: list[ReplayTrace] = []
-    outer, _traces.wanted = _traces.wanted, traces
+    outer = _traces.wanted, _traces.only
+    _traces.wanted, _traces.only = traces, only
     try:
         yield traces
     finally:
-        _traces.wanted = outer
+        _traces.wanted, _traces.only = outer
 
 
 def value_zeroing_scores(site: AttentionSite, ablation: Ablation, distance: OutputDistance) -> Tensor:
@@ -106,13 +100,7 @@ def value_zeroing_scores(site: AttentionSite, ablation: Ablation, distance: Outp
         UnsupportedLayerError: No replay holds for the layer.
         RefusedError: The layer's output is not finite, or random numbers were drawn.
     """
-    output = site.output
-    if not output.abs().amax().isfinite():
-        raise RefusedError(
-            f"{site.layer.name} returned values that are not finite (NaN or infinity) in {output.dtype}, so no "
-            "distance can be taken of them. float16 overflows above 65504: load the model in bfloat16 or float32, and "
-            "check its weights and inputs."
-        )
+    output = site.finite_output()
     if site.layer.state.drew_random_numbers():
         raise RefusedError(
             f"The layer {site.layer.name} draws random numbers, so no two runs of it agree. Call model.eval() first."

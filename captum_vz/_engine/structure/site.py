@@ -51,6 +51,16 @@ class AttentionSite:
         layout = self.windows or self.streams
         return self.attention.batch_first(output) if layout is None else layout.tokens(output)
 
+    def finite_output(self) -> Tensor:
+        """The output. RefusedError: it is not finite."""
+        output = self.output
+        if not output.detach().abs().amax().isfinite():
+            raise RefusedError(
+                f"{self.layer.name} returned values that are not finite (NaN or infinity) in {output.dtype}. float16 "
+                "overflows above 65504: load the model in bfloat16 or float32, and check its weights and inputs."
+            )
+        return output
+
     @property
     def dropped_sources(self) -> int:
         """How many tokens came before the first source, and are no longer in a key-value cache with a window."""

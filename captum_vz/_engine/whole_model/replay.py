@@ -19,7 +19,6 @@ from captum_vz._engine.numerics.budget import budget_of, is_out_of_memory
 from captum_vz._engine.numerics.tensors import first_numbers, first_tensor
 from captum_vz._engine.numerics.tolerance import CannotReplayError, check_reproduced
 from captum_vz._engine.replay.base import Ablation, zeroed_heads
-from captum_vz._engine.replay.trust import is_library_code
 from captum_vz._engine.replay.unknown_code import check_unknown_code
 from captum_vz._engine.taps.changes import Changes, undoing
 from captum_vz._engine.taps.handler import AttentionHandler
@@ -76,16 +75,15 @@ class ModelReplay:
         `chosen` holds the numbers of the runs of each layer that are recorded. None: all.
         """
         outputs: list[Any] = []
-        layers, device_ids = self.layers, self.device_ids
         self._all_runs = chosen is None
 
         def run(changes: Changes) -> LayerResults:
             with self._cache.filling():
                 return run_and_record(
                     lambda: outputs.append(forward()),
-                    layers,
+                    self.layers,
                     compute,
-                    device_ids=device_ids,
+                    device_ids=self.device_ids,
                     given=self.given,
                     chosen=chosen,
                 )
@@ -98,8 +96,7 @@ class ModelReplay:
 
     def zero_in(self, site: AttentionSite, heads: tuple[int, ...] | None) -> None:
         """Zero values in this run of this attention, in these heads (None: all)."""
-        if not is_library_code(site.layer.layer):
-            check_unknown_code(site)
+        check_unknown_code(site)
         attention, device = site.attention, site.attention.values.device
         output = attention.batch_first(site.layer.first_output).clone()
         bare = replace(attention, values=attention.values[:0], visible=None, weights=None, context=None, output=None)
