@@ -44,7 +44,9 @@ class SiteHandler(AttentionHandler):
     def on_exit(self, module: nn.Module | nn.Parameter, inputs: tuple[Any, ...], output: Any) -> Any:
         inline = self.attention.inline
         projected = first_tensor(output)
-        if inline is None or projected is None or not inline.is_projection(module):
+        if inline is None or projected is None:
+            return None
+        if module is not inline.projection and module is not inline.other_projection:
             return None
         self._site_calls += 1
         projected = projected.clone()

@@ -66,15 +66,8 @@ class AnswerContext(AttentionHandler, _Answer):
 
     def __init__(self, heads: Sequence[int]) -> None:
         self.heads = heads  # (head, d_head)
-        self._answered = False
-
-    def put(self, context: Tensor) -> None:
-        """Set the context of the next run."""
-        super().put(context)
-        self._answered = False
 
     def on_attention(self, call: AttentionCall) -> tuple[Tensor, Tensor | None]:
-        if self._answered:
+        if self.context is None:
             return call.compute(call.values)
-        self._answered = True
         return self.take().unflatten(-1, tuple(self.heads)), None

@@ -61,13 +61,11 @@ class PackedReplay:
         self.name = "packed pairs, first tensor only" if first_tensor_only else "packed pairs"
 
     def fits(self, problem: ReplayProblem) -> bool:
-        """See :class:`~captum_vz._engine.replay.base.Replay`."""
         if problem.site.windows is not None:
             return False
         return not self.first_tensor_only or len(problem.site.layer.attentions) > 1
 
     def __call__(self, problem: ReplayProblem) -> Iterator[ReplayChunk]:
-        """See :class:`~captum_vz._engine.replay.base.Replay`."""
         if not problem.trust.independent:
             tested = max(TESTED_PAIRS, int(TESTED_SHARE * problem.active.sum()))
             problem = replace(problem, chunk_rows=min(problem.chunk_rows, tested))

@@ -46,13 +46,11 @@ class SequenceReplay:
         self.name = "whole sequences, axes by trial" if search_axes else "whole sequences"
 
     def fits(self, problem: ReplayProblem) -> bool:
-        """See :class:`~captum_vz._engine.replay.base.Replay`."""
         if problem.site.windows is not None:
             return False
         return not self.search_axes or ExampleCopies(problem.site).has_choice_of_axes()
 
     def __call__(self, problem: ReplayProblem) -> Iterator[ReplayChunk]:
-        """See :class:`~captum_vz._engine.replay.base.Replay`."""
         site = problem.site
         # The axis of the tokens is chosen by its length. Packed pairs fail for a wrong axis. Whole sequences do not, so
         # the values are tested here.

@@ -7,6 +7,7 @@ are.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -26,18 +27,17 @@ class WindowReplay:
     name = "windows"
 
     def fits(self, problem: ReplayProblem) -> bool:
-        """See :class:`~captum_vz._engine.replay.base.Replay`."""
         return problem.site.windows is not None or problem.site.is_reordered()
 
     def __call__(self, problem: ReplayProblem) -> Iterator[ReplayChunk]:
-        """See :class:`~captum_vz._engine.replay.base.Replay`."""
         site = problem.site
         if site.windows is None:  # one window
             # Which tokens are hidden is known in the attention's order only.
             if site.attention.visible is not None and not site.attention.visible.all():
                 raise CannotReplayError("its attention sees its tokens in another order, and not all of them")
-            problem = problem.with_site(site.in_windows())
-        windows = problem.site.windows
+            site = site.in_windows()
+            problem = replace(problem, site=site, output=site.output)
+        windows = site.windows
         assert windows is not None  # narrows the type: in_windows raises if it finds none
         batch, out = problem.targets.batch, problem.targets.out
         clean = windows.run(torch.zeros_like(windows.position, dtype=torch.bool), heads=problem.heads)

@@ -122,11 +122,6 @@ def values_follow_token_order(runner: LayerRunner, attention: AttentionRecord) -
     return True
 
 
-def attention_output(runner: LayerRunner, attention: AttentionRecord, context: Tensor) -> Tensor | None:
-    """What the attention module returns for a context, `(batch, out, d)`. None: the run does not show it."""
-    return _result_of(runner, StopAtOutput(attention, context), runner.arguments)
-
-
 def projects_any_context(runner: LayerRunner, attention: AttentionRecord) -> bool:
     """Whether the attention module returns the projection of its context for any context.
 
@@ -140,7 +135,7 @@ def projects_any_context(runner: LayerRunner, attention: AttentionRecord) -> boo
     drawn = fixed_normal(attention.context) < 0
     for corners in (drawn, ~drawn):
         context = torch.where(corners, most, least)
-        found = attention_output(runner, attention, context)
+        found = _result_of(runner, StopAtOutput(attention, context), runner.arguments)
         flat = context.flatten(2)
         expected = flat if attention.projection is None else attention.projection(flat)
         if found is None or found.shape != expected.shape:

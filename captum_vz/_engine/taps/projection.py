@@ -84,7 +84,6 @@ class ProjectionTap:
 
     @contextmanager
     def attached(self, layers: Sequence[nn.Module]) -> Iterator[None]:
-        """See :class:`~captum_vz._engine.taps.handler.AttentionTap`."""
         with Changes() as changes:
             if any(projects_by_parameter(module) for layer in layers for module in layer.modules()):
                 changes.enter(ParameterProjectionMode())

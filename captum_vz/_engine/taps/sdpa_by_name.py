@@ -32,7 +32,6 @@ class SdpaByNameTap:
 
     @contextmanager
     def attached(self, layers: Sequence[nn.Module]) -> Iterator[None]:
-        """See :class:`~captum_vz._engine.taps.handler.AttentionTap`."""
         with Changes() as changes:
             if _holds_function(module for layer in layers for module in layer.modules()):
                 changes.enter(_Mode())

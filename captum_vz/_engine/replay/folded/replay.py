@@ -54,7 +54,6 @@ class FoldedReplay:
         return _rows_saved(_pair_table(problem), *_sizes(problem))[0] > enough
 
     def __call__(self, problem: ReplayProblem) -> Iterator[ReplayChunk]:
-        """See :class:`~captum_vz._engine.replay.base.Replay`."""
         warnings, name = problem.site.layer.warnings, problem.site.layer.name
         wanted, in_bfloat16 = problem.ablation.bfloat16_changes, _in_bfloat16(problem)
         if wanted and not in_bfloat16:
