@@ -54,7 +54,8 @@ def choose_attention(layer: LayerRecord, attention: str) -> AttentionRecord:
             f"The layer {name} called attention {len(found)} times in one run. Pass a single Transformer block, not a "
             "stack of them. Of a block with three attentions (SAM's decoder), pass the part that holds yours."
         )
-    if len(found) == 2 and _in_one_list(layer.layer, {one.module for one in found}):
+    lists = (set(module.children()) for module in layer.layer.modules() if isinstance(module, nn.ModuleList))
+    if len(found) == 2 and any({one.module for one in found} <= members for members in lists):
         raise UnsupportedLayerError(
             f"The layer {name} has a list of {len(found)} attentions of the same kind, none of which is a "
             "cross-attention. Pass the part of it that holds one of them."
@@ -123,11 +124,6 @@ def _check_named_values(layer: LayerRecord, attention: AttentionRecord) -> None:
                 return
             raise CannotReplayError("the weights, or what the weights multiply, change with them in another way")
     raise CannotReplayError("they change no other token")
-
-
-def _in_one_list(layer: nn.Module, attentions: set[nn.Module]) -> bool:
-    lists = [module for module in layer.modules() if isinstance(module, nn.ModuleList)]
-    return any(attentions <= set(one.children()) for one in lists)
 
 
 def _inline_attention(layer: LayerRecord) -> str:

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from captum_vz._engine.capture.float32 import is_half, recorded_in_float32
-from captum_vz._engine.capture.layer_runner import LayerRunner, is_cache
+from captum_vz._engine.capture.layer_runner import LayerRunner, Streams, is_cache
 from captum_vz._engine.capture.records import AttentionRecord, AttentionShape, LayerRecord
 from captum_vz._engine.numerics.tolerance import CannotReplayError
 from captum_vz._engine.structure.choice import choose_attention, merge_parts
 from captum_vz._engine.structure.dependence import values_depend_on_own_position, values_follow_token_order
 from captum_vz._engine.structure.padding import padding_masks
-from captum_vz._engine.structure.streams import Streams, find_streams
+from captum_vz._engine.structure.streams import find_streams
 from captum_vz._engine.structure.windows import Windows, find_windows, is_rearranged
 from captum_vz._private import tree_leaves
 from captum_vz.errors import RefusedError, UnsupportedLayerError
