@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from captum_vz._engine.capture.float32 import tokens_in_cache
+from captum_vz._engine.capture.float32 import check_no_tokens_in_cache
 from captum_vz._engine.capture.layer_runner import fresh_arguments, without_caches
 from captum_vz._engine.capture.recorder import Recorder
 from captum_vz._engine.capture.records import AttentionRecord, LayerRecord
@@ -16,7 +16,7 @@ from captum_vz._engine.numerics.tensors import first_tensor
 from captum_vz._engine.numerics.tolerance import is_close_up_to_tf32
 from captum_vz._engine.taps.changes import without_autocast
 from captum_vz._engine.taps.handler import handled_by
-from captum_vz.errors import RefusedError, UnsupportedLayerError
+from captum_vz.errors import UnsupportedLayerError
 
 if TYPE_CHECKING:
     from captum_vz._engine.structure.site import AttentionSite
@@ -86,12 +86,7 @@ def record_steps(site: AttentionSite) -> tuple[int, StepRecorder]:
             f"The attention of {name} is computed in {attention.calls} parts, which norm-based methods do not support. "
             "ValueZeroing can explain it."
         )
-    missing = tokens_in_cache(site.layer)
-    if missing:
-        raise RefusedError(
-            f"The layer {name} must run again to show its residual connection and norms, but {missing} of its tokens "
-            "are in the key-value cache only. Run the model without a cache: pass the whole sequence at once."
-        )
+    check_no_tokens_in_cache(site.layer, "has to be run again to show its residual connection and norms")
     number = site.layer.attentions.index(attention)
     layer = site.in_float32().layer
     args, kwargs = without_caches((layer.args, layer.kwargs))
