@@ -52,7 +52,9 @@ class ParameterProjectionMode(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))
         handler = current_handler()
-        if self.named and handler is not None and isinstance(output, Tensor):
+        if handler is None or not isinstance(output, Tensor):
+            return output
+        if self.named:
             for used in tree_leaves((args, kwargs)):
                 # A view of the parameter is no projection.
                 if isinstance(used, nn.Parameter) and used.untyped_storage() != output.untyped_storage():
@@ -60,9 +62,7 @@ class ParameterProjectionMode(TorchFunctionMode):
                     output = output if changed is None else changed
             return output
         parameter = next((x for x in args if isinstance(x, nn.Parameter)), None)
-        if handler is None or parameter is None or not isinstance(output, Tensor):
-            return output
-        if parameter.dim() != 3 or output.dim() != 4 or output.shape[2:] != parameter.shape[1:]:
+        if parameter is None or parameter.dim() != 3 or output.dim() != 4 or output.shape[2:] != parameter.shape[1:]:
             return output
         changed = handler.on_exit(parameter, args, output.flatten(2))
         return output if changed is None else changed.view_as(output)
