@@ -39,7 +39,6 @@ def run_and_record(
     *,
     device_ids: list[int] | None = None,
     replays: bool = False,
-    on_record: Callable[[LayerRecord], None] | None = None,
     given: Sequence[ValueProjection] = (),
     chosen: Sequence[Sequence[int]] | None = None,
 ) -> LayerResults:
@@ -53,7 +52,6 @@ def run_and_record(
         replays: Whether `compute` replays layers. Then inputs and outputs of modules are kept until the layer returns,
             and layers multiply as replays do. What runs before the first layer is torch's own to the last bit, because
             it may choose between numbers that are nearly equal (the best queries of a detector).
-        on_record: Called with each record before `compute`.
         given: Where the user says that the values of each layer are. Empty: the taps find them.
         chosen: The numbers of the runs of each layer that are recorded. None: all.
 
@@ -96,8 +94,6 @@ def run_and_record(
         record.hooks = hooks
         recorder.finish(output)
         with onednn.suspended(), record.state.restored():
-            if on_record is not None:
-                on_record(record)
             result = compute(record)
         with lock:
             if is_replica(record.layer):
