@@ -100,9 +100,8 @@ class Changes:
         def begin() -> tuple[Action, Action]:
             before = getattr(owner, name)
             value = make(before)
-            return partial(setattr, owner, name, value), partial(
-                _put_back, owner, name, value, name in vars(owner), before
-            )
+            put = partial(setattr, owner, name, value)
+            return put, partial(_put_back, owner, name, value, name in vars(owner), before)
 
         self.share((id(owner), name), begin)
 
