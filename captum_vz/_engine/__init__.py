@@ -15,11 +15,11 @@ from captum_vz._engine.decomposition.vectors import INCLUDES, Decomposition, dec
 from captum_vz._engine.numerics.budget import SHORT_OF_MEMORY, budget_of, is_out_of_memory
 from captum_vz._engine.numerics.tensors import alike_tensors, first_tensor, repeat_examples
 from captum_vz._engine.replay.base import Ablation
-from captum_vz._engine.replay.unknown_code import check_weights_seen
+from captum_vz._engine.replay.unknown_code import check_unknown_code
 from captum_vz._engine.structure.find_layers import find_layers
 from captum_vz._engine.structure.site import AttentionSite, attention_site
 from captum_vz._engine.taps.projection_table import ValueProjection
-from captum_vz._engine.value_zeroing import REPLAYS, OutputDistance, only_replay, traced_replays, value_zeroing_scores
+from captum_vz._engine.value_zeroing import REPLAYS, OutputDistance, traced_replays, value_zeroing_scores
 from captum_vz._engine.whole_model.mixing import OtherMixing
 from captum_vz._engine.whole_model.replay import ModelReplay
 
@@ -45,7 +45,7 @@ __all__ = [
     "alike_tensors",
     "attention_site",
     "budget_of",
-    "check_weights_seen",
+    "check_unknown_code",
     "decompositions",
     "find_layers",
     "first_module_holding",
@@ -54,7 +54,6 @@ __all__ = [
     "in_float32",
     "is_half",
     "is_out_of_memory",
-    "only_replay",
     "repeat_examples",
     "run_and_record",
     "traced_replays",

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from captum_vz._engine.numerics.budget import SHORT_OF_MEMORY, is_out_of_memory
 from captum_vz._engine.numerics.tolerance import CannotReplayError, with_rounding
-from captum_vz._engine.replay.base import ReplayProblem
+from captum_vz._engine.replay.base import Ablation, Replay, ReplayProblem
 from captum_vz._engine.replay.folded.replay import FoldedReplay
 from captum_vz._engine.replay.packed import PackedReplay
 from captum_vz._engine.replay.sequences import SequenceReplay
@@ -25,7 +25,6 @@ from captum_vz._engine.taps.handler import left_out_by_replays
 from captum_vz.errors import RefusedError, UnsupportedLayerError
 
 if TYPE_CHECKING:
-    from captum_vz._engine.replay.base import Ablation, Replay
     from captum_vz._engine.structure.site import AttentionSite
 
 # The first replay that holds for a layer gives its map. A new replay is one file and one entry here.
@@ -78,24 +77,18 @@ _traces = _Traces()
 
 
 @contextmanager
-def only_replay(name: str) -> Iterator[None]:
-    """Compute the maps of this thread by the replay of this name alone, inside a `with` block."""
-    outer, _traces.only = _traces.only, name
-    try:
-        yield
-    finally:
-        _traces.only = outer
+def traced_replays(only: str | None = None) -> Iterator[list[ReplayTrace]]:
+    """Trace the replays of the maps that this thread computes inside a `with` block.
 
-
-@contextmanager
-def traced_replays() -> Iterator[list[ReplayTrace]]:
-    """Trace the replays of the maps that this thread computes inside a `with` block."""
+    `only` is the name of the one replay that may serve. None: all may.
+    """
     traces: list[ReplayTrace] = []
-    outer, _traces.wanted = _traces.wanted, traces
+    outer = _traces.wanted, _traces.only
+    _traces.wanted, _traces.only = traces, only
     try:
         yield traces
     finally:
-        _traces.wanted = outer
+        _traces.wanted, _traces.only = outer
 
 
 def value_zeroing_scores(site: AttentionSite, ablation: Ablation, distance: OutputDistance) -> Tensor:
@@ -107,13 +100,7 @@ def value_zeroing_scores(site: AttentionSite, ablation: Ablation, distance: Outp
         UnsupportedLayerError: No replay holds for the layer.
         RefusedError: The layer's output is not finite, or random numbers were drawn.
     """
-    output = site.output
-    if not output.abs().amax().isfinite():
-        raise RefusedError(
-            f"{site.layer.name} returned values that are not finite (NaN or infinity) in {output.dtype}, so no "
-            "distance can be taken of them. float16 overflows above 65504: load the model in bfloat16 or float32, and "
-            "check its weights and inputs."
-        )
+    output = site.finite_output()
     if site.layer.state.drew_random_numbers():
         raise RefusedError(
             f"The layer {site.layer.name} draws random numbers, so no two runs of it agree. Call model.eval() first."

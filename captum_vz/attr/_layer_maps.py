@@ -202,6 +202,8 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
         with progress(desc=title, total=len(layers)) if arguments.show_progress else NullProgress() as bar:
 
             def compute(record: LayerRecord) -> Tensor:
+                if mixing is not None:
+                    mixing.note(record)
                 runs.note(record)
                 site = attention_site(record, self.attention, self.accepts_streams)
                 batch, _, out, _ = site.shape
@@ -232,7 +234,6 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
                     compute,
                     device_ids=device_ids,
                     replays=self.replays_layers,
-                    on_record=None if mixing is None else mixing.note,
                     given=self._given(layers),
                     chosen=runs.chosen,
                 )

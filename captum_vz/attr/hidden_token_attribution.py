@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from captum_vz._engine import AttentionSite, budget_of
 from captum_vz.attr._layer_maps import LayerMaps
 from captum_vz.attr._wanted import Wanted
-from captum_vz.errors import ArgumentError, RefusedError, UnsupportedLayerError
+from captum_vz.errors import ArgumentError, UnsupportedLayerError
 from captum_vz.functional import widen
 
 
@@ -82,13 +82,8 @@ class HiddenTokenAttribution(LayerMaps):
 
     def layer_scores(self, site: AttentionSite, wanted: Wanted) -> Tensor:
         """The norms of the Jacobians, `(batch, row, group)`."""
-        output, vectors, rows, groups = site.output, wanted.leaf, wanted.rows, wanted.groups
+        output, vectors, rows, groups = site.finite_output(), wanted.leaf, wanted.rows, wanted.groups
         assert output is not None and vectors is not None  # narrows the types: LayerMaps checks both
-        if not output.isfinite().all():
-            raise RefusedError(
-                f"{site.layer.name} returned values that are not finite (NaN or infinity) in {output.dtype}. float16 "
-                "overflows above 65504: load the model in bfloat16 or float32, and check its weights and inputs."
-            )
         if not output.requires_grad:
             raise UnsupportedLayerError(
                 f"The output of {site.layer.name} does not depend on the vectors by any gradient: forward_func must "

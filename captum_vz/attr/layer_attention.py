@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from captum_vz._engine import AttentionSite, check_weights_seen
+from captum_vz._engine import AttentionSite, check_unknown_code
 from captum_vz.attr._arguments import as_list
 from captum_vz.attr._heads import Heads, select_heads
 from captum_vz.attr._layer_maps import LayerMaps
@@ -70,7 +70,7 @@ class LayerAttention(LayerMaps):
 
     def layer_scores(self, site: AttentionSite, wanted: Wanted) -> Tensor:
         """The weights of the heads as one map, `(batch, row, group)`."""
-        check_weights_seen(site)
+        check_unknown_code(site, values_once=False)
         return wanted.pool(self._fuse(widen(site.weights()), site.layer.index))
 
     def _fuse(self, weights: Tensor, index: int) -> Tensor:

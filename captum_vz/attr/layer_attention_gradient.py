@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from captum_vz._engine import AttentionSite, check_weights_seen
+from captum_vz._engine import AttentionSite, check_unknown_code
 from captum_vz.attr._layer_maps import LayerMaps
 from captum_vz.attr._wanted import Wanted
 from captum_vz.errors import ArgumentError, RefusedError, UnsupportedLayerError
@@ -72,7 +72,7 @@ class LayerAttentionGradient(LayerMaps):
 
     def layer_scores(self, site: AttentionSite, wanted: Wanted) -> Callable[[Any], Tensor]:
         """A function of the model's output that returns weights times positive gradients, `(batch, row, group)`."""
-        check_weights_seen(site)
+        check_unknown_code(site, values_once=False)
         weights = site.weights()
 
         def scores(output: Any) -> Tensor:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from captum_vz._engine import HALF, REPLAYS, only_replay, traced_replays
+from captum_vz._engine import HALF, REPLAYS, traced_replays
 from captum_vz.errors import RefusedError
 from captum_vz.verification.definition import NoDefinitionError
 from captum_vz.verification.recorded import DefinedMap, LayerRun, defined_map
@@ -160,7 +160,7 @@ class LayerVerification:
     def _by_replay(self, name: str, against: Callable[[str, Tensor], Check]) -> Check:
         title = f"replay: {name}"
         try:
-            with only_replay(name), traced_replays() as traces:
+            with traced_replays(name) as traces:
                 return against(title, self.compute())
         except RefusedError:
             reason = traces[-1].failed.get(name, "") if traces else ""

@@ -6,6 +6,7 @@ itself is refused. Its concept vectors can be a `distance` of Value Zeroing.
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -77,15 +78,12 @@ def concepts(embeddings: Tensor) -> list[Concept]:
 @pytest.mark.parametrize("method", LAYER_METHODS)
 def test_tcav_refuses_scores_of_tokens(method: Any, tmp_path: Path) -> None:
     configuration = Configuration(method, inputs="embeddings", layers=2)
-    model = LastHidden(configuration.case.model, position=2)
+    # A copy, because rounding would change the weights that other tests share.
+    model = LastHidden(copy.deepcopy(configuration.case.model).float(), position=2)
     embeddings = configuration.arguments["inputs"][:1].float()
-    model.float()
-    try:
-        tcav = TCAV(model, ["vector"], save_path=str(tmp_path), layer_attr_method=method(model, None))
-        with pytest.raises(ArgumentError, match=r"layer_attr_method is .* scores of tokens, but TCAV needs"):
-            tcav.interpret(embeddings, [concepts(embeddings)], target=0)
-    finally:
-        model.double()
+    tcav = TCAV(model, ["vector"], save_path=str(tmp_path), layer_attr_method=method(model, None))
+    with pytest.raises(ArgumentError, match=r"layer_attr_method is .* scores of tokens, but TCAV needs"):
+        tcav.interpret(embeddings, [concepts(embeddings)], target=0)
 
 
 def test_concept_vector_as_distance() -> None:

@@ -48,7 +48,7 @@ def state_of(model: nn.Module) -> dict[str, Any]:
         "compiler": None if dynamo is None else dynamo._stance.stance,
         "warnings": list(warnings.filters),
         "handler": handler.current_handler(),
-        "pass": changes._current.get(),
+        "pass": changes.current_pass.get(),
         "shared changes": dict(changes._shared),
         "threads": threading.active_count(),
     }

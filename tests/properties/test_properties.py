@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from captum_vz import AttentionRollout, ValueZeroing, ValueZeroingRollout
-from captum_vz._engine import REPLAYS, only_replay, traced_replays
+from captum_vz._engine import REPLAYS, traced_replays
 from captum_vz._engine.numerics import budget
 from captum_vz.errors import RefusedError
 from captum_vz.functional import rollout
@@ -131,7 +131,7 @@ def check_replays(data: st.DataObject, kind: str, served: set[str]) -> None:
         served.add(traces[-1].replay.name)
         for name in (replay.name for replay in REPLAYS if replay.name not in known):
             try:
-                with only_replay(name):
+                with traced_replays(name):
                     found = found_map(case, call)
             except RefusedError:
                 continue

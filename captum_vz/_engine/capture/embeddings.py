@@ -154,5 +154,4 @@ def _first(model: nn.Module, layers: Sequence[nn.Module]) -> nn.Module:
 
 
 def _lists(model: nn.Module) -> list[nn.Module]:
-    """Return the lists of modules in a model."""
     return [module for module in model.modules() if isinstance(module, (nn.ModuleList, nn.Sequential))]

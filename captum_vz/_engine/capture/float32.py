@@ -19,7 +19,7 @@ from captum_vz._engine.numerics.budget import is_out_of_memory
 from captum_vz._engine.numerics.tensors import first_tensor, map_each
 from captum_vz._engine.numerics.tolerance import is_close_in_half
 from captum_vz._engine.taps.changes import without_autocast
-from captum_vz._engine.taps.handler import AttentionCall, AttentionHandler, handled_by, left_out_by_replays
+from captum_vz._engine.taps.handler import AttentionHandler, handled_by, left_out_by_replays
 from captum_vz._private import accelerate_hook, tree_leaves
 from captum_vz.errors import RefusedError, UnsupportedLayerError
 
@@ -56,12 +56,8 @@ def recorded_in_float32(record: LayerRecord) -> LayerRecord:
     Raises:
         RefusedError: The layer cannot be run again in float32.
     """
-    missing = tokens_in_cache(record)
-    if missing:
-        raise RefusedError(
-            f"{record.name} is in half precision and has to be run again in float32, but {missing} of its tokens are "
-            "in the key-value cache only. Pass the whole sequence at once, or load the model in float32."
-        )
+    remedy = ", or load the model in float32"
+    check_no_tokens_in_cache(record, "is in half precision and has to be run again in float32", remedy)
     _check_runs_again(record)
     try:
         layer = in_float32(record.layer)
@@ -118,7 +114,7 @@ def _check_runs_again(record: LayerRecord) -> None:
     """
     clean = first_tensor(record.output)
     args, kwargs = fresh_arguments(record)
-    with handled_by(_Computes()):
+    with handled_by(AttentionHandler()):
         again = first_tensor(record.layer.forward(*args, **kwargs))
     same = clean is None or (again is not None and again.shape == clean.shape and is_close_in_half(again, clean))
     if not same:
@@ -129,18 +125,15 @@ def _check_runs_again(record: LayerRecord) -> None:
         )
 
 
-class _Computes(AttentionHandler):
-    """Computes attention as the recorder does."""
-
-    def on_attention(self, call: AttentionCall) -> tuple[Tensor, Tensor | None]:
-        return call.compute(call.values)
-
-
-def tokens_in_cache(record: LayerRecord) -> int:
-    """How many of the tokens that a layer attends to were in its key-value cache, and not in its input."""
+def check_no_tokens_in_cache(record: LayerRecord, reason: str, remedy: str = "") -> None:
+    """Refuse to run a layer again that attends to tokens in its key-value cache, which are not in its input."""
     first = record.attentions[0]
-    cached = any(map(is_cache, tree_leaves((record.args, record.kwargs), is_leaf=is_cache)))
-    return max(first.shape.sources - first.shape.out - record.encoder_sources(first), 0) if cached else 0
+    missing = first.shape.sources - first.shape.out - record.encoder_sources(first)
+    if missing > 0 and any(map(is_cache, tree_leaves((record.args, record.kwargs), is_leaf=is_cache))):
+        raise RefusedError(
+            f"{record.name} {reason}, but {missing} of its tokens are in the key-value cache only. Run the model "
+            f"without a cache: pass the whole sequence at once{remedy}."
+        )
 
 
 def _float32(value: Any) -> Any:

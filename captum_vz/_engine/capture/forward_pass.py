@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,26 +22,14 @@ from captum_vz._engine.numerics.matmul import OneDnnLinears
 from captum_vz._engine.numerics.perturbation import nudged
 from captum_vz._engine.numerics.tensors import alike_tensors, map_each
 from captum_vz._engine.taps.changes import Changes, undoing
-from captum_vz._engine.taps.handler import AttentionCall, AttentionHandler
+from captum_vz._engine.taps.handler import AttentionHandler
 from captum_vz._engine.taps.projection import projections_named
-from captum_vz._private import DropoutModule, eager_stance, is_replica, sort_key_list, tree_leaves, tree_map
+from captum_vz._engine.taps.projection_table import ValueProjection
+from captum_vz._private import DropoutModule, is_replica, sort_key_list, tree_leaves, tree_map
 from captum_vz.errors import RefusedError, UnsupportedLayerError
-
-if TYPE_CHECKING:
-    from captum_vz._engine.taps.projection_table import ValueProjection
 
 # (index of the layer, its result), in the order in which the layers ran.
 LayerResults = list[tuple[int, Tensor]]
-
-
-class Unrecorded(AttentionHandler):
-    """Computes attention as the model does, in a run that is not recorded."""
-
-    def __init__(self, *run: int) -> None:
-        self.run = run
-
-    def on_attention(self, call: AttentionCall) -> tuple[Tensor, Tensor]:
-        return call.compute(call.values)
 
 
 def run_and_record(
@@ -51,7 +39,6 @@ def run_and_record(
     *,
     device_ids: list[int] | None = None,
     replays: bool = False,
-    on_record: Callable[[LayerRecord], None] | None = None,
     given: Sequence[ValueProjection] = (),
     chosen: Sequence[Sequence[int]] | None = None,
 ) -> LayerResults:
@@ -65,7 +52,6 @@ def run_and_record(
         replays: Whether `compute` replays layers. Then inputs and outputs of modules are kept until the layer returns,
             and layers multiply as replays do. What runs before the first layer is torch's own to the last bit, because
             it may choose between numbers that are nearly equal (the best queries of a detector).
-        on_record: Called with each record before `compute`.
         given: Where the user says that the values of each layer are. Empty: the taps find them.
         chosen: The numbers of the runs of each layer that are recorded. None: all.
 
@@ -83,21 +69,21 @@ def run_and_record(
     onednn = OneDnnLinears(on=False)
     count: Counter[int] = Counter()
 
-    def begin(index: int, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Recorder | Unrecorded:
+    def begin(index: int, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AttentionHandler:
         args, kwargs = on_its_device(layer, (args, kwargs))
         onednn.on = True
         state = ModuleState(layer, (args, kwargs))
         number, count[id(layer)] = count[id(layer)], count[id(layer)] + 1
         if chosen is not None and number not in chosen[index]:
-            return Unrecorded()
+            return AttentionHandler()
         row = given[index] if given else None
         return Recorder(
             LayerRecord(layer, args, kwargs, index, "", number, keep_module_io=replays, state=state, given=row)
         )
 
-    def end(recorder: Recorder | Unrecorded, arguments: tuple[Any, Any], output: Any, hooks: list[Any]) -> None:
+    def end(recorder: AttentionHandler, arguments: tuple[Any, Any], output: Any, hooks: list[Any]) -> None:
         onednn.on = False
-        if isinstance(recorder, Unrecorded):
+        if not isinstance(recorder, Recorder):
             return
         record = recorder.record
         # A hook that was added after ours may have changed the arguments.
@@ -108,8 +94,6 @@ def run_and_record(
         record.hooks = hooks
         recorder.finish(output)
         with onednn.suspended(), record.state.restored():
-            if on_record is not None:
-                on_record(record)
             result = compute(record)
         with lock:
             if is_replica(record.layer):
@@ -125,7 +109,6 @@ def run_and_record(
                 results.append((record.index, result))
 
     def run(changes: Changes) -> None:
-        run_original_modules(changes)
         with torch.no_grad(), projections_named(layers, given), layer_hooks(layers, begin, end):
             gains = replays and onednn.gain(weight for layer in layers for weight in layer.parameters())
             with onednn if gains else nullcontext():
@@ -144,13 +127,6 @@ def run_and_record(
     return results
 
 
-def run_original_modules(changes: Changes) -> None:
-    """Run the original modules of a compiled model. A compiled layer would be compiled again with our hooks."""
-    stance = eager_stance()
-    if stance is not None:
-        changes.replace(*stance)
-
-
 def given_states(
     forward: Callable[[], Any], layers: Sequence[nn.Module], changed: tuple[int, int] | None, which: int = 0
 ) -> list[list[Tensor | None]]:
@@ -160,8 +136,9 @@ def given_states(
     shape. Random numbers are the same in each call.
     """
     given: list[list[Tensor | None]] = [[] for _ in layers]
+    runs: dict[AttentionHandler, tuple[int, int]] = {}
 
-    def begin(index: int, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Unrecorded:
+    def begin(index: int, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AttentionHandler:
         leaves = tree_leaves((args, kwargs), is_leaf=is_cache)
         place = next((m.layer_idx for m in layer.modules() if isinstance(getattr(m, "layer_idx", None), int)), 0)
         filled = not given[index] and any(is_cache(x) and x.get_seq_length(place) for x in leaves)
@@ -171,15 +148,16 @@ def given_states(
                 "related: it has a filled key-value cache, or replicas. Pass a forward_func that runs the layer once."
             )
         states = (x for x in leaves if isinstance(x, Tensor) and x.is_floating_point() and x.dim() > 1)
+        handler = AttentionHandler()
+        runs[handler] = index, len(given[index])
         given[index].append(next((x.clone() for x in states), None))
-        return Unrecorded(index, len(given[index]) - 1)
+        return handler
 
-    def end(handler: Unrecorded, arguments: Any, output: Any, hooks: Any) -> Any:
-        found = alike_tensors(output)[which : which + 1] if handler.run == changed else []
+    def end(handler: AttentionHandler, arguments: Any, output: Any, hooks: Any) -> Any:
+        found = alike_tensors(output)[which : which + 1] if runs.pop(handler) == changed else []
         return tree_map(partial(replace_leaf, found[0], nudged(found[0], 1.0)), output) if found else None
 
     def run(changes: Changes) -> None:
-        run_original_modules(changes)
         changes.undo.append(partial(torch.set_rng_state, torch.get_rng_state()))
         if torch.cuda.is_available():
             changes.undo.append(partial(torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all()))

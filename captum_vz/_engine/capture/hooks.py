@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from contextvars import ContextVar
 from functools import partial
 from typing import Any, TypeVar
 
@@ -14,20 +13,18 @@ from torch import Tensor, nn
 from captum_vz._engine.capture.records import VersionedTensor
 from captum_vz._engine.numerics.tensors import map_each
 from captum_vz._engine.taps import TAPS
-from captum_vz._engine.taps.changes import Changes
+from captum_vz._engine.taps.changes import Changes, current_pass
 from captum_vz._engine.taps.handler import (
     AttentionHandler,
     current_handler,
     on_submodule_enter,
     on_submodule_exit,
-    set_handler,
+    thread_handler,
     user_hooks,
 )
 from captum_vz._private import accelerate_hook, forward_hooks, is_replica, tree_leaves
 
 H = TypeVar("H", bound=AttentionHandler)
-# The pass that this thread runs. Hooks are shared by all threads that use the model.
-_pass: ContextVar[object] = ContextVar("captum_vz_pass", default=None)
 
 
 @contextmanager
@@ -43,11 +40,12 @@ def layer_hooks(
     they changed the output. What it returns, unless None, replaces the output. All hooks are gone when the block is
     left, also by an error.
     """
-    this_pass = object()
+    this_pass = current_pass.get()
 
     def is_ours(module: nn.Module) -> bool:
-        # DataParallel runs its replicas in threads of their own, which inherit no context.
-        return _pass.get() is this_pass or is_replica(module)
+        # All threads that use the model share its hooks. DataParallel runs its replicas in threads of their own, which
+        # inherit no context.
+        return current_pass.get() is this_pass or is_replica(module)
 
     def hooks_of(index: int) -> tuple[Callable[..., None], Callable[..., None], Callable[..., Any]]:
         running: dict[int, tuple[H, AttentionHandler | None, list[VersionedTensor]]] = {}
@@ -63,7 +61,7 @@ def layer_hooks(
                         hooks.move_to_end(number, last=hook is after)
                 handler = begin(index, module, args, kwargs or {})
                 running[id(module)] = handler, current_handler(), []
-                set_handler(handler)
+                thread_handler.set(handler)
 
         def returned(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
             if is_ours(module) and user_hooks(forward_hooks(module)):
@@ -73,7 +71,7 @@ def layer_hooks(
             if not is_ours(module):
                 return None
             handler, outer, tensors = running.pop(id(module))
-            set_handler(outer)
+            thread_handler.set(outer)
             (kwargs, output), hooks = kwargs_and_output, user_hooks(forward_hooks(module))
             changed = bool(tensors) and not _are_same(tensors, _tensors(output))
             # In a context of its own. transformers' collector of attentions and hidden states, which follows the
@@ -85,8 +83,7 @@ def layer_hooks(
     submodules = {id(m): m for layer in layers for m in layer.modules() if m is not layer}
     changes = Changes()
     with changes, ExitStack() as stack:
-        changes.set(_pass, this_pass)
-        changes.undo.append(partial(set_handler, current_handler()))
+        changes.set(thread_handler, current_handler())
         for tap in TAPS:
             stack.enter_context(tap.attached(layers))
         for module in submodules.values():

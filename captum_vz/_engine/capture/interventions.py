@@ -11,11 +11,10 @@ from torch import Tensor, nn
 from captum_vz._engine.numerics.perturbation import noise_like, with_noise
 from captum_vz._engine.numerics.tensors import first_tensor, for_query_heads
 from captum_vz._engine.numerics.tolerance import CannotReplayError
-from captum_vz._engine.taps.handler import AttentionHandler
+from captum_vz._engine.taps.handler import AttentionCall, AttentionHandler
 
 if TYPE_CHECKING:
     from captum_vz._engine.capture.records import AttentionRecord
-    from captum_vz._engine.taps.handler import AttentionCall
 
 
 class StopRunError(Exception):
@@ -45,7 +44,9 @@ class SiteHandler(AttentionHandler):
     def on_exit(self, module: nn.Module | nn.Parameter, inputs: tuple[Any, ...], output: Any) -> Any:
         inline = self.attention.inline
         projected = first_tensor(output)
-        if inline is None or projected is None or not inline.is_projection(module):
+        if inline is None or projected is None:
+            return None
+        if module is not inline.projection and module is not inline.other_projection:
             return None
         self._site_calls += 1
         projected = projected.clone()

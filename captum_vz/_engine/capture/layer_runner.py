@@ -6,34 +6,43 @@ import sys
 from collections import UserDict
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 from torch import Tensor, nn
 
+from captum_vz._engine.capture.records import LayerRecord
 from captum_vz._engine.numerics.budget import is_out_of_memory
 from captum_vz._engine.numerics.tensors import clone_tensor, first_tensor, inference_mode, map_each
 from captum_vz._engine.numerics.tolerance import CannotReplayError
-from captum_vz._engine.taps.handler import handled_by
+from captum_vz._engine.taps.handler import AttentionHandler, handled_by
 from captum_vz._private import own_modules, tree_leaves, tree_map, without_hooks
 from captum_vz.errors import RefusedError
-
-if TYPE_CHECKING:
-    from captum_vz._engine.capture.records import LayerRecord
-    from captum_vz._engine.taps.handler import AttentionHandler
 
 # What the code of a layer may raise when it runs on arguments that it does not expect.
 LAYER_ERRORS = (RuntimeError, ValueError, LookupError, TypeError, AttributeError, StopIteration)
 
 
-class TokenLayout(Protocol):
-    """How a layer's tensors hold tokens."""
+@dataclass(frozen=True)
+class Streams:
+    """The layout of a layer whose tokens have several vectors each. All vectors of a token are taken for one vector.
+
+    Attributes:
+        axis: The axis of the layer's tensors along which the streams lie.
+        count: How many streams there are.
+    """
+
+    axis: int
+    count: int
 
     def tokens(self, x: Tensor) -> Tensor:
-        """A tensor of the layer, as one vector a token."""
+        """A tensor of the layer as `(batch, tokens, stream * d)`."""
+        return x.movedim(self.axis, 2).flatten(2)
 
     def restore(self, x: Tensor) -> Tensor:
-        """Back to the layer's own layout."""
+        """`(batch, tokens, stream * d)` back in the layer's layout."""
+        return x.unflatten(2, (self.count, -1)).movedim(2, self.axis)
 
 
 class LayerRunner:
@@ -45,7 +54,7 @@ class LayerRunner:
         layer: The layer without hooks. Submodules may be replaced.
     """
 
-    def __init__(self, record: LayerRecord, layout: TokenLayout | None = None) -> None:
+    def __init__(self, record: LayerRecord, layout: Streams | None = None) -> None:
         self._record = record
         self.layer = without_hooks(record.layer)
         self.args, self.kwargs = without_caches((record.args, record.kwargs))

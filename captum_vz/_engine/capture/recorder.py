@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from captum_vz._engine.capture.records import AttentionRecord, AttentionShape, InlineValues, VersionedTensor
+from captum_vz._engine.capture.records import (
+    AttentionRecord,
+    AttentionShape,
+    InlineValues,
+    LayerRecord,
+    VersionedTensor,
+)
 from captum_vz._engine.numerics.tensors import first_tensor
 from captum_vz._engine.numerics.tolerance import PROJECTED, is_same_attention, same_numbers
-from captum_vz._engine.taps.handler import AttentionHandler
+from captum_vz._engine.taps.handler import AttentionCall, AttentionHandler
 from captum_vz._engine.taps.projection import is_value_projection, visible_by_argument
 from captum_vz._engine.taps.projection_table import family_of
 from captum_vz._private import own_modules, own_parameters
-
-if TYPE_CHECKING:
-    from captum_vz._engine.capture.records import LayerRecord
-    from captum_vz._engine.taps.handler import AttentionCall
-    from captum_vz._engine.taps.projection_table import ValueProjection
 
 
 class Recorder(AttentionHandler):
@@ -42,12 +43,12 @@ class Recorder(AttentionHandler):
             )
         used = call.weights_used(module, context, weights)
         last = record.attentions[-1] if record.attentions else None
-        if call.module is not None and last is not None and _continues(last, module):
+        again = last is not None and last.module is module and last.output is None  # the module still runs
+        if last is not None and again and call.module is not None:  # for another part of the same attention
             _add_call(last, used)
             return context, weights
         # scaled_dot_product_attention does not say which module calls it. Two calls from one forward may be self- and
         # cross-attention, or two parts of one attention.
-        repeated = call.module is None and last is not None and last.module is module and last.output is None
         batch, heads, out, sources = weights.shape
         self._projections.clear()
         record.attentions.append(
@@ -60,7 +61,7 @@ class Recorder(AttentionHandler):
                 context.clone(),  # some modules gate the context in place
                 call.dropout,
                 calls_before=sum(one.calls for one in record.attentions if one.inline is None),
-                repeated=repeated,
+                repeated=again,
                 tokens_first=isinstance(module, nn.MultiheadAttention) and not module.batch_first,
             )
         )
@@ -139,13 +140,15 @@ class Recorder(AttentionHandler):
             columns = [row.head_columns(head, heads, values.shape[-1]) for head in range(heads)]
         tokens, examples = (0, 1) if row.sequence_first else (1, 0)
         shape = AttentionShape(values.shape[examples], len(columns), result.shape[tokens], values.shape[tokens])
+        arguments = [*self.record.args, *self.record.kwargs.values()]
+        arguments = arguments[::-1] if self.record.attentions else arguments  # a cross-attention's mask comes last
         self.record.attentions.append(
             AttentionRecord(
                 module,
                 shape,
                 values,
                 # What an argument of unknown code means is unknown. Values of hidden sources change nothing.
-                self._inline_mask(shape, row) if given is None else None,
+                visible_by_argument(arguments, shape.batch, shape.out, shape.sources, row) if given is None else None,
                 calls=len(projected),
                 calls_before=sum(one.calls for one in self.record.attentions if one.inline is None),
                 tokens_first=row.sequence_first,
@@ -161,16 +164,6 @@ class Recorder(AttentionHandler):
                 output=output,
             )
         )
-
-    def _inline_mask(self, shape: AttentionShape, row: ValueProjection) -> Tensor | None:
-        arguments = [*self.record.args, *self.record.kwargs.values()]
-        arguments = arguments[::-1] if self.record.attentions else arguments  # a cross-attention's mask comes last
-        return visible_by_argument(arguments, shape.batch, shape.out, shape.sources, row)
-
-
-def _continues(attention: AttentionRecord, module: nn.Module) -> bool:
-    """Whether `module`, still running, calls attention for another part of `attention`."""
-    return module is attention.module and attention.output is None and attention.inline is None
 
 
 def _add_call(attention: AttentionRecord, weights: Tensor) -> None:

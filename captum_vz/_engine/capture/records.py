@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from captum_vz._engine.capture.module_state import ModuleState, version
+from captum_vz._engine.numerics.perturbation import is_changed
 from captum_vz._engine.numerics.tensors import first_tensor
+from captum_vz._engine.taps.projection_table import ValueProjection
 from captum_vz._private import tree_leaves
 from captum_vz.errors import UnsupportedLayerError
-
-if TYPE_CHECKING:
-    from captum_vz._engine.taps.projection_table import ValueProjection
 
 
 class AttentionShape(NamedTuple):
@@ -70,10 +69,6 @@ class InlineValues:
         if self.select is not None:
             part = self.select(projected)
             part.copy_(rows.reshape(part.shape))
-
-    def is_projection(self, module: nn.Module | nn.Parameter) -> bool:
-        """Whether `module` projects values of this attention."""
-        return module is self.projection or module is self.other_projection
 
     def zero_of(self, head: int) -> Tensor | float:
         """What the projection returns for a zero value of one head."""
@@ -221,9 +216,7 @@ class LayerRecord:
         """
         tensors = [x for x in tree_leaves((self.args, self.kwargs)) if isinstance(x, Tensor)]
         given = next((x for x in tensors if x.is_floating_point() and x.shape == hidden.shape), None)
-        if given is None or torch.equal(given, hidden.to(given)):
-            return given is not None
-        return torch.allclose(given, hidden.to(given), rtol=0, atol=0, equal_nan=True)
+        return given is not None and not is_changed(given, hidden.to(given)).any()
 
     def encoder_sources(self, attention: AttentionRecord) -> int:
         """How many sources, the last ones, are an encoder's tokens that self-attention reads too (T5Gemma 2).

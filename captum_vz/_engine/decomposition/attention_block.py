@@ -15,12 +15,11 @@ from torch import Tensor, nn
 from captum_vz._engine.decomposition.steps import Step, record_steps
 from captum_vz._engine.numerics.tensors import first_tensor
 from captum_vz._engine.numerics.tolerance import CannotReplayError, is_close_up_to_tf32, is_same_sum
-from captum_vz._engine.structure.modules import matrix, read_norm
+from captum_vz._engine.structure.modules import Norm, matrix, read_norm
 from captum_vz._private import tree_leaves
-from captum_vz.errors import RefusedError, UnsupportedLayerError
+from captum_vz.errors import UnsupportedLayerError
 
 if TYPE_CHECKING:
-    from captum_vz._engine.structure.modules import Norm
     from captum_vz._engine.structure.site import AttentionSite
 
 # How many positions are compared. The structure is the same at all positions.
@@ -60,24 +59,13 @@ class AttentionBlock:
     def __init__(self, site: AttentionSite) -> None:
         self.name = site.layer.name
         self.rows, self.sources = site.target_mask, site.source_mask
-        output = site.layer.first_output
-        if not output.isfinite().all():
-            raise RefusedError(
-                f"{self.name} returned values that are not finite (NaN or infinity) in {output.dtype}. float16 "
-                "overflows above 65504: load the model in bfloat16 or float32, and check its weights and inputs."
-            )
         number, recorder = record_steps(site)
         record = recorder.record
         self.attention = record.attentions[number]
         weights, context = self.attention.weights, self.attention.context
-        if weights is None or context is None:
-            raise UnsupportedLayerError(
-                f"The attention of {self.name} showed no weights when the layer ran again. ValueZeroing can explain it."
-            )
+        assert weights is not None and context is not None  # narrows the types: `record_steps` refuses such layers
         self.weights, self._context = weights, context.flatten(2)
-        self._steps = [
-            Step(step.module, self._batch_first(step.input), self._batch_first(step.output)) for step in recorder.steps
-        ]
+        self._steps = recorder.steps
         self.output = self.attention.batch_first(record.output)
         self._inputs = [
             self.attention.batch_first(value)
@@ -89,14 +77,12 @@ class AttentionBlock:
         if self.is_second:
             self._inputs = [step.input for step in self._steps if step.input is not None]
         self._sample = self.rows.nonzero()[:: max(1, int(self.rows.sum()) // SAMPLE)][:SAMPLE].unbind(1)
-        self._projection, self._projected = recorder.projection, self._batch_first(recorder.projected)
+        self._projection, self._projected = recorder.projection, recorder.projected
         if self.attention.projection is not None:
             self._projection = self.attention.projection
-            self._projected = self._batch_first(first_tensor(self.attention.output))
+            output = first_tensor(self.attention.output)
+            self._projected = None if output is None else self.attention.batch_first(output)
         self.matrix, self.projected = self._project()
-
-    def _batch_first(self, value: Tensor | None) -> Tensor | None:
-        return None if value is None else self.attention.batch_first(value)
 
     def _project(self) -> tuple[Tensor, Tensor]:
         """The output projection `(head * d_head, d)` without bias, and its output with bias."""
@@ -210,11 +196,7 @@ def _affine(module: nn.Module, width: int, like: Tensor) -> tuple[Tensor, Tensor
 
     def project(x: Tensor) -> Tensor:
         output = first_tensor(module(x))
-        if output is None:
-            raise UnsupportedLayerError(
-                f"The output projection {type(module).__name__} returned no tensor for {tuple(x.shape)}. Expected: a "
-                "linear module. ValueZeroing can explain the layer, because it needs no projection."
-            )
+        assert output is not None  # narrows the type: it returned a tensor for the context
         return output
 
     bias = project(like.new_zeros(1, width))

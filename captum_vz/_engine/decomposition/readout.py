@@ -7,18 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from captum_vz._engine.capture.float32 import HALF, in_float32
 from captum_vz._engine.numerics.tolerance import CannotReplayError
-from captum_vz._engine.structure.modules import matrix, read_norm
+from captum_vz._engine.structure.modules import Norm, matrix, read_norm
 from captum_vz.errors import ArgumentError
-
-if TYPE_CHECKING:
-    from captum_vz._engine.structure.modules import Norm
 
 
 @dataclass(frozen=True)

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from captum_vz._engine.capture.float32 import tokens_in_cache
+from captum_vz._engine.capture.float32 import check_no_tokens_in_cache
 from captum_vz._engine.capture.layer_runner import fresh_arguments, without_caches
 from captum_vz._engine.capture.recorder import Recorder
-from captum_vz._engine.capture.records import LayerRecord
+from captum_vz._engine.capture.records import AttentionRecord, LayerRecord
 from captum_vz._engine.numerics.tensors import first_tensor
 from captum_vz._engine.numerics.tolerance import is_close_up_to_tf32
 from captum_vz._engine.taps.changes import without_autocast
 from captum_vz._engine.taps.handler import handled_by
-from captum_vz.errors import RefusedError, UnsupportedLayerError
+from captum_vz.errors import UnsupportedLayerError
 
 if TYPE_CHECKING:
     from captum_vz._engine.structure.site import AttentionSite
@@ -46,12 +46,12 @@ class StepRecorder(Recorder):
         projected: Its output.
     """
 
-    def __init__(self, record: LayerRecord, number: int, shape: torch.Size) -> None:
+    def __init__(self, record: LayerRecord, number: int, attention: AttentionRecord, shape: torch.Size) -> None:
         super().__init__(record)
         self.steps: list[Step] = []
         self.projection: nn.Module | None = None
         self.projected: Tensor | None = None
-        self._number = number  # which attention of the layer
+        self._number, self._attention = number, attention  # which attention of the layer
         self._shape = shape  # of the layer's output
 
     def on_exit(self, module: nn.Module | nn.Parameter, inputs: tuple[Any, ...], output: Any) -> None:
@@ -68,14 +68,17 @@ class StepRecorder(Recorder):
                 self.projection, self.projected = module, self._tokens(returned)
 
     def _tokens(self, value: Tensor | None) -> Tensor | None:
-        """A copy with the shape of the layer's output, because layers may write into their tensors."""
+        """A copy `(batch, out, d)`, because layers may write into their tensors."""
         # Some layers flatten batch and tokens.
         fits = value is not None and value.shape[-1:] == self._shape[-1:] and value.numel() == self._shape.numel()
-        return value.reshape(self._shape).clone() if fits and value is not None else None
+        if value is None or not fits:
+            return None
+        return self._attention.batch_first(value.reshape(self._shape).clone())
 
 
 def record_steps(site: AttentionSite) -> tuple[int, StepRecorder]:
     """Run the layer again on its own input and record each step. Also returns which attention of the layer is meant."""
+    site.finite_output()  # raises an error if it is not finite
     site.weights()  # raises an error if they cannot be read
     name, attention = site.layer.name, site.attention
     if attention.calls != 1 or attention.context is None:
@@ -83,17 +86,12 @@ def record_steps(site: AttentionSite) -> tuple[int, StepRecorder]:
             f"The attention of {name} is computed in {attention.calls} parts, which norm-based methods do not support. "
             "ValueZeroing can explain it."
         )
-    missing = tokens_in_cache(site.layer)
-    if missing:
-        raise RefusedError(
-            f"The layer {name} must run again to show its residual connection and norms, but {missing} of its tokens "
-            "are in the key-value cache only. Run the model without a cache: pass the whole sequence at once."
-        )
+    check_no_tokens_in_cache(site.layer, "has to be run again to show its residual connection and norms")
     number = site.layer.attentions.index(attention)
     layer = site.in_float32().layer
     args, kwargs = without_caches((layer.args, layer.kwargs))
     output = layer.first_output
-    recorder = StepRecorder(LayerRecord(layer.layer, args, kwargs), number, output.shape)
+    recorder = StepRecorder(LayerRecord(layer.layer, args, kwargs), number, attention, output.shape)
     with handled_by(recorder), without_autocast(output.device):
         args, kwargs = fresh_arguments(layer)
         recorder.record.output = first_tensor(layer.layer.forward(*args, **kwargs))

@@ -82,7 +82,9 @@ def decompositions(
     residual, norms, whole = _sum_and_norms(block, include)
     separate = None
     if residual is not None and block.is_second:
-        separate, residual = _normed(residual, norms).masked_fill(~block.rows[..., None], 0), None
+        for norm in norms:
+            residual = frozen_norm(residual, norm.norm.gamma, norm.norm.centred) * norm.scale
+        separate, residual = residual.masked_fill(~block.rows[..., None], 0), None
     weights = _weights(block, residual is not None, norms)
     if rows is None:
         rows = torch.arange(weights.shape[1], device=weights.device).expand(weights.shape[:2])
@@ -131,13 +133,6 @@ def _sum_and_norms(block: AttentionBlock, include: str | None) -> tuple[Tensor |
     if include != "encoder":
         return residual, [norm], normed
     return residual, [norm, block.norm_at_end(normed)], block.output
-
-
-def _normed(vectors: Tensor, norms: list[FrozenNorm]) -> Tensor:
-    """The norms applied to vectors `(batch, out, d)`, one for each row."""
-    for norm in norms:
-        vectors = frozen_norm(vectors, norm.norm.gamma, norm.norm.centred) * norm.scale
-    return vectors
 
 
 def _weights(block: AttentionBlock, residual: bool, norms: list[FrozenNorm]) -> Tensor:

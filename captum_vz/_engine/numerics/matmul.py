@@ -168,16 +168,12 @@ def _most_rows_by_onednn(weight: Tensor) -> int:
 
 
 def _by_onednn(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    linear = torch.ops.mkldnn._linear_pointwise
-    parts = [linear(part, weight, bias, "none", [], "") for part in _in_padded_parts(rows)]
-    return (parts[0] if len(parts) == 1 else torch.cat(parts))[: len(rows)]
-
-
-def _in_padded_parts(rows: Tensor) -> Iterator[Tensor]:
-    """Split rows into parts of at most `ROWS`, the last padded by copies of its last row."""
+    parts = []
     for part in rows.split(ROWS[rows.dtype]):
         missing = padded(len(part)) - len(part)
-        yield torch.cat([part, part[-1:].expand(missing, -1)]) if missing else part
+        part = torch.cat([part, part[-1:].expand(missing, -1)]) if missing else part
+        parts.append(torch.ops.mkldnn._linear_pointwise(part, weight, bias, "none", [], ""))
+    return (parts[0] if len(parts) == 1 else torch.cat(parts))[: len(rows)]
 
 
 def has_fast_bfloat16(device: torch.device) -> bool:

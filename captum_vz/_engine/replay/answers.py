@@ -9,11 +9,10 @@ from torch import Tensor, nn
 
 from captum_vz._engine.numerics.tensors import first_tensor
 from captum_vz._engine.numerics.tolerance import CannotReplayError
-from captum_vz._engine.taps.handler import AttentionHandler
+from captum_vz._engine.taps.handler import AttentionCall, AttentionHandler
 
 if TYPE_CHECKING:
     from captum_vz._engine.capture.records import AttentionRecord
-    from captum_vz._engine.taps.handler import AttentionCall
 
 
 class _Answer:
@@ -67,15 +66,8 @@ class AnswerContext(AttentionHandler, _Answer):
 
     def __init__(self, heads: Sequence[int]) -> None:
         self.heads = heads  # (head, d_head)
-        self._answered = False
-
-    def put(self, context: Tensor) -> None:
-        """Set the context of the next run."""
-        super().put(context)
-        self._answered = False
 
     def on_attention(self, call: AttentionCall) -> tuple[Tensor, Tensor | None]:
-        if self._answered:
+        if self.context is None:
             return call.compute(call.values)
-        self._answered = True
         return self.take().unflatten(-1, tuple(self.heads)), None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -88,10 +88,6 @@ class ReplayProblem:
         members = _group_members(site, ablation)
         return cls(site, ablation, trust, targets, heads, members, output, _chunk_rows(site, output))
 
-    def with_site(self, site: AttentionSite) -> ReplayProblem:
-        """The same problem on another site of the same attention."""
-        return replace(self, site=site, output=site.output)
-
     @cached_property
     def weights(self) -> Tensor:
         """The weights that are zeroed, `(target, in, head)`, see `zeroed_weights`."""
@@ -100,7 +96,9 @@ class ReplayProblem:
     @cached_property
     def active(self) -> Tensor:
         """The pairs that can change, bool `(target, group)`."""
-        return _active_groups(self.weights, self.members[self.targets.batch])
+        members = self.members[self.targets.batch]  # (target, group, member)
+        seen = self.weights.ne(0).any(-1)[:, None, :].expand(-1, members.shape[1], -1)  # (target, group, in)
+        return (seen.gather(2, members.clamp_min(0)) & (members >= 0)).any(-1)
 
     @property
     def clean(self) -> Tensor:
@@ -223,12 +221,6 @@ def _group_members(site: AttentionSite, ablation: Ablation) -> Tensor:
     order = belongs.int().argsort(dim=-1, descending=True, stable=True)
     size = int(belongs.sum(-1).max())
     return torch.where(belongs.gather(-1, order), order, -1)[..., :size]
-
-
-def _active_groups(weights: Tensor, members: Tensor) -> Tensor:
-    """Which groups of `members (target, group, member)` can change which targets, `(target, group)`."""
-    seen = weights.ne(0).any(-1)  # (target, in)
-    return (seen[:, None, :].expand(-1, members.shape[1], -1).gather(2, members.clamp_min(0)) & (members >= 0)).any(-1)
 
 
 def _chunk_rows(site: AttentionSite, output: Tensor) -> int:

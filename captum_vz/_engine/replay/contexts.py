@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
 from captum_vz._engine.numerics.tensors import for_query_heads
 from captum_vz._engine.numerics.tolerance import CannotReplayError
-
-if TYPE_CHECKING:
-    from captum_vz._engine.replay.base import ReplayProblem
+from captum_vz._engine.replay.base import ReplayProblem
 
 
 def context_change(problem: ReplayProblem, target: Tensor, group: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ The context of each pair is computed beforehand, and the attention answers it. T
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,7 @@ from captum_vz._engine.numerics.tolerance import (
     is_reproduced,
 )
 from captum_vz._engine.replay.answers import AnswerContext, ModuleAnswer
-from captum_vz._engine.replay.base import ReplayChunk, pairs_at_a_time
+from captum_vz._engine.replay.base import ReplayChunk, ReplayProblem, pairs_at_a_time
 from captum_vz._engine.replay.contexts import context_change, context_without
 from captum_vz._engine.replay.trust import is_independent
 from captum_vz._engine.structure.dependence import projects_any_context, values_follow_token_order
@@ -32,8 +32,6 @@ from captum_vz._engine.taps.handler import AttentionHandler
 from captum_vz._private import tree_map
 
 if TYPE_CHECKING:
-    from captum_vz._engine.capture.records import AttentionRecord
-    from captum_vz._engine.replay.base import ReplayProblem
     from captum_vz._engine.structure.site import AttentionSite
 
 # How many targets run first where a replay is likely to fail.
@@ -62,13 +60,11 @@ class PackedReplay:
         self.name = "packed pairs, first tensor only" if first_tensor_only else "packed pairs"
 
     def fits(self, problem: ReplayProblem) -> bool:
-        """See :class:`~captum_vz._engine.replay.base.Replay`."""
         if problem.site.windows is not None:
             return False
         return not self.first_tensor_only or len(problem.site.layer.attentions) > 1
 
     def __call__(self, problem: ReplayProblem) -> Iterator[ReplayChunk]:
-        """See :class:`~captum_vz._engine.replay.base.Replay`."""
         if not problem.trust.independent:
             tested = max(TESTED_PAIRS, int(TESTED_SHARE * problem.active.sum()))
             problem = replace(problem, chunk_rows=min(problem.chunk_rows, tested))
@@ -159,8 +155,7 @@ class PackedPairs:
         return self._run(batch, out, context)
 
     def _run(self, batch: Tensor, out: Tensor, context: Tensor) -> Tensor:
-        packing = _Packing(self.attention, batch, out, self.first_tensor_only, self.later)
-        args, kwargs = tree_map(packing, self.runner.arguments)
+        args, kwargs = tree_map(self._packing(batch, out), self.runner.arguments)
         for answer, clean in self._earlier:
             answer.put(gather_rows(clean, batch, out)[None])
         self.answer.put(context[None])
@@ -171,6 +166,31 @@ class PackedPairs:
         if output is None or self.attention.batch_first(output).shape[:2] != (1, len(batch)):
             raise CannotReplayError(f"on {len(batch)} packed positions it returned {describe(output)}")
         return self.attention.batch_first(output)[0]
+
+    def _packing(self, batch: Tensor, out: Tensor) -> Callable[[Any], Any]:
+        """Takes positions `(batch, out)` of each tensor that has one entry a position: `(1, n, ...)`."""
+        left = 1 if self.first_tensor_only else -1  # how many tensors may still be packed; -1: any number
+        examples, _, tokens, _ = self.attention.shape
+
+        def pack(value: Any) -> Any:
+            nonlocal left
+            if not isinstance(value, Tensor) or value.dim() < 2:
+                return value
+            rows = self.attention.batch_first(value)
+            if left and rows.shape[1] == tokens and rows.shape[0] in (1, examples):
+                left -= 1
+                position = out if rows.shape[0] == 1 else batch * tokens + out
+                return self.attention.batch_first(rows.flatten(0, 1).index_select(0, position)[None])
+            if not self.later:
+                return value
+            # Later attentions really run, on positions of one example, with its own sources and its rows of a mask.
+            if value.dim() == 4 and value.shape[2] == tokens and value.shape[0] in (1, examples):
+                return value[int(batch[0]) if value.shape[0] == examples else 0][:, out][None]
+            if examples > 1 and rows.shape[0] == examples:
+                return self.attention.batch_first(rows[batch[:1]])
+            return value
+
+        return pack
 
 
 def packed_pairs(problem: ReplayProblem, first_tensor_only: bool = False) -> PackedPairs:
@@ -214,35 +234,3 @@ def _check_independent(pairs: PackedPairs, problem: ReplayProblem) -> None:
         independent = is_independent(run, clean, largest, PROBE_STRENGTHS[:1])
     if not independent:
         raise CannotReplayError("a position depends on other positions of the same run")
-
-
-class _Packing:
-    """Takes positions `(batch, out)` of each tensor that has one entry a position: `(1, n, ...)`."""
-
-    def __init__(
-        self, attention: AttentionRecord, batch: Tensor, out: Tensor, first_tensor_only: bool, later: bool
-    ) -> None:
-        self.attention = attention
-        self.batch = batch
-        self.out = out
-        self.left = 1 if first_tensor_only else -1  # how many tensors may still be packed; -1: any number
-        self.later = later
-
-    def __call__(self, value: Any) -> Any:
-        if not isinstance(value, Tensor) or value.dim() < 2:
-            return value
-        batch, _, tokens, _ = self.attention.shape
-        rows = self.attention.batch_first(value)
-        if self.left and rows.shape[1] == tokens and rows.shape[0] in (1, batch):
-            self.left -= 1
-            position = self.out if rows.shape[0] == 1 else self.batch * tokens + self.out
-            return self.attention.batch_first(rows.flatten(0, 1).index_select(0, position)[None])
-        if not self.later:
-            return value
-        # Later attentions really run, on positions of one example, with its own sources and its rows of a mask.
-        if value.dim() == 4 and value.shape[2] == tokens and value.shape[0] in (1, batch):
-            own = value[int(self.batch[0]) if value.shape[0] == batch else 0]
-            return own[:, self.out][None]
-        if batch > 1 and rows.shape[0] == batch:
-            return self.attention.batch_first(rows[self.batch[:1]])
-        return value

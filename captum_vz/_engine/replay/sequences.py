@@ -9,19 +9,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from captum_vz._engine.capture.interventions import ScaleNoise, ZeroValues
+from captum_vz._engine.capture.interventions import ContextHandler, ScaleNoise, ZeroValues
 from captum_vz._engine.numerics.matmul import OneDnnLinears
 from captum_vz._engine.numerics.perturbation import PROBE_STRENGTHS, SMALL_STRENGTHS
 from captum_vz._engine.numerics.tensors import describe
 from captum_vz._engine.numerics.tolerance import CannotReplayError, check_reproduced, is_reproduced
-from captum_vz._engine.replay.base import ReplayChunk, zeroed_weights
+from captum_vz._engine.replay.base import ReplayChunk, ReplayProblem, zeroed_weights
 from captum_vz._engine.replay.trust import is_independent
 from captum_vz._engine.structure.dependence import values_depend_on_own_position
 from captum_vz._private import tree_flatten, tree_unflatten
 
 if TYPE_CHECKING:
-    from captum_vz._engine.capture.interventions import ContextHandler
-    from captum_vz._engine.replay.base import ReplayProblem
     from captum_vz._engine.structure.site import AttentionSite
 
 # In place of an axis: the first one, on which each example has its heads one after the other (BLOOM's biases, WavLM).
@@ -48,13 +46,11 @@ class SequenceReplay:
         self.name = "whole sequences, axes by trial" if search_axes else "whole sequences"
 
     def fits(self, problem: ReplayProblem) -> bool:
-        """See :class:`~captum_vz._engine.replay.base.Replay`."""
         if problem.site.windows is not None:
             return False
         return not self.search_axes or ExampleCopies(problem.site).has_choice_of_axes()
 
     def __call__(self, problem: ReplayProblem) -> Iterator[ReplayChunk]:
-        """See :class:`~captum_vz._engine.replay.base.Replay`."""
         site = problem.site
         # The axis of the tokens is chosen by its length. Packed pairs fail for a wrong axis. Whole sequences do not, so
         # the values are tested here.

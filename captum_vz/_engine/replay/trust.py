@@ -12,18 +12,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from types import BuiltinFunctionType, FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from captum_vz._engine.capture.records import LayerRecord
 from captum_vz._engine.numerics.perturbation import PROBE_STRENGTHS, SMALL_STRENGTHS
 from captum_vz._engine.numerics.tolerance import is_reproduced
 from captum_vz._engine.taps.handler import is_hooked
 from captum_vz._private import accelerate_hook, own_parameters
-
-if TYPE_CHECKING:
-    from captum_vz._engine.capture.records import LayerRecord
 
 # Packages whose classes of modules, and whose functions, count as library code.
 CLASSES = ("torch.nn.", "transformers.", "captum_vz._engine.")

@@ -21,34 +21,29 @@ from captum_vz._engine.numerics.perturbation import binary_digits, fixed_normal
 from captum_vz._engine.numerics.tensors import inference_mode
 from captum_vz._engine.numerics.tolerance import CannotReplayError
 from captum_vz._engine.replay.trust import is_library_code
-from captum_vz._engine.taps.handler import AttentionHandler
+from captum_vz._engine.taps.handler import AttentionCall, AttentionHandler
 from captum_vz._private import tree_map
 from captum_vz.errors import RefusedError, UnsupportedLayerError
 
 if TYPE_CHECKING:
     from captum_vz._engine.structure.site import AttentionSite
-    from captum_vz._engine.taps.handler import AttentionCall
 
 # Names of a graph's nodes that multiply by a matrix, and of nodes that may belong to an attention.
 PRODUCT = re.compile("mm|mv|matmul|linear|convolution", re.IGNORECASE)
 ATTENTION = re.compile("(Safe)?Softmax|ScaledDotProduct")
 
 
-def check_weights_seen(site: AttentionSite) -> None:
-    """Check that the weights of an attention are all weights by which its layer mixes tokens."""
-    if not is_library_code(site.layer.layer):
-        check_unknown_code(site, values_once=False)
-
-
 def check_unknown_code(site: AttentionSite, values_once: bool = True) -> None:
     """Check that a layer draws no random numbers, and mixes its tokens only in the attention that is read.
 
-    Values that are computed without gradients cannot be followed.
+    Library code does neither. Values that are computed without gradients cannot be followed.
 
     Args:
         site: The attention that is read.
         values_once: Whether to check as well that nothing else uses its values.
     """
+    if is_library_code(site.layer.layer):
+        return
     runner, run, before, problem = site.runner(), _Constants(), random_states(), None
     # Copies are saved, because a layer may write over what is saved. Weights that need no gradients are leaves.
     hooks = saved_tensors_hooks(lambda x: x if x.is_leaf else x.clone(), lambda x: x)

@@ -7,19 +7,15 @@ are.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from captum_vz._engine.numerics.perturbation import is_changed, max_abs
 from captum_vz._engine.numerics.tolerance import CannotReplayError, check_reproduced
-from captum_vz._engine.replay.base import ReplayChunk
-from captum_vz._engine.structure.windows import MANY_POSITIONS, NO_POSITION, find_sources
-
-if TYPE_CHECKING:
-    from captum_vz._engine.replay.base import ReplayProblem
-    from captum_vz._engine.structure.windows import Windows
+from captum_vz._engine.replay.base import ReplayChunk, ReplayProblem
+from captum_vz._engine.structure.windows import MANY_POSITIONS, NO_POSITION, Windows, find_sources
 
 # How much larger than all values a value is that no window may overlook.
 LOUD_FACTOR = 8
@@ -31,18 +27,17 @@ class WindowReplay:
     name = "windows"
 
     def fits(self, problem: ReplayProblem) -> bool:
-        """See :class:`~captum_vz._engine.replay.base.Replay`."""
         return problem.site.windows is not None or problem.site.is_reordered()
 
     def __call__(self, problem: ReplayProblem) -> Iterator[ReplayChunk]:
-        """See :class:`~captum_vz._engine.replay.base.Replay`."""
         site = problem.site
         if site.windows is None:  # one window
             # Which tokens are hidden is known in the attention's order only.
             if site.attention.visible is not None and not site.attention.visible.all():
                 raise CannotReplayError("its attention sees its tokens in another order, and not all of them")
-            problem = problem.with_site(site.in_windows())
-        windows = problem.site.windows
+            site = site.in_windows()
+            problem = replace(problem, site=site, output=site.output)
+        windows = site.windows
         assert windows is not None  # narrows the type: in_windows raises if it finds none
         batch, out = problem.targets.batch, problem.targets.out
         clean = windows.run(torch.zeros_like(windows.position, dtype=torch.bool), heads=problem.heads)

@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import nn
 
 from captum_vz._engine.capture.interventions import AddToValues
 from captum_vz._engine.capture.layer_runner import LayerRunner
+from captum_vz._engine.capture.records import AttentionRecord, LayerRecord
 from captum_vz._engine.numerics.tolerance import CannotReplayError
-from captum_vz._engine.structure.dependence import (
-    first_tokens,
-    mixes_outside,
-    reads_other_states,
-    reads_own_states,
-)
+from captum_vz._engine.structure.dependence import first_tokens, mixes_outside, reads_other_states, reads_own_states
 from captum_vz._engine.structure.find_layers import is_stack
 from captum_vz._engine.structure.windows import is_rearranged
 from captum_vz.errors import ArgumentError, RefusedError, UnsupportedLayerError
-
-if TYPE_CHECKING:
-    from captum_vz._engine.capture.records import AttentionRecord, LayerRecord
 
 
 def merge_parts(layer: LayerRecord) -> None:
@@ -63,7 +54,8 @@ def choose_attention(layer: LayerRecord, attention: str) -> AttentionRecord:
             f"The layer {name} called attention {len(found)} times in one run. Pass a single Transformer block, not a "
             "stack of them. Of a block with three attentions (SAM's decoder), pass the part that holds yours."
         )
-    if len(found) == 2 and _in_one_list(layer.layer, {one.module for one in found}):
+    lists = (set(module.children()) for module in layer.layer.modules() if isinstance(module, nn.ModuleList))
+    if len(found) == 2 and any({one.module for one in found} <= members for members in lists):
         raise UnsupportedLayerError(
             f"The layer {name} has a list of {len(found)} attentions of the same kind, none of which is a "
             "cross-attention. Pass the part of it that holds one of them."
@@ -132,11 +124,6 @@ def _check_named_values(layer: LayerRecord, attention: AttentionRecord) -> None:
                 return
             raise CannotReplayError("the weights, or what the weights multiply, change with them in another way")
     raise CannotReplayError("they change no other token")
-
-
-def _in_one_list(layer: nn.Module, attentions: set[nn.Module]) -> bool:
-    lists = [module for module in layer.modules() if isinstance(module, nn.ModuleList)]
-    return any(attentions <= set(one.children()) for one in lists)
 
 
 def _inline_attention(layer: LayerRecord) -> str:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from captum_vz._engine.capture.interventions import StopAtOutput, StopAtValues, StopRunError
+from captum_vz._engine.capture.interventions import SiteHandler, StopAtOutput, StopAtValues, StopRunError
 from captum_vz._engine.numerics.perturbation import (
     PROBE_STRENGTHS,
     fixed_normal,
@@ -30,7 +30,6 @@ from captum_vz._engine.numerics.tolerance import CannotReplayError, is_reproduce
 from captum_vz._private import tree_leaves
 
 if TYPE_CHECKING:
-    from captum_vz._engine.capture.interventions import SiteHandler
     from captum_vz._engine.capture.layer_runner import LayerRunner
     from captum_vz._engine.capture.records import AttentionRecord
     from captum_vz._engine.taps.handler import AttentionHandler
@@ -123,11 +122,6 @@ def values_follow_token_order(runner: LayerRunner, attention: AttentionRecord) -
     return True
 
 
-def attention_output(runner: LayerRunner, attention: AttentionRecord, context: Tensor) -> Tensor | None:
-    """What the attention module returns for a context, `(batch, out, d)`. None: the run does not show it."""
-    return _result_of(runner, StopAtOutput(attention, context), runner.arguments)
-
-
 def projects_any_context(runner: LayerRunner, attention: AttentionRecord) -> bool:
     """Whether the attention module returns the projection of its context for any context.
 
@@ -141,7 +135,7 @@ def projects_any_context(runner: LayerRunner, attention: AttentionRecord) -> boo
     drawn = fixed_normal(attention.context) < 0
     for corners in (drawn, ~drawn):
         context = torch.where(corners, most, least)
-        found = attention_output(runner, attention, context)
+        found = _result_of(runner, StopAtOutput(attention, context), runner.arguments)
         flat = context.flatten(2)
         expected = flat if attention.projection is None else attention.projection(flat)
         if found is None or found.shape != expected.shape:

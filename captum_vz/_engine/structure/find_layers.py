@@ -88,7 +88,6 @@ def _members(module: nn.Module) -> list[nn.Module]:
 
 
 def _inside(name: str, other: str) -> bool:
-    """Return whether the module called `name` is inside the module called `other`."""
     return name.startswith(other + ".") or (other == "" and name != "")
 
 

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
 from captum_vz._engine.capture.layer_runner import LayerRunner
+from captum_vz._engine.capture.records import AttentionRecord, LayerRecord
 from captum_vz._engine.numerics.tensors import mask_as_bool
 from captum_vz._engine.structure.dependence import first_own_source, reads_other_states
 from captum_vz.errors import RefusedError
-
-if TYPE_CHECKING:
-    from captum_vz._engine.capture.records import AttentionRecord, LayerRecord
 
 
 def padding_masks(layer: LayerRecord, attention: AttentionRecord, windows: bool = False) -> tuple[Tensor, Tensor]:
@@ -39,8 +35,8 @@ def padding_masks(layer: LayerRecord, attention: AttentionRecord, windows: bool 
         if start is None or start + out > sources:
             start = sources - out - layer.encoder_sources(first)  # the tokens in a cache come first
         rows = seen.any(1)[:, start : start + out]
-        if not seen[:, :, start : start + out].diagonal(dim1=1, dim2=2).any():
-            rows = rows | seen.any(2)  # where no token sees itself, nobody sees the last one of a causal mask
+        if not seen[:, :, start : start + out].triu().any():
+            rows = rows | seen.any(2)  # where no token sees itself or a later one, nobody sees the last one
         given = layer.kwargs.get("attention_mask")
         if isinstance(given, Tensor) and given.shape[2:] == (out, sources) and first.inline is None:
             rows = rows | mask_as_bool(given).any(1).any(1)[:, start : start + out]

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from captum_vz._engine.capture.float32 import is_half, recorded_in_float32
-from captum_vz._engine.capture.layer_runner import LayerRunner, is_cache
-from captum_vz._engine.capture.records import AttentionShape
+from captum_vz._engine.capture.layer_runner import LayerRunner, Streams, is_cache
+from captum_vz._engine.capture.records import AttentionRecord, AttentionShape, LayerRecord
 from captum_vz._engine.numerics.tolerance import CannotReplayError
 from captum_vz._engine.structure.choice import choose_attention, merge_parts
 from captum_vz._engine.structure.dependence import values_depend_on_own_position, values_follow_token_order
 from captum_vz._engine.structure.padding import padding_masks
 from captum_vz._engine.structure.streams import find_streams
-from captum_vz._engine.structure.windows import find_windows, is_rearranged
+from captum_vz._engine.structure.windows import Windows, find_windows, is_rearranged
 from captum_vz._private import tree_leaves
 from captum_vz.errors import RefusedError, UnsupportedLayerError
-
-if TYPE_CHECKING:
-    from captum_vz._engine.capture.records import AttentionRecord, LayerRecord
-    from captum_vz._engine.structure.streams import Streams
-    from captum_vz._engine.structure.windows import Windows
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +50,16 @@ class AttentionSite:
         output = self.layer.first_output
         layout = self.windows or self.streams
         return self.attention.batch_first(output) if layout is None else layout.tokens(output)
+
+    def finite_output(self) -> Tensor:
+        """The output. RefusedError: it is not finite."""
+        output = self.output
+        if not output.detach().abs().amax().isfinite():
+            raise RefusedError(
+                f"{self.layer.name} returned values that are not finite (NaN or infinity) in {output.dtype}. float16 "
+                "overflows above 65504: load the model in bfloat16 or float32, and check its weights and inputs."
+            )
+        return output
 
     @property
     def dropped_sources(self) -> int:

@@ -2,40 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-from torch import Tensor
-
+from captum_vz._engine.capture.layer_runner import Streams
+from captum_vz._engine.capture.records import AttentionRecord, LayerRecord
 from captum_vz._engine.numerics.tensors import first_tensor
 from captum_vz.errors import UnsupportedLayerError
 
-if TYPE_CHECKING:
-    from captum_vz._engine.capture.records import AttentionRecord, LayerRecord
-
 # The axis of the streams: (batch, tokens, stream, d) in DeepSeek-V4, (stream, batch, tokens, d) in Gemma 3n.
 AXES = (2, 0)
-
-
-@dataclass(frozen=True)
-class Streams:
-    """The layout of a layer whose tokens have several vectors each. All vectors of a token are taken for one vector.
-
-    Attributes:
-        axis: The axis of the layer's tensors along which the streams lie.
-        count: How many streams there are.
-    """
-
-    axis: int
-    count: int
-
-    def tokens(self, x: Tensor) -> Tensor:
-        """A tensor of the layer as `(batch, tokens, stream * d)`."""
-        return x.movedim(self.axis, 2).flatten(2)
-
-    def restore(self, x: Tensor) -> Tensor:
-        """`(batch, tokens, stream * d)` back in the layer's layout."""
-        return x.unflatten(2, (self.count, -1)).movedim(2, self.axis)
 
 
 def find_streams(record: LayerRecord, attention: AttentionRecord) -> Streams | None:

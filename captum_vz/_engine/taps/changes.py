@@ -18,7 +18,7 @@ import torch
 from torch.nn.modules import module as module_of_torch
 from torch.overrides import TorchFunctionMode
 
-from captum_vz._private import function_modes, pop_function_mode, push_function_mode
+from captum_vz._private import eager_stance, function_modes, pop_function_mode, push_function_mode
 
 T = TypeVar("T")
 Action = Callable[[], Any]
@@ -27,7 +27,7 @@ _shared: dict[Hashable, tuple[list[Changes], Action]] = {}
 _lock = threading.RLock()
 _PACKAGE = __name__.partition("_engine")[0]
 # The pass that this thread runs.
-_current: ContextVar[Changes | None] = ContextVar("captum_vz_changes", default=None)
+current_pass: ContextVar[Changes | None] = ContextVar("captum_vz_changes", default=None)
 
 
 class Changes:
@@ -45,7 +45,7 @@ class Changes:
         self._keys: list[Hashable] = []  # of shared changes
 
     def __enter__(self) -> Changes:
-        outer = _current.get()
+        outer = current_pass.get()
         if outer is not None:
             outer._inner.append(self)
         return self
@@ -71,7 +71,7 @@ class Changes:
     def in_new_context(self, function: Callable[..., T], *args: Any) -> T:
         """Call a function in a context that knows of these changes, and of no other variable."""
         context = Context()
-        context.run(_current.set, self)
+        context.run(current_pass.set, self)
         return context.run(function, *args)
 
     def enter(self, mode: TorchFunctionMode) -> None:
@@ -92,8 +92,18 @@ class Changes:
 
     def replace(self, owner: Any, name: str, value: Any) -> None:
         """Let `value` stand in the place of an attribute. See `original`."""
-        put = partial(setattr, owner, name, value)
-        self.share((id(owner), name), lambda: (put, partial(_put_back, owner, name, value, getattr(owner, name))))
+        self.wrap(owner, name, lambda before: value)
+
+    def wrap(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+        """Let what `make` makes of an attribute stand in its place."""
+
+        def begin() -> tuple[Action, Action]:
+            before = getattr(owner, name)
+            value = make(before)
+            put = partial(setattr, owner, name, value)
+            return put, partial(_put_back, owner, name, value, name in vars(owner), before)
+
+        self.share((id(owner), name), begin)
 
     def hook(self, register: Callable[..., Any], hook: Callable[..., Any], **options: Any) -> None:
         """Register a hook by `register`, a method of a module or the function for all modules."""
@@ -103,9 +113,13 @@ class Changes:
         self.share((id(owner), hook), lambda: made)
 
 
-def _put_back(owner: Any, name: str, value: Any, before: Any) -> None:
-    if getattr(owner, name, None) is value:  # else the user has replaced it since
+def _put_back(owner: Any, name: str, value: Any, own: bool, before: Any) -> None:
+    if getattr(owner, name, None) is not value:  # the user has replaced it since
+        return
+    if own:
         setattr(owner, name, before)
+    else:  # the class holds it
+        delattr(owner, name)
 
 
 def original(owner: Any, name: str) -> Any:
@@ -119,7 +133,7 @@ def undoing(action: Callable[[Changes], T]) -> T:
     changes = Changes()
     _free_lock()
     _take_back(list(_shared))
-    if _current.get() is None:
+    if current_pass.get() is None:
         # torch's own code puts a mode back late, if an interruption came in it.
         _restore_modes([mode for mode in function_modes() if not type(mode).__module__.startswith(_PACKAGE)])
     try:
@@ -127,7 +141,10 @@ def undoing(action: Callable[[Changes], T]) -> T:
             changes.undo.append(partial(torch.set_grad_enabled, torch.is_grad_enabled()))
             changes.undo.append(partial(_restore_modes, function_modes()))
             with changes:
-                changes.set(_current, changes)
+                changes.set(current_pass, changes)
+                # The original modules of a compiled model run. A compiled layer would be compiled again with our hooks.
+                if (stance := eager_stance()) is not None:
+                    changes.replace(*stance)
                 return action(changes)
         finally:
             changes.end()

@@ -6,7 +6,6 @@ context variable. A thread without a handler computes attention as ever.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
@@ -92,36 +91,30 @@ def _explain(weights: Tensor, values: Tensor, context: Tensor) -> bool:
     return same_numbers(context.flatten(2), sums.flatten(2), torch.finfo(context.dtype).eps ** 0.6)
 
 
-class AttentionHandler(ABC):
-    """Sees the attention calls of a running layer, and decides what they return."""
+class AttentionHandler:
+    """Sees the attention calls of a running layer, and decides what they return: as here, what the model computes."""
 
     # The weights of the last call: multi_head_attention_forward returns them if asked to.
     last_weights: Tensor | None = None
 
-    @abstractmethod
     def on_attention(self, call: AttentionCall) -> tuple[Tensor, Tensor | None]:
         """Answer one attention call with a context `(batch, out, head, d_head)` and weights or None."""
+        return call.compute(call.values)
 
     def on_enter(self, module: nn.Module) -> None:
         """See a submodule of the layer begin."""
-        return
 
     def on_exit(self, module: nn.Module | nn.Parameter, inputs: tuple[Any, ...], output: Any) -> Any:
         """See a submodule of the layer return. What is returned here, unless None, replaces the submodule's output."""
         return None
 
 
-_handler: ContextVar[AttentionHandler | None] = ContextVar("captum_vz_handler", default=None)
+thread_handler: ContextVar[AttentionHandler | None] = ContextVar("captum_vz_handler", default=None)
 
 
 def current_handler() -> AttentionHandler | None:
     """The handler of this thread, or None."""
-    return _handler.get()
-
-
-def set_handler(handler: AttentionHandler | None) -> None:
-    """Make `handler` the handler of this thread, until the next call of this function."""
-    _handler.set(handler)
+    return thread_handler.get()
 
 
 class handled_by:  # noqa: N801 - read as a function
@@ -135,10 +128,10 @@ class handled_by:  # noqa: N801 - read as a function
 
     def __enter__(self) -> None:
         self.outer = current_handler()
-        set_handler(self.handler)
+        thread_handler.set(self.handler)
 
     def __exit__(self, *error: object) -> None:
-        set_handler(self.outer)
+        thread_handler.set(self.outer)
 
 
 # Plain functions without state, so that a copy of a layer can carry them.

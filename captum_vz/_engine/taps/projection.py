@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,11 +18,8 @@ from torch.overrides import TorchFunctionMode
 from captum_vz._engine.numerics.tensors import mask_as_bool
 from captum_vz._engine.taps.changes import Changes
 from captum_vz._engine.taps.handler import current_handler
-from captum_vz._engine.taps.projection_table import BERT_LIKE, Mask, family_of
+from captum_vz._engine.taps.projection_table import BERT_LIKE, Mask, ValueProjection, family_of
 from captum_vz._private import tree_leaves
-
-if TYPE_CHECKING:
-    from captum_vz._engine.taps.projection_table import ValueProjection
 
 
 def is_value_projection(
@@ -55,7 +52,9 @@ class ParameterProjectionMode(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))
         handler = current_handler()
-        if self.named and handler is not None and isinstance(output, Tensor):
+        if handler is None or not isinstance(output, Tensor):
+            return output
+        if self.named:
             for used in tree_leaves((args, kwargs)):
                 # A view of the parameter is no projection.
                 if isinstance(used, nn.Parameter) and used.untyped_storage() != output.untyped_storage():
@@ -63,9 +62,7 @@ class ParameterProjectionMode(TorchFunctionMode):
                     output = output if changed is None else changed
             return output
         parameter = next((x for x in args if isinstance(x, nn.Parameter)), None)
-        if handler is None or parameter is None or not isinstance(output, Tensor):
-            return output
-        if parameter.dim() != 3 or output.dim() != 4 or output.shape[2:] != parameter.shape[1:]:
+        if parameter is None or parameter.dim() != 3 or output.dim() != 4 or output.shape[2:] != parameter.shape[1:]:
             return output
         changed = handler.on_exit(parameter, args, output.flatten(2))
         return output if changed is None else changed.view_as(output)
@@ -87,12 +84,9 @@ class ProjectionTap:
 
     @contextmanager
     def attached(self, layers: Sequence[nn.Module]) -> Iterator[None]:
-        """See :class:`~captum_vz._engine.taps.handler.AttentionTap`."""
-        if not any(projects_by_parameter(module) for layer in layers for module in layer.modules()):
-            yield
-            return
         with Changes() as changes:
-            changes.enter(ParameterProjectionMode())
+            if any(projects_by_parameter(module) for layer in layers for module in layer.modules()):
+                changes.enter(ParameterProjectionMode())
             yield
 
 

@@ -100,13 +100,8 @@ class ValueProjection:
         """Return the projection's output for a value of zero, one tensor for each head, or 0.0 for all heads."""
         if self.bias is None:
             return 0.0
-        bias = getattr(module, self.bias).detach()
-        return [-bias[columns] for columns in _heads_of(bias, int(attrgetter(self.heads)(module)))]
-
-
-def _heads_of(bias: Tensor, heads: int) -> list[slice]:
-    """Return the entries of a bias that belong to each head."""
-    return [_values_only(head, heads, len(bias)) for head in range(heads)]
+        bias, heads = getattr(module, self.bias).detach(), int(attrgetter(self.heads)(module))
+        return [-bias[_values_only(head, heads, len(bias))] for head in range(heads)]
 
 
 BERT_LIKE = ValueProjection("value")

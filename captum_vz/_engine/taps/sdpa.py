@@ -75,7 +75,6 @@ class SdpaTap:
 
     @contextmanager
     def attached(self, layers: Sequence[nn.Module]) -> Iterator[None]:
-        """See :class:`~captum_vz._engine.taps.handler.AttentionTap`."""
 
         def without_fast_path() -> tuple[partial[None], partial[None]]:
             switch = torch.backends.mha.set_fastpath_enabled

@@ -32,12 +32,9 @@ class SdpaByNameTap:
 
     @contextmanager
     def attached(self, layers: Sequence[nn.Module]) -> Iterator[None]:
-        """See :class:`~captum_vz._engine.taps.handler.AttentionTap`."""
-        if not _holds_function(module for layer in layers for module in layer.modules()):
-            yield
-            return
         with Changes() as changes:
-            changes.enter(_Mode())
+            if _holds_function(module for layer in layers for module in layer.modules()):
+                changes.enter(_Mode())
             yield
 
 

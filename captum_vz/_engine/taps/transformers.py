@@ -58,7 +58,8 @@ def _attention(
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """The attention function that is registered with transformers under our name."""
-    handler, loaded = current_handler(), _original_implementation(module)
+    handler, config = current_handler(), getattr(module, "config", None)
+    loaded = (original(config, ATTENTION_NAME) or "eager") if hasattr(config, ATTENTION_NAME) else None
     mask = _mask_of(loaded, attention_mask, module, query, key, kwargs.get("is_causal"))
     function = sdpa_of_transformers() if loaded == "sdpa" else _eager_function(module)
 
@@ -149,11 +150,6 @@ def _with_biases(mask: Tensor | None, biases: Tensor | None) -> Tensor | None:
     if mask is None or biases is None:
         return mask if biases is None else biases
     return biases.masked_fill(~mask, torch.finfo(biases.dtype).min) if mask.dtype == torch.bool else mask + biases
-
-
-def _original_implementation(module: nn.Module) -> str | None:
-    config = getattr(module, "config", None)
-    return (original(config, ATTENTION_NAME) or "eager") if hasattr(config, ATTENTION_NAME) else None
 
 
 def _mask_function(*args: Any, config: Any = None, **kwargs: Any) -> Tensor | None:

@@ -65,8 +65,8 @@ class CleanCache:
                 changes.replace(warnings, "filters", [HOOKS_SEE_MODULES_TWICE, *warnings.filters])
             changes.set(_filling, self)
             # Hooks of all modules, because the model inside a forward function is not known.
-            changes.hook(register_module_forward_pre_hook, _entered)
-            changes.hook(register_module_forward_hook, _returned)
+            changes.hook(register_module_forward_pre_hook, self.entered)
+            changes.hook(register_module_forward_hook, self.returned)
             yield
 
     @contextmanager
@@ -82,18 +82,22 @@ class CleanCache:
             changes.set(_answering, CacheReader(copies, batch, reused, self._linear))
             modules = [*(module for module, _ in reused), *(module for module, _, _ in self._linear)]
             for module in dict.fromkeys(modules):
-                changes.share((id(module), "forward"), partial(_cached_forward, module))
+                changes.wrap(module, "forward", partial(partial, _forward_or_cached, module))
             yield
 
-    def entered(self, module: nn.Module) -> None:
-        """Record that a module begins."""
+    def entered(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        """Record that a module begins, in this thread."""
+        if _filling.get() is not self:
+            return
         if not self._running:
             self.outermost.append(module)
         self._reached = self._reached or id(module) in self._layers
         self._running.append((module, len(self._whole)))
 
     def returned(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-        """Record the output of a module."""
+        """Record the output of a module, in this thread."""
+        if _filling.get() is not self:
+            return
         began, count = self._running.pop()
         while began is not module:  # a module that raised an error, which the model caught, does not return
             began, count = self._running.pop()
@@ -106,19 +110,6 @@ class CleanCache:
             self._whole[count:] = [(module, tree_map(clone_tensor, output))]
         elif inputs and isinstance(inputs[0], Tensor) and isinstance(output, Tensor) and matrix(module) is not None:
             self._linear.append((module, inputs[0].clone(), output.clone()))
-
-
-# Functions and not methods, because all threads share the hooks.
-def _entered(module: nn.Module, inputs: tuple[Any, ...]) -> None:
-    cache = _filling.get()
-    if cache is not None:
-        cache.entered(module)
-
-
-def _returned(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-    cache = _filling.get()
-    if cache is not None:
-        cache.returned(module, inputs, output)
 
 
 class CacheReader:
@@ -165,32 +156,7 @@ class CacheReader:
         return output
 
 
-def _cached_forward(module: nn.Module) -> tuple[Callable[[], None], Callable[[], None]]:
-    """What gives a module a `CachedForward`, and what takes it away."""
-    cached = CachedForward(module)
-    return partial(vars(module).__setitem__, "forward", cached), cached.remove
-
-
-class CachedForward:
-    """Replaces the forward of a module, and asks the reader of the calling thread first.
-
-    A thread without a reader runs the module's own forward.
-    """
-
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
-        self.own = module.forward
-        self.wrapped = "forward" in vars(module)  # replaced before, as in an offloaded module
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        reader = _answering.get()
-        return self.own(*args, **kwargs) if reader is None else reader.output_of(self.module, self.own, args, kwargs)
-
-    def remove(self) -> None:
-        """Restore the forward that was replaced."""
-        if vars(self.module).get("forward") is not self:
-            return
-        if self.wrapped:
-            vars(self.module)["forward"] = self.own
-        else:
-            del vars(self.module)["forward"]
+def _forward_or_cached(module: nn.Module, own: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """The forward of a module whose own forward is `own`. A thread without a reader runs that."""
+    reader = _answering.get()
+    return own(*args, **kwargs) if reader is None else reader.output_of(module, own, args, kwargs)

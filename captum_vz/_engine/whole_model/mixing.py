@@ -8,24 +8,21 @@ the attention of a layer (a recurrent one, a convolution).
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from captum_vz._engine.capture.layer_runner import LayerRunner
+from captum_vz._engine.capture.records import AttentionRecord, LayerRecord
 from captum_vz._engine.numerics.perturbation import binary_digits
 from captum_vz._engine.numerics.tensors import clone_tensor, first_tensor
 from captum_vz._engine.numerics.tolerance import CannotReplayError
 from captum_vz._engine.replay.trust import is_library_code
 from captum_vz._engine.structure.dependence import mixes_outside, run_on, values_depend_on_own_position
 from captum_vz._engine.structure.streams import find_streams
-from captum_vz._engine.taps.handler import AttentionHandler
+from captum_vz._engine.taps.handler import AttentionCall, AttentionHandler
 from captum_vz._private import is_replica, tree_leaves, tree_map
-
-if TYPE_CHECKING:
-    from captum_vz._engine.capture.records import AttentionRecord, LayerRecord
-    from captum_vz._engine.taps.handler import AttentionCall
 
 
 class OtherMixing:

@@ -11,12 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel.scatter_gather import scatter
 
-from captum_vz._engine.capture.forward_pass import (
-    Unrecorded,
-    check_no_dropout,
-    run_and_record,
-    run_original_modules,
-)
+from captum_vz._engine.capture.forward_pass import LayerResults, check_no_dropout, run_and_record
 from captum_vz._engine.capture.hooks import layer_hooks
 from captum_vz._engine.capture.interventions import ZeroValues
 from captum_vz._engine.capture.layer_runner import LAYER_ERRORS
@@ -24,19 +19,17 @@ from captum_vz._engine.numerics.budget import budget_of, is_out_of_memory
 from captum_vz._engine.numerics.tensors import first_numbers, first_tensor
 from captum_vz._engine.numerics.tolerance import CannotReplayError, check_reproduced
 from captum_vz._engine.replay.base import Ablation, zeroed_heads
-from captum_vz._engine.replay.trust import is_library_code
 from captum_vz._engine.replay.unknown_code import check_unknown_code
 from captum_vz._engine.taps.changes import Changes, undoing
+from captum_vz._engine.taps.handler import AttentionHandler
 from captum_vz._engine.taps.projection import projections_named
 from captum_vz._engine.whole_model.clean_cache import CleanCache
 from captum_vz._private import tree_leaves
 from captum_vz.errors import RefusedError
 
 if TYPE_CHECKING:
-    from captum_vz._engine.capture.forward_pass import LayerResults
     from captum_vz._engine.capture.records import AttentionRecord, LayerRecord
     from captum_vz._engine.structure.site import AttentionSite
-    from captum_vz._engine.taps.handler import AttentionHandler
     from captum_vz._engine.taps.projection_table import ValueProjection
 
 
@@ -82,16 +75,15 @@ class ModelReplay:
         `chosen` holds the numbers of the runs of each layer that are recorded. None: all.
         """
         outputs: list[Any] = []
-        layers, device_ids = self.layers, self.device_ids
         self._all_runs = chosen is None
 
         def run(changes: Changes) -> LayerResults:
             with self._cache.filling():
                 return run_and_record(
                     lambda: outputs.append(forward()),
-                    layers,
+                    self.layers,
                     compute,
-                    device_ids=device_ids,
+                    device_ids=self.device_ids,
                     given=self.given,
                     chosen=chosen,
                 )
@@ -104,8 +96,7 @@ class ModelReplay:
 
     def zero_in(self, site: AttentionSite, heads: tuple[int, ...] | None) -> None:
         """Zero values in this run of this attention, in these heads (None: all)."""
-        if not is_library_code(site.layer.layer):
-            check_unknown_code(site)
+        check_unknown_code(site)
         attention, device = site.attention, site.attention.values.device
         output = attention.batch_first(site.layer.first_output).clone()
         bare = replace(attention, values=attention.values[:0], visible=None, weights=None, context=None, output=None)
@@ -166,7 +157,7 @@ class ModelReplay:
             of_run = next((one for one in self._runs[index, devices[0]] if one.number == number), None)
             if of_run is None and self._all_runs:
                 raise CannotReplayError(f"layer {index} runs more than {number} times")
-            return Unrecorded() if of_run is None else _ZeroInRun(of_run, shares[devices[0]])
+            return AttentionHandler() if of_run is None else _ZeroInRun(of_run, shares[devices[0]])
 
         def end(handler: AttentionHandler, arguments: Any, output: Any, hooks: Any) -> None:
             if not isinstance(handler, _ZeroInRun):
@@ -179,7 +170,6 @@ class ModelReplay:
             finished[handler.of_run.index] += 1
 
         def run(changes: Changes) -> Any:
-            run_original_modules(changes)
             named = projections_named(self.layers, self.given)
             cached = self._cache.answering(copies, batch, self._answers_whole)
             with torch.no_grad(), named, layer_hooks(self.layers, begin, end), cached:

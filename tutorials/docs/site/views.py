@@ -8,8 +8,7 @@ from pathlib import Path
 from captum_vz import LayerAttention, Rollout, ValueZeroing, ValueZeroingRollout, find_layers
 from captum_vz.generation import attribute_generation
 from captum_vz.testbed import load_agreement_model
-from captum_vz.visualization import view
-from captum_vz.visualization import View
+from captum_vz.visualization import View, view
 
 SENTENCE = "the pictures of some hat [MASK] scaring marcus."
 MASK = 6

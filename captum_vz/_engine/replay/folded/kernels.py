@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -11,11 +10,9 @@ from torch import Tensor, nn
 from captum_vz._engine.capture.records import VersionedTensor
 from captum_vz._engine.numerics.matmul import Product, padded
 from captum_vz._engine.numerics.tolerance import CANCELLATION, TOO_LITTLE_LEFT, CannotReplayError, check_reproduced
-
-if TYPE_CHECKING:
-    from captum_vz._engine.replay.folded.activations import Activation
-    from captum_vz._engine.replay.folded.plan import PairChunk
-    from captum_vz._engine.structure.modules import Norm
+from captum_vz._engine.replay.folded.activations import Activation
+from captum_vz._engine.replay.folded.plan import PairChunk
+from captum_vz._engine.structure.modules import Norm
 
 
 @dataclass(frozen=True)

@@ -21,16 +21,14 @@ from captum_vz._engine.numerics.tolerance import (
 )
 from captum_vz._engine.replay.answers import ModuleAnswer
 from captum_vz._engine.replay.folded.kernels import CleanActivations, FirstLinear, FoldedModules, LaterLinear
-from captum_vz._engine.replay.folded.structure import Trace, replace_forwards
-from captum_vz._engine.structure.modules import matrix
+from captum_vz._engine.replay.folded.structure import FeedForwardStructure, Trace, replace_forwards
+from captum_vz._engine.structure.modules import Norm, matrix
 from captum_vz._engine.taps.handler import is_hooked
 
 if TYPE_CHECKING:
     from captum_vz._engine.replay.base import ReplayProblem
     from captum_vz._engine.replay.folded.plan import PairChunk, PairTable, SourceBlock
-    from captum_vz._engine.replay.folded.structure import FeedForwardStructure
     from captum_vz._engine.replay.packed import PackedPairs
-    from captum_vz._engine.structure.modules import Norm
 
 # How many clean targets run to read a layer's structure.
 SAMPLED_TARGETS = 8
@@ -100,7 +98,9 @@ class FoldedLayer:
         if structure.norm is not None:
             with OneDnnLinears():
                 self.base = structure.projection(contexts)
-            self.modules = self._folded_modules(structure, structure.norm, composed)
+            scale = structure.norm.scale(self._clean_input)
+            firsts = [self._first(structure.norm, scale, module, composed) for module in structure.firsts]
+            self.modules = FoldedModules(structure.norm, scale, firsts, [*map(self._later, structure.laters)])
             self.runner = self._runner(structure, self.modules)
         elif not problem.trust.library_code:
             raise CannotReplayError("what the layer's own code does to the attention's output is not checked")
@@ -136,8 +136,7 @@ class FoldedLayer:
             context[-1] = torch.nan
             outputs.append(trace.run(pairs.batch[target[part]], pairs.out[target[part]], context)[:-1])
             structure = structure or trace.structure(self._problem.site.attention, context)
-        if structure is None:
-            raise CannotReplayError("no position ran")
+        assert structure is not None  # narrows the type: each part has a position
         self.probes = torch.cat(outputs)[few:]
         self.probe_bounds = folded_bound(self.probes, self.outputs[last], self._dtype)
         return structure
@@ -199,13 +198,9 @@ class FoldedLayer:
         value = attention.batch_first(recorded[place].value.reshape(*size, -1))
         return gather_rows(value, self._pairs.batch, self._pairs.out)
 
-    def _folded_modules(self, structure: FeedForwardStructure, norm: Norm, composed: bool) -> FoldedModules:
-        scale = norm.scale(self._clean_input)
-        firsts = [self._first(norm, scale, module, composed) for module in structure.firsts]
-        return FoldedModules(norm, scale, firsts, [self._later(module) for module in structure.laters])
-
     def _first(self, norm: Norm, scale: Tensor, module: nn.Module, composed: bool) -> FirstLinear:
-        weight, constant = _matrix_of(module), module(norm.beta[None])
+        weight, constant = matrix(module), module(norm.beta[None])
+        assert weight is not None  # narrows the type: the structure names linear modules only
         base = (self._in_clean_pass(module, 1) - constant) / scale
         count = self.projection.shape[:2].numel() if composed else self._vectors
         product = Product(weight.to(self._dtype), count=count)
@@ -218,7 +213,8 @@ class FoldedLayer:
         return FirstLinear(module, product, both, base, constant, result)
 
     def _later(self, module: nn.Module) -> LaterLinear:
-        weight = _matrix_of(module)
+        weight = matrix(module)
+        assert weight is not None  # as above
         if self._dtype != torch.bfloat16:
             bias = module.bias if isinstance(module.bias, Tensor) else None
             return LaterLinear(module, Product(weight, bias, self._rows), None)
@@ -246,10 +242,3 @@ def head_values(problem: ReplayProblem, block: SourceBlock, members: slice | Non
     values = problem.site.attention.values.transpose(1, 2)  # (batch, in, key-value head, d_head)
     batch, source = (x if members is None else x[members] for x in (block.batch, block.source))
     return for_query_heads(values[batch, source], problem.site.shape.heads)
-
-
-def _matrix_of(module: nn.Module) -> Tensor:
-    weight = matrix(module)
-    if weight is None:
-        raise CannotReplayError(f"{type(module).__name__} is not a plain linear module")
-    return weight

@@ -53,10 +53,6 @@ class GroupSpan:
     vectors: slice
     targets: slice | Tensor
 
-    def to(self, device: torch.device) -> GroupSpan:
-        """The same on a device."""
-        return replace(self, targets=self.targets.to(device)) if isinstance(self.targets, Tensor) else self
-
 
 @dataclass(frozen=True)
 class PairChunk:
@@ -76,11 +72,6 @@ class PairChunk:
     group: Tensor
     spans: tuple[GroupSpan, ...]
     clean: slice
-
-    def to(self, device: torch.device) -> PairChunk:
-        """The same on a device."""
-        spans = tuple(span.to(device) for span in self.spans)
-        return replace(self, target=self.target.to(device), group=self.group.to(device), spans=spans)
 
     @property
     def pairs(self) -> int:
@@ -108,15 +99,11 @@ class SourceBlock:
     source: Tensor
     chunks: tuple[PairChunk, ...]
 
-    def to(self, device: torch.device) -> SourceBlock:
-        """The same on a device."""
-        chunks = tuple(chunk.to(device) for chunk in self.chunks)
-        return replace(self, batch=self.batch.to(device), source=self.source.to(device), chunks=chunks)
-
 
 def plan_chunks(pairs: PairTable, rows: int, max_groups: int | None) -> list[SourceBlock]:
     """All active pairs, in chunks of about `rows` rows and at most `max_groups` groups."""
-    # On the CPU for any device, because each step is small, and most steps wait for the one before.
+    # On the CPU for any device, because each step is small, and most steps wait for the one before. What the chunks
+    # hold is cut from a few tensors on the device.
     active, examples, members = (x.cpu() for x in (pairs.active, pairs.batch, pairs.members))
     target, group = active.nonzero(as_tuple=True)
     number = examples[target] * members.shape[1] + group  # of each pair's group
@@ -125,9 +112,9 @@ def plan_chunks(pairs: PairTable, rows: int, max_groups: int | None) -> list[Sou
     used = counts.nonzero().flatten()
     batch = used // members.shape[1]
     planner = _ChunkPlanner(
-        batch, members[batch, used % members.shape[1]], counts[used], len(pairs.heads), target[order], group[order]
+        batch, members[batch, used % members.shape[1]], counts[used], pairs.heads, target[order], group[order]
     )
-    return [block.to(pairs.active.device) for block in planner.blocks(len(pairs.batch), rows, max_groups)]
+    return list(planner.blocks(len(pairs.batch), rows, max_groups))
 
 
 class _GroupSlice(NamedTuple):
@@ -151,21 +138,20 @@ class _ChunkPlanner:
         batch: The example of each group, `(group,)`.
         members: The sources of each group, `(group, member)`.
         counts: How many pairs each group has, `(group,)`.
-        heads: How many heads are zeroed.
+        heads: The heads that are zeroed, on the device of the chunks. The rest is on the CPU.
         target: The target of each pair, ordered by group.
         group: The group of each pair, in its example.
     """
 
     def __init__(
-        self, batch: Tensor, members: Tensor, counts: Tensor, heads: int, target: Tensor, group: Tensor
+        self, batch: Tensor, members: Tensor, counts: Tensor, heads: Tensor, target: Tensor, group: Tensor
     ) -> None:
         used = members >= 0
-        self.batch = batch[:, None].expand_as(members)[used]
-        self.source = members[used]
+        self.batch = batch[:, None].expand_as(members)[used].to(heads.device)
+        self.source = members[used].to(heads.device)
         self.ends = [0, *used.sum(-1).cumsum(0).tolist()]
-        self.heads = heads
-        self.target = target
-        self.group = group
+        self.heads = len(heads)
+        self.target, self.group = target.to(heads.device), group.to(heads.device)
         self.counts = counts.tolist()
         ends = counts.cumsum(0)
         first, last = target[ends - counts], target[ends - 1]
@@ -229,7 +215,7 @@ def _chunk(spans: tuple[GroupSpan, ...], target: Tensor, group: Tensor, clean: s
     unchanged = GroupSpan(slice(len(target), end), 1, slice(begin, begin + size), clean)
     one = first[:1] if isinstance(first, Tensor) else slice(first.start, first.start + 1)
     changed = replace(unchanged, rows=slice(end, end + 1), targets=one)
-    targets = torch.cat([target, torch.arange(clean.start, clean.stop), target[:1]])
+    targets = torch.cat([target, torch.arange(clean.start, clean.stop, device=target.device), target[:1]])
     groups = torch.cat([group, group[:1].expand(end + 1 - len(target))])
     return PairChunk(targets, groups, (*spans, unchanged, changed), clean)
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -31,15 +30,11 @@ from captum_vz._engine.numerics.tolerance import (
     folded_bound,
     is_cancelled,
 )
-from captum_vz._engine.replay.base import ReplayChunk, fill_neighbours
+from captum_vz._engine.replay.base import ReplayChunk, ReplayProblem, fill_neighbours
 from captum_vz._engine.replay.folded.kernels import add_sums
 from captum_vz._engine.replay.folded.layer import FoldedLayer, head_values
-from captum_vz._engine.replay.folded.plan import PairTable, plan_chunks
+from captum_vz._engine.replay.folded.plan import PairChunk, PairTable, plan_chunks
 from captum_vz._engine.replay.packed import PackedPairs, packed_pairs
-
-if TYPE_CHECKING:
-    from captum_vz._engine.replay.base import ReplayProblem
-    from captum_vz._engine.replay.folded.plan import PairChunk
 
 
 class FoldedReplay:
@@ -56,10 +51,9 @@ class FoldedReplay:
             return False
         if problem.site.attention.weights is None:
             return True  # it fails, with the reason
-        return _rows_saved(_pair_table(problem), *_sizes(problem))[0] > enough
+        return _rows_saved(problem, _pair_table(problem))[0] > enough
 
     def __call__(self, problem: ReplayProblem) -> Iterator[ReplayChunk]:
-        """See :class:`~captum_vz._engine.replay.base.Replay`."""
         warnings, name = problem.site.layer.warnings, problem.site.layer.name
         wanted, in_bfloat16 = problem.ablation.bfloat16_changes, _in_bfloat16(problem)
         if wanted and not in_bfloat16:
@@ -82,11 +76,6 @@ def _in_bfloat16(problem: ReplayProblem) -> bool:
     return problem.ablation.bfloat16_changes and has_fast_bfloat16(problem.output.device)
 
 
-def _sizes(problem: ReplayProblem) -> tuple[int, int]:
-    """How many features a vector has, and a head's value."""
-    return problem.output.shape[-1], problem.site.attention.values.shape[-1]
-
-
 def _pair_table(problem: ReplayProblem) -> PairTable:
     targets, heads = problem.targets, problem.heads.nonzero().flatten()
     neighbours = budget_of(problem.output.device).neighbours
@@ -95,19 +84,15 @@ def _pair_table(problem: ReplayProblem) -> PairTable:
     return PairTable(targets.batch, targets.out, weights, heads, problem.members, active)
 
 
-def _rows_saved(pairs: PairTable, width: int, depth: int) -> tuple[float, bool]:
+def _rows_saved(problem: ReplayProblem, pairs: PairTable) -> tuple[float, bool]:
     """How many rows of products with a first matrix folding saves, and whether it should compose two matrices.
 
     Folding saves one row for each pair. A pair costs a sum over its group's vectors. Each vector costs a row, because
     the first matrix multiplies it. To compose is to multiply the attention's projection with the first matrix, once.
     This costs a row for each feature of each head, and a vector then costs `depth / width` of a row. All targets run
     twice more, to check them.
-
-    Args:
-        pairs: The pairs.
-        width: How many features a vector has.
-        depth: How many features a head has.
     """
+    width, depth = problem.output.shape[-1], problem.site.attention.values.shape[-1]  # features of a vector, of a head
     heads, members = len(pairs.heads), pairs.members
     counts = torch.zeros(members.shape[:2], dtype=torch.float32, device=members.device)  # pairs of each group
     counts.index_add_(0, pairs.batch, pairs.active.to(counts))
@@ -127,7 +112,7 @@ def _replay(problem: ReplayProblem, in_bfloat16: bool) -> Iterator[ReplayChunk]:
     if problem.site.attention.weights is None:
         raise CannotReplayError("its attention weights cannot be read")
     pairs = _pair_table(problem)
-    composed = _rows_saved(pairs, *_sizes(problem))[1]
+    composed = _rows_saved(problem, pairs)[1]
     blocks = plan_chunks(pairs, problem.chunk_rows, problem.ablation.max_groups)
     layer = FoldedLayer(
         problem, pairs, blocks, composed, in_bfloat16, packed_pairs(problem), partial(PackedPairs, problem.site)

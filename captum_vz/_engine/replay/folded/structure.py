@@ -18,15 +18,13 @@ from torch import Tensor, nn
 from captum_vz._engine.numerics.matmul import with_onednn
 from captum_vz._engine.numerics.tolerance import CannotReplayError, is_same_function
 from captum_vz._engine.replay.answers import ModuleAnswer
-from captum_vz._engine.replay.folded.activations import ACTIVATIONS
-from captum_vz._engine.structure.modules import matrix, read_norm
+from captum_vz._engine.replay.folded.activations import ACTIVATIONS, Activation
+from captum_vz._engine.structure.modules import Norm, matrix, read_norm
 from captum_vz._private import without_hooks
 
 if TYPE_CHECKING:
     from captum_vz._engine.capture.records import AttentionRecord
-    from captum_vz._engine.replay.folded.activations import Activation
     from captum_vz._engine.replay.packed import PackedPairs
-    from captum_vz._engine.structure.modules import Norm
 
 # A module, its input and its output, `(n, features)`.
 Run = tuple[nn.Module, Tensor, Tensor]
