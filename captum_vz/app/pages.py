@@ -99,7 +99,8 @@ def note(lines: Sequence[str], alert: bool = False) -> str:
 
 def frame(view: View) -> str:
     """An interactive view, inside a frame of the page."""
-    return document_frame(view.html(), view.title)
+    # Gradio warns of each "<script", also of one inside a frame.
+    return document_frame(view.html(), view.title).replace("<script", "&lt;script")
 
 
 def _cell(value: Any) -> str:

@@ -19,14 +19,16 @@ EXAMPLES: Final = (
 # Fonts of the system, because Gradio's own theme looks for fonts elsewhere.
 FONTS: Final = ["system-ui", "sans-serif"]
 MONOSPACE: Final = ["ui-monospace", "monospace"]
+# Gradio puts a prefix before each part between commas, so no selector has :is(a, b).
 STYLE: Final = """
 .captum-vz-note p { margin: 0.1rem 0; overflow-wrap: anywhere; white-space: pre-wrap; }
 .captum-vz-note [role="alert"] { border-left: 4px solid #d55e00; padding-left: 0.6rem; }
 .captum-vz-table .wide { overflow-x: auto; }
 .captum-vz-table table { border-collapse: collapse; font-variant-numeric: tabular-nums; --bar: 33, 113, 181; }
 .captum-vz-table caption { text-align: left; padding: 0.3rem 0; }
-.captum-vz-table :is(tr, th, td) { border: 0; }
-.captum-vz-table :is(th, td) { border-bottom: 1px solid #8886; padding: 0.15rem 0.6rem; text-align: left; }
+.captum-vz-table tr { border: 0; }
+.captum-vz-table th { border: 0; border-bottom: 1px solid #8886; padding: 0.15rem 0.6rem; text-align: left; }
+.captum-vz-table td { border: 0; border-bottom: 1px solid #8886; padding: 0.15rem 0.6rem; text-align: left; }
 .captum-vz-table tr td.number { text-align: right; }
 .captum-vz-table tr.marked th { border-left: 4px solid #d55e00; }
 """

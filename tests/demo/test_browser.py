@@ -51,8 +51,8 @@ raise SystemExit(main(["demo", *arguments]))
 class Demo:
     """A running demo: its address, and what it has tried to reach."""
 
-    def __init__(self, url: str, log: Path) -> None:
-        self.url, self.log = url, log
+    def __init__(self, url: str, log: Path, errors: Path) -> None:
+        self.url, self.log, self.errors = url, log, errors
 
     def reached(self, where: str) -> list[str]:
         lines = self.log.read_text().splitlines() if self.log.exists() else []
@@ -75,7 +75,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
             assert process.stdout is not None
             url = process.stdout.readline().strip()
             assert url.startswith("http://127.0.0.1:"), (folder / "err.txt").read_text()
-            yield Demo(url, log)
+            yield Demo(url, log, folder / "err.txt")
         finally:
             process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -193,6 +193,18 @@ def test_refusal_is_read_out(visit: Visit) -> None:
     assert page.locator("#told").inner_text().strip() == "The text is empty: write a sentence."
 
 
+def test_table_looks_as_on_other_pages(visit: Visit) -> None:
+    """Gradio rewrites the style sheet, so what arrives is what counts."""
+    page = visit.page
+    page.locator("#explain").click()
+    page.get_by_text("Explained: [MASK], position 6.").wait_for()
+    page.get_by_role("tab", name="Methods side by side").click()
+    looks = "(one, name) => getComputedStyle(one)[name]"
+    assert page.locator("#shares td.number").first.evaluate(looks, "textAlign") == "right"
+    assert page.locator("#shares tr.marked th").evaluate(looks, "borderLeftWidth") == "4px"
+    assert page.locator("#shares tr.marked").evaluate(looks, "borderLeftWidth") == "0px"
+
+
 def test_server_reaches_nothing(demo: Demo, browser: Any) -> None:
     visit = Visit(browser, demo)
     visit.page.locator("#explain").click()
@@ -200,3 +212,4 @@ def test_server_reaches_nothing(demo: Demo, browser: Any) -> None:
     visit.context.close()
     assert demo.reached("inside")  # Gradio asks its own server whether it answers: the watch works
     assert demo.reached("outside") == []
+    assert demo.errors.read_text() == ""
