@@ -202,7 +202,8 @@ def test_table_looks_as_on_other_pages(visit: Visit) -> None:
     looks = "(one, name) => getComputedStyle(one)[name]"
     assert page.locator("#shares td.number").first.evaluate(looks, "textAlign") == "right"
     assert page.locator("#shares tr.marked th").evaluate(looks, "borderLeftWidth") == "4px"
-    assert page.locator("#shares tr.marked").evaluate(looks, "borderLeftWidth") == "0px"
+    for part in ("table", "thead", "tbody", "tr.marked"):
+        assert page.locator(f"#shares {part}").evaluate(looks, "borderRightWidth") == "0px", part
 
 
 def test_server_reaches_nothing(demo: Demo, browser: Any) -> None:
