@@ -1,10 +1,13 @@
 """How tests start the command line."""
 
+import importlib
 import re
+import sys
 from typing import Any
 
 import pytest
 
+import captum_vz
 from captum_vz.cli import main
 
 
@@ -18,3 +21,12 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     assert (status, out) == (2, "")
     assert re.fullmatch(r"captum-vz: [^\n]+\n", err), err
     return err
+
+
+def forget(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
+    """Import these packages again, for one test."""
+    for package in packages:
+        # The import also sets the package's name in its parent, so it is restored with the modules.
+        monkeypatch.setattr(captum_vz, package.rpartition(".")[2], importlib.import_module(package))
+    for name in [name for name in sys.modules if name.startswith(packages)]:
+        monkeypatch.delitem(sys.modules, name)

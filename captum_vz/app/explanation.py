@@ -12,7 +12,8 @@ from torch import Tensor
 
 from captum_vz.app.models import Loaded
 from captum_vz.errors import ArgumentError
-from captum_vz.study.examples.text import PreparedText, predicts_next, prepare_text
+from captum_vz.generation.words import TokenText
+from captum_vz.study.examples.text import PreparedText, content_specials, predicts_next, prepare_text
 from captum_vz.study.methods import METHODS, Batch, Method, rollout_of
 from captum_vz.visualization import readable_tokens
 
@@ -31,6 +32,8 @@ class Explanation:
         maps: A map `(out, in)` for each layer; empty if the method has no layer maps.
         rollout: The joined maps `(out, in)` through all layers; None if no method joins these maps.
         predictions: The model's likeliest words and their probabilities, at a mask or after the token.
+        words: The number of each token's word in the text.
+        special: Whether each token begins, ends or pads texts. Masks and unknown words are content.
     """
 
     method: str
@@ -42,6 +45,8 @@ class Explanation:
     maps: list[Tensor]
     rollout: Tensor | None
     predictions: list[tuple[str, float]]
+    words: list[int]
+    special: list[bool]
 
     @property
     def scope(self) -> str:
@@ -76,6 +81,9 @@ def explain(text: str, loaded: Loaded, name: str, token: str | None, layer: int,
     if method.layered:  # the one layer of ALBERT runs as often as the configuration says
         _check_layer(layer, max(len(layers), getattr(model.config, "num_hidden_layers", 0)), option)
     batch = Batch(model, tokenizer, layers, prepared.inputs, [prepared.token])
+    ids = prepared.inputs["input_ids"][0].tolist()
+    read = TokenText.of(tokenizer, ids)
+    content = content_specials(tokenizer).values()
     maps, rollout = _maps(batch, method)
     rows = method.rows(batch)
     if method.layered:
@@ -90,6 +98,8 @@ def explain(text: str, loaded: Loaded, name: str, token: str | None, layer: int,
         maps=maps,
         rollout=rollout,
         predictions=_predictions(model, tokenizer, prepared),
+        words=list(read.words),
+        special=[mark and number not in content for number, mark in zip(ids, read.special, strict=True)],
     )
 
 

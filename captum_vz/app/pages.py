@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import io
+import re
 from base64 import b64encode
 from collections.abc import Sequence
 from html import escape
 from typing import Any, Final
 
+from captum_vz.visualization import View
 from captum_vz.visualization.pictures.parts.style import MARK
 from captum_vz.visualization.terminal import printable
+from captum_vz.visualization.view.page import frame as document_frame
 
+_NUMBER: Final = re.compile(r"[+-]?\d+(\.\d+)?(e[+-]\d+)?")
 _STYLE: Final = f"""
 :root {{ color-scheme: light dark; --line: #8886; --bar: 33, 113, 181; --mark: {MARK}; }}
 body {{ font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; padding: 0 1rem; }}
@@ -93,16 +97,18 @@ def note(lines: Sequence[str], alert: bool = False) -> str:
     return f'<div role="alert">{inner}</div>' if alert else f'<div role="status">{inner}</div>'
 
 
-def frame(view: Any) -> str:
-    """An interactive view, inside a frame of the page, as a notebook shows it."""
-    return str(view._repr_html_())
+def frame(view: View) -> str:
+    """An interactive view, inside a frame of the page."""
+    # Gradio warns of each "<script", also of one inside a frame.
+    return document_frame(view.html(), view.title).replace("<script", "&lt;script")
 
 
 def _cell(value: Any) -> str:
     if isinstance(value, float):
         strength = min(max(value, 0.0), 1.0) ** 0.5 * 0.6
         return f'<td class="number" style="background:rgba(var(--bar),{strength:.2f})">{value:.3f}</td>'
-    return f"<td>{_text(value)}</td>"
+    number = ' class="number"' if _NUMBER.fullmatch(str(value)) else ""
+    return f"<td{number}>{_text(value)}</td>"
 
 
 def _text(value: Any) -> str:

@@ -56,6 +56,7 @@ def _run(arguments: Sequence[str]) -> None:
         if sys.stdout is not None:
             sys.stdout.flush()
         raise
+    options.command_line = ["captum-vz", *arguments]  # pictures carry it
     options.run(options)
 
 

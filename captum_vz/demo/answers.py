@@ -19,7 +19,7 @@ from captum_vz.app.explanation import Explanation, explain
 from captum_vz.app.models import Loaded, load
 from captum_vz.app.pages import frame, note, table
 from captum_vz.app.pictures import draw_explanation
-from captum_vz.app.views import explanation_view, generation_view
+from captum_vz.app.views import explanation_view
 from captum_vz.errors import ArgumentError
 from captum_vz.generation import GenerationAttribution, attribute_generation
 from captum_vz.study.examples.text import prepare_text
@@ -132,7 +132,7 @@ class Answers:
         mask = found.mask(*hidden)
         if mask.all():
             raise ArgumentError("All prompt tokens are left out: leave out fewer.")
-        view = generation_view(text, found, len(found.layers) - 1, mask)
+        view = found.view(mask=mask, title=text)
         folder = self._new_folder()
         (folder / "page.html").write_text(view.html(), "utf-8")
         figure = found.plot(-1, mask=mask if mask.any() else None)

@@ -19,13 +19,17 @@ EXAMPLES: Final = (
 # Fonts of the system, because Gradio's own theme looks for fonts elsewhere.
 FONTS: Final = ["system-ui", "sans-serif"]
 MONOSPACE: Final = ["ui-monospace", "monospace"]
+# Gradio puts a prefix before each part between commas, so no selector has :is(a, b).
 STYLE: Final = """
 .captum-vz-note p { margin: 0.1rem 0; overflow-wrap: anywhere; white-space: pre-wrap; }
 .captum-vz-note [role="alert"] { border-left: 4px solid #d55e00; padding-left: 0.6rem; }
 .captum-vz-table .wide { overflow-x: auto; }
 .captum-vz-table table { border-collapse: collapse; font-variant-numeric: tabular-nums; --bar: 33, 113, 181; }
-.captum-vz-table th, .captum-vz-table td { border-bottom: 1px solid #8886; padding: 0.15rem 0.6rem; text-align: left; }
-.captum-vz-table td.number { text-align: right; }
+.captum-vz-table caption { text-align: left; padding: 0.3rem 0; }
+.captum-vz-table table, .captum-vz-table thead, .captum-vz-table tbody, .captum-vz-table tr { border: 0; }
+.captum-vz-table th { border: 0; border-bottom: 1px solid #8886; padding: 0.15rem 0.6rem; text-align: left; }
+.captum-vz-table td { border: 0; border-bottom: 1px solid #8886; padding: 0.15rem 0.6rem; text-align: left; }
+.captum-vz-table tr td.number { text-align: right; }
 .captum-vz-table tr.marked th { border-left: 4px solid #d55e00; }
 """
 
@@ -45,7 +49,10 @@ def build(answers: Answers) -> Any:
 
 def look(gr: Any) -> dict[str, Any]:
     """The arguments of `launch` that say how the page looks."""
-    return {"theme": gr.themes.Default(font=FONTS, font_mono=MONOSPACE), "css": STYLE}
+    theme = gr.themes.Default(font=FONTS, font_mono=MONOSPACE)
+    # Gradio's gray for the remarks below labels has too little contrast on white.
+    ink = {"block_info_text_color": "*neutral_600", "block_info_text_color_dark": "*neutral_300"}
+    return {"theme": theme.set(**ink), "css": STYLE}
 
 
 def _explain_tab(gr: Any, answers: Answers) -> None:
@@ -142,6 +149,7 @@ def _model_field(gr: Any, answers: Answers, value: str, elem_id: str) -> Any:
 def _picture(gr: Any, label: str, elem_id: str) -> Any:
     return gr.Image(
         label=label,
+        show_label=False,  # Gradio writes it over the picture
         type="filepath",
         format="png",
         interactive=False,

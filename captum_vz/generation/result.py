@@ -139,28 +139,39 @@ class GenerationAttribution:
         """
         return draw_steps(self, self.layer_index(layer), self.check_mask(mask), prefix)
 
-    def view(self, layer: int = -1, *, step: int | None = 0, title: str | None = None, theme: str = "auto") -> View:
+    def view(
+        self,
+        layer: int = -1,
+        *,
+        step: int | None = 0,
+        mask: Tensor | None = None,
+        title: str | None = None,
+        theme: str = "auto",
+    ) -> View:
         """An interactive page: pointing at a generated token colors the tokens that it draws on.
 
         Args:
             layer: The layer that is shown at first, negative ones from the end.
             step: The generated token that is chosen at first, negative ones from the end. None: none.
+            mask: Prompt tokens that are left out, `(m,)`. The others' scores stay as they are.
             title: The heading of the page.
             theme: "light", "dark", or "auto", see :func:`captum_vz.visualization.view`.
 
         Returns:
             A view. A notebook shows it, and `save(path)` writes it to one file.
         """
-        maps = torch.cat([self.scores, self.prefix], dim=1)
+        left_out = self.check_mask(mask)
+        kept = [i for i in range(len(self.prompt.ids)) if left_out is None or not left_out[i]]
+        maps = torch.cat([self.scores[:, kept], self.prefix], dim=1)
         words = max(self.prompt.words, default=-1) + 1
         return view(
             {self.method: {name: maps[..., index] for index, name in enumerate(self.layers)}},
             self.generated.labels,
-            columns=[*self.prompt.labels, *self.generated.labels],
-            offset=len(self.prompt.ids),
+            columns=[*(self.prompt.labels[i] for i in kept), *self.generated.labels],
+            offset=len(kept),
             words=self.generated.words,
-            column_words=[*self.prompt.words, *(words + word for word in self.generated.words)],
-            special=[*self.prompt.special, *self.generated.special],
+            column_words=[*(self.prompt.words[i] for i in kept), *(words + word for word in self.generated.words)],
+            special=[*(self.prompt.special[i] for i in kept), *self.generated.special],
             token=step,
             layer=self.layer_index(layer),
             title="Which tokens does each new token draw on?" if title is None else title,

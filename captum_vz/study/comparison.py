@@ -84,9 +84,9 @@ def compare(
     scopes = {name: METHODS[name].scope(layer % depth) for name in found}
     effect = None
     if truth:
-        from captum_vz.study.truth import blank_out_shares
+        from captum_vz.study.truth import blank_out_text
 
-        effect = blank_out_shares(model, tokenizer, text, targets, foils)
+        effect = blank_out_text(model, tokenizer, text, targets, foils).shares
     return Table(text.tokens, text.token, scores, layer % depth, refused, scopes, effect)
 
 

@@ -2,34 +2,53 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from captum_vz.metrics import MaskedSentences, Prediction, content_tokens
-from captum_vz.study.examples.text import PreparedText
+from captum_vz.study.examples.text import PreparedText, content_specials
 from captum_vz.study.metrics import removal_of
 
 
-def blank_out_shares(
+@dataclass(frozen=True)
+class Truth:
+    """What blanking out each token of one text does to the model's prediction.
+
+    Attributes:
+        answer: The word whose probability is measured, such as "are", or "are rather than is".
+        falls: How much this probability falls without each token, `(tokens,)` in float64, negative if it rises. NaN for
+            the explained token and for special tokens, which are not blanked out.
+    """
+
+    answer: str
+    falls: Tensor
+
+    @property
+    def shares(self) -> Tensor:
+        """The sizes of the falls as shares of their sum, `(tokens,)`. Zero if nothing changes."""
+        sizes = self.falls.abs()
+        return sizes / sizes.nansum() if sizes.nan_to_num().any() else sizes
+
+
+def blank_out_text(
     model: Any, tokenizer: Any, text: PreparedText, target: list[int] | None = None, foil: list[int] | None = None
-) -> Tensor:
-    r"""How much the probability of the answer changes when a token is replaced, as shares of all changes.
+) -> Truth:
+    r"""How much the probability of the answer falls when a token is replaced.
 
-    .. math:: t_j = |b_j| \big/ \textstyle\sum_k |b_k|, \qquad b_j = p(y \mid x) - p(y \mid x \setminus x_j)
+    .. math:: b_j = p(y \mid x) - p(y \mid x \setminus x_j)
 
-    Tokens are replaced by the unknown token of the tokenizer, or else by its mask, or else deleted.
+    Tokens are replaced by the unknown token of the tokenizer, or else by its mask, or else deleted. An unknown token
+    that also begins or ends each text, such as that of GPT-2, is not used.
 
     Args:
         model: A model with logits `(batch, tokens, vocabulary)`.
         tokenizer: Its tokenizer.
         text: The text, with the position at which the logits are read. This token is never replaced.
         target: The id of the answer y. None: the model's prediction.
-        foil: The id of a second answer. If given, the model chooses between the two only.
-
-    Returns:
-        `(tokens,)` in float64, summing to 1. NaN for the token itself and for special tokens. Zero if nothing changes.
+        foil: The id of a second answer. If given with a target, the model chooses between the two only.
 
     Raises:
         RefusedError: The model returns no such logits.
@@ -39,22 +58,21 @@ def blank_out_shares(
     >>> model, tokenizer = load_agreement_model()
     >>> text = prepare_text(model, tokenizer, "the pictures of some hat [MASK] scaring marcus.")
     >>> forms = tokenizer.convert_tokens_to_ids(["are", "is"])
-    >>> shares = blank_out_shares(model, tokenizer, text, forms[:1], forms[1:])
-    >>> text.tokens[int(shares.nan_to_num().argmax())]
-    'pictures'
+    >>> truth = blank_out_text(model, tokenizer, text, forms[:1], forms[1:])
+    >>> truth.answer, text.tokens[int(truth.shares.nan_to_num().argmax())]
+    ('are rather than is', 'pictures')
     """
     ids = text.inputs["input_ids"]
-    numbers = (tokenizer.unk_token_id, tokenizer.mask_token_id)
-    special = [number for number in tokenizer.all_special_ids if number not in numbers]
+    blanks = content_specials(tokenizer)
+    special = [number for number in tokenizer.all_special_ids if number not in blanks.values()]
     forms = None if target is None or foil is None else [*target, *foil]
     sentences = MaskedSentences(ids, text.inputs.get("attention_mask"), text.token, content_tokens(ids, special), forms)
-    way = next((name for name, number in zip(("unk", "mask"), numbers, strict=True) if number is not None), "delete")
-    prediction = Prediction(model, sentences, removal_of(tokenizer, way))
+    prediction = Prediction(model, sentences, removal_of(tokenizer, next(iter(blanks), "delete")))
     answer = prediction.best() if target is None else torch.tensor(target)
-    places = prediction.content[0].nonzero()[:, 0]
+    places = prediction.content[0].nonzero()[:, 0].cpu()
     removed = torch.arange(ids.shape[1]) == places[:, None]
-    without = prediction.probability(answer, torch.zeros_like(places), removed)
-    changes = (prediction.probability(answer) - without).abs()
-    shares = torch.full((ids.shape[1],), float("nan"), dtype=torch.float64)
-    shares[places] = changes / changes.sum() if changes.any() else changes
-    return shares
+    without = prediction.probability(answer, torch.zeros_like(places), removed.to(ids.device))
+    falls = torch.full((ids.shape[1],), float("nan"), dtype=torch.float64)
+    falls[places] = prediction.probability(answer) - without
+    words = [tokenizer.decode([number]).strip() for number in (forms or answer.tolist())]
+    return Truth(" rather than ".join(words), falls)

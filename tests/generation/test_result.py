@@ -376,3 +376,17 @@ def test_wrong_picture_is_refused(options: dict[str, Any], message: str) -> None
 def test_naive_rows_are_the_scores() -> None:
     found = found_by(prompt=PROMPT)
     torch.testing.assert_close(found.scores[0], naive_rows("gpt2", PROMPT, NEW)[0], rtol=1e-9, atol=1e-11)
+
+
+def test_view_leaves_out_the_mask() -> None:
+    found = found_by()
+    mask = found.mask("special", "punctuation")
+    page = found.view(0, step=1, mask=mask)
+    kept = [label for label, hidden in zip(found.prompt.labels, mask.tolist(), strict=True) if not hidden]
+    assert page.columns.tokens == [*kept, *found.generated.labels]
+    assert page.offset == len(kept)
+    panel = page.methods[0].panels[0]
+    whole = torch.cat([found.scores[:, ~mask, 0], found.prefix[..., 0]], dim=1)
+    torch.testing.assert_close(panel.scores.float(), (whole / whole.sum(1, keepdim=True)).float())
+    with pytest.raises(ArgumentError, match="mask is"):
+        found.view(mask=mask[1:])

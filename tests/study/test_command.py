@@ -13,11 +13,10 @@ from typing import Any
 import pandas as pd
 import pytest
 
-import captum_vz
 from captum_vz.cli import main
 from captum_vz.study import Example, Study, run_study, write_jsonl
 from captum_vz.testbed import agreement_sentences, load_agreement_model
-from tests.command import refused
+from tests.command import forget, refused
 from tests.study.test_run import assert_same_study
 
 METHODS = ["value-zeroing", "random"]
@@ -125,15 +124,6 @@ def test_study_of_skipped_examples_fails(folder: Path, capsys: pytest.CaptureFix
         assert main(options) == 2
         assert capsys.readouterr() == ("", told)
     assert len(pd.read_csv("s/skipped.csv")) == 3
-
-
-def forget(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
-    """Import these packages again, for one test."""
-    for package in packages:
-        # The import also sets the package's name in its parent, so it is restored with the modules.
-        monkeypatch.setattr(captum_vz, package.rpartition(".")[2], importlib.import_module(package))
-    for name in [name for name in sys.modules if name.startswith(packages)]:
-        monkeypatch.delitem(sys.modules, name)
 
 
 def test_compare_needs_no_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,7 +36,10 @@ from captum_vz.errors import RefusedError
 from captum_vz.functional import normalize_rows
 from captum_vz.metrics import kendall
 from captum_vz.study import DEFAULT_METHODS, METHODS, Table, compare
+from captum_vz.study.examples.text import prepare_text
 from captum_vz.study.methods import family_of
+from captum_vz.study.truth import blank_out_text
+from captum_vz.testbed import load_agreement_model
 from tests.study.conftest import Decoder, Shipped
 
 SENTENCE = "the pictures of some hat [MASK] scaring marcus."
@@ -312,3 +315,18 @@ def test_families_of_methods() -> None:
         "without a model",
     }
     assert (family_of("value-zeroing"), family_of("globenc"), family_of("x")) == ("a layer", "joins layers", "")
+
+
+def test_unknown_token_that_ends_texts_replaces_no_word() -> None:
+    """GPT-2 has one token for unknown words, beginnings and ends. Tokens are then deleted."""
+    model, tokenizer = load_agreement_model("causal")
+    text = prepare_text(model, tokenizer, "[CLS] the pictures of some hat")
+    ids = text.inputs["input_ids"]
+    tokenizer.unk_token = tokenizer.eos_token = tokenizer.sep_token
+    tokenizer.mask_token = None
+    falls = blank_out_text(model, tokenizer, text).falls
+    with torch.no_grad():
+        clean = model(ids).logits[0, -1].double().softmax(-1)
+        without = model(torch.cat([ids[:, :2], ids[:, 3:]], dim=1)).logits[0, -1].double().softmax(-1)
+    answer = int(clean.argmax())
+    assert falls[2].item() == pytest.approx((clean[answer] - without[answer]).item(), abs=1e-5)

@@ -8,21 +8,24 @@ import math
 import shutil
 import sys
 from collections.abc import Sequence
-from typing import Any, Final
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
 
-from torch import Tensor
-
-from captum_vz.app.comparison import Truth, blanked_out, compared
+from captum_vz.app.comparison import blanked_out, compared
 from captum_vz.app.explanation import explain
 from captum_vz.app.models import load
 from captum_vz.app.pages import frame, page, paragraph, table
 from captum_vz.app.views import explanation_view
+from captum_vz.cli.errors import CommandError
 from captum_vz.cli.options import add_command, add_methods, add_model, add_outputs, check_files, check_text
 from captum_vz.cli.output.console import counted, is_terminal, print_table, share_cell, working
 from captum_vz.cli.output.files import name_files, save_page, save_picture
 from captum_vz.errors import ArgumentError
 from captum_vz.study import DEFAULT_METHODS, Table
 from captum_vz.visualization import View
+
+if TYPE_CHECKING:
+    from captum_vz.study.truth import Truth
 
 EXAMPLES: Final = (
     'compare "the pictures of some hat [MASK] scaring marcus."',
@@ -58,7 +61,7 @@ def add_compare(commands: Any) -> None:
         "--truth",
         action="store_true",
         help="also blank out each token, show how much the target's probability falls, and Kendall's rank correlation "
-        "of each method with this",
+        "of each method with this; needs the extra study",
     )
     add_outputs(sub, "where to draw the table (default: no picture is drawn)", "tokens and scores")
 
@@ -69,7 +72,6 @@ def run(options: argparse.Namespace) -> None:
     check_files(options.output, options.html)
     with working(f"loading {options.model}"):
         loaded = load(options.model)
-    what = options.text, loaded, options.token
     names = options.methods or DEFAULT_METHODS
     with counted(len(names), "methods") as bar:
 
@@ -92,9 +94,16 @@ def run(options: argparse.Namespace) -> None:
             message = str(error)
             option = "--" if message.startswith(("token ", "layer ", "methods ")) else ""
             raise ArgumentError(f"{option}{message}") from error
-    truth = blanked_out(*what, options.target, options.foil) if options.truth else None
+    truth = None
+    if options.truth:
+        try:
+            with working("blanking out each token"):
+                truth = blanked_out(options.text, loaded, options.token, options.target, options.foil)
+        except ModuleNotFoundError as error:
+            raise CommandError(str(error)) from error
+        found = replace(found, truth=truth.shares)
     if options.output is not None:
-        save_picture(found.plot(), options.output)
+        save_picture(found.plot(), options, loaded.model, ", ".join(found.scores))
     if options.html is not None:
         with working("maps of all methods"):
             maps = [explain(options.text, loaded, name, options.token, options.layer) for name in found.scores]
@@ -110,15 +119,17 @@ def run(options: argparse.Namespace) -> None:
 def _print(found: Table, truth: Truth | None) -> None:
     """The table. In a terminal it is cut into parts that fit its width."""
     if not is_terminal(sys.stdout):
-        print(found if truth is None else f"{found}\n{_truth_lines(found, truth)}")
+        print(found)
+        if truth is not None:
+            print(_strongest(found, truth))
         return
     places = range(len(found.tokens))
     columns = {name.replace("-", "\n"): [_cell(found, name, place) for place in places] for name in found.scores}
     first = [[">" if place == found.token else "" for place in places], [*map(str, places)], [*found.tokens]]
     if truth is not None:
-        taus = [_tau(truth, scores) for scores in found.scores.values()]
+        taus = [_tau(tau) for tau in found.agreement.values()]
         columns = {head: [*cells, tau] for (head, cells), tau in zip(columns.items(), taus, strict=True)}
-        columns = {"blanking\nout": [*(f"{effect:+.3f}" for effect in truth.effects.tolist()), ""], **columns}
+        columns = {"blanking\nout": [*map(_fall, truth.falls.tolist()), ""], **columns}
         first = [[*cells, last] for cells, last in zip(first, ("", "", "Kendall's tau"), strict=True)]
     left = 12 + max(map(len, first[2]))
     for part in _parts(list(columns), shutil.get_terminal_size().columns - left):
@@ -127,7 +138,7 @@ def _print(found: Table, truth: Truth | None) -> None:
     for name, reason in found.refused.items():
         print(f"without {name}: {reason}")
     if truth is not None:
-        print(_truth_lines(found, truth).splitlines()[0])
+        print(_strongest(found, truth))
 
 
 def _parts(heads: Sequence[str], width: int) -> list[list[str]]:
@@ -144,9 +155,13 @@ def _parts(heads: Sequence[str], width: int) -> list[list[str]]:
     return parts
 
 
-def _tau(truth: Truth, scores: Tensor) -> str:
-    tau = truth.tau(scores)
+def _tau(tau: float) -> str:
     return "undefined" if math.isnan(tau) else f"{tau:+.2f}"
+
+
+def _fall(fall: float) -> str:
+    """A fall of a probability, with its sign; nothing for a token that is not blanked out."""
+    return "" if math.isnan(fall) else f"{fall:+.3f}"
 
 
 def _cell(found: Table, name: str, place: int) -> Any:
@@ -154,50 +169,44 @@ def _cell(found: Table, name: str, place: int) -> Any:
     return share_cell(f"{column[place]:.3f}{'*' if column[place] == max(column) else ' '}", column[place])
 
 
-def _truth_lines(found: Table, truth: Truth) -> str:
-    order = truth.effects.abs().argsort(descending=True, stable=True).tolist()
-    strongest = ", ".join(f"{found.tokens[i]} {truth.effects[i]:+.2f}" for i in order[:3] if truth.effects[i])
-    lines = [f"blanking out: the probability of {truth.answer} falls without {strongest or 'no token'}"]
-    width = max(map(len, found.scores))
-    for name, scores in found.scores.items():
-        lines.append(f"  {name:<{width}}  Kendall's tau {_tau(truth, scores)}")
-    return "\n".join(lines)
+def _strongest(found: Table, truth: Truth) -> str:
+    """The tokens without which the probability changes most."""
+    falls = truth.falls.nan_to_num()
+    order = falls.abs().argsort(descending=True, stable=True)[:3].tolist()
+    named = ", ".join(f"{found.tokens[i]} {falls[i]:+.2f}" for i in order if falls[i])
+    return f"blanking out: the probability of {truth.answer} falls without {named or 'no token'}"
 
 
 def _record(found: Table, truth: Truth | None, options: argparse.Namespace) -> dict[str, Any]:
-    about = {"text": options.text, "model": options.model}
-    record = about | json.loads(found.to_json())
+    record = {"text": options.text, "model": options.model} | json.loads(found.to_json())
     if truth is not None:
-        taus = {name: truth.tau(scores) for name, scores in found.scores.items()}
-        record["truth"] = {
-            "answer": truth.answer,
-            "effects": truth.effects.tolist(),
-            "kendall": {name: None if math.isnan(tau) else tau for name, tau in taus.items()},
-        }
+        falls = [None if math.isnan(fall) else fall for fall in truth.falls.tolist()]
+        record |= {"answer": truth.answer, "falls": falls}
     return record
 
 
 def _page(found: Table, truth: Truth | None, view: View, options: argparse.Namespace) -> str:
     """The interactive maps of the methods, and the table, as a page."""
     token = found.tokens[found.token]
-    columns = dict(found.scores)
-    heads = ["token", *(", ".join(filter(None, [name, found.scopes.get(name)])) for name in columns)]
+    heads = ["token", *(", ".join(filter(None, [name, found.scopes.get(name)])) for name in found.scores)]
     rows: list[list[Any]] = [
-        [f"{place} {name}", *(column[place].item() for column in columns.values())]
+        [f"{place} {name}", *(column[place].item() for column in found.scores.values())]
         for place, name in enumerate(found.tokens)
     ]
-    parts = [
+    caption = f"How much {token} draws on each token. Each method's column sums to 1."
+    if truth is not None:
+        caption += (
+            f" Blanking out: how much the probability of {truth.answer} falls without the token. "
+            "Kendall's tau: each method's rank correlation with the size of these falls."
+        )
+        heads.insert(1, "blanking out")
+        for row, fall in zip(rows, truth.falls.tolist(), strict=True):
+            row.insert(1, _fall(fall))
+        rows.append(["Kendall's tau", "", *map(_tau, found.agreement.values())])
+    return page(
+        f"What {token} draws on",
         paragraph(f"{options.text} ({options.model})"),
         frame(view),
-        table(f"How much {token} draws on each token. Each column sums to 1.", heads, rows, marked=found.token),
+        table(caption, heads, rows, marked=found.token),
         *(paragraph(f"without {name}: {reason}") for name, reason in found.refused.items()),
-    ]
-    if truth is not None:
-        effects = [[f"{i} {name}", f"{truth.effects[i]:+.3f}"] for i, name in enumerate(found.tokens)]
-        taus = [[name, _tau(truth, scores)] for name, scores in columns.items()]
-        parts += [
-            frame(view),
-            table(f"How much the probability of {truth.answer} falls without each token", ["token", "fall"], effects),
-            table("Kendall's rank correlation of each method with the size of these falls", ["method", "tau"], taus),
-        ]
-    return page(f"What {token} draws on", *parts)
+    )

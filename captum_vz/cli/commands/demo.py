@@ -48,6 +48,13 @@ def run(options: argparse.Namespace) -> None:
     """Serve the page."""
     try:
         from captum_vz.demo import serve
+
+        serve(
+            options.model,
+            host=options.host,
+            port=options.port,
+            max_tokens=options.max_tokens,
+            open_browser=options.open,
+        )
     except ModuleNotFoundError as error:
         raise CommandError(str(error)) from error
-    serve(options.model, host=options.host, port=options.port, max_tokens=options.max_tokens, open_browser=options.open)

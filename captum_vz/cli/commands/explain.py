@@ -74,7 +74,7 @@ def run(options: argparse.Namespace) -> None:
         found = explain(options.text, loaded, options.method, options.token, options.layer, option="--")
         if options.output is not None:
             say(f"drawing {options.output}")
-            save_picture(draw_explanation(found), options.output)
+            save_picture(draw_explanation(found), options, loaded.model, options.method)
         if options.html is not None:
             save_page(explanation_view(f"{options.text} ({options.model})", [found]).html(), options.html)
     if options.json:

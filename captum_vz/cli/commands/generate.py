@@ -14,7 +14,6 @@ from torch import Tensor
 
 from captum_vz import ALTILogit, TokenAttribution, ValueZeroingEffect
 from captum_vz.app.models import CAUSAL, load
-from captum_vz.app.views import generation_view
 from captum_vz.cli.errors import CommandError
 from captum_vz.cli.options import add_command, add_model, add_outputs, check_files, check_text
 from captum_vz.cli.output.console import bar_cell, is_terminal, print_table, share_cell, working
@@ -102,10 +101,11 @@ def run(options: argparse.Namespace) -> None:
     if mask.all():
         raise CommandError("--mask leaves out all prompt tokens: keep at least one.")
     if options.output is not None:
-        save_picture(found.plot(layer, mask=mask if torch.any(mask) else None), options.output)
+        figure = found.plot(layer, mask=mask if torch.any(mask) else None)
+        save_picture(figure, options, model, options.method)
     if options.html is not None:
         title = f"{options.text} … {found.text} ({options.model}, {options.method})"
-        save_page(generation_view(title, found, layer, mask).html(), options.html)
+        save_page(found.view(layer, mask=mask, title=title).html(), options.html)
     if options.json:
         record = json.loads(found.to_json(mask=mask))
         print(json.dumps({**record, "model": options.model, "method": options.method}))

@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+import argparse
 import warnings
 from pathlib import Path
 from typing import Any
 
 from captum_vz.cli.errors import CommandError
+from captum_vz.visualization import add_provenance
 
 
-def save_picture(figure: Any, path: Path) -> None:
-    """Write a figure of matplotlib, as PNG unless the name says otherwise."""
+def save_picture(figure: Any, options: argparse.Namespace, model: Any, method: str) -> None:
+    """Write a figure of matplotlib to `--output`, as PNG unless the name says otherwise.
+
+    The file carries where its numbers come from: the model and a fingerprint of its weights, the method, the text and
+    the command. :func:`captum_vz.visualization.read_provenance` reads it.
+
+    Args:
+        figure: The figure.
+        options: The options of the command.
+        model: The model.
+        method: The method.
+    """
+    path: Path = options.output
+    add_provenance(
+        figure, model=model, name=options.model, method=method, text=options.text, command=options.command_line
+    )
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # characters that the font does not have

@@ -119,6 +119,20 @@ def find_token(wanted: int | str | None, tokens: Sequence[str], masks: Sequence[
     return places[0]
 
 
+def content_specials(tokenizer: Any) -> dict[str, int]:
+    """The special tokens that stand for words: the ids of "unk" and "mask", of those that the tokenizer has.
+
+    The unknown token of some decoders, such as GPT-2, also begins or ends each text. It is left out.
+
+    >>> from captum_vz.testbed import load_agreement_model
+    >>> content_specials(load_agreement_model()[1])
+    {'unk': 1, 'mask': 4}
+    """
+    ends = [getattr(tokenizer, f"{name}_token_id", None) for name in ("cls", "sep", "bos", "eos", "pad")]
+    numbers = {name: getattr(tokenizer, f"{name}_token_id", None) for name in ("unk", "mask")}
+    return {name: number for name, number in numbers.items() if number is not None and number not in ends}
+
+
 def predicts_next(model: Any) -> bool:
     """Whether a model predicts the next token of a text, from the tokens before it.
 

@@ -1,0 +1,216 @@
+"""The demo in a browser: it answers, text stays text, and nothing leaves the machine."""
+
+import contextlib
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.view.pages import chromium
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(find_spec("gradio") is None, reason="gradio is not installed: pip install captum-vz[demo]"),
+]
+
+HOSTILE = """<script>window.hit=1</script> ${alert(1)} <img src=x onerror="window.hit=1"> '"`"""
+#: The demo in a process whose every attempt to reach another machine is written to a file. Only addresses of this
+#: machine are reached, so that a request outside cannot go unnoticed where there is no network.
+PROGRAM = """
+import socket, sys
+log, *arguments = sys.argv[1:]
+OWN = (None, "", "127.0.0.1", "::1", "localhost", "0.0.0.0", socket.gethostname())
+
+def watched(event, values):
+    if event in ("socket.connect", "socket.sendto", "socket.sendmsg"):
+        what = values[1]
+        outside = isinstance(what, tuple) and what[0] not in OWN
+    elif event in ("socket.getaddrinfo", "socket.gethostbyname"):
+        what = values[0]
+        outside = what not in OWN
+    else:
+        return
+    with open(log, "a") as file:
+        print("outside" if outside else "inside", event, what, file=file)
+    if outside:
+        raise OSError(f"the demo reaches out: {what}")
+
+sys.addaudithook(watched)
+from captum_vz.cli import main
+raise SystemExit(main(["demo", *arguments]))
+"""
+
+
+class Demo:
+    """A running demo: its address, and what it has tried to reach."""
+
+    def __init__(self, url: str, log: Path, errors: Path) -> None:
+        self.url, self.log, self.errors = url, log, errors
+
+    def reached(self, where: str) -> list[str]:
+        lines = self.log.read_text().splitlines() if self.log.exists() else []
+        return [line for line in lines if line.startswith(where)]
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
+    folder = tmp_path_factory.mktemp("demo")
+    log = folder / "reached.txt"
+    command = [sys.executable, "-c", PROGRAM, str(log)]
+    # The environment of a user who has set nothing: neither Gradio's analytics nor the hub are switched off.
+    off = ("GRADIO_ANALYTICS_ENABLED", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_HUB_DISABLE_TELEMETRY")
+    environment = {name: value for name, value in os.environ.items() if name not in off}
+    with (
+        (folder / "err.txt").open("w+") as errors,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment) as process,
+    ):
+        try:
+            assert process.stdout is not None
+            url = process.stdout.readline().strip()
+            assert url.startswith("http://127.0.0.1:"), (folder / "err.txt").read_text()
+            yield Demo(url, log, folder / "err.txt")
+        finally:
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(10)
+            process.kill()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as found:
+        yield found
+
+
+class Visit:
+    """A page of the demo, with what it asked for and its errors."""
+
+    def __init__(self, browser: Any, demo: Demo) -> None:
+        self.context = browser.new_context(viewport={"width": 1200, "height": 1000})
+        self.outside: list[str] = []
+        self.wrong: list[str] = []
+        self.context.route(re.compile(r"^(?!data:|blob:|about:)"), self._route)
+        self.own = demo.url.rstrip("/") + "/"
+        self.page = self.context.new_page()
+        self.page.set_default_timeout(20_000)
+        self.page.on("pageerror", lambda error: self.wrong.append(str(error)))
+        self.page.on(
+            "websocket", lambda socket: socket.url.split("/")[2] in self.own or self.outside.append(socket.url)
+        )
+        self.page.on("dialog", lambda dialog: (self.wrong.append(dialog.message), dialog.dismiss()))
+        self.page.goto(self.own)
+        self.page.locator("#explain").wait_for()
+
+    def _route(self, route: Any) -> None:
+        if route.request.url.startswith(self.own):
+            route.continue_()
+        else:
+            self.outside.append(route.request.url)
+            route.abort()
+
+    def frame(self, where: str) -> Any:
+        """The interactive view in a part of the page."""
+        inner = self.page.frame_locator(f"#{where} iframe")
+        inner.locator("body[data-ready]").wait_for()
+        return inner
+
+
+@pytest.fixture
+def visit(browser: Any, demo: Demo) -> Iterator[Visit]:
+    found = Visit(browser, demo)
+    yield found
+    found.context.close()
+    assert found.outside == []
+    assert found.wrong == []
+
+
+def test_explain(visit: Visit) -> None:
+    page = visit.page
+    page.locator("#explain").click()
+    page.get_by_text("Explained: [MASK], position 6.").wait_for()
+    view = visit.frame("view")
+    assert view.locator(".flow button").get_by_text("pictures", exact=True).first.is_visible()
+    for tab, picture in (("Methods side by side", "beside"), ("Layers", "grid")):
+        page.get_by_role("tab", name=tab).click()
+        image = page.locator(f"#{picture} img").first
+        image.wait_for()
+        page.wait_for_function("one => one.complete && one.naturalWidth > 300", arg=image.element_handle())
+    page.get_by_role("tab", name="Downloads").first.click()
+    links = page.locator("#files a[href]")
+    links.first.wait_for()
+    addresses = links.evaluate_all("all => all.map((one) => one.href)")
+    assert {Path(one).name for one in addresses} >= {"page.html", "layers.png", "methods.csv", "maps.json"}
+    assert all(one.startswith(visit.own) for one in addresses)
+    for address in addresses:
+        answer = page.request.get(address)
+        assert answer.ok
+        assert len(answer.body()) > 100
+
+
+def test_continue(visit: Visit) -> None:
+    page = visit.page
+    page.get_by_role("tab", name="Continue a text").click()
+    page.locator("#continue").click()
+    told = page.locator("#generated [role=status]")
+    told.wait_for()
+    assert re.match(r"the pictures of some hat … \w", told.inner_text())
+    view = visit.frame("generated-view")
+    assert view.locator("main").is_visible()
+
+
+def test_hostile_text_is_text(visit: Visit) -> None:
+    page = visit.page
+    page.locator("#text textarea").fill(f"{HOSTILE} [MASK]")
+    page.locator("#explain").click()
+    page.get_by_text("Explained: [MASK], position").wait_for()
+    assert "<script>window.hit=1</script> ${alert(1)}" in visit.frame("view").locator("body").inner_text()
+    for tab in ("Methods side by side", "Layers", "Downloads"):
+        page.get_by_role("tab", name=tab).first.click()
+    page.get_by_role("tab", name="Continue a text").click()
+    page.locator("#prompt textarea").fill(HOSTILE)
+    page.locator("#continue").click()
+    told = page.locator("#generated [role=status]")
+    told.wait_for()
+    assert HOSTILE in told.inner_text()
+    visit.frame("generated-view")
+    time.sleep(0.3)  # a picture that does not load runs its handler later
+    for frame in page.frames:
+        assert frame.evaluate("typeof window.hit") == "undefined"
+
+
+def test_refusal_is_read_out(visit: Visit) -> None:
+    page = visit.page
+    page.locator("#text textarea").fill(" ")
+    page.locator("#explain").click()
+    page.locator("#told [role=alert]").wait_for()
+    assert page.locator("#told").inner_text().strip() == "The text is empty: write a sentence."
+
+
+def test_table_looks_as_on_other_pages(visit: Visit) -> None:
+    """Gradio rewrites the style sheet, so what arrives is what counts."""
+    page = visit.page
+    page.locator("#explain").click()
+    page.get_by_text("Explained: [MASK], position 6.").wait_for()
+    page.get_by_role("tab", name="Methods side by side").click()
+    looks = "(one, name) => getComputedStyle(one)[name]"
+    assert page.locator("#shares td.number").first.evaluate(looks, "textAlign") == "right"
+    assert page.locator("#shares tr.marked th").evaluate(looks, "borderLeftWidth") == "4px"
+    for part in ("table", "thead", "tbody", "tr.marked"):
+        assert page.locator(f"#shares {part}").evaluate(looks, "borderRightWidth") == "0px", part
+
+
+def test_server_reaches_nothing(demo: Demo, browser: Any) -> None:
+    visit = Visit(browser, demo)
+    visit.page.locator("#explain").click()
+    visit.page.get_by_text("Explained: [MASK], position 6.").wait_for()
+    visit.context.close()
+    assert demo.reached("inside")  # Gradio asks its own server whether it answers: the watch works
+    assert demo.reached("outside") == []
+    assert demo.errors.read_text() == ""

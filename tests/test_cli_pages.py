@@ -1,0 +1,250 @@
+"""The command's pages, its plain output, the examples of its help, and what it does without the extras."""
+
+import argparse
+import builtins
+import importlib
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from captum_vz.cli import main
+from captum_vz.cli.command import parser
+from captum_vz.visualization import terminal_text
+from tests.command import forget
+
+SENTENCE = "the pictures of some hat [MASK] scaring marcus."
+HOSTILE = """<u> & "hat" 'x' </script> [MASK]"""
+LOADING = {"src", "href", "action", "data", "poster", "background", "srcset", "formaction", "ping"}
+NAMESPACE = "http://www.w3.org/2000/svg"  # a name, which no browser asks for
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    return tmp_path
+
+
+class Page(HTMLParser):
+    """The elements, the text and the addresses of a page and of the pages in its frames."""
+
+    def __init__(self, document: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.text = ""
+        self.loaded: list[str] = []
+        self.feed(document)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        for name, value in attrs:
+            if name == "srcdoc":
+                inner = Page(value or "")
+                self.tags += inner.tags
+                self.text += inner.text
+                self.loaded += inner.loaded
+            elif (name in LOADING and not (value or "").startswith(("data:", "#"))) or name.startswith("on"):
+                self.loaded.append(f"{tag} {name}={value}")
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def page_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> Page:
+    """The page that the command writes, after what is true of all pages."""
+    assert main([*arguments, "--html", "page.html"]) == 0
+    assert capsys.readouterr().out.endswith("page: page.html\n")
+    document = Path("page.html").read_bytes().decode("ascii")
+    assert document.lower().startswith("<!doctype html>")
+    found = Page(document)
+    assert found.loaded == []
+    rest = re.sub(r"base64,[\w+/=]+", "", document).replace(NAMESPACE, "")
+    assert not re.search(r"(?i)https?:|@import|url\(|fetch\(|XMLHttpRequest|WebSocket|sendBeacon", rest)
+    return found
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["explain", HOSTILE],
+        ["explain", HOSTILE, "--method", "random"],
+        ["compare", HOSTILE, "--methods", "value-zeroing", "random", "--truth"],
+        ["generate", HOSTILE.replace("[MASK]", "it"), "--max-new-tokens", "2", "--mask", "stop", "special"],
+        ["verify", HOSTILE],
+    ],
+)
+def test_page_has_the_text_as_text(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    found = page_of(capsys, *arguments)
+    assert "u" not in found.tags
+    assert arguments[1] in found.text
+
+
+def test_page_of_methods_has_one_view(capsys: pytest.CaptureFixture[str]) -> None:
+    found = page_of(capsys, "compare", SENTENCE, "--methods", "value-zeroing", "attention", "--truth")
+    assert found.tags.count("iframe") == 1
+    assert found.tags.count("table") == 2  # that of the view, for readers without scripts, and that of the methods
+    assert "how much the probability of are falls without the token" in found.text
+    assert "Kendall's tau+" in found.text.replace("-", "+")  # the head of the last row, and its first number
+
+
+def test_page_leaves_out_the_mask(capsys: pytest.CaptureFixture[str]) -> None:
+    """The view of a generated text has the prompt tokens that are not masked."""
+    text = "the pictures of some hat"
+    assert main(["generate", text, "--max-new-tokens", "1", "--mask", "stop", "special", "--html", "page.html"]) == 0
+    capsys.readouterr()
+    document = Path("page.html").read_text("ascii")
+    columns = re.search(r'"columns":\{"tokens":\[([^\]]*)\]', document)
+    assert columns is not None
+    assert columns[1].split(",")[:2] == ['"pictures"', '"hat"']
+
+
+@pytest.mark.parametrize("command", ["study", "paper"])
+def test_page_of_a_study(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--generated", "4", "--methods", "random", "position", "--output", "out"]
+    found = page_of(capsys, command, *options)
+    assert "img" in found.tags
+    assert "script" not in found.tags
+    assert all(name in found.text for name in ("agreement", "random", "position"))
+
+
+def test_page_that_cannot_be_written_is_told_first(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("captum_vz.cli.commands.explain.load", lambda _: pytest.fail("the model is loaded"))
+    assert main(["explain", SENTENCE, "--html", "nowhere/page.html"]) == 2
+    assert "cannot write nowhere/page.html: there is no folder nowhere" in capsys.readouterr().err
+
+
+# Plain output
+
+COMMANDS = [
+    ["explain", SENTENCE],
+    ["compare", SENTENCE, "--methods", "value-zeroing", "random", "--truth"],
+    ["generate", "the pictures of some hat", "--max-new-tokens", "2"],
+    ["generate", "the pictures of some hat", "--max-new-tokens", "2", "--step", "0"],
+    ["verify", "some hat [MASK] small."],
+]
+
+
+@pytest.mark.parametrize("arguments", COMMANDS, ids=lambda one: " ".join(one[:1] + one[-1:]))
+def test_output_is_plain_unless_a_terminal_shows_colors(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Piped, under NO_COLOR and in a terminal without colors, the output is the same, without escape sequences."""
+    assert main(arguments) == 0
+    piped = capsys.readouterr()
+    assert "\x1b" not in piped.out + piped.err
+    assert not set("│┃━╭╮") & set(piped.out)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    for name, value in (("NO_COLOR", "1"), ("TERM", "dumb")):
+        with monkeypatch.context() as inner:
+            inner.setenv(name, value)
+            assert main(arguments) == 0
+            assert capsys.readouterr() == piped
+    assert main(arguments) == 0
+    assert "\x1b[" in capsys.readouterr().out
+
+
+def test_table_in_a_terminal_has_all_numbers(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A narrow terminal shows the table in parts, with every token and every share."""
+    monkeypatch.setenv("COLUMNS", "48")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    names = ["value-zeroing", "attention", "alti", "random", "position"]
+    assert main(["compare", SENTENCE, "--methods", *names]) == 0
+    lines = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out).splitlines()
+    assert max(map(len, lines)) <= 48
+    shown = [float(share) for line in lines for share in re.findall(r"\d\.\d{3}", line)]
+    assert len(shown) == 11 * len(names)
+    assert sum(shown) == pytest.approx(len(names), abs=0.02)
+    assert sum("pictures" in line for line in lines) > 1  # more than one part
+
+
+@pytest.mark.parametrize("full", [1, 0.5])
+def test_full_bar_is_a_score_of_full(full: float) -> None:
+    words, scores = ["a", "b", "c"], torch.tensor([0.5, 0.25, 0.0625])
+    bars = [line.split() for line in terminal_text(words, scores, color=False, full=full).splitlines()]
+    eighths = [round(8 * 24 * min(score / full, 1)) for score in scores.tolist()]
+    drawn = [len(line[-1].rstrip("▏▎▍▌▋▊▉")) * 8 for line in bars]
+    assert drawn == [8 * (count // 8) for count in eighths]
+    assert [line[2] for line in bars] == ["0.5000", "0.2500", "0.0625"]  # the scores themselves
+
+
+# Help
+
+
+def commands() -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    for action in parser()._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            yield from action.choices.items()
+
+
+EXAMPLES = [
+    (name, line.strip())
+    for name, command in commands()
+    for line in (command.epilog or "").splitlines()
+    if line.startswith("  captum-vz ")
+]
+
+
+def test_each_command_has_examples() -> None:
+    assert {name for name, _ in EXAMPLES} >= {"explain", "compare", "generate", "study", "paper", "verify", "demo"}
+
+
+@pytest.mark.parametrize(("name", "line"), EXAMPLES)
+def test_example_of_the_help_is_accepted(name: str, line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    program, *words = shlex.split(line)
+    options = parser().parse_args(words)
+    assert (program, options.command) == ("captum-vz", name)
+    with pytest.raises(SystemExit) as end:
+        main([name, "--help"])
+    assert end.value.code == 0
+    assert f"  {line}\n" in capsys.readouterr().out
+
+
+# Without extras
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["explain", SENTENCE, "--output", "x.png", "--html", "x.html"], None),
+        (["compare", SENTENCE, "--methods", "value-zeroing"], None),
+        (["generate", "the hat", "--max-new-tokens", "1"], None),
+        (["verify", "some hat"], None),
+        (["compare", SENTENCE, "--methods", "random", "--truth"], 'pip install "captum-vz[study]"'),
+        (["study", "--generated", "2", "--output", "s"], 'pip install "captum-vz[study]"'),
+        (["demo"], 'pip install "captum-vz[demo]"'),
+    ],
+)
+def test_extras_are_needed_only_where_they_are_named(
+    arguments: list[str], told: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    forget(monkeypatch, "captum_vz.cli", "captum_vz.app", "captum_vz.demo", "captum_vz.study", "captum_vz.metrics")
+    extra = ("accelerate", "gradio", "pandas", "pyarrow", "scipy", "sklearn")
+    found = builtins.__import__
+
+    def without(name: str, *rest: Any, **named: Any) -> Any:
+        importer = (rest[0] or {}).get("__name__", "") if rest else ""
+        if name.split(".")[0] in extra and importer.startswith("captum_vz"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        return found(name, *rest, **named)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    status = importlib.import_module("captum_vz.cli").main(arguments)
+    out, err = capsys.readouterr()
+    assert status == (2 if told else 0), err
+    assert (told or "") in err
+    assert err.count("\n") == (1 if told else 0)
+    assert bool(out) is not bool(told)
