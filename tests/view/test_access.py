@@ -8,6 +8,8 @@ import pytest
 from captum_vz.visualization import view
 from tests.view.pages import TOKENS, Open, node_module, numbers, shares, token
 
+pytestmark = pytest.mark.slow
+
 COUNT = len(TOKENS)
 TWO = {"one": [shares(COUNT, 1), shares(COUNT, 2)], "two": [2 * shares(COUNT, 3), shares(COUNT, 4)]}
 HOSTILE = [

@@ -10,6 +10,8 @@ from captum_vz.functional import pool_groups
 from captum_vz.visualization import view
 from tests.view.pages import TOKENS, Open, light, numbers, shares, token, underlined
 
+pytestmark = pytest.mark.slow
+
 COUNT = len(TOKENS)
 LAYERS = [shares(COUNT, seed) for seed in (1, 2)]
 ROLLOUT = LAYERS[1] @ LAYERS[0]
