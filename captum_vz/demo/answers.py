@@ -100,10 +100,10 @@ class Answers:
             for place, name in enumerate(comparison.tokens)
         ]
         shares = table(f"How much {explained} draws on each token", heads, rows, marked=comparison.token)
-        grid, beside = draw_explanation(found[0]), comparison.plot()
+        layer_maps, method_rows = draw_explanation(found[0]), comparison.plot()
         folder = self._new_folder()
         (folder / "page.html").write_text(view.html(), "utf-8")
-        for name, figure in (("layers", grid), ("methods", beside)):
+        for name, figure in (("layers", layer_maps), ("methods", method_rows)):
             _save(figure, folder / f"{name}.png")
             _save(figure, folder / f"{name}.svg")
         comparison.to_csv(folder / "methods.csv")

@@ -71,7 +71,7 @@ def _write_copy(options: argparse.Namespace) -> None:
         )
     try:
         text = source.read_text("utf-8")
-        notebook: Any = nbformat.reads(text, as_version=4)  # type: ignore[no-untyped-call]
+        notebook: Any = nbformat.reads(text, as_version=4)  # type: ignore[no-untyped-call]  # nbformat is untyped
     except Exception as error:  # nbformat raises errors of several kinds
         raise ArgumentError(f"{source} is no notebook: pass a file in the format of Jupyter (.ipynb).") from error
     copy = student_copy(notebook)
@@ -80,7 +80,7 @@ def _write_copy(options: argparse.Namespace) -> None:
         raise ArgumentError(f"{source} has no cell tagged '{SOLUTION}': pass a lesson with exercises and solutions.")
     try:
         with output.open("x", encoding="utf-8") as file:  # a student may have worked in the file
-            nbformat.write(copy, file)  # type: ignore[no-untyped-call]
+            nbformat.write(copy, file)  # type: ignore[no-untyped-call]  # as above
     except FileExistsError as error:
         raise ArgumentError(
             f"{output} exists, and may hold a student's work: pass another name with --output."

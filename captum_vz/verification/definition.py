@@ -80,7 +80,7 @@ class Operators(TorchDispatchMode):
     """
 
     def __init__(self, edit: Edit | None = None, look: Callable[[int, Any, Tensor], None] | None = None) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's mode has no types
         self.edit = edit or Edit()
         self.look = look
         self.count = 0

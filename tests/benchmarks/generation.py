@@ -1,4 +1,4 @@
-"""Print how long the maps of a generated text take, beside one forward pass and beside one forward pass for each token.
+"""Print how long the maps of a generated text take. Compare with one forward pass, and with one for each token.
 
 python -m tests.benchmarks.generation                          # gpt2, 512 prompt and 32 new tokens, on this CPU
 python -m tests.benchmarks.generation --prompt 128 --new 16 --zeroed 143

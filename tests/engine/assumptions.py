@@ -38,7 +38,11 @@ class Attention(Projections):
 
 
 class Layer(nn.Module):
-    """A block whose parts are functions: what the attention is given, what is beside and after it, what is returned."""
+    """A block whose steps are functions, so that each of them can be changed.
+
+    `before` makes the input of the attention, `beside` is added to its output, `after` changes the sum, and `end` makes
+    what the block returns.
+    """
 
     def __init__(
         self,

@@ -63,8 +63,8 @@ def check_unknown_code(site: AttentionSite, values_once: bool = True) -> None:
         )
     if problem is not None:
         raise UnsupportedLayerError(
-            f"The layer {site.layer.name} {problem} beside the attention that can be read. Weights would be those of "
-            "some heads, and a value is to be zeroed wherever it goes. Compute all heads by one call of "
+            f"The layer {site.layer.name} {problem} beside the attention that can be read. The "
+            "attention shows only some weights, or only some uses of a value. Compute all heads by one call of "
             "torch.nn.functional.scaled_dot_product_attention on (batch, head, token, feature), and use the values "
             "nowhere else. Or pass another layer."
         )

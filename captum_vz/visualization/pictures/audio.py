@@ -106,7 +106,7 @@ def draw_audio(
     if title:
         set_label(panel.set_title(title, fontsize=FONT_SIZE + 2, pad=14 if names is not None else 4))
     set_content(panel, _content(values, times, names, label))
-    return panel.figure  # type: ignore[return-value]
+    return panel.figure  # type: ignore[return-value]  # a subfigure has the same methods
 
 
 def _draw(

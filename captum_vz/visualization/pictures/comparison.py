@@ -1,4 +1,4 @@
-"""Several methods beside a truth, for one token."""
+"""The scores of several methods for one token, with what blanking out each word does."""
 
 from __future__ import annotations
 

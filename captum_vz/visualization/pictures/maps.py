@@ -139,7 +139,7 @@ def _draw_into(axes: list[Axes], panels: Panels, colors: Scale, label: str) -> F
         panel.set_ylabel(down, fontsize=FONT_SIZE)
     add_colorbar(axes[-1].inset_axes((1.03, 0, 0.05, 1)), colors, label)
     figure: FigureBase | None = axes[-1].figure
-    return figure  # type: ignore[return-value]
+    return figure  # type: ignore[return-value]  # as above
 
 
 def _draw_panel(panel: Axes, panels: Panels, index: int, colors: Scale, width: float, label: str) -> None:

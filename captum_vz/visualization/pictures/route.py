@@ -112,7 +112,7 @@ def draw_route(
     _draw(panel, labels, start, steps, edges, strongest, width / len(labels), height / (len(steps) + 1))
     set_label(panel.set_title(f"Where {labels[start]} draws from" if title is None else title, fontsize=FONT_SIZE + 2))
     set_content(panel, _content(axis.labels, start, edges, strongest, threshold))
-    return panel.figure  # type: ignore[return-value]
+    return panel.figure  # type: ignore[return-value]  # a subfigure has the same methods
 
 
 def route_edges(steps: Sequence[Tensor], start: int, threshold: float) -> list[tuple[int, int, int, float]]:

@@ -55,7 +55,7 @@ def axes_list(ax: Any, count: int) -> list[Axes]:
 def size_of(figure: FigureBase) -> tuple[float, float]:
     """The size of a figure or a subfigure in inches."""
     dpi = root_figure(figure).dpi
-    box: Any = figure.bbox  # type: ignore[attr-defined]
+    box: Any = figure.bbox  # type: ignore[attr-defined]  # not in matplotlib's stubs
     return float(box.width) / dpi, float(box.height) / dpi
 
 

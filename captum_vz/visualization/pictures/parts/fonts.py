@@ -69,7 +69,7 @@ def _family_of(letter: str) -> str | None:
 
 @cache
 def _registered(path: str) -> str | None:
-    """The family of a font file, which matplotlib is told of if its list of fonts is older than the file."""
+    """The family of a font file. The file is added to matplotlib's list of fonts if the list lacks it."""
     known = {entry.fname: entry.name for entry in font_manager.fontManager.ttflist}
     if path not in known:
         try:

@@ -23,7 +23,7 @@ _LEADER: Final = "0.75"  # the grey of the lines that lead to outer labels
 
 @lru_cache(maxsize=1)
 def _renderer() -> Any:
-    return FigureCanvasAgg(Figure(figsize=(1, 1), dpi=100)).get_renderer()  # type: ignore[no-untyped-call]
+    return FigureCanvasAgg(Figure(figsize=(1, 1), dpi=100)).get_renderer()  # type: ignore[no-untyped-call]  # untyped
 
 
 @lru_cache(maxsize=4096)
@@ -79,7 +79,7 @@ def write_labels(
     axis.set_ticks(kept, texts)
     axis.set_tick_params(length=TICK)
     offsets = level_offsets(texts, levels, font)
-    is_x = axis.axis_name == "x"  # type: ignore[attr-defined]
+    is_x = axis.axis_name == "x"  # type: ignore[attr-defined]  # not in the stubs
     for index, (place, tick) in enumerate(zip(kept, axis.get_major_ticks(len(kept)), strict=True)):
         outer = offsets[index % levels]
         tick.set_pad(outer - TICK)
