@@ -11,7 +11,7 @@ from captum_vz.study import Table, compare
 from captum_vz.study.examples.text import prepare_text, word_id
 
 if TYPE_CHECKING:
-    from captum_vz.study.truth import Truth
+    from captum_vz.study.one_text.truth import Truth
 
 
 def compared(
@@ -50,14 +50,14 @@ def compared(
 def blanked_out(
     text: str, loaded: Loaded, token: str | None, target: str | None = None, foil: str | None = None
 ) -> Truth:
-    """:func:`~captum_vz.study.truth.blank_out_text` for a text and words as they are written.
+    """:func:`~captum_vz.study.one_text.truth.blank_out_text` for a text and words as they are written.
 
     Raises:
         ArgumentError: A word is not one token, or there is no such token.
         RefusedError: The model predicts no words.
         ModuleNotFoundError: The extra `study` is not installed.
     """
-    from captum_vz.study.truth import blank_out_text
+    from captum_vz.study.one_text.truth import blank_out_text
 
     model, tokenizer, _ = loaded
     try:

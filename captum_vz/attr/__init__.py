@@ -1,10 +1,10 @@
 """Captum attribution classes, one class in each file."""
 
-from captum_vz.attr._layer_maps import LayerMaps
-from captum_vz.attr._map_aggregation import MapAggregation
-from captum_vz.attr._map_run import MapRun
-from captum_vz.attr._model_free import ModelFreeAttribution
-from captum_vz.attr._wanted import Wanted
+from captum_vz.attr._base.layer_maps import LayerMaps
+from captum_vz.attr._base.map_aggregation import MapAggregation
+from captum_vz.attr._base.map_run import MapRun
+from captum_vz.attr._base.model_free import ModelFreeAttribution
+from captum_vz.attr._base.wanted import Wanted
 from captum_vz.attr.alti import ALTI
 from captum_vz.attr.alti_logit import ALTILogit, LogitTerms
 from captum_vz.attr.alti_plus import ALTIPlus

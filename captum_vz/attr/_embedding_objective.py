@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from captum_vz.attr._target import Indices, pick, tensor_of
+from captum_vz.attr._call.target import Indices, pick, tensor_of
 from captum_vz.errors import ArgumentError, RefusedError
 
 

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from captum_vz._engine import AttentionBlock, AttentionSite, Readout, decompositions, first_module_holding, first_tensor
 from captum_vz._private import is_replica
-from captum_vz.attr._arguments import as_layers
-from captum_vz.attr._target import WantedTokens, gather_rows, parse_indices
-from captum_vz.attr._wanted import Wanted
+from captum_vz.attr._base.wanted import Wanted
+from captum_vz.attr._call.arguments import as_layers
+from captum_vz.attr._call.target import WantedTokens, gather_rows, parse_indices
 from captum_vz.attr.layer_alti import LayerALTI, alti_of_attention
 from captum_vz.errors import ArgumentError, UnsupportedLayerError
 
@@ -203,9 +203,7 @@ class LogitUpdates(LayerALTI):
         if rows is None:
             rows = torch.arange(tokens, device=logits.device).expand(batch, -1)
         there = last.there.to(logits.device)
-        own = [
-            at_rows.gather(2, target.at(rows, there, logits.shape[2])[..., None])[..., 0] for target in self.targets
-        ]
+        own = [at_rows.gather(2, target.at(rows, there, logits.shape[2])[..., None])[..., 0] for target in self.targets]
         expected = (own[0] - own[1] if len(own) == 2 else own[0]) * there
         explained = (last.output * last.scale + last.constant).to(logits.device)
         size = at_rows.abs().amax() * torch.finfo(logits.dtype).eps ** 0.5

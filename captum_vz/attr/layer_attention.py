@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from captum_vz._engine import AttentionSite, check_unknown_code
-from captum_vz.attr._arguments import as_list
-from captum_vz.attr._heads import Heads, select_heads
-from captum_vz.attr._layer_maps import LayerMaps
-from captum_vz.attr._wanted import Wanted
+from captum_vz.attr._base.layer_maps import LayerMaps
+from captum_vz.attr._base.wanted import Wanted
+from captum_vz.attr._call.arguments import as_list
+from captum_vz.attr._call.heads import Heads, select_heads
 from captum_vz.errors import ArgumentError
 from captum_vz.functional import widen
 

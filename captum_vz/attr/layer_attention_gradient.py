@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from captum_vz._engine import AttentionSite, check_unknown_code
-from captum_vz.attr._layer_maps import LayerMaps
-from captum_vz.attr._wanted import Wanted
+from captum_vz.attr._base.layer_maps import LayerMaps
+from captum_vz.attr._base.wanted import Wanted
 from captum_vz.errors import ArgumentError, RefusedError, UnsupportedLayerError
 from captum_vz.functional import widen
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from captum_vz.attr._model_free import ModelFreeAttribution
+from captum_vz.attr._base.model_free import ModelFreeAttribution
 from captum_vz.errors import ArgumentError
 
 # The distance of source j from the position with the highest score, for output token i of n tokens.

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from captum_vz.attr._model_free import ModelFreeAttribution
+from captum_vz.attr._base.model_free import ModelFreeAttribution
 
 
 class RandomAttribution(ModelFreeAttribution):

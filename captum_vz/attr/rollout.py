@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from captum_vz.attr._layer_maps import LayerMaps
-from captum_vz.attr._map_aggregation import MapAggregation
-from captum_vz.attr._model_free import ModelFreeAttribution
-from captum_vz.attr._of_maps import OtherMixingRule
-from captum_vz.attr._target import gather_rows
+from captum_vz.attr._base.layer_maps import LayerMaps
+from captum_vz.attr._base.map_aggregation import MapAggregation
+from captum_vz.attr._base.model_free import ModelFreeAttribution
+from captum_vz.attr._base.of_maps import OtherMixingRule
+from captum_vz.attr._call.target import gather_rows
 from captum_vz.attr.hidden_token_attribution import HiddenTokenAttribution
 from captum_vz.errors import ArgumentError
 from captum_vz.functional import Residual, rollout
@@ -68,9 +68,7 @@ class Rollout(MapAggregation):
                 "maps is a HiddenTokenAttribution, whose map of a layer goes down to the embeddings already. Use its "
                 "map of the last layer in place of a rollout."
             )
-        super().__init__(
-            maps, residual=residual, per_receptive_field=per_receptive_field, other_mixing=other_mixing
-        )
+        super().__init__(maps, residual=residual, per_receptive_field=per_receptive_field, other_mixing=other_mixing)
 
     def join(self, maps: list[Tensor], rows: Tensor | None) -> list[Tensor]:
         """The rollout up to each layer."""

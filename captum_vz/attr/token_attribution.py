@@ -10,10 +10,10 @@ import torch
 from captum.attr import Attribution, DeepLiftShap, GradientShap, LayerDeepLiftShap, LayerGradientShap
 from torch import Tensor, nn
 
-from captum_vz.attr._captum import logged
+from captum_vz.attr._base.captum import logged
+from captum_vz.attr._call.misuse import check_forward_func
+from captum_vz.attr._call.target import Indices, parse_indices
 from captum_vz.attr._embedding_objective import EmbeddingObjective
-from captum_vz.attr._misuse import check_forward_func
-from captum_vz.attr._target import Indices, parse_indices
 from captum_vz.errors import ArgumentError
 from captum_vz.functional import token_scores
 

@@ -8,11 +8,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from captum_vz._engine import HALF, AttentionSite, OutputDistance, in_float32, value_zeroing_scores
-from captum_vz.attr._arguments import as_list
-from captum_vz.attr._heads import Heads, select_heads
-from captum_vz.attr._layer_maps import LayerMaps
-from captum_vz.attr._values import Values
-from captum_vz.attr._wanted import Wanted
+from captum_vz.attr._base.layer_maps import LayerMaps
+from captum_vz.attr._base.wanted import Wanted
+from captum_vz.attr._call.arguments import as_list
+from captum_vz.attr._call.heads import Heads, select_heads
+from captum_vz.attr._call.values import Values
 from captum_vz.errors import ArgumentError, RefusedError, UnsupportedLayerError
 from captum_vz.functional import Distance, cosine_distance, half_squared_distance, unit_vectors
 from captum_vz.functional.distances import get_distance

@@ -15,13 +15,13 @@ from captum_vz._private import (
     format_output,
     progress,
 )
-from captum_vz.attr._arguments import FeatureGroups, Inputs, bind_forward, check_numbers, copies_of, end_of_inputs
-from captum_vz.attr._captum import ForwardPassAttribution, in_steps, logged, warn
-from captum_vz.attr._heads import Heads, select_heads
-from captum_vz.attr._misuse import check_no_cache
-from captum_vz.attr._runs import Runs
-from captum_vz.attr._target import Indices, parse_indices, pick, tensor_of
-from captum_vz.attr._values import Values
+from captum_vz.attr._base.captum import ForwardPassAttribution, in_steps, logged, warn
+from captum_vz.attr._base.runs import Runs
+from captum_vz.attr._call.arguments import FeatureGroups, Inputs, bind_forward, check_numbers, copies_of, end_of_inputs
+from captum_vz.attr._call.heads import Heads, select_heads
+from captum_vz.attr._call.misuse import check_no_cache
+from captum_vz.attr._call.target import Indices, parse_indices, pick, tensor_of
+from captum_vz.attr._call.values import Values
 from captum_vz.errors import ArgumentError, RefusedError, UnsupportedLayerError
 from captum_vz.functional import widen
 
@@ -205,7 +205,6 @@ def _order(members: Tensor) -> Tensor:
     numbers = torch.arange(int(members.max()) + 1, device=members.device)
     there = (members[:, :, None] == numbers).any(1)
     return there.int().argsort(dim=1, descending=True, stable=True)[:, : int(there.sum(1).max())]
-
 
 
 @dataclass(frozen=True)

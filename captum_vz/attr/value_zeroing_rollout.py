@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import nn
 
-from captum_vz.attr._heads import Heads
-from captum_vz.attr._of_maps import OtherMixingRule, of_maps
-from captum_vz.attr._values import Values
+from captum_vz.attr._base.of_maps import OtherMixingRule, of_maps
+from captum_vz.attr._call.heads import Heads
+from captum_vz.attr._call.values import Values
 from captum_vz.attr.rollout import Rollout
 from captum_vz.attr.value_zeroing import ValueZeroing
 from captum_vz.functional import Distance, Residual
@@ -84,9 +84,7 @@ class ValueZeroingRollout(Rollout):
             values=values,
             matmul_precision=matmul_precision,
         )
-        super().__init__(
-            maps, residual=residual, per_receptive_field=per_receptive_field, other_mixing=other_mixing
-        )
+        super().__init__(maps, residual=residual, per_receptive_field=per_receptive_field, other_mixing=other_mixing)
 
     distance = of_maps("distance")
     attention = of_maps("attention")

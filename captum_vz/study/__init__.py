@@ -17,20 +17,20 @@ for studies of another kind. Everything except `compare` and the examples needs 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from captum_vz.study.comparison import compare
 from captum_vz.study.examples.blimp import BlimpSelection, blimp_examples, select_blimp
 from captum_vz.study.examples.encoding import BadExampleError, Encoded, encode
 from captum_vz.study.examples.example import Example, read_jsonl, write_jsonl
 from captum_vz.study.methods import DEFAULT_METHODS, METHODS, Method
-from captum_vz.study.table import Table
+from captum_vz.study.one_text.comparison import compare
+from captum_vz.study.one_text.table import Table
 
 if TYPE_CHECKING:
-    from captum_vz.study.metrics import DEFAULT_METRICS, METRICS, Metric
     from captum_vz.study.paper.evaluations import reproduce
     from captum_vz.study.paper.report import Reproduction
     from captum_vz.study.results import Study
     from captum_vz.study.run import run_study
-    from captum_vz.study.scorer import Scorer
+    from captum_vz.study.scoring.metrics import DEFAULT_METRICS, METRICS, Metric
+    from captum_vz.study.scoring.scorer import Scorer
 
 __all__ = [
     "DEFAULT_METHODS",
@@ -59,11 +59,11 @@ __all__ = [
 
 # These need the extra `study`, and take seconds to import. `compare` does not import them.
 _NEED_EXTRA = {
-    "DEFAULT_METRICS": "metrics",
-    "METRICS": "metrics",
-    "Metric": "metrics",
+    "DEFAULT_METRICS": "scoring.metrics",
+    "METRICS": "scoring.metrics",
+    "Metric": "scoring.metrics",
     "Reproduction": "paper.report",
-    "Scorer": "scorer",
+    "Scorer": "scoring.scorer",
     "Study": "results",
     "reproduce": "paper.evaluations",
     "run_study": "run",

@@ -19,10 +19,10 @@ from captum_vz import __version__
 from captum_vz.metrics.extra import study_extra
 from captum_vz.study.examples.example import Example
 from captum_vz.study.methods import check_methods
-from captum_vz.study.metrics import check_metrics, check_removal
 from captum_vz.study.results import ALL, Study, write_results
-from captum_vz.study.rows import Row, is_out_of_memory
-from captum_vz.study.scorer import Scorer
+from captum_vz.study.scoring.metrics import check_metrics, check_removal
+from captum_vz.study.scoring.rows import Row, is_out_of_memory
+from captum_vz.study.scoring.scorer import Scorer
 from captum_vz.study.storage.files import remove_temporary, write_whole
 from captum_vz.study.storage.models import Source, fingerprint, on_device
 from captum_vz.study.storage.shards import Shard, claim, shards_of

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import BertConfig, BertForMaskedLM, PreTrainedModel, PreTrainedTokenizerFast
 
-from captum_vz.testbed.data import drop_held_out, training_records
 from captum_vz.testbed.evaluation import measure
-from captum_vz.testbed.grammar import agreement_sentences
+from captum_vz.testbed.sentences.data import drop_held_out, training_records
+from captum_vz.testbed.sentences.grammar import agreement_sentences
 from captum_vz.testbed.tokenizer import SPECIAL, build_tokenizer, drop_matches
 from captum_vz.text import Record, encode_record, form_ids
 

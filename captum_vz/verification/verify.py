@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from captum_vz._engine import find_layers
 from captum_vz.attr import ValueZeroing
-from captum_vz.attr._arguments import Inputs, as_layers, bind_forward
+from captum_vz.attr._call.arguments import Inputs, as_layers, bind_forward
 from captum_vz.errors import ArgumentError, RefusedError
 from captum_vz.verification.inputs import alone, mask_of, padded, paired, sizes_of, unpadded
 from captum_vz.verification.layers import LayerVerification

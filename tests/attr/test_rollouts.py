@@ -178,9 +178,7 @@ def test_features_of_one_token() -> None:
 
 @each_method
 @pytest.mark.parametrize("name", ["bart-decoder", "t5-decoder"])
-def test_encoder_and_decoder_of_equal_length(
-    name: str, method: Any
-) -> None:
+def test_encoder_and_decoder_of_equal_length(name: str, method: Any) -> None:
     case = FAMILIES[name].case
     ids = torch.randint(4, 60, (2, 6))
     inputs = {"input_ids": ids, "decoder_input_ids": ids.flip(1)}

@@ -65,8 +65,10 @@ def at(position: Any, target: Any) -> Any:
     several = [value for value in (position, target) if not isinstance(value, int)]
     if not several:
         return position, target
-    each = [[value] * len(several[0]) if isinstance(value, int) else [int(one) for one in value]
-            for value in (position, target)]
+    each = [
+        [value] * len(several[0]) if isinstance(value, int) else [int(one) for one in value]
+        for value in (position, target)
+    ]
     return list(zip(*each, strict=True))
 
 

@@ -109,9 +109,7 @@ def test_unchanged_row_warns(target: int | None) -> None:
 @pytest.mark.parametrize("distance", ["cosine", "euclidean", "l1"])
 @pytest.mark.parametrize("name", ["gpt2", "llama", "vit"])
 @pytest.mark.parametrize(("size", "tells"), [(1, False), (1e4, False), (1e7, True)])
-def test_row_changed_by_rounding_warns(
-    size: float, tells: bool, name: str, distance: str, target: int | None
-) -> None:
+def test_row_changed_by_rounding_warns(size: float, tells: bool, name: str, distance: str, target: int | None) -> None:
     case = FAMILIES[name].build()
     last = case.layers[-1]
 

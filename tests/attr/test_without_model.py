@@ -103,9 +103,7 @@ def test_torchs_defaults_change_nothing(build: Any) -> None:
 
 
 def test_every_source_has_the_same_chance() -> None:
-    highest = [
-        RandomAttribution().attribute(torch.tensor([[7, n, 5, 9]]), token=0).argmax().item() for n in range(800)
-    ]
+    highest = [RandomAttribution().attribute(torch.tensor([[7, n, 5, 9]]), token=0).argmax().item() for n in range(800)]
     counts = torch.bincount(torch.tensor(highest), minlength=4)
     assert stats.chisquare(counts).pvalue > 0.001
 

@@ -195,9 +195,7 @@ def test_inside_and_outside_of_no_grad(method: Any) -> None:
 
 
 @each_method
-def test_users_attention_function_is_kept(
-    method: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_users_attention_function_is_kept(method: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     torchs, calls = F.scaled_dot_product_attention, []
 
     def users(*args: Any, **kwargs: Any) -> Tensor:

@@ -134,9 +134,7 @@ def test_other_keywords(method: Any) -> None:
 def test_a_second_positional_tensor(method: Any) -> None:
     ids = case().inputs["input_ids"]
     for second in (torch.zeros_like(ids), (torch.zeros_like(ids),)):
-        with pytest.raises(
-            ArgumentError, match="second positional argument of attribute is target"
-        ):
+        with pytest.raises(ArgumentError, match="second positional argument of attribute is target"):
             method(case().model, case().layers).attribute(ids, second)
 
 

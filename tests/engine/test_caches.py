@@ -110,9 +110,7 @@ def prefix_of(case: Case, examples: slice) -> DynamicCache:
 @pytest.mark.parametrize("padding", [slice(5, 7), slice(0, 2)], ids=["right", "left"])
 @each_method
 @pytest.mark.parametrize("name", ["bert", "electra"])
-def test_bidirectional_tokens_after_a_prefix(
-    name: str, method: type[ValueZeroing], padding: slice
-) -> None:
+def test_bidirectional_tokens_after_a_prefix(name: str, method: type[ValueZeroing], padding: slice) -> None:
     case, ids = FAMILIES[name].case, tokens()
     mask = torch.ones_like(ids).index_put((torch.tensor(1), torch.arange(7)[padding]), torch.tensor(0))
     places = (mask.cumsum(1) - 1).clamp_min(0)

@@ -66,9 +66,7 @@ def test_cost_of_each_token_form(name: str, form: str) -> None:
 
 
 @each_family
-def test_cost_grows_with_tokens(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cost_grows_with_tokens(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # Without the folded replay, whose cost also depends on sources. tests/engine_folded counts it.
     monkeypatch.setattr(value_zeroing, "REPLAYS", value_zeroing.REPLAYS[1:])
 

@@ -187,4 +187,3 @@ def test_a_list_of_another_length() -> None:
     block = manual(Annotated)
     with pytest.raises(ArgumentError, match="values has 2 entries for 1 layers"):
         ValueZeroing(block, block, values=[block.attention.linears[2]] * 2).attribute(sequences(2))
-

@@ -103,9 +103,7 @@ def test_chunks_of_any_size(name: str, rows: int, replays: Replays, monkeypatch:
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "phi"])
 @pytest.mark.parametrize("count", [5, 16])
-def test_neighbours_with_same_targets(
-    name: str, count: int, replays: Replays, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_neighbours_with_same_targets(name: str, count: int, replays: Replays, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU: fewer products and the same numbers. Pairs without weight stay zero."""
     case = long_case(name)
     plans = spied_plans(monkeypatch)
@@ -123,9 +121,7 @@ def test_neighbours_with_same_targets(
 
 
 @pytest.mark.parametrize("seed", quick(range(40), *range(12)))
-def test_random_inputs_options_and_chunks(
-    seed: int, replays: Replays, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_random_inputs_options_and_chunks(seed: int, replays: Replays, monkeypatch: pytest.MonkeyPatch) -> None:
     draw = random.Random(seed)
     case, tokens, batch = long_case(SHAPES[seed % len(SHAPES)]), 24, draw.choice([1, 2, 5])
     padding = [draw.choice([0, draw.randint(0, 9)]) for _ in range(batch)]

@@ -9,7 +9,7 @@ import pytest
 
 from captum_vz.cli import main
 from captum_vz.testbed import agreement_sentences
-from captum_vz.testbed.data import HELD_OUT_PARADIGMS
+from captum_vz.testbed.sentences.data import HELD_OUT_PARADIGMS
 from tests.command import refused
 
 KINDS = ("anaphor", "determiner_noun", "determiner_adjective_noun", "relational_noun", "subject_verb")

@@ -66,9 +66,7 @@ def randomise(model: nn.Module) -> None:
             parameter.copy_(noise)
 
 
-def working_inputs(
-    model: nn.Module, lengths: tuple[int, ...] = SHORT
-) -> tuple[dict[str, Any], Exception | None]:
+def working_inputs(model: nn.Module, lengths: tuple[int, ...] = SHORT) -> tuple[dict[str, Any], Exception | None]:
     """The first inputs that the model runs on; if there are none, {} and the error of the most likely ones."""
     problem: Exception | None = None
     for inputs in candidate_inputs(model, lengths):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from matplotlib.figure import Figure
 
 from captum_vz.study.figures import LAST_LAYER, last_layers, method_color, name_layers, name_methods, write_title
-from captum_vz.study.metrics import METRICS
+from captum_vz.study.scoring.metrics import METRICS
 from captum_vz.visualization.pictures.parts.style import FONT_SIZE
 
 if TYPE_CHECKING:

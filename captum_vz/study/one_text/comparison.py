@@ -11,7 +11,7 @@ from captum_vz import find_layers
 from captum_vz.errors import RefusedError
 from captum_vz.study.examples.text import prepare_text, word_id
 from captum_vz.study.methods import METHODS, Batch, check_methods, encoder_of, joined_first
-from captum_vz.study.table import Table
+from captum_vz.study.one_text.table import Table
 
 
 def compare(
@@ -84,7 +84,7 @@ def compare(
     scopes = {name: METHODS[name].scope(layer % depth) for name in found}
     effect = None
     if truth:
-        from captum_vz.study.truth import blank_out_text
+        from captum_vz.study.one_text.truth import blank_out_text
 
         effect = blank_out_text(model, tokenizer, text, targets, foils).shares
     return Table(text.tokens, text.token, scores, layer % depth, refused, scopes, effect)

@@ -18,7 +18,7 @@ from captum_vz._private import (
     run_forward,
     uncompiled,
 )
-from captum_vz.attr._misuse import check_inputs, check_readable, explained_errors
+from captum_vz.attr._call.misuse import check_inputs, check_readable, explained_errors
 from captum_vz.errors import ArgumentError
 
 # A tensor or a tuple of tensors, as in Captum. Or a mapping, such as a tokenizer's BatchEncoding, passed by keyword.

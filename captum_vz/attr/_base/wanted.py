@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from captum_vz._engine import Ablation, AttentionSite
-from captum_vz.attr._target import gather_rows
+from captum_vz.attr._call.target import gather_rows
 from captum_vz.functional import normalize_rows
 
 PADDED_TARGET = "the target token of an example is padding, its row stays zero"

@@ -10,14 +10,14 @@ from captum.attr import PerturbationAttribution
 from torch import Tensor
 
 from captum_vz._private import TargetType, format_output
-from captum_vz.attr._arguments import Arguments, Inputs, as_layers
-from captum_vz.attr._captum import ForwardPassAttribution, logged, warn
-from captum_vz.attr._layer_maps import LayerMaps
-from captum_vz.attr._map_run import MapRun, mark_unreached
-from captum_vz.attr._model_free import ModelFreeAttribution
-from captum_vz.attr._of_maps import OtherMixingRule, of_maps
-from captum_vz.attr._target import WantedTokens
-from captum_vz.attr._wanted import PADDED_TARGET
+from captum_vz.attr._base.captum import ForwardPassAttribution, logged, warn
+from captum_vz.attr._base.layer_maps import LayerMaps
+from captum_vz.attr._base.map_run import MapRun, mark_unreached
+from captum_vz.attr._base.model_free import ModelFreeAttribution
+from captum_vz.attr._base.of_maps import OtherMixingRule, of_maps
+from captum_vz.attr._base.wanted import PADDED_TARGET
+from captum_vz.attr._call.arguments import Arguments, Inputs, as_layers
+from captum_vz.attr._call.target import WantedTokens
 from captum_vz.errors import ArgumentError, UnsupportedLayerError
 from captum_vz.functional import Residual, normalize_rows, pool_groups, receptive_fields
 

@@ -16,8 +16,8 @@ from captum_vz.study.examples.encoding import BadExampleError, Encoded, encode, 
 from captum_vz.study.examples.example import Example
 from captum_vz.study.examples.text import max_tokens, predicts_next
 from captum_vz.study.methods import METHODS, Batch, check_methods, encoder_of, joined_first
-from captum_vz.study.metrics import METRICS, EvaluationBatch, check_metrics, removal_of
-from captum_vz.study.rows import COLUMNS, OUT_OF_MEMORY, Row, ran_out_of_memory, score_rows, skipped_row
+from captum_vz.study.scoring.metrics import METRICS, EvaluationBatch, check_metrics, removal_of
+from captum_vz.study.scoring.rows import COLUMNS, OUT_OF_MEMORY, Row, ran_out_of_memory, score_rows, skipped_row
 from captum_vz.visualization import readable_tokens
 
 with study_extra("captum_vz.study"):

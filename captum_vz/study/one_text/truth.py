@@ -10,7 +10,7 @@ from torch import Tensor
 
 from captum_vz.metrics import MaskedSentences, Prediction, content_tokens
 from captum_vz.study.examples.text import PreparedText, content_specials
-from captum_vz.study.metrics import removal_of
+from captum_vz.study.scoring.metrics import removal_of
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from captum.attr import Attribution
 from torch import Tensor, nn
 
 from captum_vz._private import TargetType
-from captum_vz.attr._arguments import Arguments, Inputs, as_layers, token_input
-from captum_vz.attr._captum import logged
-from captum_vz.attr._map_run import MapRun
-from captum_vz.attr._target import WantedTokens
+from captum_vz.attr._base.captum import logged
+from captum_vz.attr._base.map_run import MapRun
+from captum_vz.attr._call.arguments import Arguments, Inputs, as_layers, token_input
+from captum_vz.attr._call.target import WantedTokens
 from captum_vz.errors import ArgumentError
 from captum_vz.functional import normalize_rows
 

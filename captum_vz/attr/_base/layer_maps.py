@@ -20,7 +20,11 @@ from captum_vz._engine import (
     run_and_record,
 )
 from captum_vz._private import NullProgress, TargetType, is_replica, progress
-from captum_vz.attr._arguments import (
+from captum_vz.attr._base.captum import ForwardPassAttribution, logged, warn
+from captum_vz.attr._base.map_run import MapRun, placeholder
+from captum_vz.attr._base.runs import Runs
+from captum_vz.attr._base.wanted import Wanted
+from captum_vz.attr._call.arguments import (
     Arguments,
     FeatureGroups,
     Inputs,
@@ -28,11 +32,7 @@ from captum_vz.attr._arguments import (
     check_numbers,
     end_of_inputs,
 )
-from captum_vz.attr._captum import ForwardPassAttribution, logged, warn
-from captum_vz.attr._map_run import MapRun, placeholder
-from captum_vz.attr._runs import Runs
-from captum_vz.attr._target import WantedTokens
-from captum_vz.attr._wanted import Wanted
+from captum_vz.attr._call.target import WantedTokens
 from captum_vz.errors import ArgumentError
 
 

@@ -1,0 +1,1 @@
+"""The base classes of the methods, and what a pass of them hands on."""

@@ -1,0 +1,1 @@
+"""Many methods for one text, side by side."""

@@ -1,0 +1,1 @@
+"""Sentences to train on and to measure with: BLiMP, and a grammar of number agreement."""
