@@ -21,7 +21,7 @@ from captum_vz.visualization.pictures.description.picture import (
     size_of_axes,
     target_figure,
 )
-from captum_vz.visualization.pictures.parts.fonts import set_label, writable
+from captum_vz.visualization.pictures.parts.fonts import set_label
 from captum_vz.visualization.pictures.parts.labels import hide_labels, title_font, write_labels, write_title
 from captum_vz.visualization.pictures.parts.layout import PAGE, Wanted, make_grid
 from captum_vz.visualization.pictures.parts.panels import Panels, map_content, prepare_panels
@@ -110,7 +110,7 @@ def draw_maps(
     colors = make_scale(drawn, scale, vmax, [panels.counted(one) for one in drawn])
     if ax is not None:
         return _draw_into(axes_list(ax, len(drawn)), panels, colors, label)
-    wanted = Wanted(len(drawn), *_shown(panels), heading=bool(title))
+    wanted = Wanted(len(drawn), *_shown(panels), bool(title), panels.marked)
     grid = make_grid(wanted, columns, size if fig is None else size_of(fig), fixed=fig is not None)
     figure = new_picture(grid.size, grid.font) if fig is None else fig
     for index, box in enumerate(grid.boxes):
@@ -118,8 +118,7 @@ def draw_maps(
         _draw_panel(panel, panels, index, colors, box[2], label)
         is_lowest = index + grid.columns >= len(drawn)
         _label_panel(panel, panels, grid.cell, grid.font, x=is_lowest, y=index % grid.columns == 0)
-    if grid.bar is not None:
-        add_colorbar(add_axes(figure, grid.bar, grid.size), colors, label)
+    add_colorbar(add_axes(figure, grid.bar, grid.size), colors, label)
     across, down = panels.axis_names
     name_axes(figure, grid.size, across, down, grid.boxes[0][0])
     if title:
@@ -172,5 +171,5 @@ def _label_panel(panel: Axes, panels: Panels, cell: float, font: float, *, x: bo
 
 def _shown(panels: Panels) -> tuple[list[str], list[str]]:
     """The labels of rows and columns as they are written."""
-    rows, columns = ([writable(shortened(one)) for one in side] for side in (panels.row_labels, panels.column_labels))
+    rows, columns = ([shortened(one) for one in side] for side in (panels.row_labels, panels.column_labels))
     return rows, columns

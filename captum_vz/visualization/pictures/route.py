@@ -104,7 +104,7 @@ def draw_route(
         left = text_width(f"layer {len(steps)}", FONT_SIZE) + 0.2
         width = min(whole[0] - left - 0.15, max(_COLUMN * len(labels), 1.6))
         cell = width / len(labels)
-        below = level_offsets(labels, levels_for(cell, FONT_SIZE), FONT_SIZE)[-1] / 72 + 0.1
+        below = level_offsets(labels, levels_for(cell, FONT_SIZE), FONT_SIZE, start)[-1] / 72 + 0.1
         height = min(whole[1] - below - 0.35, _LEVEL * (len(steps) + 1))
         total = whole if fig is not None else (left + width + 0.15, height + below + 0.35)
         fig = new_picture(total) if fig is None else fig

@@ -21,8 +21,14 @@ from captum_vz.visualization.pictures.description.picture import (
     size_of_axes,
     target_figure,
 )
-from captum_vz.visualization.pictures.parts.fonts import set_label, writable
-from captum_vz.visualization.pictures.parts.labels import level_offsets, levels_for, text_width, write_labels
+from captum_vz.visualization.pictures.parts.fonts import set_label
+from captum_vz.visualization.pictures.parts.labels import (
+    level_offsets,
+    levels_for,
+    text_width,
+    write_labels,
+    write_plain_labels,
+)
 from captum_vz.visualization.pictures.parts.scales import Scale, add_colorbar, make_scale
 from captum_vz.visualization.pictures.parts.style import FONT_SIZE, MARK, ink_on, short_number, shortened
 
@@ -60,7 +66,7 @@ class Strips:
     @property
     def shown(self) -> list[str]:
         """The labels of the columns as they are written."""
-        return [writable(shortened(one)) for one in self.labels]
+        return [shortened(one) for one in self.labels]
 
 
 def draw_strips(
@@ -101,7 +107,8 @@ def draw_strips(
     shown = strips.shown
     cell = _cell(shown, room)
     flat = _is_flat(shown, cell)
-    below = 0.2 if flat else level_offsets(shown, levels_for(cell, FONT_SIZE), FONT_SIZE)[-1] / 72 + 0.05
+    levels = levels_for(cell, FONT_SIZE)
+    below = 0.2 if flat else level_offsets(shown, levels, FONT_SIZE, strips.marked)[-1] / 72 + 0.05
     above = _EDGE + (0.28 if title else 0.04) + (0.16 if strips.heading else 0)
     height = ROW * (tops[-1] + 1)
     if fixed is not None:
@@ -150,10 +157,8 @@ def _draw(panel: Axes, strips: Strips, colors: Scale, tops: list[float], cell: f
     panel.set_xlim(-0.5, count - 0.5)
     panel.set_ylim(tops[-1] + 0.5, -0.5)
     panel.spines[:].set_visible(False)
-    panel.set_yticks(tops, [writable(shortened(name, 60)) for name in strips.names], fontsize=FONT_SIZE)
+    write_plain_labels(panel.yaxis, tops, [shortened(name, 60) for name in strips.names], fontsize=FONT_SIZE)
     panel.tick_params(axis="y", length=0)
-    for text in panel.get_yticklabels():
-        set_label(text)
     write_labels(panel.xaxis, strips.shown, cell, FONT_SIZE, strips.marked, strips.dimmed)
     if _is_flat(strips.shown, cell):
         panel.tick_params(axis="x", rotation=0)

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure, FigureBase
 from captum_vz.errors import ArgumentError
 from captum_vz.visualization.pictures.description.content import root_figure
 from captum_vz.visualization.pictures.description.metadata import metadata_for
-from captum_vz.visualization.pictures.parts.style import FONT_SIZE
+from captum_vz.visualization.pictures.parts.style import FONT_SIZE, dpi_of
 
 
 class Picture(Figure):
@@ -28,8 +28,8 @@ class Picture(Figure):
 
 
 def new_picture(size: tuple[float, float], font: float = FONT_SIZE) -> Picture:
-    """A figure of a size in inches that is not registered with pyplot. Small fonts get more pixels."""
-    return Picture(figsize=size, dpi=150 if font >= 7 else 200)
+    """A figure of a size in inches that is not registered with pyplot."""
+    return Picture(figsize=size, dpi=dpi_of(font))
 
 
 def target_figure(ax: Any, fig: Any) -> None:

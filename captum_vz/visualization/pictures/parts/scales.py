@@ -13,6 +13,7 @@ from matplotlib.colors import FuncNorm, Normalize
 from torch import Tensor
 
 from captum_vz.errors import ArgumentError
+from captum_vz.visualization.pictures.parts.fonts import set_label
 from captum_vz.visualization.pictures.parts.style import COLORS, FONT_SIZE, SIGNED_COLORS
 
 ScaleName = Literal["shared", "panel", "root"]
@@ -96,7 +97,7 @@ def add_colorbar(place: Any, scale: Scale, label: str, font: float = FONT_SIZE) 
         bar.set_ticks(ticks, labels=[f"{tick:.2g}" for tick in ticks])
         bar.minorticks_off()
     bar.set_label(scale.label(label), fontsize=font)
-    bar.ax.yaxis.label.set_parse_math(False)
+    set_label(bar.ax.yaxis.label, source=scale.label(label))
     bar.ax.tick_params(labelsize=font - 1, length=2)
     bar.outline.set_linewidth(0.5)
 

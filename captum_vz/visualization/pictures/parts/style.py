@@ -26,6 +26,11 @@ LONGEST_LABEL: Final = 20  # characters
 _JOINED: Final = "\u200c\u200d\ufe0e\ufe0f"
 
 
+def dpi_of(font: float) -> int:
+    """Pixels for each inch of a figure with labels of this font in points. Small fonts get more pixels."""
+    return 150 if font >= 7 else 200
+
+
 def shortened(token: str, longest: int = LONGEST_LABEL) -> str:
     """The token in one line of at most `longest` characters."""
     # Joiners and variation selectors belong to the characters next to them, in emoji and in Arabic script.
