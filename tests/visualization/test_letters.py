@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import warnings
-from itertools import combinations
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,6 @@ from captum_vz.visualization import draw_maps, draw_row
 from captum_vz.visualization.pictures.parts import emoji, fonts
 from captum_vz.visualization.pictures.parts.fonts import set_label
 from captum_vz.visualization.pictures.parts.labels import text_width
-from captum_vz.visualization.pictures.parts.style import dpi_of
 
 RED = np.full((128, 136, 4), (255, 0, 0, 255), dtype=np.uint8)
 
@@ -204,7 +203,7 @@ def test_bold_and_wide_labels_have_room(place: int) -> None:
 def test_widths_are_those_drawn(font: int, weight: str) -> None:
     """No text is wider than it was measured, with the pixels that figures of this font have, and with many."""
     for words in ("A" * 20, "W" * 20, "i" * 20, "the pictures", "東京"):
-        for dpi in (dpi_of(font), 1200):
+        for dpi in (150, 200, 1200):
             text = Figure(figsize=(4, 1), dpi=dpi).text(0, 0, words, fontsize=font, fontweight=weight)
             set_label(text)
             assert text.get_window_extent().width <= text_width(words, font, weight) * dpi * 1.01 + 1
@@ -219,3 +218,70 @@ def test_leaders_are_below_labels() -> None:
     for leaders in panel.collections:
         assert leaders.get_zorder() < panel.yaxis.get_zorder()
         assert len(leaders.get_segments()) == 60 - 60 // levels
+
+
+@pytest.mark.parametrize(("layers", "heads", "count"), [(2, 12, 8), (33, 1, 5), (2, 4, 20)])
+def test_titles_do_not_overlap(layers: int, heads: int, count: int) -> None:
+    """The titles of twelve heads in a row fit their panels, and keep the numbers of layer and head."""
+    figure = draw_maps([a_map(count).expand(heads, count, count)] * layers, ["a"] * count, heads=True, columns=12)
+    figure.draw_without_rendering()
+    titles = [panel.title for panel in figure.axes[: layers * heads]]
+    assert [title.get_text().replace("\n", " ") for title in titles[:2]] == [
+        "layer 0, head 0",
+        "layer 0, head 1" if heads > 1 else "layer 1, head 0",
+    ]
+    boxes = [title.get_window_extent() for title in titles]
+    assert not any(one.overlaps(other) for one, other in pairwise(boxes))
+    assert boxes[0].y1 <= figure.bbox.height
+
+
+def test_titles_are_cut_at_last() -> None:
+    figure = draw_maps({"a" * 80: a_map(2), "b": a_map(2)}, ["a", "b"])
+    title = figure.axes[0].get_title()
+    assert title.startswith("aaa") and title.endswith("…")
+    assert figure.axes[0].title.get_window_extent().width <= figure.axes[0].get_window_extent().width + 1
+
+
+@pytest.mark.parametrize("label", ["share of the row", "share of the row of one token, which sums to 1"])
+@pytest.mark.parametrize("own", [False, True])
+def test_label_of_the_scale_has_room(label: str, own: bool) -> None:
+    maps, rows = [a_map(2) / 2], [torch.tensor([0.2, 0.8])]
+    for figure in (
+        draw_maps(maps, ["a", "b"], label=label, scale="panel" if own else "shared"),
+        draw_row(rows, ["a", "b"], label=label, scale="row" if own else "shared"),
+        draw_row(rows, ["a", "b"], label=label, fig=Figure(figsize=(4, 2.5), dpi=150)),
+    ):
+        figure.draw_without_rendering()
+        text = figure.axes[-1].yaxis.label
+        assert label in text.get_text()
+        box = text.get_window_extent()
+        assert box.y0 >= 0 and box.y1 <= figure.bbox.height + 1 and box.x1 <= figure.bbox.width + 1
+
+
+def test_faint_panels_name_their_largest_score() -> None:
+    maps = {"one": a_map(2), "two": a_map(2) * 0.15}
+    assert [panel.get_title() for panel in draw_maps(maps, ["a", "b"]).axes[:2]] == ["one", "two (up to 0.15)"]
+    assert draw_maps(maps, ["a", "b"], scale="root").axes[1].get_title() == "two"
+    assert draw_maps({"zero": a_map(2) * 0}, ["a", "b"], vmax=1).axes[0].get_title() == "zero"
+
+
+def test_labels_once_in_a_grid_of_axes() -> None:
+    """Axes of a grid have labels at the left and lower edges, and axes without a grid have both."""
+    own = Figure(figsize=(8, 6))
+    panels = own.subplots(2, 2)
+    draw_maps([a_map(2)] * 4, ["a", "b"], ax=panels)
+    assert [bool(panel.get_xticklabels()) for panel in panels.flat] == [False, False, True, True]
+    assert [bool(panel.get_yticklabels()) for panel in panels.flat] == [True, False, True, False]
+    assert [panel.get_ylabel() for panel in panels.flat] == ["output token", "", "output token", ""]
+    apart = [own.add_axes((0, 0, 0.2, 0.2)), own.add_axes((0.5, 0, 0.2, 0.2))]
+    draw_maps([a_map(2)] * 2, ["a", "b"], ax=apart)
+    assert all(panel.get_yticklabels() and panel.get_xticklabels() for panel in apart)
+
+
+def test_names_of_axes_stand_at_their_labels() -> None:
+    own = Figure(figsize=(6, 12))
+    draw_maps([a_map(3)], ["a", "b", "c"], fig=own)
+    own.draw_without_rendering()
+    name = next(text for text in own.texts if text.get_text() == "source token")
+    lowest = min(text.get_window_extent().y0 for text in own.axes[0].get_xticklabels())
+    assert 0 < lowest - name.get_window_extent().y1 < 0.3 * own.dpi

@@ -27,7 +27,7 @@ from captum_vz.visualization.pictures.parts.fonts import set_label
 from captum_vz.visualization.pictures.parts.labels import level_offsets, levels_for, text_width, write_labels
 from captum_vz.visualization.pictures.parts.layout import PAGE
 from captum_vz.visualization.pictures.parts.sources import Words, make_axis
-from captum_vz.visualization.pictures.parts.style import FONT_SIZE, MARK, short_number, shortened
+from captum_vz.visualization.pictures.parts.style import FONT_SIZE, MARK, quoted, short_number, shortened
 
 _EDGE_COLOR: Final = "#2171b5"
 _LEVEL, _COLUMN, _NARROWEST = 0.5, 0.6, 0.1  # inches
@@ -65,7 +65,7 @@ def draw_route(
         paths: How many of the strongest paths are marked.
         residual: None, 0.5, "renormalize" or "add", see :func:`captum_vz.functional.add_residual`.
         words: Merges pieces to words, see :func:`draw_maps`.
-        title: A title. None: "Where [token] draws from".
+        title: A title. None: "Where [MASK] draws from".
         size: The width and height of the page in inches.
         ax: Axes to draw into.
         fig: A figure or a subfigure to draw into.
@@ -110,7 +110,11 @@ def draw_route(
         fig = new_picture(total) if fig is None else fig
         panel = add_axes(fig, (left, 0.32, width, height), total)
     _draw(panel, labels, start, steps, edges, strongest, width / len(labels), height / (len(steps) + 1))
-    set_label(panel.set_title(f"Where {labels[start]} draws from" if title is None else title, fontsize=FONT_SIZE + 2))
+    set_label(
+        panel.set_title(
+            f"Where {quoted(axis.labels[start])} draws from" if title is None else title, fontsize=FONT_SIZE + 2
+        )
+    )
     set_content(panel, _content(axis.labels, start, edges, strongest, threshold))
     return panel.figure  # type: ignore[return-value]  # a subfigure has the same methods
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache, lru_cache
 from typing import Any, Final
 
@@ -17,7 +17,7 @@ from matplotlib.font_manager import FontProperties
 from matplotlib.transforms import Affine2D, ScaledTranslation, blended_transform_factory
 
 from captum_vz.visualization.pictures.parts.fonts import font_families, set_label, writable
-from captum_vz.visualization.pictures.parts.style import FONT_SIZE, LINE, MARK, QUIET, SMALLEST_FONT, dpi_of
+from captum_vz.visualization.pictures.parts.style import DPI, FONT_SIZE, LINE, MARK, QUIET, SMALLEST_FONT
 
 _VECTOR_DPI: Final = 1200  # so fine that rounding to pixels does not matter
 MOST_LEVELS: Final = 3  # columns of labels
@@ -37,7 +37,7 @@ def text_width(text: str, font: float, weight: str = "normal") -> float:
     properties = FontProperties(family=font_families([text]), size=font, weight=weight)
     widths = (
         _renderer(dpi).get_text_width_height_descent(text, properties, ismath=False)[0] / dpi
-        for dpi in (dpi_of(font), _VECTOR_DPI)
+        for dpi in (*DPI, _VECTOR_DPI)
     )
     return float(max(widths))
 
@@ -134,12 +134,39 @@ def hide_labels(panel: Axes, *, x: bool, y: bool) -> None:
         panel.set_yticks([])
 
 
-def title_font(titles: Sequence[str], width: float) -> float:
-    """The largest font, up to a little more than that of labels, in which all titles are narrower than a panel."""
-    font = FONT_SIZE + 1.5
-    while font > SMALLEST_FONT and max(text_width(title, font) for title in titles) > width:
+def largest_font(texts: Iterable[str], width: float, largest: float) -> float:
+    """The largest font in which all texts are at most so wide in inches, or the smallest that can be read."""
+    lines = [line for text in texts for line in text.split("\n")]
+    widest, font = max(lines, key=lambda line: text_width(line, FONT_SIZE)), largest
+    while font > SMALLEST_FONT and text_width(widest, font) > width:
         font -= 0.5
     return font
+
+
+def fit_titles(titles: Sequence[str], width: float) -> tuple[list[str], float]:
+    """Titles that are no wider than a panel, and their font. If they do not fit, they have two lines, or are cut."""
+    font = largest_font(titles, width, FONT_SIZE + 1.5)
+    if max(text_width(title, font) for title in titles) <= width:
+        return list(titles), font
+    broken = [_in_two_lines(title) for title in titles]
+    font = largest_font(broken, width, SMALLEST_FONT + 1)
+    return ["\n".join(_cut(line, width, font) for line in title.split("\n")) for title in broken], font
+
+
+def _in_two_lines(title: str) -> str:
+    """The title with a line break in place of the space that is nearest to its middle."""
+    spaces = [place for place, letter in enumerate(title) if letter == " "]
+    if not spaces:
+        return title
+    middle = min(spaces, key=lambda place: abs(place - len(title) / 2))
+    return f"{title[:middle]}\n{title[middle + 1 :]}"
+
+
+def _cut(line: str, width: float, font: float) -> str:
+    short = line
+    while len(short) > 2 and text_width(short, font) > width:
+        short = f"{short.removesuffix('…')[:-1]}…"
+    return short
 
 
 def write_title(panel: Axes, title: str, font: float) -> None:

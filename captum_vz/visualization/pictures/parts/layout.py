@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from captum_vz.visualization.pictures.parts.labels import MOST_LEVELS, level_offsets, levels_for
+from captum_vz.visualization.pictures.parts.labels import MOST_LEVELS, level_offsets, levels_for, text_width
 from captum_vz.visualization.pictures.parts.style import CELL, FONT_SIZE, SMALLEST_FONT
 
 #: Inches, width and height: what is left of a sheet of A4 or Letter.
@@ -16,6 +16,7 @@ SMALLEST_SIDE: Final = 1.15  # of the longer side of a panel with few tokens
 _TITLE, _GAP, _EDGE = 0.24, 0.12, 0.06
 _NAME: Final = 0.2  # "source token" and "output token"
 _BAR, _BAR_GAP, _BAR_TEXT = 0.11, 0.14, 0.62
+_LONGEST_SCALE: Final = 3.0
 _GROWTH: Final = (1.0, 1.08, 1.2, 1.35, 1.5, 1.7)  # of pages that are tried if labels do not fit
 
 
@@ -27,6 +28,7 @@ class Grid:
         size: The figure.
         boxes: For each panel left, top, width and height.
         bar: The colour bar, in the same form.
+        bottom: The lower end of all labels, from the upper edge of the figure.
         columns: The number of panels in a row.
         cell: The side of a cell.
         font: The size of labels in points.
@@ -35,6 +37,7 @@ class Grid:
     size: tuple[float, float]
     boxes: list[tuple[float, float, float, float]]
     bar: tuple[float, float, float, float]
+    bottom: float
     columns: int
     cell: float
     font: float
@@ -48,6 +51,7 @@ class Wanted:
     rows: Sequence[str]
     columns: Sequence[str]
     heading: bool
+    scale: str  # the label of the colour bar
     marked: int | None = None  # the row whose label is bold
 
 
@@ -133,6 +137,8 @@ def _placed(wanted: Wanted, chosen: _Candidate, size: tuple[float, float] | None
     ]
     bottom = boxes[-1][1] + high
     bar_height = min(bottom - boxes[0][1], 2.4)
+    lower = height  # of all labels
+    height = max(height, boxes[0][1] + min(text_width(wanted.scale, FONT_SIZE), _LONGEST_SCALE) + _EDGE)
     bar = (width + _BAR_GAP, boxes[0][1], _BAR, bar_height)
     width += _BAR_GAP + _BAR + _BAR_TEXT
-    return Grid(size or (width, height), boxes, bar, chosen.columns, chosen.cell, chosen.font)
+    return Grid(size or (width, height), boxes, bar, lower, chosen.columns, chosen.cell, chosen.font)
