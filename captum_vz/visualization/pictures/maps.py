@@ -22,8 +22,13 @@ from captum_vz.visualization.pictures.description.picture import (
     size_of_axes,
     target_figure,
 )
-from captum_vz.visualization.pictures.parts.fonts import set_label
-from captum_vz.visualization.pictures.parts.labels import fit_titles, hide_labels, write_labels, write_title
+from captum_vz.visualization.pictures.parts.labels import (
+    fit_titles,
+    hide_labels,
+    write_heading,
+    write_labels,
+    write_title,
+)
 from captum_vz.visualization.pictures.parts.layout import PAGE, Wanted, make_grid
 from captum_vz.visualization.pictures.parts.panels import Panels, map_content, prepare_panels
 from captum_vz.visualization.pictures.parts.scales import Scale, ScaleName, add_colorbar, make_scale
@@ -128,7 +133,7 @@ def draw_maps(
     add_colorbar(bar, colors, wanted.scale, grid.bar[3], grid.size[1] - grid.bar[1])
     name_axes(figure, grid.size, *panels.axis_names, grid.boxes[0][0], grid.bottom)
     if title:
-        set_label(figure.suptitle(title, x=grid.boxes[0][0] / grid.size[0], y=1 - 0.06 / grid.size[1], ha="left"))
+        write_heading(figure, title, grid.boxes[0][0], 0.06, grid.size)
     return figure  # type: ignore[return-value]  # a subfigure has the same methods
 
 

@@ -26,6 +26,7 @@ from captum_vz.visualization.pictures.parts.labels import (
     level_offsets,
     levels_for,
     text_width,
+    write_heading,
     write_labels,
     write_plain_labels,
 )
@@ -123,8 +124,7 @@ def draw_strips(
     bar = add_axes(figure, (left + across + right, above, _BAR, bar_height), size)
     add_colorbar(bar, colors, colors.label(label, "row"), bar_height, size[1] - above)
     if title:
-        text = figure.suptitle(title, x=left / size[0], y=1 - 0.05 / size[1], ha="left", fontsize=FONT_SIZE + 2)
-        set_label(text)
+        write_heading(figure, title, left, 0.05, size, fontsize=FONT_SIZE + 2)
     return figure
 
 

@@ -16,6 +16,7 @@ from matplotlib.text import Text
 
 from captum_vz.visualization.pictures.parts.emoji import EmojiPictures, spaced
 from captum_vz.visualization.pictures.parts.style import shortened
+from captum_vz.visualization.terminal import printable
 
 _DRAWS_LEFTWARDS: Final = hasattr(ft2font, "__libraqm_version__")  # matplotlib 3.11 and later
 _LEFTWARDS: Final = ("R", "AL")  # directions of letters, of Hebrew and of Arabic
@@ -43,6 +44,7 @@ def writable(text: str) -> str:
     It has spaces for coloured emoji, and names, such as ":rocket:", of what no font has. Matplotlib before 3.11 neither
     joins Arabic letters nor draws from right to left: for it, the letters are in the order of the page.
     """
+    text = "\n".join(map(printable, text.split("\n")))
     if text.isascii():
         return text
     written = "".join(_written(letter) for letter in spaced(text)[0])
@@ -84,8 +86,8 @@ def set_label(text: Text, color: str | None = None, source: str | None = None, p
     """
     text.set_parse_math(False)  # a token may be a dollar sign
     source = text.get_text() if source is None else source
+    text.set_text(writable(source))
     if not source.isascii():
-        text.set_text(writable(source))
         text.set_fontfamily(font_families([text.get_text()]))
         emoji = [(writable(before), picture) for before, picture in spaced(source)[1]]
         if emoji:

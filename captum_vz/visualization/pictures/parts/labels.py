@@ -12,10 +12,11 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis as MatplotlibAxis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import LineCollection
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure, FigureBase
 from matplotlib.font_manager import FontProperties
 from matplotlib.transforms import Affine2D, ScaledTranslation, blended_transform_factory
 
+from captum_vz.visualization.pictures.description.content import set_heading
 from captum_vz.visualization.pictures.parts.fonts import font_families, set_label, writable
 from captum_vz.visualization.pictures.parts.style import DPI, FONT_SIZE, LINE, MARK, QUIET, SMALLEST_FONT
 
@@ -167,6 +168,14 @@ def _cut(line: str, width: float, font: float) -> str:
     while len(short) > 2 and text_width(short, font) > width:
         short = f"{short.removesuffix('…')[:-1]}…"
     return short
+
+
+def write_heading(
+    figure: FigureBase, title: str, left: float, top: float, size: tuple[float, float], **options: Any
+) -> None:
+    """Write the title of a figure at left and top in inches, from its upper left corner."""
+    set_label(figure.suptitle(title, x=left / size[0], y=1 - top / size[1], ha="left", **options))
+    set_heading(figure, title)
 
 
 def write_title(panel: Axes, title: str, font: float) -> None:

@@ -24,13 +24,10 @@ LINE: Final = 1.15 / 72  # inches between two lines of text, for each point of t
 CELL: Final = 0.17
 LONGEST_LABEL: Final = 20  # characters
 
-_JOINED: Final = "\u200c\u200d\ufe0e\ufe0f"
-
 
 def shortened(token: str, longest: int = LONGEST_LABEL) -> str:
     """The token in one line of at most `longest` characters."""
-    # Joiners and variation selectors belong to the characters next to them, in emoji and in Arabic script.
-    token = "".join(letter if letter in _JOINED else printable(letter) for letter in token)
+    token = printable(token)
     return token if len(token) <= longest else token[: longest - 1] + "…"
 
 
