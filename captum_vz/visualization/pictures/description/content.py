@@ -31,8 +31,8 @@ class Content:
 
 def root_figure(figure: Any) -> Figure:
     """The figure that holds a subfigure, or the figure itself."""
-    root: Figure | None = figure.get_figure(root=True)
-    return figure if root is None else root
+    found: Figure = figure.canvas.figure  # in every version of matplotlib
+    return found
 
 
 def set_content(panel: Axes, content: Content) -> None:

@@ -14,6 +14,8 @@ from matplotlib.artist import Artist
 from matplotlib.text import Text
 from matplotlib.transforms import Affine2D
 
+from captum_vz.visualization.pictures.description.content import root_figure
+
 Pixels = npt.NDArray[np.uint8]
 
 SPACE: Final = "\u2003"  # as wide as the font is high, which is the room of an emoji
@@ -93,8 +95,8 @@ class EmojiPictures(Artist):
         is_upright = round(text.get_rotation() / 90) % 2 == 1
         length = box.height if is_upright else box.width
         # Browsers do not smooth an image that matplotlib has scaled in SVG.
-        figure: Any = self.get_figure(root=True)
-        smooth = figure.canvas.get_default_filetype() == "svg"
+        canvas: Any = root_figure(self.get_figure()).canvas
+        smooth = canvas.get_default_filetype() == "svg"
         graphics = renderer.new_gc()
         graphics.set_alpha(text.get_alpha())
         for before, picture in self._parts:
