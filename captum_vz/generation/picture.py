@@ -13,7 +13,7 @@ from torch import Tensor
 from captum_vz.errors import ArgumentError
 from captum_vz.visualization.pictures.description.content import Content, set_content
 from captum_vz.visualization.pictures.description.picture import Picture
-from captum_vz.visualization.pictures.parts.fonts import set_label, writable
+from captum_vz.visualization.pictures.parts.labels import write_plain_labels
 from captum_vz.visualization.pictures.parts.style import COLORS, FONT_SIZE, SIGNED_COLORS, shortened
 
 if TYPE_CHECKING:
@@ -27,13 +27,13 @@ MOST_COLUMNS = 64  # of a panel, about ten inches
 def draw_steps(found: GenerationAttribution, layer: int, mask: Tensor | None, prefix: bool) -> Figure:
     """Draw one layer of a result. See :meth:`GenerationAttribution.plot`."""
     scores = found.scores[..., layer]
-    names = [_written(label) for label in found.prompt.labels]
+    names = [shortened(label) for label in found.prompt.labels]
     kept = range(len(names)) if mask is None else [i for i, hidden in enumerate(mask.tolist()) if not hidden]
     columns, labels = scores[:, list(kept)], [names[i] for i in kept]
     split = len(labels)
     if prefix:
         columns = torch.cat([columns, found.prefix[:, :-1, layer]], dim=1)
-        labels += [_written(label) for label in found.generated.labels[:-1]]
+        labels += [shortened(label) for label in found.generated.labels[:-1]]
     if not labels:
         raise ArgumentError("The mask leaves out all prompt tokens: there is nothing to draw. Keep at least one.")
     signed = bool((columns < 0).any())
@@ -41,7 +41,7 @@ def draw_steps(found: GenerationAttribution, layer: int, mask: Tensor | None, pr
     colors, lowest = (SIGNED_COLORS, -highest) if signed else (COLORS, 0.0)
     panels = math.ceil(len(labels) / MOST_COLUMNS)
     width = math.ceil(len(labels) / panels)
-    steps = [_written(label) for label in found.generated.labels]
+    steps = [shortened(label) for label in found.generated.labels]
     share = None if signed else [f"{value:.2f}" for value in found.prompt_share[:, layer].tolist()]
     top = LETTER * max(map(len, labels)) + 0.25
     side = LETTER * max(map(len, steps)) + (0.0 if share is None else 0.9)
@@ -68,8 +68,8 @@ def draw_steps(found: GenerationAttribution, layer: int, mask: Tensor | None, pr
 
 def _label(panel: Axes, columns: list[str], steps: list[str], share: list[str] | None, ruled: bool) -> None:
     panel.xaxis.tick_top()
-    panel.set_xticks(range(len(columns)), columns, rotation=90, fontsize=FONT_SIZE)
-    panel.set_yticks(range(len(steps)), steps, fontsize=FONT_SIZE)
+    write_plain_labels(panel.xaxis, range(len(columns)), columns, rotation=90, fontsize=FONT_SIZE)
+    write_plain_labels(panel.yaxis, range(len(steps)), steps, fontsize=FONT_SIZE)
     panel.tick_params(length=0)
     if share is not None:
         right = panel.secondary_yaxis("right")
@@ -77,12 +77,6 @@ def _label(panel: Axes, columns: list[str], steps: list[str], share: list[str] |
         right.set_ylabel("prompt share", fontsize=FONT_SIZE - 1, color="#555555")
         right.tick_params(length=0)
         right.spines[:].set_visible(False)
-    for text in [*panel.get_xticklabels(), *panel.get_yticklabels()]:
-        set_label(text)
-
-
-def _written(label: str) -> str:
-    return writable(shortened(label))
 
 
 def _content(scores: Tensor, steps: list[str], labels: list[str], name: str) -> Content:

@@ -152,6 +152,7 @@ def _cells(record: Any) -> list[str]:
     """The cells of a record, empty where nothing was given."""
     known = record.pred_prob == record.pred_prob
     predicted = f"{record.pred_class!s} ({record.pred_prob:.2f})" if known else str(record.pred_class)
-    texts = [str(record.true_class), predicted, str(record.attr_class), f"{record.attr_score:.2f}"]
+    total = f"{record.attr_score:.2f}"
+    texts = [str(record.true_class), predicted, str(record.attr_class), "0.00" if total == "-0.00" else total]
     cells = [f"<td>{text}</td>" if text else "" for text in texts]
     return [*cells, visualization.format_word_importances(record.raw_input_ids, record.word_attributions)]

@@ -16,6 +16,9 @@ FIRST_DARK = 5
 BLACK, WHITE = 16, 231
 
 BAR = 24  # characters of a full bar
+# Joiners in Arabic and Indian scripts and in emoji, and the tags of flags.
+_JOINERS = "\u200c\u200d" + "".join(map(chr, range(0xE0020, 0xE0080)))
+
 EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
@@ -107,5 +110,10 @@ def _shaded(word: str, share: float) -> str:
 
 
 def printable(token: str) -> str:
-    """The token with escapes for control characters."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in token)
+    r"""The token with escapes for control characters. Joiners of letters and emoji are kept.
+
+    >>> printable("a\n"), printable("a\u200d"), printable("\u05d0\u200d") == "\u05d0\u200d"
+    ('a\\n', 'a\\u200d', True)
+    """
+    kept = _JOINERS if any(not c.isascii() and c not in _JOINERS for c in token) else ""
+    return "".join(c if c.isprintable() or c in kept else c.encode("unicode_escape").decode() for c in token)

@@ -236,7 +236,7 @@ def test_long_token_shortened_in_figure() -> None:
     figure = Table(("a" * 50, "b\n"), 0, {"random": torch.tensor([0.5, 0.5])}, 0).plot()
     panel = figure.axes[0]
     assert [label.get_text() for label in panel.get_xticklabels()] == ["a" * 19 + "…", "b\\n"]
-    assert figure.get_suptitle() == f"What {'a' * 19}… draws on"
+    assert figure.get_suptitle() == f"What “{'a' * 19}…” draws on"
 
 
 def test_figure_shows_scores_in_place(table: Table, tmp_path: Path) -> None:

@@ -169,3 +169,34 @@ def test_fingerprint_sees_every_weight() -> None:
     with torch.no_grad():
         model[0].weight[17, 3] += 1
     assert weights_fingerprint(model) != before
+
+
+HOSTILE = ["\x00NUL", "\ud800", "\u202ex", "a\nb", "<&>\"'", "🚀"]
+
+
+@pytest.mark.parametrize("ending", ["png", "svg", "pdf"])
+@pytest.mark.parametrize("token", range(len(HOSTILE)))
+def test_hostile_tokens_are_in_files(token: int, ending: str, tmp_path: Path) -> None:
+    """Control characters and halves of surrogate pairs are written as escapes, which any file takes."""
+    figure = draw_maps([torch.eye(6)], HOSTILE, token=token, title="t\x00 🚀", label="l\x01")
+    add_provenance(figure, text="".join(HOSTILE), method="m\x00")
+    figure.savefig(tmp_path / f"picture.{ending}")
+    if ending != "pdf":
+        found = read_provenance(tmp_path / f"picture.{ending}")
+        assert found["text"] == "".join(HOSTILE)
+        assert found["description"] == str(describe(figure))
+        shown = ["\\x00NUL", "\\ud800", "\\u202ex", "a\\nb", "<&>\"'", "🚀"][token]
+        assert found["description"].startswith("t\\x00 🚀. ") and f"the row of {shown} has" in found["description"]
+    describe(figure).to_csv(tmp_path / "numbers.csv")
+    describe(figure).to_html(tmp_path / "numbers.html")
+
+
+def test_title_is_that_of_the_figure() -> None:
+    """The description has the title as it was given, or as it was changed, of a subfigure too."""
+    left, _ = Figure(figsize=(8, 3)).subfigures(1, 2)
+    for figure in (draw_maps([torch.eye(2)], ["a", "b"], title="東京 🚀"), left):
+        if figure is left:
+            draw_maps([torch.eye(2)], ["a", "b"], title="東京 🚀", fig=left)
+        assert str(describe(figure)).startswith("東京 🚀. ")
+        figure.suptitle("other")
+        assert str(describe(figure)).startswith("other. ")

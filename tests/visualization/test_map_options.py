@@ -2,7 +2,6 @@
 
 import io
 import time
-import warnings
 from itertools import combinations
 from typing import Any
 
@@ -330,21 +329,3 @@ def test_difference_of_words() -> None:
 def test_wrong_differences(minus: Any, message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         draw_maps([torch.eye(2)], ["it", "is"], minus=minus)
-
-
-# Fonts
-
-
-def test_labels_in_any_script() -> None:
-    """No box and no warning: each character has a font, or is written as a name."""
-    tokens = ["東京", "한국", "مرحبا", "שלום", "हिन्दी", "😀", "🚀", "👩\u200d🚀", "\ue000", "x\u202e"]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        figure = draw_maps([a_map(len(tokens))] * 2, tokens, title="東京 $x$")
-        figure.draw_without_rendering()
-    labels = row_labels(figure)
-    assert all(label for label in labels)
-    assert labels[-1] == r"x\u202e"
-    assert labels[-2] in ("\ue000", r"\ue000", "U+E000")
-    assert labels[6] in ("🚀", ":rocket:")
-    assert labels[4] == "हिन्दी"  # its vowels are marks

@@ -91,8 +91,8 @@ def test_unknown_probability_is_not_shown() -> None:
 
 
 def test_record_escapes_control_characters() -> None:
-    record = text_record(["a\nb", "\u202e", "\x00"], torch.ones(3))
-    assert record.raw_input_ids == ["a\\nb", "\\u202e", "\\x00"]
+    record = text_record(["a\nb", "\u202e", "\x00", "a\u200db", "👩\u200d🚀"], torch.ones(5))
+    assert record.raw_input_ids == ["a\\nb", "\\u202e", "\\x00", "a\\u200db", "👩\u200d🚀"]
 
 
 def test_records_stack_methods() -> None:
@@ -120,6 +120,11 @@ def test_page_shows_what_is_known(tmp_path: Path) -> None:
     rows = Page(save_html([record], tmp_path / "page.html")).rows
     assert rows[0][:2] == ["True Label", "Predicted Label"]
     assert rows[1][:2] == ["are", "is (0.75)"]
+
+
+def test_page_has_no_negative_zero(tmp_path: Path) -> None:
+    rows = Page(save_html([text_record(["a", "b"], torch.tensor([0.1, -0.1001]))], tmp_path / "page.html")).rows
+    assert rows[1][0] == "0.00"
 
 
 def test_page_of_nothing(tmp_path: Path) -> None:

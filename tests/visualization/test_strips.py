@@ -106,7 +106,7 @@ def test_truth_is_the_first_row() -> None:
     assert names(figure) == ["blanking out", "good, layer 3", "bad"]
     shown = drawn(figure)
     torch.testing.assert_close(shown[0], truth.double(), equal_nan=True)
-    assert written(figure)[:4] == ["", "1.00", "-1.00", "τ"]
+    assert written(figure)[:4] == ["", "1.00", "-1.00", "Kendall's τ"]
     assert figure.axes[0].get_yticks()[1] > 1.2  # the truth stands apart
 
 

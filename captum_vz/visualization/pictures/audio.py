@@ -21,7 +21,7 @@ from captum_vz.visualization.pictures.description.picture import (
     size_of,
     target_figure,
 )
-from captum_vz.visualization.pictures.parts.fonts import set_label, writable
+from captum_vz.visualization.pictures.parts.fonts import set_label
 from captum_vz.visualization.pictures.parts.scales import make_scale
 from captum_vz.visualization.pictures.parts.style import FONT_SIZE, MARK, shortened
 
@@ -101,7 +101,7 @@ def draw_audio(
     _draw(panel, sound, values, times, length, colors, token, label)
     if names is not None:
         for (start, end), name in zip(times, names, strict=True):
-            text = writable(shortened(name))
+            text = shortened(name)
             set_label(panel.text((start + end) / 2, _MIDDLE + 0.55, text, ha="center", va="bottom", fontsize=FONT_SIZE))
     if title:
         set_label(panel.set_title(title, fontsize=FONT_SIZE + 2, pad=14 if names is not None else 4))
@@ -143,7 +143,7 @@ def _draw(
     panel.set_ylim(bottom, _MIDDLE + 0.52)
     ticks = [-1.0, 0.0, 1.0] if colors.signed else [0.0, 0.5, 1.0]
     panel.set_yticks([*ticks, _MIDDLE], [*(f"{tick * end:.2g}" for tick in ticks), "sound"], fontsize=FONT_SIZE)
-    panel.set_ylabel(label, fontsize=FONT_SIZE, loc="bottom").set_parse_math(False)
+    set_label(panel.set_ylabel(label, fontsize=FONT_SIZE, loc="bottom"))
     panel.set_xlabel("seconds", fontsize=FONT_SIZE)
     panel.tick_params(labelsize=FONT_SIZE, length=2)
     panel.spines[["top", "right"]].set_visible(False)

@@ -13,8 +13,7 @@ from captum_vz.errors import ArgumentError
 from captum_vz.visualization._checks import one_example, position_of
 from captum_vz.visualization.pictures.parts.layout import PAGE
 from captum_vz.visualization.pictures.parts.sources import Chosen, Words, make_axis
-from captum_vz.visualization.pictures.parts.style import shortened
-from captum_vz.visualization.pictures.rows import strips_content
+from captum_vz.visualization.pictures.rows import explained_token, strips_content
 from captum_vz.visualization.pictures.strips import Strips, draw_strips
 
 
@@ -63,7 +62,7 @@ def draw_comparison(
         scale: "root": colours by the square root, so that one large score does not leave the others white; "row", where
             each row ends at its own largest score; or "shared".
         vmax: The end of the scale, with "shared" or "root". None: the largest score.
-        title: A title. None: "What [token] draws on" if `token` is given.
+        title: A title. None: "What [MASK] draws on" if `token` is given.
         width: The width of the page in inches.
         ax: Axes to draw into.
         fig: A figure or a subfigure to draw into.
@@ -97,10 +96,9 @@ def draw_comparison(
         right = axis.columns(given.nan_to_num(nan=0.0)).masked_fill(~known, float("nan"))
         notes = ["", *(f"{tau:.2f}" if tau == tau else "" for tau in (kendall_tau(row, right) for row in lines))]
         lines, labels, groups = [right, *lines], [truth_name, *labels], [None, *groups]
-    marked = axis.place(token, tokens) if position is not None and int(axis.member[position]) >= 0 else None
-    explained = None if position is None else tokens[position]
-    strips = Strips(labels, torch.stack(lines), axis.labels, marked, axis.dimmed, groups, notes, "τ" if notes else "")
-    title = f"What {shortened(explained)} draws on" if title is None and explained is not None else title
+    marked, explained, title = explained_token(axis, tokens, position, title)
+    heading = "Kendall's τ" if notes else ""
+    strips = Strips(labels, torch.stack(lines), axis.labels, marked, axis.dimmed, groups, notes, heading)
     content = strips_content(strips, explained, label, "method")
     return draw_strips(strips, content, scale, vmax, label, title, width, ax, fig)
 

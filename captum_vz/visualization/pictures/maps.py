@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, FigureBase, SubFigure
@@ -15,19 +15,27 @@ from captum_vz.visualization.pictures.description.content import set_content
 from captum_vz.visualization.pictures.description.picture import (
     add_axes,
     axes_list,
+    is_outer,
     name_axes,
     new_picture,
     size_of,
     size_of_axes,
     target_figure,
 )
-from captum_vz.visualization.pictures.parts.fonts import set_label, writable
-from captum_vz.visualization.pictures.parts.labels import hide_labels, title_font, write_labels, write_title
+from captum_vz.visualization.pictures.parts.labels import (
+    fit_titles,
+    hide_labels,
+    write_heading,
+    write_labels,
+    write_title,
+)
 from captum_vz.visualization.pictures.parts.layout import PAGE, Wanted, make_grid
 from captum_vz.visualization.pictures.parts.panels import Panels, map_content, prepare_panels
 from captum_vz.visualization.pictures.parts.scales import Scale, ScaleName, add_colorbar, make_scale
 from captum_vz.visualization.pictures.parts.sources import Chosen, Words
 from captum_vz.visualization.pictures.parts.style import FONT_SIZE, MARK, shortened
+
+_FAINT: Final = 0.2  # of the scale: a panel without larger scores looks white
 
 
 def draw_maps(
@@ -52,8 +60,9 @@ def draw_maps(
 ) -> Figure:
     """Draws maps as panels of a grid. Rows are output tokens, columns are source tokens.
 
-    Zero is white. By default all panels share one scale, which ends at the largest score. To compare two figures, pass
-    the same `vmax` to both: 1 for rows that sum to 1. If a score is negative, the scale is centred at 0: blue above,
+    Zero is white. By default all panels share one scale, which ends at the largest score. The title of a panel without
+    scores above a fifth of it names the panel's largest score. To compare two figures, pass the same `vmax` to both: 1
+    for rows that sum to 1. If a score is negative, the scale is centred at 0: blue above,
     red below. Labels are written once, at the left and lower edges of the grid. The figure fits a page. It is larger
     only if its labels could not be read otherwise. It is not registered with pyplot, so it need not be closed.
 
@@ -80,7 +89,8 @@ def draw_maps(
         columns: The number of panels in a row. None: the number that uses the page best.
         size: The width and height of the page in inches.
         title: A title above the panels.
-        ax: Axes to draw into, one for each panel. The scale is drawn at the right of the last one.
+        ax: Axes to draw into, one for each panel. In a grid of axes, labels are at the left and lower edges. The scale
+            is drawn at the right of the last one.
         fig: A figure or a subfigure to draw into, which keeps its size.
 
     Returns:
@@ -110,43 +120,52 @@ def draw_maps(
     colors = make_scale(drawn, scale, vmax, [panels.counted(one) for one in drawn])
     if ax is not None:
         return _draw_into(axes_list(ax, len(drawn)), panels, colors, label)
-    wanted = Wanted(len(drawn), *_shown(panels), heading=bool(title))
+    wanted = Wanted(len(drawn), *_shown(panels), bool(title), colors.label(label, "panel"), panels.marked)
     grid = make_grid(wanted, columns, size if fig is None else size_of(fig), fixed=fig is not None)
     figure = new_picture(grid.size, grid.font) if fig is None else fig
+    titles = _titles(panels, colors, grid.boxes[0][2])
     for index, box in enumerate(grid.boxes):
         panel = add_axes(figure, box, grid.size)
-        _draw_panel(panel, panels, index, colors, box[2], label)
+        _draw_panel(panel, panels, index, colors, box[2], label, titles)
         is_lowest = index + grid.columns >= len(drawn)
         _label_panel(panel, panels, grid.cell, grid.font, x=is_lowest, y=index % grid.columns == 0)
-    if grid.bar is not None:
-        add_colorbar(add_axes(figure, grid.bar, grid.size), colors, label)
-    across, down = panels.axis_names
-    name_axes(figure, grid.size, across, down, grid.boxes[0][0])
+    bar = add_axes(figure, grid.bar, grid.size)
+    add_colorbar(bar, colors, wanted.scale, grid.bar[3], grid.size[1] - grid.bar[1])
+    name_axes(figure, grid.size, *panels.axis_names, grid.boxes[0][0], grid.bottom)
     if title:
-        set_label(figure.suptitle(title, x=grid.boxes[0][0] / grid.size[0], y=1 - 0.06 / grid.size[1], ha="left"))
+        write_heading(figure, title, grid.boxes[0][0], 0.06, grid.size)
     return figure  # type: ignore[return-value]  # a subfigure has the same methods
 
 
 def _draw_into(axes: list[Axes], panels: Panels, colors: Scale, label: str) -> Figure:
     """Draw panels into the axes of a user."""
+    titles = _titles(panels, colors, min(size_of_axes(panel)[0] for panel in axes))
     for index, panel in enumerate(axes):
         width, height = size_of_axes(panel)
-        _draw_panel(panel, panels, index, colors, width, label)
+        _draw_panel(panel, panels, index, colors, width, label, titles)
         cell = min(width / len(panels.column_labels), height / len(panels.row_labels))
-        _label_panel(panel, panels, cell, FONT_SIZE, x=True, y=True)
+        x, y = is_outer(panel, axes)
+        _label_panel(panel, panels, cell, FONT_SIZE, x=x, y=y)
         across, down = panels.axis_names
-        panel.set_xlabel(across, fontsize=FONT_SIZE)
-        panel.set_ylabel(down, fontsize=FONT_SIZE)
-    add_colorbar(axes[-1].inset_axes((1.03, 0, 0.05, 1)), colors, label)
+        panel.set_xlabel(across if x else "", fontsize=FONT_SIZE)
+        panel.set_ylabel(down if y else "", fontsize=FONT_SIZE)
+    add_colorbar(axes[-1].inset_axes((1.03, 0, 0.05, 1)), colors, colors.label(label, "panel"), height)
     figure: FigureBase | None = axes[-1].figure
     return figure  # type: ignore[return-value]  # as above
 
 
-def _draw_panel(panel: Axes, panels: Panels, index: int, colors: Scale, width: float, label: str) -> None:
+def _draw_panel(
+    panel: Axes,
+    panels: Panels,
+    index: int,
+    colors: Scale,
+    width: float,
+    label: str,
+    titles: tuple[list[str], float],
+) -> None:
     name, scores = list(panels.scores.items())[index]
-    titles = [f"{one} (to {colors.end(i):.2g})" if colors.own else one for i, one in enumerate(panels.scores)]
     panel.imshow(scores.numpy(), cmap=colors.colors, norm=colors.norms[index], interpolation="nearest")
-    write_title(panel, titles[index], title_font(titles, width))
+    write_title(panel, titles[0][index], titles[1])
     panel.spines[:].set_linewidth(0.5)
     high, wide = scores.shape
     pale: dict[str, Any] = {"facecolor": "white", "alpha": 0.7, "linewidth": 0, "zorder": 1.5}
@@ -161,6 +180,16 @@ def _draw_panel(panel: Axes, panels: Panels, index: int, colors: Scale, width: f
     set_content(panel, map_content(name, panels, scores, label))
 
 
+def _titles(panels: Panels, colors: Scale, width: float) -> tuple[list[str], float]:
+    """The titles of panels, with the largest score of those with scales of their own and of nearly white ones."""
+    titles = []
+    for index, (name, scores) in enumerate(panels.scores.items()):
+        highest, end = float(panels.counted(scores).abs().max()), colors.end(index)
+        is_faint = 0 < highest < _FAINT * end and not colors.root
+        titles.append(f"{name} (to {end:.2g})" if colors.own else f"{name} (up to {highest:.2g})" if is_faint else name)
+    return fit_titles(titles, width)
+
+
 def _label_panel(panel: Axes, panels: Panels, cell: float, font: float, *, x: bool, y: bool) -> None:
     hide_labels(panel, x=not x, y=not y)
     rows, across = _shown(panels)
@@ -172,5 +201,5 @@ def _label_panel(panel: Axes, panels: Panels, cell: float, font: float, *, x: bo
 
 def _shown(panels: Panels) -> tuple[list[str], list[str]]:
     """The labels of rows and columns as they are written."""
-    rows, columns = ([writable(shortened(one)) for one in side] for side in (panels.row_labels, panels.column_labels))
+    rows, columns = ([shortened(one) for one in side] for side in (panels.row_labels, panels.column_labels))
     return rows, columns

@@ -27,7 +27,7 @@ from captum_vz.visualization.pictures.parts.fonts import set_label
 from captum_vz.visualization.pictures.parts.labels import level_offsets, levels_for, text_width, write_labels
 from captum_vz.visualization.pictures.parts.layout import PAGE
 from captum_vz.visualization.pictures.parts.sources import Words, make_axis
-from captum_vz.visualization.pictures.parts.style import FONT_SIZE, MARK, short_number, shortened
+from captum_vz.visualization.pictures.parts.style import FONT_SIZE, MARK, quoted, short_number, shortened
 
 _EDGE_COLOR: Final = "#2171b5"
 _LEVEL, _COLUMN, _NARROWEST = 0.5, 0.6, 0.1  # inches
@@ -65,7 +65,7 @@ def draw_route(
         paths: How many of the strongest paths are marked.
         residual: None, 0.5, "renormalize" or "add", see :func:`captum_vz.functional.add_residual`.
         words: Merges pieces to words, see :func:`draw_maps`.
-        title: A title. None: "Where [token] draws from".
+        title: A title. None: "Where [MASK] draws from".
         size: The width and height of the page in inches.
         ax: Axes to draw into.
         fig: A figure or a subfigure to draw into.
@@ -104,13 +104,17 @@ def draw_route(
         left = text_width(f"layer {len(steps)}", FONT_SIZE) + 0.2
         width = min(whole[0] - left - 0.15, max(_COLUMN * len(labels), 1.6))
         cell = width / len(labels)
-        below = level_offsets(labels, levels_for(cell, FONT_SIZE), FONT_SIZE)[-1] / 72 + 0.1
+        below = level_offsets(labels, levels_for(cell, FONT_SIZE), FONT_SIZE, start)[-1] / 72 + 0.1
         height = min(whole[1] - below - 0.35, _LEVEL * (len(steps) + 1))
         total = whole if fig is not None else (left + width + 0.15, height + below + 0.35)
         fig = new_picture(total) if fig is None else fig
         panel = add_axes(fig, (left, 0.32, width, height), total)
     _draw(panel, labels, start, steps, edges, strongest, width / len(labels), height / (len(steps) + 1))
-    set_label(panel.set_title(f"Where {labels[start]} draws from" if title is None else title, fontsize=FONT_SIZE + 2))
+    set_label(
+        panel.set_title(
+            f"Where {quoted(axis.labels[start])} draws from" if title is None else title, fontsize=FONT_SIZE + 2
+        )
+    )
     set_content(panel, _content(axis.labels, start, edges, strongest, threshold))
     return panel.figure  # type: ignore[return-value]  # a subfigure has the same methods
 

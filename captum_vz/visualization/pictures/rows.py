@@ -14,8 +14,8 @@ from captum_vz.errors import ArgumentError
 from captum_vz.visualization._checks import one_example, position_of
 from captum_vz.visualization.pictures.description.content import Content
 from captum_vz.visualization.pictures.parts.layout import PAGE
-from captum_vz.visualization.pictures.parts.sources import Chosen, Words, make_axis
-from captum_vz.visualization.pictures.parts.style import shortened
+from captum_vz.visualization.pictures.parts.sources import Axis, Chosen, Words, make_axis
+from captum_vz.visualization.pictures.parts.style import quoted
 from captum_vz.visualization.pictures.strips import Strips, draw_strips
 
 
@@ -53,7 +53,7 @@ def draw_row(
         scale: "shared"; "row", where each strip ends at its own largest score; or "root", shared, with colours by the
             square root.
         vmax: The end of the scale, with "shared" or "root". None: the largest score.
-        title: A title. None: "What [token] draws on" if `token` is given.
+        title: A title. None: "What [MASK] draws on" if `token` is given.
         width: The width of the page in inches.
         ax: Axes to draw into.
         fig: A figure or a subfigure to draw into.
@@ -77,13 +77,22 @@ def draw_row(
     position = position_of(token, tokens)
     axis = make_axis(tokens, words, dim, drop)
     kept = torch.stack([axis.columns(_row(scores, tokens, position)) for scores in rows.values()])
-    marked = axis.place(token, tokens) if position is not None and int(axis.member[position]) >= 0 else None
+    marked, explained, title = explained_token(axis, tokens, position, title)
     names = list(rows)
-    explained = None if position is None else tokens[position]
     strips = Strips(names, kept, axis.labels, marked, axis.dimmed, [name.startswith("layer ") for name in names])
-    title = f"What {shortened(explained)} draws on" if title is None and explained is not None else title
     content = strips_content(strips, explained, label, "row")
     return draw_strips(strips, content, scale, vmax, label, title, width, ax, fig)
+
+
+def explained_token(
+    axis: Axis, tokens: Sequence[str], position: int | None, title: str | None
+) -> tuple[int | None, str | None, str | None]:
+    """The column of the explained token, unless it is left out, the token, and the title."""
+    if position is None:
+        return None, None, title
+    column = int(axis.member[position])
+    name = f"What {quoted(tokens[position])} draws on" if title is None else title
+    return column if column >= 0 else None, tokens[position], name
 
 
 def _row(scores: Any, tokens: Sequence[str], position: int | None) -> Tensor:

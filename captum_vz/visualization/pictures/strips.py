@@ -21,8 +21,15 @@ from captum_vz.visualization.pictures.description.picture import (
     size_of_axes,
     target_figure,
 )
-from captum_vz.visualization.pictures.parts.fonts import set_label, writable
-from captum_vz.visualization.pictures.parts.labels import level_offsets, levels_for, text_width, write_labels
+from captum_vz.visualization.pictures.parts.fonts import set_label
+from captum_vz.visualization.pictures.parts.labels import (
+    level_offsets,
+    levels_for,
+    text_width,
+    write_heading,
+    write_labels,
+    write_plain_labels,
+)
 from captum_vz.visualization.pictures.parts.scales import Scale, add_colorbar, make_scale
 from captum_vz.visualization.pictures.parts.style import FONT_SIZE, MARK, ink_on, short_number, shortened
 
@@ -60,7 +67,7 @@ class Strips:
     @property
     def shown(self) -> list[str]:
         """The labels of the columns as they are written."""
-        return [writable(shortened(one)) for one in self.labels]
+        return [shortened(one) for one in self.labels]
 
 
 def draw_strips(
@@ -88,35 +95,36 @@ def draw_strips(
         wide, high = size_of_axes(panel)
         _draw(panel, strips, colors, tops, wide / len(strips.labels), high / (tops[-1] + 1))
         set_content(panel, content)
-        add_colorbar(panel.inset_axes((1.03 + (0.12 if strips.notes else 0), 0, 0.04, 1)), colors, label)
+        bar = panel.inset_axes((1.03 + (0.12 if strips.notes else 0), 0, 0.04, 1))
+        add_colorbar(bar, colors, colors.label(label, "row"), high)
         if title:
             set_label(panel.set_title(title, fontsize=FONT_SIZE + 2, pad=14 if strips.notes else 4))
         return panel.figure
     left = _EDGE + max(text_width(shortened(name, 60), FONT_SIZE) for name in strips.names) + 0.08
-    right = 0.12 + (
-        0.08 + max(text_width(one, FONT_SIZE) for one in [*strips.notes, strips.heading]) if strips.notes else 0
-    )
+    right = 0.12 + (0.08 + max(text_width(one, FONT_SIZE) for one in strips.notes) if strips.notes else 0)
     fixed = None if fig is None else size_of(fig)
     room = (width if fixed is None else fixed[0]) - left - right - _BAR - _BAR_TEXT
     shown = strips.shown
     cell = _cell(shown, room)
     flat = _is_flat(shown, cell)
-    below = 0.2 if flat else level_offsets(shown, levels_for(cell, FONT_SIZE), FONT_SIZE)[-1] / 72 + 0.05
-    above = _EDGE + (0.28 if title else 0.04) + (0.16 if strips.heading else 0)
+    levels = levels_for(cell, FONT_SIZE)
+    below = 0.2 if flat else level_offsets(shown, levels, FONT_SIZE, strips.marked)[-1] / 72 + 0.05
+    above = _EDGE + (0.28 if title else 0.04) + (0.2 if strips.heading else 0)
     height = ROW * (tops[-1] + 1)
     if fixed is not None:
         height = max(0.05, min(height, fixed[1] - above - below))
-    size = fixed or (left + cell * len(strips.labels) + right + _BAR + _BAR_TEXT, above + max(height, 0.9) + below)
+    lowest = max(height + below, 0.9 + below, min(text_width(colors.label(label, "row"), FONT_SIZE), 3) + _EDGE)
+    size = fixed or (left + cell * len(strips.labels) + right + _BAR + _BAR_TEXT, above + lowest)
     figure = new_picture(size) if fig is None else fig
     across = cell * len(strips.labels)
     panel = add_axes(figure, (left, above, across, height), size)
     _draw(panel, strips, colors, tops, cell, height / (tops[-1] + 1))
     set_content(panel, content)
     bar_height = min(2.2, max(height, 0.8))
-    add_colorbar(add_axes(figure, (left + across + right, above, _BAR, bar_height), size), colors, label)
+    bar = add_axes(figure, (left + across + right, above, _BAR, bar_height), size)
+    add_colorbar(bar, colors, colors.label(label, "row"), bar_height, size[1] - above)
     if title:
-        text = figure.suptitle(title, x=left / size[0], y=1 - 0.05 / size[1], ha="left", fontsize=FONT_SIZE + 2)
-        set_label(text)
+        write_heading(figure, title, left, 0.05, size, fontsize=FONT_SIZE + 2)
     return figure
 
 
@@ -146,14 +154,13 @@ def _draw(panel: Axes, strips: Strips, colors: Scale, tops: list[float], cell: f
         shown = strips.scores[index : index + 1].numpy()
         place = (-0.5, count - 0.5, top + 0.5, top - 0.5)
         panel.imshow(shown, cmap=colors.colors, norm=colors.norms[index], extent=place, aspect="auto")
-        panel.add_artist(Rectangle((-0.5, top - 0.5), count, 1, fill=False, edgecolor="0.6", linewidth=0.4))
+        frame: dict[str, Any] = {"fill": False, "edgecolor": "0.6", "linewidth": 0.4, "clip_on": False}
+        panel.add_artist(Rectangle((-0.5, top - 0.5), count, 1, **frame))
     panel.set_xlim(-0.5, count - 0.5)
     panel.set_ylim(tops[-1] + 0.5, -0.5)
     panel.spines[:].set_visible(False)
-    panel.set_yticks(tops, [writable(shortened(name, 60)) for name in strips.names], fontsize=FONT_SIZE)
+    write_plain_labels(panel.yaxis, tops, [shortened(name, 60) for name in strips.names], fontsize=FONT_SIZE)
     panel.tick_params(axis="y", length=0)
-    for text in panel.get_yticklabels():
-        set_label(text)
     write_labels(panel.xaxis, strips.shown, cell, FONT_SIZE, strips.marked, strips.dimmed)
     if _is_flat(strips.shown, cell):
         panel.tick_params(axis="x", rotation=0)
@@ -166,7 +173,7 @@ def _draw(panel: Axes, strips: Strips, colors: Scale, tops: list[float], cell: f
     for top, note in zip(tops, strips.notes, strict=False):
         panel.text(count - 0.5 + 0.08 / cell, top, note, va="center", fontsize=FONT_SIZE, color="0.25")
     if strips.notes:
-        panel.text(count - 0.5 + 0.08 / cell, -0.62, strips.heading, va="bottom", fontsize=FONT_SIZE, color="0.25")
+        panel.text(count - 0.5 + 0.08 / cell, -0.8, strips.heading, va="bottom", fontsize=FONT_SIZE, color="0.25")
     if cell >= NUMBERED and row_height >= 0.13:
         _write_numbers(panel, strips, colors, tops)
 

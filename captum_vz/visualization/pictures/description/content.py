@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 _CONTENT: Final = "captum_vz_content"  # the attribute of axes
+_HEADING: Final = "captum_vz_heading"  # the attribute of figures
 _PROVENANCE: Final = "captum_vz_provenance"  # the attribute of figures
 
 
@@ -30,8 +31,8 @@ class Content:
 
 def root_figure(figure: Any) -> Figure:
     """The figure that holds a subfigure, or the figure itself."""
-    root: Figure | None = figure.get_figure(root=True)
-    return figure if root is None else root
+    found: Figure = figure.canvas.figure  # in every version of matplotlib
+    return found
 
 
 def set_content(panel: Axes, content: Content) -> None:
@@ -43,6 +44,21 @@ def contents_of(figure: Any) -> list[Content]:
     """What the panels of a figure show, in their order."""
     found = [getattr(panel, _CONTENT, None) for panel in figure.axes]
     return [one for one in found if one is not None]
+
+
+def set_heading(figure: Any, heading: str) -> None:
+    """Keep the title of a figure as it was given: the one that is drawn has spaces for emoji."""
+    setattr(figure, _HEADING, (figure.get_suptitle(), heading))
+
+
+def heading_of(figure: Any) -> str:
+    """The title of a figure, or of the figure that holds a subfigure. Empty if there is none."""
+    for one in (figure, root_figure(figure)):
+        drawn = str(getattr(one, "get_suptitle", str)())
+        if drawn:
+            kept, heading = getattr(one, _HEADING, ("", ""))
+            return str(heading) if kept == drawn else drawn
+    return ""
 
 
 def set_provenance(figure: Any, fields: Mapping[str, str]) -> None:

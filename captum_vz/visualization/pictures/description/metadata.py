@@ -6,7 +6,8 @@ import json
 import sys
 from typing import Any, Final
 
-from captum_vz.visualization.pictures.description.content import contents_of, provenance_of, root_figure
+from captum_vz.visualization.pictures.description.content import contents_of, heading_of, provenance_of
+from captum_vz.visualization.terminal import printable
 
 #: The key of the provenance in PNG files.
 KEY: Final = "captum_vz"
@@ -18,12 +19,13 @@ def alt_text_of(figure: Any) -> str:
     contents = contents_of(figure)
     if not contents:
         return ""
-    heading = root_figure(figure).get_suptitle()
+    heading = heading_of(figure)
     sentences = [one.sentence for one in contents]
     if len(sentences) > _MOST_SENTENCES:
         left = len(sentences) - _MOST_SENTENCES
         sentences = [*sentences[: _MOST_SENTENCES - 1], f"{left} more panels follow.", sentences[-1]]
-    return " ".join([*([f"{heading.rstrip('.')}."] if heading else []), *sentences])
+    # Files take neither NUL nor half of a pair of surrogates.
+    return printable(" ".join([*([f"{heading.rstrip('.')}."] if heading else []), *sentences]))
 
 
 def full_provenance(figure: Any) -> dict[str, str]:
@@ -34,7 +36,7 @@ def full_provenance(figure: Any) -> dict[str, str]:
 
 def metadata_for(figure: Any, file_format: str) -> dict[str, Any] | None:
     """The metadata of a file, as matplotlib takes it for the format. None: the format has none."""
-    title = root_figure(figure).get_suptitle() or "captum_vz"
+    title = printable(heading_of(figure)) or "captum_vz"
     words, origin = alt_text_of(figure), full_provenance(figure)
     record = json.dumps(origin)
     match file_format.lower():

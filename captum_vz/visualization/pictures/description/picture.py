@@ -12,7 +12,7 @@ from matplotlib.figure import Figure, FigureBase
 from captum_vz.errors import ArgumentError
 from captum_vz.visualization.pictures.description.content import root_figure
 from captum_vz.visualization.pictures.description.metadata import metadata_for
-from captum_vz.visualization.pictures.parts.style import FONT_SIZE
+from captum_vz.visualization.pictures.parts.style import DPI, FONT_SIZE
 
 
 class Picture(Figure):
@@ -28,8 +28,8 @@ class Picture(Figure):
 
 
 def new_picture(size: tuple[float, float], font: float = FONT_SIZE) -> Picture:
-    """A figure of a size in inches that is not registered with pyplot. Small fonts get more pixels."""
-    return Picture(figsize=size, dpi=150 if font >= 7 else 200)
+    """A figure of a size in inches that is not registered with pyplot."""
+    return Picture(figsize=size, dpi=DPI[font < 7])
 
 
 def target_figure(ax: Any, fig: Any) -> None:
@@ -66,6 +66,18 @@ def size_of_axes(panel: Axes) -> tuple[float, float]:
     return box.width * width, box.height * height
 
 
+def is_outer(panel: Axes, others: Sequence[Axes]) -> tuple[bool, bool]:
+    """Whether no other axes are below a panel in its grid, and whether none are at its left."""
+    own = panel.get_subplotspec()
+    places = [other.get_subplotspec() for other in others]
+    grid = [one for one in places if own is not None and one is not None and one.get_gridspec() is own.get_gridspec()]
+    if own is None:
+        return True, True
+    below = any(one.colspan == own.colspan and one.rowspan.start > own.rowspan.start for one in grid)
+    left = any(one.rowspan == own.rowspan and one.colspan.start < own.colspan.start for one in grid)
+    return not below, not left
+
+
 def add_axes(figure: FigureBase, box: tuple[float, float, float, float], size: tuple[float, float]) -> Axes:
     """Axes at left, top, width and height in inches, from the upper left corner."""
     left, top, width, height = box
@@ -73,13 +85,13 @@ def add_axes(figure: FigureBase, box: tuple[float, float, float, float], size: t
     return figure.add_axes(place)
 
 
-def name_axes(figure: FigureBase, size: tuple[float, float], across: str | None, down: str | None, left: float) -> None:
-    """Write what columns and rows are, at the lower and the left edge."""
+def name_axes(
+    figure: FigureBase, size: tuple[float, float], across: str, down: str, left: float, bottom: float
+) -> None:
+    """Write what columns and rows are, at the lower and the left edge. Lengths are in inches from the upper left."""
     font: dict[str, Any] = {"fontsize": FONT_SIZE + 0.5, "color": "0.25"}
-    if across:
-        figure.text(left / size[0], 0.05 / size[1], across, ha="left", va="bottom", **font)
-    if down:
-        figure.text(0.05 / size[0], 1 - 0.3 / size[1], down, ha="left", va="top", rotation=90, **font)
+    figure.text(left / size[0], max(0.05 / size[1], 1 - (bottom - 0.05) / size[1]), across, va="bottom", **font)
+    figure.text(0.05 / size[0], 1 - 0.3 / size[1], down, va="top", rotation=90, **font)
 
 
 def _format_of(target: Any) -> str:

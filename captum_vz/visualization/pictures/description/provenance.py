@@ -16,7 +16,7 @@ from matplotlib.figure import FigureBase
 from torch import Tensor, nn
 
 from captum_vz.errors import ArgumentError
-from captum_vz.visualization.pictures.description.content import provenance_of, set_provenance
+from captum_vz.visualization.pictures.description.content import provenance_of, root_figure, set_provenance
 from captum_vz.visualization.pictures.description.metadata import KEY, metadata_for
 
 AnyFigure = TypeVar("AnyFigure", bound=FigureBase)
@@ -106,7 +106,7 @@ def save_figure(figure: FigureBase, path: str | Path, **options: Any) -> None:
         path: The file. Its ending is the format: PNG, SVG and PDF carry metadata.
         options: Options of matplotlib's `savefig`.
     """
-    root: Any = figure.get_figure(root=True) or figure
+    root = root_figure(figure)
     own = metadata_for(root, options.get("format") or Path(path).suffix[1:] or "png")
     if own is not None:
         options["metadata"] = own | dict(options.get("metadata") or {})

@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from matplotlib import font_manager, rcParams
+from matplotlib import font_manager, ft2font, rcParams
+from matplotlib.axes import Axes
 from matplotlib.ft2font import FT2Font
 from matplotlib.text import Text
 
+from captum_vz.visualization.pictures.parts.emoji import EmojiPictures, spaced
+from captum_vz.visualization.pictures.parts.style import shortened
+from captum_vz.visualization.terminal import printable
+
+_DRAWS_LEFTWARDS: Final = hasattr(ft2font, "__libraqm_version__")  # matplotlib 3.11 and later
+_LEFTWARDS: Final = ("R", "AL")  # directions of letters, of Hebrew and of Arabic
+_MIRRORED: Final = str.maketrans("()[]{}<>«»", ")(][}{><»«")
+_LAM: Final = "\u0644"  # it makes one sign with an alef that follows
 # Characters that may be left out if no font has them: joiners, and marks above or around others.
 _INVISIBLE: Final = {"Cf", "Mn", "Me"}
 # Of several fonts that have a character, these are taken first. The word is part of the name of the file.
 _PREFERRED: Final = ("sanscjk", "sansarabic", "sanshebrew", "sans", "emoji", "symbol")
 _AVOIDED: Final = ("bold", "italic", "oblique", "mono", "serif", "condensed", "lastresort", "light", "thin", "black")
+
+_FLAGS: Final = "".join(map(chr, range(0x1F1E6, 0x1F200)))  # two of these letters are a flag
 
 
 def font_families(texts: Iterable[str]) -> list[str]:
@@ -27,16 +39,60 @@ def font_families(texts: Iterable[str]) -> list[str]:
 
 
 def writable(text: str) -> str:
-    """The text, with the names of symbols that no font has, such as ":rocket:", and numbers of other characters."""
-    return "".join(_written(letter) for letter in text)
+    """The text as it is given to matplotlib, whose own text cannot have emoji, nor letters that no font has.
+
+    It has spaces for coloured emoji, and names, such as ":rocket:", of what no font has. Matplotlib before 3.11 neither
+    joins Arabic letters nor draws from right to left: for it, the letters are in the order of the page.
+    """
+    text = "\n".join(map(printable, text.split("\n")))
+    if text.isascii():
+        return text
+    written = "".join(_written(letter) for letter in spaced(text)[0])
+    return written if _DRAWS_LEFTWARDS else from_left(written)
 
 
-def set_label(text: Text, color: str | None = None) -> None:
-    """Make a text plain: no formula, fonts for all its characters, and a name for what no font has."""
+def from_left(text: str) -> str:
+    r"""Text from right to left with its letters from left to right, Arabic letters in their joined forms.
+
+    >>> from_left("abc \u05d0\u05d1 12") == "abc \u05d1\u05d0 12"
+    True
+    """
+    if not any(unicodedata.bidirectional(letter) in _LEFTWARDS for letter in text):
+        return text
+    # Letters with their marks, which neither change places nor take part in joining.
+    letters = re.findall(rf"(?:{_LAM}[\u0622\u0623\u0625\u0627]|.)[\u0591-\u05c7\u0610-\u061a\u064b-\u065f]*", text)
+    bases = [one[:2] if one[:2] in _forms() else one[0] for one in letters]
+    base = _is_leftwards(text)
+    runs: list[tuple[bool, list[str]]] = []
+    for place, one in enumerate(letters):
+        before, after = bases[place - 1] if place else "", bases[place + 1] if place + 1 < len(bases) else ""
+        shown = _joined(before, bases[place], after) + one[len(bases[place]) :]
+        leftwards = _side(bases, place, base)
+        if not runs or runs[-1][0] != leftwards:
+            runs.append((leftwards, []))
+        runs[-1][1].append(shown)
+    ordered = ["".join(run[::-1]).translate(_MIRRORED) if leftwards else "".join(run) for leftwards, run in runs]
+    return "".join(ordered[::-1] if base else ordered)
+
+
+def set_label(text: Text, color: str | None = None, source: str | None = None, panel: Axes | None = None) -> None:
+    """Make a text plain: no formula, fonts for all its characters, emoji in colour, names of what no font has.
+
+    Args:
+        text: The text.
+        color: Its new colour. None: it keeps its own.
+        source: What is written, if the text is the label of a tick, which matplotlib writes again whenever it draws.
+        panel: The axes of the tick.
+    """
     text.set_parse_math(False)  # a token may be a dollar sign
-    if not text.get_text().isascii():
-        text.set_text(writable(text.get_text()))
+    source = text.get_text() if source is None else source
+    text.set_text(writable(source))
+    if not source.isascii():
         text.set_fontfamily(font_families([text.get_text()]))
+        emoji = [(writable(before), picture) for before, picture in spaced(source)[1]]
+        if emoji:
+            place: Any = panel or text.axes or text.get_figure()
+            place.add_artist(EmojiPictures(text, emoji, _is_leftwards(source)))
     if color is not None:
         text.set_color(color)
 
@@ -45,10 +101,55 @@ def _written(letter: str) -> str:
     if letter.isascii() or _family_of(letter) is not None or _is_in(_default_font(), letter):
         return letter
     category = unicodedata.category(letter)
-    if category in _INVISIBLE:
+    if category in _INVISIBLE or category == "Sk":  # the tone of an emoji's skin
         return ""
-    name = unicodedata.name(letter, "")
-    return f":{name.lower().replace(' ', '-')}:" if category.startswith("S") and name else f"U+{ord(letter):04X}"
+    if letter in _FLAGS:
+        return chr(ord("A") + _FLAGS.index(letter))
+    name = shortened(unicodedata.name(letter, "").lower().replace(" ", "-"))
+    return f":{name}:" if category.startswith("S") and name else f"U+{ord(letter):04X}"
+
+
+def _is_leftwards(text: str) -> bool:
+    """Whether the first letter with a direction has that from right to left."""
+    directions = (unicodedata.bidirectional(letter) for letter in text)
+    return next((one in _LEFTWARDS for one in directions if one in ("L", *_LEFTWARDS)), False)
+
+
+def _side(letters: Sequence[str], place: int, base: bool) -> bool:
+    """Whether a letter is in a run from right to left. Spaces and signs are if both neighbours are, or as the text."""
+
+    def side(one: str) -> bool | None:
+        direction = unicodedata.bidirectional(one[0])
+        return direction in _LEFTWARDS if direction in ("L", "EN", "AN", *_LEFTWARDS) else None
+
+    own = side(letters[place])
+    if own is not None:
+        return own
+    before = next((found for one in letters[:place][::-1] if (found := side(one)) is not None), base)
+    after = next((found for one in letters[place + 1 :] if (found := side(one)) is not None), base)
+    return before if before == after else base
+
+
+@cache
+def _forms() -> dict[str, dict[str, str]]:
+    """The forms of Arabic letters and of lam with alef: "isolated", "initial", "medial" and "final"."""
+    found: dict[str, dict[str, str]] = {}
+    for code in [*range(0xFB50, 0xFDFE), *range(0xFE70, 0xFEFD)]:
+        kind, *letters = unicodedata.decomposition(chr(code)).split() or [""]
+        base = "".join(chr(int(one, 16)) for one in letters)
+        if base and kind.startswith("<") and (len(base) == 1 or (len(base) == 2 and base[0] == _LAM)):
+            found.setdefault(base, {}).setdefault(kind[1:-1], chr(code))
+    return found
+
+
+def _joined(before: str, letter: str, after: str) -> str:
+    """The form of an Arabic letter between its neighbours, if a font has it."""
+    forms = _forms().get(letter, {})
+    from_before = "final" in forms and "initial" in _forms().get(before, {})
+    to_after = "initial" in forms and "final" in _forms().get(after, {})
+    kind = {(True, True): "medial", (True, False): "final", (False, True): "initial"}.get((from_before, to_after))
+    form = forms.get(kind or "isolated", letter)
+    return form if _is_in(_default_font(), form) or _family_of(form) is not None else letter
 
 
 def _is_format(letter: str) -> bool:

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from captum_vz.visualization.pictures.parts.labels import MOST_LEVELS, level_offsets, levels_for
-from captum_vz.visualization.pictures.parts.style import CELL, FONT_SIZE, LINE, SMALLEST_FONT
+from captum_vz.visualization.pictures.parts.labels import MOST_LEVELS, level_offsets, levels_for, text_width
+from captum_vz.visualization.pictures.parts.style import CELL, FONT_SIZE, SMALLEST_FONT
 
 #: Inches, width and height: what is left of a sheet of A4 or Letter.
 PAGE: Final = (7.6, 10.2)
@@ -16,6 +16,7 @@ SMALLEST_SIDE: Final = 1.15  # of the longer side of a panel with few tokens
 _TITLE, _GAP, _EDGE = 0.24, 0.12, 0.06
 _NAME: Final = 0.2  # "source token" and "output token"
 _BAR, _BAR_GAP, _BAR_TEXT = 0.11, 0.14, 0.62
+_LONGEST_SCALE: Final = 3.0
 _GROWTH: Final = (1.0, 1.08, 1.2, 1.35, 1.5, 1.7)  # of pages that are tried if labels do not fit
 
 
@@ -26,7 +27,8 @@ class Grid:
     Attributes:
         size: The figure.
         boxes: For each panel left, top, width and height.
-        bar: The colour bar, in the same form. None: no colour bar.
+        bar: The colour bar, in the same form.
+        bottom: The lower end of all labels, from the upper edge of the figure.
         columns: The number of panels in a row.
         cell: The side of a cell.
         font: The size of labels in points.
@@ -34,7 +36,8 @@ class Grid:
 
     size: tuple[float, float]
     boxes: list[tuple[float, float, float, float]]
-    bar: tuple[float, float, float, float] | None
+    bar: tuple[float, float, float, float]
+    bottom: float
     columns: int
     cell: float
     font: float
@@ -48,7 +51,8 @@ class Wanted:
     rows: Sequence[str]
     columns: Sequence[str]
     heading: bool
-    bar: bool = True
+    scale: str  # the label of the colour bar
+    marked: int | None = None  # the row whose label is bold
 
 
 def make_grid(wanted: Wanted, columns: int | None, page: tuple[float, float] = PAGE, fixed: bool = False) -> Grid:
@@ -89,7 +93,7 @@ def _candidates(wanted: Wanted, columns: int | None, limits: tuple[float, float]
         down = math.ceil(count / across)
         for font in (FONT_SIZE, 7, 6, SMALLEST_FONT):
             for levels in range(1, MOST_LEVELS + 1):
-                label_width = level_offsets(wanted.rows, levels, font)[-1] / 72
+                label_width = level_offsets(wanted.rows, levels, font, wanted.marked)[-1] / 72
                 label_height = level_offsets(wanted.columns, levels, font)[-1] / 72
                 free_width = limits[0] - _margins(wanted)[0] - label_width - (across - 1) * _GAP
                 free_height = limits[1] - _margins(wanted)[1] - label_height - down * (_TITLE + _GAP)
@@ -111,8 +115,7 @@ def _square(count: int) -> int:
 
 def _margins(wanted: Wanted) -> tuple[float, float]:
     """Width and height of what is neither panel nor label."""
-    bar = _BAR_GAP + _BAR + _BAR_TEXT if wanted.bar else _EDGE
-    return _EDGE + _NAME + bar, 2 * _EDGE + _NAME + (0.3 if wanted.heading else 0.0)
+    return _EDGE + _NAME + _BAR_GAP + _BAR + _BAR_TEXT, 2 * _EDGE + _NAME + (0.3 if wanted.heading else 0.0)
 
 
 def _placed(wanted: Wanted, chosen: _Candidate, size: tuple[float, float] | None) -> Grid:
@@ -134,11 +137,8 @@ def _placed(wanted: Wanted, chosen: _Candidate, size: tuple[float, float] | None
     ]
     bottom = boxes[-1][1] + high
     bar_height = min(bottom - boxes[0][1], 2.4)
-    bar = (width + _BAR_GAP, boxes[0][1], _BAR, bar_height) if wanted.bar else None
-    width += _BAR_GAP + _BAR + _BAR_TEXT if wanted.bar else _EDGE
-    return Grid(size or (width, height), boxes, bar, chosen.columns, chosen.cell, chosen.font)
-
-
-def line_height(font: float) -> float:
-    """The height of a line of text in inches."""
-    return font * LINE
+    lower = height  # of all labels
+    height = max(height, boxes[0][1] + min(text_width(wanted.scale, FONT_SIZE), _LONGEST_SCALE) + _EDGE)
+    bar = (width + _BAR_GAP, boxes[0][1], _BAR, bar_height)
+    width += _BAR_GAP + _BAR + _BAR_TEXT
+    return Grid(size or (width, height), boxes, bar, lower, chosen.columns, chosen.cell, chosen.font)

@@ -13,6 +13,8 @@ from matplotlib.colors import FuncNorm, Normalize
 from torch import Tensor
 
 from captum_vz.errors import ArgumentError
+from captum_vz.visualization.pictures.parts.fonts import set_label
+from captum_vz.visualization.pictures.parts.labels import largest_font, text_width
 from captum_vz.visualization.pictures.parts.style import COLORS, FONT_SIZE, SIGNED_COLORS
 
 ScaleName = Literal["shared", "panel", "root"]
@@ -29,6 +31,7 @@ class Scale:
         signed: Whether the scale has a middle at 0 and a side below it.
         clipped: Whether some drawn score is beyond the end of its scale.
         own: Whether each panel has its own end.
+        root: Whether colours are by the square root.
     """
 
     norms: list[Normalize]
@@ -36,6 +39,7 @@ class Scale:
     signed: bool
     clipped: bool
     own: bool
+    root: bool
 
     @property
     def extend(self) -> str:
@@ -51,9 +55,9 @@ class Scale:
         norm = Normalize(-1 if self.signed else 0, 1) if self.own else self.norms[0]
         return ScalarMappable(norm, self.colors)
 
-    def label(self, label: str) -> str:
-        """The label of the colour bar."""
-        return f"{label} / largest of the panel" if self.own else label
+    def label(self, label: str, part: str) -> str:
+        """The label of the colour bar, for the scale of parts, such as "panel"."""
+        return f"{label} / largest of the {part}" if self.own else label
 
 
 def make_scale(
@@ -83,11 +87,20 @@ def make_scale(
     norms = [_norm(end, signed, scale) for end in ends]
     if scale != "panel":
         norms = [norms[0]] * len(panels)
-    return Scale(norms, SIGNED_COLORS if signed else COLORS, signed, clipped, scale == "panel")
+    return Scale(norms, SIGNED_COLORS if signed else COLORS, signed, clipped, scale == "panel", scale == "root")
 
 
-def add_colorbar(place: Any, scale: Scale, label: str, font: float = FONT_SIZE) -> None:
-    """Draw the colour bar of a scale into axes of its own."""
+def add_colorbar(place: Any, scale: Scale, label: str, height: float, room: float | None = None) -> None:
+    """Draw the colour bar of a scale into axes of its own.
+
+    Args:
+        place: The axes.
+        scale: The scale.
+        label: The label. If it is longer than the bar, it ends at the upper end of the bar.
+        height: The height of the bar in inches.
+        room: From the upper end of the bar to the lower end of the figure in inches. A label that is longer has a
+            smaller font.
+    """
     bar = place.figure.colorbar(scale.mappable(), cax=place, extend=scale.extend)
     if isinstance(scale.norms[0], FuncNorm):  # evenly spaced on the bar
         end = scale.end(0)
@@ -95,9 +108,10 @@ def add_colorbar(place: Any, scale: Scale, label: str, font: float = FONT_SIZE) 
         ticks = [*(-one for one in reversed(steps[1:])), *steps] if scale.signed else steps
         bar.set_ticks(ticks, labels=[f"{tick:.2g}" for tick in ticks])
         bar.minorticks_off()
-    bar.set_label(scale.label(label), fontsize=font)
-    bar.ax.yaxis.label.set_parse_math(False)
-    bar.ax.tick_params(labelsize=font - 1, length=2)
+    font = FONT_SIZE if room is None else largest_font([label], room - 0.08, FONT_SIZE)
+    bar.set_label(label, fontsize=font, loc="top" if text_width(label, font) > height else "center")
+    set_label(bar.ax.yaxis.label)
+    bar.ax.tick_params(labelsize=FONT_SIZE - 1, length=2)
     bar.outline.set_linewidth(0.5)
 
 

@@ -16,6 +16,7 @@ MARK: Final = "#d55e00"
 QUIET: Final = "0.55"  # the grey of labels that matter less
 
 FONT_SIZE: Final = 8
+DPI: Final = (150, 200)  # of figures, and of figures with small fonts
 SMALLEST_FONT: Final = 5  # points
 LINE: Final = 1.15 / 72  # inches between two lines of text, for each point of the font
 
@@ -23,14 +24,17 @@ LINE: Final = 1.15 / 72  # inches between two lines of text, for each point of t
 CELL: Final = 0.17
 LONGEST_LABEL: Final = 20  # characters
 
-_JOINED: Final = "\u200c\u200d\ufe0e\ufe0f"
-
 
 def shortened(token: str, longest: int = LONGEST_LABEL) -> str:
     """The token in one line of at most `longest` characters."""
-    # Joiners and variation selectors belong to the characters next to them, in emoji and in Arabic script.
-    token = "".join(letter if letter in _JOINED else printable(letter) for letter in token)
+    token = printable(token)
     return token if len(token) <= longest else token[: longest - 1] + "…"
+
+
+def quoted(token: str) -> str:
+    """The token in a title: words have quotation marks, unlike signs and tokens in brackets, such as [MASK]."""
+    short = shortened(token)
+    return f"“{short}”" if short[:1].isalnum() else short
 
 
 def ink_on(color: Any) -> str:
