@@ -72,6 +72,11 @@ ROWS = {
     "layer": (lambda: scores_of(ValueZeroing, 1)[MASK], "this is layer 1"),
     "token": (lambda: map_by_hand()[2], "this is the row of output token 2"),
     "map": (map_by_hand, "this is the whole map"),
+    "largest": (lambda: by_hand()[MASK] / by_hand()[MASK].max(), "divided by its largest entry"),
+    "length": (lambda: by_hand()[MASK] / by_hand()[MASK].norm(), "divided by its Euclidean length"),
+    "own value": (lambda: normalize_rows(by_hand()[MASK] * (torch.arange(11) != MASK)), "the token itself is left out"),
+    "percent": (lambda: 100 * map_by_hand()[MASK], "these are percentages"),
+    "sign": (lambda: -map_by_hand()[MASK], "the sign is wrong"),
 }
 
 
@@ -129,6 +134,13 @@ def test_unknown_mistakes_show_the_difference() -> None:
     assert "NaN" in check.value_zeroing_row([float("nan")] * 11).message
     assert "type str" in check.value_zeroing_row("pictures").message
     assert "compute in float64" in check.value_zeroing_row(map_by_hand()[MASK] + 1e-4).message.lower()
+
+
+def test_nearest_mistake_is_named() -> None:
+    """Answers of several mistakes are nearly alike. So the first that fits is not always the one that was made."""
+    nearly = [("one", [0.5, 0.5003]), ("two", [0.5, 0.5])]
+    assert check.value([0.5, 0.5], [0.4, 0.6], nearly).mistake == "two"
+    assert check.value([0.4, 0.6001], [0.4, 0.6], [("one", [0.4, 0.6005])]).mistake is None  # rounding explains more
 
 
 def test_row_of_a_model_needs_its_token() -> None:

@@ -32,6 +32,9 @@ NO_RESIDUAL = (
 ATTENTION = "these are attention weights. Value Zeroing measures how far the output moves without a value."
 EUCLIDEAN = "this is the Euclidean distance. The exercise asks for the cosine distance."
 SOFTMAX = "the row is divided by a softmax. Divide the distances by their sum."
+LARGEST = "the row is divided by its largest entry. Divide it by its sum."
+LENGTH = "the row is divided by its Euclidean length. Divide it by its sum."
+SELF = "the token itself is left out. The value of a token counts for its own output, too."
 
 
 class Task(NamedTuple):
@@ -170,6 +173,10 @@ def _usual(task: Task) -> list[tuple[str, Callable[[], Tensor]]]:
         *((NO_RESIDUAL, lambda one=one: one.attribute(task.inputs)[0]) for one in moved),
         (ATTENTION, lambda: LayerAttention(task.model, task.layer).attribute(task.inputs)[0]),
         (EUCLIDEAN, lambda: _map(task, distance="euclidean")),
+        (EUCLIDEAN, lambda: normalize_rows(_map(task, distance="euclidean", normalize=False).square())),
+        (LARGEST, lambda: _distances(task) / _distances(task).amax(-1, keepdim=True)),
+        (LENGTH, lambda: _distances(task) / _distances(task).norm(dim=-1, keepdim=True)),
+        (SELF, lambda: normalize_rows(_distances(task).fill_diagonal_(0))),
         (SOFTMAX, lambda: _distances(task).softmax(-1)),
         *layers,
     ]
