@@ -157,19 +157,22 @@ def test_notebooks_are_shown_with_their_outputs(site: Path) -> None:
 
 @pytest.mark.slow
 def test_answers_of_lessons_are_folded(site: Path) -> None:
-    """A solution is folded, and so is the output of the code cell after a question."""
+    """Solutions are folded, and so are the outputs between a question or an exercise and its answer, and the answer."""
     for path in (ROOT / "tutorials").glob("*.ipynb"):
-        cells = json.loads(path.read_text("utf-8"))["cells"]
-        tags = [set(cell["metadata"].get("tags", [])) for cell in cells]
-        code = [cell["cell_type"] == "code" for cell in cells]
-        solutions = sum("solution" in one and is_code for one, is_code in zip(tags, code, strict=True))
-        answers = sum(
-            "question" in one and is_code and bool(cell["outputs"]) and "solution" not in there
-            for one, there, is_code, cell in zip(tags, tags[1:], code[1:], cells[1:], strict=False)
-        )
+        folded = {"content": 0, "output": 0, "answer": 0}
+        asked = False
+        for cell in json.loads(path.read_text("utf-8"))["cells"]:
+            tags, is_code = set(cell["metadata"].get("tags", [])), cell["cell_type"] == "code"
+            ends = not is_code and ("answer" in tags or "".join(cell["source"]).startswith("#"))
+            asked = (asked and not ends) or bool(tags & {"question", "exercise"})
+            folded["answer"] += not is_code and "answer" in tags
+            folded["content"] += is_code and bool(tags & {"solution", "answer"})
+            is_plain = is_code and not tags & {"solution", "answer", "check", "exercise"}
+            folded["output"] += is_plain and asked and bool(cell["outputs"])
         shown = (site / "lessons" / f"{path.stem}.html").read_text("utf-8")
-        assert shown.count("Show code cell content") == solutions
-        assert shown.count("Show code cell output") == answers
+        assert shown.count("Show code cell content") == folded["content"] > 0
+        assert shown.count("Show code cell output") == folded["output"] > 0
+        assert shown.count("<summary>Show the answer</summary>") == folded["answer"] > 0
 
 
 @pytest.mark.slow

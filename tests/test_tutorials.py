@@ -21,6 +21,7 @@ from tests.lessons import (
     RIGHT,
     TAGS,
     disorder,
+    early_answers,
     lessons,
     quoted_numbers,
     run_lesson,
@@ -91,6 +92,21 @@ def test_students_copy_holds_no_solution(path: Path) -> None:
     left_out = [cell.source for cell in notebook.cells if "solution" in tags_of(cell)]
     assert not [text for text in left_out for cell in copy.cells if text in cell.source]
     nbformat.validate(copy)
+
+
+@every_lesson
+def test_students_copy_tells_no_answer(path: Path) -> None:
+    """All that quotes a result after a question or an exercise is folded, and no check shows what it compares with."""
+    notebook = nbformat.read(path, as_version=4)
+    assert not early_answers(notebook)
+    told = [cell.source for cell in notebook.cells if {"answer", "summary"} & tags_of(cell)]
+    shown_at_once = "".join(
+        re.sub(r"<details>.*?</details>", "", cell.source, flags=re.DOTALL)
+        for cell in student_copy(notebook).cells
+        if cell.cell_type == "markdown"
+    )
+    assert not [text for text in told if max(text.splitlines(), key=len) in shown_at_once]
+    assert not [cell.source for cell in notebook.cells if "check" in tags_of(cell) and "check.value(" in cell.source]
 
 
 # ---- The command, and what the functions above find ----------------------------------------------------------------

@@ -15,6 +15,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from captum_vz.testbed.lab import folded
+
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 VIEWS = "views"
@@ -68,18 +70,22 @@ def rewritten(text: str, path: Path, place: Path, known: dict[Path, Path]) -> st
 
 
 def lesson(text: str, path: Path, place: Path, known: dict[Path, Path]) -> str:
-    """A notebook with its links rewritten. Solutions, and the outputs that answer a question, are folded."""
+    """A notebook with its links rewritten. Solutions are folded, and so is all that shows the answer of a question."""
     notebook = json.loads(text)
     asked = False
     for cell in notebook["cells"]:
         tags = cell["metadata"].setdefault("tags", [])
+        source = "".join(cell["source"])
         if cell["cell_type"] == "markdown":
-            cell["source"] = rewritten("".join(cell["source"]), path, place, known)
-        elif "solution" in tags:
+            new = rewritten(source, path, place, known)
+            cell["source"] = folded(new, "Show the answer") if "answer" in tags else new
+            asked = "question" in tags or (asked and "answer" not in tags and not source.startswith("#"))
+        elif {"solution", "answer"} & set(tags):
             tags.append("hide-cell")
-        elif asked:
+        elif "exercise" in tags:
+            asked = True
+        elif asked and "check" not in tags and cell["outputs"]:
             tags.append("hide-output")
-        asked = "question" in tags
     return json.dumps(notebook)
 
 
