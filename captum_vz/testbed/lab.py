@@ -11,12 +11,16 @@ from typing import Any
 from captum_vz.errors import ArgumentError
 
 SOLUTION, ANSWER, SUMMARY = "solution", "answer", "summary"
-FOLDED = """<details>
+FOLDED = """<details{kind}>
 <summary>{title}</summary>
 
 {text}
 
 </details>"""
+NOTE = """
+
+**This is the student's copy.** Write your answers in the place of `...`. The cells that follow use them. A closed block
+of text tells an answer: open it after you have run the cells above. The solutions are in the lesson itself."""
 HEADING = re.compile(r"#+ .*\n+")
 
 
@@ -24,7 +28,8 @@ def student_copy(notebook: Any) -> Any:
     """A notebook without the cells that are tagged "solution", without outputs, and with its answers folded.
 
     Cells tagged "answer" or "summary" tell what the cells before them show. Text becomes a block that a click opens,
-    see :func:`folded`. The code of such a cell is collapsed (`jupyter.source_hidden`).
+    see :func:`folded`. The code of such a cell is collapsed (`jupyter.source_hidden`). The first cell, if it is text,
+    says that this is a student's copy.
 
     Args:
         notebook: A notebook in nbformat's form, version 4: a dict with a list of cells.
@@ -39,6 +44,8 @@ def student_copy(notebook: Any) -> Any:
     """
     copy = deepcopy(notebook)
     copy["cells"] = [cell for cell in copy["cells"] if SOLUTION not in cell["metadata"].get("tags", [])]
+    if copy["cells"] and copy["cells"][0]["cell_type"] == "markdown":
+        copy["cells"][0]["source"] = "".join(copy["cells"][0]["source"]) + NOTE
     for cell in copy["cells"]:
         tells = {ANSWER, SUMMARY} & set(cell["metadata"].get("tags", []))
         if cell["cell_type"] == "code":
@@ -50,12 +57,13 @@ def student_copy(notebook: Any) -> Any:
     return copy
 
 
-def folded(markdown: str, title: str) -> str:
+def folded(markdown: str, title: str, kind: str = "") -> str:
     """A text as a block that a click opens. Its first heading, if it begins with one, stays outside.
 
     Args:
         markdown: The text.
         title: What is shown of it before the click.
+        kind: A class for style sheets.
 
     >>> print(folded("It is *pictures*.", "The answer"))
     <details>
@@ -67,7 +75,8 @@ def folded(markdown: str, title: str) -> str:
     """
     heading = HEADING.match(markdown)
     begin = heading.end() if heading else 0
-    return markdown[:begin] + FOLDED.format(title=title, text=markdown[begin:].strip())
+    named = f' class="{kind}"' if kind else ""
+    return markdown[:begin] + FOLDED.format(title=title, text=markdown[begin:].strip(), kind=named)
 
 
 def add_lab(commands: Any) -> None:
