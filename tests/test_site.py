@@ -156,6 +156,18 @@ def test_notebooks_are_shown_with_their_outputs(site: Path) -> None:
 
 
 @pytest.mark.slow
+def test_tables_are_tables(site: Path) -> None:
+    """Tables of Markdown, in pages and in outputs of notebooks, become tables of HTML."""
+    pages = [path for path in site.rglob("*.html") if "_modules" not in path.parts]
+    raw = re.compile(r"\|\s*(?:-{3,}|—)\s*\|")
+    assert not [
+        path.name for path in pages if raw.search(re.sub(r"<pre.*?</pre>", "", path.read_text(), flags=re.DOTALL))
+    ]
+    report = (site / "lessons" / "03_the_paper_reproduced.html").read_text("utf-8")
+    assert report.count("<table") >= 3
+
+
+@pytest.mark.slow
 def test_answers_of_lessons_are_folded(site: Path) -> None:
     """Solutions are folded, and so are the outputs between a question or an exercise and its answer, and the answer."""
     for path in (ROOT / "tutorials").glob("*.ipynb"):
@@ -172,7 +184,7 @@ def test_answers_of_lessons_are_folded(site: Path) -> None:
         shown = (site / "lessons" / f"{path.stem}.html").read_text("utf-8")
         assert shown.count("Show code cell content") == folded["content"] > 0
         assert shown.count("Show code cell output") == folded["output"] > 0
-        assert shown.count("<summary>Show the answer</summary>") == folded["answer"] > 0
+        assert shown.count("<summary>The answer</summary>") == folded["answer"] > 0
 
 
 @pytest.mark.slow

@@ -78,7 +78,7 @@ def lesson(text: str, path: Path, place: Path, known: dict[Path, Path]) -> str:
         source = "".join(cell["source"])
         if cell["cell_type"] == "markdown":
             new = rewritten(source, path, place, known)
-            cell["source"] = folded(new, "Show the answer", kind="answer") if "answer" in tags else new
+            cell["source"] = folded(new, "The answer", kind="answer") if "answer" in tags else new
             asked = "question" in tags or (asked and "answer" not in tags and not source.startswith("#"))
         elif {"solution", "answer"} & set(tags):
             tags.append("hide-cell")
