@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any, NamedTuple
 
 import torch
@@ -179,6 +180,48 @@ def _usual(task: Task) -> list[tuple[str, Callable[[], Tensor]]]:
         (SELF, lambda: normalize_rows(_distances(task).fill_diagonal_(0))),
         (SOFTMAX, lambda: _distances(task).softmax(-1)),
         *layers,
+        *_of_torch_layer(task),
+    ]
+
+
+def _of_torch_layer(task: Task) -> list[tuple[str, Callable[[], Tensor]]]:
+    """What goes wrong if a learner writes the steps of a post-norm `nn.TransformerEncoderLayer`."""
+    layer = task.layer
+    if not isinstance(layer, nn.TransformerEncoderLayer) or layer.norm_first or layer.self_attn.in_proj_weight is None:
+        return []
+
+    @torch.no_grad()
+    def moved(first: float = 1, second: float = 1, ff: float = 1, heads: slice = slice(None)) -> Tensor:
+        """The map if residual connections or the feed-forward count 0, or if values are zeroed in some heads only."""
+        found: list[Tensor] = []
+        with layer.register_forward_pre_hook(lambda module, inputs: found.append(inputs[0])):
+            ValueZeroing(task.model, task.layers).attribute(task.inputs)  # runs the model as the inputs need it
+        x, twin = found[0].reshape(-1, found[0].shape[-1]).double(), deepcopy(layer).double()
+        attention = twin.self_attn
+        projected = torch.nn.functional.linear(x, attention.in_proj_weight, attention.in_proj_bias).chunk(3, dim=-1)
+        q, k, v = (one.unflatten(-1, (attention.num_heads, -1)).transpose(0, 1) for one in projected)
+
+        def output(values: Tensor) -> Tensor:
+            context = torch.nn.functional.scaled_dot_product_attention(q, k, values).transpose(0, 1).flatten(1)
+            h = twin.norm1(first * x + attention.out_proj(context))
+            y = second * h + ff * twin.linear2(layer.activation(twin.linear1(h)))
+            found_y: Tensor = twin.norm2(y) if ff else h
+            return found_y
+
+        columns = []
+        for j in range(len(x)):
+            zeroed = v.clone()
+            zeroed[heads, j] = 0
+            columns.append(cosine_distance(output(zeroed), output(v)))
+        return normalize_rows(torch.stack(columns, dim=1))
+
+    forgotten = "the residual connection is forgotten"
+    return [
+        (f"{forgotten}: h = norm1(x + attention(x)).", lambda: moved(first=0)),
+        (f"{forgotten}: y = norm2(h + ff(h)).", lambda: moved(second=0)),
+        (f"{forgotten}, twice: add x before norm1, and h before norm2.", lambda: moved(0, 0)),
+        ("the feed-forward is missing: y = norm2(h + ff(h)).", lambda: moved(ff=0)),
+        ("the value is zeroed in one head only. Zero it in all.", lambda: moved(heads=slice(0, 1))),
     ]
 
 
