@@ -172,15 +172,18 @@ def test_answers_of_lessons_are_folded(site: Path) -> None:
     """Solutions are folded, and so are the outputs between a question or an exercise and its answer, and the answer."""
     for path in (ROOT / "tutorials").glob("*.ipynb"):
         folded = {"content": 0, "output": 0, "answer": 0}
-        asked = False
+        asked, since = False, 0  # outputs since the first question or exercise that has no answer yet
         for cell in json.loads(path.read_text("utf-8"))["cells"]:
             tags, is_code = set(cell["metadata"].get("tags", [])), cell["cell_type"] == "code"
-            ends = not is_code and ("answer" in tags or "".join(cell["source"]).startswith("#"))
-            asked = (asked and not ends) or bool(tags & {"question", "exercise"})
-            folded["answer"] += not is_code and "answer" in tags
+            is_answer = not is_code and "answer" in tags
+            folded["answer"] += is_answer
             folded["content"] += is_code and bool(tags & {"solution", "answer"})
             is_plain = is_code and not tags & {"solution", "answer", "check", "exercise"}
-            folded["output"] += is_plain and asked and bool(cell["outputs"])
+            since += is_plain and asked and bool(cell["outputs"])
+            if is_answer or (not is_code and "".join(cell["source"]).startswith("#")):
+                folded["output"] += since * is_answer
+                asked, since = False, 0
+            asked = asked or bool(tags & {"question", "exercise"})
         shown = (site / "lessons" / f"{path.stem}.html").read_text("utf-8")
         assert shown.count("Show code cell content") == folded["content"] > 0
         assert shown.count("Show code cell output") == folded["output"] > 0

@@ -72,20 +72,23 @@ def rewritten(text: str, path: Path, place: Path, known: dict[Path, Path]) -> st
 def lesson(text: str, path: Path, place: Path, known: dict[Path, Path]) -> str:
     """A notebook with its links rewritten. Solutions are folded, and so is all that shows the answer of a question."""
     notebook = json.loads(text)
-    asked = False
+    asked: list[list[str]] | None = None  # tags of the cells that show something since a question or an exercise
     for cell in notebook["cells"]:
         tags = cell["metadata"].setdefault("tags", [])
         source = "".join(cell["source"])
         if cell["cell_type"] == "markdown":
-            new = rewritten(source, path, place, known)
-            cell["source"] = folded(new, "The answer", kind="answer") if "answer" in tags else new
-            asked = "question" in tags or (asked and "answer" not in tags and not source.startswith("#"))
+            cell["source"] = rewritten(source, path, place, known)
+            if "answer" in tags:
+                cell["source"] = folded(cell["source"], "The answer", kind="answer")
+                for shown in asked or []:
+                    shown.append("hide-output")
+            asked = None if "answer" in tags or source.startswith("#") else asked
         elif {"solution", "answer"} & set(tags):
             tags.append("hide-cell")
-        elif "exercise" in tags:
-            asked = True
-        elif asked and "check" not in tags and cell["outputs"]:
-            tags.append("hide-output")
+        elif asked is not None and cell["outputs"] and "check" not in tags:
+            asked.append(tags)
+        if {"question", "exercise"} & set(tags):
+            asked = asked or []
     return json.dumps(notebook)
 
 
