@@ -60,7 +60,7 @@ class Page(HTMLParser):
             self.loaded.append(named["href"])
         if "src" in named:
             self.loaded.append(named["src"])
-        if tag == "img" and not named.get("alt"):
+        if tag == "img" and (not named.get("alt") or "_images/" in named["alt"]):
             self.pictures_without_text.append(named["src"])
         if "srcdoc" in named:
             self.frames.append(named["srcdoc"])
@@ -131,8 +131,17 @@ def test_pages_load_nothing_from_elsewhere(site: Path) -> None:
 
 @pytest.mark.slow
 def test_pictures_have_a_text(site: Path) -> None:
-    pages = {path: parsed(path.read_text("utf-8")) for path in site.glob("*.html")}
+    pages = {path: parsed(path.read_text("utf-8")) for path in site.rglob("*.html")}
     assert not {path.name: page.pictures_without_text for path, page in pages.items() if page.pictures_without_text}
+
+
+@pytest.mark.slow
+def test_pictures_open_at_full_size(site: Path) -> None:
+    for name in ("gallery.html", "pictures.html", "lessons/02_reading_maps_layer_by_layer.html"):
+        page = parsed((site / name).read_text("utf-8"))
+        pictures = [one for one in page.loaded if "_images/" in one]
+        assert pictures
+        assert not set(pictures) - set(page.links)
 
 
 @pytest.mark.slow
@@ -269,6 +278,8 @@ def test_links_are_rewritten() -> None:
     assert build.rewritten(text, page, Path("page.md"), known) == (
         "[one](lessons/a.ipynb#part), [two](index.md), [three](#here), [four](https://captum.ai/)"
     )
+    picture = build.rewritten("![Two\nlines](../a.ipynb)", page, Path("page.md"), known)
+    assert picture == "![Two lines](lessons/a.ipynb)"
     deeper = build.rewritten("[one](../../README.md#install)", page, Path("lessons", "page.md"), known)
     assert deeper == "[one](../index.md#install)"
     with pytest.raises(FileNotFoundError, match=r"page\.md links to \.\./setup\.cfg, which is not in the site"):
