@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear, scaled_dot_product_attention
 
 from captum_vz import LayerAttention, ValueZeroing, find_layers
 from captum_vz._engine import AttentionBlock, AttentionSite
@@ -186,43 +188,50 @@ def _usual(task: Task) -> list[tuple[str, Callable[[], Tensor]]]:
 
 def _of_torch_layer(task: Task) -> list[tuple[str, Callable[[], Tensor]]]:
     """What goes wrong if a learner writes the steps of a post-norm `nn.TransformerEncoderLayer`."""
-    layer = task.layer
-    if not isinstance(layer, nn.TransformerEncoderLayer) or layer.norm_first or layer.self_attn.in_proj_weight is None:
+    if not isinstance(task.layer, nn.TransformerEncoderLayer) or task.layer.norm_first:
         return []
+    forgotten = "the residual connection is forgotten"
+    named: list[tuple[str, dict[str, Any]]] = [
+        (f"{forgotten}: h = norm1(x + attention(x)).", {"first": 0}),
+        (f"{forgotten}: y = norm2(h + ff(h)).", {"second": 0}),
+        (f"{forgotten}, twice: add x before norm1, and h before norm2.", {"first": 0, "second": 0}),
+        ("the feed-forward is missing: y = norm2(h + ff(h)).", {"ff": False}),
+        ("the value is zeroed in one head only. Zero it in all.", {"heads": slice(0, 1)}),
+    ]
+    return [
+        (name, partial(lambda method: method.attribute(task.inputs)[0], _TorchLayer(task.model, task.layer, **steps)))
+        for name, steps in named
+    ]
 
-    @torch.no_grad()
-    def moved(first: float = 1, second: float = 1, ff: float = 1, heads: slice = slice(None)) -> Tensor:
-        """The map if residual connections or the feed-forward count 0, or if values are zeroed in some heads only."""
-        found: list[Tensor] = []
-        with layer.register_forward_pre_hook(lambda module, inputs: found.append(inputs[0])):
-            ValueZeroing(task.model, task.layers).attribute(task.inputs)  # runs the model as the inputs need it
-        x, twin = found[0].reshape(-1, found[0].shape[-1]).double(), deepcopy(layer).double()
-        attention = twin.self_attn
-        projected = torch.nn.functional.linear(x, attention.in_proj_weight, attention.in_proj_bias).chunk(3, dim=-1)
+
+class _TorchLayer(LayerMaps):
+    """A post-norm `nn.TransformerEncoderLayer`, written out: a map in which a step is missing."""
+
+    def __init__(self, forward_func: Any, layer: Any, **steps: Any) -> None:
+        super().__init__(forward_func, layer)
+        self.steps: dict[str, Any] = {"first": 1, "second": 1, "ff": True, "heads": slice(None)} | steps
+
+    def layer_scores(self, site: AttentionSite, wanted: Any) -> Tensor:
+        layer: Any = deepcopy(site.layer.layer).double()
+        x = (site.layer.args[0] if site.layer.args else site.layer.kwargs["src"]).double()  # (1, tokens, width)
+        attention = layer.self_attn
+        projected = linear(x[0], attention.in_proj_weight, attention.in_proj_bias).chunk(3, dim=-1)
         q, k, v = (one.unflatten(-1, (attention.num_heads, -1)).transpose(0, 1) for one in projected)
 
         def output(values: Tensor) -> Tensor:
-            context = torch.nn.functional.scaled_dot_product_attention(q, k, values).transpose(0, 1).flatten(1)
-            h = twin.norm1(first * x + attention.out_proj(context))
-            y = second * h + ff * twin.linear2(layer.activation(twin.linear1(h)))
-            found_y: Tensor = twin.norm2(y) if ff else h
-            return found_y
+            context = scaled_dot_product_attention(q, k, values).transpose(0, 1).flatten(1)
+            h: Tensor = layer.norm1(self.steps["first"] * x[0] + attention.out_proj(context))
+            if not self.steps["ff"]:
+                return h
+            y: Tensor = layer.norm2(self.steps["second"] * h + layer.linear2(layer.activation(layer.linear1(h))))
+            return y
 
         columns = []
-        for j in range(len(x)):
+        for j in range(x.shape[1]):
             zeroed = v.clone()
-            zeroed[heads, j] = 0
+            zeroed[self.steps["heads"], j] = 0
             columns.append(cosine_distance(output(zeroed), output(v)))
-        return normalize_rows(torch.stack(columns, dim=1))
-
-    forgotten = "the residual connection is forgotten"
-    return [
-        (f"{forgotten}: h = norm1(x + attention(x)).", lambda: moved(first=0)),
-        (f"{forgotten}: y = norm2(h + ff(h)).", lambda: moved(second=0)),
-        (f"{forgotten}, twice: add x before norm1, and h before norm2.", lambda: moved(0, 0)),
-        ("the feed-forward is missing: y = norm2(h + ff(h)).", lambda: moved(ff=0)),
-        ("the value is zeroed in one head only. Zero it in all.", lambda: moved(heads=slice(0, 1))),
-    ]
+        return wanted.pool(torch.stack(columns, dim=1)[None])
 
 
 class _ContextMove(LayerMaps):
