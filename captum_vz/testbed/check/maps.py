@@ -56,7 +56,8 @@ def value_zeroing_row(
     r"""Grade a row of Value Zeroing, :math:`\hat C_{ij}` for one output token i.
 
     It recognizes a column in place of a row, distances that are not divided by their sum, similarities, a forgotten
-    residual connection, attention weights, another distance, another layer, and the row of another token.
+    residual connection, the token itself left out, another divisor, attention weights, another distance, another layer,
+    and the row of another token.
 
     Args:
         yours: The row, `(in,)` or `(1, in)`.
@@ -103,7 +104,8 @@ def value_zeroing_row(
 def value_zeroing_map(yours: Any, inputs: Any = None, *, model: Any = None, layer: int | nn.Module = -1) -> Verdict:
     """Grade a map of Value Zeroing, all rows of one layer.
 
-    It recognizes the mistakes of :func:`value_zeroing_row`, and columns that are divided by their sums.
+    It recognizes the mistakes of :func:`value_zeroing_row`, columns that are divided by their sums, and steps that are
+    forgotten when a learner writes out an `nn.TransformerEncoderLayer`.
 
     Args:
         yours: The map, `(out, in)` or `(1, out, in)`.
