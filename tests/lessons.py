@@ -20,7 +20,7 @@ import nbformat
 from nbformat import NotebookNode
 
 FOLDER = Path(__file__).parents[1] / "tutorials"
-TAGS = {"question", "exercise", "solution", "check", "quoted", "summary", "elsewhere"}
+TAGS = {"question", "exercise", "solution", "check", "answer", "quoted", "summary", "elsewhere"}
 RIGHT, NOT_YET = "Right. ", "Not yet. "
 SECONDS = 600
 
@@ -127,6 +127,29 @@ def shown(cell: NotebookNode) -> str:
     )
 
 
+def early_answers(notebook: NotebookNode) -> list[str]:
+    """Where a student could read an answer before giving one.
+
+    The text that answers a question is tagged "answer", so that the student's copy folds it. After a question or an
+    exercise, the text of the same section that quotes results has such a tag too.
+    """
+    found = []
+    for section in sections(notebook):
+        asked = waiting = False
+        for cell in section:
+            tags = tags_of(cell)
+            if "question" in tags:
+                found += [f"no answer before {cell.source[:60]!r}."] if waiting else []
+                waiting = True
+            waiting = waiting and not ("answer" in tags and cell.cell_type == "markdown")
+            is_open = cell.cell_type == "markdown" and not tags & {"answer", "summary", "elsewhere", "solution"}
+            if asked and is_open and (quoted := [one.text for one in quoted_numbers(cell.source)]):
+                found.append(f"{cell.source[:60]!r} quotes {quoted} and is not tagged 'answer'.")
+            asked = asked or bool(tags & {"question", "exercise"})
+        found += [f"no answer to the last question of {section[0].source[:60]!r}."] if waiting else []
+    return found
+
+
 def disorder(notebook: NotebookNode) -> list[str]:
     """What is wrong with the order of questions and exercises.
 
@@ -220,7 +243,7 @@ def main(arguments: list[str] | None = None) -> int:
     for path in (one for one in lessons() if one.name.startswith(wanted)):
         notebook = nbformat.read(path, as_version=4)
         began = time.perf_counter()
-        problems = [*disorder(notebook), *run_lesson(notebook)]
+        problems = [*disorder(notebook), *early_answers(notebook), *run_lesson(notebook)]
         print(f"{path.name}: {time.perf_counter() - began:.0f} s", *problems, sep="\n  ", flush=True)
         failed = failed or bool(problems)
         if options.write:

@@ -60,7 +60,7 @@ class Page(HTMLParser):
             self.loaded.append(named["href"])
         if "src" in named:
             self.loaded.append(named["src"])
-        if tag == "img" and not named.get("alt"):
+        if tag == "img" and (not named.get("alt") or "_images/" in named["alt"]):
             self.pictures_without_text.append(named["src"])
         if "srcdoc" in named:
             self.frames.append(named["srcdoc"])
@@ -131,8 +131,17 @@ def test_pages_load_nothing_from_elsewhere(site: Path) -> None:
 
 @pytest.mark.slow
 def test_pictures_have_a_text(site: Path) -> None:
-    pages = {path: parsed(path.read_text("utf-8")) for path in site.glob("*.html")}
+    pages = {path: parsed(path.read_text("utf-8")) for path in site.rglob("*.html")}
     assert not {path.name: page.pictures_without_text for path, page in pages.items() if page.pictures_without_text}
+
+
+@pytest.mark.slow
+def test_pictures_open_at_full_size(site: Path) -> None:
+    for name in ("gallery.html", "pictures.html", "lessons/02_reading_maps_layer_by_layer.html"):
+        page = parsed((site / name).read_text("utf-8"))
+        pictures = [one for one in page.loaded if "_images/" in one]
+        assert pictures
+        assert not set(pictures) - set(page.links)
 
 
 @pytest.mark.slow
@@ -156,20 +165,38 @@ def test_notebooks_are_shown_with_their_outputs(site: Path) -> None:
 
 
 @pytest.mark.slow
+def test_tables_are_tables(site: Path) -> None:
+    """Tables of Markdown, in pages and in outputs of notebooks, become tables of HTML."""
+    pages = [path for path in site.rglob("*.html") if "_modules" not in path.parts]
+    raw = re.compile(r"\|\s*(?:-{3,}|—)\s*\|")
+    assert not [
+        path.name for path in pages if raw.search(re.sub(r"<pre.*?</pre>", "", path.read_text(), flags=re.DOTALL))
+    ]
+    report = (site / "lessons" / "03_the_paper_reproduced.html").read_text("utf-8")
+    assert report.count("<table") >= 3
+
+
+@pytest.mark.slow
 def test_answers_of_lessons_are_folded(site: Path) -> None:
-    """A solution is folded, and so is the output of the code cell after a question."""
+    """Solutions are folded, and so are the outputs between a question or an exercise and its answer, and the answer."""
     for path in (ROOT / "tutorials").glob("*.ipynb"):
-        cells = json.loads(path.read_text("utf-8"))["cells"]
-        tags = [set(cell["metadata"].get("tags", [])) for cell in cells]
-        code = [cell["cell_type"] == "code" for cell in cells]
-        solutions = sum("solution" in one and is_code for one, is_code in zip(tags, code, strict=True))
-        answers = sum(
-            "question" in one and is_code and bool(cell["outputs"]) and "solution" not in there
-            for one, there, is_code, cell in zip(tags, tags[1:], code[1:], cells[1:], strict=False)
-        )
+        folded = {"content": 0, "output": 0, "answer": 0}
+        asked, since = False, 0  # outputs since the first question or exercise that has no answer yet
+        for cell in json.loads(path.read_text("utf-8"))["cells"]:
+            tags, is_code = set(cell["metadata"].get("tags", [])), cell["cell_type"] == "code"
+            is_answer = not is_code and "answer" in tags
+            folded["answer"] += is_answer
+            folded["content"] += is_code and bool(tags & {"solution", "answer"})
+            is_plain = is_code and not tags & {"solution", "answer", "check", "exercise"}
+            since += is_plain and asked and bool(cell["outputs"])
+            if is_answer or (not is_code and "".join(cell["source"]).startswith("#")):
+                folded["output"] += since * is_answer
+                asked, since = False, 0
+            asked = asked or bool(tags & {"question", "exercise"})
         shown = (site / "lessons" / f"{path.stem}.html").read_text("utf-8")
-        assert shown.count("Show code cell content") == solutions
-        assert shown.count("Show code cell output") == answers
+        assert shown.count("Show code cell content") == folded["content"] > 0
+        assert shown.count("Show code cell output") == folded["output"] > 0
+        assert shown.count("<summary>The answer</summary>") == folded["answer"] > 0
 
 
 @pytest.mark.slow
@@ -251,6 +278,8 @@ def test_links_are_rewritten() -> None:
     assert build.rewritten(text, page, Path("page.md"), known) == (
         "[one](lessons/a.ipynb#part), [two](index.md), [three](#here), [four](https://captum.ai/)"
     )
+    picture = build.rewritten("![Two\nlines](../a.ipynb)", page, Path("page.md"), known)
+    assert picture == "![Two lines](lessons/a.ipynb)"
     deeper = build.rewritten("[one](../../README.md#install)", page, Path("lessons", "page.md"), known)
     assert deeper == "[one](../index.md#install)"
     with pytest.raises(FileNotFoundError, match=r"page\.md links to \.\./setup\.cfg, which is not in the site"):

@@ -21,6 +21,7 @@ from tests.lessons import (
     RIGHT,
     TAGS,
     disorder,
+    early_answers,
     lessons,
     quoted_numbers,
     run_lesson,
@@ -93,6 +94,21 @@ def test_students_copy_holds_no_solution(path: Path) -> None:
     nbformat.validate(copy)
 
 
+@every_lesson
+def test_students_copy_tells_no_answer(path: Path) -> None:
+    """All that quotes a result after a question or an exercise is folded, and no check shows what it compares with."""
+    notebook = nbformat.read(path, as_version=4)
+    assert not early_answers(notebook)
+    told = [cell.source for cell in notebook.cells if {"answer", "summary"} & tags_of(cell)]
+    shown_at_once = "".join(
+        re.sub(r"<details>.*?</details>", "", cell.source, flags=re.DOTALL)
+        for cell in student_copy(notebook).cells
+        if cell.cell_type == "markdown"
+    )
+    assert not [text for text in told if max(text.splitlines(), key=len) in shown_at_once]
+    assert not [cell.source for cell in notebook.cells if "check" in tags_of(cell) and "check.value(" in cell.source]
+
+
 # ---- The command, and what the functions above find ----------------------------------------------------------------
 
 
@@ -114,11 +130,18 @@ def test_command_writes_the_students_copy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    nbformat.write(lesson(*exercise("answer = ...", "answer = 42  # secret")), "one.ipynb")
+    told = new_markdown_cell("## Two\n\nIt is 42.", metadata={"tags": ["answer"]})
+    shows = code("print(answer)", "answer")
+    intro = new_markdown_cell("# One")
+    nbformat.write(lesson(intro, *exercise("answer = ...", "answer = 42  # secret"), shows, told), "one.ipynb")
     assert main(["lab", "student", "one.ipynb"]) == 0
-    assert capsys.readouterr().out == "one_student.ipynb: 2 cells, 1 cells with solutions left out\n"
+    assert capsys.readouterr().out == "one_student.ipynb: 5 cells, 1 cells with solutions left out\n"
     copy = nbformat.read("one_student.ipynb", as_version=4)
-    assert copy.cells[0].source == "answer = ..."
+    first, stub, _, hidden, answer = copy.cells
+    assert first.source.startswith("# One\n\n**This is the student's copy.**")
+    assert stub.source == "answer = ..."
+    assert hidden.metadata["jupyter"] == {"source_hidden": True}
+    assert re.fullmatch(r"## Two\n\n<details>\n<summary>.*</summary>\n\nIt is 42\.\n\n</details>", answer.source)
     assert "secret" not in Path("one_student.ipynb").read_text("utf-8")
     # A second time, it would overwrite what the student has written.
     assert "may hold a student's work" in refused(capsys, "lab", "student", "one.ipynb")

@@ -3,17 +3,33 @@
 from __future__ import annotations
 
 import argparse
+import re
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 from captum_vz.errors import ArgumentError
 
-SOLUTION = "solution"
+SOLUTION, ANSWER, SUMMARY = "solution", "answer", "summary"
+FOLDED = """<details{kind}>
+<summary>{title}</summary>
+
+{text}
+
+</details>"""
+NOTE = """
+
+**This is the student's copy.** Write your answers in the place of `...`. The cells that follow use them. A closed block
+of text tells an answer: open it after you have run the cells above. The solutions are in the lesson itself."""
+HEADING = re.compile(r"#+ .*\n+")
 
 
 def student_copy(notebook: Any) -> Any:
-    """A notebook without the cells that are tagged "solution", and without outputs.
+    """A notebook without the cells that are tagged "solution", without outputs, and with its answers folded.
+
+    Cells tagged "answer" or "summary" tell what the cells before them show. Text becomes a block that a click opens,
+    see :func:`folded`. The code of such a cell is collapsed (`jupyter.source_hidden`). The first cell, if it is text,
+    says that this is a student's copy.
 
     Args:
         notebook: A notebook in nbformat's form, version 4: a dict with a list of cells.
@@ -28,10 +44,39 @@ def student_copy(notebook: Any) -> Any:
     """
     copy = deepcopy(notebook)
     copy["cells"] = [cell for cell in copy["cells"] if SOLUTION not in cell["metadata"].get("tags", [])]
+    if copy["cells"] and copy["cells"][0]["cell_type"] == "markdown":
+        copy["cells"][0]["source"] = "".join(copy["cells"][0]["source"]) + NOTE
     for cell in copy["cells"]:
+        tells = {ANSWER, SUMMARY} & set(cell["metadata"].get("tags", []))
         if cell["cell_type"] == "code":
             cell["outputs"], cell["execution_count"] = [], None
+            if tells:
+                cell["metadata"].setdefault("jupyter", {})["source_hidden"] = True
+        elif tells:
+            cell["source"] = folded("".join(cell["source"]), "Read this after you have run the cells above.")
     return copy
+
+
+def folded(markdown: str, title: str, kind: str = "") -> str:
+    """A text as a block that a click opens. Its first heading, if it begins with one, stays outside.
+
+    Args:
+        markdown: The text.
+        title: What is shown of it before the click.
+        kind: A class for style sheets.
+
+    >>> print(folded("It is *pictures*.", "The answer"))
+    <details>
+    <summary>The answer</summary>
+    <BLANKLINE>
+    It is *pictures*.
+    <BLANKLINE>
+    </details>
+    """
+    heading = HEADING.match(markdown)
+    begin = heading.end() if heading else 0
+    named = f' class="{kind}"' if kind else ""
+    return markdown[:begin] + FOLDED.format(title=title, text=markdown[begin:].strip(), kind=named)
 
 
 def add_lab(commands: Any) -> None:
@@ -46,7 +91,8 @@ def add_lab(commands: Any) -> None:
         "student",
         help="a notebook without solutions and outputs",
         description="Writes a copy of a notebook without the cells that are tagged 'solution', and without outputs. "
-        "The stubs of the exercises stay, and the package grades what the student writes there.",
+        "Text that tells what a cell shows (tagged 'answer' or 'summary') is folded. The stubs of the exercises stay, "
+        "and the package grades what the student writes there.",
         epilog="example: captum-vz lab student tutorials/09_redundant_words.ipynb",
     )
     student.add_argument("notebook", type=Path, metavar="NOTEBOOK", help="a lesson, such as tutorials/*.ipynb")

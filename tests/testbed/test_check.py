@@ -72,6 +72,11 @@ ROWS = {
     "layer": (lambda: scores_of(ValueZeroing, 1)[MASK], "this is layer 1"),
     "token": (lambda: map_by_hand()[2], "this is the row of output token 2"),
     "map": (map_by_hand, "this is the whole map"),
+    "largest": (lambda: by_hand()[MASK] / by_hand()[MASK].max(), "divided by its largest entry"),
+    "length": (lambda: by_hand()[MASK] / by_hand()[MASK].norm(), "divided by its Euclidean length"),
+    "own value": (lambda: normalize_rows(by_hand()[MASK] * (torch.arange(11) != MASK)), "the token itself is left out"),
+    "percent": (lambda: 100 * map_by_hand()[MASK], "these are percentages"),
+    "sign": (lambda: -map_by_hand()[MASK], "the sign is wrong"),
 }
 
 
@@ -129,6 +134,13 @@ def test_unknown_mistakes_show_the_difference() -> None:
     assert "NaN" in check.value_zeroing_row([float("nan")] * 11).message
     assert "type str" in check.value_zeroing_row("pictures").message
     assert "compute in float64" in check.value_zeroing_row(map_by_hand()[MASK] + 1e-4).message.lower()
+
+
+def test_nearest_mistake_is_named() -> None:
+    """Answers of several mistakes are nearly alike. So the first that fits is not always the one that was made."""
+    nearly = [("one", [0.5, 0.5003]), ("two", [0.5, 0.5])]
+    assert check.value([0.5, 0.5], [0.4, 0.6], nearly).mistake == "two"
+    assert check.value([0.4, 0.6001], [0.4, 0.6], [("one", [0.4, 0.6005])]).mistake is None  # rounding explains more
 
 
 def test_row_of_a_model_needs_its_token() -> None:
@@ -211,6 +223,8 @@ def test_effect_and_its_mistakes() -> None:
     assert "sign is wrong" in (graded(-right).mistake or "")
     assert "sign is lost" in (graded(right.abs()).mistake or "")
     assert "last layer only" in (graded(effects(layers[-1:])).mistake or "")
+    without = torch.tensor([preference(j, layers) for j in range(11)])
+    assert "numbers without each value" in (graded(without).mistake or "")
 
     groups = [0, 1, 1, 3, 4, 5, 6, 7, 8, 9, 10]
     options: Any = {"model": model, "target": (MASK, are), "foil": (MASK, is_), "together": [1, 2]}
@@ -219,3 +233,35 @@ def test_effect_and_its_mistakes() -> None:
     )
     assert check.effect(joint, encoding, **options)
     assert "one at a time" in (check.effect(right, encoding, **options).mistake or "")
+
+
+@torch.no_grad()
+def test_steps_of_a_torch_layer_and_their_mistakes() -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).double().eval()
+    hidden = torch.randn(1, 6, 16, dtype=torch.float64)
+    first, last = model.layers
+    x = first(hidden)[0]
+    projected = x @ last.self_attn.in_proj_weight.T + last.self_attn.in_proj_bias
+    q, k, v = (one.unflatten(-1, (2, 8)).transpose(0, 1) for one in projected.chunk(3, dim=-1))
+
+    def output(values: Tensor, first: float, second: float, ff: float) -> Tensor:
+        heads = [((q[h] @ k[h].T) / 8**0.5).softmax(-1) @ values[h] for h in range(2)]
+        h = last.norm1(first * x + last.self_attn.out_proj(torch.cat(heads, -1)))
+        return last.norm2(second * h + last.linear2(last.linear1(h).relu())) if ff else h
+
+    def graded(first: float = 1, second: float = 1, ff: float = 1, heads: Any = slice(None)) -> check.Verdict:
+        columns = []
+        for j in range(6):
+            zeroed = v.clone()
+            zeroed[heads, j] = 0
+            columns.append(cosine_distance(output(zeroed, first, second, ff), output(v, first, second, ff)))
+        return check.value_zeroing_map(normalize_rows(torch.stack(columns, 1)), hidden, model=model)
+
+    assert graded()
+    assert "h = norm1(x" in (graded(first=0).mistake or "")
+    assert "y = norm2(h" in (graded(second=0).mistake or "")
+    assert "twice" in (graded(0, 0).mistake or "")
+    assert "feed-forward is missing" in (graded(ff=0).mistake or "")
+    assert "one head only" in (graded(heads=0).mistake or "")

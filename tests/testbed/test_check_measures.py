@@ -27,6 +27,8 @@ def test_rollout_and_its_mistakes() -> None:
         "mean": (one + two + three) / 3,
         "last layer alone": three,
         "last layer is missing": two @ one,
+        "first layer is missing": three @ two,
+        "swapped in each map": three.mT @ two.mT @ one.mT,
     }
     for words, answer in wrong.items():
         assert words in (check.rollout(answer, maps).mistake or ""), words
@@ -36,6 +38,7 @@ def test_rollout_and_its_mistakes() -> None:
     assert check.rollout(with_residual, maps, residual=0.5)
     assert "residual connection is forgotten" in (check.rollout(right, maps, residual=0.5).mistake or "")
     assert "does not ask for" in (check.rollout(with_residual, maps).mistake or "")
+    assert "halved" in (check.rollout(right / 8, maps, residual=0.5).mistake or "")
     assert "to each map" in (check.rollout((right + eye) / 2, maps, residual=0.5).mistake or "")
     with pytest.raises(ArgumentError, match="one example"):
         check.rollout(right, [torch.rand(2, 5, 5)])
@@ -76,6 +79,9 @@ def test_average_precision_and_its_mistakes() -> None:
 
     assert check.average_precision(right)
     assert (check.average_precision(by_order).mistake or "").startswith("ties")
+    best_case = check.average_precision(lambda scores, cues: right(scores + 1e-6 * cues, cues))
+    assert (best_case.mistake or "").startswith("ties")
+    assert "number of cues" in (check.average_precision(lambda s, c: right(s, c) * c.sum()).mistake or "")
     assert "descending" in (check.average_precision(lambda s, c: right(-s, c)).mistake or "")
     assert "reciprocal rank" in (
         check.average_precision(
@@ -152,6 +158,10 @@ def test_attention_and_its_mistakes() -> None:
     assert "square root of d" in (check.attention(lambda q, k, v: attention(q, k, v, 1)).mistake or "")
     assert "divided by d" in (check.attention(lambda q, k, v: attention(q, k, v, 0.25)).mistake or "")
     assert "wrong axis" in (check.attention(lambda q, k, v: attention(q, k, v, axis=0)).mistake or "")
+    assert "exponentials" in (check.attention(lambda q, k, v: (q @ k.T / 2).exp() @ v).mistake or "")
+    assert "keys and values" in (check.attention(lambda q, k, v: attention(q, v, k)).mistake or "")
+    assert "multiplied by" in (check.attention(lambda q, k, v: attention(q, k, v, 2)).mistake or "")
+    assert "after the softmax" in (check.attention(lambda q, k, v: attention(q, k, v, 1) / 2).mistake or "")
     assert "causal mask is missing" in (check.attention(attention, causal=True).mistake or "")
 
 
@@ -205,6 +215,8 @@ def test_shares_of_maps_and_their_mistakes() -> None:
     assert "before the word" in (check.neighbor_share(before, maps, words).mistake or "")
     columns = [sum(one[0, i - 1, i] + one[0, i + 1, i] for i in words) / 3 for one in maps]
     assert "swapped" in (check.neighbor_share(columns, maps, words).mistake or "")
+    assert "number of words" in (check.neighbor_share([one * 3 / 5 for one in near], maps, words).mistake or "")
+    assert "sum over the words" in (check.neighbor_share([one * 3 for one in near], maps, words).mistake or "")
     assert "mean of the two" in (check.neighbor_share([one / 2 for one in near], maps, words).mistake or "")
 
     pair = [(one[0, 1, 3] + one[0, 3, 1]) / 2 for one in maps]
@@ -220,6 +232,11 @@ def test_share_of_a_path_and_its_mistakes() -> None:
     path = [1, 2, 4]  # token 2 reads token 1 in the first layer, token 4 reads token 2 in the second
     assert check.path_share(one[2, 1] * two[4, 2], [one, two], path)
     assert "sum" in (check.path_share(one[2, 1] + two[4, 2], [one, two], path).mistake or "")
+    assert "first step is missing" in (check.path_share(two[4, 2], [one, two], path).mistake or "")
+    assert "last step is missing" in (check.path_share(one[2, 1], [one, two], path).mistake or "")
+    assert "whole rollout" in (check.path_share((two @ one)[4, 1], [one, two], path).mistake or "")
+    mixed = one[2, 1] / 2 * two[4, 2] / 2
+    assert "does not ask for" in (check.path_share(mixed, [one, two], path).mistake or "")
     assert "swapped" in (check.path_share(one[1, 2] * two[2, 4], [one, two], path).mistake or "")
     assert "first step" in (check.path_share(two[2, 1] * one[4, 2], [one, two], path).mistake or "")
     staying = [1, 1, 4]

@@ -21,6 +21,13 @@ function                 grades                                       mistakes t
 `kendall`                a function                                   ties
 `blank_out`              predictions without one token                sign, tokens stay replaced
 `deletion`               a curve of predictions                       lowest first, one at a time
+`patch_token`            the token of an image's patch                `[CLS]` forgotten, rows and columns swapped
+`frame_centers`          where frames stand in a recording            strides not multiplied, begin at 0
+`copied_from`            the true columns of a cross map              reading order, one row too late
+`source_read`            the token that a cross row points at         a second token of the same kind
+`found_rate`             how often the highest score is at a place    other examples, a count
+`place_shares`           shares at several places                     rows not divided, order of the means
+`hidden_share`           what a mask hides                            what it shows, another layer
 `verified`               a model of the learner                       what `captum_vz.verify` finds
 `value`                  any number or tensor                         those that the lesson names
 ======================== ============================================ ==================================================
@@ -34,6 +41,15 @@ from captum_vz.testbed.check.attention import attention, value, verified
 from captum_vz.testbed.check.effects import cross_map, effect, joint_row
 from captum_vz.testbed.check.layers import generation_slice, rollout
 from captum_vz.testbed.check.maps import SENTENCE, value_zeroing_map, value_zeroing_row
+from captum_vz.testbed.check.places import (
+    copied_from,
+    found_rate,
+    frame_centers,
+    hidden_share,
+    patch_token,
+    place_shares,
+    source_read,
+)
 from captum_vz.testbed.check.ranking import average_precision, blank_out, deletion, kendall
 from captum_vz.testbed.check.reading import neighbor_share, pair_share, path_share
 from captum_vz.testbed.check.verdict import Verdict
@@ -44,16 +60,23 @@ __all__ = [
     "attention",
     "average_precision",
     "blank_out",
+    "copied_from",
     "cross_map",
     "deletion",
     "effect",
+    "found_rate",
+    "frame_centers",
     "generation_slice",
+    "hidden_share",
     "joint_row",
     "kendall",
     "neighbor_share",
     "pair_share",
+    "patch_token",
     "path_share",
+    "place_shares",
     "rollout",
+    "source_read",
     "value",
     "value_zeroing_map",
     "value_zeroing_row",

@@ -48,6 +48,11 @@ def attention(yours: Callable[[Tensor, Tensor, Tensor], Any], *, causal: bool = 
         ("the softmax runs over the wrong axis. The weights of each output token sum to 1.", with_scores(scaled, 0)),
         ("queries and keys are swapped: rows are output tokens, Q @ K.T.", with_scores(scaled.T)),
         ("the softmax is missing.", scaled.where(there, 0) @ v),
+        ("keys and values are swapped.", (q @ v.T / 2).where(there, -torch.inf).softmax(-1) @ k),
+        ("the scores are multiplied by the square root of d. Divide.", with_scores(products * 2)),
+        ("the exponentials are not divided by their sum.", scaled.exp().where(there, 0) @ v),
+        ("the scale is the root of the number of tokens. Take that of d.", with_scores(products / 5**0.5)),
+        ("the weights are scaled after the softmax. Scale the scores before it.", with_scores(products) / 2),
         ("these are the weights. Multiply them by the values.", scaled.where(there, -torch.inf).softmax(-1)),
     ]
     if causal:

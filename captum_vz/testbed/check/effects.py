@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from captum_vz import LayerAttention, ValueZeroing, ValueZeroingEffect, find_layers
 from captum_vz.testbed.check.maps import ATTENTION, UNNORMALIZED
-from captum_vz.testbed.check.verdict import Verdict, judge, tensor_of
+from captum_vz.testbed.check.verdict import LIKENESS, Verdict, judge, tensor_of
 
 ONE_BY_ONE = "the tokens of a group were zeroed one at a time. Zero their values together."
 
@@ -98,7 +98,8 @@ def effect(
     """Grade the effect of zeroed values on a decision, as :class:`~captum_vz.ValueZeroingEffect` computes it.
 
     It recognizes the opposite sign, values that were zeroed in the last layer only, a row that is divided by its sum,
-    absolute values, and tokens of a group that were zeroed one at a time.
+    absolute values, numbers that are not subtracted from the clean one, and tokens of a group that were zeroed one at a
+    time.
 
     Args:
         yours: `(in,)` or `(1, in)`, signed.
@@ -130,6 +131,12 @@ def effect(
         ),
         ("the effects are divided by their sum. They are differences of logits.", right / right.sum()),
     ]
+    if (found := tensor_of(yours)) is not None and found.numel() == right.numel():
+        clean = (found.reshape(-1) + right).mean()  # if these are the numbers without each value
+        if clean.abs() > LIKENESS * right.abs().max():
+            mistakes.append(
+                ("these are the numbers without each value. Subtract them from the clean number.", clean - right)
+            )
     if together:
         summed = alone.clone()
         summed[list(together)] = alone[list(together)].sum()

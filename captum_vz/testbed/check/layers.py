@@ -63,6 +63,8 @@ def rollout(yours: Any, maps: Sequence[Tensor], *, residual: Residual = None, to
         ("this is the sum of the maps. A rollout is their product.", torch.stack(given).sum(0)),
         ("this is the map of the last layer alone. Multiply the maps of all layers.", given[-1]),
         ("the last layer is missing in the product.", product(given[:-1]) if len(given) > 1 else given[-1].mT),
+        ("the first layer is missing in the product.", product(given[1:]) if len(given) > 1 else given[-1].mT),
+        ("rows and columns are swapped in each map.", product([one.mT for one in given])),
     ]
     if residual is None:
         wrong.append(("the maps got a residual that the exercise does not ask for.", product(steps, 0.5)))
@@ -74,6 +76,9 @@ def rollout(yours: Any, maps: Sequence[Tensor], *, residual: Residual = None, to
         eye = torch.eye(steps[0].shape[-1], dtype=torch.float64)
         wrong.append(
             ("rows do not sum to 1: after the identity is added, divide by 2.", product([s + eye for s in steps]))
+        )
+        wrong.append(
+            ("each map is halved, but the other half, the identity, is not added.", product([s / 2 for s in steps]))
         )
     rows = slice(None) if token is None else token
     return judge("rollout", yours, product(given)[0, rows], [(name, one[0, rows]) for name, one in wrong])

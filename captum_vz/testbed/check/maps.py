@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear, scaled_dot_product_attention
 
 from captum_vz import LayerAttention, ValueZeroing, find_layers
 from captum_vz._engine import AttentionBlock, AttentionSite
@@ -32,6 +35,9 @@ NO_RESIDUAL = (
 ATTENTION = "these are attention weights. Value Zeroing measures how far the output moves without a value."
 EUCLIDEAN = "this is the Euclidean distance. The exercise asks for the cosine distance."
 SOFTMAX = "the row is divided by a softmax. Divide the distances by their sum."
+LARGEST = "the row is divided by its largest entry. Divide it by its sum."
+LENGTH = "the row is divided by its Euclidean length. Divide it by its sum."
+SELF = "the token itself is left out. The value of a token counts for its own output, too."
 
 
 class Task(NamedTuple):
@@ -50,7 +56,8 @@ def value_zeroing_row(
     r"""Grade a row of Value Zeroing, :math:`\hat C_{ij}` for one output token i.
 
     It recognizes a column in place of a row, distances that are not divided by their sum, similarities, a forgotten
-    residual connection, attention weights, another distance, another layer, and the row of another token.
+    residual connection, the token itself left out, another divisor, attention weights, another distance, another layer,
+    and the row of another token.
 
     Args:
         yours: The row, `(in,)` or `(1, in)`.
@@ -97,7 +104,8 @@ def value_zeroing_row(
 def value_zeroing_map(yours: Any, inputs: Any = None, *, model: Any = None, layer: int | nn.Module = -1) -> Verdict:
     """Grade a map of Value Zeroing, all rows of one layer.
 
-    It recognizes the mistakes of :func:`value_zeroing_row`, and columns that are divided by their sums.
+    It recognizes the mistakes of :func:`value_zeroing_row`, columns that are divided by their sums, and steps that are
+    forgotten when a learner writes out an `nn.TransformerEncoderLayer`.
 
     Args:
         yours: The map, `(out, in)` or `(1, out, in)`.
@@ -170,9 +178,62 @@ def _usual(task: Task) -> list[tuple[str, Callable[[], Tensor]]]:
         *((NO_RESIDUAL, lambda one=one: one.attribute(task.inputs)[0]) for one in moved),
         (ATTENTION, lambda: LayerAttention(task.model, task.layer).attribute(task.inputs)[0]),
         (EUCLIDEAN, lambda: _map(task, distance="euclidean")),
+        (EUCLIDEAN, lambda: normalize_rows(_map(task, distance="euclidean", normalize=False).square())),
+        (LARGEST, lambda: _distances(task) / _distances(task).amax(-1, keepdim=True)),
+        (LENGTH, lambda: _distances(task) / _distances(task).norm(dim=-1, keepdim=True)),
+        (SELF, lambda: normalize_rows(_distances(task).fill_diagonal_(0))),
         (SOFTMAX, lambda: _distances(task).softmax(-1)),
         *layers,
+        *_of_torch_layer(task),
     ]
+
+
+def _of_torch_layer(task: Task) -> list[tuple[str, Callable[[], Tensor]]]:
+    """What goes wrong if a learner writes the steps of a post-norm `nn.TransformerEncoderLayer`."""
+    if not isinstance(task.layer, nn.TransformerEncoderLayer) or task.layer.norm_first:
+        return []
+    forgotten = "the residual connection is forgotten"
+    named: list[tuple[str, dict[str, Any]]] = [
+        (f"{forgotten}: h = norm1(x + attention(x)).", {"first": 0}),
+        (f"{forgotten}: y = norm2(h + ff(h)).", {"second": 0}),
+        (f"{forgotten}, twice: add x before norm1, and h before norm2.", {"first": 0, "second": 0}),
+        ("the feed-forward is missing: y = norm2(h + ff(h)).", {"ff": False}),
+        ("the value is zeroed in one head only. Zero it in all.", {"heads": slice(0, 1)}),
+    ]
+    return [
+        (name, partial(lambda method: method.attribute(task.inputs)[0], _TorchLayer(task.model, task.layer, **steps)))
+        for name, steps in named
+    ]
+
+
+class _TorchLayer(LayerMaps):
+    """A post-norm `nn.TransformerEncoderLayer`, written out: a map in which a step is missing."""
+
+    def __init__(self, forward_func: Any, layer: Any, **steps: Any) -> None:
+        super().__init__(forward_func, layer)
+        self.steps: dict[str, Any] = {"first": 1, "second": 1, "ff": True, "heads": slice(None)} | steps
+
+    def layer_scores(self, site: AttentionSite, wanted: Any) -> Tensor:
+        layer: Any = deepcopy(site.layer.layer).double()
+        x = (site.layer.args[0] if site.layer.args else site.layer.kwargs["src"]).double()  # (1, tokens, width)
+        attention = layer.self_attn
+        projected = linear(x[0], attention.in_proj_weight, attention.in_proj_bias).chunk(3, dim=-1)
+        q, k, v = (one.unflatten(-1, (attention.num_heads, -1)).transpose(0, 1) for one in projected)
+
+        def output(values: Tensor) -> Tensor:
+            context = scaled_dot_product_attention(q, k, values).transpose(0, 1).flatten(1)
+            h: Tensor = layer.norm1(self.steps["first"] * x[0] + attention.out_proj(context))
+            if not self.steps["ff"]:
+                return h
+            y: Tensor = layer.norm2(self.steps["second"] * h + layer.linear2(layer.activation(layer.linear1(h))))
+            return y
+
+        columns = []
+        for j in range(x.shape[1]):
+            zeroed = v.clone()
+            zeroed[self.steps["heads"], j] = 0
+            columns.append(cosine_distance(output(zeroed), output(v)))
+        return wanted.pool(torch.stack(columns, dim=1)[None])
 
 
 class _ContextMove(LayerMaps):

@@ -51,6 +51,9 @@ def average_precision(yours: Callable[[Tensor, Tensor], Any]) -> Verdict:
         (TIES, _all(_by_position(False))),
         (TIES, _all(_by_position(True))),
         ("the lowest score comes first. Sort the scores in descending order.", _all(lambda s, c: _precision(-s, c))),
+        (TIES, _all(lambda s, c: _precision(s + 1e-6 * c, c))),
+        ("this is the area by trapezoids. Take each precision times the growth of recall.", _all(_trapezoids)),
+        ("divide by the number of cues.", _all(lambda s, c: _precision(s, c) * int(c.sum()))),
         ("places are counted from 0. The first place has the number 1.", _all(_from_zero)),
         ("this is the reciprocal rank of the first cue. Take the mean over all cues.", _all(_reciprocal)),
         ("this is the precision at the number of cues. Take the precision at each cue.", _all(_at_cues)),
@@ -77,10 +80,11 @@ def kendall(yours: Callable[[Tensor, Tensor], Any]) -> Verdict:
         if verdict is not None:
             return verdict
         found.append(one)
-    right, plain, share = zip(*(_kendall(a, b) for a, b in rows), strict=True)
+    right, plain, share, gamma = zip(*(_kendall(a, b) for a, b in rows), strict=True)
     mistakes = [
         ("ties. A pair that is tied in one row counts for the other row only: divide by tau-b's square root.", plain),
         ("pairs in opposite order are not subtracted.", share),
+        ("ties. A pair that is tied in one row only counts in the denominator.", gamma),
     ]
     return judge("kendall", found, right, mistakes)
 
@@ -179,6 +183,15 @@ def _precision(scores: Tensor, cues: Tensor) -> float:
     return total
 
 
+def _trapezoids(scores: Tensor, cues: Tensor) -> float:
+    """The area under the curve of precision over recall, with straight lines between its points."""
+    chosen = scores >= scores.unique().flip(0)[:, None]
+    hits = (chosen & cues).sum(1).double()
+    precision, recall = hits / chosen.sum(1), hits / cues.sum()
+    start = torch.ones(1, dtype=torch.float64)
+    return torch.trapezoid(torch.cat([start, precision]), torch.cat([0 * start, recall])).item()
+
+
 def _by_position(last_first: bool) -> Callable[[Tensor, Tensor], float]:
     """Average precision in which the token that comes first (or last) in the sentence wins a tie."""
 
@@ -205,10 +218,11 @@ def _at_cues(scores: Tensor, cues: Tensor) -> float:
     return float(cues[scores.argsort(descending=True, stable=True)][: int(cues.sum())].double().mean())
 
 
-def _kendall(a: list[float], b: list[float]) -> tuple[float, float, float]:
-    """Tau-b, tau without a correction for ties, and the share of pairs in the same order."""
+def _kendall(a: list[float], b: list[float]) -> tuple[float, float, float, float]:
+    """Tau-b, tau without a correction for ties, the share of pairs in the same order, and gamma, which drops ties."""
     signs = [((a[i] > a[j]) - (a[i] < a[j]), (b[i] > b[j]) - (b[i] < b[j])) for i, j in combinations(range(len(a)), 2)]
     same = sum(x * y > 0 for x, y in signs)
     difference = sum(x * y for x, y in signs)
     first, second = (sum(abs(pair[side]) for pair in signs) for side in (0, 1))
-    return difference / (first * second) ** 0.5, difference / len(signs), same / len(signs)
+    untied = sum(x * y != 0 for x, y in signs)
+    return difference / (first * second) ** 0.5, difference / len(signs), same / len(signs), difference / untied

@@ -46,6 +46,9 @@ def neighbor_share(yours: Any, maps: Sequence[Tensor], words: Sequence[int]) -> 
         ("only the neighbor after the word is counted.", shares(distance == -1)),
         ("this is the mean of the two neighbors. Add them up.", shares(near) / 2),
         ("all tokens are counted. Take the mean over the words.", shares(near, rows=slice(None))),
+        ("this is the sum over the words. Take their mean.", shares(near) * len(rows)),
+        ("divide by the number of words, and not by that of all tokens.", shares(near) * len(rows) / len(place)),
+        ("this is the larger of the two neighbors. Add them up.", (stacked * near).amax(-1)[:, rows].mean(-1)),
         ("rows and columns are swapped. A row holds what an output token draws on.", shares(near, stacked.mT)),
     ]
     return judge("neighbor_share", yours, shares(near), mistakes)
@@ -70,6 +73,8 @@ def pair_share(yours: Any, maps: Sequence[Tensor], one: int, other: int) -> Verd
         ("this is one direction only. Take the mean of both entries, (one, other) and (other, one).", back),
         ("this is the sum. Take the mean.", there + back),
         ("these are the shares that the tokens give to themselves.", own),
+        ("this is the product. Take the mean.", there * back),
+        ("this is the larger of the two entries. Take their mean.", torch.maximum(there, back)),
     ]
     return judge("pair_share", yours, (there + back) / 2, mistakes)
 
@@ -102,8 +107,18 @@ def path_share(yours: Any, maps: Sequence[Tensor], path: Sequence[int], *, resid
         ("the path begins at the input: the map of the first layer takes its first step.", steps(given.flip(0)).prod()),
         ("the path runs backwards. It begins at the input token.", steps(given, list(path)[::-1]).prod()),
         ("this is the sum of the steps. A path's share is their product.", steps(given).sum()),
+        ("this is the mean of the steps. A path's share is their product.", steps(given).mean()),
+        ("the first step is missing, from the input to the first layer's output.", steps(given)[1:].prod()),
+        ("the last step is missing.", steps(given)[:-1].prod()),
+        (
+            "this is the whole rollout. Take the one path only.",
+            torch.linalg.multi_dot([*given.flip(0), eye])[path[-1], path[0]],
+        ),
     ]
-    if residual is not None:
+    if residual is None:
+        mixed = (stacked + eye) / 2
+        mistakes.append(("the maps got a residual that the exercise does not ask for.", steps(mixed).prod()))
+    else:
         mistakes.append(("the residual is forgotten. Each map gets it first.", steps(stacked).prod()))
     return judge("path_share", yours, steps(given).prod(), mistakes)
 

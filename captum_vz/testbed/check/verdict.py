@@ -14,6 +14,9 @@ TOLERANCE = 1e-5
 # An answer with a mistake is computed in its own way, so it is compared less strictly.
 LIKENESS = 1e-3
 
+# Mistakes that any answer may have, after those of the exercise: the wrong answer as a multiple of the right one.
+FACTORS = (("the sign is wrong.", -1), ("these are percentages. Divide by 100.", 100))
+
 #: What went wrong, and the answer that this mistake gives. A function is called only after a wrong answer. In pairs, a
 #: mistake may occur several times, with different answers.
 Mistakes: TypeAlias = Mapping[str, Any] | Sequence[tuple[str, Any]]
@@ -66,14 +69,22 @@ def judge(exercise: str, yours: Any, right: Any, mistakes: Mistakes = (), *, tol
     if found.shape != expected.shape and found.numel() == expected.numel() and found.squeeze().shape == expected.shape:
         found = found.squeeze()
     scale = max(1.0, expected.abs().max().item()) if expected.numel() else 1.0
+    error = float("inf")
     if found.shape == expected.shape:
         error = (found - expected).abs().max().item() if found.numel() else 0.0
         if error <= tolerance * scale:
             return Verdict(True, exercise, f"largest difference {error:.1e}.")
-    for mistake, wrong in mistakes.items() if isinstance(mistakes, Mapping) else mistakes:
+    best, likely = error, ""  # several mistakes may give nearly the same numbers: the nearest is named
+    named = mistakes.items() if isinstance(mistakes, Mapping) else mistakes
+    for mistake, wrong in [*named, *((name, factor * expected) for name, factor in FACTORS)]:
         other = tensor_of(wrong() if callable(wrong) else wrong)
-        if other is not None and _is_like(found, other) and not _is_like(expected, other, tolerance):
-            return Verdict(False, exercise, mistake, mistake)
+        if other is None or _distance(expected, other) <= tolerance:
+            continue
+        apart = _distance(found, other)
+        if apart <= LIKENESS and apart * _size(other) < best:
+            best, likely = apart * _size(other), mistake
+    if likely:
+        return Verdict(False, exercise, likely, likely)
     return Verdict(False, exercise, _difference(found, expected, scale))
 
 
@@ -108,11 +119,16 @@ def tensor_of(value: Any) -> Tensor | None:
         return None
 
 
-def _is_like(found: Tensor, other: Tensor, tolerance: float = LIKENESS) -> bool:
+def _distance(found: Tensor, other: Tensor) -> float:
+    """The largest difference, relative to the largest entry of `other`. Infinity: the shapes differ, or one is NaN."""
     found, other = found.squeeze(), other.squeeze()
     if found.shape != other.shape or not found.isfinite().all():
-        return False
-    return bool(((found - other).abs().max() <= tolerance * other.abs().max().clamp_min(1e-12)).item())
+        return float("inf")
+    return float((found - other).abs().max() / _size(other))
+
+
+def _size(of: Tensor) -> float:
+    return max(of.abs().max().item(), 1e-12)
 
 
 def _nothing(yours: Any, expected: Tensor) -> str:
@@ -137,6 +153,9 @@ def _difference(found: Tensor, expected: Tensor, scale: float) -> str:
     place = tuple(int(one) for one in torch.unravel_index(error.argmax(), error.shape))
     largest = error.max().item()
     note = (
-        " It is nearly right. Compute in float64, because 1 - cos loses digits." if largest < LIKENESS * scale else ""
+        " It is nearly right. If you computed in float32, compute in float64, because 1 - cos loses digits. If not, a "
+        "small term is missing."
+        if largest < LIKENESS * scale
+        else ""
     )
     return f"the largest difference is {largest:.1e}, at {place}.{note}"

@@ -14,6 +14,9 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+from captum_vz.testbed.lab import folded
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
@@ -34,7 +37,9 @@ THEME_LACKS = {
     '<aside class="toc-drawer': '<aside aria-label="On this page" class="toc-drawer',
     "<pre>": '<pre tabindex="0">',  # code that is wider than the page is scrolled by keys
 }
+PICTURE = re.compile(r'<img [^>]*src="([^"]*_images/[^"]+)"[^>]*>')
 VIEW = re.compile(r"^<!-- view: (\w+) -->$", re.MULTILINE)
+ALT = re.compile(r"!\[[^\]]*\]\(")  # MyST joins the lines of a picture's text without a space
 LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)#\s]+)(#[^)\s]*)?(?=\))")
 
 
@@ -64,23 +69,41 @@ def rewritten(text: str, path: Path, place: Path, known: dict[Path, Path]) -> st
             raise FileNotFoundError(f"{path.relative_to(ROOT)} links to {match[1]}, which is not in the site.")
         return os.path.relpath(known[target], place.parent).replace(os.sep, "/") + (match[2] or "")
 
+    text = ALT.sub(lambda match: " ".join(match[0].split("\n")), text)
     return VIEW.sub(rf"```{{raw}} html\n:file: {VIEWS}/\1.html\n```", LINK.sub(link, text))
 
 
 def lesson(text: str, path: Path, place: Path, known: dict[Path, Path]) -> str:
-    """A notebook with its links rewritten. Solutions, and the outputs that answer a question, are folded."""
+    """A notebook with its links rewritten, texts for its pictures, and its answers folded."""
     notebook = json.loads(text)
-    asked = False
+    heading = path.stem
     for cell in notebook["cells"]:
-        tags = cell["metadata"].setdefault("tags", [])
         if cell["cell_type"] == "markdown":
             cell["source"] = rewritten("".join(cell["source"]), path, place, known)
-        elif "solution" in tags:
-            tags.append("hide-cell")
-        elif asked:
-            tags.append("hide-output")
-        asked = "question" in tags
+            heading = cell["source"].partition("\n")[0].lstrip("# ") if cell["source"].startswith("#") else heading
+        else:  # otherwise, the text of a picture is the name of its file
+            cell["metadata"]["mystnb"] = {"image": {"alt": f"What the code above draws, in section “{heading}”"}}
+    fold_answers(notebook["cells"])
     return json.dumps(notebook)
+
+
+def fold_answers(cells: list[dict[str, Any]]) -> None:
+    """Folds solutions, the texts of answers, and all outputs between a question or an exercise and its answer."""
+    asked: list[list[str]] | None = None  # tags of the cells that show something since a question or an exercise
+    for cell in cells:
+        tags = cell["metadata"].setdefault("tags", [])
+        if cell["cell_type"] == "markdown":
+            if "answer" in tags:
+                cell["source"] = folded(cell["source"], "The answer", kind="answer")
+                for shown in asked or []:
+                    shown.append("hide-output")
+            asked = None if "answer" in tags or cell["source"].startswith("#") else asked
+        elif {"solution", "answer"} & set(tags):
+            tags.append("hide-cell")
+        elif asked is not None and cell["outputs"] and "check" not in tags:
+            asked.append(tags)
+        if {"question", "exercise"} & set(tags):
+            asked = asked or []
 
 
 def copy_sources(source: Path) -> None:
@@ -105,10 +128,13 @@ def copy_sources(source: Path) -> None:
 
 
 def accessible(html: str) -> str:
-    """A page with what axe-core finds missing in the theme: levels of headings, names of regions, focus of code."""
+    """A page with what axe-core finds missing in the theme: levels of headings, names of regions, focus of code.
+
+    A click on a picture opens its file, because a narrow screen shows it too small to be read.
+    """
     for old, new in THEME_LACKS.items():
         html = html.replace(old, new)
-    return html
+    return PICTURE.sub(r'<a class="picture" href="\1">\g<0></a>', html)
 
 
 def main(output: Path = OUTPUT) -> int:

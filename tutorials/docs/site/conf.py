@@ -22,6 +22,7 @@ myst_enable_extensions = ["colon_fence", "dollarmath"]
 myst_heading_anchors = 3
 nb_execution_mode = "off"  # the notebooks keep their outputs, and `.ci/run` executes them
 nb_merge_streams = True
+nb_render_markdown_format = "myst"  # the default, plain CommonMark, has no tables
 
 default_role = "py:obj"  # `name` in a docstring is a link if the name is documented
 autodoc_typehints = "none"  # the signature stays one line; the types are in the text
