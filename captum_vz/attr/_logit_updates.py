@@ -150,8 +150,7 @@ class LogitUpdates(LayerALTI):
     def _terms_of(self, parts: AttentionBlock) -> LayerTerms:
         batch, tokens, _ = parts.output.shape
         rows = self.wanted.positions(batch, tokens, parts.output.device)
-        if rows is None:
-            rows = torch.arange(tokens, device=parts.output.device).expand(batch, -1)
+        assert rows is not None  # a logit's target names tokens
         there = parts.rows.gather(1, rows)
         directions, constants = [], []
         for target in self.targets:
@@ -199,9 +198,8 @@ class LogitUpdates(LayerALTI):
             )
         batch = len(logits)
         rows = self.wanted.positions(batch, tokens, logits.device)
+        assert rows is not None  # a logit's target names tokens
         at_rows = gather_rows(logits, rows)
-        if rows is None:
-            rows = torch.arange(tokens, device=logits.device).expand(batch, -1)
         there = last.there.to(logits.device)
         own = [at_rows.gather(2, target.at(rows, there, logits.shape[2])[..., None])[..., 0] for target in self.targets]
         expected = (own[0] - own[1] if len(own) == 2 else own[0]) * there

@@ -204,7 +204,7 @@ class ALTILogit(ForwardPassAttribution):
         call = LogitUpdates(self.forward_func, self.layer, self.p, readout, targets)
         runs = call._run(WantedTokens(), arguments).maps
         call.check()
-        if wanted.rows is not None and not call.terms[-1].there.all():
+        if not call.terms[-1].there.all():
             warn(f"{self.get_name()}: {PADDED_TARGET}.")
         scale = call.terms[-1].scale
         return wanted, [one.to(scale.device) for _, one in runs], call.terms, scale

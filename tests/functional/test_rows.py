@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from captum_vz.functional import normalize_rows, widen
+from captum_vz.errors import ArgumentError
+from captum_vz.functional import head_vectors, logit_contributions, normalize_rows, widen
 
 
 def test_normalize_rows_equals_naive_twin() -> None:
@@ -49,3 +50,12 @@ def test_widen_and_normalize_rows_dtype(given: torch.dtype, returned: torch.dtyp
 def test_normalize_rows_of_half_precision() -> None:
     scores = torch.rand(3, 1000).bfloat16()
     torch.testing.assert_close(normalize_rows(scores).sum(-1), torch.ones(3))
+
+
+def test_parts_that_do_not_fit_are_named() -> None:
+    values = torch.rand(1, 2, 3, 4)
+    with pytest.raises(ArgumentError, match=r"projection is \(9, 5\), but values \(1, 2, 3, 4\) need \(head \* 4, d\)"):
+        head_vectors(values, torch.rand(9, 5))
+    update, layer_map = torch.rand(1, 2, 3), torch.rand(1, 3, 3)
+    with pytest.raises(ArgumentError, match="2 updates and 1 maps: pass one update and one map a layer"):
+        logit_contributions([update, update], [layer_map])

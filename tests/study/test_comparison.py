@@ -307,6 +307,10 @@ def test_encoder_without_logits_has_no_truth(shipped: Shipped) -> None:
         compare(BertModel(config).eval(), shipped[1], SENTENCE, "position", truth=True)
 
 
+def test_methods_have_no_order_without_a_truth(table: Table) -> None:
+    assert table.agreement == {}
+
+
 def test_families_of_methods() -> None:
     assert {family_of(name) for name in METHODS} == {
         "a layer",

@@ -146,6 +146,27 @@ def test_existing_file_is_not_replaced(tmp_path: Path) -> None:
     assert [(path.name, path.read_bytes()) for path in (tmp_path / "new").iterdir()] == [("x", b"one")]
 
 
+def test_existing_file_is_not_replaced_without_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_links(*_: Any) -> None:
+        raise OSError(errno.EPERM, "no links here")
+
+    monkeypatch.setattr(os, "link", no_links)
+    assert write_new(tmp_path / "x", b"one")
+    assert not write_new(tmp_path / "x", b"two")
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("x", b"one")]
+
+
+def test_file_of_another_users_process_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def not_ours(*_: Any) -> None:
+        raise PermissionError(errno.EPERM, "not your process")
+
+    written = tmp_path / f".x.{socket.gethostname()}.1234{TEMPORARY}"
+    written.write_text("")
+    monkeypatch.setattr(os, "kill", not_ours)
+    remove_temporary(tmp_path)
+    assert written.is_file()
+
+
 def test_only_files_of_killed_processes_removed(tmp_path: Path) -> None:
     dead = in_a_process(lambda: None)
     dead.join()
@@ -324,6 +345,16 @@ def test_broken_settings_are_one_line(
     assert "s/study.json does not hold the settings of a study" in told
     with pytest.raises(ValueError, match=re.escape("does not hold the settings")):
         Study("s")
+
+
+@pytest.mark.parametrize(
+    ("changed", "cause"),
+    [({"shard_size": 0}, "3 examples in shards of 0"), ({"models": [5]}, "the names of models")],
+)
+def test_impossible_settings_are_refused(changed: dict[str, Any], cause: str, tmp_path: Path) -> None:
+    (tmp_path / "study.json").write_text(json.dumps(SETTINGS | changed))
+    with pytest.raises(ValueError, match=f"does not hold the settings of a study .*{cause}"):
+        Study(tmp_path)
 
 
 @pytest.mark.parametrize(
