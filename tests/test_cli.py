@@ -556,6 +556,28 @@ raise SystemExit(main({[command, *rest]}))
     assert (done.returncode, done.stdout, done.stderr) == (130, "", f"captum-vz: {told}\n")
 
 
+@pytest.mark.skipif(os.name != "posix", reason="signals are those of POSIX")
+@pytest.mark.parametrize("module", ["torch", "transformers"])
+def test_ctrl_c_during_imports_is_one_line(module: str, folder: Path) -> None:
+    """The signal comes as the command begins to import a large package. The program's own imports stop there."""
+    (folder / "sitecustomize.py").write_text(
+        f"""
+import importlib.abc, os, signal, sys
+class Interrupt(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupt())
+"""
+    )
+    path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+    root = Path(captum_vz.__file__).parents[1]
+    command = [sys.executable, "-m", "captum_vz", "--version"]
+    environment = os.environ | {"PYTHONPATH": path}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=root)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "captum-vz: stopped.\n")
+
+
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         main(["--version"])
