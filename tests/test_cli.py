@@ -393,10 +393,19 @@ def test_bad_explanation_says_why(arguments: list[str], message: str, capsys: py
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["explain", SENTENCE, "--method", "magic"], "--method: invalid choice: 'magic' (choose from"),
+        (
+            ["explain", SENTENCE, "--method", "magic"],
+            "--method: there is no method 'magic'. Pass some of value-zeroing,",
+        ),
+        (["explain", SENTENCE, "--method", "altii"], "no method 'altii' (did you mean alti?)"),
+        (["generate", SENTENCE, "--method", "magic"], "--method: there is no method 'magic'. Pass some of"),
         (["explain", SENTENCE, "--layer", "last"], "--layer: invalid int value: 'last'"),
         (["explain"], "required: TEXT; see captum-vz explain --help"),
-        (["explain", "two", "texts"], "unrecognized arguments: texts"),
+        (
+            ["explain", "two", "texts"],
+            "unrecognized arguments: texts (put a text of several words between quotes); see captum-vz explain --help",
+        ),
+        (["explain", SENTENCE, "--html", "x.png"], "x.png is the name of a picture"),
         ([], "required: COMMAND; see captum-vz --help"),
         (["no-such-command"], "invalid choice: 'no-such-command'"),
     ],

@@ -79,7 +79,7 @@ def explain(text: str, loaded: Loaded, name: str, token: str | None, layer: int,
     for remark in remarks(text, loaded, prepared, token, option):
         warnings.warn(remark, stacklevel=2)
     if method.layered:  # the one layer of ALBERT runs as often as the configuration says
-        _check_layer(layer, max(len(layers), getattr(model.config, "num_hidden_layers", 0)), option)
+        check_layer(layer, max(len(layers), getattr(model.config, "num_hidden_layers", 0)), option)
     batch = Batch(model, tokenizer, layers, prepared.inputs, [prepared.token])
     ids = prepared.inputs["input_ids"][0].tolist()
     read = TokenText.of(tokenizer, ids)
@@ -87,7 +87,7 @@ def explain(text: str, loaded: Loaded, name: str, token: str | None, layer: int,
     maps, rollout = _maps(batch, method)
     rows = method.rows(batch)
     if method.layered:
-        _check_layer(layer, len(rows), option)
+        check_layer(layer, len(rows), option)
     return Explanation(
         method=name,
         tokens=list(prepared.tokens),
@@ -103,7 +103,8 @@ def explain(text: str, loaded: Loaded, name: str, token: str | None, layer: int,
     )
 
 
-def _check_layer(layer: int, depth: int, option: str) -> None:
+def check_layer(layer: int, depth: int, option: str) -> None:
+    """Refuse a layer that is not one of `depth` layers."""
     if not -depth <= layer < depth:
         raise ArgumentError(
             f"{option}layer {layer} is out of range: the model has {depth} layers, {-depth} to {depth - 1}."

@@ -203,9 +203,7 @@ class LogitUpdates(LayerALTI):
         if rows is None:
             rows = torch.arange(tokens, device=logits.device).expand(batch, -1)
         there = last.there.to(logits.device)
-        own = [
-            at_rows.gather(2, target.at(rows, there, logits.shape[2])[..., None])[..., 0] for target in self.targets
-        ]
+        own = [at_rows.gather(2, target.at(rows, there, logits.shape[2])[..., None])[..., 0] for target in self.targets]
         expected = (own[0] - own[1] if len(own) == 2 else own[0]) * there
         explained = (last.output * last.scale + last.constant).to(logits.device)
         size = at_rows.abs().amax() * torch.finfo(logits.dtype).eps ** 0.5

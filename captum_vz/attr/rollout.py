@@ -68,9 +68,7 @@ class Rollout(MapAggregation):
                 "maps is a HiddenTokenAttribution, whose map of a layer goes down to the embeddings already. Use its "
                 "map of the last layer in place of a rollout."
             )
-        super().__init__(
-            maps, residual=residual, per_receptive_field=per_receptive_field, other_mixing=other_mixing
-        )
+        super().__init__(maps, residual=residual, per_receptive_field=per_receptive_field, other_mixing=other_mixing)
 
     def join(self, maps: list[Tensor], rows: Tensor | None) -> list[Tensor]:
         """The rollout up to each layer."""

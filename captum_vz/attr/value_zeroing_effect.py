@@ -207,7 +207,6 @@ def _order(members: Tensor) -> Tensor:
     return there.int().argsort(dim=1, descending=True, stable=True)[:, : int(there.sum(1).max())]
 
 
-
 @dataclass(frozen=True)
 class _Question:
     """The number of each example that is explained."""

@@ -84,9 +84,7 @@ class ValueZeroingRollout(Rollout):
             values=values,
             matmul_precision=matmul_precision,
         )
-        super().__init__(
-            maps, residual=residual, per_receptive_field=per_receptive_field, other_mixing=other_mixing
-        )
+        super().__init__(maps, residual=residual, per_receptive_field=per_receptive_field, other_mixing=other_mixing)
 
     distance = of_maps("distance")
     attention = of_maps("attention")

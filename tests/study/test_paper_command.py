@@ -42,9 +42,9 @@ def test_paper_errors_are_one_line(
     assert "one of the arguments --blimp --generated is required" in refused(capsys, "paper", *output)
     assert "--output" in refused(capsys, "paper", "--generated", "2")
     assert "anaphor_number_agreement.jsonl is missing" in refused(capsys, "paper", "--blimp", "nowhere", *output)
-    assert "methods is ['magic']" in refused(capsys, "paper", "--generated", "2", *output, "--methods", "magic")
-    assert "there are 0 examples: pass at least 1" in refused(capsys, "paper", "--generated", "0", *output)
-    assert "the grammar gives from 0" in refused(capsys, "paper", "--generated", "-1", *output)
+    assert "there is no method 'magic'" in refused(capsys, "paper", "--generated", "2", *output, "--methods", "magic")
+    assert "argument --generated: 0 is less than 1" in refused(capsys, "paper", "--generated", "0", *output)
+    assert "argument --generated: -1 is less than 1" in refused(capsys, "paper", "--generated", "-1", *output)
     (folder / "taken").write_text("", encoding="utf-8")
     assert "cannot write" in refused(capsys, "paper", "--generated", "2", "--output", "taken", "--methods", "random")
 
