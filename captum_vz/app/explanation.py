@@ -13,7 +13,13 @@ from torch import Tensor
 from captum_vz.app.models import Loaded
 from captum_vz.errors import ArgumentError
 from captum_vz.generation.words import TokenText
-from captum_vz.study.examples.text import PreparedText, content_specials, predicts_next, prepare_text
+from captum_vz.study.examples.text import (
+    PreparedText,
+    content_specials,
+    max_tokens,
+    predicts_next,
+    prepare_text,
+)
 from captum_vz.study.methods import METHODS, Batch, Method, rollout_of
 from captum_vz.visualization import readable_tokens
 
@@ -108,6 +114,16 @@ def check_layer(layer: int, depth: int, option: str) -> None:
     if not -depth <= layer < depth:
         raise ArgumentError(
             f"{option}layer {layer} is out of range: the model has {depth} layers, {-depth} to {depth - 1}."
+        )
+
+
+def check_room(text: str, loaded: Loaded, new: int) -> None:
+    """Refuse a text that is too long for the model with so many new tokens."""
+    most, count = max_tokens(loaded.model, loaded.tokenizer), len(loaded.tokenizer(text)["input_ids"])
+    room = new if most is None else most - count + 1  # the last new token is no input
+    if new > room:
+        raise ArgumentError(
+            f"the text is {count} tokens long, and the model takes at most {most}: ask for at most {room} new tokens."
         )
 
 

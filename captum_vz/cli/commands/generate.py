@@ -20,8 +20,8 @@ from captum_vz import (
     TokenAttribution,
     ValueZeroingEffect,
 )
-from captum_vz.app.explanation import check_layer
-from captum_vz.app.models import CAUSAL, Loaded, load
+from captum_vz.app.explanation import check_layer, check_room
+from captum_vz.app.models import CAUSAL, load
 from captum_vz.cli.errors import CommandError, tell
 from captum_vz.cli.options import (
     add_command,
@@ -38,7 +38,6 @@ from captum_vz.cli.output.files import name_files, save_page, save_picture
 from captum_vz.generation import GenerationAttribution, attribute_generation
 from captum_vz.generation.words import KINDS
 from captum_vz.study import METHODS
-from captum_vz.study.examples.text import max_tokens
 from captum_vz.visualization import terminal_text
 
 #: The methods by their names in studies, and methods that explain the logit of each new token.
@@ -121,7 +120,8 @@ def run(options: argparse.Namespace) -> None:
             )
         if layered:
             check_layer(options.layer, max(len(layers), getattr(model.config, "num_hidden_layers", 0)), "--")
-        _check_length(options, loaded)
+        read_text(options.text, loaded)
+        check_room(options.text, loaded, most)
         say(f"{options.method}: {most} new tokens, {len(layers)} layers")
         sampling: dict[str, Any] = {"do_sample": options.sample is not None, "seed": options.sample}
         more = {"method_options": OPTIONS.get(options.method), **sampling}
@@ -158,17 +158,6 @@ def run(options: argparse.Namespace) -> None:
         print(f"{name}: the prompt tokens that each new token draws on most")
         _print_steps(found, layer, mask)
     name_files(options.output, options.html)
-
-
-def _check_length(options: argparse.Namespace, loaded: Loaded) -> None:
-    """Refuse a text that is too long with its new tokens."""
-    read_text(options.text, loaded)
-    most, count = max_tokens(loaded.model, loaded.tokenizer), len(loaded.tokenizer(options.text)["input_ids"])
-    if most is not None and count + options.max_new_tokens - 1 > most:  # the last new token is no input
-        raise CommandError(
-            f"the text is {count} tokens long, and the model takes at most {most}: pass --max-new-tokens "
-            f"{most - count + 1} or less."
-        )
 
 
 def _print_steps(found: GenerationAttribution, layer: int, mask: Tensor) -> None:
