@@ -36,7 +36,7 @@ from captum_vz.study.examples.text import find_token
 from captum_vz.study.methods import Batch
 from captum_vz.testbed import load_agreement_model
 from captum_vz.visualization import terminal_text
-from tests.command import refused
+from tests.command import alone_in, refused
 
 SENTENCE = "the pictures of some hat [MASK] scaring marcus."
 MASK = 6
@@ -52,10 +52,7 @@ ESCAPE = re.compile(r"\x1b\[[\d;]*m")
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder where the command runs."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    monkeypatch.setenv("TERM", "xterm")
-    return tmp_path
+    return alone_in(tmp_path, monkeypatch)
 
 
 def explain(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:

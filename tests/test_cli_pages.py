@@ -18,7 +18,7 @@ from captum_vz.cli import main
 from captum_vz.cli.command import parser
 from captum_vz.cli.output.console import print_table
 from captum_vz.visualization import terminal_text
-from tests.command import forget
+from tests.command import alone_in, forget
 
 SENTENCE = "the pictures of some hat [MASK] scaring marcus."
 HOSTILE = """<u> & "hat" 'x' </script> [MASK]"""
@@ -28,10 +28,7 @@ NAMESPACE = "http://www.w3.org/2000/svg"  # a name, which no browser asks for
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    monkeypatch.setenv("TERM", "xterm")
-    return tmp_path
+    return alone_in(tmp_path, monkeypatch)
 
 
 class Page(HTMLParser):

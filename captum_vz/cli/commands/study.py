@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Collection, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from captum_vz.app.models import find_models, sources
 from captum_vz.cli.errors import CommandError, study_errors
-from captum_vz.cli.options import add_command, add_model, add_run, is_main_process, one_of, positive, start_run
-from captum_vz.cli.output.files import save_page
+from captum_vz.cli.options import add_command, add_model, add_run, one_of, positive, start_run
 from captum_vz.study.examples.example import Example, read_jsonl
 from captum_vz.testbed import agreement_sentences
 
@@ -130,7 +130,7 @@ def _words(path: Path, name: str, value: Any) -> list[str]:
 def run(options: argparse.Namespace) -> None:
     """Run the study and print the means of the last layers."""
     try:
-        from captum_vz.cli.output.reports import print_study, study_json, study_page
+        from captum_vz.cli.output.reports import print_study, show, study_json, study_page
         from captum_vz.study import run_study
         from captum_vz.study.results import SUMMARY
     except ModuleNotFoundError as error:
@@ -152,16 +152,8 @@ def run(options: argparse.Namespace) -> None:
             removal=options.removal,
             quiet=options.quiet or options.json,
         )
-    if is_main_process():
-        if options.html is not None:
-            save_page(study_page(study), options.html)
-        if options.json:
-            print(study_json(study))
-        elif not options.quiet:
-            print_study(study)
-            print(f"rows, summary.csv, skipped.csv and figures: {study.folder}")
-            if options.html is not None:
-                print(f"page: {options.html}")
+    parts = partial(print_study, study), partial(study_json, study), partial(study_page, study)
+    show(options, *parts, f"rows, summary.csv, skipped.csv and figures: {study.folder}")
     _refuse_without_rows(study)
 
 

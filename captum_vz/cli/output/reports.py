@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from captum_vz.app.pages import heading, page, paragraph, picture, table
+from captum_vz.cli.options import is_main_process
 from captum_vz.cli.output.console import is_terminal, print_table
+from captum_vz.cli.output.files import name_files, save_page
 from captum_vz.study.results import with_interval
 
 if TYPE_CHECKING:
@@ -18,6 +21,34 @@ if TYPE_CHECKING:
     from captum_vz.study.paper.report import Reproduction
 
 ALL = "all"  # the group of all examples
+
+
+def show(
+    options: argparse.Namespace,
+    tables: Callable[[], None],
+    json_text: Callable[[], str],
+    page_text: Callable[[], str],
+    files: str,
+) -> None:
+    """Show the results as the options say, in the main process only.
+
+    Args:
+        options: The options of the command.
+        tables: Prints the tables.
+        json_text: Gives them as JSON.
+        page_text: Gives the page.
+        files: A line that names the files in the folder of the results.
+    """
+    if not is_main_process():
+        return
+    if options.html is not None:
+        save_page(page_text(), options.html)
+    if options.json:
+        print(json_text())
+    elif not options.quiet:
+        tables()
+        print(files)
+        name_files(None, options.html)
 
 
 def print_study(study: Study) -> None:
