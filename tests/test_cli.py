@@ -302,7 +302,7 @@ def gpt2(folder: Path) -> str:
 def test_a_causal_model_from_a_folder(gpt2: str, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     out, err = explain_and_tell(capsys, "a is b", "--model", gpt2, "--json")
-    assert err == "captum-vz: the text has no mask: its last token is explained, --token 3.\n"
+    assert err == "captum-vz: the last token of the text is explained, --token 3.\n"
     assert (
         "[MASK] is read as text: the model has no mask token" in explain_and_tell(capsys, "[MASK]", "--model", gpt2)[1]
     )
@@ -376,7 +376,7 @@ def test_warning_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
         ([SENTENCE, "--layer", "-5"], "--layer -5 is out of range"),
         (["hat " * 200], "the text is 202 tokens long, but the model takes at most 128"),
         ([SENTENCE, "--model", "no/such-model"], "cannot load the model 'no/such-model': "),
-        ([SENTENCE, "--model", "./nowhere"], "no config.json can be read in ./nowhere: expected a folder with a model"),
+        ([SENTENCE, "--model", "./nowhere"], "there is no ./nowhere: expected a folder with a model"),
         ([SENTENCE, "--model", "."], "no config.json can be read in .: expected a folder with a model"),
         ([SENTENCE, "--output", "nowhere/x.png"], "cannot write nowhere/x.png: there is no folder nowhere"),
         ([SENTENCE, "--output", "."], "cannot write .: Is a directory"),

@@ -151,7 +151,8 @@ def remarks(text: str, loaded: Loaded, prepared: PreparedText, token: str | None
     if token is None and len(masks) > 1:
         found.append(f"the text has {len(masks)} masks, at {_listed(masks)}: {option}token {masks[0]} is explained.")
     if token is None and not masks:
-        found.append(f"the text has no mask: its last token is explained, {option}token {prepared.token}.")
+        why = "the last token of the text" if predicts_next(model) else "the text has no mask: its last token"
+        found.append(f"{why} is explained, {option}token {prepared.token}.")
     return found
 
 

@@ -99,9 +99,8 @@ def _find(name: str, hub: bool = True) -> tuple[str, bool]:
     source = _minilm() if name == MINILM else name
     if os.path.exists(source) or source.startswith((".", "/", "~")):
         if not os.path.isfile(os.path.join(source, "config.json")):
-            raise ArgumentError(
-                f"no config.json can be read in {source}: expected a folder with a model of transformers."
-            )
+            what = f"no config.json can be read in {source}" if os.path.exists(source) else f"there is no {source}"
+            raise ArgumentError(f"{what}: expected a folder with a model of transformers.")
         return source, True
     try:
         is_cached = isinstance(huggingface_hub.try_to_load_from_cache(source, "config.json"), str)

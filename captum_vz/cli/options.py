@@ -101,7 +101,10 @@ def add_run(sub: argparse.ArgumentParser) -> None:
 
 def positive(word: str) -> int:
     """A number of the command line that is at least 1."""
-    number = int(word)
+    try:
+        number = int(word)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{word!r} is no whole number") from error
     if number < 1:
         raise argparse.ArgumentTypeError(f"{number} is less than 1")
     return number

@@ -84,7 +84,7 @@ def test_blimp_is_read(folder: Path, capsys: pytest.CaptureFixture[str], monkeyp
         (["--output", "s", "--blimp", "none"], "is missing: expected BLiMP's 'data' folder"),
         (["--output", "s", "--generated", "-1"], "argument --generated: -1 is less than 1"),
         (["--output", "s", "--generated", "2", "--methods", "magic"], "there is no method 'magic'. Pass some of"),
-        (["--output", "s", "--generated", "2", "--model", "./none", "--quiet"], "no config.json can be read in ./none"),
+        (["--output", "s", "--generated", "2", "--model", "./none", "--quiet"], "there is no ./none"),
         (["--output", "s", "--generated", "2", "--removal", "swap"], "argument --removal: invalid choice: 'swap'"),
         (["--output", "file/s", "--generated", "2"], "cannot write file/s: "),
         (["--output", "other", "--generated", "2"], "is not empty, and holds no study.json"),

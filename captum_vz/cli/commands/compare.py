@@ -158,7 +158,7 @@ def _strongest(found: Table, truth: Truth) -> str:
     """The tokens without which the probability changes most."""
     falls = truth.falls.nan_to_num()
     order = falls.abs().argsort(descending=True, stable=True)[:3].tolist()
-    named = ", ".join(f"{found.tokens[i]} {falls[i]:+.2f}" for i in order if falls[i])
+    named = ", ".join(f"{found.tokens[i]} {falls[i]:+.2f}" for i in order if abs(falls[i]) >= 0.005)
     changes = f"falls most without: {named}" if named else "changes without no token"
     return f"blanking out: the probability of {truth.answer} {changes}"
 
