@@ -16,6 +16,7 @@ from captum_vz.app.models import Loaded
 from captum_vz.app.pages import frame, page, table
 from captum_vz.visualization import View, add_provenance, weights_fingerprint
 
+TITLE: Final = "Which token does each token draw on?"
 _fingerprint: Final = lru_cache(maxsize=2)(weights_fingerprint)
 
 
@@ -45,7 +46,7 @@ class Files:
         """The view as a page, with a table that says where the numbers come from."""
         rows = [["package", f"captum_vz {__version__}"], *map(list, self.origin.items())]
         origin = table("Where the numbers come from", ["field", "value"], rows)
-        (self.folder / "page.html").write_text(page(view.title, frame(view), origin), "ascii")
+        (self.folder / "page.html").write_text(page(TITLE, frame(view), origin), "ascii")
 
     def save_picture(self, figure: Figure, name: str, method: str | None = None) -> str:
         """A figure as PNG and SVG, whose metadata say where the numbers come from. The path of the PNG.

@@ -7,10 +7,10 @@ from typing import Any, Final
 
 from captum_vz.app.models import AGREEMENT, CAUSAL, MINILM
 from captum_vz.demo.answers import MOST_METHODS, MOST_NEW_TOKENS, Answers
+from captum_vz.demo.files import TITLE
 from captum_vz.generation.words import KINDS
 from captum_vz.study import METHODS
 
-TITLE: Final = "Which token does each token draw on?"
 #: Texts to begin with: text, model. The paper's first sentence needs a model that knows its words.
 PAPER: Final = ("Either you win the game or you [MASK] the game.", MINILM)
 EXAMPLES: Final = (

@@ -1,6 +1,7 @@
 """What the demo's page shows: limits, files, and text that stays text."""
 
 import json
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,7 +9,8 @@ import pytest
 
 import captum_vz
 from captum_vz.demo.answers import Answers, Limits
-from captum_vz.demo.server import is_loopback
+from captum_vz.demo.server import check_address, is_loopback
+from captum_vz.errors import ArgumentError
 from captum_vz.testbed import load_agreement_model
 from captum_vz.visualization import read_provenance, weights_fingerprint
 
@@ -111,3 +113,24 @@ def test_text_is_continued(answers: Answers) -> None:
 def test_other_addresses_offer_fewer_models() -> None:
     assert is_loopback("127.0.0.1")
     assert not is_loopback("0.0.0.0")
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "told"),
+    [
+        ("127.0.0.1", 99999, "port 99999 is out of range"),
+        ("203.0.113.9", None, "cannot serve at 203.0.113.9: "),  # of a network for examples
+        ("two words", None, "cannot serve at two words: "),
+        ("a" * 80, None, "cannot serve at aaa"),
+    ],
+)
+def test_address_is_checked_first(host: str, port: int | None, told: str) -> None:
+    with pytest.raises(ArgumentError, match=told):
+        check_address(host, port)
+
+
+def test_taken_port_is_told() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(ArgumentError, match=f"port {port} of 127.0.0.1 is taken: pass another port"):
+            check_address("127.0.0.1", port)
