@@ -54,3 +54,11 @@ def test_paper_errors_are_one_line(
     monkeypatch.setattr("captum_vz.study.paper.evaluations.reproduce", stopped)
     assert main(["paper", "--generated", "2", *output]) == 130
     assert capsys.readouterr().err == "captum-vz: stopped. The same command continues from here.\n"
+
+
+def test_report_has_no_empty_table(capsys: pytest.CaptureFixture[str]) -> None:
+    """A method without layers has no row in the table of layers. One sentence has no interval."""
+    assert main(["paper", "--generated", "1", "--methods", "random", "--output", "out"]) == 0
+    out = capsys.readouterr().out
+    assert "in each layer" not in out
+    assert "nan" not in out
