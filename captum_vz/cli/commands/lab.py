@@ -26,7 +26,8 @@ def add_lab(commands: Any) -> None:
         run,
         help="a notebook without solutions and outputs",
         description="Writes a copy of a notebook without the cells that are tagged 'solution', and without outputs. "
-        "The stubs of the exercises stay, and the package grades what the student writes there.",
+        "Text that tells what a cell shows (tagged 'answer' or 'summary') is folded. The stubs of the exercises stay, "
+        "and the package grades what the student writes there.",
         examples=EXAMPLES,
     )
     student.add_argument("notebook", type=Path, metavar="NOTEBOOK", help="a lesson, such as tutorials/*.ipynb")
