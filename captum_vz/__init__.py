@@ -1,5 +1,6 @@
 """Value Zeroing and its attention baselines as Captum attributions."""
 
+import captum_vz._start  # noqa: F401  # before torch, whose import Ctrl-C may interrupt
 from captum_vz import attr, functional
 from captum_vz._engine import find_layers
 from captum_vz.attr import *  # noqa: F403  # the one list of names is captum_vz.attr's

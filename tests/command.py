@@ -3,12 +3,21 @@
 import importlib
 import re
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import captum_vz
 from captum_vz.cli import main
+
+
+def alone_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder, in which the command then runs, without a user's wishes about colors."""
+    monkeypatch.chdir(folder)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    return folder
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:

@@ -36,7 +36,7 @@ from captum_vz.study.examples.text import find_token
 from captum_vz.study.methods import Batch
 from captum_vz.testbed import load_agreement_model
 from captum_vz.visualization import terminal_text
-from tests.command import refused
+from tests.command import alone_in, refused
 
 SENTENCE = "the pictures of some hat [MASK] scaring marcus."
 MASK = 6
@@ -52,10 +52,7 @@ ESCAPE = re.compile(r"\x1b\[[\d;]*m")
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder where the command runs."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    monkeypatch.setenv("TERM", "xterm")
-    return tmp_path
+    return alone_in(tmp_path, monkeypatch)
 
 
 def explain(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -305,7 +302,7 @@ def gpt2(folder: Path) -> str:
 def test_a_causal_model_from_a_folder(gpt2: str, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     out, err = explain_and_tell(capsys, "a is b", "--model", gpt2, "--json")
-    assert err == "captum-vz: the text has no mask: its last token is explained, --token 3.\n"
+    assert err == "captum-vz: the last token of the text is explained, --token 3.\n"
     assert (
         "[MASK] is read as text: the model has no mask token" in explain_and_tell(capsys, "[MASK]", "--model", gpt2)[1]
     )
@@ -379,7 +376,7 @@ def test_warning_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
         ([SENTENCE, "--layer", "-5"], "--layer -5 is out of range"),
         (["hat " * 200], "the text is 202 tokens long, but the model takes at most 128"),
         ([SENTENCE, "--model", "no/such-model"], "cannot load the model 'no/such-model': "),
-        ([SENTENCE, "--model", "./nowhere"], "no config.json can be read in ./nowhere: expected a folder with a model"),
+        ([SENTENCE, "--model", "./nowhere"], "there is no ./nowhere: expected a folder with a model"),
         ([SENTENCE, "--model", "."], "no config.json can be read in .: expected a folder with a model"),
         ([SENTENCE, "--output", "nowhere/x.png"], "cannot write nowhere/x.png: there is no folder nowhere"),
         ([SENTENCE, "--output", "."], "cannot write .: Is a directory"),
@@ -393,10 +390,19 @@ def test_bad_explanation_says_why(arguments: list[str], message: str, capsys: py
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["explain", SENTENCE, "--method", "magic"], "--method: invalid choice: 'magic' (choose from"),
+        (
+            ["explain", SENTENCE, "--method", "magic"],
+            "--method: there is no method 'magic'. Pass some of value-zeroing,",
+        ),
+        (["explain", SENTENCE, "--method", "altii"], "no method 'altii' (did you mean alti?)"),
+        (["generate", SENTENCE, "--method", "magic"], "--method: there is no method 'magic'. Pass some of"),
         (["explain", SENTENCE, "--layer", "last"], "--layer: invalid int value: 'last'"),
         (["explain"], "required: TEXT; see captum-vz explain --help"),
-        (["explain", "two", "texts"], "unrecognized arguments: texts"),
+        (
+            ["explain", "two", "texts"],
+            "unrecognized arguments: texts (put a text of several words between quotes); see captum-vz explain --help",
+        ),
+        (["explain", SENTENCE, "--html", "x.png"], "x.png is the name of a picture"),
         ([], "required: COMMAND; see captum-vz --help"),
         (["no-such-command"], "invalid choice: 'no-such-command'"),
     ],
@@ -554,6 +560,28 @@ raise SystemExit(main({[command, *rest]}))
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     told = "stopped." if command == "explain" else "stopped. The same command continues from here."
     assert (done.returncode, done.stdout, done.stderr) == (130, "", f"captum-vz: {told}\n")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals are those of POSIX")
+@pytest.mark.parametrize("module", ["torch", "transformers"])
+def test_ctrl_c_during_imports_is_one_line(module: str, folder: Path) -> None:
+    """The signal comes as the command begins to import a large package. The program's own imports stop there."""
+    (folder / "sitecustomize.py").write_text(
+        f"""
+import importlib.abc, os, signal, sys
+class Interrupt(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupt())
+"""
+    )
+    path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+    root = Path(captum_vz.__file__).parents[1]
+    command = [sys.executable, "-m", "captum_vz", "--version"]
+    environment = os.environ | {"PYTHONPATH": path}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=root)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "captum-vz: stopped.\n")
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

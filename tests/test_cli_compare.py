@@ -67,9 +67,58 @@ def tau_by_hand(scores: list[float], sizes: list[float]) -> float:
 
 
 def test_table_is_that_of_the_function(capsys: pytest.CaptureFixture[str]) -> None:
+    """The numbers, the stars and the mark are those of the printed table. Columns are aligned at the right."""
     expected = compare(*load_agreement_model(), SENTENCE, CHOSEN, layer=1)
-    out = compared(capsys, "--layer", "1")
-    assert out == f"layer 1: how much [MASK] draws on each token\n{expected}\n"
+    title, *lines = compared(capsys, "--layer", "1").splitlines()
+    assert title == "layer 1: how much [MASK] draws on each token"
+    assert [line.split() for line in lines][2:] == [line.split() for line in str(expected).splitlines()][2:]
+    assert len(lines) == 2 + len(expected.tokens)
+
+
+def test_layer_is_told_only_of_methods_with_layers(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", SENTENCE, "--methods", "random", "saliency"]) == 0
+    assert capsys.readouterr().out.startswith("how much [MASK] draws on each token\n")
+    assert main(["compare", SENTENCE, "--methods", "random", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["layer"] is None
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("the hat [MASK] old [MASK].", ["the text has 2 masks, at positions 3, 5: --token 3 is explained."]),
+        ("the [mask] hat", ["[mask] is read as text", "the text has no mask: its last token is explained, --token"]),
+        ("the \N{CJK UNIFIED IDEOGRAPH-732B} [MASK]", ["does not know what stands at position 2"]),
+    ],
+)
+def test_what_may_not_be_meant_is_told(text: str, told: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Once, also where the page explains the text by each method."""
+    for options in ([], ["--html", "page.html"]):
+        assert main(["compare", text, "--methods", "value-zeroing", "random", *options]) == 0
+        lines = capsys.readouterr().err.splitlines()
+        assert len(lines) == len(told)
+        for line, part in zip(lines, told, strict=True):
+            assert part in line
+
+
+def test_target_without_use_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", SENTENCE, "--methods", "attention", "--target", "are"]) == 0
+    assert "--target changes no score" in capsys.readouterr().err
+    assert main(["compare", SENTENCE, "--methods", "attention", "value-zeroing-effect", "--target", "are"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_foil_alone_is_compared_with_the_prediction(capsys: pytest.CaptureFixture[str]) -> None:
+    """The model predicts "are": with the foil alone the numbers are those with this target."""
+    both = json.loads(compared(capsys, "--truth", "--json", "--target", "are", "--foil", "is"))
+    assert json.loads(compared(capsys, "--truth", "--json", "--foil", "is")) == both
+    assert both["answer"] == "are rather than is"
+
+
+def test_reason_of_refused_methods_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", "a cat sat", "--token", "2", "--model", "minilm"]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("without ")]
+    assert len(lines) == 1
+    assert lines[0].startswith("without value-zeroing-effect, value-zeroing-effect-layer: BertModel gives no logits")
 
 
 def test_json_is_that_of_the_function(capsys: pytest.CaptureFixture[str]) -> None:
@@ -101,9 +150,11 @@ def test_truth_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     tokens = load_agreement_model()[1](SENTENCE).tokens()
     strongest = sorted((-abs(fall), place) for place, fall in enumerate(falls) if fall is not None)[:3]
     named = ", ".join(f"{tokens[place]} {falls[place]:+.2f}" for _, place in strongest)
-    assert lines[-1] == f"blanking out: the probability of {answer} falls without {named}"
-    assert lines[-2].startswith("Kendall's tau with blank-out: value-zeroing ")
-    assert lines[2].split()[0] == "out"  # the first column
+    assert lines[-1] == f"blanking out: the probability of {answer} falls most without: {named}"
+    assert lines[-2].split()[:2] == ["Kendall's", "tau"]
+    assert lines[2].split()[:2] == ["token", "out"]  # the first column
+    shown = [line.split()[-len(CHOSEN) - 1] for line in lines[3:-2]]
+    assert [fall for fall in shown if fall[0] in "+-"] == [f"{fall:+.3f}" for fall in falls if fall is not None]
 
 
 def test_picture_has_the_row_of_the_truth(capsys: pytest.CaptureFixture[str]) -> None:
@@ -123,8 +174,9 @@ def test_model_without_words_has_no_truth(capsys: pytest.CaptureFixture[str]) ->
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--methods", "magic"], "--methods is ['magic']"),
-        (["--target", "unheardof"], "'unheardof' is not a single token"),
+        (["--methods", "magic"], "argument --methods: there is no method 'magic'. Pass some of value-zeroing"),
+        (["--target", "unheardof"], "--target is 'unheardof', which is no single token"),
+        (["--foil", ""], "--foil is '', which is no single token"),
         (["--token", "99"], "--token 99 is out of range"),
         (["--layer", "4"], "--layer 4 is out of range"),
     ],

@@ -87,6 +87,12 @@ def with_other_names(weights: Weights) -> Weights:
     return {name.replace("query", "qry"): one for name, one in weights.items()}
 
 
+def with_a_smaller_layer(weights: Weights) -> Weights:
+    return {
+        name: one[:-1].contiguous() if name.endswith("2.output.dense.bias") else one for name, one in weights.items()
+    }
+
+
 def without_the_head(weights: Weights) -> Weights:
     return {name: one for name, one in weights.items() if "cls.predictions.transform" not in name}
 
@@ -97,6 +103,10 @@ def without_the_head(weights: Weights) -> Weights:
         (without_a_layer, r"BertForMaskedLM needs bert.encoder.layer.2.attention.output.LayerNorm.bias, "),
         (with_other_names, "It holds others that the model does not use: bert.encoder.layer.0.attention.self.qry.bias"),
         (without_the_head, "needs cls.predictions.transform.LayerNorm.bias, "),
+        (
+            with_a_smaller_layer,
+            "do not fit: the checkpoint holds bert.encoder.layer.2.output.dense.bias (127,) for (128,)",
+        ),
         (lambda weights: {}, " others, which the checkpoint lacks. They would be random numbers."),
     ],
 )
@@ -112,6 +122,14 @@ def test_missing_weights_are_refused(
     change_weights(agreement, change)
     rest = [SENTENCE] if command == "explain" else ["--generated", "2", "--quiet", "--output", str(tmp_path / "out")]
     assert told in refused(capsys, command, *rest, "--model", agreement)
+
+
+def test_cut_file_of_weights_is_told(agreement: str, capsys: pytest.CaptureFixture[str]) -> None:
+    file = Path(agreement) / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:1000])
+    assert "its file of weights is damaged or not complete" in refused(
+        capsys, "explain", SENTENCE, "--model", agreement
+    )
 
 
 def test_unexpected_weights_are_told(agreement: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -258,6 +276,18 @@ def test_silent_hub_is_asked_once(monkeypatch: pytest.MonkeyPatch, capsys: pytes
         told = refused(capsys, "explain", "a", "--model", "no/such-model")
     assert time.monotonic() - begun < 5
     assert "cannot load the model 'no/such-model': there is no such folder, and the Hugging Face hub cannot" in told
+
+
+def test_slow_name_server_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The search for an address takes no limit of seconds."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("captum_vz.app.models.HUB_SECONDS", 0.5)
+    monkeypatch.setattr("socket.getaddrinfo", lambda *_, **__: time.sleep(20))
+    begun = time.monotonic()
+    assert "cannot be reached" in refused(capsys, "explain", "a", "--model", "no/such-model")
+    assert time.monotonic() - begun < 5
 
 
 def test_known_model_needs_no_network(

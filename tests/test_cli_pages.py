@@ -16,8 +16,9 @@ import torch
 
 from captum_vz.cli import main
 from captum_vz.cli.command import parser
+from captum_vz.cli.output.console import print_table
 from captum_vz.visualization import terminal_text
-from tests.command import forget
+from tests.command import alone_in, forget
 
 SENTENCE = "the pictures of some hat [MASK] scaring marcus."
 HOSTILE = """<u> & "hat" 'x' </script> [MASK]"""
@@ -27,10 +28,7 @@ NAMESPACE = "http://www.w3.org/2000/svg"  # a name, which no browser asks for
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    monkeypatch.setenv("TERM", "xterm")
-    return tmp_path
+    return alone_in(tmp_path, monkeypatch)
 
 
 class Page(HTMLParser):
@@ -163,12 +161,66 @@ def test_table_in_a_terminal_has_all_numbers(
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     names = ["value-zeroing", "attention", "alti", "random", "position"]
     assert main(["compare", SENTENCE, "--methods", *names]) == 0
-    lines = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out).splitlines()
+    lines = shown(capsys)
     assert max(map(len, lines)) <= 48
-    shown = [float(share) for line in lines for share in re.findall(r"\d\.\d{3}", line)]
-    assert len(shown) == 11 * len(names)
-    assert sum(shown) == pytest.approx(len(names), abs=0.02)
+    shares = [float(share) for line in lines for share in re.findall(r"\d\.\d{3}", line)]
+    assert len(shares) == 11 * len(names)
+    assert sum(shares) == pytest.approx(len(names), abs=0.02)
     assert sum("pictures" in line for line in lines) > 1  # more than one part
+
+
+def shown(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """The lines of the output, without escape sequences."""
+    return re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out).splitlines()
+
+
+@pytest.mark.parametrize("colors", [True, False])
+@pytest.mark.parametrize("columns", [40, 60, 200])
+def test_narrow_terminal_has_all_columns(
+    columns: int, colors: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if not colors:
+        monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    heads = ["check", "passed", "worst layer", "difference"]
+    rows = [[f"replay, number {i}", str(i), str(10 + i), f"{i}e-07"] for i in range(3)]
+    print_table(heads, rows, right=(1, 2))
+    lines = shown(capsys)
+    assert max(map(len, lines)) <= columns
+    for word in [*heads, *(cell for row in rows for cell in row)]:
+        assert any(word in line for line in lines), word
+    assert (sum("check" in line for line in lines) > 1) == (columns == 40)  # each part names its rows
+
+
+@pytest.mark.parametrize(("columns", "full"), [(40, 7), (120, 24), (30, 0)])
+def test_bars_fit_the_terminal(
+    columns: int, full: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A bar and its track are as wide as a share of 1, and left out where there is no room."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert main(["explain", SENTENCE]) == 0
+    lines = shown(capsys)
+    drawn = [len(re.findall("[█▏▎▍▌▋▊▉·]", line)) for line in lines if re.search(r"\d\.\d{4}", line)]
+    assert drawn == [full] * 11
+    assert max(len(line) for line in lines if re.search(r"\d\.\d{4}", line)) <= columns
+
+
+@pytest.mark.parametrize(
+    ("term", "expected"), [("xterm", "\x1b[1;37;44m"), ("xterm-256color", "\x1b[38;5;231;48;5;18m")]
+)
+def test_ink_can_be_read_with_few_colors(
+    term: str, expected: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A terminal of 16 colors has white ink on blue. The nearest color of black ink's background would be blue."""
+    monkeypatch.setenv("TERM", term)
+    monkeypatch.delenv("COLORTERM", raising=False)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert main(["explain", SENTENCE]) == 0
+    out = capsys.readouterr().out
+    assert f"{expected} pictures " in out
+    assert "30;44m" not in out
 
 
 @pytest.mark.parametrize("full", [1, 0.5])
@@ -198,8 +250,25 @@ EXAMPLES = [
 ]
 
 
+def test_names_in_the_help_are_whole(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names such as "hidden-token-attribution" can be copied: no line ends inside one."""
+    for columns in ("50", "80", "133"):
+        monkeypatch.setenv("COLUMNS", columns)
+        for name, command in commands():
+            assert not re.search(r"\w-\n", command.format_help()), (name, columns)
+
+
 def test_each_command_has_examples() -> None:
-    assert {name for name, _ in EXAMPLES} >= {"explain", "compare", "generate", "study", "paper", "verify", "demo"}
+    assert {name for name, _ in EXAMPLES} >= {
+        "explain",
+        "compare",
+        "generate",
+        "study",
+        "paper",
+        "verify",
+        "demo",
+        "lab",
+    }
 
 
 @pytest.mark.parametrize(("name", "line"), EXAMPLES)

@@ -13,7 +13,13 @@ from torch import Tensor
 from captum_vz.app.models import Loaded
 from captum_vz.errors import ArgumentError
 from captum_vz.generation.words import TokenText
-from captum_vz.study.examples.text import PreparedText, content_specials, predicts_next, prepare_text
+from captum_vz.study.examples.text import (
+    PreparedText,
+    content_specials,
+    max_tokens,
+    predicts_next,
+    prepare_text,
+)
 from captum_vz.study.methods import METHODS, Batch, Method, rollout_of
 from captum_vz.visualization import readable_tokens
 
@@ -79,7 +85,7 @@ def explain(text: str, loaded: Loaded, name: str, token: str | None, layer: int,
     for remark in remarks(text, loaded, prepared, token, option):
         warnings.warn(remark, stacklevel=2)
     if method.layered:  # the one layer of ALBERT runs as often as the configuration says
-        _check_layer(layer, max(len(layers), getattr(model.config, "num_hidden_layers", 0)), option)
+        check_layer(layer, max(len(layers), getattr(model.config, "num_hidden_layers", 0)), option)
     batch = Batch(model, tokenizer, layers, prepared.inputs, [prepared.token])
     ids = prepared.inputs["input_ids"][0].tolist()
     read = TokenText.of(tokenizer, ids)
@@ -87,7 +93,7 @@ def explain(text: str, loaded: Loaded, name: str, token: str | None, layer: int,
     maps, rollout = _maps(batch, method)
     rows = method.rows(batch)
     if method.layered:
-        _check_layer(layer, len(rows), option)
+        check_layer(layer, len(rows), option)
     return Explanation(
         method=name,
         tokens=list(prepared.tokens),
@@ -103,10 +109,21 @@ def explain(text: str, loaded: Loaded, name: str, token: str | None, layer: int,
     )
 
 
-def _check_layer(layer: int, depth: int, option: str) -> None:
+def check_layer(layer: int, depth: int, option: str) -> None:
+    """Refuse a layer that is not one of `depth` layers."""
     if not -depth <= layer < depth:
         raise ArgumentError(
             f"{option}layer {layer} is out of range: the model has {depth} layers, {-depth} to {depth - 1}."
+        )
+
+
+def check_room(text: str, loaded: Loaded, new: int) -> None:
+    """Refuse a text that is too long for the model with so many new tokens."""
+    most, count = max_tokens(loaded.model, loaded.tokenizer), len(loaded.tokenizer(text)["input_ids"])
+    room = new if most is None else most - count + 1  # the last new token is no input
+    if new > room:
+        raise ArgumentError(
+            f"the text is {count} tokens long, and the model takes at most {most}: ask for at most {room} new tokens."
         )
 
 
@@ -134,7 +151,8 @@ def remarks(text: str, loaded: Loaded, prepared: PreparedText, token: str | None
     if token is None and len(masks) > 1:
         found.append(f"the text has {len(masks)} masks, at {_listed(masks)}: {option}token {masks[0]} is explained.")
     if token is None and not masks:
-        found.append(f"the text has no mask: its last token is explained, {option}token {prepared.token}.")
+        why = "the last token of the text" if predicts_next(model) else "the text has no mask: its last token"
+        found.append(f"{why} is explained, {option}token {prepared.token}.")
     return found
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -98,9 +99,8 @@ def _find(name: str, hub: bool = True) -> tuple[str, bool]:
     source = _minilm() if name == MINILM else name
     if os.path.exists(source) or source.startswith((".", "/", "~")):
         if not os.path.isfile(os.path.join(source, "config.json")):
-            raise ArgumentError(
-                f"no config.json can be read in {source}: expected a folder with a model of transformers."
-            )
+            what = f"no config.json can be read in {source}" if os.path.exists(source) else f"there is no {source}"
+            raise ArgumentError(f"{what}: expected a folder with a model of transformers.")
         return source, True
     try:
         is_cached = isinstance(huggingface_hub.try_to_load_from_cache(source, "config.json"), str)
@@ -119,11 +119,18 @@ def _reaches_hub() -> bool:
     """Whether the hub answers one request at once. The hub's own client would try again for half a minute."""
     if huggingface_hub.constants.HF_HUB_OFFLINE:
         return False
-    try:
-        huggingface_hub.get_session().head(huggingface_hub.constants.ENDPOINT, timeout=HUB_SECONDS)
-    except Exception:  # of the client, of its proxies, of certificates
-        return False
-    return True
+    answers: list[Any] = []
+
+    def ask() -> None:
+        with suppress(Exception):  # of the client, of its proxies, of certificates
+            endpoint = huggingface_hub.constants.ENDPOINT
+            answers.append(huggingface_hub.get_session().head(endpoint, timeout=HUB_SECONDS))
+
+    # In a thread, because the search for the address of a name has no limit of its own.
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(HUB_SECONDS + 1)
+    return bool(answers)
 
 
 def _load_model(source: str, is_local: bool) -> tuple[Any, Mapping[str, Any]]:
@@ -139,6 +146,7 @@ def _load_model(source: str, is_local: bool) -> tuple[Any, Mapping[str, Any]]:
         use_safetensors=True,
         local_files_only=is_local,
         output_loading_info=True,
+        ignore_mismatched_sizes=True,  # the report lists them, and they are refused
     )
     return model.eval(), report
 
@@ -168,6 +176,12 @@ def check_weights(name: str, model: Any, report: Mapping[str, Any]) -> None:
         if (key not in tensors or id(tensors[key]) in used) and (has_head or "pooler" not in key.split("."))
     ]
     unexpected = sorted(report["unexpected_keys"])
+    mismatched = [f"{key} {tuple(stored)} for {tuple(own)}" for key, stored, own in sorted(report["mismatched_keys"])]
+    if mismatched:
+        raise ArgumentError(
+            f"the weights of {name!r} do not fit: the checkpoint holds {_some(mismatched)} of {type(model).__name__}. "
+            "Pass the config.json with which the weights were saved."
+        )
     if missing:
         instead = f" It holds others that the model does not use: {_some(unexpected)}." if unexpected else ""
         raise ArgumentError(
@@ -218,6 +232,8 @@ def _reason(error: Exception) -> str:
             "there is no model.safetensors. This command reads no pickles, such as pytorch_model.bin, because they can "
             "run code. If you trust the file, load it in Python and save it with model.save_pretrained."
         )
+    if type(error).__name__ == "SafetensorError":
+        return f"its file of weights is damaged or not complete ({lines[0]}). Copy or download it again."
     if "trust_remote_code" in str(error):
         return "it needs Python code of its own, which this command does not run. Load it in Python, and use a class."
     return lines[0] if lines else type(error).__name__

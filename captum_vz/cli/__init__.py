@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from captum_vz.cli.errors import INTERRUPTED, tell
+from captum_vz._start import INTERRUPTED, started
+from captum_vz.cli.errors import tell
 
 __all__ = ["main"]
 
@@ -13,8 +14,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     The status is 0; 2 after an error, with one line on stderr that says what to change; or 130 after Ctrl-C.
     """
     try:
-        from captum_vz.cli.command import run  # this takes seconds, in which a user may press Ctrl-C
+        from captum_vz.cli.command import run
 
+        started()
         return run(arguments)
     except KeyboardInterrupt:
         tell("stopped.")

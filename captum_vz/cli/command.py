@@ -14,11 +14,12 @@ from captum_vz.cli.commands.compare import add_compare
 from captum_vz.cli.commands.demo import add_demo
 from captum_vz.cli.commands.explain import add_explain
 from captum_vz.cli.commands.generate import add_generate
+from captum_vz.cli.commands.lab import add_lab
 from captum_vz.cli.commands.paper import add_paper
 from captum_vz.cli.commands.study import add_study, with_config
 from captum_vz.cli.commands.verify import add_verify
 from captum_vz.cli.errors import CommandError, remarks_as_lines, tell
-from captum_vz.testbed.lab import add_lab
+from captum_vz.cli.options import HelpFormatter
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
@@ -49,15 +50,24 @@ def _run(arguments: Sequence[str]) -> None:
         sys.stdout.reconfigure(errors="replace")  # the terminal may not encode a token's characters
     commands = parser()
     try:
-        options = commands.parse_args(arguments)
+        options = _parsed(commands, arguments)
         if options.command == "study" and options.config is not None:
-            options = commands.parse_args(with_config(options.config, arguments))
+            known = vars(options).keys() - {"command", "config", "parser", "run"}
+            options = _parsed(commands, with_config(options.config, arguments, known))
     except SystemExit:  # after --help, or after an error of the arguments
         if sys.stdout is not None:
             sys.stdout.flush()
         raise
     options.command_line = ["captum-vz", *arguments]  # pictures carry it
     options.run(options)
+
+
+def _parsed(commands: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
+    options, rest = commands.parse_known_args(arguments)
+    if rest:
+        quoted = "" if rest[0].startswith("-") else " (put a text of several words between quotes)"
+        options.parser.error(f"unrecognized arguments: {' '.join(rest)}{quoted}")
+    return options
 
 
 def _leave_stdout() -> None:
@@ -80,7 +90,7 @@ def parser() -> argparse.ArgumentParser:
         description="Which token does each token draw on?",
         epilog='examples:\n  captum-vz explain "the pictures of some hat [MASK] scaring marcus."\n'
         "  captum-vz COMMAND --help    options and examples of a command",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpFormatter,
     )
     found.add_argument("--version", action="version", version=f"captum-vz {__version__}")
     commands = found.add_subparsers(dest="command", required=True, metavar="COMMAND")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-INTERRUPTED = 130  # the status of a program that Ctrl-C has ended, in every shell
+from captum_vz._start import INTERRUPTED
 
 
 class CommandError(Exception):

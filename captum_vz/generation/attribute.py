@@ -60,7 +60,8 @@ def attribute_generation(
             A tokenizer's output. What `generate` returned, with `prompt_length`. Or a list of texts, of chats or of
             lists of ids, or a tensor of ids with several rows: a batch.
         max_new_tokens: The largest number of new tokens. None: 25, unless `max_length` is passed.
-        generated: The new tokens, which are then not generated: a text, ids, or for a batch a list of them. For a model
+        generated: The new tokens, which are then not generated: a text, ids, or for a batch a list of them. A text is
+            added to a prompt text as it is, so begin it with a space unless it continues the last word. For a model
             with an encoder, what `generate` returned.
         prompt_length: The number of tokens, padding included, that are the prompt. The other tokens are generated.
         attention_mask: 0 for the padding of prompts that are tensors, `(batch, tokens)`.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -208,9 +209,22 @@ def _without_tail(model: Any, ids: tuple[int, ...], pad: int, options: dict[str,
 
 
 def _encoded(tokenizer: Any, prompt: Prompt, text: str, both: bool) -> tuple[int, ...]:
-    """The ids of a continuation: those by which a whole text is longer than its prompt, if the two begin alike."""
+    """The ids of a continuation. A continuation of the last word of a prompt text is told."""
     if both:
         return tuple(tokenizer(text_target=text)["input_ids"])
+    ids = _longer(tokenizer, prompt, text)
+    before = prompt.text or ""
+    if before[-1:].isalnum() and text[:1].isalnum() and ids != _longer(tokenizer, prompt, f" {text}"):
+        warnings.warn(
+            f"generated continues the last word of the prompt, {before.split()[-1] + text.split()[0]!r}: begin it with "
+            "a space for a new word, or pass token ids.",
+            stacklevel=2,
+        )
+    return ids
+
+
+def _longer(tokenizer: Any, prompt: Prompt, text: str) -> tuple[int, ...]:
+    """The ids by which a whole text is longer than its prompt, if the two begin alike."""
     if prompt.text is not None:
         whole = tokenizer(prompt.text + text, add_special_tokens=False)["input_ids"]
         head = tokenizer(prompt.text, add_special_tokens=False)["input_ids"]

@@ -181,8 +181,8 @@ class Prediction:
             logits = getattr(output, "logits", output)
             if not (isinstance(logits, Tensor) and logits.ndim == 3 and logits.shape[:2] == ids.shape):
                 raise RefusedError(
-                    f"The model gave {describe(logits)} for ids {tuple(ids.shape)}: expected logits (batch, tokens, "
-                    "vocabulary), or an output that has them as `logits`."
+                    f"The model's output is {describe(logits)} for ids {tuple(ids.shape)}: expected logits (batch, "
+                    "tokens, vocabulary), or an output that has them as `logits`."
                 )
             if most >= logits.shape[2]:
                 raise ArgumentError(

@@ -98,17 +98,20 @@ class Study:
         lines = []
         for model, of_model in last.groupby("model", sort=False):
             cells = [
-                f"{line.mean:.3f} [{line.low:.3f}, {line.high:.3f}]" if line.examples else "-"
+                with_interval(line.mean, line.low, line.high, 3) if line.examples else "-"
                 for line in of_model.itertuples(index=False)
             ]
             table = of_model.assign(cell=cells).pivot(index="method", columns="metric", values="cell")
             order = of_model["method"].unique(), of_model["metric"].unique()
             table = table.loc[order[0], order[1]].rename_axis(index=None, columns=str(model))
             lines += [table.to_string(), ""]
+        return "\n".join([*lines, *self.skipped_lines()]).rstrip()
+
+    def skipped_lines(self) -> list[str]:
+        """A line for each model or method that has skipped examples, with their number."""
         skipped = self.skipped
         by = skipped.groupby(["model", skipped["method"].fillna("")], sort=False).size()
-        lines += [f"{', '.join(filter(None, who))}: {count} examples skipped" for who, count in by.items()]
-        return "\n".join(lines).rstrip()
+        return [f"{', '.join(filter(None, who))}: {count} examples skipped" for who, count in by.items()]
 
     def plot(self, metric: str) -> Figure:
         """The summary of one metric over all examples as a figure: by layer, and in the last layer."""
@@ -168,3 +171,13 @@ def summarise(study: Study, skipped: DataFrame, confidence: float, resamples: in
                 found.append(where | {"metric": metric} | summary._asdict() | {"skipped": omitted})
     names = ["model", "method", "layer", "group", "metric", "mean", "std", "low", "high", "examples", "undefined"]
     return pd.DataFrame(found, columns=[*names, "skipped"]).astype({"layer": "Int64"})
+
+
+def with_interval(number: float, low: float, high: float, digits: int = 2) -> str:
+    """A number with its interval. A single example has no interval.
+
+    >>> with_interval(0.5, 0.25, 0.75), with_interval(0.5, float("nan"), float("nan"))
+    ('0.50 [0.25, 0.75]', '0.50')
+    """
+    interval = f" [{low:.{digits}f}, {high:.{digits}f}]" if low == low and high == high else ""
+    return f"{number:.{digits}f}{interval}"

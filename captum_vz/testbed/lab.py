@@ -1,8 +1,7 @@
-"""The student's copy of a lesson, and the command that writes it."""
+"""The student's copy of a lesson."""
 
 from __future__ import annotations
 
-import argparse
 import re
 from copy import deepcopy
 from pathlib import Path
@@ -79,38 +78,25 @@ def folded(markdown: str, title: str, kind: str = "") -> str:
     return markdown[:begin] + FOLDED.format(title=title, text=markdown[begin:].strip(), kind=named)
 
 
-def add_lab(commands: Any) -> None:
-    """Add the command `lab` to those of the command line."""
-    lab = commands.add_parser(
-        "lab",
-        help="write the student's copy of a lesson",
-        description="Writes copies of the lessons under tutorials/ for a class.",
-    )
-    kinds = lab.add_subparsers(dest="lab", required=True, metavar="COMMAND")
-    student = kinds.add_parser(
-        "student",
-        help="a notebook without solutions and outputs",
-        description="Writes a copy of a notebook without the cells that are tagged 'solution', and without outputs. "
-        "Text that tells what a cell shows (tagged 'answer' or 'summary') is folded. The stubs of the exercises stay, "
-        "and the package grades what the student writes there.",
-        epilog="example: captum-vz lab student tutorials/09_redundant_words.ipynb",
-    )
-    student.add_argument("notebook", type=Path, metavar="NOTEBOOK", help="a lesson, such as tutorials/*.ipynb")
-    student.add_argument(
-        "--output", type=Path, metavar="FILE", help="the copy (default: NAME_student.ipynb in the current folder)"
-    )
-    student.set_defaults(run=_write_copy)
+def write_student_copy(source: Path, output: Path) -> tuple[int, int]:
+    """Write a notebook without the cells that are tagged "solution", and without outputs.
 
+    Args:
+        source: A lesson.
+        output: The copy. An existing file is not replaced: a student may have worked in it.
 
-def _write_copy(options: argparse.Namespace) -> None:
+    Returns:
+        How many cells the copy has, and how many are left out.
+
+    Raises:
+        ArgumentError: There is no such notebook, it has no solutions, the copy exists, or nbformat is not installed.
+    """
     try:
         import nbformat
     except ModuleNotFoundError as error:
         raise ArgumentError(
             "captum-vz lab needs nbformat: install the extra, pip install 'captum-vz[tutorials]'."
         ) from error
-    source: Path = options.notebook
-    output: Path = options.output or Path(f"{source.stem}_student.ipynb")
     if not source.is_file():
         raise ArgumentError(
             f"there is no notebook {source}: pass a lesson, such as tutorials/*.ipynb of the repository."
@@ -131,4 +117,4 @@ def _write_copy(options: argparse.Namespace) -> None:
         raise ArgumentError(
             f"{output} exists, and may hold a student's work: pass another name with --output."
         ) from error
-    print(f"{output}: {len(copy.cells)} cells, {left_out} cells with solutions left out")
+    return len(copy.cells), left_out

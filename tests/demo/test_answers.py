@@ -1,12 +1,18 @@
 """What the demo's page shows: limits, files, and text that stays text."""
 
+import json
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+import captum_vz
 from captum_vz.demo.answers import Answers, Limits
-from captum_vz.demo.server import is_loopback
+from captum_vz.demo.server import check_address, is_loopback
+from captum_vz.errors import ArgumentError
+from captum_vz.testbed import load_agreement_model
+from captum_vz.visualization import read_provenance, weights_fingerprint
 
 HOSTILE = "<script>alert(1)</script> [MASK]"
 
@@ -41,6 +47,63 @@ def test_limits_are_told(text: str, model: str, message: str, answers: Answers) 
     assert message in told
 
 
+def test_files_say_where_numbers_come_from(answers: Answers) -> None:
+    """The package, the model and its weights, the method and the text, in pictures, numbers and the page."""
+    model, _ = load_agreement_model()
+    weights = weights_fingerprint(model)
+    *_, files = answers.explain(HOSTILE, "agreement", ["value-zeroing", "attention"], "", -1)
+    paths = {Path(file).name: Path(file) for file in files}
+    expected = {
+        "package": f"captum_vz {captum_vz.__version__}",
+        "model": "agreement",
+        "model class": "BertForMaskedLM",
+        "weights": weights,
+        "method": "value-zeroing, attention",
+        "text": HOSTILE,
+    }
+    assert json.loads(paths["maps.json"].read_text())["provenance"] == expected
+    for name, method in (("layers", "value-zeroing"), ("methods", "value-zeroing, attention")):
+        for ending in ("png", "svg"):
+            found = read_provenance(paths[f"{name}.{ending}"])
+            assert {key: found[key] for key in expected} == expected | {"method": method}
+    page = paths["page.html"].read_text("ascii")
+    assert weights in page
+    assert "captum_vz " in page
+    assert "<script>alert(1)" not in page
+
+
+def test_files_of_generated_text_say_where_numbers_come_from(answers: Answers) -> None:
+    *_, files = answers.generate("the pictures of some hat", "causal", "value-zeroing", 2, [])
+    paths = {Path(file).name: Path(file) for file in files}
+    found = [read_provenance(paths["steps.png"]), json.loads(paths["scores.json"].read_text())["provenance"]]
+    for one in found:
+        assert (one["model class"], one["method"]) == ("LlamaForCausalLM", "value-zeroing")
+        assert one["text"] == "the pictures of some hat"
+
+
+def test_method_that_refuses_is_left_out() -> None:
+    """MiniLM has no head: methods of the model's output cannot explain it. The others are shown."""
+    unlimited = Answers(Limits(("minilm",), False, 40))
+    try:
+        told, view, *_ = unlimited.explain("a cat sat", "minilm", ["value-zeroing-effect", "value-zeroing"], "", -1)
+        assert 'role="status"' in told
+        assert "Without value-zeroing-effect: BertModel gives no logits" in told
+        assert "value-zeroing" in view
+        told, *_ = unlimited.explain("a cat sat", "minilm", ["value-zeroing-effect"], "", -1)
+        assert 'role="alert"' in told
+    finally:
+        unlimited.close()
+
+
+def test_generated_text_must_fit() -> None:
+    larger = Answers(Limits(("causal",), False, 128))
+    try:
+        told, *_ = larger.generate("the hat " * 60, "causal", "value-zeroing", 32, [])
+    finally:
+        larger.close()
+    assert "the text is 121 tokens long, and the model takes at most 128: ask for at most 8 new tokens." in told
+
+
 def test_text_is_continued(answers: Answers) -> None:
     told, _, steps, _ = answers.generate("the pictures of some hat", "causal", "value-zeroing", 2, ["special"])
     assert "the pictures of some hat" in told
@@ -50,3 +113,24 @@ def test_text_is_continued(answers: Answers) -> None:
 def test_other_addresses_offer_fewer_models() -> None:
     assert is_loopback("127.0.0.1")
     assert not is_loopback("0.0.0.0")
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "told"),
+    [
+        ("127.0.0.1", 99999, "port 99999 is out of range"),
+        ("203.0.113.9", None, "cannot serve at 203.0.113.9: "),  # of a network for examples
+        ("two words", None, "cannot serve at two words: "),
+        ("a" * 80, None, "cannot serve at aaa"),
+    ],
+)
+def test_address_is_checked_first(host: str, port: int | None, told: str) -> None:
+    with pytest.raises(ArgumentError, match=told):
+        check_address(host, port)
+
+
+def test_taken_port_is_told() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(ArgumentError, match=f"port {port} of 127.0.0.1 is taken: pass another port"):
+            check_address("127.0.0.1", port)

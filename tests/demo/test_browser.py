@@ -137,7 +137,7 @@ def test_explain(visit: Visit) -> None:
     page.get_by_text("Explained: [MASK], position 6.").wait_for()
     view = visit.frame("view")
     assert view.locator(".flow button").get_by_text("pictures", exact=True).first.is_visible()
-    for tab, picture in (("Methods side by side", "beside"), ("Layers", "grid")):
+    for tab, picture in (("Methods side by side", "methods-picture"), ("Layers", "layers-picture")):
         page.get_by_role("tab", name=tab).click()
         image = page.locator(f"#{picture} img").first
         image.wait_for()

@@ -13,8 +13,9 @@ from transformers import BertConfig, BertForMaskedLM
 
 from captum_vz import ValueZeroing, ValueZeroingRollout
 from captum_vz.cli import main
-from captum_vz.cli.commands.generate import GENERATIVE
+from captum_vz.cli.commands.generate import GENERATIVE, OPTIONS
 from captum_vz.generation import attribute_generation
+from captum_vz.study import METHODS
 from captum_vz.testbed import load_agreement_model
 from tests.command import refused
 from tests.generation.models import case_of, tokenizer_of_words
@@ -79,15 +80,45 @@ def test_one_step_has_all_prompt_tokens(capsys: pytest.CaptureFixture[str]) -> N
     assert [float(line.split()[2]) for line in lines[2:7]] == pytest.approx(found.scores[2, :, -1].tolist(), abs=1e-4)
 
 
+def test_layer_of_a_method_without_layers_is_ignored(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = [generate(capsys, "--method", "input-x-gradient", "--layer", layer) for layer in ("-1", "2")]
+    assert shown[0] == shown[1]
+
+
+def test_word_that_is_not_in_the_prompt_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", TEXT, "--model", "llama", "--max-new-tokens", "1", "--mask", "hat,unheardof"]) == 0
+    assert capsys.readouterr().err == "captum-vz: --mask: 'unheardof' is no word of the prompt.\n"
+
+
+def test_new_tokens_must_fit_the_model(capsys: pytest.CaptureFixture[str]) -> None:
+    told = refused(capsys, "generate", "the pictures", "--max-new-tokens", "500")
+    assert "the text is 3 tokens long, and the model takes at most 128: ask for at most 126 new tokens." in told
+    assert main(["generate", "the pictures", "--max-new-tokens", "126", "--json"]) == 0
+
+
+def test_unknown_word_of_a_prompt_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "the \N{CJK UNIFIED IDEOGRAPH-732B} hat [MASK]", "--max-new-tokens", "1"]) == 0
+    first, second = capsys.readouterr().err.splitlines()
+    assert "does not know what stands at position 2: the model is given [UNK]" in first
+    assert "[MASK] is no mask for a model that predicts the next token" in second
+
+
 def test_seed_samples(capsys: pytest.CaptureFixture[str]) -> None:
     record = json.loads(generate(capsys, "--json", "--sample", "3"))
     assert record["generated"] == list(from_api(ValueZeroing, do_sample=True, seed=3).generated.labels)
 
 
-@pytest.mark.parametrize("method", ["alti-logit", "input-x-gradient", "value-zeroing-effect", "attention", "alti"])
+def test_names_of_methods_are_those_of_studies() -> None:
+    """Only the effects of single layers have no form for generated text. ALTI-Logit needs a causal model."""
+    assert set(GENERATIVE) ^ set(METHODS) == {"alti-logit", "value-zeroing-effect-layer"}
+
+
+@pytest.mark.parametrize(
+    "method", sorted(GENERATIVE.keys() - {"globenc", "globenc-layer"})
+)  # they refuse pre-norm models
 def test_methods_of_the_command(method: str, capsys: pytest.CaptureFixture[str], folder: Path) -> None:
     record = json.loads(generate(capsys, "--json", "--method", method))
-    found = from_api(GENERATIVE[method])
+    found = from_api(GENERATIVE[method], method_options=OPTIONS.get(method))
     torch.testing.assert_close(torch.tensor(record["scores"]).permute(1, 2, 0), found.scores, rtol=1e-4, atol=1e-5)
     assert "picture: x.pdf" in generate(capsys, "--method", method, "--step", "0", "--output", "x.pdf")
     assert (folder / "x.pdf").read_bytes().startswith(b"%PDF")
@@ -96,10 +127,10 @@ def test_methods_of_the_command(method: str, capsys: pytest.CaptureFixture[str],
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--step", "3"], "--step 3 is out of range: there are 3 new tokens, -3 to 2"),
-        (["--layer", "3"], "layer 3 is out of range"),
-        (["--max-new-tokens", "0"], "--max-new-tokens is 0: pass at least 1"),
-        (["--method", "random"], "--method: invalid choice: 'random'"),
+        (["--step", "3"], "--step 3 is out of range: --max-new-tokens is 3"),
+        (["--layer", "3"], "--layer 3 is out of range: the model has"),
+        (["--max-new-tokens", "0"], "argument --max-new-tokens: 0 is less than 1"),
+        (["--method", "blank-out"], "--method: there is no method 'blank-out'"),
         (["--output", "nowhere/x.png"], "there is no folder nowhere"),
         (["--output", "x.doc"], "cannot write x.doc: pass a name that ends with one of"),
         (["--mask", "the,pictures,of,some,hat"], "leaves out all prompt tokens"),

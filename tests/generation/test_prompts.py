@@ -11,6 +11,7 @@ from transformers import DynamicCache
 
 from captum_vz import ArgumentError, RefusedError, ValueZeroing
 from captum_vz.generation import GenerationAttribution, attribute_generation
+from captum_vz.testbed import load_agreement_model
 from tests.generation.models import ENCODER_DECODER, NEW, PROMPT, case_of, generate, tokenizer_of_words
 
 TEXT = "the pictures of some hat"
@@ -163,6 +164,20 @@ def test_given_text(generated: Any) -> None:
     found = attribute(TEXT, generated=generated)
     assert found.generated.ids == (15, 16, 17)
     assert found.generated.labels == ("anna", "likes", ".")
+
+
+def test_given_text_that_continues_a_word_is_told(recwarn: pytest.WarningsRecorder) -> None:
+    """The embedded tokenizer has pieces of words, as most have."""
+    model, tokenizer = load_agreement_model("causal")
+    prompt = "the pictures of some hat"
+    found = attribute_generation(ValueZeroing, model, tokenizer, prompt, generated=" have upset anna.")
+    assert found.generated.labels[0] == "have"
+    assert not recwarn
+    with pytest.warns(UserWarning, match="continues the last word of the prompt, 'hathave': begin it with a space"):
+        found = attribute_generation(ValueZeroing, model, tokenizer, prompt, generated="have upset anna.")
+    assert found.generated.labels[0] == "##h"
+    assert attribute_generation(ValueZeroing, model, tokenizer, prompt, generated=".").generated.labels == (".",)
+    assert not recwarn
 
 
 def test_given_texts_for_a_batch() -> None:

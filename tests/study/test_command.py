@@ -14,7 +14,8 @@ import pandas as pd
 import pytest
 
 from captum_vz.cli import main
-from captum_vz.study import Example, Study, run_study, write_jsonl
+from captum_vz.cli.commands import study as study_command
+from captum_vz.study import DEFAULT_METRICS, METRICS, Example, Study, run_study, write_jsonl
 from captum_vz.testbed import agreement_sentences, load_agreement_model
 from tests.command import forget, refused
 from tests.study.test_run import assert_same_study
@@ -62,6 +63,11 @@ def test_typed_options_override_the_file(folder: Path) -> None:
     assert Study(folder / "elsewhere").settings["methods"] == ["random", "position"]
 
 
+def test_metrics_of_the_help_are_all() -> None:
+    """The command names them before it imports what the extra installs."""
+    assert (tuple(METRICS), DEFAULT_METRICS) == (study_command.METRICS, study_command.DEFAULT_METRICS)
+
+
 def test_blimp_is_read(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[Any] = []
     monkeypatch.setattr("captum_vz.study.examples.blimp.blimp_examples", lambda path: found.append(path) or [])
@@ -76,15 +82,15 @@ def test_blimp_is_read(folder: Path, capsys: pytest.CaptureFixture[str], monkeyp
         (["--output", "s"], "study needs sentences: pass --blimp FOLDER, --jsonl FILE or --generated N"),
         (["--output", "s", "--jsonl", "none.jsonl"], "none.jsonl is missing"),
         (["--output", "s", "--blimp", "none"], "is missing: expected BLiMP's 'data' folder"),
-        (["--output", "s", "--generated", "-1"], "n is -1"),
-        (["--output", "s", "--generated", "2", "--methods", "magic"], "methods is ['magic']: pass some of"),
-        (["--output", "s", "--generated", "2", "--model", "./none", "--quiet"], "no config.json can be read in ./none"),
+        (["--output", "s", "--generated", "-1"], "argument --generated: -1 is less than 1"),
+        (["--output", "s", "--generated", "2", "--methods", "magic"], "there is no method 'magic'. Pass some of"),
+        (["--output", "s", "--generated", "2", "--model", "./none", "--quiet"], "there is no ./none"),
         (["--output", "s", "--generated", "2", "--removal", "swap"], "argument --removal: invalid choice: 'swap'"),
-        (["--output", "file/s", "--generated", "2"], "cannot write file/s/study.json: Not a directory"),
+        (["--output", "file/s", "--generated", "2"], "cannot write file/s: "),
         (["--output", "other", "--generated", "2"], "is not empty, and holds no study.json"),
         (["none.toml"], "cannot read none.toml: No such file"),
         (["odd.toml"], "odd.toml is not a TOML file"),
-        (["unknown.toml"], "unrecognized arguments: --modle agreement"),
+        (["unknown.toml"], "unknown.toml: there is no option 'modle'"),
         (["number.toml"], "number.toml: output is 5: expected the name of a file or folder, in quotes"),
         (["numbers.toml"], "numbers.toml: jsonl is ['a.jsonl', 3]: expected the name of a file"),
         (["table.toml"], "table.toml: model is {'name': 'agreement'}: expected a string"),

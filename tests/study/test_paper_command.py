@@ -42,9 +42,9 @@ def test_paper_errors_are_one_line(
     assert "one of the arguments --blimp --generated is required" in refused(capsys, "paper", *output)
     assert "--output" in refused(capsys, "paper", "--generated", "2")
     assert "anaphor_number_agreement.jsonl is missing" in refused(capsys, "paper", "--blimp", "nowhere", *output)
-    assert "methods is ['magic']" in refused(capsys, "paper", "--generated", "2", *output, "--methods", "magic")
-    assert "there are 0 examples: pass at least 1" in refused(capsys, "paper", "--generated", "0", *output)
-    assert "the grammar gives from 0" in refused(capsys, "paper", "--generated", "-1", *output)
+    assert "there is no method 'magic'" in refused(capsys, "paper", "--generated", "2", *output, "--methods", "magic")
+    assert "argument --generated: 0 is less than 1" in refused(capsys, "paper", "--generated", "0", *output)
+    assert "argument --generated: -1 is less than 1" in refused(capsys, "paper", "--generated", "-1", *output)
     (folder / "taken").write_text("", encoding="utf-8")
     assert "cannot write" in refused(capsys, "paper", "--generated", "2", "--output", "taken", "--methods", "random")
 
@@ -54,3 +54,11 @@ def test_paper_errors_are_one_line(
     monkeypatch.setattr("captum_vz.study.paper.evaluations.reproduce", stopped)
     assert main(["paper", "--generated", "2", *output]) == 130
     assert capsys.readouterr().err == "captum-vz: stopped. The same command continues from here.\n"
+
+
+def test_report_has_no_empty_table(capsys: pytest.CaptureFixture[str]) -> None:
+    """A method without layers has no row in the table of layers. One sentence has no interval."""
+    assert main(["paper", "--generated", "1", "--methods", "random", "--output", "out"]) == 0
+    out = capsys.readouterr().out
+    assert "in each layer" not in out
+    assert "nan" not in out

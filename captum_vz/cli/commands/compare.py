@@ -5,9 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import shutil
-import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,12 +13,11 @@ from captum_vz.app.explanation import explain
 from captum_vz.app.models import load
 from captum_vz.app.pages import frame, page, paragraph, table
 from captum_vz.app.views import explanation_view
-from captum_vz.cli.errors import CommandError
+from captum_vz.cli.errors import CommandError, tell
 from captum_vz.cli.options import add_command, add_methods, add_model, add_outputs, check_files, check_text
-from captum_vz.cli.output.console import counted, is_terminal, print_table, share_cell, working
+from captum_vz.cli.output.console import counted, print_table, share_cell, working
 from captum_vz.cli.output.files import name_files, save_page, save_picture
-from captum_vz.errors import ArgumentError
-from captum_vz.study import DEFAULT_METHODS, Table
+from captum_vz.study import DEFAULT_METHODS, METHODS, Table
 from captum_vz.visualization import View
 
 if TYPE_CHECKING:
@@ -73,27 +69,15 @@ def run(options: argparse.Namespace) -> None:
     with working(f"loading {options.model}"):
         loaded = load(options.model)
     names = options.methods or DEFAULT_METHODS
+    _check_use(options)
     with counted(len(names), "methods") as bar:
 
         def advance(name: str) -> None:
             bar.set_postfix_str(name, refresh=False)
             bar.update()
 
-        try:
-            found = compared(
-                options.text,
-                loaded,
-                options.methods,
-                options.token,
-                options.layer,
-                options.target,
-                options.foil,
-                advance,
-            )
-        except ArgumentError as error:
-            message = str(error)
-            option = "--" if message.startswith(("token ", "layer ", "methods ")) else ""
-            raise ArgumentError(f"{option}{message}") from error
+        asked = options.text, loaded, options.methods, options.token, options.layer, options.target, options.foil
+        found = compared(*asked, advance, option="--")
     truth = None
     if options.truth:
         try:
@@ -106,23 +90,31 @@ def run(options: argparse.Namespace) -> None:
         save_picture(found.plot(), options, loaded.model, ", ".join(found.scores))
     if options.html is not None:
         with working("maps of all methods"):
-            maps = [explain(options.text, loaded, name, options.token, options.layer) for name in found.scores]
+            maps = [explain(options.text, loaded, name, options.token, options.layer, "--") for name in found.scores]
         save_page(_page(found, truth, explanation_view(options.text, maps), options), options.html)
     if options.json:
         print(json.dumps(_record(found, truth, options)))
         return
-    print(f"layer {found.layer}: how much {found.tokens[found.token]} draws on each token")
+    where = "" if _layer(found) is None else f"layer {found.layer}: "
+    print(f"{where}how much {found.tokens[found.token]} draws on each token")
     _print(found, truth)
     name_files(options.output, options.html)
 
 
+def _check_use(options: argparse.Namespace) -> None:
+    """Tell that a target or a foil has no effect."""
+    named = [f"--{name}" for name in ("target", "foil") if getattr(options, name) is not None]
+    chosen = [METHODS[name] for name in options.methods or () if name in METHODS]
+    if named and chosen and not options.truth and not any(method.explains_output for method in chosen):
+        tell(f"{' and '.join(named)} changes no score: none of the methods explains the model's output.")
+
+
+def _layer(found: Table) -> int | None:
+    """The layer that was asked for; None if no method has layers."""
+    return found.layer if any(METHODS[name].layered for name in found.scores) else None
+
+
 def _print(found: Table, truth: Truth | None) -> None:
-    """The table. In a terminal it is cut into parts that fit its width."""
-    if not is_terminal(sys.stdout):
-        print(found)
-        if truth is not None:
-            print(_strongest(found, truth))
-        return
     places = range(len(found.tokens))
     columns = {name.replace("-", "\n"): [_cell(found, name, place) for place in places] for name in found.scores}
     first = [[">" if place == found.token else "" for place in places], [*map(str, places)], [*found.tokens]]
@@ -131,37 +123,30 @@ def _print(found: Table, truth: Truth | None) -> None:
         columns = {head: [*cells, tau] for (head, cells), tau in zip(columns.items(), taus, strict=True)}
         columns = {"blanking\nout": [*map(_fall, truth.falls.tolist()), ""], **columns}
         first = [[*cells, last] for cells, last in zip(first, ("", "", "Kendall's tau"), strict=True)]
-    left = 12 + max(map(len, first[2]))
-    for part in _parts(list(columns), shutil.get_terminal_size().columns - left):
-        rows = list(zip(*first, *(columns[head] for head in part), strict=True))
-        print_table(("", "", "token", *part), rows, right=range(3, 3 + len(part)), marked=found.token)
-    for name, reason in found.refused.items():
-        print(f"without {name}: {reason}")
+    rows = list(zip(*first, *columns.values(), strict=True))
+    heads = ("", "", "token", *columns)
+    print_table(heads, rows, keys=3, right=(1, *range(3, len(heads))), marked=found.token)
+    for line in _refused(found):
+        print(line)
     if truth is not None:
         print(_strongest(found, truth))
 
 
-def _parts(heads: Sequence[str], width: int) -> list[list[str]]:
-    """The heads of columns, cut into parts that fit a width."""
-    parts: list[list[str]] = [[]]
-    room = 0
-    for head in heads:
-        needed = 3 + max(8, *map(len, head.split("\n")))
-        if parts[-1] and room + needed > width:
-            parts.append([])
-            room = 0
-        parts[-1].append(head)
-        room += needed
-    return parts
+def _refused(found: Table) -> list[str]:
+    """A line for each reason for which methods are left out."""
+    names: dict[str, list[str]] = {}
+    for name, reason in found.refused.items():
+        names.setdefault(reason, []).append(name)
+    return [f"without {', '.join(those)}: {reason}" for reason, those in names.items()]
 
 
 def _tau(tau: float) -> str:
-    return "undefined" if math.isnan(tau) else f"{tau:+.2f}"
+    return "undefined " if math.isnan(tau) else f"{tau:+.2f} "
 
 
 def _fall(fall: float) -> str:
     """A fall of a probability, with its sign; nothing for a token that is not blanked out."""
-    return "" if math.isnan(fall) else f"{fall:+.3f}"
+    return "" if math.isnan(fall) else f"{fall:+.3f} "
 
 
 def _cell(found: Table, name: str, place: int) -> Any:
@@ -173,12 +158,13 @@ def _strongest(found: Table, truth: Truth) -> str:
     """The tokens without which the probability changes most."""
     falls = truth.falls.nan_to_num()
     order = falls.abs().argsort(descending=True, stable=True)[:3].tolist()
-    named = ", ".join(f"{found.tokens[i]} {falls[i]:+.2f}" for i in order if falls[i])
-    return f"blanking out: the probability of {truth.answer} falls without {named or 'no token'}"
+    named = ", ".join(f"{found.tokens[i]} {falls[i]:+.2f}" for i in order if abs(falls[i]) >= 0.005)
+    changes = f"falls most without: {named}" if named else "changes without no token"
+    return f"blanking out: the probability of {truth.answer} {changes}"
 
 
 def _record(found: Table, truth: Truth | None, options: argparse.Namespace) -> dict[str, Any]:
-    record = {"text": options.text, "model": options.model} | json.loads(found.to_json())
+    record = {"text": options.text, "model": options.model} | json.loads(found.to_json()) | {"layer": _layer(found)}
     if truth is not None:
         falls = [None if math.isnan(fall) else fall for fall in truth.falls.tolist()]
         record |= {"answer": truth.answer, "falls": falls}
@@ -208,5 +194,5 @@ def _page(found: Table, truth: Truth | None, view: View, options: argparse.Names
         paragraph(f"{options.text} ({options.model})"),
         frame(view),
         table(caption, heads, rows, marked=found.token),
-        *(paragraph(f"without {name}: {reason}") for name, reason in found.refused.items()),
+        *map(paragraph, _refused(found)),
     )

@@ -11,8 +11,8 @@ from captum_vz.app.explanation import Explanation, explain
 from captum_vz.app.models import load
 from captum_vz.app.pictures import draw_explanation
 from captum_vz.app.views import explanation_view
-from captum_vz.cli.options import add_command, add_model, add_outputs, check_files, check_text
-from captum_vz.cli.output.console import bar_cell, is_terminal, print_table, share_cell, working
+from captum_vz.cli.options import add_command, add_model, add_outputs, check_files, check_text, one_of
+from captum_vz.cli.output.console import is_terminal, print_table, share_cell, working
 from captum_vz.cli.output.files import name_files, save_page, save_picture
 from captum_vz.study import METHODS
 from captum_vz.visualization import terminal_text
@@ -44,7 +44,7 @@ def add_explain(commands: Any) -> None:
     )
     sub.add_argument(
         "--method",
-        choices=METHODS,
+        type=one_of("method", METHODS),
         default="value-zeroing",
         metavar="METHOD",
         help=f"one of {', '.join(METHODS)} (default: %(default)s)",
@@ -93,10 +93,10 @@ def _print(found: Explanation) -> None:
     if is_terminal(sys.stdout):
         scores = found.scores.tolist()
         rows = [
-            (">" if place == found.token else "", str(place), share_cell(word, score), f"{score:.4f}", bar_cell(score))
+            (">" if place == found.token else "", str(place), share_cell(word, score), f"{score:.4f}")
             for place, (word, score) in enumerate(zip(found.tokens, scores, strict=True))
         ]
-        print_table(("", "", "token", "share", "0 to 1"), rows, right=(1, 3), marked=found.token)
+        print_table(("", "", "token", "share"), rows, keys=3, right=(1, 3), marked=found.token, bars=scores)
     else:
         print(terminal_text(found.tokens, found.scores, found.token, color=False, full=1))
     if found.predictions:

@@ -9,14 +9,31 @@ from functools import partial
 from typing import Any, Final
 
 import torch
-from captum.attr import InputXGradient
+from captum.attr import InputXGradient, IntegratedGradients, Saliency
 from torch import Tensor
 
-from captum_vz import ALTILogit, TokenAttribution, ValueZeroingEffect
+from captum_vz import (
+    ALTILogit,
+    LayerAttentionGradient,
+    PositionAttribution,
+    RandomAttribution,
+    TokenAttribution,
+    ValueZeroingEffect,
+)
+from captum_vz.app.explanation import check_layer, check_room
 from captum_vz.app.models import CAUSAL, load
-from captum_vz.cli.errors import CommandError
-from captum_vz.cli.options import add_command, add_model, add_outputs, check_files, check_text
-from captum_vz.cli.output.console import bar_cell, is_terminal, print_table, share_cell, working
+from captum_vz.cli.errors import CommandError, tell
+from captum_vz.cli.options import (
+    add_command,
+    add_model,
+    add_outputs,
+    check_files,
+    check_text,
+    one_of,
+    positive,
+    read_text,
+)
+from captum_vz.cli.output.console import is_terminal, print_table, share_cell, working
 from captum_vz.cli.output.files import name_files, save_page, save_picture
 from captum_vz.generation import GenerationAttribution, attribute_generation
 from captum_vz.generation.words import KINDS
@@ -26,9 +43,19 @@ from captum_vz.visualization import terminal_text
 #: The methods by their names in studies, and methods that explain the logit of each new token.
 GENERATIVE: Final[dict[str, Any]] = {
     **{name: method.joined or method.maps for name, method in METHODS.items() if method.joined or method.maps},
-    "alti-logit": ALTILogit,
     "value-zeroing-effect": ValueZeroingEffect,
+    "alti-logit": ALTILogit,
+    "attention-gradient": LayerAttentionGradient,
+    "saliency": partial(TokenAttribution, method=Saliency, reduce="l2"),
     "input-x-gradient": partial(TokenAttribution, method=InputXGradient),
+    "integrated-gradients": partial(TokenAttribution, method=IntegratedGradients),
+    "random": RandomAttribution,
+    "position": PositionAttribution,
+}
+#: What studies pass to the same methods.
+OPTIONS: Final[dict[str, dict[str, Any]]] = {
+    "saliency": {"abs": False},
+    "integrated-gradients": {"baselines": "pad", "n_steps": 50, "internal_batch_size": 256},
 }
 STRONGEST = 3  # prompt tokens in a line of the table
 EXAMPLES: Final = (
@@ -52,12 +79,12 @@ def add_generate(commands: Any) -> None:
     sub.add_argument("text", metavar="TEXT", help="the prompt")
     add_model(sub, CAUSAL)
     sub.add_argument(
-        "--max-new-tokens", type=int, default=8, metavar="N", help="at most so many (default: %(default)s)"
+        "--max-new-tokens", type=positive, default=8, metavar="N", help="at most so many (default: %(default)s)"
     )
     sub.add_argument("--sample", type=int, metavar="SEED", help="sample with this seed (default: the likeliest tokens)")
     sub.add_argument(
         "--method",
-        choices=GENERATIVE,
+        type=one_of("method", GENERATIVE),
         default="value-zeroing-rollout",
         metavar="METHOD",
         help=f"one of {', '.join(GENERATIVE)} (default: %(default)s)",
@@ -78,26 +105,37 @@ def add_generate(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Generate, attribute, print and draw."""
-    if options.max_new_tokens < 1:
-        raise CommandError(f"--max-new-tokens is {options.max_new_tokens}: pass at least 1.")
+    most, step = options.max_new_tokens, options.step
+    if step is not None and not -most <= step < most:
+        raise CommandError(f"--step {step} is out of range: --max-new-tokens is {most}.")
     check_text(options.text)
     check_files(options.output, options.html)
+    layered = options.method in METHODS and METHODS[options.method].layered
     with working(f"loading {options.model}") as say:
-        model, tokenizer, layers = load(options.model)
+        loaded = load(options.model)
+        model, tokenizer, layers = loaded
         if not getattr(model, "can_generate", bool)() or model.config.is_encoder_decoder:
             raise CommandError(
                 f"--model {options.model} is a {type(model).__name__}, which continues no text: pass a causal model."
             )
-        say(f"{options.method}: {options.max_new_tokens} new tokens, {len(layers)} layers")
+        if layered:
+            check_layer(options.layer, max(len(layers), getattr(model.config, "num_hidden_layers", 0)), "--")
+        read_text(options.text, loaded)
+        check_room(options.text, loaded, most)
+        say(f"{options.method}: {most} new tokens, {len(layers)} layers")
         sampling: dict[str, Any] = {"do_sample": options.sample is not None, "seed": options.sample}
-        found: GenerationAttribution = attribute_generation(
-            GENERATIVE[options.method], model, tokenizer, options.text, options.max_new_tokens, **sampling
-        )
-    layer, step = found.layer_index(options.layer), options.step
+        more = {"method_options": OPTIONS.get(options.method), **sampling}
+        method = GENERATIVE[options.method]
+        found: GenerationAttribution = attribute_generation(method, model, tokenizer, options.text, most, **more)
+    layer = found.layer_index(options.layer) if layered else 0
     steps = len(found.generated.ids)
     if step is not None and not -steps <= step < steps:
         raise CommandError(f"--step {step} is out of range: there are {steps} new tokens, {-steps} to {steps - 1}.")
-    mask = found.mask(*(kind if kind in KINDS else kind.split(",") for kind in options.mask))
+    kinds = [kind if kind in KINDS else kind.split(",") for kind in options.mask]
+    for word in (word for kind in kinds if not isinstance(kind, str) for word in kind):
+        if not found.mask([word]).any():
+            tell(f"--mask: {word!r} is no word of the prompt.")
+    mask = found.mask(*kinds)
     if mask.all():
         raise CommandError("--mask leaves out all prompt tokens: keep at least one.")
     if options.output is not None:
@@ -110,8 +148,9 @@ def run(options: argparse.Namespace) -> None:
         record = json.loads(found.to_json(mask=mask))
         print(json.dumps({**record, "model": options.model, "method": options.method}))
         return
-    print(f"text: {options.text}{'' if found.text.startswith(' ') else ' '}{found.text}")
-    name = f"{options.method}, {found.layers[layer]}"
+    print(f"text: {options.text}{'' if found.text.startswith(' ') else ' '}{found.text}".rstrip())
+    free = options.method in METHODS and not METHODS[options.method].scope(0)
+    name = options.method if free else f"{options.method}, {found.layers[layer]}"
     if step is not None:
         print(f"{name}: how much {found.generated.labels[step]} (step {step % steps}) draws on each prompt token")
         _print_step(found, step, layer, mask)
@@ -136,16 +175,22 @@ def _print_steps(found: GenerationAttribution, layer: int, mask: Tensor) -> None
         else:
             rows.append((str(step), label, f"prompt {shares[step]:.2f}:", "  ".join(word for word, _ in strongest)))
     if is_terminal(sys.stdout):
-        print_table(("", "new token", "prompt share", "strongest", "second", "third"), rows, right=(0, 2))
+        of_prompt = "prompt sum" if _is_signed(scores) else "prompt share"
+        print_table(("", "new token", of_prompt, "strongest", "second", "third"), rows, keys=2, right=(0, 2))
     else:
         print_table([""] * 4, rows, right=(0,))
+
+
+def _is_signed(scores: Tensor) -> bool:
+    """Whether scores `(n, m)` are no shares, which are not negative and sum to at most 1."""
+    return bool((scores < 0).any()) or bool((scores.sum(-1) > 1.001).any())
 
 
 def _print_step(found: GenerationAttribution, step: int, layer: int, mask: Tensor) -> None:
     """One line for each prompt token that is not masked."""
     labels = [label for label, hidden in zip(found.prompt.labels, mask.tolist(), strict=True) if not hidden]
     scores = found.scores[step, ~mask, layer]
-    signed = bool((scores < 0).any()) or bool(scores.sum() > 1.001)
+    signed = _is_signed(scores[None])
     if not is_terminal(sys.stdout) and not signed:
         print(terminal_text(labels, scores, color=False, full=1))
         return
@@ -157,7 +202,7 @@ def _print_step(found: GenerationAttribution, step: int, layer: int, mask: Tenso
         print_table(("", "token", "score") if is_terminal(sys.stdout) else ("", "", ""), signed_rows, right=(2,))
         return
     rows = [
-        (str(place), share_cell(label, score), number, bar_cell(score))
+        (str(place), share_cell(label, score), number)
         for place, (label, score, number) in enumerate(zip(labels, scores.tolist(), numbers, strict=True))
     ]
-    print_table(("", "token", "share", "0 to 1"), rows, right=(0, 2))
+    print_table(("", "token", "share"), rows, keys=2, right=(0, 2), bars=scores.tolist())

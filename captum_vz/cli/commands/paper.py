@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from captum_vz.app.models import find_models, load, sources
 from captum_vz.cli.errors import CommandError, study_errors
-from captum_vz.cli.options import add_command, add_model, add_run, check_files, check_folder, is_main_process
+from captum_vz.cli.options import add_command, add_model, add_run, positive, start_run
 from captum_vz.cli.output.console import working
-from captum_vz.cli.output.files import save_page
 from captum_vz.study.examples.blimp import select_blimp
 from captum_vz.study.examples.example import Example
-from captum_vz.study.methods import check_methods
 from captum_vz.testbed import agreement_sentences
 
 EXAMPLES: Final = (
@@ -44,7 +43,7 @@ def add_paper(commands: Any) -> None:
         help="BLiMP's data folder: the held-out halves of the paper's five paradigms, pairs whose forms are a single "
         "token for all the models",
     )
-    data.add_argument("--generated", type=int, metavar="N", help="the number of sentences of the package's own grammar")
+    data.add_argument("--generated", type=positive, metavar="N", help="how many of the package's own grammar")
     add_model(sub, several=True)
     add_run(sub)
 
@@ -52,17 +51,13 @@ def add_paper(commands: Any) -> None:
 def run(options: argparse.Namespace) -> None:
     """Run the evaluations and print the report."""
     try:
-        from captum_vz.cli.output.reports import print_reproduction, reproduction_json, reproduction_page
+        from captum_vz.cli.output.reports import print_reproduction, reproduction_json, reproduction_page, show
         from captum_vz.study import reproduce
         from captum_vz.study.paper.report import REPORT
     except ModuleNotFoundError as error:
         raise CommandError(str(error)) from error
-    if options.output is None:
-        raise CommandError("paper needs a folder to write to: pass --output FOLDER.")
-    check_files(None, options.html)
+    start_run(options)
     with study_errors():
-        check_methods(options.methods)
-        check_folder(options.output)
         if not (options.output / REPORT).exists():
             find_models(options.model)
         examples, about = _examples(options)
@@ -75,17 +70,8 @@ def run(options: argparse.Namespace) -> None:
             quiet=options.quiet or options.json,
             about=about,
         )
-    if not is_main_process():
-        return
-    if options.html is not None:
-        save_page(reproduction_page(found), options.html)
-    if options.json:
-        print(reproduction_json(found))
-    elif not options.quiet:
-        print_reproduction(found)
-        print(f"\ntables, figures and this report: {options.output}")
-        if options.html is not None:
-            print(f"page: {options.html}")
+    parts = partial(print_reproduction, found), partial(reproduction_json, found), partial(reproduction_page, found)
+    show(options, *parts, f"\ntables, figures and this report: {options.output}")
 
 
 def _examples(options: argparse.Namespace) -> tuple[list[Example], str]:

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from captum_vz.app.models import find_models, sources
 from captum_vz.cli.errors import CommandError, study_errors
-from captum_vz.cli.options import add_command, add_model, add_run, check_files, is_main_process, positive
-from captum_vz.cli.output.files import save_page
+from captum_vz.cli.options import add_command, add_model, add_run, one_of, positive, start_run
 from captum_vz.study.examples.example import Example, read_jsonl
-from captum_vz.study.methods import check_methods
 from captum_vz.testbed import agreement_sentences
 
 if TYPE_CHECKING:
     from captum_vz.study import Study
 
+#: The names of :data:`captum_vz.study.METRICS`, whose import needs the extra `study`, and the default ones.
+METRICS: Final = ("cue_dot", "cue_ap", "blank_out", "comprehensiveness", "sufficiency")
+DEFAULT_METRICS: Final = METRICS[:3]
 _PATHS = ("blimp", "jsonl", "output", "html")
 EXAMPLES: Final = (
     "study --generated 50 --methods value-zeroing attention random --output results",
@@ -53,24 +55,42 @@ def add_study(commands: Any) -> None:
     data.add_argument(
         "--jsonl", type=Path, nargs="+", default=[], metavar="FILE", help="lines with tokens, target and cue"
     )
-    data.add_argument("--generated", type=int, default=0, metavar="N", help="how many of the package's own grammar")
+    data.add_argument(
+        "--generated", type=positive, default=0, metavar="N", help="how many of the package's own grammar"
+    )
     add_model(sub, several=True)
     add_run(sub)
     sub.add_argument(
         "--metrics",
         nargs="+",
+        type=one_of("metric", METRICS),
         metavar="METRIC",
-        help="of cue_dot, cue_ap, blank_out (the default), comprehensiveness, sufficiency",
+        help=f"of {', '.join(METRICS)} (default: {', '.join(DEFAULT_METRICS)})",
     )
-    sub.add_argument("--shard-size", type=positive, default=64, help="sentences in a file: the most that a kill loses")
+    sub.add_argument(
+        "--shard-size",
+        type=positive,
+        default=64,
+        metavar="N",
+        help="sentences in a file: the most that a kill loses (default: %(default)s)",
+    )
     sub.add_argument("--content-only", action="store_true", help="cue alignment without special tokens and the target")
     sub.add_argument(
-        "--removal", choices=("unk", "mask", "delete"), default="unk", help="the replacement of a blanked token"
+        "--removal",
+        choices=("unk", "mask", "delete"),
+        default="unk",
+        help="the replacement of a blanked token (default: %(default)s)",
     )
 
 
-def with_config(path: Path, arguments: Sequence[str]) -> list[str]:
-    """The arguments, with the options of the config file before those that were typed."""
+def with_config(path: Path, arguments: Sequence[str], known: Collection[str]) -> list[str]:
+    """The arguments, with the options of the config file before those that were typed.
+
+    Args:
+        path: The config file.
+        arguments: What was typed.
+        known: The names of options that a file may hold.
+    """
     if sys.version_info >= (3, 11):
         import tomllib
     else:
@@ -84,6 +104,9 @@ def with_config(path: Path, arguments: Sequence[str]) -> list[str]:
         raise CommandError(f"cannot read {path}: {error.strerror}.") from error
     except (ValueError, RecursionError) as error:
         raise CommandError(f"{path} is not a TOML file: {error}.") from error
+    for name in settings:
+        if name.replace("-", "_") not in known:
+            raise CommandError(f"{path}: there is no option {name!r}; see captum-vz study --help")
     study, *typed = arguments
     # The file comes first. After an option with many values it would be one of these values.
     typed.remove(next(word for word in typed if Path(word) == path))
@@ -107,17 +130,14 @@ def _words(path: Path, name: str, value: Any) -> list[str]:
 def run(options: argparse.Namespace) -> None:
     """Run the study and print the means of the last layers."""
     try:
-        from captum_vz.cli.output.reports import print_study, study_json, study_page
+        from captum_vz.cli.output.reports import print_study, show, study_json, study_page
         from captum_vz.study import run_study
         from captum_vz.study.results import SUMMARY
     except ModuleNotFoundError as error:
         raise CommandError(str(error)) from error
-    if options.output is None:
-        raise CommandError("study needs a folder to write to: pass --output FOLDER.")
-    check_files(None, options.html)
+    start_run(options)
     with study_errors():
         examples = _examples(options)
-        check_methods(options.methods)
         if not (options.output / SUMMARY).exists():  # a finished study needs no model
             find_models(options.model)
         study = run_study(
@@ -132,16 +152,8 @@ def run(options: argparse.Namespace) -> None:
             removal=options.removal,
             quiet=options.quiet or options.json,
         )
-    if is_main_process():
-        if options.html is not None:
-            save_page(study_page(study), options.html)
-        if options.json:
-            print(study_json(study))
-        elif not options.quiet:
-            print_study(study)
-            print(f"rows, summary.csv, skipped.csv and figures: {study.folder}")
-            if options.html is not None:
-                print(f"page: {options.html}")
+    parts = partial(print_study, study), partial(study_json, study), partial(study_page, study)
+    show(options, *parts, f"rows, summary.csv, skipped.csv and figures: {study.folder}")
     _refuse_without_rows(study)
 
 

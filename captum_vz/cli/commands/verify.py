@@ -9,11 +9,9 @@ from typing import Any, Final
 from captum_vz import verify
 from captum_vz.app.models import AGREEMENT, load
 from captum_vz.app.pages import page, paragraph, table
-from captum_vz.cli.errors import CommandError
-from captum_vz.cli.options import add_command, add_model, add_outputs, check_files, check_text
+from captum_vz.cli.options import add_command, add_model, add_outputs, check_files, check_text, read_text
 from captum_vz.cli.output.console import is_terminal, print_table, working
 from captum_vz.cli.output.files import save_page
-from captum_vz.study.examples.text import prepare_text
 from captum_vz.verification import VerificationReport
 
 TEXT = "The keys to the old cabinet are on the table, but nobody has found them yet."
@@ -52,14 +50,11 @@ def run(options: argparse.Namespace) -> None:
         check_text(options.text)
     check_files(None, options.output, options.html)
     with working(f"loading {options.model}") as say:
-        model, tokenizer, layers = load(options.model)
+        loaded = load(options.model)
         text = options.text or (AGREEMENT_TEXT if options.model == AGREEMENT else TEXT)
-        try:
-            prepared = prepare_text(model, tokenizer, text)
-        except ValueError as error:
-            raise CommandError(str(error)) from error
-        say(f"checks of {len(layers)} layers")
-        report = verify(model, prepared.inputs, layers)
+        prepared = read_text(text, loaded)
+        say(f"checks of {len(loaded.layers)} layers")
+        report = verify(loaded.model, prepared.inputs, loaded.layers)
     if options.output is not None:
         save_page(report.to_json(), options.output)
     if options.html is not None:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
 from captum_vz.visualization.pictures.parts.style import MARK
-from captum_vz.visualization.terminal import BAR, bar, columns_of, printable, shade
+from captum_vz.visualization.terminal import BAR, WHITE, bar, columns_of, printable, shade
 
 BLUE: Final = "#2171b5"
 TRACK: Final = "grey50"  # the rest of a bar, up to the score of a full bar
-GAP: Final = 2  # columns between the columns of a table
+GAP: Final = 2  # columns between the columns of a plain table
+LEAST_BAR: Final = 4  # a terminal with less room shows no bars
 
 
 def is_terminal(stream: Any) -> bool:
@@ -55,23 +57,68 @@ def print_table(
     heads: Sequence[str],
     rows: Sequence[Sequence[Any]],
     *,
+    keys: int = 1,
     right: Sequence[int] = (),
     marked: int | None = None,
+    bars: Sequence[float] | None = None,
     plain: str | None = None,
 ) -> None:
     """Print a table: with rich in a terminal, else as plain columns.
 
+    A table that is wider than the terminal is printed in parts, each with the first columns. No column is left out.
+
     Args:
-        heads: The heads of the columns.
-        rows: Cells, as strings or as rich's texts (made by :func:`share_cell` and :func:`bar_cell`).
+        heads: The heads of the columns. A head may have several lines.
+        rows: Cells, as strings or as rich's texts (made by :func:`share_cell`).
+        keys: How many first columns name the rows.
         right: The columns that are aligned at the right.
         marked: The row that is printed in the colour of a mark.
-        plain: What is printed if stdout is no terminal. None: the columns.
+        bars: A share for each row, drawn in a last column that is as wide as the terminal allows.
+        plain: What is printed if the terminal shows no colours, or stdout is no terminal. None: the columns.
     """
-    if is_terminal(sys.stdout):
-        _print_rich(heads, rows, right, marked)
-    else:
-        print(plain_table(heads, rows, right) if plain is None else plain)
+    if not is_terminal(sys.stdout) and plain is not None:
+        print(plain)
+        return
+    between, edges = (3, 2) if is_terminal(sys.stdout) else (GAP, 0)
+    columns = [list(column) for column in zip(heads, *rows, strict=True)]
+    room = columns_of_stdout() - edges
+    if bars is not None:
+        width = min(BAR, room - sum(_width(column) + between for column in columns))
+        if width >= LEAST_BAR:
+            columns.append(["0 to 1", *(bar_cell(share, width) for share in bars)])
+    lead = columns[:keys]
+    room -= sum(min(_width(column), room // 2) + between for column in lead)
+    for number, part in enumerate(_parts([_width(column) for column in columns[keys:]], room, between)):
+        places = [*range(keys), *(keys + place for place in part)]
+        shown, *lines = zip(*(columns[place] for place in places), strict=True)
+        aligned = [place for place, origin in enumerate(places) if origin in right]
+        if is_terminal(sys.stdout):
+            _print_rich(shown, lines, aligned, marked)
+        else:
+            print(f"{chr(10) if number else ''}{plain_table(shown, lines, aligned)}")
+
+
+def columns_of_stdout() -> int:
+    """The columns of the terminal that stdout is; a large number if stdout is no terminal."""
+    is_shown = sys.stdout is not None and sys.stdout.isatty()
+    return shutil.get_terminal_size().columns if is_shown else sys.maxsize
+
+
+def _parts(widths: Sequence[int], room: int, between: int) -> list[list[int]]:
+    """The places of columns, cut into parts that fit a width."""
+    parts: list[list[int]] = [[]]
+    left = room
+    for place, width in enumerate(widths):
+        if parts[-1] and width > left:
+            parts.append([])
+            left = room
+        parts[-1].append(place)
+        left -= width + between
+    return parts
+
+
+def _width(column: Sequence[Any]) -> int:
+    return max(columns_of(line) for cell in column for line in str(cell).split("\n"))
 
 
 def plain_table(heads: Sequence[str], rows: Sequence[Sequence[Any]], right: Sequence[int] = ()) -> str:
@@ -82,7 +129,10 @@ def plain_table(heads: Sequence[str], rows: Sequence[Sequence[Any]], right: Sequ
     hat         0.5
     pictures   0.25
     """
-    lines = [[printable(str(cell)) for cell in line] for line in ([heads] if any(heads) else []) + list(rows)]
+    split = [head.split("\n") for head in heads]
+    height = max(map(len, split)) if any(heads) else 0
+    top = zip(*([""] * (height - len(lines)) + lines for lines in split), strict=True) if height else ()
+    lines = [[printable(str(cell)) for cell in line] for line in [*top, *rows]]
     widths = [max(map(columns_of, column)) for column in zip(*lines, strict=True)]
 
     def padded(place: int, cell: str) -> str:
@@ -99,8 +149,13 @@ def share_cell(word: str, share: float) -> Any:
     from rich.text import Text
 
     background, ink = shade(min(max(share, 0.0), 1.0) ** 0.5)
-    no_share = (background, ink) == shade(0.0)  # the terminal's own colours, which may be light on dark
-    return Text(f" {printable(word)} ", style="" if no_share else f"color({ink}) on color({background})")
+    if (background, ink) == shade(0.0):
+        style = ""  # the terminal's own colours, which may be light on dark
+    elif _console().color_system in ("256", "truecolor"):
+        style = f"color({ink}) on color({background})"
+    else:  # the nearest of 16 colours would be black on blue
+        style = "bold white on blue" if ink == WHITE else "bold"
+    return Text(f" {printable(word)} ", style=style)
 
 
 def bar_cell(share: float, width: int = BAR) -> Any:
@@ -113,19 +168,22 @@ def bar_cell(share: float, width: int = BAR) -> Any:
     return Text(drawn, style=BLUE) + Text("·" * (width - len(drawn)), style=TRACK)
 
 
+def _console() -> Any:
+    from rich.console import Console
+
+    return Console(file=sys.stdout, force_terminal=True, highlight=False)
+
+
 def _print_rich(heads: Sequence[str], rows: Sequence[Sequence[Any]], right: Sequence[int], marked: int | None) -> None:
     from rich import box
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    console = Console(file=sys.stdout, force_terminal=True, highlight=False)
     table = Table(box=box.SIMPLE_HEAD if any(heads) else None, pad_edge=False, show_header=any(heads))
     for place, head in enumerate(heads):
         name = Text("\n".join(map(printable, head.split("\n"))))
-        align: Any = "right" if place in right else "left"
-        table.add_column(name, justify=align, overflow="fold", no_wrap=place == 0)
+        table.add_column(name, justify="right" if place in right else "left", overflow="fold")
     for place, row in enumerate(rows):
         cells = [cell if isinstance(cell, Text) else Text(printable(str(cell))) for cell in row]
         table.add_row(*cells, style=f"bold {MARK}" if place == marked else "")
-    console.print(table)
+    _console().print(table)

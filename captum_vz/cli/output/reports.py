@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from captum_vz.app.pages import heading, page, paragraph, picture, table
+from captum_vz.cli.options import is_main_process
 from captum_vz.cli.output.console import is_terminal, print_table
+from captum_vz.cli.output.files import name_files, save_page
+from captum_vz.study.results import with_interval
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -19,6 +23,34 @@ if TYPE_CHECKING:
 ALL = "all"  # the group of all examples
 
 
+def show(
+    options: argparse.Namespace,
+    tables: Callable[[], None],
+    json_text: Callable[[], str],
+    page_text: Callable[[], str],
+    files: str,
+) -> None:
+    """Show the results as the options say, in the main process only.
+
+    Args:
+        options: The options of the command.
+        tables: Prints the tables.
+        json_text: Gives them as JSON.
+        page_text: Gives the page.
+        files: A line that names the files in the folder of the results.
+    """
+    if not is_main_process():
+        return
+    if options.html is not None:
+        save_page(page_text(), options.html)
+    if options.json:
+        print(json_text())
+    elif not options.quiet:
+        tables()
+        print(files)
+        name_files(None, options.html)
+
+
 def print_study(study: Study) -> None:
     """The means of the last layers, one table for each model."""
     if not is_terminal(sys.stdout):
@@ -27,9 +59,8 @@ def print_study(study: Study) -> None:
     for model, heads, rows in _tables(study.summary):
         print(model)
         print_table(heads, rows)
-    skipped = study.skipped.groupby("model", sort=False).size()
-    for model, count in skipped.items():
-        print(f"{model}: {count} rows skipped, see skipped.csv")
+    for line in study.skipped_lines():
+        print(line)
 
 
 def print_reproduction(found: Reproduction) -> None:
@@ -75,7 +106,7 @@ def reproduction_page(found: Reproduction) -> str:
     for model, heads, rows in _tables(found.summary):
         parts += [heading(model), table("Scores of the last layer, and their intervals", heads, rows)]
         own = found.correlation[found.correlation["model"] == model]
-        cells = [[one.method, f"{one.statistic:.2f} [{one.low:.2f}, {one.high:.2f}]"] for one in own.itertuples()]
+        cells = [[one.method, with_interval(one.statistic, one.low, one.high)] for one in own.itertuples()]
         if cells:
             caption = "Rank correlation of cue alignment with what a probe reads from a layer, over layers"
             parts.append(table(caption, ["method", "correlation"], cells))
@@ -96,7 +127,7 @@ def _tables(summary: DataFrame) -> Iterator[tuple[str, list[str], list[list[str]
         for method, of_method in last.groupby("method", sort=False):
             by = {one.metric: one for one in of_method.itertuples()}
             cells = [
-                f"{by[metric].mean:.2f} [{by[metric].low:.2f}, {by[metric].high:.2f}]" if by[metric].examples else "-"
+                with_interval(by[metric].mean, by[metric].low, by[metric].high) if by[metric].examples else "-"
                 for metric in metrics
             ]
             rows.append([str(method), *cells])

@@ -136,7 +136,8 @@ def read_jsonl(path: str | Path, group: str | None = None) -> list[Example]:
     """
     path = Path(path)
     if not path.is_file():
-        raise FileNotFoundError(f"{path} is missing: expected a file with one JSON object a line.")
+        what = "no file" if path.exists() else "missing"
+        raise FileNotFoundError(f"{path} is {what}: expected a file with one JSON object a line.")
     examples = []
     for number, fields in read_json_lines(path):
         try:

@@ -65,6 +65,11 @@ def prepare_text(
     masks = [fills and number == tokenizer.mask_token_id for number in numbers]
     special = [number in tokenizer.all_special_ids for number in numbers]
     if all(special) and not any(masks):
+        if tokenizer.unk_token_id in numbers:
+            raise ValueError(
+                f"the tokenizer knows no token of the text: the model would be given {tokenizer.unk_token} only. Pass "
+                "a text in the model's language and script."
+            )
         raise ValueError("the text is empty: there is no token to explain. Pass a text with at least one word.")
     most = max_tokens(model, tokenizer)
     if most is not None and len(numbers) > most:

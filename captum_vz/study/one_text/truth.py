@@ -48,7 +48,7 @@ def blank_out_text(
         tokenizer: Its tokenizer.
         text: The text, with the position at which the logits are read. This token is never replaced.
         target: The id of the answer y. None: the model's prediction.
-        foil: The id of a second answer. If given with a target, the model chooses between the two only.
+        foil: The id of a second answer. The model then chooses between the two only.
 
     Raises:
         RefusedError: The model returns no such logits.
@@ -65,10 +65,15 @@ def blank_out_text(
     ids = text.inputs["input_ids"]
     blanks = content_specials(tokenizer)
     special = [number for number in tokenizer.all_special_ids if number not in blanks.values()]
-    forms = None if target is None or foil is None else [*target, *foil]
-    sentences = MaskedSentences(ids, text.inputs.get("attention_mask"), text.token, content_tokens(ids, special), forms)
-    prediction = Prediction(model, sentences, removal_of(tokenizer, next(iter(blanks), "delete")))
-    answer = prediction.best() if target is None else torch.tensor(target)
+    content, removal = content_tokens(ids, special), removal_of(tokenizer, next(iter(blanks), "delete"))
+
+    def predicted(forms: list[int] | None) -> Prediction:
+        mask = text.inputs.get("attention_mask")
+        return Prediction(model, MaskedSentences(ids, mask, text.token, content, forms), removal)
+
+    answer = predicted(None).best() if target is None else torch.tensor(target)
+    forms = None if foil is None else [*answer.tolist(), *foil]
+    prediction = predicted(forms)
     places = prediction.content[0].nonzero()[:, 0].cpu()
     removed = torch.arange(ids.shape[1]) == places[:, None]
     without = prediction.probability(answer, torch.zeros_like(places), removed.to(ids.device))

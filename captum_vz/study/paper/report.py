@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from captum_vz.study.figures import draw_summary
 from captum_vz.study.methods import METHODS
 from captum_vz.study.paper.figures import draw_faithfulness, draw_probing
-from captum_vz.study.results import ALL
+from captum_vz.study.results import ALL, with_interval
 from captum_vz.study.storage.files import write_whole
 
 if TYPE_CHECKING:
@@ -114,16 +114,15 @@ class Reproduction:
             _ROWS,
             _overview(summary, correlation),
             _notes(summary, correlation),
-            "Cue alignment (dot product) in each layer, of rollouts up to this layer; and the compression of the "
-            "labels given the layer's state at the target.",
-            self._by_layer(model, summary),
+            *self._by_layer(model, summary),
             *([_SEED] if len(self.probing[self.probing["model"] == model]) else []),
             *_undefined(summary),
             *(f"Without {row.what}: {row.reason}" for row in omitted.itertuples()),
         ]
         return "\n\n".join(parts)
 
-    def _by_layer(self, model: str, summary: DataFrame) -> str:
+    def _by_layer(self, model: str, summary: DataFrame) -> list[str]:
+        """What the table of the layers shows, and the table; nothing if no method has layers."""
         layered = summary[(summary["metric"] == "cue_dot") & summary["layer"].notna()]
         layers = sorted(layered["layer"].unique())
         rows = [
@@ -133,7 +132,9 @@ class Reproduction:
         probing = self.probing[self.probing["model"] == model].sort_values("layer")
         if len(probing):
             rows.append(["*compression*", *(f"{value:.2f}" for value in probing["compression"])])
-        return _table(["method", *map(str, layers)], rows)
+        also = "; and the compression of the labels given the layer's state at the target" if len(probing) else ""
+        title = f"Cue alignment (dot product) in each layer, of rollouts up to this layer{also}."
+        return [title, _table(["method", *map(str, layers)], rows)] if rows else []
 
 
 _ROWS: Final = (
@@ -199,7 +200,7 @@ def _interval(rows: DataFrame, name: str, value: str) -> str:
     if name not in rows.index:
         return ""
     row = rows.loc[name]
-    return f"{row[value]:.2f} [{row['low']:.2f}, {row['high']:.2f}]"
+    return with_interval(row[value], row["low"], row["high"])
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

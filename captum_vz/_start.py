@@ -1,0 +1,42 @@
+"""Ctrl-C while the command starts: one line and the status 130. The import of torch takes seconds.
+
+Python would print a traceback there, and torch's own code ends the process if it is interrupted in the middle.
+"""
+
+import os
+import signal
+import sys
+import threading
+from contextlib import suppress
+from pathlib import PurePath
+from typing import Any
+
+INTERRUPTED = 130  # the status of a program that Ctrl-C has ended, in every shell
+
+
+def started() -> None:
+    """Give Ctrl-C back to Python: from here on the command catches it."""
+    if signal.getsignal(signal.SIGINT) is _stop:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _stop(*_: Any) -> None:
+    with suppress(OSError):  # a shell may have closed it
+        os.write(2, b"captum-vz: stopped.\n")
+    os._exit(INTERRUPTED)
+
+
+def _is_command() -> bool:
+    """Whether this process is `captum-vz` or `python -m captum_vz`, and not a program that imports the package."""
+    program, words = (getattr(sys, "argv", None) or [""])[0], sys.orig_argv
+    if program == "-m":  # until Python has found the module
+        return words[words.index("-m") + 1 :][:1] == ["captum_vz"]
+    return PurePath(program).stem == "captum-vz"
+
+
+if (
+    _is_command()
+    and threading.current_thread() is threading.main_thread()
+    and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+):
+    signal.signal(signal.SIGINT, _stop)
