@@ -23,7 +23,7 @@ from captum_vz._engine.numerics.perturbation import nudged
 from captum_vz._engine.numerics.tensors import alike_tensors, map_each
 from captum_vz._engine.taps.changes import Changes, undoing
 from captum_vz._engine.taps.handler import AttentionHandler
-from captum_vz._engine.taps.projection import projections_named
+from captum_vz._engine.taps.projection import attach_to_named
 from captum_vz._engine.taps.projection_table import ValueProjection
 from captum_vz._private import DropoutModule, is_replica, sort_key_list, tree_leaves, tree_map
 from captum_vz.errors import RefusedError, UnsupportedLayerError
@@ -109,7 +109,8 @@ def run_and_record(
                 results.append((record.index, result))
 
     def run(changes: Changes) -> None:
-        with torch.no_grad(), projections_named(layers, given), layer_hooks(layers, begin, end):
+        attach_to_named(layers, given, changes)
+        with torch.no_grad(), layer_hooks(layers, begin, end):
             gains = replays and onednn.gain(weight for layer in layers for weight in layer.parameters())
             with onednn if gains else nullcontext():
                 forward()

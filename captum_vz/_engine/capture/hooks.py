@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
@@ -81,11 +81,10 @@ def layer_hooks(
         return before, returned, after
 
     submodules = {id(m): m for layer in layers for m in layer.modules() if m is not layer}
-    changes = Changes()
-    with changes, ExitStack() as stack:
+    with Changes() as changes:
         changes.set(thread_handler, current_handler())
         for tap in TAPS:
-            stack.enter_context(tap.attached(layers))
+            tap.attach(layers, changes)
         for module in submodules.values():
             changes.hook(module.register_forward_pre_hook, on_submodule_enter)
             changes.hook(module.register_forward_hook, on_submodule_exit)

@@ -7,7 +7,6 @@ context variable. A thread without a handler computes attention as ever.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 
 from captum_vz._engine.numerics.tensors import for_query_heads
 from captum_vz._engine.numerics.tolerance import same_numbers
+from captum_vz._engine.taps.changes import Changes
 from captum_vz._private import accelerate_hook, forward_hooks, forward_pre_hooks
 from captum_vz.errors import UnsupportedLayerError
 
@@ -27,10 +27,10 @@ OUTPUT_CAPTURING = "transformers.utils.output_capturing"
 class AttentionTap(Protocol):
     """A place where the attention of a layer can be seen, and answered when the layer is run again."""
 
-    def attached(self, layers: Sequence[nn.Module]) -> AbstractContextManager[None]:
-        """Let attention calls of these layers reach the handler of the thread, inside a `with` block.
+    def attach(self, layers: Sequence[nn.Module], changes: Changes) -> None:
+        """Let attention calls of these layers reach the handler of the thread, until `changes` are taken back.
 
-        No trace stays behind, also after an error. Threads without a handler compute as ever.
+        All that is changed is noted there. Threads without a handler compute as ever.
         """
 
 

@@ -7,8 +7,7 @@ torch's own functions.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -73,15 +72,12 @@ def _multi_head(*args: Any, **kwargs: Any) -> Any:
 class SdpaTap:
     """Sees attention that is called as `torch.nn.functional.scaled_dot_product_attention`."""
 
-    @contextmanager
-    def attached(self, layers: Sequence[nn.Module]) -> Iterator[None]:
+    def attach(self, layers: Sequence[nn.Module], changes: Changes) -> None:
+        changes.share("fast path", _without_fast_path)
+        changes.replace(F, ATTENTION, attention)
+        changes.replace(F, MULTI_HEAD, _multi_head)
 
-        def without_fast_path() -> tuple[partial[None], partial[None]]:
-            switch = torch.backends.mha.set_fastpath_enabled
-            return partial(switch, False), partial(switch, torch.backends.mha.get_fastpath_enabled())
 
-        with Changes() as changes:
-            changes.share("fast path", without_fast_path)
-            changes.replace(F, ATTENTION, attention)
-            changes.replace(F, MULTI_HEAD, _multi_head)
-            yield
+def _without_fast_path() -> tuple[partial[None], partial[None]]:
+    switch = torch.backends.mha.set_fastpath_enabled
+    return partial(switch, False), partial(switch, torch.backends.mha.get_fastpath_enabled())

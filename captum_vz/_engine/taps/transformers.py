@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -191,8 +190,7 @@ def _check_not_custom(config: Any) -> None:
 class TransformersTap:
     """Sees attention that layers call through transformers' AttentionInterface."""
 
-    @contextmanager
-    def attached(self, layers: Sequence[nn.Module]) -> Iterator[None]:
+    def attach(self, layers: Sequence[nn.Module], changes: Changes) -> None:
         """See :class:`~captum_vz._engine.taps.handler.AttentionTap`.
 
         Raises:
@@ -204,9 +202,7 @@ class TransformersTap:
             _register()
         for config in configs.values():
             _check_not_custom(config)
-        with Changes() as changes:
-            for config in configs.values():
-                name = LoadedAlias(NAME)
-                name.loaded = "sdpa" if original(config, ATTENTION_NAME) == "sdpa" else "eager"
-                changes.replace(config, ATTENTION_NAME, name)
-            yield
+        for config in configs.values():
+            name = LoadedAlias(NAME)
+            name.loaded = "sdpa" if original(config, ATTENTION_NAME) == "sdpa" else "eager"
+            changes.replace(config, ATTENTION_NAME, name)

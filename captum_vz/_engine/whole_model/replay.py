@@ -22,7 +22,7 @@ from captum_vz._engine.replay.base import Ablation, zeroed_heads
 from captum_vz._engine.replay.unknown_code import check_unknown_code
 from captum_vz._engine.taps.changes import Changes, undoing
 from captum_vz._engine.taps.handler import AttentionHandler
-from captum_vz._engine.taps.projection import projections_named
+from captum_vz._engine.taps.projection import attach_to_named
 from captum_vz._engine.whole_model.clean_cache import CleanCache
 from captum_vz._private import tree_leaves
 from captum_vz.errors import RefusedError
@@ -78,15 +78,15 @@ class ModelReplay:
         self._all_runs = chosen is None
 
         def run(changes: Changes) -> LayerResults:
-            with self._cache.filling():
-                return run_and_record(
-                    lambda: outputs.append(forward()),
-                    self.layers,
-                    compute,
-                    device_ids=self.device_ids,
-                    given=self.given,
-                    chosen=chosen,
-                )
+            self._cache.fill(changes)
+            return run_and_record(
+                lambda: outputs.append(forward()),
+                self.layers,
+                compute,
+                device_ids=self.device_ids,
+                given=self.given,
+                chosen=chosen,
+            )
 
         results = undoing(run)
         for module in self._cache.outermost:
@@ -170,9 +170,9 @@ class ModelReplay:
             finished[handler.of_run.index] += 1
 
         def run(changes: Changes) -> Any:
-            named = projections_named(self.layers, self.given)
-            cached = self._cache.answering(copies, batch, self._answers_whole)
-            with torch.no_grad(), named, layer_hooks(self.layers, begin, end), cached:
+            attach_to_named(self.layers, self.given, changes)
+            with torch.no_grad(), layer_hooks(self.layers, begin, end):
+                self._cache.answer(changes, copies, batch, self._answers_whole)
                 return forward()
 
         output = undoing(run)
