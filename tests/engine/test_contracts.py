@@ -20,6 +20,7 @@ from captum_vz._engine.replay.trust import LayerTrust
 from captum_vz._engine.structure.choice import choose_attention
 from captum_vz._engine.structure.site import attention_site
 from captum_vz._engine.taps.handler import AttentionCall
+from captum_vz._engine.taps.projection_table import BERT_LIKE
 from captum_vz.errors import ArgumentError
 from tests.reference import FAMILIES
 
@@ -32,7 +33,7 @@ def record(**fields: Any) -> AttentionRecord:
 
 
 def inline(columns: list[slice]) -> AttentionRecord:
-    values = InlineValues(nn.Identity(), None, False, columns, 0.0)
+    values = InlineValues(BERT_LIKE, nn.Identity(), None, columns, 0.0)
     return replace(record(), values=torch.ones(1, 3, 8), inline=values)
 
 

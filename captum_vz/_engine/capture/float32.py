@@ -7,6 +7,7 @@ would measure noise.
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
@@ -62,17 +63,8 @@ def recorded_in_float32(record: LayerRecord) -> LayerRecord:
     try:
         layer = in_float32(record.layer)
         args, kwargs = map_each(_float32, without_caches((record.args, record.kwargs)))
-        again = LayerRecord(
-            layer,
-            args,
-            kwargs,
-            record.index,
-            record.name,
-            keep_module_io=record.keep_module_io,
-            warnings=record.warnings,
-            given=record.given,
-            writes_arguments=record.writes_arguments,
-        )
+        empty: dict[str, Any] = {"attentions": [], "modules_run": [], "module_rows": {}, "module_io": {}}
+        again = replace(record, layer=layer, args=args, kwargs=kwargs, **empty)
         args, kwargs = fresh_arguments(again)
         recorder = Recorder(again)
         with handled_by(recorder), without_autocast(record.first_output.device):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -113,12 +112,8 @@ def on_its_device(layer: nn.Module, arguments: Any) -> Any:
     Where accelerate spreads a model over devices, a wrapper of the layer's forward moves them. Replays run without it.
     """
     hook = accelerate_hook(layer)
-    for one in getattr(hook, "hooks", (hook,)):
-        device = getattr(one, "execution_device", None)
-        if device is not None:
-            arguments = map_each(partial(_moved, device), arguments)
-    return arguments
-
-
-def _moved(device: Any, value: Any) -> Any:
-    return value.to(device) if isinstance(value, Tensor) else value
+    devices = [getattr(one, "execution_device", None) for one in getattr(hook, "hooks", (hook,))]
+    device = next((one for one in reversed(devices) if one is not None), None)
+    if device is None:
+        return arguments
+    return map_each(lambda x: x.to(device) if isinstance(x, Tensor) else x, arguments)

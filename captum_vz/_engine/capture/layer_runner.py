@@ -92,8 +92,8 @@ class LayerRunner:
         args: Any = None,
         kwargs: Any = None,
         around: Callable[[], AbstractContextManager[Any]] = nullcontext,
-    ) -> Tensor | None:
-        """The hidden states that the layer returns, or None if it returns no tensor.
+    ) -> Tensor:
+        """The hidden states that the layer returns.
 
         Args:
             handler: The handler of its attention calls. None: attention is computed.
@@ -102,7 +102,7 @@ class LayerRunner:
             around: Entered while the layer runs.
 
         Raises:
-            CannotReplayError: The layer does not run on these arguments.
+            CannotReplayError: The layer does not run on these arguments, or returns no tensor.
             RuntimeError: There is not enough memory. See `is_out_of_memory`.
         """
         if args is None and kwargs is None:
@@ -111,7 +111,9 @@ class LayerRunner:
             args, kwargs = self._each_state(self._layout.restore, args, kwargs)
         with handled_by(handler), around():
             output = first_tensor(self._forward(args, kwargs))
-        return output if output is None or self._layout is None else self._layout.tokens(output)
+        if output is None:
+            raise CannotReplayError("run again, it returned no tensor")
+        return output if self._layout is None else self._layout.tokens(output)
 
     def _forward(self, args: Any, kwargs: Any) -> Any:
         if self._record.writes_arguments:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from captum_vz._engine.numerics.matmul import OneDnnLinears
 from captum_vz._engine.numerics.perturbation import PROBE_STRENGTHS, with_noise
-from captum_vz._engine.numerics.tensors import describe, first_tensor, gather_rows
+from captum_vz._engine.numerics.tensors import first_tensor, gather_rows
 from captum_vz._engine.numerics.tolerance import (
     CannotReplayError,
     check_against_changes,
@@ -163,9 +163,10 @@ class PackedPairs:
         output = self.runner.run(handler, args, kwargs, around=self.around)
         for asked in (self.answer, *(answer for answer, _ in self._earlier)):
             asked.check_used()
-        if output is None or self.attention.batch_first(output).shape[:2] != (1, len(batch)):
-            raise CannotReplayError(f"on {len(batch)} packed positions it returned {describe(output)}")
-        return self.attention.batch_first(output)[0]
+        output = self.attention.batch_first(output)
+        if output.shape[:2] != (1, len(batch)):
+            raise CannotReplayError(f"on {len(batch)} packed positions it returned a tensor {tuple(output.shape)}")
+        return output[0]
 
     def _packing(self, batch: Tensor, out: Tensor) -> Callable[[Any], Any]:
         """Takes positions `(batch, out)` of each tensor that has one entry a position: `(1, n, ...)`."""

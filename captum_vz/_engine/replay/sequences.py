@@ -12,7 +12,6 @@ from torch import Tensor
 from captum_vz._engine.capture.interventions import ContextHandler, ScaleNoise, ZeroValues
 from captum_vz._engine.numerics.matmul import OneDnnLinears
 from captum_vz._engine.numerics.perturbation import PROBE_STRENGTHS, SMALL_STRENGTHS
-from captum_vz._engine.numerics.tensors import describe
 from captum_vz._engine.numerics.tolerance import CannotReplayError, check_reproduced, is_reproduced
 from captum_vz._engine.replay.base import ReplayChunk, ReplayProblem, zeroed_weights
 from captum_vz._engine.replay.trust import is_independent
@@ -190,9 +189,10 @@ class ExampleCopies:
         args, kwargs = tree_unflatten(arguments, self.spec)
         output = self.runner.run(handler, args, kwargs, around=OneDnnLinears)
         handler.check_called()
-        if output is None or self.attention.batch_first(output).shape[:2] != (handler.count, self.attention.shape.out):
-            raise CannotReplayError(f"on {handler.count} examples it returned {describe(output)}")
-        return self.attention.batch_first(output)
+        output = self.attention.batch_first(output)
+        if output.shape[:2] != (handler.count, self.attention.shape.out):
+            raise CannotReplayError(f"on {handler.count} examples it returned a tensor {tuple(output.shape)}")
+        return output
 
     def _repeat(self, value: Any, axis: int | None, example: int, copies: int) -> Any:
         """Copies of one example of what holds examples along `axis`. None: the value as it is."""

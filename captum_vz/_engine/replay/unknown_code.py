@@ -50,7 +50,7 @@ def check_unknown_code(site: AttentionSite, values_once: bool = True) -> None:
     try:
         with inference_mode(False), torch.enable_grad(), hooks:
             output = runner.run(run, *tree_map(_start_of_graph, runner.arguments))
-        problem = None if output is None else _other_use(site, run.calls, output, values_once)
+        problem = _other_use(site, run.calls, output, values_once)
     except torch.OutOfMemoryError:
         raise
     except (CannotReplayError, *LAYER_ERRORS):

@@ -80,9 +80,8 @@ def _mixes(record: LayerRecord, output: Tensor) -> bool | None:
     library, tokens_first = is_library_code(record.layer), any(one.tokens_first for one in attentions[:1])
     if not attentions or hidden is None or hidden.shape != output.shape or (library and hidden.dim() != 3):
         return None
-    read = [one for one in attentions if one.inline is None]
     runner.replace_modules({one.module: CleanModule(one) for one in attentions if one.inline is not None})
-    contexts = [] if any(one.calls > 1 for one in read) else [(one.context, one.weights) for one in read]
+    contexts: list[tuple[Tensor, Tensor]] = []  # filled by the clean run
     # A hook of the layer may have changed the recorded output.
     clean = run_on(runner, hidden, hidden.clone(), CleanContexts(contexts))
     disturbed = [both for digit in binary_digits(hidden, tokens_first) for both in (digit, ~digit)]
@@ -95,7 +94,7 @@ def _mixes(record: LayerRecord, output: Tensor) -> bool | None:
 class CleanContexts(AttentionHandler):
     """Answers each attention call with its context in the clean pass. A run without `contexts` fills them."""
 
-    def __init__(self, contexts: list[tuple[Tensor | None, Tensor | None]]) -> None:
+    def __init__(self, contexts: list[tuple[Tensor, Tensor]]) -> None:
         self._contexts = contexts
         self._answers = iter([*contexts]) if contexts else None
 
@@ -104,10 +103,10 @@ class CleanContexts(AttentionHandler):
             context, weights = call.compute(call.values)
             self._contexts.append((context.clone(), weights))
             return context, weights
-        answer, weights_then = next(self._answers, (None, None))
+        answer = next(self._answers, None)
         if answer is None:
             raise CannotReplayError("it calls attention more often than in the clean pass")
-        return answer.clone(), weights_then
+        return answer[0].clone(), answer[1]
 
 
 class CleanModule(nn.Module):

@@ -116,30 +116,28 @@ class ModelReplay:
         Raises:
             RefusedError: It does not.
         """
-        if self._answers_whole:
-            try:
-                return self._run(forward, zeroed)
-            # A module before the layers may have returned what cannot be repeated for copies. Then it runs again, and
-            # an error of the model's own is raised again.
-            except (CannotReplayError, AssertionError, RuntimeError, ValueError, LookupError, TypeError) as error:
-                if is_out_of_memory(error):
-                    raise
-                self._answers_whole = False
         try:
             return self._run(forward, zeroed)
-        except LAYER_ERRORS as error:
+        except (CannotReplayError, AssertionError, *LAYER_ERRORS) as error:
             if is_out_of_memory(error):
                 raise
+            # A module before the layers may have returned what cannot be repeated for copies. Then it runs again, and
+            # an error of the model's own is raised again.
+            if self._answers_whole:
+                self._answers_whole = False
+                return self.run(forward, zeroed)
+            if isinstance(error, AssertionError):
+                raise
+            if isinstance(error, CannotReplayError):
+                raise RefusedError(
+                    f"On {len(zeroed)} copies of its inputs, the last of them unchanged, the model does not compute "
+                    f"for that copy what it computed before: {error}. So no effect can be trusted. forward_func has to "
+                    "treat the examples of a batch independently, and without random numbers."
+                ) from error
             raise RefusedError(
                 f"forward_func fails on {len(zeroed)} copies of its inputs ({type(error).__name__}: {error}). It may "
                 "hold a tensor with an entry for each example, which is not repeated: pass it in inputs or "
                 "additional_forward_args. Or a key-value cache: pass the whole sequence instead."
-            ) from error
-        except CannotReplayError as error:
-            raise RefusedError(
-                f"On {len(zeroed)} copies of its inputs, the last of them unchanged, the model does not compute for "
-                f"that copy what it computed before: {error}. So no effect can be trusted. forward_func has to treat "
-                "the examples of a batch independently, and without random numbers."
             ) from error
 
     def _run(self, forward: Callable[[], Any], zeroed: Tensor) -> Any:

@@ -8,16 +8,10 @@ from typing import TypeAlias
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 Activation: TypeAlias = Callable[[Tensor], Tensor]
 # Number of float32 entries that the cache of one core holds.
 PIECE = 1 << 18
-
-
-def gelu(x: Tensor) -> Tensor:
-    """GELU, in place."""
-    return torch.ops.aten.gelu_(x)
 
 
 def gelu_by_tanh(x: Tensor) -> Tensor:
@@ -32,14 +26,4 @@ def gelu_by_tanh(x: Tensor) -> Tensor:
     return x
 
 
-def silu(x: Tensor) -> Tensor:
-    """SiLU, in place."""
-    return functional.silu(x, inplace=True)
-
-
-def relu(x: Tensor) -> Tensor:
-    """ReLU, in place."""
-    return functional.relu(x, inplace=True)
-
-
-ACTIVATIONS: tuple[Activation, ...] = (gelu, gelu_by_tanh, silu, relu)
+ACTIVATIONS: tuple[Activation, ...] = (torch.ops.aten.gelu_, gelu_by_tanh, torch.ops.aten.silu_, torch.relu_)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from captum_vz._engine.capture.interventions import StopRunError
 from captum_vz._engine.numerics.matmul import with_onednn
 from captum_vz._engine.numerics.tolerance import CannotReplayError, is_same_function
 from captum_vz._engine.replay.answers import ModuleAnswer
@@ -52,10 +53,6 @@ class FeedForwardStructure:
     activations: tuple[tuple[nn.Module, Activation], ...] = ()
 
 
-class _ReachedError(Exception):
-    """A run has come to the module before which it should end. The argument is the module's input."""
-
-
 class Trace:
     """Runs packed positions and records input and output of each innermost module, `(n, features)`."""
 
@@ -86,8 +83,8 @@ class Trace:
         self._end.append(module)
         try:
             self.run(batch, out, context)
-        except _ReachedError as reached:
-            return reached.args[0]
+        except StopRunError as stopped:
+            return stopped.args[0]
         finally:
             self._end.clear()
         raise CannotReplayError("a module that ran once did not run again")
@@ -151,7 +148,7 @@ def _recording(module: nn.Module, runs: list[Run], end: list[nn.Module]) -> Call
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         if any(module is one for one in end):
-            raise _ReachedError(_by_position(args[0]))
+            raise StopRunError(_by_position(args[0]))
         output = run(*args, **kwargs)
         if args and isinstance(args[0], Tensor) and isinstance(output, Tensor):
             runs.append((module, _by_position(args[0]), _by_position(output)))
