@@ -13,9 +13,8 @@ from captum_vz import ValueZeroing
 from captum_vz._engine.capture.interventions import FillSlots, ZeroValues
 from captum_vz._engine.capture.records import AttentionRecord, AttentionShape, InlineValues, LayerRecord
 from captum_vz._engine.numerics.tolerance import CannotReplayError, is_same_attention
-from captum_vz._engine.replay.answers import AnswerContext, ModuleAnswer
+from captum_vz._engine.replay.answers import AnswerContext, ModuleAnswer, context_without
 from captum_vz._engine.replay.base import Ablation, ReplayProblem
-from captum_vz._engine.replay.contexts import context_without
 from captum_vz._engine.replay.trust import LayerTrust
 from captum_vz._engine.structure.choice import choose_attention
 from captum_vz._engine.structure.site import attention_site

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -25,7 +24,7 @@ from captum_vz._engine.taps.changes import Changes, undoing
 from captum_vz._engine.taps.handler import AttentionHandler
 from captum_vz._engine.taps.projection import attach_to_named
 from captum_vz._engine.taps.projection_table import ValueProjection
-from captum_vz._private import DropoutModule, is_replica, sort_key_list, tree_leaves, tree_map
+from captum_vz._private import DropoutModule, is_replica, push_function_mode, sort_key_list, tree_leaves, tree_map
 from captum_vz.errors import RefusedError, UnsupportedLayerError
 
 # (index of the layer, its result), in the order in which the layers ran.
@@ -66,12 +65,13 @@ def run_and_record(
     replicas: dict[torch.device, LayerResults] = {}
     owners: dict[tuple[torch.device, int], nn.Module] = {}
     lock = threading.Lock()
-    onednn = OneDnnLinears(on=False)
+    onednn = OneDnnLinears()  # entered while a layer runs, and left before it is replayed
     count: Counter[int] = Counter()
 
     def begin(index: int, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AttentionHandler:
         args, kwargs = on_its_device(layer, (args, kwargs))
-        onednn.on = True
+        if replays and onednn.gain(layer.parameters()):
+            push_function_mode(onednn)
         state = ModuleState(layer, (args, kwargs))
         number, count[id(layer)] = count[id(layer)], count[id(layer)] + 1
         if chosen is not None and number not in chosen[index]:
@@ -82,7 +82,7 @@ def run_and_record(
         )
 
     def end(recorder: AttentionHandler, arguments: tuple[Any, Any], output: Any, hooks: list[Any]) -> None:
-        onednn.on = False
+        onednn.__exit__()
         if not isinstance(recorder, Recorder):
             return
         record = recorder.record
@@ -93,7 +93,7 @@ def run_and_record(
             record.args, record.kwargs = map_each(lambda x: clean.get(id(x), x), (record.args, record.kwargs))
         record.hooks = hooks
         recorder.finish(output)
-        with onednn.suspended(), record.state.restored():
+        with record.state.restored():
             result = compute(record)
         with lock:
             if is_replica(record.layer):
@@ -111,9 +111,7 @@ def run_and_record(
     def run(changes: Changes) -> None:
         attach_to_named(layers, given, changes)
         with torch.no_grad(), layer_hooks(layers, begin, end):
-            gains = replays and onednn.gain(weight for layer in layers for weight in layer.parameters())
-            with onednn if gains else nullcontext():
-                forward()
+            forward()
 
     undoing(run)
     if replicas:

@@ -23,9 +23,8 @@ from captum_vz._engine.numerics.tolerance import (
     is_cancelled,
     is_reproduced,
 )
-from captum_vz._engine.replay.answers import AnswerContext, ModuleAnswer
+from captum_vz._engine.replay.answers import AnswerContext, ModuleAnswer, context_change, context_without
 from captum_vz._engine.replay.base import ReplayChunk, ReplayProblem, pairs_at_a_time
-from captum_vz._engine.replay.contexts import context_change, context_without
 from captum_vz._engine.replay.trust import is_independent
 from captum_vz._engine.structure.dependence import projects_any_context, values_follow_token_order
 from captum_vz._engine.taps.handler import AttentionHandler

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -10,9 +11,11 @@ from torch import Tensor, nn
 from captum_vz._engine.capture.records import VersionedTensor
 from captum_vz._engine.numerics.matmul import Product, padded
 from captum_vz._engine.numerics.tolerance import CANCELLATION, TOO_LITTLE_LEFT, CannotReplayError, check_reproduced
-from captum_vz._engine.replay.folded.activations import Activation
 from captum_vz._engine.replay.folded.plan import PairChunk
 from captum_vz._engine.structure.modules import Norm
+
+if TYPE_CHECKING:
+    from captum_vz._engine.replay.folded.structure import Activation
 
 
 @dataclass(frozen=True)
