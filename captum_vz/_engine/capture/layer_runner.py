@@ -89,24 +89,21 @@ class LayerRunner:
     def run(
         self,
         handler: AttentionHandler | None,
-        args: Any = None,
-        kwargs: Any = None,
+        arguments: tuple[Any, Any] | None = None,
         around: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> Tensor:
         """The hidden states that the layer returns.
 
         Args:
             handler: The handler of its attention calls. None: attention is computed.
-            args: Positional arguments. None (with `kwargs` None): those of the clean pass.
-            kwargs: Keyword arguments.
+            arguments: Positional and keyword arguments. None: those of the clean pass.
             around: Entered while the layer runs.
 
         Raises:
             CannotReplayError: The layer does not run on these arguments, or returns no tensor.
             RuntimeError: There is not enough memory. See `is_out_of_memory`.
         """
-        if args is None and kwargs is None:
-            args, kwargs = self.arguments
+        args, kwargs = self.arguments if arguments is None else arguments
         if self._layout is not None:
             args, kwargs = self._each_state(self._layout.restore, args, kwargs)
         with handled_by(handler), around():
@@ -134,13 +131,11 @@ class LayerRunner:
         A layer that was given a key-value cache need not run without it.
         """
         record = self._record
-        given = record.args, record.kwargs
-        if any(map(is_cache, tree_leaves(given, is_leaf=is_cache))):
+        if any(map(is_cache, tree_leaves((record.args, record.kwargs), is_leaf=is_cache))):
             return
-        args, kwargs = fresh_arguments(record)
         try:
-            with handled_by(None), inference_mode(record.first_output.is_inference()):
-                without_hooks(record.layer).forward(*args, **kwargs)
+            with inference_mode(record.first_output.is_inference()):
+                run_again(record, None)
         except (*LAYER_ERRORS, AssertionError) as error:
             if is_out_of_memory(error):
                 raise
@@ -174,10 +169,12 @@ def with_submodules_replaced(module: nn.Module, replacements: Mapping[nn.Module,
     return copied
 
 
-def fresh_arguments(record: LayerRecord) -> Any:
-    """A layer's arguments without caches, for one run. They are clones if the layer writes into them."""
+def run_again(record: LayerRecord, handler: AttentionHandler | None) -> Any:
+    """What a layer's own forward returns for its clean arguments, without caches."""
     arguments = without_caches((record.args, record.kwargs))
-    return map_each(clone_tensor, arguments) if record.writes_arguments else arguments
+    args, kwargs = map_each(clone_tensor, arguments) if record.writes_arguments else arguments
+    with handled_by(handler):
+        return record.layer.forward(*args, **kwargs)
 
 
 def without_caches(arguments: Any) -> Any:

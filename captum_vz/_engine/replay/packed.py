@@ -154,12 +154,12 @@ class PackedPairs:
         return self._run(batch, out, context)
 
     def _run(self, batch: Tensor, out: Tensor, context: Tensor) -> Tensor:
-        args, kwargs = tree_map(self._packing(batch, out), self.runner.arguments)
+        arguments = tree_map(self._packing(batch, out), self.runner.arguments)
         for answer, clean in self._earlier:
             answer.put(gather_rows(clean, batch, out)[None])
         self.answer.put(context[None])
         handler = self.answer if isinstance(self.answer, AttentionHandler) else None
-        output = self.runner.run(handler, args, kwargs, around=self.around)
+        output = self.runner.run(handler, arguments, around=self.around)
         for asked in (self.answer, *(answer for answer, _ in self._earlier)):
             asked.check_used()
         output = self.attention.batch_first(output)

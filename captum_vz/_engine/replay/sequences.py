@@ -186,8 +186,7 @@ class ExampleCopies:
         return self._run([self._repeat(x, axis, example, handler.count) for x, axis in each], handler)
 
     def _run(self, arguments: list[Any], handler: ContextHandler) -> Tensor:
-        args, kwargs = tree_unflatten(arguments, self.spec)
-        output = self.runner.run(handler, args, kwargs, around=OneDnnLinears)
+        output = self.runner.run(handler, tree_unflatten(arguments, self.spec), around=OneDnnLinears)
         handler.check_called()
         output = self.attention.batch_first(output)
         if output.shape[:2] != (handler.count, self.attention.shape.out):

@@ -49,7 +49,7 @@ def check_unknown_code(site: AttentionSite, values_once: bool = True) -> None:
     hooks = saved_tensors_hooks(lambda x: x if x.is_leaf else x.clone(), lambda x: x)
     try:
         with inference_mode(False), torch.enable_grad(), hooks:
-            output = runner.run(run, *tree_map(_start_of_graph, runner.arguments))
+            output = runner.run(run, tree_map(_start_of_graph, runner.arguments))
         problem = _other_use(site, run.calls, output, values_once)
     except torch.OutOfMemoryError:
         raise

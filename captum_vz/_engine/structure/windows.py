@@ -80,18 +80,15 @@ class Windows:
         return handler.calls
 
     def _run(self, hidden: Tensor, handler: FillSlots) -> Tensor:
-        output = self.runner.run(handler, *self.runner.arguments_with(self._hidden, hidden), around=OneDnnLinears)
+        output = self.runner.run(handler, self.runner.arguments_with(self._hidden, hidden), around=OneDnnLinears)
         handler.check_all_filled()
         return output
 
     def _slots(self) -> tuple[Tensor, Tensor]:
         """The window of each slot, and its place in the window."""
-        sizes = [values.shape[:2] for values in self.values()]
-        place = [torch.arange(places).repeat(windows) for windows, places in sizes]
-        windows = [torch.arange(windows).repeat_interleave(places) for windows, places in sizes]
-        before = [sum(windows for windows, _ in sizes[:number]) for number in range(len(sizes))]
-        window = torch.cat([start + own for start, own in zip(before, windows, strict=True)])
-        return window.to(self._hidden.device), torch.cat(place).to(self._hidden.device)
+        of_calls = [torch.arange(values.shape[1]).repeat(len(values)) for values in self.values()]
+        place = torch.cat(of_calls).to(self._hidden.device)
+        return (place == 0).cumsum(0) - 1, place
 
     def _positions(self) -> Tensor:
         batch, _, sources = self.shape

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 
 from captum_vz._engine.numerics.tensors import mask_as_bool, weighted_values
 from captum_vz._engine.taps.changes import Changes, original
-from captum_vz._engine.taps.guards import check_attention_not_overridden
-from captum_vz._engine.taps.handler import AttentionCall, current_handler, handled_by
+from captum_vz._engine.taps.handler import AttentionCall, check_not_overridden, current_handler, handled_by
 
 # The functions that ours replace while a pass runs: torch's own, or what a user has put in their place.
 ATTENTION, MULTI_HEAD = "scaled_dot_product_attention", "multi_head_attention_forward"
@@ -42,9 +41,7 @@ def attention(
         mask = attn_mask[:, None] if attn_mask is not None and attn_mask.dim() == 3 else attn_mask
         return attention(query[:, None], key[:, None], value[:, None], mask, dropout_p, is_causal, scale)[:, 0]
     with handled_by(None):
-        check_attention_not_overridden(
-            torchs, query, key, value, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa
-        )
+        check_not_overridden(torchs, query, key, value, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
     if is_causal:
         attn_mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).tril()
     visible = None

@@ -18,8 +18,7 @@ from torch import Tensor, nn
 
 from captum_vz._engine.numerics.tensors import mask_as_bool, weighted_values
 from captum_vz._engine.taps.changes import Changes, original
-from captum_vz._engine.taps.guards import check_attention_not_overridden
-from captum_vz._engine.taps.handler import AttentionCall, current_handler, handled_by
+from captum_vz._engine.taps.handler import AttentionCall, check_not_overridden, current_handler, handled_by
 from captum_vz._private import ATTENTION_NAME, BUILTIN_ATTENTION, sdpa_of_transformers
 from captum_vz.errors import UnsupportedLayerError
 
@@ -77,7 +76,7 @@ def _attention(
     plain = partial(run, attention_mask, value) if loaded == "eager" and mask is not attention_mask else None
     if loaded != "eager":  # the model would call torch's function, which a user may replace
         with handled_by(None):
-            check_attention_not_overridden(BUILTIN_ATTENTION, query, key, value, enable_gqa=True)
+            check_not_overridden(BUILTIN_ATTENTION, query, key, value, enable_gqa=True)
     if loaded != "sdpa" and not module.training:  # eager functions drop nothing in eval mode, whatever the rate
         dropout = 0.0
     visible = None if mask is None else mask_as_bool(mask)

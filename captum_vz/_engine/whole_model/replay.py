@@ -174,9 +174,7 @@ class ModelReplay:
                 return forward()
 
         output = undoing(run)
-        expected: Counter[int] = Counter()
-        for (index, _), runs in self._runs.items():
-            expected[index] += len(runs)
+        expected = Counter(index for (index, _), runs in self._runs.items() for _ in runs)
         if finished != expected:
             raise CannotReplayError(f"its layers ran {dict(finished)} times, not {dict(expected)}")
         _check_last_copy(self._output, first_numbers(output), copies)

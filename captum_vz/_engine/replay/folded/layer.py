@@ -51,9 +51,6 @@ class FoldedLayer:
         changed: A buffer for the attention's output of a chunk.
 
     Args:
-        problem: The problem.
-        pairs: Its pairs.
-        blocks: The chunks of these pairs.
         composed: Whether to multiply the attention's projection with the first linear modules.
         in_bfloat16: Whether changes are multiplied in bfloat16.
         packed: Runs positions of the layer, and is checked where the layer is not trusted.
