@@ -15,7 +15,6 @@ from captum_vz._engine.capture.records import AttentionRecord, AttentionShape, I
 from captum_vz._engine.numerics.tolerance import CannotReplayError, is_same_attention
 from captum_vz._engine.replay.answers import AnswerContext, ModuleAnswer, context_without
 from captum_vz._engine.replay.base import Ablation, ReplayProblem
-from captum_vz._engine.replay.trust import LayerTrust
 from captum_vz._engine.structure.choice import choose_attention
 from captum_vz._engine.structure.site import attention_site
 from captum_vz._engine.taps.handler import AttentionCall
@@ -101,7 +100,7 @@ def test_unknown_name_of_an_attention() -> None:
 
 def test_contexts_need_weights() -> None:
     layer = LayerRecord(nn.Identity(), (), {}, output=torch.randn(1, 3, 8), attentions=[record()])
-    problem = ReplayProblem.of(attention_site(layer, "self"), Ablation(), LayerTrust(True, True))
+    problem = ReplayProblem.of(attention_site(layer, "self"), Ablation(), True, True)
     with pytest.raises(CannotReplayError, match="contexts cannot be computed"):
         context_without(problem, torch.tensor([0]), torch.tensor([0]))
 

@@ -61,8 +61,7 @@ def run_and_record(
     for layer in layers:
         check_no_dropout(layer)
     keep_freed_memory()
-    results: LayerResults = []
-    replicas: dict[torch.device, LayerResults] = {}
+    results: dict[torch.device | None, LayerResults] = {None: []}  # by the device of a replica
     owners: dict[tuple[torch.device, int], nn.Module] = {}
     lock = threading.Lock()
     onednn = OneDnnLinears()  # entered while a layer runs, and left before it is replayed
@@ -96,17 +95,14 @@ def run_and_record(
         with record.state.restored():
             result = compute(record)
         with lock:
-            if is_replica(record.layer):
-                owner = owners.setdefault((result.device, record.index), record.layer)
-                if owner is not record.layer:
-                    raise RefusedError(
-                        f"forward_func ran more than one replica of layer {record.index} on {result.device}, so the "
-                        "order of their shares of the batch is unknown. List each device once in DataParallel's "
-                        "device_ids, and run the model once."
-                    )
-                replicas.setdefault(result.device, []).append((record.index, result))
-            else:
-                results.append((record.index, result))
+            device = result.device if is_replica(record.layer) else None
+            if device is not None and owners.setdefault((device, record.index), record.layer) is not record.layer:
+                raise RefusedError(
+                    f"forward_func ran more than one replica of layer {record.index} on {device}, so the order of "
+                    "their shares of the batch is unknown. List each device once in DataParallel's device_ids, and "
+                    "run the model once."
+                )
+            results.setdefault(device, []).append((record.index, result))
 
     def run(changes: Changes) -> None:
         attach_to_named(layers, given, changes)
@@ -114,16 +110,16 @@ def run_and_record(
             forward()
 
     undoing(run)
-    if replicas:
-        results = _join(replicas, device_ids)
+    of_model = results.pop(None)
+    found = _join(results, device_ids) if results else of_model
     for index, layer in enumerate(layers):
-        if not any(index == run for run, _ in results):
+        if not any(index == run for run, _ in found):
             raise UnsupportedLayerError(
                 f"forward_func did not run layer {index} of {len(layers)}, a {type(layer).__name__}. Pass a layer of "
                 "the model that forward_func calls, not of a copy, and a layer that these inputs reach. A model that "
                 "runs `layer.forward(...)` and not `layer(...)`, as SqueezeBERT does, calls no hooks."
             )
-    return results
+    return found
 
 
 def given_states(
@@ -172,7 +168,7 @@ def given_states(
     return given
 
 
-def _join(replicas: dict[torch.device, LayerResults], device_ids: list[int] | None) -> LayerResults:
+def _join(replicas: dict[torch.device | None, LayerResults], device_ids: list[int] | None) -> LayerResults:
     """Concatenate the shares of a batch that replicas computed on their devices."""
     devices = sort_key_list(list(replicas), device_ids)
     first = devices[0]

@@ -49,37 +49,40 @@ class LayerRunner:
     """Runs the code of a recorded layer, without its hooks and without key-value caches.
 
     Attributes:
-        args: The layer's positional arguments. With a `layout`, its hidden states are one vector a token.
-        kwargs: Its keyword arguments, likewise.
+        arguments: Positional and keyword arguments. With a `layout`, its hidden states are one vector a token.
         layer: The layer without hooks. Submodules may be replaced.
     """
 
     def __init__(self, record: LayerRecord, layout: Streams | None = None) -> None:
         self._record = record
         self.layer = without_hooks(record.layer)
-        self.args, self.kwargs = without_caches((record.args, record.kwargs))
+        self.arguments: tuple[Any, Any] = without_caches((record.args, record.kwargs))
         self._layout = layout
         self._states: frozenset[int | str] = frozenset()
         if layout is not None:
             shape = record.first_output.shape
-            named = [*enumerate(self.args), *self.kwargs.items()]
+            args, kwargs = self.arguments
+            named = [*enumerate(args), *kwargs.items()]
             self._states = frozenset(name for name, x in named if isinstance(x, Tensor) and x.shape == shape)
-            self.args, self.kwargs = self._each_state(layout.tokens, self.args, self.kwargs)
-
-    @property
-    def arguments(self) -> tuple[Any, Any]:
-        """Positional and keyword arguments."""
-        return self.args, self.kwargs
+            self.arguments = self._each_state(layout.tokens, args, kwargs)
 
     @property
     def states(self) -> list[Tensor]:
         """The arguments that may be hidden states: the layer's own first, then those of other layers."""
-        given = [x for x in (*self.args, *self.kwargs.values()) if isinstance(x, Tensor)]
+        args, kwargs = self.arguments
+        given = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
         return [x for x in given if x.is_floating_point() and x.dim() > 2]
 
     def replace_modules(self, replacements: Mapping[nn.Module, nn.Module]) -> None:
         """Let other modules run in the place of some submodules. The layer of the model is not touched."""
         self.layer = with_submodules_replaced(self.layer, replacements)
+
+    def replace_forwards(self, forwards: Mapping[nn.Module, Callable[..., Any]]) -> None:
+        """Let functions answer for some submodules. The modules themselves are not touched."""
+        answering = {module: without_hooks(module) for module in forwards}
+        for module, forward in forwards.items():
+            answering[module].__dict__["forward"] = forward
+        self.replace_modules(answering)
 
     def arguments_with(self, old: Tensor, new: Tensor) -> tuple[Any, Any]:
         """The arguments with `new` in the place of the tensor `old`."""

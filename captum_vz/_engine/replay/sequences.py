@@ -66,7 +66,7 @@ class SequenceReplay:
         examples = problem.targets.batch.unique().tolist()
         count = max(1, problem.chunk_rows // problem.output.shape[1])
         count = count if problem.ablation.max_groups is None else min(count, problem.ablation.max_groups)
-        independent = problem.trust.independent
+        independent = problem.independent
         if not independent and count >= SMALLEST_CROWD:
             count = SMALLEST_CROWD  # no run may be larger than the one that is tested
             independent = copies.are_independent(examples[0], problem.output[examples[0]])
@@ -107,7 +107,7 @@ class SequenceReplay:
                 torch.arange(len(target), device=clean.device).repeat(len(groups)),
             )
         # Twice, because what a run changes for the next may come back to what it was.
-        for _ in range(0 if independent or problem.trust.library_code else 2):
+        for _ in range(0 if independent or problem.library_code else 2):
             check_reproduced(copies.run(example, nothing)[0, out], clean[out])
 
 

@@ -8,10 +8,11 @@ the attention of a layer (a recurrent one, a convolution).
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from captum_vz._engine.capture.layer_runner import LayerRunner
 from captum_vz._engine.capture.records import AttentionRecord, LayerRecord
@@ -80,8 +81,9 @@ def _mixes(record: LayerRecord, output: Tensor) -> bool | None:
     library, tokens_first = is_library_code(record.layer), any(one.tokens_first for one in attentions[:1])
     if not attentions or hidden is None or hidden.shape != output.shape or (library and hidden.dim() != 3):
         return None
-    runner.replace_modules({one.module: CleanModule(one) for one in attentions if one.inline is not None})
-    contexts: list[tuple[Tensor, Tensor]] = []  # filled by the clean run
+    read = [one for one in attentions if one.inline is None]
+    runner.replace_forwards({one.module: _clean_output_of(one) for one in attentions if one.inline is not None})
+    contexts = [] if any(one.calls > 1 for one in read) else [(one.context, one.weights) for one in read]
     # A hook of the layer may have changed the recorded output.
     clean = run_on(runner, hidden, hidden.clone(), CleanContexts(contexts))
     disturbed = [both for digit in binary_digits(hidden, tokens_first) for both in (digit, ~digit)]
@@ -94,7 +96,7 @@ def _mixes(record: LayerRecord, output: Tensor) -> bool | None:
 class CleanContexts(AttentionHandler):
     """Answers each attention call with its context in the clean pass. A run without `contexts` fills them."""
 
-    def __init__(self, contexts: list[tuple[Tensor, Tensor]]) -> None:
+    def __init__(self, contexts: list[tuple[Tensor | None, Tensor | None]]) -> None:
         self._contexts = contexts
         self._answers = iter([*contexts]) if contexts else None
 
@@ -103,18 +105,12 @@ class CleanContexts(AttentionHandler):
             context, weights = call.compute(call.values)
             self._contexts.append((context.clone(), weights))
             return context, weights
-        answer = next(self._answers, None)
+        answer, weights_then = next(self._answers, (None, None))
         if answer is None:
             raise CannotReplayError("it calls attention more often than in the clean pass")
-        return answer[0].clone(), answer[1]
+        return answer.clone(), weights_then
 
 
-class CleanModule(nn.Module):
-    """Returns what a module returned in the clean pass, whatever it is given."""
-
-    def __init__(self, attention: AttentionRecord) -> None:
-        super().__init__()
-        self.output = attention.output
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return tree_map(clone_tensor, self.output)
+def _clean_output_of(attention: AttentionRecord) -> Callable[..., Any]:
+    """Returns what the attention module returned in the clean pass, whatever it is given."""
+    return lambda *args, **kwargs: tree_map(clone_tensor, attention.output)

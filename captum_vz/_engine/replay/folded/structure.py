@@ -8,7 +8,7 @@ module depends on the context, as in layers whose feed-forward runs in parallel 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -21,7 +21,6 @@ from captum_vz._engine.numerics.matmul import with_onednn
 from captum_vz._engine.numerics.tolerance import CannotReplayError, is_same_function
 from captum_vz._engine.replay.answers import ModuleAnswer
 from captum_vz._engine.structure.modules import Norm, matrix, read_norm
-from captum_vz._private import without_hooks
 
 if TYPE_CHECKING:
     from captum_vz._engine.capture.records import AttentionRecord
@@ -74,7 +73,7 @@ class Trace:
         replay.around = nullcontext
         if isinstance(replay.answer, ModuleAnswer):
             replay.answer.projection = tuple(map(with_onednn, replay.answer.projection))
-        replace_forwards(replay, {m: _recording(m, self._runs, self._end) for m in innermost})
+        replay.runner.replace_forwards({m: _recording(m, self._runs, self._end) for m in innermost})
 
     def run(self, batch: Tensor, out: Tensor, context: Tensor) -> Tensor:
         """The layer's output at positions `(batch, out)` with contexts `(n, head * d_head)`."""
@@ -183,11 +182,3 @@ def _by_position(value: Tensor) -> Tensor:
 def _equal(found: Tensor, expected: Tensor) -> bool:
     """Whether two inputs are equal at all positions except the last, whose context was NaN."""
     return found.shape == expected.shape and torch.equal(found[:-1], expected[:-1])
-
-
-def replace_forwards(replay: PackedPairs, forwards: Mapping[nn.Module, Callable[..., Any]]) -> None:
-    """Let functions answer for some modules of a replay. The modules themselves are not touched."""
-    answering = {module: without_hooks(module) for module in forwards}
-    for module, forward in forwards.items():
-        answering[module].__dict__["forward"] = forward
-    replay.runner.replace_modules(answering)
