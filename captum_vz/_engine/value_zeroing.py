@@ -17,7 +17,7 @@ from captum_vz._engine.replay.base import Ablation, Replay, ReplayProblem
 from captum_vz._engine.replay.folded.replay import FoldedReplay
 from captum_vz._engine.replay.packed import PackedReplay
 from captum_vz._engine.replay.sequences import SequenceReplay
-from captum_vz._engine.replay.trust import LayerTrust
+from captum_vz._engine.replay.trust import each_module_runs_once, is_library_code
 from captum_vz._engine.replay.unknown_code import check_unknown_code
 from captum_vz._engine.replay.windows import WindowReplay
 from captum_vz._engine.taps.changes import without_autocast
@@ -107,8 +107,10 @@ def value_zeroing_scores(site: AttentionSite, ablation: Ablation, distance: Outp
         )
     site = site.in_float32()
     with without_autocast(output.device):
-        problem = ReplayProblem.of(site, ablation, LayerTrust.of(site.layer))
-        if not problem.trust.library_code:
+        library_code = is_library_code(site.layer.layer)
+        independent = library_code and each_module_runs_once(site.layer)
+        problem = ReplayProblem.of(site, ablation, library_code, independent)
+        if not library_code:
             check_unknown_code(site)
         if not len(problem.targets):
             return problem.empty_map()

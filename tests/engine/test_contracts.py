@@ -13,13 +13,12 @@ from captum_vz import ValueZeroing
 from captum_vz._engine.capture.interventions import FillSlots, ZeroValues
 from captum_vz._engine.capture.records import AttentionRecord, AttentionShape, InlineValues, LayerRecord
 from captum_vz._engine.numerics.tolerance import CannotReplayError, is_same_attention
-from captum_vz._engine.replay.answers import AnswerContext, ModuleAnswer
+from captum_vz._engine.replay.answers import AnswerContext, ModuleAnswer, context_without
 from captum_vz._engine.replay.base import Ablation, ReplayProblem
-from captum_vz._engine.replay.contexts import context_without
-from captum_vz._engine.replay.trust import LayerTrust
 from captum_vz._engine.structure.choice import choose_attention
 from captum_vz._engine.structure.site import attention_site
 from captum_vz._engine.taps.handler import AttentionCall
+from captum_vz._engine.taps.projection_table import BERT_LIKE
 from captum_vz.errors import ArgumentError
 from tests.reference import FAMILIES
 
@@ -32,7 +31,7 @@ def record(**fields: Any) -> AttentionRecord:
 
 
 def inline(columns: list[slice]) -> AttentionRecord:
-    values = InlineValues(nn.Identity(), None, False, columns, 0.0)
+    values = InlineValues(BERT_LIKE, nn.Identity(), None, columns, 0.0)
     return replace(record(), values=torch.ones(1, 3, 8), inline=values)
 
 
@@ -101,7 +100,7 @@ def test_unknown_name_of_an_attention() -> None:
 
 def test_contexts_need_weights() -> None:
     layer = LayerRecord(nn.Identity(), (), {}, output=torch.randn(1, 3, 8), attentions=[record()])
-    problem = ReplayProblem.of(attention_site(layer, "self"), Ablation(), LayerTrust(True, True))
+    problem = ReplayProblem.of(attention_site(layer, "self"), Ablation(), True, True)
     with pytest.raises(CannotReplayError, match="contexts cannot be computed"):
         context_without(problem, torch.tensor([0]), torch.tensor([0]))
 

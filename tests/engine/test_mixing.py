@@ -17,7 +17,7 @@ import transformers
 from torch import Tensor, nn
 
 from captum_vz import ValueZeroing
-from captum_vz._engine.replay import trust
+from captum_vz._engine import value_zeroing
 from captum_vz.errors import UnsupportedLayerError
 from tests.engine.blocks import (
     WIDTH,
@@ -83,8 +83,8 @@ MIXTURES: list[Callable[[], nn.Module]] = [
 
 def trust_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let every layer count as library code."""
-    monkeypatch.setattr(trust, "is_library_code", lambda layer: True)
-    monkeypatch.setattr(trust, "each_module_runs_once", lambda record: True)
+    monkeypatch.setattr(value_zeroing, "is_library_code", lambda layer: True)
+    monkeypatch.setattr(value_zeroing, "each_module_runs_once", lambda record: True)
 
 
 @pytest.mark.parametrize("alike", quick([False, True], False))

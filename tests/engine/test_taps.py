@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.overrides import _get_current_function_mode_stack
 
 from captum_vz._engine.taps import TAPS
+from captum_vz._engine.taps.changes import Changes
 from captum_vz._engine.taps.handler import AttentionCall, AttentionHandler, AttentionTap, current_handler, handled_by
 from tests.captum.footprint import footprint
 from tests.engine.blocks import WIDTH, Block, block_of, sequences
@@ -38,10 +39,10 @@ class Example:
     @contextmanager
     def attached(self, *layers: nn.Module) -> Iterator[None]:
         """Attach the tap to the model or to `layers`. What is imported by name is handed on by torch's name."""
-        with ExitStack() as stack:
+        with Changes() as changes:
             if self.tap is taps["SdpaByNameTap"]:
-                stack.enter_context(taps["SdpaTap"].attached(layers or [self.model]))
-            stack.enter_context(self.tap.attached(layers or [self.model]))
+                taps["SdpaTap"].attach(layers or [self.model], changes)
+            self.tap.attach(layers or [self.model], changes)
             yield
 
     @torch.no_grad()

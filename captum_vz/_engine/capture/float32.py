@@ -7,19 +7,20 @@ would measure noise.
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from captum_vz._engine.capture.layer_runner import LAYER_ERRORS, fresh_arguments, is_cache, without_caches
+from captum_vz._engine.capture.layer_runner import LAYER_ERRORS, is_cache, run_again, without_caches
 from captum_vz._engine.capture.recorder import Recorder
 from captum_vz._engine.capture.records import LayerRecord
 from captum_vz._engine.numerics.budget import is_out_of_memory
 from captum_vz._engine.numerics.tensors import first_tensor, map_each
 from captum_vz._engine.numerics.tolerance import is_close_in_half
 from captum_vz._engine.taps.changes import without_autocast
-from captum_vz._engine.taps.handler import AttentionHandler, handled_by, left_out_by_replays
+from captum_vz._engine.taps.handler import AttentionHandler, left_out_by_replays
 from captum_vz._private import accelerate_hook, tree_leaves
 from captum_vz.errors import RefusedError, UnsupportedLayerError
 
@@ -62,21 +63,11 @@ def recorded_in_float32(record: LayerRecord) -> LayerRecord:
     try:
         layer = in_float32(record.layer)
         args, kwargs = map_each(_float32, without_caches((record.args, record.kwargs)))
-        again = LayerRecord(
-            layer,
-            args,
-            kwargs,
-            record.index,
-            record.name,
-            keep_module_io=record.keep_module_io,
-            warnings=record.warnings,
-            given=record.given,
-            writes_arguments=record.writes_arguments,
-        )
-        args, kwargs = fresh_arguments(again)
+        empty: dict[str, Any] = {"attentions": [], "modules_run": [], "module_rows": {}, "module_io": {}}
+        again = replace(record, layer=layer, args=args, kwargs=kwargs, **empty)
         recorder = Recorder(again)
-        with handled_by(recorder), without_autocast(record.first_output.device):
-            recorder.finish(layer.forward(*args, **kwargs))
+        with without_autocast(record.first_output.device):
+            recorder.finish(run_again(again, recorder))
             half = is_half(again)
     except LAYER_ERRORS as error:
         if is_out_of_memory(error):
@@ -84,7 +75,7 @@ def recorded_in_float32(record: LayerRecord) -> LayerRecord:
         _check_runs_again(record)  # raises the layer's own error
         try:
             with without_autocast(record.first_output.device):
-                layer.forward(*args, **kwargs)
+                run_again(again, None)
         except LAYER_ERRORS:
             pass
         else:
@@ -113,9 +104,7 @@ def _check_runs_again(record: LayerRecord) -> None:
     In its own precision, because some layers are far from it in float32: rounding chooses other experts.
     """
     clean = first_tensor(record.output)
-    args, kwargs = fresh_arguments(record)
-    with handled_by(AttentionHandler()):
-        again = first_tensor(record.layer.forward(*args, **kwargs))
+    again = first_tensor(run_again(record, AttentionHandler()))
     same = clean is None or (again is not None and again.shape == clean.shape and is_close_in_half(again, clean))
     if not same:
         raise UnsupportedLayerError(

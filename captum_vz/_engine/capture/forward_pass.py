@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -23,9 +22,9 @@ from captum_vz._engine.numerics.perturbation import nudged
 from captum_vz._engine.numerics.tensors import alike_tensors, map_each
 from captum_vz._engine.taps.changes import Changes, undoing
 from captum_vz._engine.taps.handler import AttentionHandler
-from captum_vz._engine.taps.projection import projections_named
+from captum_vz._engine.taps.projection import attach_to_named
 from captum_vz._engine.taps.projection_table import ValueProjection
-from captum_vz._private import DropoutModule, is_replica, sort_key_list, tree_leaves, tree_map
+from captum_vz._private import DropoutModule, is_replica, push_function_mode, sort_key_list, tree_leaves, tree_map
 from captum_vz.errors import RefusedError, UnsupportedLayerError
 
 # (index of the layer, its result), in the order in which the layers ran.
@@ -62,16 +61,16 @@ def run_and_record(
     for layer in layers:
         check_no_dropout(layer)
     keep_freed_memory()
-    results: LayerResults = []
-    replicas: dict[torch.device, LayerResults] = {}
+    results: dict[torch.device | None, LayerResults] = {None: []}  # by the device of a replica
     owners: dict[tuple[torch.device, int], nn.Module] = {}
     lock = threading.Lock()
-    onednn = OneDnnLinears(on=False)
+    onednn = OneDnnLinears()  # entered while a layer runs, and left before it is replayed
     count: Counter[int] = Counter()
 
     def begin(index: int, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AttentionHandler:
         args, kwargs = on_its_device(layer, (args, kwargs))
-        onednn.on = True
+        if replays and onednn.gain(layer.parameters()):
+            push_function_mode(onednn)
         state = ModuleState(layer, (args, kwargs))
         number, count[id(layer)] = count[id(layer)], count[id(layer)] + 1
         if chosen is not None and number not in chosen[index]:
@@ -82,7 +81,7 @@ def run_and_record(
         )
 
     def end(recorder: AttentionHandler, arguments: tuple[Any, Any], output: Any, hooks: list[Any]) -> None:
-        onednn.on = False
+        onednn.__exit__()
         if not isinstance(recorder, Recorder):
             return
         record = recorder.record
@@ -93,38 +92,34 @@ def run_and_record(
             record.args, record.kwargs = map_each(lambda x: clean.get(id(x), x), (record.args, record.kwargs))
         record.hooks = hooks
         recorder.finish(output)
-        with onednn.suspended(), record.state.restored():
+        with record.state.restored():
             result = compute(record)
         with lock:
-            if is_replica(record.layer):
-                owner = owners.setdefault((result.device, record.index), record.layer)
-                if owner is not record.layer:
-                    raise RefusedError(
-                        f"forward_func ran more than one replica of layer {record.index} on {result.device}, so the "
-                        "order of their shares of the batch is unknown. List each device once in DataParallel's "
-                        "device_ids, and run the model once."
-                    )
-                replicas.setdefault(result.device, []).append((record.index, result))
-            else:
-                results.append((record.index, result))
+            device = result.device if is_replica(record.layer) else None
+            if device is not None and owners.setdefault((device, record.index), record.layer) is not record.layer:
+                raise RefusedError(
+                    f"forward_func ran more than one replica of layer {record.index} on {device}, so the order of "
+                    "their shares of the batch is unknown. List each device once in DataParallel's device_ids, and "
+                    "run the model once."
+                )
+            results.setdefault(device, []).append((record.index, result))
 
     def run(changes: Changes) -> None:
-        with torch.no_grad(), projections_named(layers, given), layer_hooks(layers, begin, end):
-            gains = replays and onednn.gain(weight for layer in layers for weight in layer.parameters())
-            with onednn if gains else nullcontext():
-                forward()
+        attach_to_named(layers, given, changes)
+        with torch.no_grad(), layer_hooks(layers, begin, end):
+            forward()
 
     undoing(run)
-    if replicas:
-        results = _join(replicas, device_ids)
+    of_model = results.pop(None)
+    found = _join(results, device_ids) if results else of_model
     for index, layer in enumerate(layers):
-        if not any(index == run for run, _ in results):
+        if not any(index == run for run, _ in found):
             raise UnsupportedLayerError(
                 f"forward_func did not run layer {index} of {len(layers)}, a {type(layer).__name__}. Pass a layer of "
                 "the model that forward_func calls, not of a copy, and a layer that these inputs reach. A model that "
                 "runs `layer.forward(...)` and not `layer(...)`, as SqueezeBERT does, calls no hooks."
             )
-    return results
+    return found
 
 
 def given_states(
@@ -173,7 +168,7 @@ def given_states(
     return given
 
 
-def _join(replicas: dict[torch.device, LayerResults], device_ids: list[int] | None) -> LayerResults:
+def _join(replicas: dict[torch.device | None, LayerResults], device_ids: list[int] | None) -> LayerResults:
     """Concatenate the shares of a batch that replicas computed on their devices."""
     devices = sort_key_list(list(replicas), device_ids)
     first = devices[0]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from functools import partial
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -81,11 +80,10 @@ def layer_hooks(
         return before, returned, after
 
     submodules = {id(m): m for layer in layers for m in layer.modules() if m is not layer}
-    changes = Changes()
-    with changes, ExitStack() as stack:
+    with Changes() as changes:
         changes.set(thread_handler, current_handler())
         for tap in TAPS:
-            stack.enter_context(tap.attached(layers))
+            tap.attach(layers, changes)
         for module in submodules.values():
             changes.hook(module.register_forward_pre_hook, on_submodule_enter)
             changes.hook(module.register_forward_hook, on_submodule_exit)
@@ -114,12 +112,8 @@ def on_its_device(layer: nn.Module, arguments: Any) -> Any:
     Where accelerate spreads a model over devices, a wrapper of the layer's forward moves them. Replays run without it.
     """
     hook = accelerate_hook(layer)
-    for one in getattr(hook, "hooks", (hook,)):
-        device = getattr(one, "execution_device", None)
-        if device is not None:
-            arguments = map_each(partial(_moved, device), arguments)
-    return arguments
-
-
-def _moved(device: Any, value: Any) -> Any:
-    return value.to(device) if isinstance(value, Tensor) else value
+    devices = [getattr(one, "execution_device", None) for one in getattr(hook, "hooks", (hook,))]
+    device = next((one for one in reversed(devices) if one is not None), None)
+    if device is None:
+        return arguments
+    return map_each(lambda x: x.to(device) if isinstance(x, Tensor) else x, arguments)

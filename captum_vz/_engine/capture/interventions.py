@@ -42,17 +42,15 @@ class SiteHandler(AttentionHandler):
         return self.change_call(call)
 
     def on_exit(self, module: nn.Module | nn.Parameter, inputs: tuple[Any, ...], output: Any) -> Any:
-        inline = self.attention.inline
-        projected = first_tensor(output)
+        inline, projected = self.attention.inline, first_tensor(output)
         if inline is None or projected is None:
             return None
         if module is not inline.projection and module is not inline.other_projection:
             return None
         self._site_calls += 1
-        projected = projected.clone()
-        rows = inline.rows(projected.transpose(0, 1) if inline.transposed else self.attention.batch_first(projected))
+        rows = inline.row.rows(projected)
         self.change_values(rows)
-        inline.write(rows, projected)
+        projected = inline.row.with_rows(rows, projected)
         return projected if isinstance(output, Tensor) else (projected, *output[1:])
 
     def check_called(self) -> None:
@@ -99,15 +97,8 @@ class ZeroValues(ContextHandler):
         return left.transpose(1, 2).reshape(context.shape)
 
     def change_values(self, values: Tensor) -> None:
-        inline = self.attention.inline
-        if inline is None:
-            return
-        for head, columns in enumerate(inline.columns):
-            sharing = [self.zeroed[:, other] for other, same in enumerate(inline.columns) if same == columns]
-            if any(not torch.equal(other, sharing[0]) for other in sharing):
-                raise CannotReplayError("its heads share their values, which cannot be zeroed for some heads alone")
-            zeroed = self.zeroed[:, head, :, None]
-            values[..., columns] = torch.where(zeroed, inline.zero_of(head), values[..., columns])
+        if self.attention.inline is not None:
+            self.attention.inline.fill(values, self.zeroed)
 
 
 class ScaleNoise(ContextHandler):
@@ -143,7 +134,7 @@ class AddToValues(SiteHandler):
         row += self.strength * noise_like(row, 1.0)
 
 
-class FillSlots(AttentionHandler):
+class FillSlots(SiteHandler):
     """Replaces values by `filling` in some slots of an attention that sees the layer's tokens in windows.
 
     A slot is a place in a window, counted through all windows and calls.
@@ -159,43 +150,27 @@ class FillSlots(AttentionHandler):
         filling: float = 0.0,
         heads: Tensor | None = None,
     ) -> None:
-        self.attention = attention
+        super().__init__(attention)
         self.slots = slots
         self.filling = filling
-        self.heads = heads
+        everyone = torch.ones(attention.shape.heads, dtype=torch.bool, device=attention.values.device)
+        self.heads = everyone if heads is None else heads
         self.calls: list[Tensor] = []
 
-    def on_attention(self, call: AttentionCall) -> tuple[Tensor, Tensor]:
-        inline = self.attention.inline is not None
-        slots = None if inline else self._slots_of(call.values.transpose(1, 2).flatten(2))
+    def change_call(self, call: AttentionCall) -> tuple[Tensor, Tensor | None]:
+        slots = self._slots_of(call.values.transpose(1, 2).flatten(2))
         if slots is None:
             return call.compute(call.values)
         filled, weights = call.compute(call.values.masked_fill(slots[:, None, :, None], self.filling))
-        if self.heads is None or self.heads.all():
+        if self.heads.all():
             return filled, weights
         return torch.where(self.heads[:, None], filled, call.compute(call.values)[0]), weights
 
-    def on_exit(self, module: nn.Module | nn.Parameter, inputs: tuple[Any, ...], output: Any) -> Any:
+    def change_values(self, values: Tensor) -> None:
         inline = self.attention.inline
-        if inline is None or module is not inline.projection:
-            return None
-        rows = inline.rows(output.transpose(0, 1) if inline.transposed else output)
-        rows = rows.reshape(1 if rows.dim() == 2 else len(rows), -1, rows.shape[-1])
-        slots = self._slots_of(torch.cat([rows[..., own] for own in inline.columns], dim=-1))
-        if slots is None:
-            return None
-        rows, columns = rows.clone(), inline.columns
-        chosen = range(len(columns)) if self.heads is None else self.heads.nonzero().flatten().tolist()
-        if any(own == columns[head] for other, own in enumerate(columns) if other not in chosen for head in chosen):
-            raise CannotReplayError("its heads share their values, which cannot be zeroed for some heads alone")
-        for head in chosen:
-            filling = inline.zero_of(head) + self.filling
-            rows[..., columns[head]] = torch.where(slots[..., None], filling, rows[..., columns[head]])
-        if inline.select is not None:
-            output = output.clone()
-            inline.write(rows, output)
-            return output
-        return rows.transpose(0, 1) if inline.transposed else rows.view_as(output)
+        slots = None if inline is None else self._slots_of(inline.by_head(values))
+        if inline is not None and slots is not None:
+            inline.fill(values, slots[:, None] & self.heads[:, None], self.filling)
 
     def check_all_filled(self) -> None:
         """Raise CannotReplayError unless the values filled as many slots as are known."""
@@ -217,12 +192,9 @@ class StopAtValues(SiteHandler):
     def change_call(self, call: AttentionCall) -> tuple[Tensor, Tensor | None]:
         raise StopRunError(call.values.transpose(1, 2).flatten(2))
 
-    def on_exit(self, module: nn.Module | nn.Parameter, inputs: tuple[Any, ...], output: Any) -> Any:
-        inline = self.attention.inline
-        if inline is not None and module is inline.projection:
-            rows = inline.rows(output.transpose(0, 1) if inline.transposed else output)
-            rows = rows.reshape(1 if rows.dim() == 2 else len(rows), -1, rows.shape[-1])
-            raise StopRunError(torch.cat([rows[..., own] for own in inline.columns], dim=-1))
+    def change_values(self, values: Tensor) -> None:
+        if self.attention.inline is not None:
+            raise StopRunError(self.attention.inline.by_head(values))
 
 
 class StopAtOutput(SiteHandler):

@@ -49,37 +49,40 @@ class LayerRunner:
     """Runs the code of a recorded layer, without its hooks and without key-value caches.
 
     Attributes:
-        args: The layer's positional arguments. With a `layout`, its hidden states are one vector a token.
-        kwargs: Its keyword arguments, likewise.
+        arguments: Positional and keyword arguments. With a `layout`, its hidden states are one vector a token.
         layer: The layer without hooks. Submodules may be replaced.
     """
 
     def __init__(self, record: LayerRecord, layout: Streams | None = None) -> None:
         self._record = record
         self.layer = without_hooks(record.layer)
-        self.args, self.kwargs = without_caches((record.args, record.kwargs))
+        self.arguments: tuple[Any, Any] = without_caches((record.args, record.kwargs))
         self._layout = layout
         self._states: frozenset[int | str] = frozenset()
         if layout is not None:
             shape = record.first_output.shape
-            named = [*enumerate(self.args), *self.kwargs.items()]
+            args, kwargs = self.arguments
+            named = [*enumerate(args), *kwargs.items()]
             self._states = frozenset(name for name, x in named if isinstance(x, Tensor) and x.shape == shape)
-            self.args, self.kwargs = self._each_state(layout.tokens, self.args, self.kwargs)
-
-    @property
-    def arguments(self) -> tuple[Any, Any]:
-        """Positional and keyword arguments."""
-        return self.args, self.kwargs
+            self.arguments = self._each_state(layout.tokens, args, kwargs)
 
     @property
     def states(self) -> list[Tensor]:
         """The arguments that may be hidden states: the layer's own first, then those of other layers."""
-        given = [x for x in (*self.args, *self.kwargs.values()) if isinstance(x, Tensor)]
+        args, kwargs = self.arguments
+        given = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
         return [x for x in given if x.is_floating_point() and x.dim() > 2]
 
     def replace_modules(self, replacements: Mapping[nn.Module, nn.Module]) -> None:
         """Let other modules run in the place of some submodules. The layer of the model is not touched."""
         self.layer = with_submodules_replaced(self.layer, replacements)
+
+    def replace_forwards(self, forwards: Mapping[nn.Module, Callable[..., Any]]) -> None:
+        """Let functions answer for some submodules. The modules themselves are not touched."""
+        answering = {module: without_hooks(module) for module in forwards}
+        for module, forward in forwards.items():
+            answering[module].__dict__["forward"] = forward
+        self.replace_modules(answering)
 
     def arguments_with(self, old: Tensor, new: Tensor) -> tuple[Any, Any]:
         """The arguments with `new` in the place of the tensor `old`."""
@@ -89,29 +92,28 @@ class LayerRunner:
     def run(
         self,
         handler: AttentionHandler | None,
-        args: Any = None,
-        kwargs: Any = None,
+        arguments: tuple[Any, Any] | None = None,
         around: Callable[[], AbstractContextManager[Any]] = nullcontext,
-    ) -> Tensor | None:
-        """The hidden states that the layer returns, or None if it returns no tensor.
+    ) -> Tensor:
+        """The hidden states that the layer returns.
 
         Args:
             handler: The handler of its attention calls. None: attention is computed.
-            args: Positional arguments. None (with `kwargs` None): those of the clean pass.
-            kwargs: Keyword arguments.
+            arguments: Positional and keyword arguments. None: those of the clean pass.
             around: Entered while the layer runs.
 
         Raises:
-            CannotReplayError: The layer does not run on these arguments.
+            CannotReplayError: The layer does not run on these arguments, or returns no tensor.
             RuntimeError: There is not enough memory. See `is_out_of_memory`.
         """
-        if args is None and kwargs is None:
-            args, kwargs = self.arguments
+        args, kwargs = self.arguments if arguments is None else arguments
         if self._layout is not None:
             args, kwargs = self._each_state(self._layout.restore, args, kwargs)
         with handled_by(handler), around():
             output = first_tensor(self._forward(args, kwargs))
-        return output if output is None or self._layout is None else self._layout.tokens(output)
+        if output is None:
+            raise CannotReplayError("run again, it returned no tensor")
+        return output if self._layout is None else self._layout.tokens(output)
 
     def _forward(self, args: Any, kwargs: Any) -> Any:
         if self._record.writes_arguments:
@@ -132,13 +134,11 @@ class LayerRunner:
         A layer that was given a key-value cache need not run without it.
         """
         record = self._record
-        given = record.args, record.kwargs
-        if any(map(is_cache, tree_leaves(given, is_leaf=is_cache))):
+        if any(map(is_cache, tree_leaves((record.args, record.kwargs), is_leaf=is_cache))):
             return
-        args, kwargs = fresh_arguments(record)
         try:
-            with handled_by(None), inference_mode(record.first_output.is_inference()):
-                without_hooks(record.layer).forward(*args, **kwargs)
+            with inference_mode(record.first_output.is_inference()):
+                run_again(record, None)
         except (*LAYER_ERRORS, AssertionError) as error:
             if is_out_of_memory(error):
                 raise
@@ -172,10 +172,12 @@ def with_submodules_replaced(module: nn.Module, replacements: Mapping[nn.Module,
     return copied
 
 
-def fresh_arguments(record: LayerRecord) -> Any:
-    """A layer's arguments without caches, for one run. They are clones if the layer writes into them."""
+def run_again(record: LayerRecord, handler: AttentionHandler | None) -> Any:
+    """What a layer's own forward returns for its clean arguments, without caches."""
     arguments = without_caches((record.args, record.kwargs))
-    return map_each(clone_tensor, arguments) if record.writes_arguments else arguments
+    args, kwargs = map_each(clone_tensor, arguments) if record.writes_arguments else arguments
+    with handled_by(handler):
+        return record.layer.forward(*args, **kwargs)
 
 
 def without_caches(arguments: Any) -> Any:

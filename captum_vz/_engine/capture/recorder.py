@@ -129,17 +129,9 @@ class Recorder(AttentionHandler):
             return
         if values.dim() not in (2, 3, 4) or result is None or result.dim() not in (2, 3, 4):
             return
-        part = values if row.select is None else row.select(values)
-        # Some have no axis of examples, or grids in place of sequences.
-        values, result = (x[None] if x.dim() == 2 else x.flatten(1, -2) for x in (values, result))
-        values = values.transpose(0, 1) if row.transposed else values
-        if given is None:
-            columns = row.columns(module, values.shape[-1])
-        else:  # heads have an axis, or are taken for one
-            values, heads = part.flatten(2), part.shape[2] if part.dim() == 4 else 1
-            columns = [row.head_columns(head, heads, values.shape[-1]) for head in range(heads)]
-        tokens, examples = (0, 1) if row.sequence_first else (1, 0)
-        shape = AttentionShape(values.shape[examples], len(columns), result.shape[tokens], values.shape[tokens])
+        columns, values = row.columns(module, values), row.rows(values)
+        tokens = result.shape[:1] if row.sequence_first or result.dim() == 2 else result.shape[1:-1]
+        shape = AttentionShape(len(values), len(columns), tokens.numel(), values.shape[1])
         arguments = [*self.record.args, *self.record.kwargs.values()]
         arguments = arguments[::-1] if self.record.attentions else arguments  # a cross-attention's mask comes last
         self.record.attentions.append(
@@ -154,12 +146,11 @@ class Recorder(AttentionHandler):
                 tokens_first=row.sequence_first,
                 model_pads=row.pads,
                 inline=InlineValues(
+                    row,
                     attrgetter(row.projection)(module if given is None else self.record.layer),
                     None if row.second_projection is None else getattr(module, row.second_projection),
-                    row.transposed,
                     columns,
                     row.zero(module),
-                    row.select,
                 ),
                 output=output,
             )

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from captum_vz._engine.capture.module_state import ModuleState, version
 from captum_vz._engine.numerics.perturbation import is_changed
 from captum_vz._engine.numerics.tensors import first_tensor
+from captum_vz._engine.numerics.tolerance import CannotReplayError
 from captum_vz._engine.taps.projection_table import ValueProjection
 from captum_vz._private import tree_leaves
 from captum_vz.errors import UnsupportedLayerError
@@ -45,34 +46,35 @@ class InlineValues:
     """Where the values are of an attention that its module computes inline.
 
     Attributes:
+        row: Where they are in the projection's output.
         projection: The submodule or parameter that projects the values.
         other_projection: The submodule that projects values of the same tokens for some other rows, if there is one.
-        transposed: Whether these return `(in, batch, features)`, unlike the layer's tensors.
         columns: The features of each head's values.
         zero: What the projection returns for a value that is zero: for each head, or one number for all.
-        select: Where the values are in the projection's output, if the user said so. See `ValueProjection`.
     """
 
+    row: ValueProjection
     projection: nn.Module | nn.Parameter
     other_projection: nn.Module | None
-    transposed: bool
     columns: list[slice]
     zero: list[Tensor] | float
-    select: Callable[[Tensor], Tensor] | None = None
 
-    def rows(self, projected: Tensor) -> Tensor:
-        """The values in the projection's output, `(batch, in, features)`. A copy if the user selects them."""
-        return projected if self.select is None else self.select(projected).clone().flatten(2)
+    def by_head(self, rows: Tensor) -> Tensor:
+        """The values of all heads in `rows (batch, in, features)`, `(batch, in, head * d_head)`."""
+        return torch.cat([rows[..., columns] for columns in self.columns], dim=-1)
 
-    def write(self, rows: Tensor, projected: Tensor) -> None:
-        """Write values `(batch, in, features)` into the projection's output."""
-        if self.select is not None:
-            part = self.select(projected)
-            part.copy_(rows.reshape(part.shape))
+    def fill(self, rows: Tensor, filled: Tensor, filling: float = 0.0) -> None:
+        """Write zero values plus `filling` into `rows (n, in, features)` where `filled (n, head, in)` is True.
 
-    def zero_of(self, head: int) -> Tensor | float:
-        """What the projection returns for a zero value of one head."""
-        return self.zero if isinstance(self.zero, float) else self.zero[head]
+        Raises:
+            CannotReplayError: Heads that share their values are not filled alike.
+        """
+        for head, columns in enumerate(self.columns):
+            shared = (other for other in range(head) if self.columns[other] == columns)
+            if any(not torch.equal(filled[:, head], filled[:, other]) for other in shared):
+                raise CannotReplayError("its heads share their values, which cannot be zeroed for some heads alone")
+            zero = self.zero if isinstance(self.zero, float) else self.zero[head]
+            rows[..., columns] = torch.where(filled[:, head, :, None], zero + filling, rows[..., columns])
 
 
 @dataclass(eq=False)

@@ -6,8 +6,7 @@ These are found in one more run of the layer, by the inputs and outputs of its s
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -26,17 +25,8 @@ if TYPE_CHECKING:
 SAMPLE = 16
 
 
-@dataclass(frozen=True)
-class FrozenNorm:
-    """A norm with the statistics of the clean pass, as the linear function `scale * norm.direction(u)`, without bias.
-
-    Attributes:
-        norm: The norm.
-        scale: The inverse of its input's standard deviation or root mean square, `(batch, out, 1)`.
-    """
-
-    norm: Norm
-    scale: Tensor
+# A norm with its `scale (batch, out, 1)` in the clean pass, as the linear function `scale * norm.direction(u)`.
+FrozenNorm: TypeAlias = tuple[Norm, Tensor]
 
 
 class AttentionBlock:
@@ -188,7 +178,7 @@ class AttentionBlock:
             norm = read_norm(step.module, step.input[self._sample], step.output[self._sample])
         except CannotReplayError:
             return None
-        return FrozenNorm(norm, norm.scale(step.input))
+        return norm, norm.scale(step.input)
 
 
 def _affine(module: nn.Module, width: int, like: Tensor) -> tuple[Tensor, Tensor]:

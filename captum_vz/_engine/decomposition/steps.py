@@ -9,13 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from captum_vz._engine.capture.float32 import check_no_tokens_in_cache
-from captum_vz._engine.capture.layer_runner import fresh_arguments, without_caches
+from captum_vz._engine.capture.layer_runner import run_again, without_caches
 from captum_vz._engine.capture.recorder import Recorder
 from captum_vz._engine.capture.records import AttentionRecord, LayerRecord
 from captum_vz._engine.numerics.tensors import first_tensor
 from captum_vz._engine.numerics.tolerance import is_close_up_to_tf32
 from captum_vz._engine.taps.changes import without_autocast
-from captum_vz._engine.taps.handler import handled_by
 from captum_vz.errors import UnsupportedLayerError
 
 if TYPE_CHECKING:
@@ -92,9 +91,8 @@ def record_steps(site: AttentionSite) -> tuple[int, StepRecorder]:
     args, kwargs = without_caches((layer.args, layer.kwargs))
     output = layer.first_output
     recorder = StepRecorder(LayerRecord(layer.layer, args, kwargs), number, attention, output.shape)
-    with handled_by(recorder), without_autocast(output.device):
-        args, kwargs = fresh_arguments(layer)
-        recorder.record.output = first_tensor(layer.layer.forward(*args, **kwargs))
+    with without_autocast(output.device):
+        recorder.record.output = first_tensor(run_again(layer, recorder))
     return number, recorder
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from captum_vz._engine.numerics.budget import budget_of
 from captum_vz.errors import UnsupportedLayerError
-from captum_vz.functional import contributions, frozen_norm, head_vectors
+from captum_vz.functional import contributions, head_vectors
 
 if TYPE_CHECKING:
     from captum_vz._engine.decomposition.attention_block import AttentionBlock, FrozenNorm
@@ -82,8 +82,8 @@ def decompositions(
     residual, norms, whole = _sum_and_norms(block, include)
     separate = None
     if residual is not None and block.is_second:
-        for norm in norms:
-            residual = frozen_norm(residual, norm.norm.gamma, norm.norm.centred) * norm.scale
+        for norm, scale in norms:
+            residual = norm.direction(residual) * scale
         separate, residual = residual.masked_fill(~block.rows[..., None], 0), None
     weights = _weights(block, residual is not None, norms)
     if rows is None:
@@ -102,8 +102,8 @@ def decompositions(
         vectors = head_vectors(values[of], block.matrix)
         if residual is not None:
             vectors = torch.cat([vectors, residual[of, :, None]], dim=2)
-        for norm in norms:
-            vectors = frozen_norm(vectors, norm.norm.gamma, norm.norm.centred)
+        for norm, _ in norms:
+            vectors = norm.direction(vectors)
         vectors = vectors.masked_fill(~block.sources[of, :, None, None], 0)
         group, own = (None if one is None else one[of] for one in (groups, separate))
         yield Decomposition(weights[of], vectors, whole[of], rows[of], group, count, own)
@@ -141,7 +141,7 @@ def _weights(block: AttentionBlock, residual: bool, norms: list[FrozenNorm]) -> 
     if residual:
         itself = torch.eye(weights.shape[1], dtype=weights.dtype, device=weights.device)
         weights = torch.cat([weights, itself.expand(len(weights), -1, -1)[..., None]], dim=3)
-    for norm in norms:
-        weights = weights * norm.scale[..., None]
+    for _, scale in norms:
+        weights = weights * scale[..., None]
     kept = block.rows[:, :, None] & block.sources[:, None, :]
     return weights.masked_fill(~kept[..., None], 0)

@@ -9,8 +9,7 @@ same in each run.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -24,7 +23,6 @@ from captum_vz._private import (
     has_function_modes,
     is_transformed,
     pop_function_mode,
-    push_function_mode,
 )
 
 # oneDNN compiles a kernel of half a megabyte for each number of rows and keeps it, so rows are padded to few numbers.
@@ -70,16 +68,12 @@ class Product:
 
 
 class OneDnnLinears(TorchFunctionMode):
-    """Let linear modules that run inside a `with` block multiply as `Product` does, while `on` is True."""
-
-    def __init__(self, on: bool = True) -> None:
-        super().__init__()
-        self.on = on
+    """Let linear modules that run inside a `with` block multiply as `Product` does."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if self.on and func in _LINEAR and 1 < len(args) <= 3 and not kwargs:
+        if func in _LINEAR and 1 < len(args) <= 3 and not kwargs:
             rows, weight, bias = _LINEAR[func](*args)
             if _is_plain(rows, weight, bias) and rows.shape[:-1].numel() <= _most_rows_by_onednn(weight):
                 bias = None if bias is None else bias.contiguous()
@@ -87,8 +81,7 @@ class OneDnnLinears(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
     def __exit__(self, *error: Any) -> None:
-        self.on = False
-        if current_function_mode() is self:  # it may be suspended when an interruption comes
+        if current_function_mode() is self:  # it may have been left before, or never entered
             pop_function_mode()
 
     @staticmethod
@@ -100,18 +93,6 @@ class OneDnnLinears(TorchFunctionMode):
         return not has_function_modes() and any(
             x.dim() == 2 and x.dtype == torch.float32 and _most_rows_by_onednn(x) for x in weights
         )
-
-    @contextmanager
-    def suspended(self) -> Iterator[None]:
-        """Leave this mode inside a `with` block, to save its overhead, unless another mode was entered after it."""
-        if current_function_mode() is not self:
-            yield
-            return
-        pop_function_mode()
-        try:
-            yield
-        finally:
-            push_function_mode(self)
 
 
 def with_onednn(function: Callable[..., Any]) -> Callable[..., Any]:

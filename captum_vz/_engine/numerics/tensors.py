@@ -71,30 +71,22 @@ def mask_as_bool(mask: Tensor) -> Tensor:
 def weighted_values(
     query: Tensor, key: Tensor, mask: Tensor | None, scale: float | None, values: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The context `(batch, out, head, d_head)` and the weights `(batch, head, out, in)`, as torch documents them."""
-    weights = attention_weights(query, key, mask, scale)
-    context = weights @ for_query_heads(values.to(weights), query.shape[1])
-    return context.transpose(1, 2).to(values), weights.to(query)
+    """The context `(batch, out, head, d_head)` and the weights `(batch, head, out, in)`, as torch documents them.
 
-
-def attention_weights(query: Tensor, key: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
-    """The weights as torch documents them; a row that sees nothing is zero, as in torch's own kernels.
-
-    As there, too, half precision is computed in float32.
+    As in torch's own kernels, a row that sees nothing is zero, and half precision is computed in float32.
     """
-    query, key = widen(query), widen(for_query_heads(key, query.shape[1]))
+    heads, dtype = query.shape[1], query.dtype
+    query, key = widen(query), widen(for_query_heads(key, heads))
     scores = query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)
     if mask is None:
-        return scores.softmax(-1)
-    scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
-    nothing = (scores == -torch.inf).all(-1, keepdim=True)
-    # Masked before as well as after: the gradient of a softmax of nothing but -inf is NaN.
-    return scores.masked_fill(nothing, 0).softmax(-1).masked_fill(nothing, 0)
-
-
-def describe(output: Tensor | None) -> str:
-    """Return the words for an output in an error message."""
-    return "no tensor" if output is None else f"a tensor of shape {tuple(output.shape)}"
+        weights = scores.softmax(-1)
+    else:
+        scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+        nothing = (scores == -torch.inf).all(-1, keepdim=True)
+        # Masked before as well as after: the gradient of a softmax of nothing but -inf is NaN.
+        weights = scores.masked_fill(nothing, 0).softmax(-1).masked_fill(nothing, 0)
+    context = weights @ for_query_heads(values.to(weights), heads)
+    return context.transpose(1, 2).to(values), weights.to(dtype)
 
 
 def repeat_examples(value: Any, copies: int, batch: int) -> Any:

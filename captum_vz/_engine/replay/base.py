@@ -15,7 +15,6 @@ from captum_vz._engine.numerics.budget import budget_of
 from captum_vz._engine.numerics.tensors import for_query_heads, gather_rows
 
 if TYPE_CHECKING:
-    from captum_vz._engine.replay.trust import LayerTrust
     from captum_vz._engine.structure.site import AttentionSite
 
 
@@ -63,7 +62,8 @@ class ReplayProblem:
     Attributes:
         site: The attention that is explained.
         ablation: What is zeroed, and for whom.
-        trust: What need not be checked of the layer.
+        library_code: Whether all code of the layer is torch's and transformers'.
+        independent: Whether, moreover, nothing in it can let positions compete. It need not be checked.
         targets: The wanted rows.
         heads: Which query heads are zeroed, bool `(head,)`.
         members: The sources of each group, `(batch, group, member)`, -1 where a group has fewer members.
@@ -73,7 +73,8 @@ class ReplayProblem:
 
     site: AttentionSite
     ablation: Ablation
-    trust: LayerTrust
+    library_code: bool
+    independent: bool
     targets: TargetRows
     heads: Tensor
     members: Tensor
@@ -81,12 +82,12 @@ class ReplayProblem:
     chunk_rows: int
 
     @classmethod
-    def of(cls, site: AttentionSite, ablation: Ablation, trust: LayerTrust) -> ReplayProblem:
+    def of(cls, site: AttentionSite, ablation: Ablation, library_code: bool, independent: bool) -> ReplayProblem:
         """The problem of one map."""
         targets, heads = _wanted_targets(site, ablation), zeroed_heads(site, ablation)
-        output = site.output
-        members = _group_members(site, ablation)
-        return cls(site, ablation, trust, targets, heads, members, output, _chunk_rows(site, output))
+        members, output = _group_members(site, ablation), site.output
+        chunk_rows = _chunk_rows(site, output)
+        return cls(site, ablation, library_code, independent, targets, heads, members, output, chunk_rows)
 
     @cached_property
     def weights(self) -> Tensor:
@@ -136,8 +137,8 @@ class Replay(Protocol):
     """A way to run a recorded layer again with values of one attention zeroed.
 
     A replay runs the layer's own code. Before its last chunk it shows that the clean output is reproduced, on each
-    target. It shows that what runs side by side is independent, unless `problem.trust` says so. Its numbers are the
-    same for any `max_groups` and any `chunk_rows`. No tensor of the layer outlives it.
+    target. It shows that what runs side by side is independent, unless `problem.independent` says so. Its numbers are
+    the same for any `max_groups` and any `chunk_rows`. No tensor of the layer outlives it.
     """
 
     name: str

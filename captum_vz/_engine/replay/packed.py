@@ -15,7 +15,7 @@ from torch import Tensor
 
 from captum_vz._engine.numerics.matmul import OneDnnLinears
 from captum_vz._engine.numerics.perturbation import PROBE_STRENGTHS, with_noise
-from captum_vz._engine.numerics.tensors import describe, first_tensor, gather_rows
+from captum_vz._engine.numerics.tensors import first_tensor, gather_rows
 from captum_vz._engine.numerics.tolerance import (
     CannotReplayError,
     check_against_changes,
@@ -23,9 +23,8 @@ from captum_vz._engine.numerics.tolerance import (
     is_cancelled,
     is_reproduced,
 )
-from captum_vz._engine.replay.answers import AnswerContext, ModuleAnswer
+from captum_vz._engine.replay.answers import AnswerContext, ModuleAnswer, context_change, context_without
 from captum_vz._engine.replay.base import ReplayChunk, ReplayProblem, pairs_at_a_time
-from captum_vz._engine.replay.contexts import context_change, context_without
 from captum_vz._engine.replay.trust import is_independent
 from captum_vz._engine.structure.dependence import projects_any_context, values_follow_token_order
 from captum_vz._engine.taps.handler import AttentionHandler
@@ -65,7 +64,7 @@ class PackedReplay:
         return not self.first_tensor_only or len(problem.site.layer.attentions) > 1
 
     def __call__(self, problem: ReplayProblem) -> Iterator[ReplayChunk]:
-        if not problem.trust.independent:
+        if not problem.independent:
             tested = max(TESTED_PAIRS, int(TESTED_SHARE * problem.active.sum()))
             problem = replace(problem, chunk_rows=min(problem.chunk_rows, tested))
         pairs = packed_pairs(problem, self.first_tensor_only)
@@ -89,7 +88,7 @@ class PackedReplay:
             return answer, after
 
         # A few targets run before a whole chunk does, where the replay is likely to fail or no pair would show it.
-        likely_to_fail = not problem.trust.independent or len(problem.site.layer.attentions) > 1
+        likely_to_fail = not problem.independent or len(problem.site.layer.attentions) > 1
         if (len(targets) > 1 and likely_to_fail) or not problem.active.any():
             few = torch.arange(len(targets), device=contexts.device)[-FIRST_TARGETS:]
             run(few[:0], contexts[:0], few)
@@ -155,17 +154,18 @@ class PackedPairs:
         return self._run(batch, out, context)
 
     def _run(self, batch: Tensor, out: Tensor, context: Tensor) -> Tensor:
-        args, kwargs = tree_map(self._packing(batch, out), self.runner.arguments)
+        arguments = tree_map(self._packing(batch, out), self.runner.arguments)
         for answer, clean in self._earlier:
             answer.put(gather_rows(clean, batch, out)[None])
         self.answer.put(context[None])
         handler = self.answer if isinstance(self.answer, AttentionHandler) else None
-        output = self.runner.run(handler, args, kwargs, around=self.around)
+        output = self.runner.run(handler, arguments, around=self.around)
         for asked in (self.answer, *(answer for answer, _ in self._earlier)):
             asked.check_used()
-        if output is None or self.attention.batch_first(output).shape[:2] != (1, len(batch)):
-            raise CannotReplayError(f"on {len(batch)} packed positions it returned {describe(output)}")
-        return self.attention.batch_first(output)[0]
+        output = self.attention.batch_first(output)
+        if output.shape[:2] != (1, len(batch)):
+            raise CannotReplayError(f"on {len(batch)} packed positions it returned a tensor {tuple(output.shape)}")
+        return output[0]
 
     def _packing(self, batch: Tensor, out: Tensor) -> Callable[[Any], Any]:
         """Takes positions `(batch, out)` of each tensor that has one entry a position: `(1, n, ...)`."""
@@ -199,15 +199,15 @@ def packed_pairs(problem: ReplayProblem, first_tensor_only: bool = False) -> Pac
     Raises:
         CannotReplayError: Its values are permuted, or its positions depend on each other.
     """
-    site, trust = problem.site, problem.trust
+    site = problem.site
     pairs = PackedPairs(site, first_tensor_only)
-    if not trust.library_code:
+    if not problem.library_code:
         if not values_follow_token_order(site.runner(), site.attention):
             raise CannotReplayError("its values stand in another order than its tokens")
         own_code = site.attention.module is site.layer.layer  # which runs in any case
         if not own_code and not projects_any_context(site.runner(), site.attention):
             pairs = PackedPairs(site, first_tensor_only, by_module=False)
-    if not trust.independent:
+    if not problem.independent:
         _check_independent(pairs, problem)
     return pairs
 
@@ -221,7 +221,7 @@ def _check_independent(pairs: PackedPairs, problem: ReplayProblem) -> None:
         count = len(strengths)
         answer = pairs.run(batch.expand(count), out.expand(count), with_noise(context.expand(count, -1), strengths))
         # Code from elsewhere may treat some places of a long run in its own way.
-        alike = answer[(strengths == strengths[count // 2]) & (not problem.trust.library_code)]
+        alike = answer[(strengths == strengths[count // 2]) & (not problem.library_code)]
         if not is_reproduced(alike, alike[:1].expand_as(alike)):
             raise CannotReplayError("a position depends on its place in the run")
         return answer

@@ -12,7 +12,6 @@ from torch import Tensor
 from captum_vz._engine.capture.interventions import ContextHandler, ScaleNoise, ZeroValues
 from captum_vz._engine.numerics.matmul import OneDnnLinears
 from captum_vz._engine.numerics.perturbation import PROBE_STRENGTHS, SMALL_STRENGTHS
-from captum_vz._engine.numerics.tensors import describe
 from captum_vz._engine.numerics.tolerance import CannotReplayError, check_reproduced, is_reproduced
 from captum_vz._engine.replay.base import ReplayChunk, ReplayProblem, zeroed_weights
 from captum_vz._engine.replay.trust import is_independent
@@ -67,7 +66,7 @@ class SequenceReplay:
         examples = problem.targets.batch.unique().tolist()
         count = max(1, problem.chunk_rows // problem.output.shape[1])
         count = count if problem.ablation.max_groups is None else min(count, problem.ablation.max_groups)
-        independent = problem.trust.independent
+        independent = problem.independent
         if not independent and count >= SMALLEST_CROWD:
             count = SMALLEST_CROWD  # no run may be larger than the one that is tested
             independent = copies.are_independent(examples[0], problem.output[examples[0]])
@@ -108,7 +107,7 @@ class SequenceReplay:
                 torch.arange(len(target), device=clean.device).repeat(len(groups)),
             )
         # Twice, because what a run changes for the next may come back to what it was.
-        for _ in range(0 if independent or problem.trust.library_code else 2):
+        for _ in range(0 if independent or problem.library_code else 2):
             check_reproduced(copies.run(example, nothing)[0, out], clean[out])
 
 
@@ -187,12 +186,12 @@ class ExampleCopies:
         return self._run([self._repeat(x, axis, example, handler.count) for x, axis in each], handler)
 
     def _run(self, arguments: list[Any], handler: ContextHandler) -> Tensor:
-        args, kwargs = tree_unflatten(arguments, self.spec)
-        output = self.runner.run(handler, args, kwargs, around=OneDnnLinears)
+        output = self.runner.run(handler, tree_unflatten(arguments, self.spec), around=OneDnnLinears)
         handler.check_called()
-        if output is None or self.attention.batch_first(output).shape[:2] != (handler.count, self.attention.shape.out):
-            raise CannotReplayError(f"on {handler.count} examples it returned {describe(output)}")
-        return self.attention.batch_first(output)
+        output = self.attention.batch_first(output)
+        if output.shape[:2] != (handler.count, self.attention.shape.out):
+            raise CannotReplayError(f"on {handler.count} examples it returned a tensor {tuple(output.shape)}")
+        return output
 
     def _repeat(self, value: Any, axis: int | None, example: int, copies: int) -> Any:
         """Copies of one example of what holds examples along `axis`. None: the value as it is."""

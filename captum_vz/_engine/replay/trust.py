@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
@@ -87,25 +86,6 @@ def each_module_runs_once(layer: LayerRecord) -> bool:
     holders = [m for m in layer.layer.modules() if id(m) not in inside and own_parameters(m)]
     matrices = all(x is None or x.dim() <= 2 for module in holders for x in own_parameters(module).values())
     return matrices and all(layer.module_rows.get(id(module)) == [batch * out] for module in holders)
-
-
-@dataclass(frozen=True)
-class LayerTrust:
-    """What need not be checked of a recorded layer.
-
-    Attributes:
-        library_code: Whether all its code is torch's and transformers'.
-        independent: Whether, moreover, nothing in it can let positions compete.
-    """
-
-    library_code: bool
-    independent: bool
-
-    @classmethod
-    def of(cls, layer: LayerRecord) -> LayerTrust:
-        """What is known of a layer."""
-        library_code = is_library_code(layer.layer)
-        return cls(library_code, library_code and each_module_runs_once(layer))
 
 
 def is_independent(

@@ -49,8 +49,8 @@ def check_unknown_code(site: AttentionSite, values_once: bool = True) -> None:
     hooks = saved_tensors_hooks(lambda x: x if x.is_leaf else x.clone(), lambda x: x)
     try:
         with inference_mode(False), torch.enable_grad(), hooks:
-            output = runner.run(run, *tree_map(_start_of_graph, runner.arguments))
-        problem = None if output is None else _other_use(site, run.calls, output, values_once)
+            output = runner.run(run, tree_map(_start_of_graph, runner.arguments))
+        problem = _other_use(site, run.calls, output, values_once)
     except torch.OutOfMemoryError:
         raise
     except (CannotReplayError, *LAYER_ERRORS):

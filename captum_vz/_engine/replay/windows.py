@@ -48,7 +48,7 @@ class WindowReplay:
             rows = batch[target], out[target]
             output = windows.run(zeroed, heads=problem.heads)[rows]
             yield ReplayChunk(target, group[rows], output, clean, target)
-        for _ in range(0 if problem.trust.library_code else 2):  # a run may change something for the next
+        for _ in range(0 if problem.library_code else 2):  # a run may change something for the next
             check_reproduced(windows.run().flatten(0, 1), problem.output.flatten(0, 1))
 
 

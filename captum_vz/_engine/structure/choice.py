@@ -112,7 +112,7 @@ def _check_named_values(layer: LayerRecord, attention: AttentionRecord) -> None:
         for strength in (0, 1, 2):
             handler = AddToValues(attention, source, strength)
             output = runner.run(handler)
-            seen.append([*handler.given, *([] if output is None else [output])])
+            seen.append([*handler.given, output])
         for clean, once, twice in zip(*seen, strict=True):
             moved = once - clean
             # Other layouts have more rows (one for each head), other projections have more numbers.

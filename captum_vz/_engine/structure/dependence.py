@@ -93,7 +93,7 @@ def mixes_outside(
 def run_on(runner: LayerRunner, old: Tensor, new: Tensor, handler: AttentionHandler | None) -> Tensor | None:
     """The layer's output for `new` in the place of its input `old`. None: it does not run on that."""
     try:
-        return runner.run(handler, *runner.arguments_with(old, new))
+        return runner.run(handler, runner.arguments_with(old, new))
     except CannotReplayError:
         return None
 
@@ -138,9 +138,11 @@ def projects_any_context(runner: LayerRunner, attention: AttentionRecord) -> boo
         found = _result_of(runner, StopAtOutput(attention, context), runner.arguments)
         flat = context.flatten(2)
         expected = flat if attention.projection is None else attention.projection(flat)
-        if found is None or found.shape != expected.shape:
-            return False
-        if not is_reproduced(found.flatten(0, 1), expected.flatten(0, 1)):
+        if (
+            found is None
+            or found.shape != expected.shape
+            or not is_reproduced(found.flatten(0, 1), expected.flatten(0, 1))
+        ):
             return False
     return True
 
@@ -233,7 +235,7 @@ def _first_values(runner: LayerRunner, attention: AttentionRecord, old: Tensor, 
 def _result_of(runner: LayerRunner, handler: SiteHandler, arguments: tuple[Any, Any]) -> Tensor | None:
     """The result with which a handler stops the run, or None."""
     try:
-        runner.run(handler, *arguments)
+        runner.run(handler, arguments)
     except StopRunError as stopped:
         return stopped.args[0]
     except CannotReplayError:

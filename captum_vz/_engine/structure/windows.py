@@ -1,9 +1,11 @@
-"""Layers whose attention sees the layer's positions in windows, grids or packed images: a layout of tokens.
+"""Layouts of tokens: positions that attention sees in windows, grids or packed images, and tokens with several vectors.
 
 Swin and SAM cut a grid into windows, after shifting and padding it. Other layers put all images into one sequence and
 attend to each by itself. The code that does so is not read. A nudge to a position of the layer's input moves the values
 that come from it, and no others, so runs of the layer show where each position went. Positions are nudged by the
 binary digits of their index, two runs a digit.
+
+Other layers carry several vectors of each token, in streams (hyper-connections, AltUp).
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import torch
 from torch import Tensor
 
 from captum_vz._engine.capture.interventions import FillSlots
-from captum_vz._engine.capture.layer_runner import LayerRunner
+from captum_vz._engine.capture.layer_runner import LayerRunner, Streams
 from captum_vz._engine.capture.records import AttentionRecord, LayerRecord
 from captum_vz._engine.numerics.budget import is_out_of_memory
 from captum_vz._engine.numerics.matmul import OneDnnLinears
@@ -23,8 +25,11 @@ from captum_vz._engine.numerics.perturbation import is_changed, nudged, replaced
 from captum_vz._engine.numerics.tensors import first_tensor
 from captum_vz._engine.numerics.tolerance import CannotReplayError
 from captum_vz._private import tree_leaves
+from captum_vz.errors import UnsupportedLayerError
 
 NO_POSITION, MANY_POSITIONS = -1, -2
+# The axis of the streams: (batch, tokens, stream, d) in DeepSeek-V4, (stream, batch, tokens, d) in Gemma 3n.
+AXES = (2, 0)
 
 
 class Windows:
@@ -68,39 +73,31 @@ class Windows:
         """The layer's output `(batch, out, d)`, with `filling` in `slots (slots,)` of `heads (head,)`."""
         return self.tokens(self._run(self._hidden, FillSlots(self.attention, slots, filling, heads)))
 
-    def values(self) -> list[Tensor]:
-        """The values of each attention call, `(windows, places, features)`."""
-        return self._values_of(self._hidden)
+    def values(self, hidden: Tensor | None = None) -> list[Tensor]:
+        """The values of each attention call, `(windows, places, features)`. `hidden` replaces the layer's input."""
+        handler = FillSlots(self.attention)
+        self._run(self._hidden if hidden is None else hidden, handler)
+        return handler.calls
 
     def _run(self, hidden: Tensor, handler: FillSlots) -> Tensor:
-        output = self.runner.run(handler, *self.runner.arguments_with(self._hidden, hidden), around=OneDnnLinears)
+        output = self.runner.run(handler, self.runner.arguments_with(self._hidden, hidden), around=OneDnnLinears)
         handler.check_all_filled()
-        if output is None:
-            raise CannotReplayError("run again, it returned no tensor")
         return output
-
-    def _values_of(self, hidden: Tensor) -> list[Tensor]:
-        handler = FillSlots(self.attention)
-        self._run(hidden, handler)
-        return handler.calls
 
     def _slots(self) -> tuple[Tensor, Tensor]:
         """The window of each slot, and its place in the window."""
-        sizes = [values.shape[:2] for values in self.values()]
-        place = [torch.arange(places).repeat(windows) for windows, places in sizes]
-        windows = [torch.arange(windows).repeat_interleave(places) for windows, places in sizes]
-        before = [sum(windows for windows, _ in sizes[:number]) for number in range(len(sizes))]
-        window = torch.cat([start + own for start, own in zip(before, windows, strict=True)])
-        return window.to(self._hidden.device), torch.cat(place).to(self._hidden.device)
+        of_calls = [torch.arange(values.shape[1]).repeat(len(values)) for values in self.values()]
+        place = torch.cat(of_calls).to(self._hidden.device)
+        return (place == 0).cumsum(0) - 1, place
 
     def _positions(self) -> Tensor:
         batch, _, sources = self.shape
         hidden = self._hidden.movedim(self._axis, -1)
-        clean = self._values_of(hidden.movedim(-1, self._axis).contiguous())
+        clean = self.values(hidden.movedim(-1, self._axis).contiguous())
 
         def depend_on(other: Tensor, chosen: Tensor) -> Tensor:
             changed = replaced(hidden, other, chosen.view(hidden.shape[:-1]))
-            found = self._values_of(changed.movedim(-1, self._axis).contiguous())
+            found = self.values(changed.movedim(-1, self._axis).contiguous())
             return torch.cat([is_changed(x, y).any(-1).flatten() for x, y in zip(found, clean, strict=True)])
 
         everywhere = torch.ones(batch * sources, dtype=torch.bool, device=hidden.device)
@@ -149,3 +146,24 @@ def find_sources(count: int, depend_on: Callable[[Tensor], Tensor], device: torc
     found = (ones.long() << torch.arange(len(digits), device=device)[:, None]).sum(0)
     found = found.where((ones ^ zeros).all(0), MANY_POSITIONS)
     return found.where((ones | zeros).any(0), NO_POSITION)
+
+
+def find_streams(record: LayerRecord, attention: AttentionRecord) -> Streams | None:
+    """The streams of a layer, or None if its tokens have one vector each.
+
+    Raises:
+        UnsupportedLayerError: Tokens and streams have the same number, so that either axis could hold the streams.
+    """
+    output = first_tensor(record.output)
+    if output is None or output.dim() != 4 or not record.states or record.states[0].shape != output.shape:
+        return None
+    batch, _, out, sources = attention.shape
+    if out != sources:  # other sources than the tokens: summaries of them (DeepSeek-V4), or a cache
+        return None
+    axes = [axis for axis in AXES if output.shape[axis] > 1 and output.movedim(axis, 2).shape[:2] == (batch, out)]
+    if len(axes) > 1:
+        raise UnsupportedLayerError(
+            f"The layer {record.name} carries {tuple(output.shape)}, as many vectors of each token as there are tokens "
+            "and examples, so the axes cannot be distinguished. Pass another number of examples."
+        )
+    return Streams(axes[0], output.shape[axes[0]]) if axes else None

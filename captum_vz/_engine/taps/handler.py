@@ -7,18 +7,26 @@ context variable. A thread without a handler computes attention as ever.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from captum_vz._engine.numerics.tensors import for_query_heads
-from captum_vz._engine.numerics.tolerance import same_numbers
-from captum_vz._private import accelerate_hook, forward_hooks, forward_pre_hooks
-from captum_vz.errors import UnsupportedLayerError
+from captum_vz._engine.numerics.tolerance import is_same_attention, same_numbers
+from captum_vz._engine.taps.changes import Changes
+from captum_vz._private import (
+    BUILTIN_ATTENTION,
+    accelerate_hook,
+    forward_hooks,
+    forward_pre_hooks,
+    function_modes,
+    without_function_modes,
+)
+from captum_vz.errors import RefusedError, UnsupportedLayerError
 
 # Hooks of transformers that collect hidden states stay on a model once hidden states were asked for.
 OUTPUT_CAPTURING = "transformers.utils.output_capturing"
@@ -27,10 +35,10 @@ OUTPUT_CAPTURING = "transformers.utils.output_capturing"
 class AttentionTap(Protocol):
     """A place where the attention of a layer can be seen, and answered when the layer is run again."""
 
-    def attached(self, layers: Sequence[nn.Module]) -> AbstractContextManager[None]:
-        """Let attention calls of these layers reach the handler of the thread, inside a `with` block.
+    def attach(self, layers: Sequence[nn.Module], changes: Changes) -> None:
+        """Let attention calls of these layers reach the handler of the thread, until `changes` are taken back.
 
-        No trace stays behind, also after an error. Threads without a handler compute as ever.
+        All that is changed is noted there. Threads without a handler compute as ever.
         """
 
 
@@ -80,7 +88,7 @@ class AttentionCall:
         columns = []
         for start in range(0, sources, width):
             units = torch.eye(sources, dtype=self.values.dtype, device=self.values.device)[:, start : start + width]
-            padded = torch.nn.functional.pad(units, (0, width - units.shape[1]))
+            padded = functional.pad(units, (0, width - units.shape[1]))
             context, _ = self.compute(padded.expand_as(self.values))
             columns.append(context.unflatten(2, (heads, -1)).flatten(3)[..., : units.shape[1]])
         return torch.cat(columns, dim=-1).transpose(1, 2)
@@ -172,3 +180,31 @@ def user_hooks(hooks: Mapping[int, Callable[..., Any]]) -> list[Callable[..., An
 def is_hooked(module: nn.Module) -> bool:
     """Whether a module carries hooks of the user's. They may change what it does, so they have to be called."""
     return bool(user_hooks(forward_pre_hooks(module)) or user_hooks(forward_hooks(module)))
+
+
+def check_not_overridden(function: Callable[..., Tensor], *args: Any, **kwargs: Any) -> None:
+    """Check that `function`, and each active function mode of the user, computes torch's attention of these arguments.
+
+    Small differences, such as those of a quantised attention, are accepted. No attention handler may be active.
+
+    Raises:
+        RefusedError: The function or a mode computes something else.
+    """
+    modes = [mode for mode in function_modes() if not type(mode).__module__.startswith("captum_vz.")]
+    if function is BUILTIN_ATTENTION and not modes:
+        return
+    with without_function_modes():
+        expected = BUILTIN_ATTENTION(*args, **kwargs)
+        results = [("Another function", function(*args, **kwargs))]
+        for mode in modes:
+            # A mode may compare with torch's own function, or with the current value of the public name.
+            for known in (BUILTIN_ATTENTION, functional.scaled_dot_product_attention):
+                result = mode.__torch_function__(known, (), args, kwargs)
+                results.append((f"The function mode {type(mode).__name__}", result))
+    for name, result in results:
+        if not is_same_attention(result, expected):
+            raise RefusedError(
+                f"{name} replaces torch.nn.functional.scaled_dot_product_attention and computes something else. "
+                "Expected torch's own attention, because the weights cannot be read otherwise. Restore torch's "
+                "function, or pass a model that calls it."
+            )

@@ -6,8 +6,7 @@ them. Masks are read from the layer's arguments.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -68,26 +67,19 @@ class ParameterProjectionMode(TorchFunctionMode):
         return output if changed is None else changed.view_as(output)
 
 
-@contextmanager
-def projections_named(layers: Sequence[nn.Module], rows: Sequence[ValueProjection]) -> Iterator[None]:
+def attach_to_named(layers: Sequence[nn.Module], rows: Sequence[ValueProjection], changes: Changes) -> None:
     """Let results of functions of parameters reach the handler, if the user names a parameter as a projection."""
     pairs = zip(layers, rows, strict=bool(rows))
-    named = any(isinstance(attrgetter(row.projection)(layer), nn.Parameter) for layer, row in pairs)
-    with Changes() as changes:
-        if named:
-            changes.enter(ParameterProjectionMode(named=True))
-        yield
+    if any(isinstance(attrgetter(row.projection)(layer), nn.Parameter) for layer, row in pairs):
+        changes.enter(ParameterProjectionMode(named=True))
 
 
 class ProjectionTap:
     """Sees values that a parameter projects. Submodules that project values are seen by the hooks of each pass."""
 
-    @contextmanager
-    def attached(self, layers: Sequence[nn.Module]) -> Iterator[None]:
-        with Changes() as changes:
-            if any(projects_by_parameter(module) for layer in layers for module in layer.modules()):
-                changes.enter(ParameterProjectionMode())
-            yield
+    def attach(self, layers: Sequence[nn.Module], changes: Changes) -> None:
+        if any(projects_by_parameter(module) for layer in layers for module in layer.modules()):
+            changes.enter(ParameterProjectionMode())
 
 
 def visible_by_argument(

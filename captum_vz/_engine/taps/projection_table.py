@@ -87,9 +87,32 @@ class ValueProjection:
     pads: bool = False
     select: Callable[[Tensor], Tensor] | None = None
 
-    def columns(self, module: nn.Module, features: int) -> list[slice]:
-        """Return the features that hold the values of each head."""
-        heads = int(attrgetter(self.heads)(module))
+    def rows(self, projected: Tensor) -> Tensor:
+        """Return a copy of the values in the projection's output, `(batch, in, features)`."""
+        part = self._part(projected)
+        if self.select is not None:
+            return part.clone().flatten(2)
+        # Some have no axis of examples, or grids in place of sequences.
+        return (part[None] if part.dim() == 2 else part.flatten(1, -2)).clone()
+
+    def with_rows(self, rows: Tensor, projected: Tensor) -> Tensor:
+        """Return the projection's output with other values `(batch, in, features)`."""
+        projected = projected.clone()
+        part = self._part(projected)
+        part.copy_(rows.reshape(part.shape))
+        return projected
+
+    def _part(self, projected: Tensor) -> Tensor:
+        """The view of the projection's output that holds the values, examples first."""
+        if self.select is not None:
+            return self.select(projected)
+        return projected.transpose(0, 1) if self.transposed or self.sequence_first else projected
+
+    def columns(self, module: nn.Module, projected: Tensor) -> list[slice]:
+        """Return the features of `rows` that hold the values of each head."""
+        part, features = self._part(projected), self.rows(projected).shape[-1]
+        # Selected heads have an axis, or are taken for one.
+        heads = int(attrgetter(self.heads)(module)) if self.select is None else part.shape[2:-1].numel()
         if self.groups is None:
             return [self.head_columns(head, heads, features) for head in range(heads)]
         groups = int(attrgetter(self.groups)(module))

@@ -7,8 +7,7 @@ torch's own functions.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -18,8 +17,7 @@ from torch import Tensor, nn
 
 from captum_vz._engine.numerics.tensors import mask_as_bool, weighted_values
 from captum_vz._engine.taps.changes import Changes, original
-from captum_vz._engine.taps.guards import check_attention_not_overridden
-from captum_vz._engine.taps.handler import AttentionCall, current_handler, handled_by
+from captum_vz._engine.taps.handler import AttentionCall, check_not_overridden, current_handler, handled_by
 
 # The functions that ours replace while a pass runs: torch's own, or what a user has put in their place.
 ATTENTION, MULTI_HEAD = "scaled_dot_product_attention", "multi_head_attention_forward"
@@ -43,9 +41,7 @@ def attention(
         mask = attn_mask[:, None] if attn_mask is not None and attn_mask.dim() == 3 else attn_mask
         return attention(query[:, None], key[:, None], value[:, None], mask, dropout_p, is_causal, scale)[:, 0]
     with handled_by(None):
-        check_attention_not_overridden(
-            torchs, query, key, value, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa
-        )
+        check_not_overridden(torchs, query, key, value, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
     if is_causal:
         attn_mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).tril()
     visible = None
@@ -73,15 +69,12 @@ def _multi_head(*args: Any, **kwargs: Any) -> Any:
 class SdpaTap:
     """Sees attention that is called as `torch.nn.functional.scaled_dot_product_attention`."""
 
-    @contextmanager
-    def attached(self, layers: Sequence[nn.Module]) -> Iterator[None]:
+    def attach(self, layers: Sequence[nn.Module], changes: Changes) -> None:
+        changes.share("fast path", _without_fast_path)
+        changes.replace(F, ATTENTION, attention)
+        changes.replace(F, MULTI_HEAD, _multi_head)
 
-        def without_fast_path() -> tuple[partial[None], partial[None]]:
-            switch = torch.backends.mha.set_fastpath_enabled
-            return partial(switch, False), partial(switch, torch.backends.mha.get_fastpath_enabled())
 
-        with Changes() as changes:
-            changes.share("fast path", without_fast_path)
-            changes.replace(F, ATTENTION, attention)
-            changes.replace(F, MULTI_HEAD, _multi_head)
-            yield
+def _without_fast_path() -> tuple[partial[None], partial[None]]:
+    switch = torch.backends.mha.set_fastpath_enabled
+    return partial(switch, False), partial(switch, torch.backends.mha.get_fastpath_enabled())

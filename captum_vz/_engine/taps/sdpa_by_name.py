@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from types import FunctionType
 from typing import Any
 
@@ -30,12 +29,9 @@ class SdpaByNameTap:
     holds the function under a name of its own.
     """
 
-    @contextmanager
-    def attached(self, layers: Sequence[nn.Module]) -> Iterator[None]:
-        with Changes() as changes:
-            if _holds_function(module for layer in layers for module in layer.modules()):
-                changes.enter(_Mode())
-            yield
+    def attach(self, layers: Sequence[nn.Module], changes: Changes) -> None:
+        if _holds_function(module for layer in layers for module in layer.modules()):
+            changes.enter(_Mode())
 
 
 def _holds_function(modules: Iterable[nn.Module]) -> bool:

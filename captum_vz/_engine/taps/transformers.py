@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -19,8 +18,7 @@ from torch import Tensor, nn
 
 from captum_vz._engine.numerics.tensors import mask_as_bool, weighted_values
 from captum_vz._engine.taps.changes import Changes, original
-from captum_vz._engine.taps.guards import check_attention_not_overridden
-from captum_vz._engine.taps.handler import AttentionCall, current_handler, handled_by
+from captum_vz._engine.taps.handler import AttentionCall, check_not_overridden, current_handler, handled_by
 from captum_vz._private import ATTENTION_NAME, BUILTIN_ATTENTION, sdpa_of_transformers
 from captum_vz.errors import UnsupportedLayerError
 
@@ -78,7 +76,7 @@ def _attention(
     plain = partial(run, attention_mask, value) if loaded == "eager" and mask is not attention_mask else None
     if loaded != "eager":  # the model would call torch's function, which a user may replace
         with handled_by(None):
-            check_attention_not_overridden(BUILTIN_ATTENTION, query, key, value, enable_gqa=True)
+            check_not_overridden(BUILTIN_ATTENTION, query, key, value, enable_gqa=True)
     if loaded != "sdpa" and not module.training:  # eager functions drop nothing in eval mode, whatever the rate
         dropout = 0.0
     visible = None if mask is None else mask_as_bool(mask)
@@ -191,8 +189,7 @@ def _check_not_custom(config: Any) -> None:
 class TransformersTap:
     """Sees attention that layers call through transformers' AttentionInterface."""
 
-    @contextmanager
-    def attached(self, layers: Sequence[nn.Module]) -> Iterator[None]:
+    def attach(self, layers: Sequence[nn.Module], changes: Changes) -> None:
         """See :class:`~captum_vz._engine.taps.handler.AttentionTap`.
 
         Raises:
@@ -204,9 +201,7 @@ class TransformersTap:
             _register()
         for config in configs.values():
             _check_not_custom(config)
-        with Changes() as changes:
-            for config in configs.values():
-                name = LoadedAlias(NAME)
-                name.loaded = "sdpa" if original(config, ATTENTION_NAME) == "sdpa" else "eager"
-                changes.replace(config, ATTENTION_NAME, name)
-            yield
+        for config in configs.values():
+            name = LoadedAlias(NAME)
+            name.loaded = "sdpa" if original(config, ATTENTION_NAME) == "sdpa" else "eager"
+            changes.replace(config, ATTENTION_NAME, name)

@@ -15,8 +15,7 @@ import re
 import sys
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from functools import partial
 from typing import Any
@@ -52,38 +51,30 @@ class CleanCache:
         self.largest = 0
         self._layers = {id(layer) for layer in layers}
         self._reached = False  # whether one of the layers has begun
-        self._running: list[tuple[nn.Module, int]] = []  # with the number of outputs in `_whole` when it began
-        self._whole: list[tuple[nn.Module, Any]] = []
-        self._linear: list[tuple[nn.Module, Tensor, Tensor]] = []
+        self._running: list[tuple[nn.Module, int]] = []  # with the number of outputs when it began
+        self._outputs: list[tuple[nn.Module, Tensor | None, Any]] = []  # with the input of a linear module
 
-    @contextmanager
-    def filling(self) -> Iterator[None]:
-        """Record what modules return in this thread, inside a `with` block."""
-        with Changes() as changes:
-            # torch warns that these hooks may see a compiled module twice. That does no harm here.
-            if "torch._dynamo" in sys.modules:
-                changes.replace(warnings, "filters", [HOOKS_SEE_MODULES_TWICE, *warnings.filters])
-            changes.set(_filling, self)
-            # Hooks of all modules, because the model inside a forward function is not known.
-            changes.hook(register_module_forward_pre_hook, self.entered)
-            changes.hook(register_module_forward_hook, self.returned)
-            yield
+    def fill(self, changes: Changes) -> None:
+        """Record what modules return in this thread, until the changes are taken back."""
+        # torch warns that these hooks may see a compiled module twice. That does no harm here.
+        if "torch._dynamo" in sys.modules:
+            changes.replace(warnings, "filters", [HOOKS_SEE_MODULES_TWICE, *warnings.filters])
+        changes.set(_filling, self)
+        # Hooks of all modules, because the model inside a forward function is not known.
+        changes.hook(register_module_forward_pre_hook, self.entered)
+        changes.hook(register_module_forward_hook, self.returned)
 
-    @contextmanager
-    def answering(self, copies: int, batch: int, whole: bool) -> Iterator[None]:
-        """Let modules return cached outputs inside a `with` block, in a run on `copies` copies of the clean inputs.
+    def answer(self, changes: Changes, copies: int, batch: int, whole: bool) -> None:
+        """Let modules return cached outputs in a run on `copies` copies, until the changes are taken back.
 
         The copies are concatenated: all `batch` examples, then all of them again. Outputs with one entry for each
         example are repeated. If `whole` is False, only the outputs of linear modules are reused.
         """
         # Without `_reached`, the layers ran in other threads (replicas), and which modules ran before them is unknown.
-        reused = self._whole if whole and self._reached else []
-        with Changes() as changes:
-            changes.set(_answering, CacheReader(copies, batch, reused, self._linear))
-            modules = [*(module for module, _ in reused), *(module for module, _, _ in self._linear)]
-            for module in dict.fromkeys(modules):
-                changes.wrap(module, "forward", partial(partial, _forward_or_cached, module))
-            yield
+        reused = [one for one in self._outputs if one[1] is not None or (whole and self._reached)]
+        changes.set(_answering, CacheReader(copies, batch, reused))
+        for module in dict.fromkeys(module for module, _, _ in reused):
+            changes.wrap(module, "forward", partial(partial, _forward_or_cached, module))
 
     def entered(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
         """Record that a module begins, in this thread."""
@@ -92,7 +83,7 @@ class CleanCache:
         if not self._running:
             self.outermost.append(module)
         self._reached = self._reached or id(module) in self._layers
-        self._running.append((module, len(self._whole)))
+        self._running.append((module, len(self._outputs)))
 
     def returned(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
         """Record the output of a module, in this thread."""
@@ -107,36 +98,27 @@ class CleanCache:
             return
         if not self._reached:
             # This replaces the outputs of the modules inside. Cloned, because the model may write to the output later.
-            self._whole[count:] = [(module, tree_map(clone_tensor, output))]
+            self._outputs[count:] = [(module, None, tree_map(clone_tensor, output))]
         elif inputs and isinstance(inputs[0], Tensor) and isinstance(output, Tensor) and matrix(module) is not None:
-            self._linear.append((module, inputs[0].clone(), output.clone()))
+            self._outputs.append((module, inputs[0].clone(), output.clone()))
 
 
 class CacheReader:
     """Cached outputs for one run on copies. Each module gets its outputs of the clean pass in the same order."""
 
-    def __init__(
-        self,
-        copies: int,
-        batch: int,
-        whole: Sequence[tuple[nn.Module, Any]],
-        linear: Sequence[tuple[nn.Module, Tensor, Tensor]],
-    ) -> None:
+    def __init__(self, copies: int, batch: int, outputs: Sequence[tuple[nn.Module, Tensor | None, Any]]) -> None:
         self.copies = copies
         self.batch = batch
-        self.whole: dict[int, deque[Any]] = {}
-        self.linear: dict[int, deque[tuple[Tensor, Tensor]]] = {}
-        for module, output in whole:
-            self.whole.setdefault(id(module), deque()).append(output)
-        for module, x, y in linear:
-            self.linear.setdefault(id(module), deque()).append((x, y))
+        self.outputs: dict[int, deque[tuple[Tensor | None, Any]]] = {}
+        for module, x, y in outputs:
+            self.outputs.setdefault(id(module), deque()).append((x, y))
 
     def output_of(self, module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Return the output of a module, from the cache as far as possible, else by its own `forward`."""
-        if outputs := self.whole.get(id(module)):
-            return tree_map(self._repeat, outputs.popleft())
-        if runs := self.linear.get(id(module)):
-            x, y = runs.popleft()
+        if outputs := self.outputs.get(id(module)):
+            x, y = outputs.popleft()
+            if x is None:
+                return tree_map(self._repeat, y)
             if args and isinstance(args[0], Tensor) and args[0].shape == (self.copies * len(x), *x.shape[1:]):
                 return self._rows(args[0], x, y, forward)
         return forward(*args, **kwargs)

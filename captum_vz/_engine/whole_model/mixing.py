@@ -8,10 +8,11 @@ the attention of a layer (a recurrent one, a convolution).
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from captum_vz._engine.capture.layer_runner import LayerRunner
 from captum_vz._engine.capture.records import AttentionRecord, LayerRecord
@@ -20,7 +21,7 @@ from captum_vz._engine.numerics.tensors import clone_tensor, first_tensor
 from captum_vz._engine.numerics.tolerance import CannotReplayError
 from captum_vz._engine.replay.trust import is_library_code
 from captum_vz._engine.structure.dependence import mixes_outside, run_on, values_depend_on_own_position
-from captum_vz._engine.structure.streams import find_streams
+from captum_vz._engine.structure.windows import find_streams
 from captum_vz._engine.taps.handler import AttentionCall, AttentionHandler
 from captum_vz._private import is_replica, tree_leaves, tree_map
 
@@ -81,7 +82,7 @@ def _mixes(record: LayerRecord, output: Tensor) -> bool | None:
     if not attentions or hidden is None or hidden.shape != output.shape or (library and hidden.dim() != 3):
         return None
     read = [one for one in attentions if one.inline is None]
-    runner.replace_modules({one.module: CleanModule(one) for one in attentions if one.inline is not None})
+    runner.replace_forwards({one.module: _clean_output_of(one) for one in attentions if one.inline is not None})
     contexts = [] if any(one.calls > 1 for one in read) else [(one.context, one.weights) for one in read]
     # A hook of the layer may have changed the recorded output.
     clean = run_on(runner, hidden, hidden.clone(), CleanContexts(contexts))
@@ -110,12 +111,6 @@ class CleanContexts(AttentionHandler):
         return answer.clone(), weights_then
 
 
-class CleanModule(nn.Module):
-    """Returns what a module returned in the clean pass, whatever it is given."""
-
-    def __init__(self, attention: AttentionRecord) -> None:
-        super().__init__()
-        self.output = attention.output
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return tree_map(clone_tensor, self.output)
+def _clean_output_of(attention: AttentionRecord) -> Callable[..., Any]:
+    """Returns what the attention module returned in the clean pass, whatever it is given."""
+    return lambda *args, **kwargs: tree_map(clone_tensor, attention.output)

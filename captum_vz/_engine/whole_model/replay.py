@@ -22,7 +22,7 @@ from captum_vz._engine.replay.base import Ablation, zeroed_heads
 from captum_vz._engine.replay.unknown_code import check_unknown_code
 from captum_vz._engine.taps.changes import Changes, undoing
 from captum_vz._engine.taps.handler import AttentionHandler
-from captum_vz._engine.taps.projection import projections_named
+from captum_vz._engine.taps.projection import attach_to_named
 from captum_vz._engine.whole_model.clean_cache import CleanCache
 from captum_vz._private import tree_leaves
 from captum_vz.errors import RefusedError
@@ -78,15 +78,15 @@ class ModelReplay:
         self._all_runs = chosen is None
 
         def run(changes: Changes) -> LayerResults:
-            with self._cache.filling():
-                return run_and_record(
-                    lambda: outputs.append(forward()),
-                    self.layers,
-                    compute,
-                    device_ids=self.device_ids,
-                    given=self.given,
-                    chosen=chosen,
-                )
+            self._cache.fill(changes)
+            return run_and_record(
+                lambda: outputs.append(forward()),
+                self.layers,
+                compute,
+                device_ids=self.device_ids,
+                given=self.given,
+                chosen=chosen,
+            )
 
         results = undoing(run)
         for module in self._cache.outermost:
@@ -116,30 +116,28 @@ class ModelReplay:
         Raises:
             RefusedError: It does not.
         """
-        if self._answers_whole:
-            try:
-                return self._run(forward, zeroed)
-            # A module before the layers may have returned what cannot be repeated for copies. Then it runs again, and
-            # an error of the model's own is raised again.
-            except (CannotReplayError, AssertionError, RuntimeError, ValueError, LookupError, TypeError) as error:
-                if is_out_of_memory(error):
-                    raise
-                self._answers_whole = False
         try:
             return self._run(forward, zeroed)
-        except LAYER_ERRORS as error:
+        except (CannotReplayError, AssertionError, *LAYER_ERRORS) as error:
             if is_out_of_memory(error):
                 raise
+            # A module before the layers may have returned what cannot be repeated for copies. Then it runs again, and
+            # an error of the model's own is raised again.
+            if self._answers_whole:
+                self._answers_whole = False
+                return self.run(forward, zeroed)
+            if isinstance(error, AssertionError):
+                raise
+            if isinstance(error, CannotReplayError):
+                raise RefusedError(
+                    f"On {len(zeroed)} copies of its inputs, the last of them unchanged, the model does not compute "
+                    f"for that copy what it computed before: {error}. So no effect can be trusted. forward_func has to "
+                    "treat the examples of a batch independently, and without random numbers."
+                ) from error
             raise RefusedError(
                 f"forward_func fails on {len(zeroed)} copies of its inputs ({type(error).__name__}: {error}). It may "
                 "hold a tensor with an entry for each example, which is not repeated: pass it in inputs or "
                 "additional_forward_args. Or a key-value cache: pass the whole sequence instead."
-            ) from error
-        except CannotReplayError as error:
-            raise RefusedError(
-                f"On {len(zeroed)} copies of its inputs, the last of them unchanged, the model does not compute for "
-                f"that copy what it computed before: {error}. So no effect can be trusted. forward_func has to treat "
-                "the examples of a batch independently, and without random numbers."
             ) from error
 
     def _run(self, forward: Callable[[], Any], zeroed: Tensor) -> Any:
@@ -170,15 +168,13 @@ class ModelReplay:
             finished[handler.of_run.index] += 1
 
         def run(changes: Changes) -> Any:
-            named = projections_named(self.layers, self.given)
-            cached = self._cache.answering(copies, batch, self._answers_whole)
-            with torch.no_grad(), named, layer_hooks(self.layers, begin, end), cached:
+            attach_to_named(self.layers, self.given, changes)
+            with torch.no_grad(), layer_hooks(self.layers, begin, end):
+                self._cache.answer(changes, copies, batch, self._answers_whole)
                 return forward()
 
         output = undoing(run)
-        expected: Counter[int] = Counter()
-        for (index, _), runs in self._runs.items():
-            expected[index] += len(runs)
+        expected = Counter(index for (index, _), runs in self._runs.items() for _ in runs)
         if finished != expected:
             raise CannotReplayError(f"its layers ran {dict(finished)} times, not {dict(expected)}")
         _check_last_copy(self._output, first_numbers(output), copies)

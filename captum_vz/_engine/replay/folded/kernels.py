@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -10,9 +11,11 @@ from torch import Tensor, nn
 from captum_vz._engine.capture.records import VersionedTensor
 from captum_vz._engine.numerics.matmul import Product, padded
 from captum_vz._engine.numerics.tolerance import CANCELLATION, TOO_LITTLE_LEFT, CannotReplayError, check_reproduced
-from captum_vz._engine.replay.folded.activations import Activation
 from captum_vz._engine.replay.folded.plan import PairChunk
 from captum_vz._engine.structure.modules import Norm
+
+if TYPE_CHECKING:
+    from captum_vz._engine.replay.folded.structure import Activation
 
 
 @dataclass(frozen=True)
@@ -43,33 +46,19 @@ class FirstLinear:
 
 
 @dataclass(frozen=True)
-class CleanActivations:
-    """Input and output of a later linear module in the clean pass.
-
-    Attributes:
-        inputs: `(target, features)`.
-        outputs: `(target, d)`.
-        change: A buffer for the differences of a chunk's inputs.
-    """
-
-    inputs: Tensor
-    outputs: Tensor
-    change: Tensor
-
-
-@dataclass(frozen=True)
 class LaterLinear:
     """A linear module that runs later, on what changes with the pairs.
 
     Attributes:
         module: The module.
         product: Multiplies with its matrix.
-        clean: If given, only the change of the input is multiplied, in bfloat16.
+        clean: Its input `(target, features)` and output `(target, d)` in the clean pass, and a buffer for a chunk's
+            changes of the input. If given, only these changes are multiplied, in bfloat16.
     """
 
     module: nn.Module
     product: Product
-    clean: CleanActivations | None
+    clean: tuple[Tensor, Tensor, Tensor] | None
 
 
 class FoldedModules:
@@ -135,14 +124,15 @@ class FoldedModules:
             # With the unused rows of the buffer, so that no copy is needed to pad to a size that oneDNN has compiled.
             given = rows if buffer is None else buffer[: padded(len(rows))]
             return later.product(given)[: len(rows)].view(*x.shape[:-1], -1)
-        change = later.clean.change[: padded(len(rows))]
+        inputs, outputs, buffer_of_changes = later.clean
+        change = buffer_of_changes[: padded(len(rows))]
         # In place if no other linear module needs the input, so that less memory goes through the caches.
         changed = rows if buffer is not None and len(self.laters) == 1 else torch.empty_like(rows)
         each = map(self.chunk.by_span, (rows, changed, change[: len(rows)]))
         for span, given, of_span, halves in zip(self.chunk.spans, *each, strict=True):
-            torch.sub(given, later.clean.inputs[span.targets], out=of_span)
+            torch.sub(given, inputs[span.targets], out=of_span)
             halves.copy_(of_span)
-        result = later.clean.outputs.index_select(0, self.chunk.target)
+        result = outputs.index_select(0, self.chunk.target)
         return result.add_(later.product(change)[: len(rows)]).view(*x.shape[:-1], -1)
 
     def activated(self, activation: Activation, x: Tensor) -> Tensor:

@@ -20,8 +20,8 @@ from captum_vz._engine.numerics.tolerance import (
     is_within,
 )
 from captum_vz._engine.replay.answers import ModuleAnswer
-from captum_vz._engine.replay.folded.kernels import CleanActivations, FirstLinear, FoldedModules, LaterLinear
-from captum_vz._engine.replay.folded.structure import FeedForwardStructure, Trace, replace_forwards
+from captum_vz._engine.replay.folded.kernels import FirstLinear, FoldedModules, LaterLinear
+from captum_vz._engine.replay.folded.structure import FeedForwardStructure, Trace
 from captum_vz._engine.structure.modules import Norm, matrix
 from captum_vz._engine.taps.handler import is_hooked
 
@@ -51,9 +51,6 @@ class FoldedLayer:
         changed: A buffer for the attention's output of a chunk.
 
     Args:
-        problem: The problem.
-        pairs: Its pairs.
-        blocks: The chunks of these pairs.
         composed: Whether to multiply the attention's projection with the first linear modules.
         in_bfloat16: Whether changes are multiplied in bfloat16.
         packed: Runs positions of the layer, and is checked where the layer is not trusted.
@@ -102,12 +99,12 @@ class FoldedLayer:
             firsts = [self._first(structure.norm, scale, module, composed) for module in structure.firsts]
             self.modules = FoldedModules(structure.norm, scale, firsts, [*map(self._later, structure.laters)])
             self.runner = self._runner(structure, self.modules)
-        elif not problem.trust.library_code:
+        elif not problem.library_code:
             raise CannotReplayError("what the layer's own code does to the attention's output is not checked")
 
     def norm_input(self, changed: Tensor, target: Tensor) -> Tensor | None:
         """What the norm is given for an attention output `changed (n, d)`. None: the layer's code is trusted."""
-        if self._problem.trust.library_code:
+        if self._problem.library_code:
             return None
         # Other code may clamp what no clean position reaches.
         if self.scale is None:
@@ -169,7 +166,7 @@ class FoldedLayer:
         if not replay.runner.states:
             raise CannotReplayError("the layer has no input that could be its residual stream")
         states = replay.runner.states[0]
-        replay.runner.args, replay.runner.kwargs = replay.runner.arguments_with(states, torch.zeros_like(states))
+        replay.runner.arguments = replay.runner.arguments_with(states, torch.zeros_like(states))
         ones = self.outputs.new_ones(1, self.outputs.shape[-1])
         return Trace(replay).run_until(norm.module, self._pairs.batch[:1], self._pairs.out[:1], ones)[0]
 
@@ -179,7 +176,7 @@ class FoldedLayer:
         if isinstance(replay.answer, ModuleAnswer) and replay.answer.projection:
             replay.answer.projection = ()
         else:
-            replace_forwards(replay, {structure.projection: lambda projected: projected})
+            replay.runner.replace_forwards({structure.projection: lambda projected: projected})
         return replay
 
     def _in_clean_pass(self, module: nn.Module, place: int) -> Tensor:
@@ -221,7 +218,7 @@ class FoldedLayer:
         inputs, outputs = (self._in_clean_pass(module, place) for place in (0, 1))
         change = inputs.new_zeros(padded(self._longest), inputs.shape[1], dtype=self._dtype)
         product = Product(weight.to(self._dtype), count=self._rows)
-        return LaterLinear(module, product, CleanActivations(inputs, outputs, change))
+        return LaterLinear(module, product, (inputs, outputs, change))
 
     def _runner(self, structure: FeedForwardStructure, modules: FoldedModules) -> PackedPairs:
         """Runs the layer with the norm, the linear modules and the activations answered."""
@@ -232,7 +229,7 @@ class FoldedLayer:
         if any(map(is_hooked, (structure.projection, *forwards))):
             raise CannotReplayError("a module after the attention has a hook, which would not be called")
         runner = self._projected(structure)
-        replace_forwards(runner, forwards)
+        runner.runner.replace_forwards(forwards)
         runner.around = nullcontext  # products are answered, and a function mode costs time at each other function
         return runner
 

@@ -102,19 +102,7 @@ class SourceBlock:
 
 def plan_chunks(pairs: PairTable, rows: int, max_groups: int | None) -> list[SourceBlock]:
     """All active pairs, in chunks of about `rows` rows and at most `max_groups` groups."""
-    # On the CPU for any device, because each step is small, and most steps wait for the one before. What the chunks
-    # hold is cut from a few tensors on the device.
-    active, examples, members = (x.cpu() for x in (pairs.active, pairs.batch, pairs.members))
-    target, group = active.nonzero(as_tuple=True)
-    number = examples[target] * members.shape[1] + group  # of each pair's group
-    order = number.argsort(stable=True)
-    counts = number.bincount(minlength=members.shape[:2].numel())
-    used = counts.nonzero().flatten()
-    batch = used // members.shape[1]
-    planner = _ChunkPlanner(
-        batch, members[batch, used % members.shape[1]], counts[used], pairs.heads, target[order], group[order]
-    )
-    return list(planner.blocks(len(pairs.batch), rows, max_groups))
+    return list(_ChunkPlanner(pairs).blocks(len(pairs.batch), rows, max_groups))
 
 
 class _GroupSlice(NamedTuple):
@@ -132,26 +120,26 @@ class _GroupSlice(NamedTuple):
 
 
 class _ChunkPlanner:
-    """Divides the pairs of groups among chunks.
+    """Divides the active pairs, ordered by their group, among chunks."""
 
-    Args:
-        batch: The example of each group, `(group,)`.
-        members: The sources of each group, `(group, member)`.
-        counts: How many pairs each group has, `(group,)`.
-        heads: The heads that are zeroed, on the device of the chunks. The rest is on the CPU.
-        target: The target of each pair, ordered by group.
-        group: The group of each pair, in its example.
-    """
-
-    def __init__(
-        self, batch: Tensor, members: Tensor, counts: Tensor, heads: Tensor, target: Tensor, group: Tensor
-    ) -> None:
-        used = members >= 0
-        self.batch = batch[:, None].expand_as(members)[used].to(heads.device)
-        self.source = members[used].to(heads.device)
-        self.ends = [0, *used.sum(-1).cumsum(0).tolist()]
-        self.heads = len(heads)
-        self.target, self.group = target.to(heads.device), group.to(heads.device)
+    def __init__(self, pairs: PairTable) -> None:
+        # On the CPU for any device, because each step is small, and most steps wait for the one before. What the chunks
+        # hold is cut from a few tensors on the device.
+        active, examples, members = (x.cpu() for x in (pairs.active, pairs.batch, pairs.members))
+        device, width = pairs.heads.device, members.shape[1]
+        target, group = active.nonzero(as_tuple=True)
+        number = examples[target] * width + group  # of each pair's group
+        order = number.argsort(stable=True)
+        target, group = target[order], group[order]
+        counts = number.bincount(minlength=members.shape[:2].numel())
+        used = counts.nonzero().flatten()  # groups that have pairs
+        counts, members = counts[used], members[used // width, used % width]  # (group,), (group, member)
+        held = members >= 0
+        self.batch = (used // width)[:, None].expand_as(members)[held].to(device)
+        self.source = members[held].to(device)
+        self.ends = [0, *held.sum(-1).cumsum(0).tolist()]
+        self.heads = len(pairs.heads)
+        self.target, self.group = target.to(device), group.to(device)
         self.counts = counts.tolist()
         ends = counts.cumsum(0)
         first, last = target[ends - counts], target[ends - 1]
