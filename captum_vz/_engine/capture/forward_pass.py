@@ -183,7 +183,7 @@ def check_no_dropout(layer: nn.Module) -> None:
     for name, module in layer.named_modules():
         if not module.training:
             continue
-        rates = {"p": module.p} if isinstance(module, DropoutModule) else vars(module)
+        rates = {"p": module.p} if isinstance(module, DropoutModule) else vars(module).copy()
         for key, rate in rates.items():
             if isinstance(rate, float) and rate > 0 and (key == "p" or "drop" in key):
                 raise RefusedError(

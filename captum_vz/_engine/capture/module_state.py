@@ -63,7 +63,7 @@ class ModuleState:
     def restored(self) -> Iterator[None]:
         """Restore the state at the end of a `with` block."""
         holders = [vars(one) for one in (*self.modules, *self.objects)]
-        held = [{name: value for name, value in holder.items() if name not in _NOT_STATE} for holder in holders]
+        held = [{name: value for name, value in holder.copy().items() if name not in _NOT_STATE} for holder in holders]
         reached = self._reached()
         containers = [(value, value.copy()) for _, value in reached if isinstance(value, _MUTABLE)]
         others = [(name, value, _content(value)) for name, value in reached if _cannot_be_put_back(value)]
@@ -75,7 +75,7 @@ class ModuleState:
 
         def restore() -> None:
             for holder, values in zip(holders, held, strict=True):
-                for name in [name for name in holder if name not in values and name not in _NOT_STATE]:
+                for name in [name for name in holder.copy() if name not in values and name not in _NOT_STATE]:
                     del holder[name]
                 for name, value in values.items():
                     if holder.get(name) is not value:
@@ -104,7 +104,7 @@ class ModuleState:
         """
         found: dict[int, tuple[str, Any]] = {}
         holders = [vars(one) for one in (*self.modules, *self.objects)]
-        named = (pair for holder in holders for pair in holder.items() if pair[0] not in _NOT_STATE)
+        named = (pair for holder in holders for pair in holder.copy().items() if pair[0] not in _NOT_STATE)
         waiting = [*(("its arguments", value) for value in self.given), *named]
         while waiting and len(found) < _LARGEST:
             name, value = waiting.pop()

@@ -103,6 +103,6 @@ def _last_norm(forward_func: Any, layers: Sequence[nn.Module]) -> nn.Module | No
         for module in forward_func.modules()
         if id(module) not in inside
         and not any(True for _ in module.children())
-        and any("eps" in name and isinstance(value, (float, type(None))) for name, value in vars(module).items())
+        and any("eps" in name and isinstance(value, (float, type(None))) for name, value in vars(module).copy().items())
     ]
     return found[-1] if found else None

@@ -61,7 +61,9 @@ def read_norm(module: nn.Module, x: Tensor, normed: Tensor) -> Norm:
     Raises:
         CannotReplayError: The module is no LayerNorm or RMSNorm.
     """
-    eps = [value for name, value in vars(module).items() if "eps" in name and isinstance(value, (float, type(None)))]
+    eps = [
+        value for name, value in vars(module).copy().items() if "eps" in name and isinstance(value, (float, type(None)))
+    ]
     if len(eps) != 1:
         raise CannotReplayError(
             f"{type(module).__name__} cannot be read as a norm: expected one epsilon, found {len(eps)}"

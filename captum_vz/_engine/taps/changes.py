@@ -108,7 +108,7 @@ class Changes:
     def hook(self, register: Callable[..., Any], hook: Callable[..., Any], **options: Any) -> None:
         """Register a hook by `register`, a method of a module or the function for all modules."""
         owner = getattr(register, "__self__", module_of_torch)
-        tables = [x for name, x in vars(owner).items() if "forward" in name and "_hooks" in name]
+        tables = [x for name, x in vars(owner).copy().items() if "forward" in name and "_hooks" in name]
         made = partial(register, hook, **options), partial(_remove_hook, tables, hook)
         self.share((id(owner), hook), lambda: made)
 
