@@ -61,24 +61,24 @@ FAMILIES = {
 }
 
 
-def with_zeroed_value(run: Run, head: int, source: int) -> Product:
-    """The product in the attention module, with one head's value zeroed as the table says."""
+def with_zeroed_value(run: Run, head: int, source: int) -> tuple[Product, list[slice]]:
+    """The product in the attention module, with one head's value zeroed as the table says, and the heads' columns."""
     row = family_of(run.layer)
     assert row is not None
+    columns: list[slice] = []
 
     def zero(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
         output = output.clone()
         values = output.transpose(0, 1) if row.sequence_first else output
         nothing = row.zero(run.layer)
-        values[:, source, row.columns(run.layer, output.shape[-1])[head]] = (
-            nothing if isinstance(nothing, float) else nothing[head]
-        )
+        columns[:] = row.columns(run.layer, output)
+        values[:, source, columns[head]] = nothing if isinstance(nothing, float) else nothing[head]
         return output
 
     products = Products()
     with run.layer.get_submodule(row.projection).register_forward_hook(zero):
         run.again(products)
-    return products.found[0]
+    return products.found[0], columns
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)
@@ -100,9 +100,8 @@ def test_row_names_values_of_head(model_type: str) -> None:
         torch.testing.assert_close(weights, returned, rtol=1e-4, atol=1e-5)
 
     heads = values.shape[1]
-    columns = row.columns(run.layer, heads * values.shape[-1])
     for head, source in ((0, 1), (heads - 1, 2)):
-        zeroed = with_zeroed_value(run, head, source)
+        zeroed, columns = with_zeroed_value(run, head, source)
         expected = values.clone()
         for other in range(heads):
             if columns[other] == columns[head]:  # heads that share a value
