@@ -12,9 +12,9 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from captum_vz import LayerAttention, ValueZeroing
+from captum_vz import LayerAttention, ValueZeroing, find_layers
 from tests.captum.footprint import footprint
-from tests.engine.blocks import WIDTH, Block, Noise, sequences, zeroed_one_by_one
+from tests.engine.blocks import WIDTH, Block, Noise, SelfAttention, sequences, zeroed_one_by_one
 from tests.engine.compare import assert_same
 from tests.engine.parameters import quick
 from tests.reference import FAMILIES, Case
@@ -67,6 +67,26 @@ def test_layer_run_without_its_hooks(method: Any) -> None:
     model = PastCalls([Block(), Block()])
     message = r"did not run layer 0 of 2, a Block. .* runs `layer.forward\(...\)` and not `layer\(...\)`"
     refused(model, list(model.blocks), message, method=method)
+
+
+class InParts(nn.Module):
+    """Keeps the parts of its blocks in lists, as vit-pytorch and x-transformers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.ModuleList([SelfAttention(), nn.LayerNorm(WIDTH)]) for _ in range(2)).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        for attention, norm in self.blocks:
+            x = norm(x + attention(x))
+        return x
+
+
+def test_blocks_that_are_lists_of_parts() -> None:
+    model = InParts()
+    message = r"did not run layer 0 of 2, a ModuleList. .* pass the attention module in it"
+    refused(model, find_layers(model), message)
+    assert ValueZeroing(model, model.blocks[0][0]).attribute(sequences(1)).shape == (1, 6, 6)
 
 
 @pytest.mark.parametrize("method", [ValueZeroing, LayerAttention])

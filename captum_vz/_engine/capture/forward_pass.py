@@ -114,10 +114,15 @@ def run_and_record(
     found = _join(results, device_ids) if results else of_model
     for index, layer in enumerate(layers):
         if not any(index == run for run, _ in found):
+            parts = (
+                "No model runs a ModuleList. If it holds the parts of a block (vit-pytorch, x-transformers), pass the "
+                "attention module in it: its map leaves out the rest of the block."
+            )
             raise UnsupportedLayerError(
                 f"forward_func did not run layer {index} of {len(layers)}, a {type(layer).__name__}. Pass a layer of "
-                "the model that forward_func calls, not of a copy, and a layer that these inputs reach. A model that "
-                "runs `layer.forward(...)` and not `layer(...)`, as SqueezeBERT does, calls no hooks."
+                "the model that forward_func calls in this thread, not of a copy, and a layer that these inputs reach. "
+                "A model that runs `layer.forward(...)` and not `layer(...)`, as SqueezeBERT does, calls no hooks. "
+                f"{parts if isinstance(layer, nn.ModuleList) else ''}".rstrip()
             )
     return found
 
