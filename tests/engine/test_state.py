@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import itertools
 import random
 import warnings
@@ -260,6 +261,27 @@ def test_rollout_of_layers_that_write_into_their_inputs(method: Any) -> None:
     assert_same(method(lambda x: blocks(x.clone()), list(blocks)).attribute(x), method(plain, list(plain)).attribute(x))
 
 
+WRITES: dict[str, Callable[[nn.Parameter], Any]] = {
+    "no_grad": torch.no_grad()(lambda own: own.add_(1)),
+    "data": lambda own: own.data.add_(1),
+    "numpy": lambda own: np.add(own.detach().numpy(), 1, out=own.detach().numpy()),
+}
+
+
+@pytest.mark.parametrize("kind", [nn.Parameter, nn.Buffer])
+@pytest.mark.parametrize("write", WRITES)
+def test_parameters_and_buffers_that_a_layer_writes(write: str, kind: Any) -> None:
+    """torch counts no writes by `data` and by numpy."""
+    block, x = Block(), sequences(1)
+    kept = kind(torch.zeros(2))
+    block.after = Advances(kept, WRITES[write])
+    ValueZeroing(block, block).attribute(x)
+    assert kept.tolist() == [1, 1]
+    loss = (block.feed_forward(x) * block.norm.weight).sum()
+    ValueZeroing(block, block).attribute(x)
+    loss.backward()  # parameters that did not change were not written
+
+
 class Slots:
     """An object without a `__dict__`."""
 
@@ -289,6 +311,9 @@ class Advances(nn.Module):
     ("kept", "advance", "name"),
     [
         (itertools.count(), next, "count"),
+        ((number for number in range(99)), next, "generator"),
+        (io.BytesIO(bytes(99)), lambda file: file.read(1), "BytesIO"),
+        (io.TextIOWrapper(io.BytesIO()), lambda file: file.write("a"), "TextIOWrapper"),
         (Slots(), Slots.count, "Slots"),
         ([Slots()], lambda held: held[0].count(), "Slots"),
         (random.Random(0), random.Random.random, "Random"),
@@ -297,7 +322,19 @@ class Advances(nn.Module):
         ([0], lambda held: held.append(0), None),
         (itertools.count(), lambda held: None, None),
     ],
-    ids=["iterator", "slots", "slots in a list", "Python", "numpy", "torch", "list", "unchanged"],
+    ids=[
+        "iterator",
+        "generator",
+        "bytes",
+        "file",
+        "slots",
+        "slots in a list",
+        "Python",
+        "numpy",
+        "torch",
+        "list",
+        "unchanged",
+    ],
 )
 def test_warning_names_state_that_cannot_be_put_back(kept: Any, advance: Any, name: str | None) -> None:
     block, x = Block(), sequences(1)

@@ -10,8 +10,9 @@ import random
 import warnings
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from enum import Enum
+from io import IOBase
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from captum_vz._engine.taps.changes import Changes
-from captum_vz._private import OWN_ATTRIBUTES, own_buffers, tree_leaves
+from captum_vz._private import OWN_ATTRIBUTES, own_buffers, own_parameters, tree_leaves
 
 # Attributes that are no state: all of nn.Module's own except buffers (parameters and hooks do not change in a run), and
 # an instance's `forward`, which other passes set and remove.
@@ -29,6 +30,8 @@ _STATELESS = (Tensor, nn.Module, FunctionType, MethodType, ModuleType, type, Enu
 _IMMUTABLE = (str, bytes, int, float, complex, torch.dtype, torch.device, torch.Size)
 _MUTABLE = (list, dict, set, deque, bytearray, np.ndarray)
 _LIBRARIES = ("torch.", "transformers.")
+# In code from elsewhere, tensors of at most so many entries are copied: writes by `data` or numpy leave no trace.
+_SMALL = 2**20
 # How many objects are followed at most: an attribute may lead to a whole application.
 _LARGEST = 10_000
 
@@ -36,7 +39,7 @@ _LARGEST = 10_000
 class ModuleState:
     """The state of a layer and of its arguments: attributes, and what they hold at any depth.
 
-    Create it before the layer's run in the clean pass. Iterators, objects with slots and other objects without a
+    Create it before the layer's run in the clean pass. Iterators, files, objects with slots and other objects without a
     `__dict__` are not put back: a warning names those that change.
     """
 
@@ -47,8 +50,8 @@ class ModuleState:
         self.random = random_states()
         self.versions = {id(x): version(x) for _, x in self._reached() if isinstance(x, Tensor)}
         # The arguments as they are now. The libraries' layers leave theirs alone.
-        own_code = layer is not None and not type(layer).__module__.startswith(_LIBRARIES)
-        self.clean = {id(x): x.clone() for x in self.given if own_code and isinstance(x, Tensor)}
+        self.own_code = layer is not None and not type(layer).__module__.startswith(_LIBRARIES)
+        self.clean = {id(x): x.clone() for x in self.given if self.own_code and isinstance(x, Tensor)}
 
     def written_arguments(self) -> dict[int, Tensor]:
         """The tensors among the arguments that the layer wrote into, as they were before, by id."""
@@ -70,8 +73,9 @@ class ModuleState:
         # Copy only tensors that the layer's own run wrote to, because quantised weights would be expensive to copy. A
         # batch norm's writes, which happen in train mode only, do not advance torch's version counter.
         trained = {id(x) for one in self.modules if one.training for x in own_buffers(one).values()}
-        tensors = [x for _, x in reached if isinstance(x, Tensor)]
-        written = [(x, x.clone()) for x in tensors if id(x) in trained or self._is_written(x)]
+        tensors = [x for _, x in reached if isinstance(x, Tensor) and not x.is_meta]
+        small = {id(x) for x in tensors if self.own_code and x.numel() <= _SMALL}
+        written = [(x, x.clone()) for x in tensors if id(x) in trained | small or self._is_written(x)]
 
         def restore() -> None:
             for holder, values in zip(holders, held, strict=True):
@@ -83,7 +87,8 @@ class ModuleState:
             for container, content in containers:
                 _put_back(container, content)
             for x, clean in written:
-                x.copy_(clean)
+                if not torch.equal(x, clean):  # torch counts writes, for gradients
+                    x.copy_(clean)
 
         with Changes() as changes:
             changes.undo.append(restore)
@@ -105,7 +110,8 @@ class ModuleState:
         found: dict[int, tuple[str, Any]] = {}
         holders = [vars(one) for one in (*self.modules, *self.objects)]
         named = (pair for holder in holders for pair in holder.copy().items() if pair[0] not in _NOT_STATE)
-        waiting = [*(("its arguments", value) for value in self.given), *named]
+        parameters = (pair for one in self.modules for pair in own_parameters(one).items())
+        waiting = [*(("its arguments", value) for value in self.given), *named, *parameters]
         while waiting and len(found) < _LARGEST:
             name, value = waiting.pop()
             if id(value) in found or value is None or isinstance(value, _IMMUTABLE):
@@ -141,7 +147,7 @@ def version(x: Tensor) -> int | None:
 
 
 def _cannot_be_put_back(value: Any) -> bool:
-    if isinstance(value, (random.Random, torch.Generator)):
+    if isinstance(value, (random.Random, torch.Generator, IOBase)):
         return True
     if isinstance(value, (tuple, frozenset, *_MUTABLE, *_STATELESS)) or type(value).__module__.startswith(_LIBRARIES):
         return False
@@ -150,10 +156,11 @@ def _cannot_be_put_back(value: Any) -> bool:
 
 def _content(value: Any) -> Any:
     """What shows whether an object has changed."""
-    try:
-        return pickle.dumps(value)
-    except Exception:  # whatever the code of an object's own raises
-        return repr(value)
+    # Files are not pickled, nor are generators.
+    for show in (pickle.dumps, lambda x: x.tell(), lambda x: repr(x.gi_frame.f_locals)):
+        with suppress(Exception):  # whatever the code of an object's own raises
+            return show(value)
+    return repr(value)
 
 
 def _put_back(container: Any, content: Any) -> None:
