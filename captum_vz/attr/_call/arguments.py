@@ -87,7 +87,7 @@ def _added_tokens(site: AttentionSite, inputs: Inputs, token: Any) -> list[str]:
     if others or any(x.is_floating_point() for x in tensors if x is not text):
         return []
     length, count = max(x.shape[1] for x in tensors), site.shape.out
-    sources = count if named.get("past_key_values") is not None else site.shape.sources
+    sources = count if named.get("past_key_values") is not None else site.shape.sources + site.dropped_sources
     if max(count, sources) <= length:
         return []
     shown = f"{site.layer.name} has {count} output tokens and {sources} sources, but inputs has {length} tokens"
