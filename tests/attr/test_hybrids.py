@@ -35,6 +35,7 @@ from tests.engine.blocks import (
     Shift,
     Spoiled,
     Stopping,
+    block_of,
     mask_of_spoiled,
     sequences,
     zeroed_one_by_one,
@@ -229,6 +230,23 @@ def test_mixing_inside_a_layer_is_refused(method: Any, mixer: type[nn.Module]) -
         method(model, layers).attribute(x)
     assert method(model, layers, other_mixing="ignore").attribute(x).shape == (2, 6, 6)
     assert method(model, layers[:1]).attribute(x).shape == (2, 6, 6)
+
+
+class FromNeighbours(SelfAttention):
+    """Makes queries, or its values, of each token and the one before it."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        getattr(self, name).register_forward_pre_hook(lambda module, inputs: inputs[0] + inputs[0].roll(1, 1))
+
+
+@pytest.mark.parametrize("method", [ValueZeroingRollout, AttentionRollout])
+def test_values_made_of_several_tokens_are_refused(method: Any) -> None:
+    model, x = Stack(Block(), block_of(FromNeighbours("value"))), sequences(2)
+    with pytest.raises(AssertionError, match=r"the layers 1 \(Block\) mix their tokens in another way"):
+        method(model, list(model.layers)).attribute(x)
+    model = Stack(Block(), block_of(FromNeighbours("query")))  # the weights tell all of these
+    assert method(model, list(model.layers)).attribute(x).shape == (2, 6, 6)
 
 
 class Wary(nn.Module):

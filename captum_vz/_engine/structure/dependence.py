@@ -98,14 +98,14 @@ def run_on(runner: LayerRunner, old: Tensor, new: Tensor, handler: AttentionHand
         return None
 
 
-def values_depend_on_own_position(runner: LayerRunner, attention: AttentionRecord) -> bool:
-    """Whether each value depends on its own position of the layer's input, and on no other."""
+def values_depend_on_own_position(runner: LayerRunner, attention: AttentionRecord) -> bool | None:
+    """Whether each value depends on its own position of the layer's input, and on no other. None: no run shows it."""
     tensors = (x for x in tree_leaves(runner.arguments) if isinstance(x, Tensor))
     hidden = next((x for x in tensors if x.is_floating_point() and x.dim() > 1), None)
     batch, _, out, _ = attention.shape
-    if hidden is None or hidden.shape[:2] != (batch, out):
-        return False
-    return bool(_follow_positions(runner, attention, hidden, alone=True))
+    if hidden is None or attention.batch_first(hidden).shape[:2] != (batch, out):
+        return None
+    return _follow_positions(runner, attention, hidden, alone=True)
 
 
 def values_follow_token_order(runner: LayerRunner, attention: AttentionRecord) -> bool:

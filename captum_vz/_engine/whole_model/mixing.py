@@ -64,7 +64,9 @@ class OtherMixing:
 
 
 def _mixes(record: LayerRecord, output: Tensor) -> bool | None:
-    """Whether tokens reach others when all attention is answered as in the clean pass. None: no run shows it.
+    """Whether tokens reach others by anything but the weights of attention. None: no run shows it.
+
+    All attention is answered as in the clean pass. In code from elsewhere, values may be made of several tokens.
 
     Disturbed are, in library code, the middle token; in other code, the tokens whose position has a binary digit, and
     those whose position has not. A module that computes attention inline is answered as a whole, so other mixing inside
@@ -81,6 +83,8 @@ def _mixes(record: LayerRecord, output: Tensor) -> bool | None:
     library, tokens_first = is_library_code(record.layer), any(one.tokens_first for one in attentions[:1])
     if not attentions or hidden is None or hidden.shape != output.shape or (library and hidden.dim() != 3):
         return None
+    if not library and values_depend_on_own_position(runner, attentions[0]) is False:
+        return True
     read = [one for one in attentions if one.inline is None]
     runner.replace_forwards({one.module: _clean_output_of(one) for one in attentions if one.inline is not None})
     contexts = [] if any(one.calls > 1 for one in read) else [(one.context, one.weights) for one in read]
