@@ -33,6 +33,7 @@ __all__ = [
     "ATTENTION_NAME",
     "BUILTIN_ATTENTION",
     "OWN_ATTRIBUTES",
+    "SET_GRADIENTS",
     "DropoutModule",
     "NullProgress",
     "TargetType",
@@ -73,6 +74,8 @@ __all__ = [
 BUILTIN_ATTENTION = torch._C._nn.scaled_dot_product_attention
 # A context manager: functions inside it pass by all function modes and subclasses.
 without_function_modes = torch._C.DisableTorchFunction
+# What torch.no_grad and torch.enable_grad call. Function modes see it.
+SET_GRADIENTS = torch._C._set_grad_enabled
 # What `nn.Module` itself keeps as attributes, except for buffers.
 OWN_ATTRIBUTES = frozenset(vars(nn.Module())) - {"_buffers"}
 # Where a config of transformers keeps the name of its attention function, apart from those of its parts.

@@ -219,3 +219,16 @@ def test_trees() -> None:
     assert _private.tree_unflatten([2, 3, 4], spec) == {"a": (2, [3]), "b": 4}
     assert _private.tree_map(lambda x: x + 1, (1, {"a": 2})) == (2, {"a": 3})
     assert _private.tree_leaves((1, [2]), is_leaf=lambda x: isinstance(x, list)) == [1, [2]]
+
+
+def test_function_modes_see_gradients_switched() -> None:
+    class Keeps(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return None if func is _private.SET_GRADIENTS else func(*args, **(kwargs or {}))
+
+    x = torch.ones(2, requires_grad=True)
+    with Keeps(), torch.no_grad():
+        assert (2 * x).requires_grad
+    with torch.no_grad():
+        assert not (2 * x).requires_grad
+    assert torch.is_grad_enabled()

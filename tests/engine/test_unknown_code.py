@@ -52,6 +52,18 @@ def by_name(*parts: Tensor, function: Any = torch._C._nn.scaled_dot_product_atte
     return function(*parts)
 
 
+class Kernel(torch.autograd.Function):
+    """Attention by a kernel that has no backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, *parts: Tensor) -> Tensor:
+        return by_hand(*parts)
+
+
+def by_kernel(*parts: Tensor) -> Any:
+    return Kernel.apply(*parts)
+
+
 def linear_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return query.softmax(-1) @ (key.softmax(2).mT @ value)
 
@@ -115,6 +127,14 @@ def test_heads_that_are_not_seen(other: Attend, kind: type[TwoKinds], first: boo
         ValueZeroingEffect(block, block).attribute(x, target=(1, 0))
 
 
+@pytest.mark.parametrize("kind", [TwoKinds, Fused])
+def test_heads_of_a_kernel_without_derivative(kind: type[TwoKinds]) -> None:
+    """Whether they use the values that are seen, or others of the same projection, is unknown."""
+    block, x = block_of(kind(by_kernel, first=False)), sequences(2)
+    with pytest.raises(UnsupportedLayerError, match="Block uses its values beside the attention"):
+        ValueZeroing(block, block).attribute(x)
+
+
 @pytest.mark.parametrize("first", [False, True])
 @pytest.mark.parametrize("other", [on_five_axes, by_hand, by_name])
 def test_second_attention_that_is_not_seen(other: Attend, first: bool) -> None:
@@ -163,6 +183,105 @@ def test_values_that_are_used_twice(use: str, grouped: bool, copied: bool) -> No
         ValueZeroing(block, block).attribute(x)
     with pytest.raises(UnsupportedLayerError, match="Block uses its values beside the attention"):
         ValueZeroingEffect(block, block).attribute(x, target=(1, 0))
+
+
+WITHOUT_GRADIENTS: dict[str, Callable[[UsedTwice, Tensor, Tensor], Tensor]] = {
+    "detached": lambda module, context, value: context + value.detach(),
+    "numpy": lambda module, context, value: context + torch.from_numpy(value.detach().numpy()),
+    "threshold": lambda module, context, value: context * (value > 0),
+    "place of the largest": lambda module, context, value: context + value.argmax(-1, keepdim=True),
+    "rounded": lambda module, context, value: context + value.round(),
+}
+
+
+@pytest.mark.parametrize("use", WITHOUT_GRADIENTS)
+def test_values_used_where_no_gradient_flows(use: str) -> None:
+    attention = UsedTwice(WITHOUT_GRADIENTS[use], copied=False)
+    attention.heads = lambda x: [one.contiguous() for one in Projections.heads(attention, x)]  # type: ignore[method-assign]
+    block, x = block_of(attention), sequences(2)
+    with pytest.raises(UnsupportedLayerError, match="Block uses its values beside the attention"):
+        ValueZeroing(block, block).attribute(x)
+
+
+@pytest.mark.parametrize("use", USES)
+def test_values_used_twice_without_gradients(use: str) -> None:
+    """The attention's own code switches gradients off."""
+    attention, x = UsedTwice(USES[use], copied=True), sequences(2)
+    attention.forward = torch.no_grad()(attention.forward)  # type: ignore[method-assign]
+    block = block_of(attention)
+    with pytest.raises(UnsupportedLayerError, match="Block uses its values beside the attention"):
+        ValueZeroing(block, block).attribute(x)
+    attention.forward = torch.inference_mode()(attention.forward)  # type: ignore[method-assign]
+    with pytest.raises(UnsupportedLayerError, match=r"Block runs in torch\.inference_mode"):
+        ValueZeroing(block, block).attribute(x)
+
+
+class WritesParameters(Projections):
+    """Counts in a parameter, under `torch.no_grad`."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        with torch.no_grad():
+            self.query.bias += 0
+        return self.output(merged(attend(*self.heads(x))))
+
+
+class Memory(Projections):
+    """Learned keys and values, which are no sequence's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slots = nn.Parameter(torch.randn(1, HEADS, 6, WIDTH // HEADS))
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        context = attend(self.heads(x)[0], self.slots.expand(len(x), -1, -1, -1), self.slots)
+        return self.output(merged(context) + self.slots.mean())
+
+
+class Itself(Projections):
+    """Its input is its values, its keys and its queries."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        parts = x.unflatten(-1, (HEADS, -1)).transpose(1, 2)
+        return self.output(merged(attend(parts, parts, parts)) + x)
+
+
+@pytest.mark.parametrize("kind", [WritesParameters, Memory, Itself])
+def test_memory_of_values_is_left_alone(kind: type[Projections]) -> None:
+    block, x = block_of(kind()), sequences(1)
+    before = {name: one.clone() for name, one in block.state_dict().items()}
+    found = ValueZeroing(block, block).attribute(x)
+    if kind is WritesParameters:
+        assert_same(found, zeroed_one_by_one(block, x, value="attention.value"))
+    assert all(torch.equal(one, before[name]) for name, one in block.state_dict().items())
+    assert torch.equal(x, sequences(1))
+
+
+class MixedValues(Projections):
+    """The values of two tokens are summed, after their projection."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        query, key, value = self.heads(x)
+        return self.output(merged(attend(query, key, value + value.roll(1, 2))))
+
+
+def test_values_that_are_mixed_before_the_attention() -> None:
+    block, x = block_of(MixedValues()), sequences(2)
+    with pytest.raises(UnsupportedLayerError, match="Block mixes its projected values"):
+        ValueZeroing(block, block).attribute(x)
+
+
+class TwoHops(Projections):
+    """The context of one attention is the values of the next one."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        query, key, value = self.heads(x)
+        return self.output(merged(attend(query, key, attend(query, key, value))))
+
+
+def test_values_that_are_a_context() -> None:
+    block, x = block_of(TwoHops()), sequences(2)
+    with pytest.raises(UnsupportedLayerError, match="Block uses a context as values"):
+        ValueZeroing(block, block).attribute(x)
 
 
 class Packed(Projections):
@@ -288,6 +407,18 @@ def test_numbers_that_others_draw() -> None:
     block, x = Block(after=Unsteady(lambda: 1.0)), sequences(2)
     found = ValueZeroing(lambda x: block(x + 0 * torch.rand(())), block).attribute(x)
     assert_same(found, zeroed_one_by_one(block, x))
+
+
+def test_counter_is_not_taken_for_a_use() -> None:
+    runs: list[int] = []
+
+    def scale() -> float:
+        runs.append(0)
+        return 0.5 if len(runs) % 2 else 1.0
+
+    block = Block(after=Unsteady(scale))
+    with pytest.raises(UnsupportedLayerError, match="Block cannot be replayed"):
+        ValueZeroing(block, block).attribute(sequences(1))
 
 
 @pytest.mark.parametrize("period", [2, 3])
