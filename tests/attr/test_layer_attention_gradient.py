@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import GPTJConfig, GPTJModel
+from transformers import BloomConfig, BloomModel
 
 from captum_vz import LayerAttentionGradient, Rollout
 from captum_vz.errors import ArgumentError, RefusedError, UnsupportedLayerError
@@ -125,7 +125,7 @@ def test_an_error_leaves_no_hooks() -> None:
 def test_layers_without_weights_or_gradients() -> None:
     with pytest.raises(ArgumentError, match="objective is of type str"):
         LayerAttentionGradient(nn.Identity(), nn.Identity(), objective="logits")  # type: ignore[arg-type]  # wrong on purpose
-    inline = GPTJModel(GPTJConfig(vocab_size=20, n_embd=16, n_layer=1, n_head=2, rotary_dim=4)).eval()
+    inline = BloomModel(BloomConfig(vocab_size=20, hidden_size=16, n_layer=1, n_head=2)).eval()
     with pytest.raises(UnsupportedLayerError, match="cannot be read: its family computes attention inline"):
         LayerAttentionGradient(inline, inline.h, objective=objective).attribute(torch.tensor([[1, 2, 3]]))
     case = FAMILIES["bert"].case

@@ -36,11 +36,18 @@ from tests.reference.naive import context_by_hand, record, values_of
 from tests.sweep.models import small_models, working_inputs
 
 INLINE = {
-    "gptj": Family(
-        "GPTJModel",
-        {"vocab_size": VOCABULARY, "n_embd": WIDTH, "n_layer": LAYERS, "n_head": HEADS, "rotary_dim": 4, "n_inner": 48},
+    "gpt_neo": Family(
+        "GPTNeoModel",
+        {
+            "vocab_size": VOCABULARY,
+            "hidden_size": WIDTH,
+            "num_layers": LAYERS,
+            "num_heads": HEADS,
+            "intermediate_size": 48,
+            "attention_types": [[["global"], LAYERS]],
+        },
         "h",
-        Attention("attn.v_proj", "attn.out_proj"),
+        Attention("attn.attention.v_proj", "attn.attention.out_proj"),
         causal=True,
     ),
     "bloom": Family(
@@ -151,7 +158,7 @@ def test_whatever_the_attention_implementation(name: str, implementation: str) -
 
 
 @pytest.mark.parametrize("groups", [WORDS, torch.tensor([[0] * 7, [1, 0, 1, 0, 2, 2, 2], [7, 8, 9, 9, 9, 9, 9]])])
-@pytest.mark.parametrize("name", ["bert", "gpt2", "gptj"])
+@pytest.mark.parametrize("name", ["bert", "gpt2", "gpt_neo"])
 def test_feature_tokens_are_zeroed_together(name: str, groups: Tensor) -> None:
     case = case_of(name)
     assert_same(effect(case, feature_mask=groups), naive_effect(case, groups=groups))
@@ -338,7 +345,7 @@ def of_hidden_states(case: Case, layers: Any) -> ValueZeroingEffect:
     return ValueZeroingEffect(lambda **inputs: case.model(**inputs).last_hidden_state, layers)
 
 
-@pytest.mark.parametrize("name", ["bert", "gpt2", "gptj", "bart-decoder"])
+@pytest.mark.parametrize("name", ["bert", "gpt2", "gpt_neo", "bart-decoder"])
 def test_padded_batch_equals_its_examples(name: str) -> None:
     case = case_of(name)
     whole = effect(case)
@@ -349,7 +356,7 @@ def test_padded_batch_equals_its_examples(name: str) -> None:
         assert not whole[b, one.shape[1] :].any()
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "gptj"])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "gpt_neo"])
 def test_later_tokens_in_a_causal_model(name: str) -> None:
     assert not effect(case_of(name))[:, 3:].any()
 
@@ -388,7 +395,7 @@ class Counted:
 
 
 @pytest.mark.parametrize("chosen", [0, -1, slice(None)], ids=str)
-@pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "gptj", "bart-decoder", "albert"])
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "gpt_neo", "bart-decoder", "albert"])
 def test_sources_run_in_one_batch(name: str, chosen: Any) -> None:
     case = case_of(name)
     forward = Counted(case)
@@ -446,7 +453,7 @@ def operations(run: Callable[[], Any]) -> int:
     return counter.get_total_flops()
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "gptj"])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "gpt_neo"])
 def test_unchanged_positions_are_skipped_when_causal(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case, tokens = case_of(name), 24
     inputs = {"input_ids": torch.randint(4, 60, (2, tokens))}
@@ -641,7 +648,7 @@ def test_a_foil_is_subtracted() -> None:
     assert_same(method.attribute(case.inputs, target=(2, 3)), method.attribute(case.inputs, target=[(2, 3)] * 3))
 
 
-@pytest.mark.parametrize("name", ["bert", "gptj", "t5-decoder"])
+@pytest.mark.parametrize("name", ["bert", "gpt_neo", "t5-decoder"])
 def test_model_is_unchanged(name: str) -> None:
     case = case_of(name)
     before = footprint(case.model)

@@ -242,10 +242,10 @@ def test_unrecognised_norm_is_refused() -> None:
 
 
 def test_unreadable_attention_is_refused() -> None:
-    from transformers import GPTJConfig, GPTJModel
+    from transformers import BloomConfig, BloomModel
 
-    model = GPTJModel(GPTJConfig(vocab_size=9, n_embd=16, n_layer=1, n_head=2, rotary_dim=4, n_inner=16)).eval()
-    with pytest.raises(AssertionError, match="weights of GPTJAttention cannot be read"):
+    model = BloomModel(BloomConfig(vocab_size=9, hidden_size=16, n_layer=1, n_head=2)).eval()
+    with pytest.raises(AssertionError, match="weights of BloomAttention cannot be read"):
         LayerAttentionNorm(model, find_layers(model)).attribute(torch.tensor([[1, 2]]))
 
 

@@ -9,13 +9,14 @@ from packaging.version import Version
 from tests.sweep.model_type import sweep_type
 
 PACKED = {"packed pairs"}
-FUNCTION = PACKED
 WHOLE = {"whole sequences"}
 WINDOWS = {"windows"}
+# From this version on, GPT-J and CodeGen call transformers' AttentionInterface.
+SINCE_5_24 = Version(transformers.__version__) >= Version("5.24")
 
 # The main families: model type -> how its layers are replayed.
 MAIN = {
-    "albert": FUNCTION,  # a norm and the residual inside the attention module
+    "albert": PACKED,  # a norm and the residual inside the attention module
     "bart": PACKED,
     "bert": PACKED,
     "bloom": WHOLE,
@@ -31,13 +32,13 @@ MAIN = {
 
 # Other families, in the same form.
 OTHER = {
-    "afmoe": FUNCTION,  # a gate inside the attention module
+    "afmoe": PACKED,  # a gate inside the attention module
     "big_bird": WHOLE,
-    "bitnet": FUNCTION,
+    "bitnet": PACKED,
     "blip": WHOLE,
     "bros": WHOLE,  # distances of pairs; the batch is a later axis
     "clip": PACKED,  # two towers
-    "codegen": WHOLE,
+    "codegen": PACKED if SINCE_5_24 else WHOLE,
     "cpmant": WHOLE,
     "deberta-v2": WHOLE,
     "deepseek_v3": PACKED,  # latent attention, experts
@@ -51,12 +52,12 @@ OTHER = {
     "glm5_next_text": PACKED,  # four vectors for each token, after the axis of tokens
     "gpt_neo": WHOLE,
     "gpt_oss": PACKED,  # sinks
-    "gptj": WHOLE,
+    "gptj": PACKED if SINCE_5_24 else WHOLE,
     "granite_swa": PACKED,  # weights that are scaled after the softmax
     "hy_v4": WHOLE,  # four vectors for each token
     "ibert": WHOLE,  # each tensor comes with a scale
     "imagegpt": WHOLE,
-    "jetmoe": FUNCTION,
+    "jetmoe": PACKED,
     "jamba": PACKED,  # one of two layers has attention
     "led": WHOLE,
     "llama4": PACKED,  # text and vision layers have different attention functions
@@ -70,13 +71,13 @@ OTHER = {
     "moonshine": PACKED,
     "mpnet": WHOLE,
     "mpt": WHOLE,
-    "muse_spark_text": FUNCTION,  # a norm of the attention's output
+    "muse_spark_text": PACKED,  # a norm of the attention's output
     "openai-gpt": WHOLE,
     "opt": PACKED,
     "parakeet_encoder": WHOLE,  # convolutions
     "pegasus": PACKED,
     "pvt": WHOLE,
-    "qwen3_next": FUNCTION,  # a gate inside the attention module
+    "qwen3_next": PACKED,  # a gate inside the attention module
     "sam_vision_model": WINDOWS,  # grids
     "swin": WINDOWS,
     "t5gemma2": PACKED,  # self- and cross-attention in one softmax

@@ -44,7 +44,7 @@ def choose_attention(layer: LayerRecord, attention: str) -> AttentionRecord:
         raise UnsupportedLayerError(
             f"The layer {name} called no attention that can be read{_inline_attention(layer)}. Looked for calls of "
             "transformers' AttentionInterface and of torch.nn.functional.scaled_dot_product_attention, and for "
-            "attention modules of families that compute it inline (GPT-J, BLOOM, DeBERTa ...). Let the model call "
+            "attention modules of families that compute it inline (BLOOM, Falcon, DeBERTa ...). Let the model call "
             "torch's function (flash=True in nanoGPT, fused_attn=True in timm, attn_flash=True in x-transformers), or "
             "say where its values are: ValueZeroing(model, layer, values=layer.attn.to_v). Pass a whole Transformer "
             "block. Layers without attention have no map."
