@@ -68,8 +68,8 @@ def attribute_generation(
         seed: The seed of sampling. The random state of torch is put back. None: the state of torch is used.
         method_options: Further arguments for the method's `attribute`, such as `perturbations_per_eval`.
         generate_kwargs: Further arguments for `model.generate`: `do_sample`, `num_beams` (the chosen text is
-            attributed), `eos_token_id`, `past_key_values` (of the first tokens of the prompt), and so on. Arguments
-            that change the inputs of the model, such as `inputs_embeds`, are refused.
+            attributed), `eos_token_id`, `past_key_values` or `cache` (of the first tokens of the prompt), and so on.
+            Arguments that change the inputs of the model, such as `inputs_embeds`, are refused.
 
     Returns:
         A :class:`GenerationAttribution`. A list of them for a batch, or with `num_return_sequences`.

@@ -16,8 +16,8 @@ from captum_vz.generation.prompts import Prompt
 
 # Arguments of `generate` that are also arguments of the model, and that do not change what the tokens represent.
 HARMLESS = {
-    *("attention_mask", "past_key_values", "use_cache", "cache_position", "decoder_input_ids", "logits_to_keep"),
-    *("output_attentions", "output_hidden_states", "return_dict", "input_ids"),
+    *("attention_mask", "past_key_values", "cache", "use_cache", "cache_position", "decoder_input_ids"),
+    *("logits_to_keep", "output_attentions", "output_hidden_states", "return_dict", "input_ids"),
 }
 
 

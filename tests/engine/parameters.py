@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable
 from typing import Any
 
 import pytest
+from transformers import LlamaModel
+
+# What models call the argument that takes a cache: transformers 5.24 renamed it.
+CACHES = [name for name in ("cache", "past_key_values") if name in inspect.signature(LlamaModel.forward).parameters]
 
 
 def quick(values: Iterable[Any], *fast: Any) -> list[Any]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from transformers import DynamicCache, EncoderDecoderCache, StaticCache
 
 from captum_vz import LayerAttention, ValueZeroing, ValueZeroingRollout
 from tests.engine.compare import assert_same
-from tests.engine.parameters import quick
+from tests.engine.parameters import CACHES, quick
 from tests.reference import FAMILIES, Case
 from tests.sweep.models import small_models, working_inputs
 
@@ -75,15 +77,20 @@ def test_warning_counts_the_columns_of_a_cut_cache() -> None:
     assert [one.shape[-1] for one in maps] == [7] * len(maps)
 
 
+@pytest.mark.parametrize("argument", CACHES)
 @pytest.mark.parametrize("past", [4, 6])
 @each_method
 @each_family
-def test_cached_tokens_are_sources(name: str, method: type[ValueZeroing], past: int) -> None:
+def test_cached_tokens_are_sources(
+    name: str, method: type[ValueZeroing], past: int, argument: str, recwarn: Any
+) -> None:
     case, ids = FAMILIES[name].case, tokens()
     whole = method(case.model, case.layers).attribute(ids)
-    rest = {"input_ids": ids[:, past:], "past_key_values": filled_cache(case, ids[:, :past])}
+    rest = {"input_ids": ids[:, past:], argument: filled_cache(case, ids[:, :past])}
+    recwarn.clear()
     for layer_map, expected in zip(method(case.model, case.layers).attribute(rest), whole, strict=True):
         assert_same(layer_map, expected[:, past:])
+    assert not [one for one in recwarn if issubclass(one.category, UserWarning)]
 
 
 @pytest.mark.parametrize("past", [4, 6])

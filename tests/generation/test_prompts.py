@@ -12,6 +12,7 @@ from transformers import DynamicCache
 from captum_vz import ArgumentError, RefusedError, ValueZeroing
 from captum_vz.generation import GenerationAttribution, attribute_generation
 from captum_vz.testbed import load_agreement_model
+from tests.engine.parameters import CACHES
 from tests.generation.models import ENCODER_DECODER, NEW, PROMPT, case_of, generate, tokenizer_of_words
 
 TEXT = "the pictures of some hat"
@@ -185,11 +186,12 @@ def test_given_texts_for_a_batch() -> None:
     assert [one.generated.ids for one in found] == [(15, 16, 17), (16, 17)]
 
 
-def test_cache_passed_in() -> None:
+@pytest.mark.parametrize("argument", CACHES)
+def test_cache_passed_in(argument: str) -> None:
     model, cache = case_of("llama").model, DynamicCache()
     with torch.no_grad():
-        model(torch.tensor([IDS[:3]]), past_key_values=cache, use_cache=True)
-    found = attribute(IDS, 4, name="llama", past_key_values=cache)
+        model(torch.tensor([IDS[:3]]), **{argument: cache}, use_cache=True)
+    found = attribute(IDS, 4, name="llama", **{argument: cache})
     assert_same(found, attribute(IDS, 4, name="llama"))
 
 

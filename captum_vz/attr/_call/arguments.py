@@ -87,7 +87,9 @@ def _added_tokens(site: AttentionSite, inputs: Inputs, token: Any) -> list[str]:
     if others or any(x.is_floating_point() for x in tensors if x is not text):
         return []
     length, count = max(x.shape[1] for x in tensors), site.shape.out
-    sources = count if named.get("past_key_values") is not None else site.shape.sources + site.dropped_sources
+    # Transformers 5.24 renamed the argument.
+    cached = any(named.get(name) is not None for name in ("cache", "past_key_values"))
+    sources = count if cached else site.shape.sources + site.dropped_sources
     if max(count, sources) <= length:
         return []
     shown = f"{site.layer.name} has {count} output tokens and {sources} sources, but inputs has {length} tokens"
