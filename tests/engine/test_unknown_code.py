@@ -603,3 +603,9 @@ def test_places_beyond_the_sequence(tokens: int, longest: int, every: int) -> No
     """Rows that no check sees are changed: the pairs alone fall on these places."""
     block, x = Block(after=SomePlaces(longest, every)), sequences(1, tokens)
     assert_same(ValueZeroing(block, block).attribute(x), zeroed_one_by_one(block, x))
+
+
+def test_attention_under_vmap_is_not_read() -> None:
+    block, x = block_of(Computed(lambda x, *parts: torch.vmap(attend)(*parts))), sequences(2)
+    with pytest.raises(UnsupportedLayerError, match="Block called no attention that can be read"):
+        ValueZeroing(block, block).attribute(x)
