@@ -40,11 +40,7 @@ ATTENTION = re.compile("(Safe)?Softmax|ScaledDotProduct")
 def check_unknown_code(site: AttentionSite, values_once: bool = True) -> None:
     """Check that a layer draws no random numbers, and mixes its tokens only in the attention that is read.
 
-    Library code does neither.
-
-    Args:
-        site: The attention that is read.
-        values_once: Whether to check as well that nothing else uses its values.
+    Library code does neither. With `values_once`, nothing else may use the values of the attention.
     """
     if is_library_code(site.layer.layer):
         return
@@ -67,15 +63,10 @@ def check_unknown_code(site: AttentionSite, values_once: bool = True) -> None:
 
 def _problem(site: AttentionSite, values_once: bool) -> str | None:
     """Why the attention does not show all, in words. None: it does, or no two runs of the layer agree."""
-    untested = "computes something else with gradients than without, so that nothing shows what it does"
+    runner, untested = site.runner(), "computes something else with gradients than without, so that nothing shows it"
     problem: str | None = untested
-    runner = site.runner()
-
-    def plain() -> Tensor:
-        return runner.run(SiteHandler(site.attention))
-
     try:
-        clean = plain()
+        clean = runner.run(SiteHandler(site.attention))
     except CannotReplayError:
         return None
     for keep in (True, False):  # a layer may write into its parameters under torch.no_grad
@@ -93,34 +84,32 @@ def _problem(site: AttentionSite, values_once: bool) -> str | None:
     if clean.is_inference() and problem is untested:  # out of this mode, a layer cannot write into what it keeps
         site.layer.warnings.append(f"nothing shows what {site.layer.name} does with its values: use torch.no_grad")
         return None
-    return problem if problem is None or all(is_reproduced(plain(), clean) for _ in range(2)) else None
+    steady = problem is None or all(is_reproduced(runner.run(SiteHandler(site.attention)), clean) for _ in range(2))
+    return problem if steady else None
 
 
-class _Graph(AttentionHandler):
+class _Graph(AttentionHandler, TorchFunctionMode):
     """A run of a layer with gradients, in which each attention returns a start of the graph.
 
     Attributes:
         keep: Whether gradients stay on in a layer's own `torch.no_grad()`.
         output: What the layer returned.
-        calls: The values of each call of attention, and what it returned.
+        calls: The values of each call of attention, and what it returned: one of `contexts`, or else its context.
         edges: Where in the graph each result of torch's functions is. None: it needs no gradient.
-
-    Args:
-        contexts: What the calls of attention return. If there are no more, it is their context.
         zeroed: Which entries are zeroed of what some functions return, by the number of the function.
     """
 
     def __init__(
         self, site: AttentionSite, keep: bool, contexts: Iterable[Tensor] = (), zeroed: Mapping[int, Tensor] = {}
     ) -> None:
+        super().__init__()
         self.site, self.keep, self._contexts, self.zeroed = site, keep, iter(contexts), zeroed
         self.calls: list[tuple[Tensor, Tensor]] = []
         self.edges: list[GradientEdge | None] = []
         runner = site.runner()
         # Copies are saved, because a layer may write over what is saved. Weights that need no gradients are leaves.
         with saved_tensors_hooks(lambda x: x if x.is_leaf else x.clone(), lambda x: x):
-            arguments = tree_map(_start_of_graph, runner.arguments)
-            self.output = runner.run(self, arguments, around=lambda: _Functions(self))
+            self.output = runner.run(self, tree_map(_start_of_graph, runner.arguments), around=lambda: self)
 
     def on_attention(self, call: AttentionCall) -> tuple[Tensor, Tensor | None]:
         with torch.no_grad():
@@ -128,6 +117,16 @@ class _Graph(AttentionHandler):
         context = next(self._contexts, context).detach().requires_grad_()
         self.calls.append((call.values.clone(), context))  # some modules write into both
         return context.clone(), weights
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.keep and func is SET_GRADIENTS:
+            return None
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor):
+            if (zeroed := self.zeroed.get(len(self.edges))) is not None:
+                result = result.masked_fill(zeroed, 0)
+            self.edges.append(None if result.grad_fn is None else get_gradient_edge(result))
+        return result
 
     def output_without(self, zeroed: Mapping[int, Tensor]) -> Tensor:
         """What the layer returns with `zeroed` entries, and the attention of this run."""
@@ -140,25 +139,6 @@ class _Graph(AttentionHandler):
                 if edge is not None and node in _ancestors(edge.node):  # the first one made the node
                     yield number, edge, 1 if "Convolution" in node.name() else -1
                     break
-
-
-class _Functions(TorchFunctionMode):
-    """Shows a graph what torch's functions return."""
-
-    def __init__(self, graph: _Graph) -> None:
-        super().__init__()
-        self.graph = graph
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        graph = self.graph
-        if graph.keep and func is SET_GRADIENTS:
-            return None
-        result = func(*args, **(kwargs or {}))
-        if isinstance(result, Tensor):
-            if len(graph.edges) in graph.zeroed:
-                result = result.masked_fill(graph.zeroed[len(graph.edges)], 0)
-            graph.edges.append(None if result.grad_fn is None else get_gradient_edge(result))
-        return result
 
 
 def _start_of_graph(value: Any) -> Any:
