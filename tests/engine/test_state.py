@@ -11,7 +11,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from contextlib import nullcontext
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -19,7 +19,16 @@ import torch
 from torch import Tensor, nn
 
 from captum_vz import ALTI, ValueZeroing, ValueZeroingRollout
-from tests.engine.blocks import WIDTH, Block, Halves, sequences, zeroed_one_by_one
+from tests.engine.blocks import (
+    WIDTH,
+    Block,
+    Convolution,
+    Halves,
+    Projections,
+    block_of,
+    sequences,
+    zeroed_one_by_one,
+)
 from tests.engine.compare import assert_same
 
 
@@ -294,6 +303,15 @@ class Slots:
         self.calls += 1
 
 
+def local_slots() -> Any:
+    """An object of a class that cannot be pickled."""
+
+    class Local(Slots):
+        __slots__ = ()
+
+    return Local()
+
+
 class Advances(nn.Module):
     """Advances what it keeps at each run. It changes no numbers."""
 
@@ -316,6 +334,7 @@ class Advances(nn.Module):
         (io.TextIOWrapper(io.BytesIO()), lambda file: file.write("a"), "TextIOWrapper"),
         (Slots(), Slots.count, "Slots"),
         ([Slots()], lambda held: held[0].count(), "Slots"),
+        (local_slots(), lambda own: own.count(), "Local"),
         (random.Random(0), random.Random.random, "Random"),
         (np.random.default_rng(0), np.random.Generator.random, "Generator"),
         (torch.Generator(), lambda own: torch.rand((), generator=own), "Generator"),
@@ -329,6 +348,7 @@ class Advances(nn.Module):
         "file",
         "slots",
         "slots in a list",
+        "slots of a local class",
         "Python",
         "numpy",
         "torch",
@@ -345,3 +365,43 @@ def test_warning_names_state_that_cannot_be_put_back(kept: Any, advance: Any, na
     told = [str(one.message) for one in caught if "cannot be put back" in str(one.message)]
     assert len(told) == (name is not None)
     assert name is None or f"Block keeps in kept ({name})" in told[0]
+
+
+SHARED: dict[str, tuple[Tensor, Tensor]] = {}
+
+
+class Borrows(Projections):
+    """Keeps its keys and values for other layers, or takes those that another layer has kept."""
+
+    calls: ClassVar[list[int]] = []
+
+    def __init__(self, first: bool) -> None:
+        super().__init__()
+        self.first = first
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        query, key, value = self.heads(x)
+        self.calls.append(len(x))
+        if self.first:
+            SHARED["last"] = key, value
+        context = nn.functional.scaled_dot_product_attention(query, *SHARED["last"])
+        return self.output(context.transpose(1, 2).flatten(2))
+
+
+@torch.no_grad()
+def test_state_of_code() -> None:
+    """What a class holds, and what its methods find by a global name, is put back before the next layer runs."""
+    layers, x = [block_of(Borrows(True)), block_of(Borrows(False))], sequences(2)
+    layers[0].after = Convolution().double()
+    hidden = layers[0](x)
+    key, value = SHARED["last"]
+    Borrows.calls.clear()
+    found = ValueZeroing(nn.Sequential(*layers), layers).attribute(x)
+    assert Borrows.calls == [2, 2]
+    assert_same(SHARED["last"], (key, value))
+    clean, columns = layers[1](hidden), []
+    for source in range(x.shape[1]):
+        SHARED["last"] = key, value * (torch.arange(x.shape[1]) != source)[:, None]
+        columns.append(1 - nn.functional.cosine_similarity(layers[1](hidden), clean, dim=-1))
+    scores = torch.stack(columns, -1)
+    assert_same(found[1], scores / scores.sum(-1, keepdim=True))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy
@@ -11,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from captum_vz import LayerAttention, LayerAttentionGradient, ValueZeroing, ValueZeroingEffect
 from captum_vz.errors import RefusedError, UnsupportedLayerError
@@ -109,7 +111,16 @@ class OfItsOwn(Projections):
         return self.output(merged(context + (before if self.first else self.other(*self.inner.heads(x)))))
 
 
-OTHERS = [on_five_axes, by_hand, by_exponentials, linear_attention, by_name]
+def by_numpy(*parts: Tensor) -> Tensor:
+    return torch.from_numpy(by_hand(*parts).detach().numpy())
+
+
+def in_a_thread(*parts: Tensor) -> Tensor:
+    with ThreadPoolExecutor() as pool:
+        return pool.submit(torch.no_grad()(by_hand), *parts).result()
+
+
+OTHERS = [on_five_axes, by_hand, by_exponentials, linear_attention, by_name, by_numpy, in_a_thread]
 
 
 @pytest.mark.parametrize("first", [False, True])
@@ -129,9 +140,8 @@ def test_heads_that_are_not_seen(other: Attend, kind: type[TwoKinds], first: boo
 
 @pytest.mark.parametrize("kind", [TwoKinds, Fused])
 def test_heads_of_a_kernel_without_derivative(kind: type[TwoKinds]) -> None:
-    """Whether they use the values that are seen, or others of the same projection, is unknown."""
     block, x = block_of(kind(by_kernel, first=False)), sequences(2)
-    with pytest.raises(UnsupportedLayerError, match="Block uses its values beside the attention"):
+    with pytest.raises(UnsupportedLayerError, match="Block mixes its tokens by other features"):
         ValueZeroing(block, block).attribute(x)
 
 
@@ -194,13 +204,153 @@ WITHOUT_GRADIENTS: dict[str, Callable[[UsedTwice, Tensor, Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.parametrize("copied", [False, True])
+@pytest.mark.parametrize("grouped", [False, True])
 @pytest.mark.parametrize("use", WITHOUT_GRADIENTS)
-def test_values_used_where_no_gradient_flows(use: str) -> None:
-    attention = UsedTwice(WITHOUT_GRADIENTS[use], copied=False)
-    attention.heads = lambda x: [one.contiguous() for one in Projections.heads(attention, x)]  # type: ignore[method-assign]
-    block, x = block_of(attention), sequences(2)
+def test_values_used_where_no_gradient_flows(use: str, grouped: bool, copied: bool) -> None:
+    block, x = block_of(UsedTwice(WITHOUT_GRADIENTS[use], copied, grouped)), sequences(2)
     with pytest.raises(UnsupportedLayerError, match="Block uses its values beside the attention"):
         ValueZeroing(block, block).attribute(x)
+
+
+class Computed(Projections):
+    """Attention whose context is computed by a function of the module, queries, keys and values."""
+
+    def __init__(self, compute: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.compute = compute
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        return self.output(merged(self.compute(x, *self.heads(x))))
+
+
+def gated_before(x: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    gate = (value > 0).to(value)
+    return attend(query, key, value) * gate
+
+
+def loudest_before(x: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    loudest = value.norm(dim=-1).mean(1).topk(3).indices
+    marked = torch.zeros_like(x[..., 0]).scatter(1, loudest, 1)
+    return attend(query, key, value) * (1 + marked)[:, None, :, None]
+
+
+def one_number(x: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return attend(query, key, value) + 0.1 * value.sum().item()
+
+
+def in_two_calls(x: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    first, second = (one.contiguous() for one in value.chunk(2, 1))
+    seen = attend(query[:, :2], key[:, :2], first), attend(query[:, 2:], key[:, 2:], second)
+    return torch.cat([seen[0] + first.detach(), seen[1]], 1)
+
+
+def written_into_values(x: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    value += attend(query, key, value).detach()
+    return value
+
+
+KEPT: dict[str, Tensor] = {}
+
+
+def kept_elsewhere(x: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    KEPT["values"] = value.contiguous()
+    return attend(query, key, KEPT["values"]) + KEPT["values"].detach()
+
+
+EARLY = [gated_before, loudest_before, one_number, in_two_calls, written_into_values, kept_elsewhere]
+
+
+@pytest.mark.parametrize("compute", EARLY)
+def test_values_used_before_and_beside_the_attention(compute: Callable[..., Tensor]) -> None:
+    block, x = block_of(Computed(compute)), sequences(2)
+    with pytest.raises(UnsupportedLayerError, match="Block uses its values beside the attention"):
+        ValueZeroing(block, block).attribute(x)
+
+
+def only_without_gradients(x: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return attend(query, key, value) + (0 if torch.is_grad_enabled() else value)
+
+
+def numpy_alone(x: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return attend(query, key, value) + torch.from_numpy(value.numpy())
+
+
+@pytest.mark.parametrize("compute", [only_without_gradients, numpy_alone])
+def test_code_that_is_another_with_gradients(compute: Callable[..., Tensor]) -> None:
+    block, x = block_of(Computed(compute)), sequences(2)
+    with pytest.raises(UnsupportedLayerError, match="Block computes something else with gradients"):
+        ValueZeroing(block, block).attribute(x)
+
+
+class AsFunction(torch.autograd.Function):
+    """Attention by torch's function, with a backward pass of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, *parts: Tensor) -> Tensor:
+        ctx.save_for_backward(*parts)
+        return attend(*parts)
+
+    @staticmethod
+    def backward(ctx: Any, *shares: Tensor) -> Any:
+        with torch.enable_grad():
+            parts = [one.detach().requires_grad_() for one in ctx.saved_tensors]
+            return torch.autograd.grad(by_hand(*parts), parts, shares)
+
+
+def in_a_function(x: Tensor, *parts: Tensor) -> Any:
+    return AsFunction.apply(*parts)
+
+
+def checkpointed(reentrant: bool) -> Callable[..., Any]:
+    return lambda x, *parts: checkpoint(attend, *parts, use_reentrant=reentrant)
+
+
+def by_halves(x: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """The difference of two attentions over the same values."""
+    query, key = query.flip(-1), key.flip(-1)
+    return attend(query, key, value) - 0.5 * attend(query.flip(2), key, value)
+
+
+def gated_by_queries(x: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return attend(query, key, value) * query.sigmoid()
+
+
+def from_the_end(x: Tensor, *parts: Tensor) -> Tensor:
+    return attend(*(one.flip(2) for one in parts)).flip(2)
+
+
+def turned(x: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Values are turned by an angle of their place."""
+    angle = torch.arange(x.shape[1], dtype=x.dtype)[:, None]
+    value = value * angle.cos() + torch.cat([-value[..., 2:], value[..., :2]], -1) * angle.sin()
+    return attend(query, key, value)
+
+
+ONCE = [in_a_function, checkpointed(True), checkpointed(False), by_halves, gated_by_queries, from_the_end, turned]
+
+
+@pytest.mark.parametrize("compute", ONCE)
+def test_values_used_once_in_odd_ways(compute: Callable[..., Tensor]) -> None:
+    block, x = block_of(Computed(compute)), sequences(2)
+    assert_same(ValueZeroing(block, block).attribute(x), zeroed_one_by_one(block, x, value="attention.value"))
+
+
+def test_values_of_an_adapter() -> None:
+    """Two projections make a value, as with LoRA."""
+
+    class Adapted(nn.Module):
+        def __init__(self, base: nn.Module) -> None:
+            super().__init__()
+            self.base, self.down, self.up = base, nn.Linear(WIDTH, 2, bias=False), nn.Linear(2, WIDTH, bias=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.base(x) + 2 * self.up(self.down(x))
+
+    attention, x = Computed(lambda x, *parts: attend(*parts)), sequences(2)
+    attention.query, attention.value = Adapted(attention.query), Adapted(attention.value)  # type: ignore[assignment]
+    block = block_of(attention)
+    assert_same(ValueZeroing(block, block).attribute(x), zeroed_one_by_one(block, x, value="attention.value"))
 
 
 @pytest.mark.parametrize("use", USES)
@@ -453,3 +603,9 @@ def test_places_beyond_the_sequence(tokens: int, longest: int, every: int) -> No
     """Rows that no check sees are changed: the pairs alone fall on these places."""
     block, x = Block(after=SomePlaces(longest, every)), sequences(1, tokens)
     assert_same(ValueZeroing(block, block).attribute(x), zeroed_one_by_one(block, x))
+
+
+def test_attention_under_vmap_is_not_read() -> None:
+    block, x = block_of(Computed(lambda x, *parts: torch.vmap(attend)(*parts))), sequences(2)
+    with pytest.raises(UnsupportedLayerError, match="Block called no attention that can be read"):
+        ValueZeroing(block, block).attribute(x)

@@ -17,7 +17,7 @@ from captum_vz._engine.capture.layer_runner import LAYER_ERRORS, is_cache, run_a
 from captum_vz._engine.capture.recorder import Recorder
 from captum_vz._engine.capture.records import LayerRecord
 from captum_vz._engine.numerics.budget import is_out_of_memory
-from captum_vz._engine.numerics.tensors import first_tensor, map_each
+from captum_vz._engine.numerics.tensors import first_tensor, inference_mode, map_each
 from captum_vz._engine.numerics.tolerance import is_close_in_half
 from captum_vz._engine.taps.changes import without_autocast
 from captum_vz._engine.taps.handler import AttentionHandler, left_out_by_replays
@@ -44,7 +44,8 @@ def in_float32(module: Module) -> Module:
     configs = [getattr(m, "config", None) for m in module.modules()]
     offloaded = [getattr(accelerate_hook(m), "weights_map", None) for m in module.modules()]
     shared = {id(one): one for one in (*configs, *offloaded) if one is not None}
-    copied = copy.deepcopy(module, shared).float()
+    with inference_mode(False):
+        copied = copy.deepcopy(module, shared).float()
     # A replica of DataParallel holds plain tensors where its original holds parameters.
     for m in copied.modules():
         vars(m).update({name: _float32(value) for name, value in vars(m).items()})

@@ -5,6 +5,7 @@ Replays run the layer on artificial inputs, some of them NaN. State that these r
 
 from __future__ import annotations
 
+import inspect
 import pickle
 import random
 import warnings
@@ -37,10 +38,10 @@ _LARGEST = 10_000
 
 
 class ModuleState:
-    """The state of a layer and of its arguments: attributes, and what they hold at any depth.
+    """The state of a layer, of its arguments and of its own code: what these hold, at any depth.
 
     Create it before the layer's run in the clean pass. Iterators, files, objects with slots and other objects without a
-    `__dict__` are not put back: a warning names those that change.
+    `__dict__` are not put back: a warning names those that change. Names that code binds anew are not put back.
     """
 
     def __init__(self, layer: nn.Module | None = None, arguments: Any = None) -> None:
@@ -48,9 +49,10 @@ class ModuleState:
         self.given = tree_leaves(arguments)
         self.objects = [x for x in self.given if hasattr(x, "__dict__") and not isinstance(x, _STATELESS)]
         self.random = random_states()
-        self.versions = {id(x): version(x) for _, x in self._reached() if isinstance(x, Tensor)}
         # The arguments as they are now. The libraries' layers leave theirs alone.
         self.own_code = layer is not None and not type(layer).__module__.startswith(_LIBRARIES)
+        self.packages = {type(one).__module__.partition(".")[0] for one in self.modules} - {"torch", "transformers"}
+        self.versions = {id(x): version(x) for _, x in self._reached() if isinstance(x, Tensor)}
         self.clean = {id(x): x.clone() for x in self.given if self.own_code and isinstance(x, Tensor)}
 
     def written_arguments(self) -> dict[int, Tensor]:
@@ -111,7 +113,9 @@ class ModuleState:
         holders = [vars(one) for one in (*self.modules, *self.objects)]
         named = (pair for holder in holders for pair in holder.copy().items() if pair[0] not in _NOT_STATE)
         parameters = (pair for one in self.modules for pair in own_parameters(one).items())
-        waiting = [*(("its arguments", value) for value in self.given), *named, *parameters]
+        classes = {cls for one in self.modules for cls in type(one).__mro__ if self._is_own(cls)}
+        code = (pair for cls in classes for pair in vars(cls).copy().items())
+        waiting = [*(("its arguments", value) for value in self.given), *named, *parameters, *code]
         while waiting and len(found) < _LARGEST:
             name, value = waiting.pop()
             if id(value) in found or value is None or isinstance(value, _IMMUTABLE):
@@ -121,9 +125,18 @@ class ModuleState:
                 waiting.extend((name, one) for one in value)
             elif isinstance(value, dict):
                 waiting.extend((name, one) for one in value.values())
+            elif isinstance(value, FunctionType) and self._is_own(value):
+                with suppress(ValueError):  # a cell is empty
+                    seen = inspect.getclosurevars(value)
+                    held = [*seen.nonlocals.values(), *seen.globals.values(), *(value.__defaults__ or ())]
+                    waiting.extend((value.__qualname__, one) for one in held)
             elif not isinstance(value, _STATELESS) and not type(value).__module__.startswith(_LIBRARIES):
                 waiting.append((name, getattr(value, "__dict__", None)))
         return list(found.values())
+
+    def _is_own(self, code: Any) -> bool:
+        """Return whether a class or a function comes from a package of the layer's modules, and is no library's."""
+        return code.__module__.partition(".")[0] in self.packages
 
     def _is_written(self, x: Tensor) -> bool:
         """Return whether a tensor may have been written to since this was created."""
@@ -157,7 +170,8 @@ def _cannot_be_put_back(value: Any) -> bool:
 def _content(value: Any) -> Any:
     """What shows whether an object has changed."""
     # Files are not pickled, nor are generators.
-    for show in (pickle.dumps, lambda x: x.tell(), lambda x: repr(x.gi_frame.f_locals)):
+    shows = pickle.dumps, lambda x: x.tell(), lambda x: repr(x.gi_frame.f_locals), lambda x: repr(x.__reduce_ex__(2))
+    for show in shows:
         with suppress(Exception):  # whatever the code of an object's own raises
             return show(value)
     return repr(value)

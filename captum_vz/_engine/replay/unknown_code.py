@@ -2,15 +2,14 @@
 
 A value may be used once more: subtracted from the output, added to it, convolved, made into a gate. Some heads may be
 computed where no tap sees them. The layer runs with a graph of gradients, in which each attention that is read returns
-a constant. A path from the value projection to the output is then another use of it. What gradients do not follow (a
-threshold, numpy) shows in a run in which the values are zeroed once the attention has read them.
+a constant. The graph shows what the values are made of, and other heads. In one more run with these constants, the
+values are zeroed where they are projected. If the output changes, something else uses them.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,14 +18,15 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_
 from torch.overrides import TorchFunctionMode
 
 from captum_vz._engine.capture.interventions import SiteHandler
-from captum_vz._engine.capture.layer_runner import LAYER_ERRORS, LayerRunner
+from captum_vz._engine.capture.layer_runner import LAYER_ERRORS
 from captum_vz._engine.capture.module_state import random_states
-from captum_vz._engine.numerics.perturbation import binary_digits, fixed_normal
+from captum_vz._engine.numerics.budget import is_out_of_memory
+from captum_vz._engine.numerics.perturbation import binary_digits, fixed_normal, is_changed
 from captum_vz._engine.numerics.tensors import inference_mode
 from captum_vz._engine.numerics.tolerance import CannotReplayError, is_reproduced
 from captum_vz._engine.replay.trust import is_library_code
 from captum_vz._engine.taps.handler import AttentionCall, AttentionHandler
-from captum_vz._private import SET_GRADIENTS, storage_id, tree_leaves, tree_map
+from captum_vz._private import SET_GRADIENTS, tree_map
 from captum_vz.errors import RefusedError, UnsupportedLayerError
 
 if TYPE_CHECKING:
@@ -40,31 +40,12 @@ ATTENTION = re.compile("(Safe)?Softmax|ScaledDotProduct")
 def check_unknown_code(site: AttentionSite, values_once: bool = True) -> None:
     """Check that a layer draws no random numbers, and mixes its tokens only in the attention that is read.
 
-    Library code does neither.
-
-    Args:
-        site: The attention that is read.
-        values_once: Whether to check as well that nothing else uses its values.
+    Library code does neither. With `values_once`, nothing else may use the values of the attention.
     """
     if is_library_code(site.layer.layer):
         return
-    runner, run, before, problem = site.runner(), _Constants(), random_states(), None
-    # Copies are saved, because a layer may write over what is saved. Weights that need no gradients are leaves.
-    hooks = saved_tensors_hooks(lambda x: x if x.is_leaf else x.clone(), lambda x: x)
-    for around in (_KeepGradients, nullcontext):  # a layer may write into its parameters under torch.no_grad
-        try:
-            with inference_mode(False), torch.enable_grad(), hooks, around():
-                run.calls.clear()
-                output = runner.run(run, tree_map(_start_of_graph, runner.arguments))
-                problem = None if output is None else _other_use(site, run.calls, output, values_once)
-            break
-        except torch.OutOfMemoryError:
-            raise
-        except (CannotReplayError, RefusedError, *LAYER_ERRORS) as error:
-            if around is nullcontext and isinstance(error, RefusedError):
-                raise
-    if any(values.is_inference() for values, _ in run.calls):
-        problem = "runs in torch.inference_mode, so that nothing shows what it computes"
+    before = random_states()
+    problem = _problem(site, values_once)
     # Another thread may draw numbers too, but hardly in both runs.
     if before not in (site.layer.state.random, random_states()):
         raise RefusedError(
@@ -80,52 +61,84 @@ def check_unknown_code(site: AttentionSite, values_once: bool = True) -> None:
         )
 
 
-class _Constants(AttentionHandler):
-    """Answers each attention with its context, as a start of the graph. `calls` are values and contexts."""
+def _problem(site: AttentionSite, values_once: bool) -> str | None:
+    """Why the attention does not show all, in words. None: it does, or no two runs of the layer agree."""
+    runner, untested = site.runner(), "computes something else with gradients than without, so that nothing shows it"
+    problem: str | None = untested
+    try:
+        clean = runner.run(SiteHandler(site.attention))
+    except CannotReplayError:
+        return None
+    for keep in (True, False):  # a layer may write into its parameters under torch.no_grad
+        try:
+            with inference_mode(False), torch.enable_grad():
+                graph = _Graph(site, keep)
+                if any(values.is_inference() for values, _ in graph.calls):
+                    return "runs in torch.inference_mode, so that nothing shows what it computes"
+                if is_reproduced(graph.output.detach(), clean):
+                    problem = _other_use(site, graph, values_once)
+                    break
+        except (CannotReplayError, RefusedError, *LAYER_ERRORS) as error:
+            if is_out_of_memory(error):
+                raise
+    if clean.is_inference() and problem is untested:  # out of this mode, a layer cannot write into what it keeps
+        site.layer.warnings.append(f"nothing shows what {site.layer.name} does with its values: use torch.no_grad")
+        return None
+    steady = problem is None or all(is_reproduced(runner.run(SiteHandler(site.attention)), clean) for _ in range(2))
+    return problem if steady else None
 
-    def __init__(self) -> None:
+
+class _Graph(AttentionHandler, TorchFunctionMode):
+    """A run of a layer with gradients, in which each attention returns a start of the graph.
+
+    Attributes:
+        keep: Whether gradients stay on in a layer's own `torch.no_grad()`.
+        output: What the layer returned.
+        calls: The values of each call of attention, and what it returned: one of `contexts`, or else its context.
+        edges: Where in the graph each result of torch's functions is. None: it needs no gradient.
+        zeroed: Which entries are zeroed of what some functions return, by the number of the function.
+    """
+
+    def __init__(
+        self, site: AttentionSite, keep: bool, contexts: Iterable[Tensor] = (), zeroed: Mapping[int, Tensor] = {}
+    ) -> None:
+        super().__init__()
+        self.site, self.keep, self._contexts, self.zeroed = site, keep, iter(contexts), zeroed
         self.calls: list[tuple[Tensor, Tensor]] = []
+        self.edges: list[GradientEdge | None] = []
+        runner = site.runner()
+        # Copies are saved, because a layer may write over what is saved. Weights that need no gradients are leaves.
+        with saved_tensors_hooks(lambda x: x if x.is_leaf else x.clone(), lambda x: x):
+            self.output = runner.run(self, tree_map(_start_of_graph, runner.arguments), around=lambda: self)
 
     def on_attention(self, call: AttentionCall) -> tuple[Tensor, Tensor | None]:
         with torch.no_grad():
             context, weights = call.compute(call.values)
-        self.calls.append((call.values, context.detach()))
-        self.calls[-1][1].requires_grad_()
-        return self.calls[-1][1].clone(), weights  # some modules write into the context
-
-
-class _KeepGradients(TorchFunctionMode):
-    """Lets a layer's own `torch.no_grad()` switch no gradients off."""
+        context = next(self._contexts, context).detach().requires_grad_()
+        self.calls.append((call.values.clone(), context))  # some modules write into both
+        return context.clone(), weights
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return None if func is SET_GRADIENTS else func(*args, **(kwargs or {}))
+        if self.keep and func is SET_GRADIENTS:
+            return None
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor):
+            if (zeroed := self.zeroed.get(len(self.edges))) is not None:
+                result = result.masked_fill(zeroed, 0)
+            self.edges.append(None if result.grad_fn is None else get_gradient_edge(result))
+        return result
 
+    def output_without(self, zeroed: Mapping[int, Tensor]) -> Tensor:
+        """What the layer returns with `zeroed` entries, and the attention of this run."""
+        return _Graph(self.site, self.keep, [context for _, context in self.calls], zeroed).output.detach()
 
-class _ZeroLater(SiteHandler):
-    """Zeroes the memory of the values after their attention has read it, unless it is `kept`."""
-
-    def __init__(self, site: AttentionSite, runner: LayerRunner) -> None:
-        super().__init__(site.attention)
-        kept = (*site.layer.layer.parameters(), *site.layer.layer.buffers(), *tree_leaves(runner.arguments))
-        self.kept = {storage_id(x) for x in kept if isinstance(x, Tensor)}
-
-    def change_call(self, call: AttentionCall) -> tuple[Tensor, Tensor | None]:
-        answer = call.compute(call.values)
-        if self._site_calls == self.attention.calls and storage_id(call.values) not in self.kept:
-            call.values.detach().zero_()
-        return answer
-
-
-def _uses_memory(site: AttentionSite) -> bool:
-    """Whether the output depends on the memory of the values once the attention has read it."""
-    runner = site.runner()
-    recorded = site.layer.first_output if site.streams is None else site.output
-    zeroed = runner.run(_ZeroLater(site, runner))
-    if zeroed is None or is_reproduced(zeroed, recorded):
-        return False
-    # A layer that returns something else in each run is refused for another reason.
-    again, clean = runner.run(_ZeroLater(site, runner)), runner.run(SiteHandler(site.attention))
-    return again is not None and is_reproduced(again, zeroed) and clean is not None and is_reproduced(clean, recorded)
+    def projections(self, values: Tensor) -> Iterator[tuple[int, GradientEdge, int]]:
+        """The functions that project values: their numbers, their results, and the axis of the features there."""
+        for node in _ancestors(values.grad_fn, up_to=PRODUCT):
+            for number, edge in enumerate(self.edges if PRODUCT.search(node.name()) else ()):
+                if edge is not None and node in _ancestors(edge.node):  # the first one made the node
+                    yield number, edge, 1 if "Convolution" in node.name() else -1
+                    break
 
 
 def _start_of_graph(value: Any) -> Any:
@@ -134,47 +147,42 @@ def _start_of_graph(value: Any) -> Any:
     return copied.requires_grad_().clone() if isinstance(value, Tensor) and value.is_floating_point() else copied
 
 
-def _other_use(
-    site: AttentionSite, calls: list[tuple[Tensor, Tensor]], output: Tensor, values_once: bool
-) -> str | None:
+def _other_use(site: AttentionSite, graph: _Graph, values_once: bool) -> str | None:
     """What leads to the output beside the attention that is read, in words. None: nothing that counts."""
-    attention, reached = site.attention, set(_ancestors(output.grad_fn))
+    attention, output = site.attention, graph.output.detach()
     if attention.inline is not None:  # zeroed where they are projected, and used by the module's own code
         return None
-    own = calls[attention.calls_before :][: attention.calls]
+    own = graph.calls[attention.calls_before :][: attention.calls]
     answers = {get_gradient_edge(context).node for _, context in own}
     if values_once and not all(answers.isdisjoint(_ancestors(values.grad_fn)) for values, _ in own):
         return "uses a context as values"
-    products = {
-        node: values
-        for values, _ in own
-        for node in _ancestors(values.grad_fn, up_to=PRODUCT)
-        if PRODUCT.search(node.name())
-    }
-    for node, values in products.items():
-        edge = GradientEdge(node, 0)
-        rows = values.transpose(1, 2).flatten(2)
+    projections = [(values.transpose(1, 2).flatten(2), *one) for values, _ in own for one in graph.projections(values)]
+    made_of: dict[int, Tensor] = {}  # the entries that the values are made of, by the number of the function
+    for rows, number, edge, _ in projections:
         if values_once and site.windows is None and _mixes(rows, edge) and _sums(rows, edge):
             return "mixes its projected values"
-        if node not in reached:
-            continue
-        if values_once and (_depends(output, edge) & _depends(values, edge)).any():
-            return "uses its values"
-        if _mixes(output, edge, attention.tokens_first):
-            return "mixes its tokens by other features of its value projection"
-    contexts = {get_gradient_edge(context).node for _, context in calls}
-    for node in reached:
-        if ATTENTION.match(node.name()) and contexts.isdisjoint(_ancestors(node)):
-            shape = _depends(output, GradientEdge(*node.next_functions[0])).shape
+        made_of[number] = _depends(rows, edge) | made_of.get(number, False)
+    if values_once and made_of and not is_reproduced(graph.output_without(made_of), output):
+        return "uses its values"
+    for rows, number, edge, axis in projections:
+        for one in binary_digits(rows):
+            halves = [_depends(rows, edge, half).any(axis, keepdim=True) for half in (one, ~one)]
+            zeroed = [half & (~made_of[number] | (not values_once)) for half in halves]
+            changed = [is_changed(graph.output_without({number: entries}), output).any(-1) for entries in zeroed]
+            if (changed[0] & changed[1]).any():
+                return "mixes its tokens by other features of its value projection"
+    starts = {get_gradient_edge(context).node for _, context in graph.calls}
+    for node in _ancestors(graph.output.grad_fn):
+        if ATTENTION.match(node.name()) and starts.isdisjoint(_ancestors(node)):
+            shape = _depends(graph.output, GradientEdge(*node.next_functions[0])).shape
             if shape[-2:] == attention.shape[2:] or "Scaled" in node.name():
                 return "computes another attention"
-    return "uses its values" if values_once and products and _uses_memory(site) else None
+    return None
 
 
-def _mixes(x: Tensor, edge: GradientEdge, tokens_first: bool = False) -> bool:
+def _mixes(x: Tensor, edge: GradientEdge) -> bool:
     """Whether an entry of what a node returned reaches several tokens of `x`: two tokens differ in some digit."""
-    digits = binary_digits(x, tokens_first)
-    return any((_depends(x, edge, one) & _depends(x, edge, ~one)).any() for one in digits)
+    return any((_depends(x, edge, one) & _depends(x, edge, ~one)).any() for one in binary_digits(x))
 
 
 def _sums(x: Tensor, edge: GradientEdge) -> bool:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from captum_vz._engine.numerics.tensors import mask_as_bool, weighted_values
 from captum_vz._engine.taps.changes import Changes, original
 from captum_vz._engine.taps.handler import AttentionCall, check_not_overridden, current_handler, handled_by
+from captum_vz._private import is_transformed
 
 # The functions that ours replace while a pass runs: torch's own, or what a user has put in their place.
 ATTENTION, MULTI_HEAD = "scaled_dot_product_attention", "multi_head_attention_forward"
@@ -35,7 +36,7 @@ def attention(
 ) -> Tensor:
     """Attention as torch's function computes it, with its calls handed to the handler of this thread."""
     handler, torchs = current_handler(), original(F, ATTENTION)
-    if handler is None or query.dim() not in (3, 4):
+    if handler is None or query.dim() not in (3, 4) or is_transformed():
         return torchs(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     if query.dim() == 3:  # one head
         mask = attn_mask[:, None] if attn_mask is not None and attn_mask.dim() == 3 else attn_mask
