@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from inspect import signature
 from typing import Any, Literal
 
@@ -11,7 +12,7 @@ from captum.attr import Attribution, DeepLiftShap, GradientShap, LayerDeepLiftSh
 from torch import Tensor, nn
 
 from captum_vz.attr._base.captum import logged
-from captum_vz.attr._call.misuse import check_forward_func
+from captum_vz.attr._call.misuse import check_forward_func, explained_errors
 from captum_vz.attr._call.target import Indices, parse_indices
 from captum_vz.attr._embedding_objective import EmbeddingObjective
 from captum_vz.errors import ArgumentError
@@ -134,20 +135,22 @@ class TokenAttribution(Attribution):
                 "return_convergence_delta has no meaning here: the scores of integrated gradients sum to the output "
                 "minus the baseline's output. Leave it out, and compare the sum of a row."
             )
+        self._check_layer()
         check_forward_func(self.forward_func, ())
         named = dict(inputs) if isinstance(inputs, Mapping) else {"input_ids": inputs}
         ids = named.pop("input_ids", None)
         if not (isinstance(ids, Tensor) and ids.ndim == 2 and not ids.is_floating_point() and ids.numel()):
+            shown = f"{ids.dtype} {tuple(ids.shape)}" if isinstance(ids, Tensor) else f"of type {type(ids).__name__}"
             raise ArgumentError(
-                "inputs holds no token ids: pass a tensor of integers (batch, tokens), or a mapping with one as "
-                "input_ids."
+                f"The token ids in inputs are {shown}: pass a tensor of integers (batch, tokens), or a mapping with "
+                "one as input_ids."
             )
         if self.objective is not None and foil is not None:
             raise ArgumentError("The objective defines the number, so foil has no meaning: subtract it there.")
         indices, other = parse_indices(target), parse_indices(foil, "foil")
         run = EmbeddingObjective(self.forward_func, self.objective, named, len(ids))
         words = self._words()
-        with torch.enable_grad():
+        with torch.enable_grad(), explained_errors(ids):
             embedded = words(ids).detach()
             run.check(ids, embedded, indices, other)
             reference = self._baselines(baselines, ids, embedded, words).detach()
@@ -205,6 +208,17 @@ class TokenAttribution(Attribution):
             )
         # If a token is one feature, each entry of its vector is the score of the whole token.
         return token_scores((found[..., :1] if masks or windows else found).detach(), self.reduce)
+
+    def _check_layer(self) -> None:
+        """Refuse a method of layers without a layer, and a layer that the method does not take."""
+        if self.layer is not None and not isinstance(self.layer, nn.Module):
+            raise ArgumentError(f"layer is of type {type(self.layer).__name__}: pass one module of the model, or None.")
+        method = self.method.func if isinstance(self.method, partial) else self.method
+        if isinstance(method, type) and ("layer" in signature(method).parameters) != (self.layer is not None):
+            advice = "a method of layers, such as LayerIntegratedGradients, or layer=None"
+            advice = "the module that it explains as layer" if self.layer is None else advice
+            shown = self.layer and type(self.layer).__name__
+            raise ArgumentError(f"method is {method.__name__} and layer is {shown}: pass {advice}.")
 
     def _words(self) -> nn.Module:
         words = self.embeddings

@@ -23,6 +23,7 @@ from captum_vz import (
     ValueZeroingRollout,
     find_layers,
 )
+from captum_vz.errors import UnsupportedLayerError
 from captum_vz.study.methods import Batch
 from tests.engine.blocks import (
     WIDTH,
@@ -202,6 +203,16 @@ def test_steering_hook_is_not_mixing() -> None:
     maps = LayerAttention(model, find_layers(model)).attribute(x)
     assert_same(maps[0], plain)
     assert_same(AttentionRollout(model, find_layers(model), residual=None).attribute(x), maps[1] @ maps[0])
+
+
+def test_hook_between_layers_is_named() -> None:
+    model, x = Stack(Block(), Block()), sequences(2)
+    model.layers[1].register_forward_pre_hook(lambda module, inputs: (inputs[0] + inputs[0].mean(1, keepdim=True),))
+    with pytest.raises(UnsupportedLayerError, match=r"effect of the forward_pre_hook \S+<lambda>, or of an omitted"):
+        AttentionRollout(model, find_layers(model)).attribute(x)
+    maps = LayerAttention(model, find_layers(model)).attribute(x)
+    rollout = AttentionRollout(model, find_layers(model), residual=None, other_mixing="ignore")
+    assert_same(rollout.attribute(x), maps[1] @ maps[0])
 
 
 @pytest.mark.parametrize("method", ROLLOUTS)

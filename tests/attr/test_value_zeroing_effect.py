@@ -626,7 +626,10 @@ def test_further_refusals() -> None:
         ValueZeroingEffect(pair.model, both).attribute(pair.inputs, read)
     with pytest.raises(NotImplementedError, match="attribute_future is not implemented for ValueZeroingEffect"):
         ValueZeroingEffect(case.model, case.layers).attribute_future()
-    with pytest.raises(ArgumentError, match=r"target \(2, 99\) is out of range: axis 2 .* has 32 entries, -32 to 31"):
+    with pytest.raises(
+        ArgumentError,
+        match=r"target is \(2, 99\), which is out of range: axis 2 .* from -32 to 31",
+    ):
         of_hidden_states(case, case.layers).attribute(case.inputs, target=(2, 99))
     with pytest.raises(ArgumentError, match="target is a function, so foil has no meaning"):
         ValueZeroingEffect(case.model, case.layers).attribute(case.inputs, read, foil=3)

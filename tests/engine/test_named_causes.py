@@ -123,6 +123,10 @@ COMPILED: dict[str, tuple[Callable[[], tuple[Any, Any]], str]] = {
         ),
         "forward_func is a GraphModule of torch.jit, torch.export or torch.fx, which runs none of the layers",
     ),
+    "the program runs": (
+        lambda: (torch.export.export(model := in_model(Plain()), (sequences(2),)), model[0]),
+        "forward_func is an ExportedProgram of torch.export: pass the model before it was traced",
+    ),
     "the program": (
         lambda: (one := torch.export.export(Plain(), (sequences(2),)), one),
         "layer is of type ExportedProgram: pass a module",

@@ -9,7 +9,7 @@ import torch
 from captum.attr import PerturbationAttribution
 from torch import Tensor
 
-from captum_vz._private import TargetType, format_output
+from captum_vz._private import TargetType, format_output, forward_pre_hooks
 from captum_vz.attr._base.captum import ForwardPassAttribution, logged, warn
 from captum_vz.attr._base.layer_maps import LayerMaps
 from captum_vz.attr._base.map_run import MapRun, mark_unreached
@@ -201,10 +201,13 @@ class MapAggregation(ForwardPassAttribution):
         advice = "other_mixing='ignore' to treat it as acting on each token alone"
         if pairs:
             between = _some([f"{names[before]} and {names[after]}" for before, after in pairs])
+            seconds = [as_layers(self.layer)[after] for _, after in pairs]
+            hooks = [_name(hook) for one in seconds for hook in forward_pre_hooks(one).values()]
+            cause = f"the forward_pre_hook {_some(hooks)}" if hooks else "a recurrent or convolutional module"
             raise UnsupportedLayerError(
                 f"{self.get_name()} joins layers that follow each other, but something else runs between the layers "
-                f"{between}: the input of the second is not the output of the first. No map shows the effect of a "
-                f"recurrent or convolutional module, or of an omitted layer. Pass all layers; or {advice}."
+                f"{between}: the input of the second is not the output of the first. No map shows the effect of "
+                f"{cause}, or of an omitted layer. Pass all layers, or {advice}."
             )
         mixing = "mix their tokens in another way as well (a recurrent or convolutional module), which no map shows"
         unknown = "do not run on changed inputs, so whether they mix their tokens in another way as well is unknown"
@@ -247,6 +250,10 @@ class MapAggregation(ForwardPassAttribution):
 
 def _names(layer: Any) -> list[str]:
     return [f"{index} ({type(one).__name__})" for index, one in enumerate(as_layers(layer))]
+
+
+def _name(hook: Any) -> str:
+    return getattr(hook, "__qualname__", type(hook).__name__)
 
 
 def _some(names: list[str]) -> str:

@@ -110,7 +110,7 @@ class Runs:
         counts = sorted({len(one) for one in chains})
         if len(counts) > 1 or not -counts[0] <= run < counts[0]:
             raise ArgumentError(
-                f"run is {run}, but forward_func runs the layers on {' or '.join(map(str, counts))} inputs that are "
+                f"run is {run}, but forward_func runs the layers on {' or '.join(map(str, counts))} input(s) that are "
                 "not related. Pass an index below this number, and layers that run equally often."
             )
         return [one[run] for one in chains]

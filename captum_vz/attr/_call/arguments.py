@@ -144,11 +144,12 @@ def check_numbers(given: Any, run: Any) -> None:
 def as_layers(layer: Any) -> list[nn.Module]:
     """The checked modules of `layer`, which is a module or a list of modules."""
     layers = as_list(layer)
-    wrong = [type(entry).__name__ for entry in layers if not isinstance(entry, nn.Module)]
+    wrong = [one for one in layers if not isinstance(one, nn.Module)]
     if wrong or not layers:
+        shown = [repr(one) if isinstance(one, (str, int)) else f"of type {type(one).__name__}" for one in wrong]
         raise ArgumentError(
-            f"layer is {'empty' if not layers else 'of type ' + ', '.join(wrong)}: pass a module of the model, or a "
-            "list of modules; captum_vz.find_layers(model) returns all its Transformer layers."
+            f"layer is {', '.join(shown) or 'empty'}: pass a module of the model, or a list of modules. "
+            "captum_vz.find_layers(model) returns all its Transformer layers, and model.get_submodule(name) one module."
         )
     check_readable(layers)
     if len({id(entry) for entry in layers}) != len(layers):

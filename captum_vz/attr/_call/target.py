@@ -176,14 +176,14 @@ def check_indices(shape: tuple[int, ...], indices: Indices, name: str) -> None:
     for index in indices if isinstance(indices, list) else [indices or ()]:
         if len(index) >= len(shape):
             raise ArgumentError(
-                f"{name} {index!r} has {len(index)} indices, but the output {shape} has {len(shape) - 1} axes after "
-                "the batch."
+                f"{name} is {index!r}, with {len(index)} indices, but the output {shape} has {len(shape) - 1} axes "
+                "after the batch. Pass one index for each of these axes at most."
             )
         for axis, (entry, count) in enumerate(zip(index, shape[1:], strict=False), 1):
             if isinstance(entry, int) and not -count <= entry < count:
                 raise ArgumentError(
-                    f"{name} {index!r} is out of range: axis {axis} of the output {shape} has {count} entries, "
-                    f"{-count} to {count - 1}."
+                    f"{name} is {index!r}, which is out of range: axis {axis} of the output {shape} has {count} "
+                    f"entries. Pass an index from {-count} to {count - 1}."
                 )
 
 
