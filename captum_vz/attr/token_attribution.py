@@ -28,9 +28,9 @@ class TokenAttribution(Attribution):
     .. math:: s_j = \textstyle\sum_k a_{jk}, \qquad
         a = \text{method}\big(x \mapsto o_{\text{target}}(x) - o_{\text{foil}}(x)\big), \qquad x_j = E[\text{id}_j]
 
-    A Captum attribution class that explains inputs or a layer is applied to the word embeddings :math:`x` of token ids:
-    integrated gradients, saliency, input times gradient, DeepLift, GradientShap, feature ablation, or their layer
-    forms. The embeddings are passed as `inputs_embeds`, so the model adds positions and token types itself. The output
+    A Captum attribution class is applied to the word embeddings :math:`x` of token ids. Examples are integrated
+    gradients, saliency, input times gradient, DeepLift, GradientShap, feature ablation, and their layer forms. The
+    embeddings are passed as `inputs_embeds`, so the model adds positions and token types itself. The output
     for the embeddings must equal the output for the ids.
 
     These methods explain an *output*. `target` is a class, or `(token, class)` for logits of each token. DeepLift has
@@ -98,9 +98,9 @@ class TokenAttribution(Attribution):
         Args:
             inputs: Token ids `(batch, tokens)`, or a mapping that holds them as `input_ids`, such as a tokenizer's
                 output.
-            target: An index into the output of `forward_func`, in any of Captum's forms: a class of logits `(batch,
-                classes)`, `(token, class)` of logits `(batch, tokens, classes)`, or a list or tensor with one index for
-                each example. None: the output is one number for each example.
+            target: An index into the output of `forward_func`, in any of Captum's forms. It is a class of logits
+                `(batch, classes)`, or `(token, class)` of logits `(batch, tokens, classes)`. A list or tensor has one
+                index for each example. None: the output is one number for each example.
             foil: The index of the number that is subtracted, in the same forms ("why target rather than foil?").
             baselines: The replacement of an absent token, for methods with baselines: "pad" or "mask" (the embedding of
                 this token), "zero" (a zero vector), or token ids `(1 or batch, tokens)`. With a name, special tokens
@@ -119,10 +119,8 @@ class TokenAttribution(Attribution):
                 embeddings and ids. An output of another shape than described.
         """
         if torch.is_inference_mode_enabled():
-            raise ArgumentError(
-                f"{self.get_name()} needs gradients, which torch.inference_mode() rules out: use torch.no_grad() "
-                "instead."
-            )
+            advice = "torch.inference_mode() is active: use torch.no_grad() instead"
+            raise ArgumentError(f"{self.get_name()} needs gradients, but {advice}.")
         if getattr(self.forward_func, "training", False):
             raise ArgumentError("The model is in train mode: call model.eval() first.")
         if not callable(self.method):
@@ -169,7 +167,7 @@ class TokenAttribution(Attribution):
         foil: Tensor | None,
         options: dict[str, Any],
     ) -> Tensor:
-        # Embeddings are given to the model, so the word embedding does not run. Its output is that of `run.words`.
+        # Embeddings are given to the model, so the word embedding does not run. `run.words` has its output.
         layer = run.words if self.layer is not None and self.layer is self._words() else self.layer
         method = self.method(run) if layer is None else self.method(run, layer)
         if isinstance(method, _ONE_EXAMPLE_AT_A_TIME) and len(embedded) > 1:

@@ -105,7 +105,7 @@ def test_decoder_layers_with_encoder_tokens() -> None:
         assert_same(one * expected.sum(-1, keepdim=True), expected)
     assert not maps[0].mT[case.inputs["attention_mask"] == 0].any()
     method = HiddenTokenAttribution(case.model, case.layers, embeddings=embeddings)
-    with pytest.raises(AssertionError, match=r"feature_mask is one of 5 tokens, .* columns for the 7 tokens of `embed"):
+    with pytest.raises(AssertionError, match=r"feature_mask has 5 tokens, .* has 7 columns, the tokens of `embed"):
         method.attribute(case.inputs, feature_mask=torch.arange(5)[None])
 
 
@@ -364,7 +364,7 @@ def test_bad_arguments() -> None:
     method = HiddenTokenAttribution(case.model, case.layers)
     with (
         torch.inference_mode(),
-        pytest.raises(AssertionError, match=r"inference_mode\(\) rules out: use torch"),
+        pytest.raises(AssertionError, match=r"inference_mode\(\) is active: use torch"),
     ):
         method.attribute(case.inputs)
     with pytest.raises(AssertionError, match=r"in the same thread, the Identity that is passed as"):

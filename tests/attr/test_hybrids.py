@@ -117,7 +117,7 @@ def all_layers(model: nn.Module) -> list[nn.Module]:
 
 
 @pytest.mark.parametrize("name", HYBRIDS)
-def test_the_layers_that_attend_have_maps(name: str) -> None:
+def test_only_attention_layers_have_maps(name: str) -> None:
     _, attending, value = HYBRIDS[name]
     model = model_of(name)
     layers = [all_layers(model)[number] for number in attending]
@@ -252,7 +252,7 @@ class FromNeighbours(SelfAttention):
 
 
 @pytest.mark.parametrize("method", [ValueZeroingRollout, AttentionRollout])
-def test_values_made_of_several_tokens_are_refused(method: Any) -> None:
+def test_values_of_several_tokens_refused(method: Any) -> None:
     model, x = Stack(Block(), block_of(FromNeighbours("value"))), sequences(2)
     with pytest.raises(AssertionError, match=r"the layers 1 \(Block\) mix their tokens in another way"):
         method(model, list(model.layers)).attribute(x)
@@ -418,7 +418,7 @@ class Wincing(Convolution):
         return super().forward(x)
 
 
-def test_layer_that_cannot_be_tested_is_refused() -> None:
+def test_untestable_layer_is_refused() -> None:
     torch.manual_seed(0)
     model, x = Stack(Block(), Block(after=Wincing())), sequences(2)
     with pytest.raises(AssertionError, match=r"the layers 1 \(Block\) do not run on changed inputs"):

@@ -144,7 +144,7 @@ def test_cross_attention_sources_are_encoder_tokens(name: str, chosen: Any) -> N
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama"])
-def test_whatever_the_attention_implementation(name: str, implementation: str) -> None:
+def test_every_attention_implementation(name: str, implementation: str) -> None:
     case = FAMILIES[name].build(attn_implementation=implementation)
     # Eager attention may compute its softmax in float32.
     assert_same(effect(case), naive_effect(FAMILIES[name].case), 1e-10 if implementation == "eager" else 1e-6)
@@ -604,7 +604,7 @@ def test_dropout_in_the_model_is_refused() -> None:
         ({"target": (2, 3), "feature_mask": torch.zeros(1, 3).long()}, r"feature_mask is \(1, 3\), but the layer's"),
     ],
 )
-def test_what_cannot_be_explained_is_refused(keywords: dict[str, Any], message: str) -> None:
+def test_unsupported_layers_are_refused(keywords: dict[str, Any], message: str) -> None:
     case = case_of("bert")
     before = footprint(case.model)
     with pytest.raises(AssertionError, match=message):

@@ -77,7 +77,7 @@ def test_a_mapping_with_further_arguments(method: Any) -> None:
 
 
 @each_shell
-def test_a_layer_that_does_not_run(method: Any) -> None:
+def test_layer_that_does_not_run(method: Any) -> None:
     configuration = Configuration(method)
     others = FAMILIES["bert"].build().layers
     with pytest.raises(AssertionError, match=r"forward_func did not run layer 0 of 3, a BertLayer\. Pass a layer of"):
@@ -111,7 +111,7 @@ def test_a_stack_as_a_layer(method: Any) -> None:
     ],
 )
 @each_shell
-def test_what_is_no_layer_is_named(method: Any, layer: Any, message: str) -> None:
+def test_layer_of_wrong_type(method: Any, layer: Any, message: str) -> None:
     configuration = Configuration(method)
     with pytest.raises(AssertionError, match=re.escape(message)):
         method(configuration.forward_func, layer).attribute(**configuration.arguments)

@@ -92,7 +92,7 @@ def test_embeddings_without_a_batch_axis() -> None:
         ValueZeroing(lambda x: case().model(inputs_embeds=x), case().layers).attribute(torch.randn(6, 16).double())
 
 
-def test_an_error_that_inputs_do_not_explain() -> None:
+def test_error_of_the_models_own() -> None:
     def fail(ids: Any) -> None:
         raise ValueError("the model's own")
 
@@ -112,7 +112,7 @@ def test_an_error_that_inputs_do_not_explain() -> None:
     ],
 )
 @each_method
-def test_what_is_no_model(method: Any, forward_func: Any, message: str) -> None:
+def test_forward_func_of_wrong_type(method: Any, forward_func: Any, message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         method(forward_func, case().layers).attribute(case().inputs)
 

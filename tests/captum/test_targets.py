@@ -102,7 +102,7 @@ def test_a_class_is_refused(method: Any, target: Any) -> None:
     model, layers, ids = classifier()
     message = (
         r"forward_func returned shape \(2, 2\), which has no axis of the layer's 4 output tokens, .* explains tokens "
-        r"and no classes, so pass token= \(0 for .* -1 for .*\); ValueZeroingEffect explains the class"
+        r"and no classes: pass token=0 for .* token=-1 for .*\. ValueZeroingEffect explains the class"
     )
     with pytest.raises(ArgumentError, match=message):
         method(model, layers).attribute(ids, target=target)

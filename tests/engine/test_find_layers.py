@@ -141,7 +141,7 @@ def test_missing_stack(stack: str) -> None:
         (nn.Linear, "model is the class Linear: pass a model"),
     ],
 )
-def test_what_is_no_model(model: Any, message: str) -> None:
+def test_model_of_wrong_type(model: Any, message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         find_layers(model)
 

@@ -85,7 +85,7 @@ class ModelFreeAttribution(Attribution):
         """Scores `(out, in)` of one example in layer `index`, without padding. Positive, not normalised."""
 
     def _run(self, wanted: WantedTokens, arguments: Arguments, *flags: bool) -> MapRun:
-        """The maps that :class:`Rollout` joins, as of a :class:`LayerMaps`."""
+        """The maps that :class:`Rollout` joins, in the form that a :class:`LayerMaps` gives."""
         maps = self._all_maps(len(as_layers(self.layer)), arguments.inputs, None, arguments.feature_mask)
         return MapRun([(index, wanted.rows_of(one)) for index, one in enumerate(maps)], {})
 

@@ -38,7 +38,7 @@ CAPTUM_KEYWORDS: dict[str, tuple[str, str | None]] = {
     "perturbations_per_eval": _NO_MODEL,
     "show_progress": _NO_MODEL,
 }
-# What a model may raise when it is given wrong inputs.
+# The errors that a model may raise on wrong inputs.
 _MODEL_ERRORS = (RuntimeError, ValueError, LookupError, TypeError, AttributeError)
 
 
@@ -111,8 +111,8 @@ def check_readable(layers: Sequence[nn.Module]) -> None:
                 )
             if any(one.__name__ == "FSDPModule" for one in type(module).__mro__):
                 raise UnsupportedLayerError(
-                    f"The layer {kind} is sharded by FSDP (fully_shard), so it has no parameters when it runs again: "
-                    "load the model without sharding, or spread its layers over devices by device_map='auto'."
+                    f"The layer {kind} is sharded by FSDP (fully_shard), so it has no parameters when it runs again. "
+                    "Load the model without sharding, or spread its layers over devices by device_map='auto'."
                 )
 
 
@@ -144,7 +144,7 @@ def check_no_cache(inputs: Any, further: Any) -> None:
 
 @contextmanager
 def explained_errors(tokens: Any) -> Iterator[None]:
-    """Say what is wrong with inputs, if the model raises an error in the `with` block and inputs explain it.
+    """Name the mistake in the inputs, if the model raises an error in the `with` block because of it.
 
     Args:
         tokens: The input that holds token ids or embeddings. The shape of other inputs is not known.
@@ -160,7 +160,7 @@ def explained_errors(tokens: Any) -> Iterator[None]:
 
 
 def _wrong_ids(error: BaseException) -> str | None:
-    """What is wrong with the ids that an embedding was given when the error was raised."""
+    """The mistake in the ids that an embedding was given when the error was raised. None: no mistake."""
     traceback = error.__traceback__
     while traceback is not None:
         frame, traceback = traceback.tb_frame, traceback.tb_next
@@ -181,7 +181,7 @@ def _wrong_ids(error: BaseException) -> str | None:
 
 
 def _wrong_axes(tokens: Any) -> str | None:
-    """What is wrong with the axes of token ids `(batch, tokens)` or embeddings `(batch, tokens, d)`."""
+    """The mistake in the axes of token ids `(batch, tokens)` or embeddings `(batch, tokens, d)`. None: no mistake."""
     if not isinstance(tokens, Tensor):
         return None
     shape = tuple(tokens.shape)
