@@ -3,7 +3,7 @@
 import captum_vz._start  # noqa: F401  # before torch, whose import Ctrl-C may interrupt
 from captum_vz import attr, functional
 from captum_vz._engine import find_layers
-from captum_vz.attr import *  # noqa: F403  # the one list of names is captum_vz.attr's
+from captum_vz.attr import *  # noqa: F403  # the names of captum_vz.attr, listed there
 from captum_vz.errors import ArgumentError, RefusedError, UnsupportedLayerError
 from captum_vz.functional import to_embeddings, token_scores
 from captum_vz.verification import verify

@@ -145,10 +145,11 @@ def _replayed(problem: ReplayProblem, distance: OutputDistance) -> Tensor:
         traces.append(trace)
     if trace.replay is None:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in trace.failed.items() if name != "folded pairs")
+        left_out = left_out_by_replays(problem.site.layer.layer).rstrip()
+        advice = "Pass a single Transformer block in eval mode, whose output at each token depends on its input alone."
         raise UnsupportedLayerError(
-            f"{trace.layer} cannot be replayed: no replay reproduces its clean output on its own clean input. Tried "
-            f"{reasons}. {left_out_by_replays(problem.site.layer.layer)}Pass a single Transformer block in eval mode, "
-            "whose output at each token depends on its input alone."
+            f"{trace.layer} cannot be replayed: no replay reproduces its clean output on its own clean input. "
+            + (left_out or f"Tried {reasons}. {advice}")
         )
     return scores
 

@@ -17,7 +17,7 @@ class EmbeddingObjective(nn.Module):
     def __init__(self, model: Any, objective: Any, named: dict[str, Any], batch: int) -> None:
         super().__init__()
         self.model = model
-        self.words = nn.Identity()  # stands for the word embedding, which the model does not run on embeddings
+        self.words = nn.Identity()  # takes the place of the word embedding, which does not run on embeddings
         self.objective = objective
         # Captum repeats inputs that have a batch dimension when it runs copies of the batch.
         self.batched = {k: v for k, v in named.items() if isinstance(v, Tensor) and v.ndim and len(v) == batch}

@@ -43,9 +43,8 @@ class LogitTarget:
         if any(len(one) != 2 or not _belong_together(*one, of_all) for one in each):
             raise ArgumentError(
                 f"{name} is {target!r}: pass (token, entry), a position of the logits (batch, tokens, entries) and a "
-                "vocabulary entry. The logits at a position predict the next token. For all tokens pass "
-                "(slice(None), entry). For several examples pass a list with one (token, entry), or one ([tokens], "
-                "[entries]), for each example."
+                "vocabulary entry. For all tokens pass (slice(None), entry). For several examples pass a list with "
+                "one (token, entry), or one ([tokens], [entries]), for each example."
             )
         rows, entries = [one[0] for one in each], [one[1] for one in each]
         if of_all:
@@ -141,7 +140,7 @@ class LogitUpdates(LayerALTI):
         if block.norm_after() is not None:
             raise UnsupportedLayerError(
                 f"The layer {site.layer.name} norms the sum of its residual and its attention's output (post-norm), so "
-                "its terms do not sum to the logits: ALTILogit explains pre-norm decoders. Pass the layers of one."
+                "its terms do not sum to the logits. Pass the layers of a decoder with norms before its attention."
             )
         terms = self._terms_of(block)
         self.terms.append(terms.to(self.terms[0].there.device) if self.terms else terms)
@@ -183,9 +182,9 @@ class LogitUpdates(LayerALTI):
         """Refuse layers whose terms do not sum to the model's own logits, because the stack is incomplete."""
         if self.omitted:
             raise ArgumentError(
-                f"The stack that holds the layers begins with {len(self.omitted)} of type "
-                f"{type(self.omitted[0]).__name__} that are left out. Their terms would count as the embedding: "
-                "pass all layers, in the order in which they run; captum_vz.find_layers(model) returns them."
+                f"The stack begins with {len(self.omitted)} layers of type {type(self.omitted[0]).__name__} that are "
+                "missing in `layer`, so their terms would count as the embedding. Pass all layers, in the order in "
+                "which they run: captum_vz.find_layers(model) returns them."
             )
         logits = self.output if isinstance(self.output, Tensor) else getattr(self.output, "logits", None)
         logits = first_tensor(self.output) if logits is None else logits
@@ -208,15 +207,15 @@ class LogitUpdates(LayerALTI):
         if not ((explained - expected).abs() <= size).all():
             raise UnsupportedLayerError(
                 "The last layer's output, normed and unembedded, does not give the model's own logits (they differ by "
-                f"{(explained - expected).abs().max().item():.1e}): pass all layers, the norm after the layers as "
-                "`final_norm` and the linear module after the norm as `unembedding`. ALTILogit does not explain models "
-                "that scale or cap their logits."
+                f"{(explained - expected).abs().max().item():.1e}). Pass all layers, the norm after the layers as "
+                "`final_norm`, and the linear module after the norm as `unembedding`. Models that scale or cap their "
+                "logits are not supported."
             )
         for number, (one, following) in enumerate(pairwise(self.terms)):
             apart = ((one.output - following.given) * one.scale).abs().to(size.device)
             if not (apart <= size).all():
                 raise ArgumentError(
-                    f"Run {number + 1} of the layers is not given what run {number} returned: expected a stack without "
+                    f"The input of layer run {number + 1} is not the output of run {number}: expected a stack without "
                     "gaps. Pass all layers, in the order in which they run."
                 )
 

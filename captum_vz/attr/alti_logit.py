@@ -143,8 +143,8 @@ class ALTILogit(ForwardPassAttribution):
             )
         if feature_mask is not None:
             raise ArgumentError(
-                f"feature_mask is not offered by {type(self).__name__}, because its scores are additive: leave "
-                "feature_mask None, and sum the columns of each feature in the result."
+                f"{type(self).__name__} takes no feature_mask, because its scores are additive. Leave feature_mask "
+                "None, and sum the columns of each feature in the result."
             )
         arguments = Arguments(inputs, additional_forward_args, None, perturbations_per_eval, show_progress)
         wanted, maps, steps, scale = self._explain(target, foil, arguments)

@@ -86,9 +86,9 @@ class ALTIPlus(MapAggregation):
         sources = {one.shape[2] - side * one.shape[1] for side, one in zip(sides, maps, strict=True)}
         if not (sides[-1] and sides == sorted(sides) and len(sources) == 1):
             raise ArgumentError(
-                f"{self.get_name()} takes the layers of an encoder and, after them, the layers of a decoder with "
-                f"cross-attention to this encoder, but the layers' maps (out, in) are {shapes}: pass layer="
-                "[*find_layers(model, 'encoder'), *find_layers(model, 'decoder')]. For a single stack there is ALTI."
+                f"{self.get_name()} takes the layers of an encoder, then the layers of its decoder, but the layers' "
+                f"maps (out, in) are {shapes}. Pass layer=[*find_layers(model, 'encoder'), *find_layers(model, "
+                "'decoder')]. For a single stack, use ALTI."
             )
 
     def _join_features(
@@ -114,8 +114,8 @@ class _BlockALTI(LayerALTI):
     def _run(self, wanted: WantedTokens, arguments: Arguments, find_other_mixing: bool = False) -> MapRun:
         if arguments.feature_mask is not None:
             raise ArgumentError(
-                "feature_mask is not offered by ALTIPlus, because its sources are tokens of two sequences: leave "
-                "feature_mask None, and sum the columns of each feature in the result."
+                "ALTIPlus takes no feature_mask, because its sources are tokens of two sequences. Leave feature_mask "
+                "None, and sum the columns of each feature in the result."
             )
         return super()._run(wanted, arguments, find_other_mixing)
 

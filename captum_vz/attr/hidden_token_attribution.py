@@ -95,8 +95,8 @@ class HiddenTokenAttribution(LayerMaps):
         size = (vectors.transpose(0, 1) if tokens_first else vectors).shape[:2]
         if groups is not None and groups.shape != size:
             raise ArgumentError(
-                f"feature_mask is one of {groups.shape[1]} tokens, the sources of the layer's attention, but the map "
-                f"has columns for the {size[1]} tokens of `embeddings` or of the first layer: leave feature_mask None."
+                f"feature_mask has {groups.shape[1]} tokens, the sources of the layer's attention, but the map has "
+                f"{size[1]} columns, the tokens of `embeddings` or of the first layer. Leave feature_mask None."
             )
         tokens = site.target_mask
         if rows is None:

@@ -70,8 +70,7 @@ class LayerAttention(LayerMaps):
 
     def layer_scores(self, site: AttentionSite, wanted: Wanted) -> Tensor:
         """The weights of the heads as one map, `(batch, row, group)`."""
-        check_unknown_code(site, values_once=False)
-        return wanted.pool(self._fuse(widen(site.weights()), site.layer.index))
+        return wanted.pool(self._fuse(widen(checked_weights(site)), site.layer.index))
 
     def _fuse(self, weights: Tensor, index: int) -> Tensor:
         """Weights `(batch, head, out, in)` combined over heads, `(batch, out, in)`."""
@@ -79,3 +78,9 @@ class LayerAttention(LayerMaps):
         if chosen is not None:
             weights = weights[:, torch.tensor(chosen, device=weights.device)]
         return weights.mean(1) if self.reduce_heads == "mean" else weights.amax(1)
+
+
+def checked_weights(site: AttentionSite) -> Tensor:
+    """The weights `(batch, head, out, in)`. Layers of unknown code are refused if these are not all of its weights."""
+    check_unknown_code(site, values_once=False)
+    return site.weights()

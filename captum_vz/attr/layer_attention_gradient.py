@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from captum_vz._engine import AttentionSite, check_unknown_code
+from captum_vz._engine import AttentionSite
 from captum_vz.attr._base.layer_maps import LayerMaps
 from captum_vz.attr._base.wanted import Wanted
+from captum_vz.attr.layer_attention import checked_weights
 from captum_vz.errors import ArgumentError, RefusedError, UnsupportedLayerError
 from captum_vz.functional import widen
 
@@ -72,8 +73,7 @@ class LayerAttentionGradient(LayerMaps):
 
     def layer_scores(self, site: AttentionSite, wanted: Wanted) -> Callable[[Any], Tensor]:
         """A function of the model's output that returns weights times positive gradients, `(batch, row, group)`."""
-        check_unknown_code(site, values_once=False)
-        weights = site.weights()
+        weights = checked_weights(site)
 
         def scores(output: Any) -> Tensor:
             gradient = _gradient(self._explained(output, len(weights)), weights, site.layer.name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from inspect import signature
 from typing import Any, Literal
 
@@ -11,7 +12,7 @@ from captum.attr import Attribution, DeepLiftShap, GradientShap, LayerDeepLiftSh
 from torch import Tensor, nn
 
 from captum_vz.attr._base.captum import logged
-from captum_vz.attr._call.misuse import check_forward_func
+from captum_vz.attr._call.misuse import check_forward_func, explained_errors
 from captum_vz.attr._call.target import Indices, parse_indices
 from captum_vz.attr._embedding_objective import EmbeddingObjective
 from captum_vz.errors import ArgumentError
@@ -27,9 +28,9 @@ class TokenAttribution(Attribution):
     .. math:: s_j = \textstyle\sum_k a_{jk}, \qquad
         a = \text{method}\big(x \mapsto o_{\text{target}}(x) - o_{\text{foil}}(x)\big), \qquad x_j = E[\text{id}_j]
 
-    A Captum attribution class that explains inputs or a layer is applied to the word embeddings :math:`x` of token ids:
-    integrated gradients, saliency, input times gradient, DeepLift, GradientShap, feature ablation, or their layer
-    forms. The embeddings are passed as `inputs_embeds`, so the model adds positions and token types itself. The output
+    A Captum attribution class is applied to the word embeddings :math:`x` of token ids. Examples are integrated
+    gradients, saliency, input times gradient, DeepLift, GradientShap, feature ablation, and their layer forms. The
+    embeddings are passed as `inputs_embeds`, so the model adds positions and token types itself. The output
     for the embeddings must equal the output for the ids.
 
     These methods explain an *output*. `target` is a class, or `(token, class)` for logits of each token. DeepLift has
@@ -97,9 +98,9 @@ class TokenAttribution(Attribution):
         Args:
             inputs: Token ids `(batch, tokens)`, or a mapping that holds them as `input_ids`, such as a tokenizer's
                 output.
-            target: An index into the output of `forward_func`, in any of Captum's forms: a class of logits `(batch,
-                classes)`, `(token, class)` of logits `(batch, tokens, classes)`, or a list or tensor with one index for
-                each example. None: the output is one number for each example.
+            target: An index into the output of `forward_func`, in any of Captum's forms. It is a class of logits
+                `(batch, classes)`, or `(token, class)` of logits `(batch, tokens, classes)`. A list or tensor has one
+                index for each example. None: the output is one number for each example.
             foil: The index of the number that is subtracted, in the same forms ("why target rather than foil?").
             baselines: The replacement of an absent token, for methods with baselines: "pad" or "mask" (the embedding of
                 this token), "zero" (a zero vector), or token ids `(1 or batch, tokens)`. With a name, special tokens
@@ -118,10 +119,8 @@ class TokenAttribution(Attribution):
                 embeddings and ids. An output of another shape than described.
         """
         if torch.is_inference_mode_enabled():
-            raise ArgumentError(
-                f"{self.get_name()} needs gradients, which torch.inference_mode() rules out: use torch.no_grad() "
-                "instead."
-            )
+            advice = "torch.inference_mode() is active: use torch.no_grad() instead"
+            raise ArgumentError(f"{self.get_name()} needs gradients, but {advice}.")
         if getattr(self.forward_func, "training", False):
             raise ArgumentError("The model is in train mode: call model.eval() first.")
         if not callable(self.method):
@@ -134,20 +133,22 @@ class TokenAttribution(Attribution):
                 "return_convergence_delta has no meaning here: the scores of integrated gradients sum to the output "
                 "minus the baseline's output. Leave it out, and compare the sum of a row."
             )
+        self._check_layer()
         check_forward_func(self.forward_func, ())
         named = dict(inputs) if isinstance(inputs, Mapping) else {"input_ids": inputs}
         ids = named.pop("input_ids", None)
         if not (isinstance(ids, Tensor) and ids.ndim == 2 and not ids.is_floating_point() and ids.numel()):
+            shown = f"{ids.dtype} {tuple(ids.shape)}" if isinstance(ids, Tensor) else f"of type {type(ids).__name__}"
             raise ArgumentError(
-                "inputs holds no token ids: pass a tensor of integers (batch, tokens), or a mapping with one as "
-                "input_ids."
+                f"The token ids in inputs are {shown}: pass a tensor of integers (batch, tokens), or a mapping with "
+                "one as input_ids."
             )
         if self.objective is not None and foil is not None:
             raise ArgumentError("The objective defines the number, so foil has no meaning: subtract it there.")
         indices, other = parse_indices(target), parse_indices(foil, "foil")
         run = EmbeddingObjective(self.forward_func, self.objective, named, len(ids))
         words = self._words()
-        with torch.enable_grad():
+        with torch.enable_grad(), explained_errors(ids):
             embedded = words(ids).detach()
             run.check(ids, embedded, indices, other)
             reference = self._baselines(baselines, ids, embedded, words).detach()
@@ -166,7 +167,7 @@ class TokenAttribution(Attribution):
         foil: Tensor | None,
         options: dict[str, Any],
     ) -> Tensor:
-        # Embeddings are given to the model, so the word embedding does not run. Its output is that of `run.words`.
+        # Embeddings are given to the model, so the word embedding does not run. `run.words` has its output.
         layer = run.words if self.layer is not None and self.layer is self._words() else self.layer
         method = self.method(run) if layer is None else self.method(run, layer)
         if isinstance(method, _ONE_EXAMPLE_AT_A_TIME) and len(embedded) > 1:
@@ -205,6 +206,17 @@ class TokenAttribution(Attribution):
             )
         # If a token is one feature, each entry of its vector is the score of the whole token.
         return token_scores((found[..., :1] if masks or windows else found).detach(), self.reduce)
+
+    def _check_layer(self) -> None:
+        """Refuse a method of layers without a layer, and a layer that the method does not take."""
+        if self.layer is not None and not isinstance(self.layer, nn.Module):
+            raise ArgumentError(f"layer is of type {type(self.layer).__name__}: pass one module of the model, or None.")
+        method = self.method.func if isinstance(self.method, partial) else self.method
+        if isinstance(method, type) and ("layer" in signature(method).parameters) != (self.layer is not None):
+            advice = "a method of layers, such as LayerIntegratedGradients, or layer=None"
+            advice = "the module that it explains as layer" if self.layer is None else advice
+            shown = self.layer and type(self.layer).__name__
+            raise ArgumentError(f"method is {method.__name__} and layer is {shown}: pass {advice}.")
 
     def _words(self) -> nn.Module:
         words = self.embeddings

@@ -34,12 +34,12 @@ class ValueZeroingEffect(ForwardPassAttribution):
     .. math:: s_j = o_{\text{target}} - o_{\text{target}}^{\neg j}
 
     where :math:`o^{\neg j}` is the output of the whole model with :math:`v_j = 0` in all selected layers at once. The
-    change of a layer passes through the rest of the model, and attention weights of later layers change as well. The
-    sign is that of Captum's FeatureAblation: a score is positive if the token supports the target.
+    change of a layer passes through the rest of the model, and attention weights of later layers change as well. As in
+    Captum's FeatureAblation, a score is positive if the token supports the target.
 
     :class:`~captum_vz.ValueZeroing` explains the *representation* of a token in one layer, without a class.
     ValueZeroingEffect explains the *decision* of the model. A token can change the representation without an effect on
-    the class, or can oppose the class. The zeroed values are those of the paper (`Mohebbi et al., EACL 2023
+    the class, or can oppose the class. The paper zeroes the same values (`Mohebbi et al., EACL 2023
     <https://aclanthology.org/2023.eacl-main.245>`_). The effect on the output is an extension.
 
     The model runs once on its inputs. Then the model runs on copies of the inputs, with one source zeroed in each copy.
@@ -105,16 +105,16 @@ class ValueZeroingEffect(ForwardPassAttribution):
         Args:
             inputs: The inputs of `forward_func`. A tensor or a tuple of tensors is passed by position, a mapping (a
                 tokenizer's output) by keyword. Dimension 0 is the batch.
-            target: An index into the output of `forward_func`, in any of Captum's forms: a class, `(token, entry)`, or
-                a list or tensor with one index for each example. Or a function that takes the output for copies of the
+            target: An index into the output of `forward_func`, in any of Captum's forms: a class, or `(token, entry)`.
+                A list or tensor has one index for each example. Or a function that takes the output for copies of the
                 batch and returns one number for each example. None: the output is one number for each example.
             additional_forward_args: Further arguments for `forward_func`, after `inputs`: a tuple, or one object.
                 Tensors with an entry for each example are repeated with the batch.
             feature_mask: Integers `(1 or batch, in)`. Tokens with the same number form one feature (a word, a span) and
                 are zeroed together. All tokens of a feature have its effect.
             attribute_to_layer_input: Must be False, because values are zeroed, not a layer's input or output.
-            perturbations_per_eval: The largest number of sources that are zeroed in one run of the model, beside one
-                copy in which no value is zeroed. None: as many as fit in memory. The effects are the same.
+            perturbations_per_eval: The largest number of sources that are zeroed in one run of the model. One more
+                copy runs with no value zeroed. None: as many as fit in memory. The effects are the same.
             show_progress: Whether to show a progress bar, with one step for each run of the model.
             foil: The index of the number that is subtracted, in the same forms ("why target rather than foil?").
             run: The input whose values are zeroed, of several, see :meth:`LayerMaps.attribute`.
@@ -223,7 +223,7 @@ class _Question:
         return cls(parse_indices(target), parse_indices(foil, "foil"))
 
     def read(self, output: Any, batch: int, copies: int) -> Tensor:
-        """The numbers of copies of the batch, one after the other, `(copies * batch,)`."""
+        """The explained numbers of all copies of the batch, `(copies * batch,)`."""
         examples = batch * copies
         if callable(self.target):
             numbers = self.target(output)

@@ -62,7 +62,7 @@ def logit_contributions(updates: Iterable[Tensor], maps: Iterable[Tensor]) -> Te
         `(batch, row, tokens)` in float64, signed. A row sums to the sum of the same row of all updates.
 
     Raises:
-        ArgumentError: There is no layer, or the number of maps is not that of updates.
+        ArgumentError: There is no layer, or updates and maps differ in number.
 
     >>> updates = [torch.tensor([[[0.0, 2.0]]]), torch.tensor([[[1.0, -4.0]]])]
     >>> maps = [torch.tensor([[[1.0, 0.0], [0.5, 0.5]]])] * 2

@@ -73,7 +73,7 @@ def to_embeddings(row: Tensor, inputs: Embeddings) -> Embeddings:
         The shape of `inputs`, and a tuple if `inputs` is one, in at least float32.
 
     Raises:
-        ArgumentError: `inputs` are no embeddings, or not those of the row.
+        ArgumentError: `inputs` are not embeddings, or have other tokens than the row.
 
     >>> row = torch.tensor([[0.75, 0.25]])  # one example, two tokens
     >>> to_embeddings(row, torch.zeros(1, 2, 3))

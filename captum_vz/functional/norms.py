@@ -97,7 +97,7 @@ def contribution_norms(weights: Tensor, vectors: Tensor) -> Tensor:
     .. math:: \lVert V_{ij} \rVert_2 = \sqrt{w_{ij}^\top G_j\, w_{ij}}, \qquad
         (G_j)_{kl} = \langle f_{jk}, f_{jl} \rangle
 
-    The norm is that of the sum of the parts (`Kobayashi et al. 2020 <https://aclanthology.org/2020.emnlp-main.574>`_,
+    The parts are summed before the norm is taken (`Kobayashi et al. 2020 <https://aclanthology.org/2020.emnlp-main.574>`_,
     section 3). It is computed from inner products, so that memory grows with the number of parts and not with d.
 
     Args:

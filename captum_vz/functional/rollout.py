@@ -72,7 +72,7 @@ def rollout(maps: Iterable[Tensor], residual: Residual = None) -> list[Tensor]:
 
     Returns:
         The rollout after each layer, `(batch, tokens, tokens)`. It is in float64, because it is a product of many small
-        numbers. Rows sum to 1 if those of all maps do, except for "add".
+        numbers. Rows sum to 1 if the rows of all maps do, except for "add".
 
     Raises:
         ArgumentError: There is no map, the maps differ in shape, or `residual` is unknown.
@@ -131,7 +131,7 @@ def _check_shape(step: Tensor, before: list[Tensor]) -> None:
     if before and step.shape != before[-1].shape:
         raise ArgumentError(
             f"All maps need one shape: map {len(before)} is {tuple(step.shape)}, "
-            f"those before it are {tuple(before[-1].shape)}."
+            f"the maps before it are {tuple(before[-1].shape)}."
         )
 
 
@@ -150,7 +150,7 @@ def encoder_decoder_rollout(encoder: Tensor | None, decoder: Iterable[Tensor]) -
             outputs, then the layer's inputs.
 
     Returns:
-        The rollout after each layer, `(batch, out, source + out)` in float64. Rows sum to 1 if those of all maps do.
+        The rollout after each layer, `(batch, out, source + out)` in float64. Rows sum to 1 if the rows of all maps do.
 
     Raises:
         ArgumentError: There is no map, or the maps do not fit each other.

@@ -28,7 +28,7 @@ def flags(mask: Tensor, shape: torch.Size, name: str) -> Tensor:
 
 
 def undefined(scores: Tensor, keep: Tensor) -> Tensor:
-    """Rows without an order, `(batch,)`: no score counts, all are equal, or one of them is NaN."""
+    """Whether a row has no order, `(batch,)`: no score counts, all scores are equal, or a score is NaN."""
     lowest = scores.masked_fill(~keep, torch.inf).amin(-1)
     highest = scores.masked_fill(~keep, -torch.inf).amax(-1)
     return (scores.isnan() & keep).any(-1) | ~(lowest < highest)

@@ -56,19 +56,19 @@ def comprehensiveness(prediction: Prediction, scores: Tensor, fractions: tuple[f
 
     .. math:: p(\hat y \mid x) - p(\hat y \mid x \setminus r_q), \qquad |r_q| = \lceil q n \rceil
 
-    where :math:`r_q` are the highest of the n content tokens and :math:`\hat y` is the most likely of the forms in the
+    where :math:`r_q` are the highest of the n content tokens and :math:`\hat y` is the most likely form in the
     whole sentence (`DeYoung et al. 2020 <https://aclanthology.org/2020.acl-main.408>`_, ERASER). Higher is better. The
     mean over the fractions, `comprehensiveness(...).mean(-1)`, is the area over the perturbation curve (AOPC).
 
     Args:
         prediction: Model, sentences and the way of removal.
         scores: `(batch, tokens)`, highest for the most important tokens. Take absolute values if both signs count.
-            Of tokens with equal scores, the earlier token comes first.
+            If scores are equal, the earlier token comes first.
         fractions: Shares q of the content tokens, between 0 and 1.
 
     Returns:
-        `(batch, fractions)` in float64. NaN for an example without content tokens, or whose scores hold a NaN or are
-        all equal, because such scores give no order. :func:`summarize` counts these examples.
+        `(batch, fractions)` in float64. NaN for an example without content tokens, or with scores that give no order:
+        a NaN, or all equal. :func:`summarize` counts these examples.
 
     Raises:
         ArgumentError: Shapes do not fit, or fractions are not between 0 and 1.
@@ -93,8 +93,22 @@ def sufficiency(prediction: Prediction, scores: Tensor, fractions: tuple[float, 
 
     .. math:: p(\hat y \mid x) - p(\hat y \mid r_q), \qquad |r_q| = \lceil q n \rceil
 
-    The counterpart of :func:`comprehensiveness`, with the same arguments, result and errors (`DeYoung et al. 2020
-    <https://aclanthology.org/2020.acl-main.408>`_, ERASER). Lower is better. Special tokens and the target are kept.
+    where :math:`r_q` are the highest of the n content tokens and :math:`\hat y` is the most likely form in the whole
+    sentence (`DeYoung et al. 2020 <https://aclanthology.org/2020.acl-main.408>`_, ERASER). Lower is better. Special
+    tokens and the target are kept. This is the counterpart of :func:`comprehensiveness`.
+
+    Args:
+        prediction: Model, sentences and the way of removal.
+        scores: `(batch, tokens)`, highest for the most important tokens. Take absolute values if both signs count.
+            If scores are equal, the earlier token comes first.
+        fractions: Shares q of the content tokens, between 0 and 1.
+
+    Returns:
+        `(batch, fractions)` in float64. NaN for an example without content tokens, or with scores that give no order:
+        a NaN, or all equal. :func:`summarize` counts these examples.
+
+    Raises:
+        ArgumentError: Shapes do not fit, or fractions are not between 0 and 1.
 
     >>> from captum_vz.metrics import MaskedSentences, Prediction, content_tokens
     >>> from captum_vz.testbed import load_agreement_model

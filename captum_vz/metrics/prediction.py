@@ -87,8 +87,8 @@ class Prediction:
         batch_size: The number of sentences in a batch. The numbers are the same for any value.
 
     Raises:
-        RefusedError: The model is in train mode, or returns logits of another shape or NaN; a form is not in its
-            vocabulary; or an argument is wrong.
+        RefusedError: An argument is wrong. The model is in train mode. The logits have another shape or hold a NaN. A
+            form is not in the vocabulary.
 
     >>> from captum_vz.testbed import load_agreement_model
     >>> model, tokenizer = load_agreement_model()
@@ -128,7 +128,7 @@ class Prediction:
         self.batch_size = batch_size
 
     def best(self) -> Tensor:
-        """The most likely of the forms (or of the vocabulary) in the sentences as they are, token ids `(batch,)`."""
+        """The most likely form (or vocabulary entry) in the unchanged sentences, token ids `(batch,)`."""
         answers = []
         for examples, at_target in self._logits(torch.arange(len(self.ids)), torch.zeros_like(self.content)):
             if self.forms is None:
@@ -195,7 +195,7 @@ class Prediction:
 
 
 def content_tokens(ids: Tensor, special_ids: Sequence[int | None]) -> Tensor:
-    """Which tokens of sentences are no special tokens.
+    """The tokens of sentences that are not special tokens.
 
     Args:
         ids: Token ids, any shape.

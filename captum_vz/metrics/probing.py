@@ -62,10 +62,11 @@ def description_length(
     where :math:`p_k` is a probe trained on the first :math:`n_k` examples (`Voita & Titov 2020
     <https://aclanthology.org/2020.emnlp-main.14>`_). The first block is sent by a uniform code.
 
-    The probe is that of `Mohebbi et al. 2023 <https://aclanthology.org/2023.eacl-main.245>`_ (dropout 0.2, 128 units,
-    ReLU, layer norm, dropout 0.3, AdamW at 0.001, batches of 128, at most 15 epochs, patience of 5), with four
-    differences. It returns logits. Code lengths are in bits. The rate falls linearly over all epochs. The best epoch is
-    chosen on a tenth of the examples *already sent*, because a receiver does not have the next block yet.
+    `Mohebbi et al. 2023 <https://aclanthology.org/2023.eacl-main.245>`_ use the same probe: dropout 0.2, 128 units,
+    ReLU, layer norm, dropout 0.3. It is trained by AdamW at 0.001, in batches of 128, for at most 15 epochs, with a
+    patience of 5. There are four differences. The probe returns logits. Code lengths are in bits. The rate falls
+    linearly over all epochs. The best epoch is chosen on a tenth of the examples *already sent*, because a receiver
+    does not have the next block yet.
 
     Args:
         states: Representations `(examples, d)`, of one layer. It runs on the CPU, in float32.
@@ -79,8 +80,8 @@ def description_length(
         The bits of each label, K, and the boundaries in examples.
 
     Raises:
-        ArgumentError: Shapes do not fit, labels are out of range, values are not finite, boundaries do not rise to 1,
-            or there are too few examples for them.
+        ArgumentError: Shapes do not fit. Labels are out of range. Values are not finite. Boundaries do not rise to 1,
+            or there are too few examples for the boundaries.
 
     >>> labels = torch.arange(600) % 2
     >>> states = torch.randn(600, 8, generator=torch.Generator().manual_seed(0)) + 4 * labels[:, None]

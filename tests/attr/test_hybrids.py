@@ -23,6 +23,7 @@ from captum_vz import (
     ValueZeroingRollout,
     find_layers,
 )
+from captum_vz.errors import UnsupportedLayerError
 from captum_vz.study.methods import Batch
 from tests.engine.blocks import (
     WIDTH,
@@ -116,7 +117,7 @@ def all_layers(model: nn.Module) -> list[nn.Module]:
 
 
 @pytest.mark.parametrize("name", HYBRIDS)
-def test_the_layers_that_attend_have_maps(name: str) -> None:
+def test_only_attention_layers_have_maps(name: str) -> None:
     _, attending, value = HYBRIDS[name]
     model = model_of(name)
     layers = [all_layers(model)[number] for number in attending]
@@ -204,6 +205,16 @@ def test_steering_hook_is_not_mixing() -> None:
     assert_same(AttentionRollout(model, find_layers(model), residual=None).attribute(x), maps[1] @ maps[0])
 
 
+def test_hook_between_layers_is_named() -> None:
+    model, x = Stack(Block(), Block()), sequences(2)
+    model.layers[1].register_forward_pre_hook(lambda module, inputs: (inputs[0] + inputs[0].mean(1, keepdim=True),))
+    with pytest.raises(UnsupportedLayerError, match=r"effect of the forward_pre_hook \S+<lambda>, or of an omitted"):
+        AttentionRollout(model, find_layers(model)).attribute(x)
+    maps = LayerAttention(model, find_layers(model)).attribute(x)
+    rollout = AttentionRollout(model, find_layers(model), residual=None, other_mixing="ignore")
+    assert_same(rollout.attribute(x), maps[1] @ maps[0])
+
+
 @pytest.mark.parametrize("method", ROLLOUTS)
 @pytest.mark.parametrize("other", [Recurrent, InPlace])
 def test_mixing_between_layers_is_refused(method: Any, other: type[Recurrent]) -> None:
@@ -241,7 +252,7 @@ class FromNeighbours(SelfAttention):
 
 
 @pytest.mark.parametrize("method", [ValueZeroingRollout, AttentionRollout])
-def test_values_made_of_several_tokens_are_refused(method: Any) -> None:
+def test_values_of_several_tokens_refused(method: Any) -> None:
     model, x = Stack(Block(), block_of(FromNeighbours("value"))), sequences(2)
     with pytest.raises(AssertionError, match=r"the layers 1 \(Block\) mix their tokens in another way"):
         method(model, list(model.layers)).attribute(x)
@@ -407,7 +418,7 @@ class Wincing(Convolution):
         return super().forward(x)
 
 
-def test_layer_that_cannot_be_tested_is_refused() -> None:
+def test_untestable_layer_is_refused() -> None:
     torch.manual_seed(0)
     model, x = Stack(Block(), Block(after=Wincing())), sequences(2)
     with pytest.raises(AssertionError, match=r"the layers 1 \(Block\) do not run on changed inputs"):

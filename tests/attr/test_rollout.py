@@ -85,7 +85,7 @@ def test_a_tuple_for_a_tuple() -> None:
     assert torch.equal(answer, of.attribute(ids))
 
 
-def test_what_gives_no_maps_is_refused() -> None:
+def test_maps_of_wrong_type() -> None:
     with pytest.raises(AssertionError, match="maps is of type AttentionRollout: pass a method that gives"):
         Rollout(AttentionRollout(BERT.model, BERT.layers))  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(AssertionError, match=r"maps is of type list: .* For maps, call captum_vz.functional.rollout"):
@@ -184,5 +184,5 @@ def test_receptive_fields_of_a_deep_stack() -> None:
     assert receptive_fields([map_] * 500)[-1].tolist() == [[4, 3, 2, 1]]
     with pytest.raises(AssertionError, match="at least one layer, got none"):
         receptive_fields([])
-    with pytest.raises(AssertionError, match=r"map 1 is \(1, 3, 3\), those before it are \(1, 4, 4\)"):
+    with pytest.raises(AssertionError, match=r"map 1 is \(1, 3, 3\), the maps before it are \(1, 4, 4\)"):
         receptive_fields([map_, map_[:, :3, :3]])

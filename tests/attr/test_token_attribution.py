@@ -286,8 +286,8 @@ def test_function_as_forward_func() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"inputs": torch.zeros(1, 3)}, "inputs holds no token ids"),
-        ({"inputs": {"attention_mask": IDS}}, "inputs holds no token ids"),
+        ({"inputs": torch.zeros(1, 3)}, "The token ids in inputs are"),
+        ({"inputs": {"attention_mask": IDS}}, "The token ids in inputs are"),
         ({"baselines": "blank"}, "baselines is 'blank': pass 'pad', 'mask', 'zero' or token ids"),
         ({"baselines": IDS[:, :2]}, r"baselines is \(2, 2\) of torch.int64: pass token ids \(2, 11\)"),
         ({"objective": lambda output: output.logits, "foil": 1}, "so foil has no meaning: subtract it there"),
@@ -303,13 +303,13 @@ def test_bad_arguments_are_refused(options: dict[str, Any], message: str) -> Non
     ("target", "foil", "message"),
     [
         ([(6, ARE)] * 3, None, r"target has 3 entries, one for each example, but the output .* has 2 examples"),
-        ((11, ARE), None, r"target \(11, \d+\) is out of range: axis 1 of the output"),
-        ((6, 10**6), None, r"target \(6, 1000000\) is out of range: axis 2 of the output"),
+        ((11, ARE), None, r"target is \(11, \d+\), which is out of range: axis 1 of the output"),
+        ((6, 10**6), None, r"target is \(6, 1000000\), which is out of range: axis 2 of the output"),
         ((True, ARE), None, "which does not index an output"),
         ((6, ARE), (6, 0.5), r"foil is \(6, 0.5\), which does not index an output"),
-        ((6, ARE), (6, 10**6), r"foil \(6, 1000000\) is out of range"),
+        ((6, ARE), (6, 10**6), r"foil is \(6, 1000000\), which is out of range"),
         ((6, ARE), 6, "foil is 6|foil is \\(6,\\): pass one number for each example"),
-        (ARE, None, r"target \(\d+,\) is out of range"),
+        (ARE, None, r"target is \(\d+,\), which is out of range"),
         (6, None, r"target \(6,\) picks \(2, \d+\) for 2 examples: .* a tuple \(token, class\)"),
         (None, None, r"target None picks .* one number for each example is explained"),
     ],
@@ -328,7 +328,7 @@ def test_small_integers_are_positions_too() -> None:
 
 def test_unexpected_outputs_are_refused() -> None:
     bag = Bag(nn.ReLU()).eval()
-    with pytest.raises(ArgumentError, match=r"target \(1, 0\) has 2 indices, but the output \(2, 3\) has 1 axes"):
+    with pytest.raises(ArgumentError, match=r"target is \(1, 0\), with 2 indices, but the output \(2, 3\) has 1 axes"):
         TokenAttribution(bag, Saliency, TINY).attribute(TINY_IDS, target=(1, 0))
     with pytest.raises(ArgumentError, match=r"gave an object of type tuple: expected logits"):
         TokenAttribution(lambda **x: (bag(**x),), Saliency, TINY, embeddings=bag.words).attribute(TINY_IDS, target=0)

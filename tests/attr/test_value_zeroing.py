@@ -74,7 +74,7 @@ def test_distances_normalized() -> None:
 
 
 @each_varied
-def test_a_distance_of_ones_own(name: str) -> None:
+def test_distance_as_a_function(name: str) -> None:
     def cityblock(a: Tensor, b: Tensor) -> Tensor:
         return (a - b).abs().sum(-1)
 

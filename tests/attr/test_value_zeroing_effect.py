@@ -151,7 +151,7 @@ def test_cross_attention_sources_are_encoder_tokens(name: str, chosen: Any) -> N
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama"])
-def test_whatever_the_attention_implementation(name: str, implementation: str) -> None:
+def test_every_attention_implementation(name: str, implementation: str) -> None:
     case = FAMILIES[name].build(attn_implementation=implementation)
     # Eager attention may compute its softmax in float32.
     assert_same(effect(case), naive_effect(FAMILIES[name].case), 1e-10 if implementation == "eager" else 1e-6)
@@ -581,7 +581,7 @@ def test_dependent_or_random_examples_are_refused(odd: nn.Module, place: str) ->
     model = nn.Sequential(blocks[0], *([odd] if place == "between" else []), blocks[1], *([odd] * (place == "behind")))
     x = torch.randn(3, 5, BLOCK_WIDTH, dtype=torch.float64)
     drawn = place == "inside" and isinstance(odd, Chance)
-    message = "Block draws random numbers" if drawn else "does not compute for that copy what it computed before"
+    message = "Block draws random numbers" if drawn else "the unchanged copy gave another output"
     with pytest.raises(AssertionError, match=message):
         ValueZeroingEffect(model, list(blocks)).attribute(x, target=(2, 3))
     if place == "between":  # has run when the last layer begins: what it gave then is what the layer gets
@@ -611,7 +611,7 @@ def test_dropout_in_the_model_is_refused() -> None:
         ({"target": (2, 3), "feature_mask": torch.zeros(1, 3).long()}, r"feature_mask is \(1, 3\), but the layer's"),
     ],
 )
-def test_what_cannot_be_explained_is_refused(keywords: dict[str, Any], message: str) -> None:
+def test_unsupported_layers_are_refused(keywords: dict[str, Any], message: str) -> None:
     case = case_of("bert")
     before = footprint(case.model)
     with pytest.raises(AssertionError, match=message):
@@ -633,7 +633,10 @@ def test_further_refusals() -> None:
         ValueZeroingEffect(pair.model, both).attribute(pair.inputs, read)
     with pytest.raises(NotImplementedError, match="attribute_future is not implemented for ValueZeroingEffect"):
         ValueZeroingEffect(case.model, case.layers).attribute_future()
-    with pytest.raises(ArgumentError, match=r"target \(2, 99\) is out of range: axis 2 .* has 32 entries, -32 to 31"):
+    with pytest.raises(
+        ArgumentError,
+        match=r"target is \(2, 99\), which is out of range: axis 2 .* from -32 to 31",
+    ):
         of_hidden_states(case, case.layers).attribute(case.inputs, target=(2, 99))
     with pytest.raises(ArgumentError, match="target is a function, so foil has no meaning"):
         ValueZeroingEffect(case.model, case.layers).attribute(case.inputs, read, foil=3)

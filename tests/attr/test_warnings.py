@@ -168,7 +168,7 @@ def test_padding_without_a_mask_warns(name: str, side: str, kind: Any) -> None:
         method.attribute(ids, additional_forward_args=(None, mask) if name == "gpt2" else (mask,))
 
 
-def test_decoders_with_an_encoder_have_other_ids() -> None:
+def test_decoder_ids_of_encoder_decoders() -> None:
     case = FAMILIES["bart-decoder"].case
     pads = case.model.config.pad_token_id
     ids = torch.full((1, 5), pads)

@@ -44,7 +44,7 @@ def test_token_and_target_pick_rows(build: Any) -> None:
 
 @each_baseline
 def test_single_target_is_refused(build: Any) -> None:
-    with pytest.raises(ArgumentError, match=r"may name a class: .* explains tokens only, so pass token="):
+    with pytest.raises(ArgumentError, match=r"may name a class, but .* explains tokens only. Pass token="):
         build().attribute(IDS, 1)
 
 

@@ -62,7 +62,7 @@ def test_terms_sum_to_the_logit(name: str) -> None:
 
 
 @each_model
-def test_rows_sum_to_what_attention_adds(name: str) -> None:
+def test_rows_sum_to_attention_term(name: str) -> None:
     inputs = language_model(name).inputs
     method = method_of(name)
     scores, terms = (ask(inputs, target=(EVERY, 5), foil=(EVERY, 6)) for ask in (method.attribute, method.terms))
@@ -102,7 +102,7 @@ def test_padded_batch_equals_its_examples(name: str) -> None:
     assert_batch_is_its_examples(method_of(name), language_model(name), target=(EVERY, 8))
 
 
-def test_padding_may_stand_on_the_left() -> None:
+def test_padding_on_the_left() -> None:
     case, method = language_model("llama"), method_of("llama")
     one = case.example(1).inputs
     one["position_ids"] = torch.arange(one["input_ids"].shape[1])[None]
@@ -212,7 +212,7 @@ def test_known_contributions() -> None:
         ({"target": (7, 5)}, r"target 7 is out of range: there are 7 output tokens"),
         ({"target": (2, 5), "foil": (3, 6)}, r"pass the same tokens in both"),
         ({"target": (2, 5), "foil": (2, 99)}, r"foil names entry 99"),
-        ({"target": (2, 5), "feature_mask": torch.zeros(1, 7)}, r"feature_mask is not offered by ALTILogit"),
+        ({"target": (2, 5), "feature_mask": torch.zeros(1, 7)}, r"ALTILogit takes no feature_mask"),
         ({"target": (2, 5), "attribute_to_layer_input": True}, r"attribute_to_layer_input=True has no meaning here"),
     ],
 )
@@ -240,12 +240,12 @@ def test_unreadable_readouts_are_refused() -> None:
     refused(case.model, case.layers, r"unembedding is a LayerNorm. Expected: a linear module", unembedding=norm)
     refused(case.model, case.layers, r"final_norm is a Linear, which could not be read as a", final_norm=head)
     refused(case.model, case.layers, r"does not give the model's own logits", final_norm=case.layers[1].ln_1)
-    refused(case.model, case.layers[:2], r"does not give the model's own logits .*: pass all layers")
+    refused(case.model, case.layers[:2], r"does not give the model's own logits .*\. Pass all layers")
     refused(capped, case.layers, r"own logits .* scale or cap", final_norm=norm, unembedding=head)
-    later = r"begins with 1 of type GPT2Block that are left out.*pass all layers"
+    later = r"begins with 1 layers of type GPT2Block that are missing.*Pass all layers"
     refused(case.model, case.layers[1:], later)
     refused(call, case.layers[1:], later, final_norm=norm, unembedding=head)
-    refused(case.model, [case.layers[0], case.layers[2]], r"Run 1 of the layers is not given what run 0 returned")
+    refused(case.model, [case.layers[0], case.layers[2]], r"The input of layer run 1 is not the output of run 0")
     refused(
         lambda **inputs: case.model(**inputs).logits[:, -1:],
         case.layers,
@@ -277,7 +277,10 @@ def test_unsupported_layers_are_refused() -> None:
         final_norm=bert.model.embeddings.LayerNorm,
         unembedding=head,
     )
-    with pytest.raises(AssertionError, match=r"BertLayer norms the sum .* \(post-norm\).* explains pre-norm decoders"):
+    with pytest.raises(
+        AssertionError,
+        match=r"BertLayer norms the sum .* \(post-norm\).* Pass the layers of a decoder with norms before",
+    ):
         method.attribute(bert.inputs, target=(EVERY, 8))
     whisper = stacks("whisper")[1]
     method = ALTILogit(
@@ -306,7 +309,7 @@ def test_sequential_with_an_embedding() -> None:
     method = ALTILogit(model, [model[1], model[2]], final_norm=model[3], unembedding=model[4])
     assert_same(method.terms(ids, target=(EVERY, 4)).total(), model(ids)[..., 4])
     method = ALTILogit(model, model[2], final_norm=model[3], unembedding=model[4])
-    with pytest.raises(AssertionError, match="begins with 1 of type Block that are left out"):
+    with pytest.raises(AssertionError, match="begins with 1 layers of type Block that are missing"):
         method.attribute(ids, target=(EVERY, 4))
 
 

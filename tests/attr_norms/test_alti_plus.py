@@ -65,7 +65,7 @@ def test_padded_batch_equals_its_examples(name: str) -> None:
         assert_same(together[index, :tokens, SOURCES : SOURCES + tokens], alone[:, source:])
 
 
-def test_padding_may_stand_on_the_left() -> None:
+def test_padding_on_the_left() -> None:
     """T5 knows positions by their distances only."""
     case, method = stacks("t5")[1], method_of("t5")
     one = case.example(1).inputs
@@ -202,14 +202,14 @@ def test_known_rollouts() -> None:
 def test_bad_arguments() -> None:
     encoder, decoder = stacks("bart")
     inputs = decoder.inputs
-    with pytest.raises(AssertionError, match=r"layers of an encoder and, after them, .* single stack there is ALTI"):
+    with pytest.raises(AssertionError, match=r"layers of an encoder, then .* single stack, use ALTI"):
         ALTIPlus(decoder.model, encoder.layers).attribute(inputs)
     gpt2 = FAMILIES["gpt2"].case
-    with pytest.raises(AssertionError, match=r"layers of an encoder and, after them"):
+    with pytest.raises(AssertionError, match=r"layers of an encoder, then"):
         ALTIPlus(gpt2.model, gpt2.layers).attribute(gpt2.inputs)
     with pytest.raises(AssertionError, match=r"ran in the order \[3, 4, 5, 0, 1, 2\]"):
         ALTIPlus(decoder.model, [*decoder.layers, *encoder.layers]).attribute(inputs)
-    with pytest.raises(AssertionError, match=r"feature_mask is not offered by ALTIPlus"):
+    with pytest.raises(AssertionError, match=r"ALTIPlus takes no feature_mask"):
         method_of("bart").attribute(inputs, feature_mask=torch.zeros(1, 12, dtype=torch.long))
     with pytest.raises(AssertionError, match=r"token 5 is out of range: there are 5 output tokens"):
         method_of("bart").attribute(inputs, token=5)

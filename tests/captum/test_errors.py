@@ -48,7 +48,7 @@ def test_mask_of_one_example() -> None:
 @each_shell
 def test_inputs_in_a_list(method: Any) -> None:
     configuration = Configuration(method)
-    with pytest.raises(AssertionError, match="inputs is a list, no tensor: pass a tensor, a tuple of tensors"):
+    with pytest.raises(AssertionError, match="inputs is of type list: pass a tensor, a tuple of tensors"):
         configuration.build().attribute(list(configuration.case.inputs.values()))
 
 
@@ -77,7 +77,7 @@ def test_a_mapping_with_further_arguments(method: Any) -> None:
 
 
 @each_shell
-def test_a_layer_that_does_not_run(method: Any) -> None:
+def test_layer_that_does_not_run(method: Any) -> None:
     configuration = Configuration(method)
     others = FAMILIES["bert"].build().layers
     with pytest.raises(AssertionError, match=r"forward_func did not run layer 0 of 3, a BertLayer\. Pass a layer of"):
@@ -103,15 +103,15 @@ def test_a_stack_as_a_layer(method: Any) -> None:
 @pytest.mark.parametrize(
     ("layer", "message"),
     [
-        ([], "layer is empty: pass a module of the model, or a list of modules; captum_vz.find_layers"),
-        ("encoder.layer.0", "layer is of type str: pass a module of the model"),
-        (0, "layer is of type int: pass a module of the model"),
-        (["encoder.layer.0"], "layer is of type str: pass a module of the model"),
+        ([], "layer is empty: pass a module of the model, or a list of modules. captum_vz.find_layers"),
+        ("encoder.layer.0", "layer is 'encoder.layer.0': pass a module of the model"),
+        (0, "layer is 0: pass a module of the model"),
+        (["encoder.layer.0"], "layer is 'encoder.layer.0': pass a module of the model"),
         (None, "layer is of type NoneType: pass a module of the model"),
     ],
 )
 @each_shell
-def test_what_is_no_layer_is_named(method: Any, layer: Any, message: str) -> None:
+def test_layer_of_wrong_type(method: Any, layer: Any, message: str) -> None:
     configuration = Configuration(method)
     with pytest.raises(AssertionError, match=re.escape(message)):
         method(configuration.forward_func, layer).attribute(**configuration.arguments)

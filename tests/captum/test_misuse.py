@@ -7,9 +7,17 @@ from typing import Any
 
 import pytest
 import torch
-from captum.attr import IntegratedGradients, NoiseTunnel
+from captum.attr import IntegratedGradients, LayerIntegratedGradients, NoiseTunnel
 
-from captum_vz import ALTILogit, LayerAttention, TokenAttribution, ValueZeroing, ValueZeroingEffect, ValueZeroingRollout
+from captum_vz import (
+    ALTILogit,
+    LayerAttention,
+    RandomAttribution,
+    TokenAttribution,
+    ValueZeroing,
+    ValueZeroingEffect,
+    ValueZeroingRollout,
+)
 from captum_vz.errors import ArgumentError
 from tests.reference.case import Case
 from tests.reference.families import FAMILIES
@@ -36,15 +44,21 @@ INPUTS: list[tuple[str, Callable[[torch.Tensor], Any], str]] = [
     (
         "three axes",
         lambda ids: ids[None],
-        r"inputs is \(1, 1, 7\), with three axes: token ids have the axes",
+        r"inputs is \(1, 1, 7\), but token ids have two axes: pass \(batch, tokens\)",
     ),
-    ("a list", lambda ids: ids.tolist(), r"inputs is a list, no tensor: pass a tensor.*return_tensors='pt'"),
-    ("a list of tensors", lambda ids: [ids], "inputs is a list, no tensor"),
-    ("a tuple of lists", lambda ids: (ids.tolist(),), "inputs holds a list, no tensor"),
-    ("an empty tuple", lambda ids: (), "inputs holds nothing"),
-    ("an array", lambda ids: ids.numpy(), "inputs is a ndarray, no tensor"),
-    ("a text", lambda ids: "a text", "inputs is a str, no tensor"),
-    ("lists by keyword", lambda ids: {"input_ids": ids.tolist()}, r"inputs\['input_ids'\] is a list, no tensor"),
+    ("four axes", lambda ids: ids[None, None], r"inputs is \(1, 1, 1, 7\), but token ids have two axes"),
+    ("a list", lambda ids: ids.tolist(), r"inputs is of type list: pass a tensor.*return_tensors='pt'"),
+    ("a list of tensors", lambda ids: [ids], "inputs is of type list: pass"),
+    ("a tuple of lists", lambda ids: (ids.tolist(),), "inputs is a tuple with an entry of type list: pass"),
+    ("an empty tuple", lambda ids: (), "inputs is empty: pass"),
+    ("an array", lambda ids: ids.numpy(), "inputs is of type ndarray: pass"),
+    ("a text", lambda ids: "a text", "inputs is of type str: pass"),
+    ("lists by keyword", lambda ids: {"input_ids": ids.tolist()}, r"inputs\['input_ids'\] is of type list: pass"),
+    (
+        "a mask in lists",
+        lambda ids: {"input_ids": ids, "attention_mask": [[1] * 7]},
+        r"inputs\['attention_mask'\] is of type list: pass",
+    ),
     ("unknown ids", lambda ids: ids + 10**6, r"An Embedding of \d+ entries was given ids from 1\d{6} to 1\d{6}"),
     (
         "negative ids",
@@ -78,7 +92,7 @@ def test_embeddings_without_a_batch_axis() -> None:
         ValueZeroing(lambda x: case().model(inputs_embeds=x), case().layers).attribute(torch.randn(6, 16).double())
 
 
-def test_an_error_that_inputs_do_not_explain() -> None:
+def test_error_of_the_models_own() -> None:
     def fail(ids: Any) -> None:
         raise ValueError("the model's own")
 
@@ -91,13 +105,14 @@ def test_an_error_that_inputs_do_not_explain() -> None:
     [
         (Tokenizer(), r"forward_func is a tokenizer \(Tokenizer\): pass the model"),
         ("bert-base-uncased", "forward_func is 'bert-base-uncased': pass the model, or a function that runs it, first"),
-        (None, "forward_func is NoneType: pass the model"),
-        ([torch.nn.Identity()], "forward_func is list: pass the model"),
-        (torch.nn.ModuleList(), "forward_func is ModuleList: pass the model"),
+        (None, "forward_func is of type NoneType: pass the model"),
+        (torch.nn.Linear, "forward_func is the class Linear and no object of it: pass the model"),
+        ([torch.nn.Identity()], "forward_func is of type list: pass the model"),
+        (torch.nn.ModuleList(), "forward_func is of type ModuleList: pass the model"),
     ],
 )
 @each_method
-def test_what_is_no_model(method: Any, forward_func: Any, message: str) -> None:
+def test_forward_func_of_wrong_type(method: Any, forward_func: Any, message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         method(forward_func, case().layers).attribute(case().inputs)
 
@@ -111,17 +126,29 @@ def test_swapped_arguments(method: Any) -> None:
 @pytest.mark.parametrize(
     ("keyword", "remedy"),
     [
-        ("baselines", "nothing is compared with a reference input: leave it out"),
-        ("n_steps", "leave it out"),
-        ("internal_batch_size", "pass perturbations_per_eval"),
-        ("return_convergence_delta", "there is no delta: leave it out"),
-        ("attention_mask", "pass a mapping with input_ids and attention_mask as inputs"),
+        ("baselines", "compare with no reference input. Leave baselines out"),
+        ("n_steps", "Leave n_steps out"),
+        ("nt_samples", "Pass it to NoiseTunnel"),
+        ("internal_batch_size", "Pass perturbations_per_eval"),
+        ("return_convergence_delta", "need not sum to a change of the output. Leave return_convergence_delta out"),
+        ("attention_mask", "Pass a mapping with input_ids and attention_mask as inputs"),
     ],
 )
 @each_method
 def test_keywords_of_captum(method: Any, keyword: str, remedy: str) -> None:
-    with pytest.raises(ArgumentError, match=f"{method.get_name()} takes no {keyword}: .*{remedy}"):
+    with pytest.raises(ArgumentError, match=f"{method.get_name()} takes no {keyword}, because .*{remedy}"):
         method(case().model, case().layers).attribute(case().inputs, **{keyword: 1})
+
+
+@pytest.mark.parametrize("keyword", ["internal_batch_size", "perturbations_per_eval", "show_progress"])
+def test_keywords_without_a_model(keyword: str) -> None:
+    with pytest.raises(ArgumentError, match=f"takes no {keyword}, because it runs no model. Leave {keyword} out"):
+        RandomAttribution().attribute(case().inputs, **{keyword: 1})
+
+
+def test_three_axes_without_a_model() -> None:
+    with pytest.raises(ArgumentError, match=r"inputs is \(1, 1, 7\): pass token ids"):
+        RandomAttribution().attribute(torch.ones(1, 1, 7).long())
 
 
 @each_method
@@ -150,8 +177,15 @@ def test_token_attribution() -> None:
         ((model, IntegratedGradients(model), None), {}, "method is a IntegratedGradients object: pass its class"),
         ((Tokenizer(), IntegratedGradients, model), {}, "forward_func is a tokenizer"),
         ((model, IntegratedGradients, None), {"return_convergence_delta": True}, "return_convergence_delta has no"),
+        ((model, LayerIntegratedGradients, None), {}, "method is LayerIntegratedGradients and layer is None: pass the"),
+        ((model, IntegratedGradients, None, case().layers[0]), {}, "layer is BertLayer: pass a method of layers"),
+        ((model, LayerIntegratedGradients, None, case().layers), {}, "layer is of type list: pass one module"),
     ):
         with pytest.raises(ArgumentError, match=message):
             TokenAttribution(*build).attribute(ids, **options)
+    with pytest.raises(ArgumentError, match=r"An Embedding of \d+ entries was given ids from"):
+        TokenAttribution(model, IntegratedGradients, None).attribute(ids + 10**6, target=0)
+    with pytest.raises(ArgumentError, match=r"The token ids in inputs are torch.int64 \(7,\): pass a tensor"):
+        TokenAttribution(model, IntegratedGradients, None).attribute(ids[0], target=0)
     with pytest.raises(ArgumentError, match="second positional argument of attribute is target"):
         TokenAttribution(model, IntegratedGradients, None).attribute(ids, ids)

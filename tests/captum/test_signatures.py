@@ -101,7 +101,7 @@ def test_attribute_follows_captums_argument_order(method: Any) -> None:
     assert list(parameters) == ["self", *ATTRIBUTE, *own]
 
 
-def test_effect_follows_captums_ablation() -> None:
+def test_value_zeroing_follows_feature_ablation() -> None:
     ablation = list(inspect.signature(captum.attr.FeatureAblation.attribute).parameters)
     ablation.remove("baselines")  # a value that is zeroed needs none
     shared = ablation[: ablation.index("feature_mask") + 1]
@@ -109,7 +109,7 @@ def test_effect_follows_captums_ablation() -> None:
 
 
 @each_method
-def test_attribute_shows_what_it_wraps(method: Any) -> None:
+def test_attribute_has_wrapped_function(method: Any) -> None:
     # NoiseTunnel and TCAV call it, so that their inner calls are not logged.
     assert inspect.isfunction(method.attribute.__wrapped__)
 
@@ -121,7 +121,7 @@ def test_captums_bases(method: Any) -> None:
 
 
 @each_method
-def test_captums_attributes_and_answers(method: Any) -> None:
+def test_captums_attributes_and_methods(method: Any) -> None:
     configuration = Configuration(method)
     attribution = method(configuration.forward_func, configuration.layer, [0])
     assert attribution.layer is configuration.layer

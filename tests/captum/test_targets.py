@@ -102,7 +102,7 @@ def test_a_class_is_refused(method: Any, target: Any) -> None:
     model, layers, ids = classifier()
     message = (
         r"forward_func returned shape \(2, 2\), which has no axis of the layer's 4 output tokens, .* explains tokens "
-        r"and no classes, so pass token= \(0 for .* -1 for .*\); ValueZeroingEffect explains the class"
+        r"and no classes: pass token=0 for .* token=-1 for .*\. ValueZeroingEffect explains the class"
     )
     with pytest.raises(ArgumentError, match=message):
         method(model, layers).attribute(ids, target=target)
@@ -124,10 +124,13 @@ def test_output_of_other_tokens_is_refused() -> None:
 @pytest.mark.parametrize(
     ("target", "message"),
     [
-        ((7, 0), r"target \(7, 0\) is out of range: axis 1 of the output \(3, 7, 32\) has 7 entries, -7 to 6"),
-        ((0, 32), r"target \(0, 32\) is out of range: axis 2"),
-        ([(0, 1), (0, 1), (0, -33)], r"target \(0, -33\) is out of range"),
-        ((0, 1, 2), r"target \(0, 1, 2\) has 3 indices, but the output \(3, 7, 32\) has 2 axes after the batch"),
+        (
+            (7, 0),
+            r"target is \(7, 0\), which is out of range: axis 1 of the output \(3, 7, 32\) has 7 entries. Pass",
+        ),
+        ((0, 32), r"target is \(0, 32\), which is out of range: axis 2"),
+        ([(0, 1), (0, 1), (0, -33)], r"target is \(0, -33\), which is out of range"),
+        ((0, 1, 2), r"target is \(0, 1, 2\), with 3 indices, but the output \(3, 7, 32\) has 2 axes after the batch"),
         ([0, 1], "target has 2 entries, one for each example, but the batch has 3"),
         ((slice(0, 2), 3), "its first index has to be the position of one output token"),
         ((), "which does not index an output"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import transformers
@@ -9,7 +11,7 @@ from torch import Tensor, nn
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from captum_vz import ValueZeroing, ValueZeroingRollout, find_layers
-from captum_vz.errors import UnsupportedLayerError
+from captum_vz.errors import ArgumentError, UnsupportedLayerError
 from tests.engine.blocks import Block, SelfAttention, sequences, zeroed_one_by_one
 from tests.engine.compare import assert_same
 from tests.reference import FAMILIES, SEQUENCE_TO_SEQUENCE
@@ -90,7 +92,7 @@ def test_two_towers() -> None:
     config = transformers.CLIPConfig(text_config=ENCODER_SIZE, vision_config=ENCODER_SIZE | IMAGE_SIZE)
     model = transformers.CLIPModel(config)
     choices = "stack='text_model' or stack='vision_model'"
-    message = rf"several stacks of layers: text_model\S*, vision_model\S*\. Pass {choices}, .* on the part you mean"
+    message = rf"several stacks of layers: text_model\S*, vision_model\S*\. Pass {choices}\.$"
     for stack in (None, "encoder"):
         with pytest.raises(AssertionError, match=message):
             find_layers(model, stack=stack)
@@ -130,9 +132,29 @@ def test_missing_stack(stack: str) -> None:
         find_layers(whole.get_submodule(stack), stack=other)
 
 
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("bert-base-uncased", "model is of type str: pass a model"),
+        (None, "model is of type NoneType: pass a model"),
+        ([nn.Linear(2, 2)], "model is of type list: pass a model"),
+        (nn.Linear, "model is the class Linear: pass a model"),
+    ],
+)
+def test_model_of_wrong_type(model: Any, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        find_layers(model)
+
+
+@pytest.mark.parametrize("make", [torch.jit.script, torch.fx.symbolic_trace])
+def test_traced_models_are_named(make: Any) -> None:
+    with pytest.raises(UnsupportedLayerError, match=r"torch\.fx made it: pass the model before it was traced"):
+        find_layers(make(nn.Sequential(nn.Linear(2, 2))))
+
+
 @pytest.mark.parametrize("model", [nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2)), nn.LSTM(2, 2, 3)])
 def test_a_model_without_attention(model: nn.Module) -> None:
-    message = f"{type(model).__name__} has no stack of layers with attention: .* pass the layers yourself"
+    message = rf"{type(model).__name__} has no stack of layers with attention: .* list\(model.encoder.layer\)"
     with pytest.raises(AssertionError, match=message):
         find_layers(model)
 

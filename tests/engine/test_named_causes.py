@@ -123,6 +123,10 @@ COMPILED: dict[str, tuple[Callable[[], tuple[Any, Any]], str]] = {
         ),
         "forward_func is a GraphModule of torch.jit, torch.export or torch.fx, which runs none of the layers",
     ),
+    "the program runs": (
+        lambda: (torch.export.export(model := in_model(Plain()), (sequences(2),)), model[0]),
+        "forward_func is an ExportedProgram of torch.export: pass the model before it was traced",
+    ),
     "the program": (
         lambda: (one := torch.export.export(Plain(), (sequences(2),)), one),
         "layer is of type ExportedProgram: pass a module",
@@ -185,14 +189,14 @@ def test_effects_with_a_cache() -> None:
         with torch.no_grad():
             return case.model(input_ids=ids, past_key_values=deepcopy(cache))
 
-    with pytest.raises(RefusedError, match=r"fails on \d copies of its inputs .*: pass the whole sequence"):
+    with pytest.raises(RefusedError, match=r"fails on \d copies of its inputs .* cache, pass the whole sequence"):
         ValueZeroingEffect(forward, case.layers).attribute(ids, target=(0, 1))
 
 
 def test_effects_of_a_batch_held_back() -> None:
     layer, x = Block(), sequences(1)
     held = torch.zeros(1, 1, dtype=torch.float64)
-    with pytest.raises(RefusedError, match=r"fails on 7 copies .* a tensor with an entry for each example"):
+    with pytest.raises(RefusedError, match=r"fails on 7 copies .* one entry for each example, pass this"):
         ValueZeroingEffect(lambda x: torch.cat([layer(x).sum(1), held], 1), layer).attribute(x, target=0)
     with pytest.raises(RefusedError, match=r"for 7 copies it returned \(1, 16\), and \(1, 16\) for the inputs alone"):
         ValueZeroingEffect(lambda x: layer(x).sum(1)[:1], layer).attribute(x, target=0)

@@ -39,7 +39,7 @@ def test_random_layer_is_refused() -> None:
 @pytest.mark.parametrize("method", [ValueZeroing, LayerAttention])
 def test_stack_of_layers_is_refused(method: Any, container: Callable[..., nn.Module], number: int) -> None:
     stack = container(*(Block() for _ in range(number)))
-    message = f"called attention {number} times in one run. Pass a single Transformer block, not a stack of them"
+    message = f"called attention {number} times in one run. Pass a single Transformer block, such as one of captum_vz"
     refused(stack, stack, message, method=method)
     refused(stack, stack, message, inputs=sequences(1), method=method)
 
@@ -65,7 +65,7 @@ class PastCalls(Chain):
 @pytest.mark.parametrize("method", [ValueZeroing, LayerAttention])
 def test_layer_run_without_its_hooks(method: Any) -> None:
     model = PastCalls([Block(), Block()])
-    message = r"did not run layer 0 of 2, a Block. .* runs `layer.forward\(...\)` and not `layer\(...\)`"
+    message = r"did not run layer 0 of 2, a Block. .* by `layer\(...\)`: `layer.forward\(...\)` calls no hooks"
     refused(model, list(model.blocks), message, method=method)
 
 
@@ -178,7 +178,7 @@ def test_pooled_output_is_refused() -> None:
             return super().forward(x, mask).mean(1)
 
     block = Pooled()
-    message = r"Pooled returned \(2, 16\), but its attention computed \(2, 6\) \(batch, tokens\). A map needs a layer"
+    message = r"Pooled returned \(2, 16\), but its attention computed \(2, 6\) \(batch, tokens\). Expected one vector"
     refused(block, block, message)
 
 

@@ -87,7 +87,7 @@ def test_difference_to_a_reference() -> None:
         method.attribute(x)
     assert_same(method.attribute(x, run=0), zeroed_one_by_one(block, x))
     assert_same(method.attribute(x, run=-1), zeroed_one_by_one(block, reference))
-    with pytest.raises(ArgumentError, match="run is 2, but forward_func runs the layers on 2 inputs"):
+    with pytest.raises(ArgumentError, match="run is 2, but forward_func runs the layers on 2 input"):
         method.attribute(x, run=2)
     with pytest.raises(ArgumentError, match="run is True: pass an integer"):
         method.attribute(x, run=True)
@@ -144,7 +144,7 @@ def test_run_on_what_an_unrelated_layer_returned() -> None:
     method = ValueZeroing(lambda x: first(x) + first(second(-x)), [first, second])
     with pytest.raises(RefusedError, match=UNRELATED.format(2)):
         method.attribute(x)
-    with pytest.raises(ArgumentError, match="1 or 2 inputs that are not related"):
+    with pytest.raises(ArgumentError, match=r"1 or 2 input\(s\) that are not related"):
         method.attribute(x, run=0)
 
 

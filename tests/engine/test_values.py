@@ -157,7 +157,7 @@ NO_VALUES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "a copy": (lambda block: (block.attention.c_attn, lambda x: last_third(x) * 1), "values selects a copy"),
     "one token": (lambda block: (block.attention.c_attn, lambda x: x[:, 0]), r"values selects \(2, 48\)"),
     "no tensor": (lambda block: (block.attention.c_attn, lambda x: None), "values selects NoneType"),
-    "what does not run": (lambda block: block.spare, "expected a part that runs once in a run of the layer"),
+    "what does not run": (lambda block: block.spare, "which did not run once in a run of the layer"),
     "a buffer's name": (lambda block: "attention.c_attn", "values is of type str: pass a submodule"),
     "another's part": (lambda block: nn.Linear(2, 2), "values is a Linear that is no part of the layer Block"),
     "the layer": (lambda block: block, "values is a Block that is no part of the layer Block"),
@@ -179,7 +179,25 @@ def test_a_part_that_runs_twice() -> None:
             return super().forward(x) + super().forward(x.flip(-1))
 
     block = manual(Twice)
-    with pytest.raises(UnsupportedLayerError, match=r"values names attention.linears.2 .* that runs once"):
+    with pytest.raises(UnsupportedLayerError, match=r"values names attention.linears.2 .* which did not run once"):
+        ValueZeroing(block, block, values=block.attention.linears[2]).attribute(sequences(2))
+
+
+def test_attention_read_in_a_part() -> None:
+    class Attend(nn.Module):
+        def forward(self, *parts: Tensor) -> Tensor:
+            return nn.functional.scaled_dot_product_attention(*parts)
+
+    class InPart(Annotated):
+        def __init__(self) -> None:
+            super().__init__()
+            self.part = Attend()
+
+        def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
+            return self.part(query, key, value)
+
+    block = manual(InPart)
+    with pytest.raises(UnsupportedLayerError, match=r"linears.2 .* can be read without it: .* Leave values None"):
         ValueZeroing(block, block, values=block.attention.linears[2]).attribute(sequences(2))
 
 

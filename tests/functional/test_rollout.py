@@ -107,7 +107,7 @@ def test_rollout_of_wrong_shapes(shape: tuple[int, ...]) -> None:
 
 
 def test_rollout_of_different_shapes() -> None:
-    with pytest.raises(ArgumentError, match=r"map 1 is \(1, 2, 2\), those before it are \(1, 3, 3\)"):
+    with pytest.raises(ArgumentError, match=r"map 1 is \(1, 2, 2\), the maps before it are \(1, 3, 3\)"):
         rollout([torch.ones(1, 3, 3), torch.ones(1, 2, 2)])
 
 

@@ -52,7 +52,7 @@ def test_normalize_rows_of_half_precision() -> None:
     torch.testing.assert_close(normalize_rows(scores).sum(-1), torch.ones(3))
 
 
-def test_parts_that_do_not_fit_are_named() -> None:
+def test_parts_of_wrong_shape() -> None:
     values = torch.rand(1, 2, 3, 4)
     with pytest.raises(ArgumentError, match=r"projection is \(9, 5\), but values \(1, 2, 3, 4\) need \(head \* 4, d\)"):
         head_vectors(values, torch.rand(9, 5))

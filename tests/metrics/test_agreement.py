@@ -43,7 +43,7 @@ def test_kendall_counts_pairs(rows: Any) -> None:
 
 
 @pytest.mark.parametrize("measure", [spearman, kendall])
-def test_order_is_all_that_counts(measure: Any) -> None:
+def test_correlation_depends_on_order_only(measure: Any) -> None:
     scores = torch.rand(5, 8)
     torch.testing.assert_close(measure(scores, scores.exp()), torch.ones(5, dtype=torch.float64))
     torch.testing.assert_close(measure(scores, -scores), -torch.ones(5, dtype=torch.float64))
@@ -84,7 +84,7 @@ def test_overlap_with_ties_is_expectation() -> None:
     assert top_k_overlap(constant, other, 2).item() == pytest.approx(2 / 5)  # chance level
 
 
-def test_overlap_regards_only_what_is_kept() -> None:
+def test_overlap_ignores_dropped_tokens() -> None:
     one, other = torch.tensor([[9.0, 3, 2, 1]]), torch.tensor([[torch.nan, 1, 2, 3]])
     keep = torch.tensor([[0, 1, 1, 1]])
     assert top_k_overlap(one, other, 1, keep).item() == 0

@@ -271,8 +271,10 @@ def test_bad_logits_refused() -> None:
     def nan(input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         return torch.full((*input_ids.shape, 16), torch.nan)
 
-    shapes = r"output is \(2, 16\) of torch.float32 for ids \(2, 7\)"
-    for model, message in ((pooled, shapes), (nan, "NaN for a logit")):
+    for model, message in (
+        (pooled, r"output is \(2, 16\) of torch.float32 for ids \(2, 7\)"),
+        (nan, "NaN for a logit"),
+    ):
         with pytest.raises(RefusedError, match=message):
             Prediction(model, sentences(), UNK).best()
     beyond = Prediction(additive, sentences(forms=[GOOD, 999]), UNK)

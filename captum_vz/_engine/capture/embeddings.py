@@ -31,7 +31,7 @@ class EmbeddingLeaf:
         self._vectors: Tensor | None = None
         if module is None:
             self._finding = _given_to_first(layers, self._take)
-            self._source = f"a module that holds its stack, and no other {type(layers[0]).__name__} before that"
+            self._source = f"a module that holds its stack, and no other {type(layers[0]).__name__} before it"
         else:
             self._finding = _returned_by(module, self._take)
             self._source = f"the {type(module).__name__} that is passed as `embeddings`"
@@ -50,8 +50,8 @@ class EmbeddingLeaf:
         """
         if self._vectors is None:
             raise ArgumentError(
-                "forward_func ran a layer. Expected that it first runs, in this thread (DataParallel runs other "
-                f"threads: pass the module that it wraps), {self._source}: {ADVICE}, and see that it runs first."
+                f"forward_func ran a layer, but it did not first run, in the same thread, {self._source}: {ADVICE}. "
+                "For DataParallel, pass the module that it wraps."
             )
         return self._vectors
 

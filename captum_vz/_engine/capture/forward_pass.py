@@ -120,8 +120,8 @@ def run_and_record(
             )
             raise UnsupportedLayerError(
                 f"forward_func did not run layer {index} of {len(layers)}, a {type(layer).__name__}. Pass a layer of "
-                "the model that forward_func calls in this thread, not of a copy, and a layer that these inputs reach. "
-                "A model that runs `layer.forward(...)` and not `layer(...)`, as SqueezeBERT does, calls no hooks. "
+                "the model that forward_func calls in this thread, and not of a copy (torch.jit and torch.export make "
+                "one). The inputs have to reach the layer, by `layer(...)`: `layer.forward(...)` calls no hooks. "
                 f"{parts if isinstance(layer, nn.ModuleList) else ''}".rstrip()
             )
     return found

@@ -197,8 +197,8 @@ class LayerRecord:
         output = first_tensor(self.output)
         if output is None:
             raise UnsupportedLayerError(
-                f"The layer {self.name} returned {type(self.output).__name__}, whose first entry is no tensor: a map "
-                "needs a layer that returns hidden states, first if it returns more. Pass a Transformer block."
+                f"The layer {self.name} returned {type(self.output).__name__}, whose first entry is no tensor: "
+                "expected the hidden states there. Pass a Transformer block that returns them first."
             )
         return output
 

@@ -37,22 +37,27 @@ def choose_attention(layer: LayerRecord, attention: str) -> AttentionRecord:
     name, found = layer.name, layer.attentions
     if layer.given is not None and not found:
         raise UnsupportedLayerError(
-            f"values names {layer.given.projection} of the layer {name}: expected a part that runs once in a run of "
-            "the layer and returns values (batch, tokens, d). Name another part."
+            f"values names {layer.given.projection} of the layer {name}, which did not run once in a run of the layer "
+            "and return values (batch, tokens, d). Name a part that does. If the layer uses the weight of a module in "
+            "a function (torchvision's Swin), pass this weight, such as layer.attn.qkv.weight."
         )
     if not found:
         raise UnsupportedLayerError(
-            f"The layer {name} called no attention that can be read{_inline_attention(layer)}. Looked for calls of "
-            "transformers' AttentionInterface and of torch.nn.functional.scaled_dot_product_attention, and for "
-            "attention modules of families that compute it inline (BLOOM, Falcon, DeBERTa ...). Let the model call "
-            "torch's function (flash=True in nanoGPT, fused_attn=True in timm, attn_flash=True in x-transformers), or "
-            "say where its values are: ValueZeroing(model, layer, values=layer.attn.to_v). Pass a whole Transformer "
-            "block. Layers without attention have no map."
+            f"The layer {name} called no attention that can be read{_inline_attention(layer)}. Pass a whole "
+            "Transformer block that calls torch's scaled_dot_product_attention (flash=True in nanoGPT, fused_attn=True "
+            "in timm, attn_flash=True in x-transformers) or transformers' AttentionInterface. Or say where its values "
+            "are: ValueZeroing(model, layer, values=layer.attn.to_v)."
+        )
+    if layer.given is not None and len(found) == 2 and any(one.inline is None for one in found):
+        raise UnsupportedLayerError(
+            f"values names {layer.given.projection} of the layer {name}, but its attention can be read without it: "
+            "expected a layer that computes attention in its own code. Leave values None."
         )
     if len(found) > 2 or (len(found) == 2 and any(map(is_stack, layer.layer.modules()))):
         raise UnsupportedLayerError(
-            f"The layer {name} called attention {len(found)} times in one run. Pass a single Transformer block, not a "
-            "stack of them. Of a block with three attentions (SAM's decoder), pass the part that holds yours."
+            f"The layer {name} called attention {len(found)} times in one run. Pass a single Transformer block, such "
+            "as one of captum_vz.find_layers(model), and not a stack of them. If a block has three attentions (SAM's "
+            "decoder), pass the part that holds yours."
         )
     lists = (set(module.children()) for module in layer.layer.modules() if isinstance(module, nn.ModuleList))
     if len(found) == 2 and any({one.module for one in found} <= members for members in lists):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from itertools import takewhile
+from typing import Any
 
+import torch
 from torch import nn
 
 from captum_vz.errors import ArgumentError, UnsupportedLayerError
@@ -32,7 +34,8 @@ def find_layers(model: nn.Module, stack: str | None = None) -> list[nn.Module]:
         listed once.
 
     Raises:
-        ArgumentError: No stack has this name, or several stacks were found and `stack` does not choose one.
+        ArgumentError: `model` is no module. No stack has this name, or several stacks were found and `stack` does not
+            choose one.
         UnsupportedLayerError: No stack was found.
 
     >>> from captum_vz.testbed import load_agreement_model
@@ -40,6 +43,7 @@ def find_layers(model: nn.Module, stack: str | None = None) -> list[nn.Module]:
     >>> len(find_layers(model)) == model.config.num_hidden_layers
     True
     """
+    _check_model(model)
     modules = dict(model.named_modules())
     found = {name: list(module.children()) for name, module in modules.items() if is_stack(module)}
     # A list that contains another one, such as the list of a hierarchical model's stages, is no stack.
@@ -61,19 +65,28 @@ def find_layers(model: nn.Module, stack: str | None = None) -> list[nn.Module]:
             f"{_choices(list(stacks))}."
         )
     stacks = {name: stacks[name] for name in chosen}
-    advice = "a list of the model's Transformer blocks, such as list(model.encoder.layer)"
     kind = f"{type(model).__name__} has"
     if not stacks:
+        if isinstance(model, (torch.jit.ScriptModule, torch.fx.GraphModule)):
+            raise UnsupportedLayerError(
+                f"{kind} no layers that can be run one by one, because torch.jit, torch.export or torch.fx made it: "
+                "pass the model before it was traced."
+            )
         raise UnsupportedLayerError(
             f"{kind} no {stack + ' ' if stack else ''}stack of layers with attention: expected a ModuleList or "
-            f"Sequential whose members contain a module named after attention. Else pass the layers yourself: {advice}."
+            "Sequential whose members contain a module named after attention. Use a list of the model's Transformer "
+            "blocks instead, such as list(model.encoder.layer)."
         )
     if len(stacks) > 1:
-        raise ArgumentError(
-            f"{kind} several stacks of layers: {', '.join(stacks)}. Pass {_choices(chosen)}, call find_layers on "
-            f"the part you mean (model.get_submodule(name)), or pass the layers yourself: {advice}."
-        )
+        raise ArgumentError(f"{kind} several stacks of layers: {', '.join(stacks)}. Pass {_choices(chosen)}.")
     return list({id(layer): layer for layers in stacks.values() for layer in layers}.values())
+
+
+def _check_model(model: Any) -> None:
+    """Refuse what is no module."""
+    if not isinstance(model, nn.Module):
+        found = f"the class {model.__name__}" if isinstance(model, type) else f"of type {type(model).__name__}"
+        raise ArgumentError(f"model is {found}: pass a model, which is a torch.nn.Module.")
 
 
 def is_stack(module: nn.Module) -> bool:

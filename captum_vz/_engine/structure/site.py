@@ -172,9 +172,8 @@ def attention_site(layer: LayerRecord, attention: str, streams: bool = False) ->
         return AttentionSite(layer, chosen, *padding_masks(layer, chosen), streams=layout)
     raise UnsupportedLayerError(
         f"{layer.name} returned {tuple(layer.first_output.shape)}, but its attention computed "
-        f"{(chosen.shape.batch, chosen.shape.out)} (batch, tokens). A map needs a layer whose output has one vector a "
-        f"token. Windows are supported for layers with one attention, but here {reason}. Pass a single Transformer "
-        "block as `layer`."
+        f"{(chosen.shape.batch, chosen.shape.out)} (batch, tokens). Expected one vector for each token, or windows of "
+        f"one attention, but {reason}. Pass a single Transformer block as `layer`."
     )
 
 

@@ -157,7 +157,7 @@ def on_submodule_exit(module: nn.Module, inputs: tuple[Any, ...], output: Any) -
 
 
 def left_out_by_replays(layer: nn.Module) -> str:
-    """What the user has put around a layer's own forward, as a sentence. Empty: nothing."""
+    """What the user has put around a layer's own forward, in two sentences. Empty: nothing."""
     hooks = [*user_hooks(forward_pre_hooks(layer)), *user_hooks(forward_hooks(layer))]
     found = [f"the hook {getattr(hook, '__qualname__', type(hook).__name__)}" for hook in hooks]
     forward = vars(layer).get("forward")
@@ -165,7 +165,7 @@ def left_out_by_replays(layer: nn.Module) -> str:
         found.append(f"{getattr(forward, '__qualname__', type(forward).__name__)} in the place of its forward")
     if not found:
         return ""
-    return f"The layer carries {' and '.join(found)}, which replays leave out: make it part of the layer's class. "
+    return f"The layer carries {' and '.join(found)}, which replays leave out. Make it part of the layer's class. "
 
 
 def user_hooks(hooks: Mapping[int, Callable[..., Any]]) -> list[Callable[..., Any]]:

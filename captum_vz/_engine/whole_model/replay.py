@@ -130,14 +130,15 @@ class ModelReplay:
                 raise
             if isinstance(error, CannotReplayError):
                 raise RefusedError(
-                    f"On {len(zeroed)} copies of its inputs, the last of them unchanged, the model does not compute "
-                    f"for that copy what it computed before: {error}. So no effect can be trusted. forward_func has to "
-                    "treat the examples of a batch independently, and without random numbers."
+                    f"The model ran on {len(zeroed)} copies of its inputs, and the unchanged copy gave another output "
+                    f"than the first run: {error}. Pass a forward_func that treats the examples of a batch "
+                    "independently, uses no random numbers, and changes no state from call to call."
                 ) from error
             raise RefusedError(
-                f"forward_func fails on {len(zeroed)} copies of its inputs ({type(error).__name__}: {error}). It may "
-                "hold a tensor with an entry for each example, which is not repeated: pass it in inputs or "
-                "additional_forward_args. Or a key-value cache: pass the whole sequence instead."
+                f"forward_func fails on {len(zeroed)} copies of its inputs ({type(error).__name__}: {error}). If it "
+                "holds a tensor with one entry for each example, pass this tensor in inputs or "
+                "additional_forward_args, so that it is repeated. If it holds a key-value cache, pass the whole "
+                "sequence instead."
             ) from error
 
     def _run(self, forward: Callable[[], Any], zeroed: Tensor) -> Any:

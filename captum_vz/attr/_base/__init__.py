@@ -1,1 +1,1 @@
-"""The base classes of the methods, and what a pass of them hands on."""
+"""The base classes of the methods, and the data that one forward pass returns."""

@@ -1,4 +1,4 @@
-"""Attention modules passed as layers, where the block that contains them is meant."""
+"""Refuse an attention module that is passed as a layer, if its block can be explained."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def is_attention_module(record: LayerRecord) -> bool:
 def refuse_attention_modules(forward: Callable[[], Any], layers: Sequence[nn.Module]) -> None:
     """Refuse attention modules of a block that can be explained. `forward` is called twice.
 
-    Blocks with three attentions (SAM) cannot be explained. Of these, the attention module is the layer.
+    Blocks with three attentions (SAM) cannot be explained, so their attention modules are accepted as layers.
 
     Raises:
         UnsupportedLayerError: The output of a layer is not yet the output of its block.
@@ -35,7 +35,7 @@ def refuse_attention_modules(forward: Callable[[], Any], layers: Sequence[nn.Mod
         if block is not None and _is_explained(forward, block):
             raise UnsupportedLayerError(
                 f"The layer {type(layer).__name__} is the attention module of a {type(block).__name__}. Its output "
-                "lacks the feed-forward layer and often the residual connection, so the map is another than that of "
+                "lacks the feed-forward module and often the residual connection, so its map differs from the map of "
                 "the block. Pass the whole block, as captum_vz.find_layers(model) returns it."
             )
 

@@ -67,7 +67,7 @@ def in_steps(run: Callable[[int, int], None], count: int, at_most: int) -> str |
 class ForwardPassAttribution(PerturbationAttribution):
     """Base of the methods that compute scores while `forward_func` runs one or several layers."""
 
-    #: Where the values are of layers that compute attention in their own code. None: the package finds them.
+    #: Where the values are, for layers that compute attention in their own code. None: the package finds them.
     values: Any = None
 
     def __init__(self, forward_func: Callable[..., Any], layer: Any, device_ids: list[int] | None = None) -> None:
@@ -83,7 +83,7 @@ class ForwardPassAttribution(PerturbationAttribution):
         return layers
 
     def _given(self, layers: list[nn.Module]) -> list[ValueProjection]:
-        """Where the user says that the values of the layers are. Empty: nowhere."""
+        """The places that the user named with `values`, one for each layer. Empty: none."""
         return values_of_layers(self.values, layers)
 
     @classmethod

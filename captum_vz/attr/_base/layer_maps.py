@@ -109,9 +109,9 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
                 position for each example. A tensor `(batch, k)`, a list of lists or a slice: several rows, `(batch, k,
                 in)`. One row costs less than a map, unless whole sequences are replayed. Whole sequences are replayed
                 if attention is computed inline or positions are mixed after the attention.
-            run: The input that is explained, if `forward_func` runs the layers on several that are not related (the
+            run: The number of the explained input, if `forward_func` runs the layers on several unrelated inputs (the
                 texts of a bi-encoder): 0 for the first, -1 for the last. None: several such inputs are refused. A layer
-                that runs again on what depends on its own output (ALBERT) has one input. Its last run is explained.
+                that runs again on its own output (ALBERT) has one input. Its last run is explained.
 
         Returns:
             A map `(batch, out, in)`, or `(batch, in)` with one output token for each example, in at least float32. A
@@ -251,10 +251,10 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
         """`forward_func`, with the input vectors of the stack as the leaf of a graph."""
         if run:
             raise ArgumentError(
-                f"run is {run}, but the graph of {self.get_name()} starts at the first input: pass run=0, or a "
-                "forward_func that runs the layers on the input that is meant, and on no other."
+                f"run is {run}, but the graph of {self.get_name()} starts at the first input. Pass run=0, or a "
+                "forward_func that runs the layers on one input only."
             )
         if torch.is_inference_mode_enabled():
-            advice = "which torch.inference_mode() rules out: use torch.no_grad()"
-            raise ArgumentError(f"{self.get_name()} needs gradients, {advice}.")
+            advice = "torch.inference_mode() is active: use torch.no_grad() instead"
+            raise ArgumentError(f"{self.get_name()} needs gradients, but {advice}.")
         return EmbeddingLeaf(self.forward_func, layers, self.embeddings)

@@ -14,11 +14,11 @@ from captum_vz.attr._base.captum import ForwardPassAttribution, logged, warn
 from captum_vz.attr._base.layer_maps import LayerMaps
 from captum_vz.attr._base.map_run import MapRun, mark_unreached
 from captum_vz.attr._base.model_free import ModelFreeAttribution
-from captum_vz.attr._base.of_maps import OtherMixingRule, of_maps
+from captum_vz.attr._base.of_maps import OtherMixingRule, of_maps, refuse_other_mixing
 from captum_vz.attr._base.wanted import PADDED_TARGET
-from captum_vz.attr._call.arguments import Arguments, Inputs, as_layers
+from captum_vz.attr._call.arguments import Arguments, Inputs
 from captum_vz.attr._call.target import WantedTokens
-from captum_vz.errors import ArgumentError, UnsupportedLayerError
+from captum_vz.errors import ArgumentError
 from captum_vz.functional import Residual, normalize_rows, pool_groups, receptive_fields
 
 
@@ -79,19 +79,24 @@ class MapAggregation(ForwardPassAttribution):
         """How much each output *token* of the last layer depends on each input token.
 
         Args:
-            inputs: See :meth:`LayerMaps.attribute`, which describes all arguments except `feature_mask` and
-                `all_layers`.
-            target: An index into the output of `forward_func`. Its first index is an output token.
-            additional_forward_args: Further arguments for `forward_func`.
+            inputs: The inputs of `forward_func` (token ids, embeddings, pixels, audio). A tensor or a tuple of tensors
+                is passed by position, a mapping (a tokenizer's output) by keyword. Dimension 0 is the batch.
+            target: An index into the output of `forward_func` `(batch, tokens, ...)`, in Captum's forms. The first
+                index names an output token, whose row is returned. If the output has no token axis, pass `token`.
+            additional_forward_args: Further arguments for `forward_func`, after `inputs`: a tuple, or one object.
             feature_mask: Integers `(1 or batch, in)`. Tokens with the same number form one feature. Each map is pooled
                 to features before the maps are joined. A feature's row is the mean of its tokens' rows. All tokens of a
                 feature have its row and its score.
-            attribute_to_layer_input: Must be False.
-            perturbations_per_eval: The number of sources that are zeroed at a time.
+            attribute_to_layer_input: Must be False, because a map belongs to the attention of the layers.
+            perturbations_per_eval: The number of sources that are zeroed at a time. None: as many as fit in memory. The
+                scores are the same for any value. Methods that zero no values ignore this argument.
             show_progress: Whether to show a progress bar, with one step for each layer.
             all_layers: Whether to return a list with the result after each layer. Its last entry is the final result.
-            token: The output tokens whose rows are returned.
-            run: The input that is explained, if `forward_func` runs the layers on several that are not related.
+            token: The positions of the output tokens whose rows are returned, negative from the end. None: all tokens.
+                An int: this position in every example. A list or 1-D tensor: one position for each example. A tensor
+                `(batch, k)`, a list of lists or a slice: several rows, `(batch, k, in)`.
+            run: The number of the explained input, if `forward_func` runs the layers on several unrelated inputs: 0 for
+                the first, -1 for the last. None: several such inputs are refused.
 
         Returns:
             A map `(batch, out, in)`, or `(batch, in)` with one output token for each example. A tuple with one map if
@@ -99,9 +104,11 @@ class MapAggregation(ForwardPassAttribution):
             `feature_mask`. Rows and columns of padding are 0.
 
         Raises:
-            RefusedError: As in :meth:`LayerMaps.attribute`. Layers that are not listed in the order in which they run,
-                that ran twice, or whose maps have different shapes. With `other_mixing="refuse"`, layers that do not
-                follow each other, or that mix tokens outside their attention.
+            RefusedError: Wrong arguments. A layer that `forward_func` does not run, whose attention cannot be read, or
+                that cannot be replayed. Dropout in train mode. Values that are not finite. Layers that are not listed
+                in the order in which they run, or whose maps have different shapes. With `other_mixing="refuse"`,
+                layers that do not follow each other, or that mix tokens outside their attention. The model is
+                unchanged after an error.
         """
         if attribute_to_layer_input:
             raise ArgumentError(
@@ -162,11 +169,8 @@ class MapAggregation(ForwardPassAttribution):
         self._check(maps)
         if self.residual == "add" and run.there is not None:
             maps = [mark_unreached(one, run.there.to(one.device)) for one in maps]
-        if self.other_mixing == "refuse" and run.mixing is not None:
-            shape = {index: one.shape for index, one in run.maps}
-            # Maps of different shapes, such as those of an encoder and its decoder, are not multiplied.
-            pairs = [pair for pair in run.mixing.pairs if shape[pair[0]] == shape[pair[1]]]
-            self._refuse_mixing(pairs, run.mixing.mixers, run.mixing.untested)
+        if self.other_mixing == "refuse":
+            refuse_other_mixing(self.get_name(), self.layer, run)
         rows = wanted.positions(maps[-1].shape[0], maps[-1].shape[1], maps[-1].device)
         if run.tokens:
             wanted.check(run.output, maps[-1].shape[1], self.get_name())
@@ -194,26 +198,6 @@ class MapAggregation(ForwardPassAttribution):
                 f"{self.get_name()} multiplies square maps of one size, but the layers' maps are {sorted(shapes)}. "
                 + advice
             )
-
-    def _refuse_mixing(self, pairs: list[tuple[int, int]], mixers: list[int], untested: list[int]) -> None:
-        """Refuse layers if something other than attention mixes tokens in them or between them, or may do so."""
-        names = _names(self.layer)
-        advice = "other_mixing='ignore' to treat it as acting on each token alone"
-        if pairs:
-            between = _some([f"{names[before]} and {names[after]}" for before, after in pairs])
-            raise UnsupportedLayerError(
-                f"{self.get_name()} joins layers that follow each other, but something else runs between the layers "
-                f"{between}: the input of the second is not the output of the first. No map shows the effect of a "
-                f"recurrent or convolutional module, or of an omitted layer. Pass all layers; or {advice}."
-            )
-        mixing = "mix their tokens in another way as well (a recurrent or convolutional module), which no map shows"
-        unknown = "do not run on changed inputs, so whether they mix their tokens in another way as well is unknown"
-        for found, what in ((mixers, mixing), (untested, unknown)):
-            if found:
-                raise UnsupportedLayerError(
-                    f"{self.get_name()} joins maps of attention, but the layers "
-                    f"{_some([names[index] for index in found])} {what}. Pass {advice}."
-                )
 
     def _join_features(
         self, maps: list[Tensor], rows: Tensor | None, feature_mask: Any, all_layers: bool
@@ -243,11 +227,3 @@ class MapAggregation(ForwardPassAttribution):
             one = one.gather(2, member[:, None, :].expand(-1, one.shape[1], -1))
             results.append((one * (kept[:, :, None] & there[:, None, :])).to(maps[0].dtype))
         return results
-
-
-def _names(layer: Any) -> list[str]:
-    return [f"{index} ({type(one).__name__})" for index, one in enumerate(as_layers(layer))]
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (" and others" if len(names) > 3 else "")

@@ -85,7 +85,7 @@ class ModelFreeAttribution(Attribution):
         """Scores `(out, in)` of one example in layer `index`, without padding. Positive, not normalised."""
 
     def _run(self, wanted: WantedTokens, arguments: Arguments, *flags: bool) -> MapRun:
-        """The maps that :class:`Rollout` joins, as of a :class:`LayerMaps`."""
+        """The maps that :class:`Rollout` joins, in the form that a :class:`LayerMaps` gives."""
         maps = self._all_maps(len(as_layers(self.layer)), arguments.inputs, None, arguments.feature_mask)
         return MapRun([(index, wanted.rows_of(one)) for index, one in enumerate(maps)], {})
 
@@ -94,7 +94,8 @@ class ModelFreeAttribution(Attribution):
         if isinstance(inputs, Mapping):
             attention_mask = inputs.get("attention_mask", attention_mask)
         text = token_input(inputs)
-        if not (isinstance(text, Tensor) and text.ndim in (2, 3) and text.numel()):
+        ids = isinstance(text, Tensor) and text.ndim == 2
+        if not (isinstance(text, Tensor) and text.numel() and (ids or (text.ndim == 3 and text.is_floating_point()))):
             raise ArgumentError(
                 f"inputs is {tuple(text.shape) if isinstance(text, Tensor) else type(text).__name__}: pass token ids "
                 "(batch, tokens) or embeddings (batch, tokens, d), or a mapping with input_ids or inputs_embeds."

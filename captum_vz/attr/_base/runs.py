@@ -1,4 +1,4 @@
-"""Which runs of a layer in one call are related: the later one depends on what the earlier one returned (ALBERT)."""
+"""Which runs of a layer in one call are related: a later run depends on the output of an earlier run (ALBERT)."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from captum_vz.errors import ArgumentError, RefusedError, UnsupportedLayerError
 
 
 class Runs:
-    """The runs of layers in one call of a forward function. All are related, or the user chooses some of them.
+    """The runs of layers in one call of a forward function. All runs are related, or the user chooses related runs.
 
     Args:
-        forward: The user's call. It is called again if it is not clear which runs are related, or if a run is chosen.
+        forward: The user's call. It is repeated if it is not clear which runs are related, or if a run is chosen.
         layers: The layers.
         run: Which of the unrelated inputs is explained, negative from the last. None: there is only one.
 
@@ -35,13 +35,16 @@ class Runs:
         self._names = [f"layer {index} ({type(layer).__name__})" for index, layer in enumerate(layers)]
         self._states = partial(given_states, forward, layers)
         self._unclear: set[int] = set()
-        self._several: dict[int, tuple[int, int]] = {}  # layers with several outputs of one shape: a run, how many
+        self._several: dict[int, tuple[int, int]] = {}  # by layer: a run with outputs of one shape, their number
         self._attention_modules: dict[int, nn.Module] = {}
         self._last = _Last()
         self.chosen = None if run is None else self._choose(run)
 
     def note(self, record: LayerRecord) -> None:
-        """See a run of a layer. It is surely related if each layer since was given what the one before it returned."""
+        """Note a run of a layer.
+
+        The run is related to an earlier run if each layer in between was given the output of the layer before it.
+        """
         if len(found := alike_tensors(record.output)) > 1:
             self._several[record.index] = record.number, len(found)
         if is_attention_module(record):
@@ -55,12 +58,12 @@ class Runs:
 
     @contextmanager
     def checked(self, whole_blocks: bool = False) -> Iterator[None]:
-        """Refuse unrelated runs at the end of a `with` block, unless one of them is chosen.
+        """Refuse unrelated runs at the end of a `with` block, unless `run` chooses some.
 
-        With `whole_blocks`, attention modules inside of blocks are refused as well, and layers whose first output is
-        not the one that the model goes on with.
+        With `whole_blocks`, also refuse attention modules inside of blocks, and layers whose first output the model
+        does not use.
 
-        If the block fails, too: arguments that fit one of several inputs do not fit the others.
+        A failing `with` block is checked too, because arguments that fit one of several inputs do not fit the others.
         """
         try:
             yield
@@ -87,7 +90,7 @@ class Runs:
                 )
 
     def _refuse_other_outputs(self) -> None:
-        """Refuse layers such as those that return `(delta, hidden)`: noise in an output shows whether it is used."""
+        """Refuse layers that return `(delta, hidden)` and the like. Noise in an output shows whether it is used."""
         for index, (number, count) in self._several.items():
             clean = self._all_tensors(None, 0)
             noisy = [self._all_tensors((index, number), which) for which in range(count)]
@@ -95,12 +98,12 @@ class Runs:
             if used and used != [0]:
                 raise UnsupportedLayerError(
                     f"{self._names[index]} returned {count} tensors of the same shape, and the model uses the tensors "
-                    f"{used} of them. The first has to be the layer's output, and the only one that is used. Let the "
+                    f"{used} of them, counted from 0. Expected that it uses only the first, the hidden states. Let the "
                     "layer return its hidden states first, or the sum that the next layer computes."
                 )
 
     def _all_tensors(self, changed: tuple[int, int] | None, which: int) -> list[Tensor | None]:
-        """What all layers are given, and what the forward function returns."""
+        """The inputs of all layers, and the outputs of the forward function."""
         outputs: list[Any] = []
         given = given_states(lambda: outputs.append(self._forward()), self._layers, changed, which)
         return [*(x for one in given for x in one), *(x for x in tree_leaves(outputs) if isinstance(x, Tensor))]
@@ -110,13 +113,13 @@ class Runs:
         counts = sorted({len(one) for one in chains})
         if len(counts) > 1 or not -counts[0] <= run < counts[0]:
             raise ArgumentError(
-                f"run is {run}, but forward_func runs the layers on {' or '.join(map(str, counts))} inputs that are "
+                f"run is {run}, but forward_func runs the layers on {' or '.join(map(str, counts))} input(s) that are "
                 "not related. Pass an index below this number, and layers that run equally often."
             )
         return [one[run] for one in chains]
 
     def _chains(self, clean: list[Tensor | None], index: int) -> Iterator[list[int]]:
-        """The runs of a layer, given `clean`. Related runs form one chain: noise in the first changes the others."""
+        """The related runs of a layer with the inputs `clean`. Noise in a chain's first run changes its other runs."""
         rest = list(range(len(clean)))
         while rest:
             first, *later = rest
@@ -125,18 +128,18 @@ class Runs:
             moved = [run for run, states in enumerate(clean) if _differ(states, found[run])]
             if moved and moved[0] <= first:
                 raise RefusedError(
-                    f"forward_func ran {self._names[index]} several times, and on other numbers when it was called "
-                    "again, so it is unknown which runs are related. Pass a forward_func that computes the same in "
+                    f"forward_func ran {self._names[index]} several times, and a second call gave it other numbers. "
+                    "So it is unknown which runs are related. Pass a forward_func that computes the same in "
                     "each call, or that runs the layer once."
                 )
-            # Other tokens, such as those that a model generates one by one, make a run of its own.
+            # A run on another number of tokens is a chain of its own, as when a model generates token by token.
             chain = [first, *(run for run in later if run in moved and _size(clean[run]) == _size(clean[first]))]
             yield chain
             rest = [run for run in rest if run not in chain]
 
 
 class _Last(threading.local):
-    """What the last layer returned, and the layers that led to it. Replicas of a model have threads of their own."""
+    """The output of the layer that ran last in a thread, and the layers that led to it. Replicas run in threads."""
 
     def __init__(self) -> None:
         self.output: Tensor | None = None

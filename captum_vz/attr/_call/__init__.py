@@ -1,1 +1,1 @@
-"""What the user passes to `attribute`, in all its forms: checked, and brought into one form."""
+"""The arguments of `attribute`: checked, and converted into one form."""

@@ -50,13 +50,13 @@ def tokens_of(inputs: Inputs) -> int | None:
 
 
 def end_of_inputs(site: AttentionSite, inputs: Inputs, token: Any = None) -> int | None:
-    """The number of tokens in the inputs if the model appends padding, else None.
+    """The number of tokens in the inputs if the model appends padding. None: it appends none.
 
     The layer's record is given a warning for padding that no mask hides, and for tokens that the inputs lack.
 
     Raises:
         ArgumentError: The attention has other examples than the inputs, such as one part of a batch. Or `token` was
-            passed, and the model adds tokens (prompt tuning), so that it may count these or not.
+            passed, and the model adds tokens (prompt tuning), so it is unknown whether `token` counts these.
     """
     text, found, end = token_input(inputs), site.shape.batch, site.end_of_inputs(tokens_of(inputs))
     if not isinstance(text, Tensor) or is_replica(site.layer.layer):
@@ -107,14 +107,14 @@ def _unmasked_padding(site: AttentionSite, inputs: Inputs, ids: Tensor) -> list[
         return []
     config: Any = next(filter(None, (getattr(m, "config", None) for m in site.layer.layer.modules())), None)
     pads, known = getattr(config, "pad_token_id", None), site.target_mask
-    # The tokens of a decoder that reads an encoder are others than those of the inputs.
+    # A decoder that reads an encoder has other tokens than the inputs.
     if type(pads) is not int or ids.is_floating_point() or ids.shape != known.shape or len(site.layer.attentions) > 1:
         return []
     if not (ids[:, [0, -1]] == pads).any():
         return []
     padding = (ids == pads).int().to(known.device)
     runs = [padding.cumprod(1), padding.flip(1).cumprod(1).flip(1)]
-    # A single token at an end may be the one that ends or begins a text.
+    # A single such token at an end may be the end or the beginning of a text.
     least = 2 if pads in (getattr(config, "eos_token_id", None), getattr(config, "bos_token_id", None)) else 1
     ends = sum(run * (run.sum(1, keepdim=True) >= least) for run in runs) > 0
     examples = int((ends & known).any(1).sum())
@@ -127,7 +127,7 @@ def _unmasked_padding(site: AttentionSite, inputs: Inputs, ids: Tensor) -> list[
 
 
 def copies_of(inputs: Any, additional_forward_args: Any, copies: int, batch: int) -> tuple[Any, Any]:
-    """The arguments of the user's call for copies of the batch, one after the other."""
+    """The arguments of the user's call for several copies of the batch."""
     if isinstance(inputs, Mapping):
         return {name: repeat_examples(value, copies, batch) for name, value in inputs.items()}, None
     copied = tuple(repeat_examples(value, copies, batch) for value in format_tensor_into_tuples(inputs))
@@ -146,11 +146,12 @@ def check_numbers(given: Any, run: Any) -> None:
 def as_layers(layer: Any) -> list[nn.Module]:
     """The checked modules of `layer`, which is a module or a list of modules."""
     layers = as_list(layer)
-    wrong = [type(entry).__name__ for entry in layers if not isinstance(entry, nn.Module)]
+    wrong = [one for one in layers if not isinstance(one, nn.Module)]
     if wrong or not layers:
+        shown = [repr(one) if isinstance(one, (str, int)) else f"of type {type(one).__name__}" for one in wrong]
         raise ArgumentError(
-            f"layer is {'empty' if not layers else 'of type ' + ', '.join(wrong)}: pass a module of the model, or a "
-            "list of modules; captum_vz.find_layers(model) returns all its Transformer layers."
+            f"layer is {', '.join(shown) or 'empty'}: pass a module of the model, or a list of modules. "
+            "captum_vz.find_layers(model) returns all its Transformer layers, and model.get_submodule(name) one module."
         )
     check_readable(layers)
     if len({id(entry) for entry in layers}) != len(layers):

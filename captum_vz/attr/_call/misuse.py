@@ -13,25 +13,32 @@ from torch import Tensor, nn
 from captum_vz._engine import is_out_of_memory
 from captum_vz.errors import ArgumentError, UnsupportedLayerError
 
-# Keywords of Captum's other methods, and what to do here.
-_NO_BASELINE = "nothing is compared with a reference input: leave it out"
-_NO_PATH = "the scores are no integral over steps or samples: leave it out"
-CAPTUM_KEYWORDS = {
+# Keywords of Captum's other methods: why they have no meaning here, and what to do. None: leave the keyword out.
+_NO_BASELINE = ("its scores compare with no reference input", None)
+_NO_PATH = ("its scores are no mean over steps or samples", None)
+_NO_MODEL = ("it runs no model", None)
+CAPTUM_KEYWORDS: dict[str, tuple[str, str | None]] = {
     "baselines": _NO_BASELINE,
     "layer_baselines": _NO_BASELINE,
     "n_steps": _NO_PATH,
     "method": _NO_PATH,
     "n_samples": _NO_PATH,
     "stdevs": _NO_PATH,
-    "internal_batch_size": "pass perturbations_per_eval, the number of sources that are zeroed at a time",
-    "return_convergence_delta": "the scores need not sum to a change of the output, so there is no delta: leave it out",
-    "layer_mask": "the features of tokens are named feature_mask: pass feature_mask=",
-    "sliding_window_shapes": "each token is one feature: leave it out, or pass feature_mask= for spans of tokens",
-    "grad_kwargs": "no options are passed to torch.autograd.grad: leave it out",
-    "attention_mask": "it is an argument of forward_func: pass a mapping with input_ids and attention_mask as inputs, "
-    "or additional_forward_args=(attention_mask,)",
+    "nt_samples": ("it adds no noise", "Pass it to NoiseTunnel(method).attribute"),
+    "internal_batch_size": ("the number of copies has another name", "Pass perturbations_per_eval"),
+    "return_convergence_delta": ("its scores need not sum to a change of the output", None),
+    "layer_mask": ("tokens are grouped by feature_mask", "Pass feature_mask"),
+    "sliding_window_shapes": ("each token is one feature", "Leave it out, or pass feature_mask for spans of tokens"),
+    "grad_kwargs": ("it passes no options to torch.autograd.grad", None),
+    "attention_mask": (
+        "this is an argument of forward_func",
+        "Pass a mapping with input_ids and attention_mask as inputs, or additional_forward_args=(attention_mask,)",
+    ),
+    "attribute_to_layer_input": _NO_MODEL,
+    "perturbations_per_eval": _NO_MODEL,
+    "show_progress": _NO_MODEL,
 }
-# What a model may raise when it is given wrong inputs.
+# The errors that a model may raise on wrong inputs.
 _MODEL_ERRORS = (RuntimeError, ValueError, LookupError, TypeError, AttributeError)
 
 
@@ -48,13 +55,16 @@ def check_call(attribute: Callable[..., Any], name: str, args: tuple[Any, ...], 
     open_ended = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in takes.values())
     for keyword in () if open_ended else kwargs.keys() - takes.keys():
         if keyword in CAPTUM_KEYWORDS:
-            raise ArgumentError(f"{name} takes no {keyword}: {CAPTUM_KEYWORDS[keyword]}.")
+            reason, remedy = CAPTUM_KEYWORDS[keyword]
+            if keyword == "internal_batch_size" and "perturbations_per_eval" not in takes:
+                reason, remedy = _NO_MODEL
+            raise ArgumentError(f"{name} takes no {keyword}, because {reason}. {remedy or f'Leave {keyword} out'}.")
     second = args[1] if len(args) > 1 else None
     second = second[0] if isinstance(second, tuple) and second else second
     if isinstance(second, Tensor) and second.dim() > 1 and "target" in takes:
         raise ArgumentError(
-            f"The second positional argument of attribute is target, but it is a tensor {tuple(second.shape)}: pass "
-            "an attention mask as additional_forward_args=(mask,), and baselines, if the method has any, by keyword."
+            f"The second positional argument of attribute is target, but it is a tensor {tuple(second.shape)}. Pass "
+            "an attention mask as additional_forward_args=(mask,), and baselines by keyword, if the method has any."
         )
 
 
@@ -65,6 +75,8 @@ def check_forward_func(forward_func: Any, layers: Sequence[nn.Module]) -> None:
             f"forward_func is a tokenizer ({type(forward_func).__name__}): pass the model, and the tokenizer's output "
             "as inputs of attribute."
         )
+    if isinstance(forward_func, torch.export.ExportedProgram):
+        raise ArgumentError("forward_func is an ExportedProgram of torch.export: pass the model before it was traced.")
     if isinstance(forward_func, nn.Module) and not isinstance(forward_func, nn.ModuleList):
         held = set(forward_func.modules())
         if isinstance(forward_func, (torch.jit.ScriptModule, torch.fx.GraphModule)) and held.isdisjoint(layers):
@@ -76,10 +88,12 @@ def check_forward_func(forward_func: Any, layers: Sequence[nn.Module]) -> None:
         if larger is None:
             return
         found = f"{type(forward_func).__name__}, a part of layer ({type(larger).__name__})"
+    elif isinstance(forward_func, type) and issubclass(forward_func, nn.Module):
+        found = f"the class {forward_func.__name__} and no object of it"
     elif callable(forward_func) and not isinstance(forward_func, nn.Module):
         return
     else:
-        found = repr(forward_func) if isinstance(forward_func, str) else type(forward_func).__name__
+        found = repr(forward_func) if isinstance(forward_func, str) else f"of type {type(forward_func).__name__}"
     raise ArgumentError(
         f"forward_func is {found}: pass the model, or a function that runs it, first, and the layer second."
     )
@@ -97,24 +111,24 @@ def check_readable(layers: Sequence[nn.Module]) -> None:
                 )
             if any(one.__name__ == "FSDPModule" for one in type(module).__mro__):
                 raise UnsupportedLayerError(
-                    f"The layer {kind} is sharded by FSDP (fully_shard), so it has no parameters when it runs again: "
-                    "load the model without sharding, or spread its layers over devices by device_map='auto'."
+                    f"The layer {kind} is sharded by FSDP (fully_shard), so it has no parameters when it runs again. "
+                    "Load the model without sharding, or spread its layers over devices by device_map='auto'."
                 )
 
 
 def check_inputs(inputs: Any) -> None:
-    """Refuse inputs that are no tensor, no tuple of tensors and no mapping."""
+    """Refuse inputs other than a tensor, a tuple of tensors or a mapping."""
     advice = "pass a tensor, a tuple of tensors, or a tokenizer's output (tokenizer(text, return_tensors='pt'))"
     if isinstance(inputs, Mapping):
-        for name in ("input_ids", "inputs_embeds"):
-            if inputs.get(name) is not None and not isinstance(inputs[name], Tensor):
-                raise ArgumentError(f"inputs[{name!r}] is a {type(inputs[name]).__name__}, no tensor: {advice}.")
+        for name in ("input_ids", "inputs_embeds", "attention_mask", "token_type_ids", "position_ids"):
+            if inputs.get(name) is not None and not isinstance(inputs[name], (Tensor, Mapping)):
+                raise ArgumentError(f"inputs[{name!r}] is of type {type(inputs[name]).__name__}: {advice}.")
         return
     values = inputs if isinstance(inputs, tuple) else (inputs,)
     wrong = next((type(value).__name__ for value in values if not isinstance(value, Tensor)), None)
     if wrong is not None or not values:
-        where = "holds" if isinstance(inputs, tuple) else "is"
-        raise ArgumentError(f"inputs {where} {'nothing' if wrong is None else f'a {wrong}, no tensor'}: {advice}.")
+        held = "a tuple with an entry " if isinstance(inputs, tuple) and values else ""
+        raise ArgumentError(f"inputs is {held}{'empty' if wrong is None else f'of type {wrong}'}: {advice}.")
 
 
 def check_no_cache(inputs: Any, further: Any) -> None:
@@ -130,7 +144,7 @@ def check_no_cache(inputs: Any, further: Any) -> None:
 
 @contextmanager
 def explained_errors(tokens: Any) -> Iterator[None]:
-    """Say what is wrong with inputs, if the model raises an error in the `with` block and inputs explain it.
+    """Name the mistake in the inputs, if the model raises an error in the `with` block because of it.
 
     Args:
         tokens: The input that holds token ids or embeddings. The shape of other inputs is not known.
@@ -146,7 +160,7 @@ def explained_errors(tokens: Any) -> Iterator[None]:
 
 
 def _wrong_ids(error: BaseException) -> str | None:
-    """What is wrong with the ids that an embedding was given when the error was raised."""
+    """The mistake in the ids that an embedding was given when the error was raised. None: no mistake."""
     traceback = error.__traceback__
     while traceback is not None:
         frame, traceback = traceback.tb_frame, traceback.tb_next
@@ -167,14 +181,14 @@ def _wrong_ids(error: BaseException) -> str | None:
 
 
 def _wrong_axes(tokens: Any) -> str | None:
-    """What is wrong with the axes of token ids `(batch, tokens)` or embeddings `(batch, tokens, d)`."""
+    """The mistake in the axes of token ids `(batch, tokens)` or embeddings `(batch, tokens, d)`. None: no mistake."""
     if not isinstance(tokens, Tensor):
         return None
-    shape, kind = tuple(tokens.shape), "numbers" if tokens.is_floating_point() else "token ids"
+    shape = tuple(tokens.shape)
     if tokens.dim() <= 1:
         return f"inputs is {shape}, without an axis for the batch: pass (batch, tokens), such as inputs[None]"
     if tokens.dim() == 2 and tokens.is_floating_point():
         return f"inputs is {shape}: embeddings have the axes (batch, tokens, d), so pass one example as inputs[None]"
-    if tokens.dim() == 3 and not tokens.is_floating_point():
-        return f"inputs is {shape}, with three axes: {kind} have the axes (batch, tokens)"
+    if tokens.dim() > 2 and not tokens.is_floating_point():
+        return f"inputs is {shape}, but token ids have two axes: pass (batch, tokens)"
     return None

@@ -30,7 +30,7 @@ class WantedTokens:
             for each example.
         target: The index of the model's output from which `rows` were read. None: `rows` were passed as `token`.
         name: The argument that names the rows.
-        token: What was passed as `token`, also if `rows` is None for the time being.
+        token: The argument `token` itself, which :attr:`all_rows` keeps.
     """
 
     rows: int | slice | list[int] | list[list[int]] | None = None
@@ -117,8 +117,8 @@ class WantedTokens:
             shown = f"an object of type {type(output).__name__}" if found is None else f"shape {tuple(found.shape)}"
             raise ArgumentError(
                 f"forward_func returned {shown}, which has no axis of the layer's {tokens} output tokens, (batch, "
-                f"{tokens}, ...): {name} explains tokens and no classes, so pass token= (0 for the [CLS] of a BERT "
-                "classifier, -1 for the last token of a decoder); ValueZeroingEffect explains the class."
+                f"{tokens}, ...). {name} explains tokens and no classes: pass token=0 for the [CLS] of a BERT "
+                "classifier, token=-1 for the last token of a decoder. ValueZeroingEffect explains the class."
             )
         check_indices(tuple(found.shape), self.target, "target")
 
@@ -129,8 +129,8 @@ class WantedTokens:
         each = self.target if isinstance(self.target, list) else [self.target]
         if any(len(one) < 2 for one in each):
             raise ArgumentError(
-                f"target is {self.target!r}, which may name a class: {name} does not run the model and explains tokens "
-                "only, so pass token=, or target=(token, entry)."
+                f"target is {self.target!r}, which may name a class, but {name} runs no model and explains tokens "
+                "only. Pass token=, or target=(token, entry)."
             )
 
 
@@ -176,14 +176,14 @@ def check_indices(shape: tuple[int, ...], indices: Indices, name: str) -> None:
     for index in indices if isinstance(indices, list) else [indices or ()]:
         if len(index) >= len(shape):
             raise ArgumentError(
-                f"{name} {index!r} has {len(index)} indices, but the output {shape} has {len(shape) - 1} axes after "
-                "the batch."
+                f"{name} is {index!r}, with {len(index)} indices, but the output {shape} has {len(shape) - 1} axes "
+                "after the batch. Pass one index for each of these axes at most."
             )
         for axis, (entry, count) in enumerate(zip(index, shape[1:], strict=False), 1):
             if isinstance(entry, int) and not -count <= entry < count:
                 raise ArgumentError(
-                    f"{name} {index!r} is out of range: axis {axis} of the output {shape} has {count} entries, "
-                    f"{-count} to {count - 1}."
+                    f"{name} is {index!r}, which is out of range: axis {axis} of the output {shape} has {count} "
+                    f"entries. Pass an index from {-count} to {count - 1}."
                 )
 
 

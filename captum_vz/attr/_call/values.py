@@ -16,8 +16,8 @@ Where: TypeAlias = Part | tuple[Part, Select]
 Values: TypeAlias = Where | Sequence[Where] | Callable[[nn.Module], Where] | None
 
 FORMS = (
-    "pass a submodule or parameter of the layer, (this, a function that selects the values from the result), a list "
-    "of these, one for each layer, or a function that takes a layer and returns one of these"
+    "pass a submodule or parameter of the layer, or (part, a function that selects the values from its result). For "
+    "several layers, pass a list of these, or a function of the layer"
 )
 
 
@@ -48,7 +48,7 @@ def _row(where: Any, layer: nn.Module) -> ValueProjection:
 
 def _checked(select: Select, name: str) -> Select:
     """`select`, whose result has to be a view of values `(batch, in, d)` or `(batch, in, head, d_head)`."""
-    axes = (3,) if select is _itself else (3, 4)  # which of four axes holds tokens is said by selecting
+    axes = (3,) if select is _itself else (3, 4)  # of four axes, `select` has to return the tokens second
 
     def selected(projected: Tensor) -> Tensor:
         found = select(projected)
