@@ -164,7 +164,7 @@ class LayerVerification:
                 return against(title, self.compute())
         except RefusedError:
             reason = traces[-1].failed.get(name, "") if traces else ""
-            return Check(title, SKIPPED, self.index, note=reason or "not meant for such a layer")
+            return Check(title, SKIPPED, self.index, note=reason or "not meant for this layer, or for this size")
 
     def _zeros(self, found: Tensor, expected: Tensor, largest: Tensor) -> Check:
         zero = expected == 0

@@ -133,7 +133,8 @@ class VerificationReport:
         count = len({check.layer for check in shown})
         layers = "model" if worst.layer is None else f"{count} of {len(self.layers)}"
         numbers = ["" if one is None else f"{one:.0e}" for one in (worst.difference, worst.allowed)]
-        return name, layers, "" if worst.layer is None else str(worst.layer), *numbers, outcome
+        no_worst = worst.layer is None or outcome == SKIPPED
+        return name, layers, "" if no_worst else str(worst.layer), *numbers, outcome
 
     def notes(self) -> Iterator[tuple[str, str]]:
         """Why checks were skipped for the whole model."""

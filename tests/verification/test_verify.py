@@ -309,6 +309,30 @@ def test_command_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert not err
 
 
+def test_progress_names_each_layer() -> None:
+    told: list[str] = []
+    verify(Stack(), texts(6), advance=told.append)
+    assert told == ["layer 0", "layer 1", "chunk sizes, batches and padding"]
+
+
+def test_skipped_checks_have_no_worst_layer() -> None:
+    lines = verify(Stack(), texts(6)).lines()
+    skipped = [line for line in lines if line[-1] == "skipped"]
+    assert skipped
+    assert {line[2] for line in skipped} == {""}
+    passed = [line for line in lines if line[0] == "map"]
+    assert passed[0][2] in ("0", "1")
+
+
+def test_long_inputs_verify_folded_pairs() -> None:
+    """Short inputs skip this replay, and long ones are computed by it."""
+    layer = nn.TransformerEncoderLayer(64, 4, 256, batch_first=True).eval()
+    for tokens, outcome in ((8, "skipped"), (160, "passed")):
+        states = torch.randn(1, tokens, 64, generator=torch.Generator().manual_seed(3))
+        report = verify(layer, states, layer, max_sources=2)
+        assert [check.outcome for check in named(report, "replay: folded pairs")] == [outcome]
+
+
 def test_command_fails_with_status_1(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     replays = tuple(Wrong(one, None) for one in value_zeroing.REPLAYS)
     monkeypatch.setattr(value_zeroing, "REPLAYS", replays)
