@@ -107,7 +107,7 @@ class VerificationReport:
         """The report as a JSON object."""
         checks = [asdict(check) for check in self.checks]
         for check in checks:  # JSON has no infinity
-            check["difference"] = check["difference"] if math.isfinite(check["difference"] or 0) else None
+            check |= {key: None for key in ("difference", "allowed") if not math.isfinite(check[key] or 0)}
         found = {"passed": self.passed, "verdict": self.verdict, "layers": self.layers, "dtype": self.dtype}
         return json.dumps({**found, "checks": checks})
 

@@ -17,7 +17,8 @@ from captum_vz._engine import value_zeroing
 from captum_vz.cli import main
 from captum_vz.errors import ArgumentError
 from captum_vz.testbed import load_agreement_model
-from captum_vz.verification import VerificationReport
+from captum_vz.verification import VerificationReport, layers
+from captum_vz.verification.layers import LayerVerification
 from captum_vz.verification.recorded import defined_map, plain_run
 from tests.command import refused
 from tests.engine.blocks import WIDTH, Block, Convolution, Halves, Noise, Projections, as_added, block_of, sequences
@@ -220,6 +221,38 @@ def test_wrong_zeros_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {check.outcome for check in named(report, "map")} == {"passed"}
     assert named(report, "zeros")[0].outcome == "failed"
     assert "30 of 30 scores that are 0 by the definition are not 0" in report.verdict
+
+
+@pytest.mark.parametrize(("dtype", "failed"), [(torch.float64, "map"), (torch.float32, "rounding")])
+def test_definition_that_is_no_number_fails(dtype: torch.dtype, failed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In float64 it is compared with the map. In float32 it only says how exact float32 is."""
+
+    def without_numbers(*given: Any) -> Any:
+        found = defined_map(*given)
+        if given[3] is None:  # the dtype of the layer
+            found.scores[:, 2] = torch.nan
+        return found
+
+    monkeypatch.setattr(layers, "defined_map", without_numbers)
+    block = Block().to(dtype)
+    report = verify(block, sequences(2).to(dtype), block)
+    assert not report.passed
+    assert report.verdict.startswith(f"failed: {failed} of layer 0")
+    json.loads(report.to_json(), parse_constant=pytest.fail)
+
+
+def test_map_that_is_no_number_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    compute = LayerVerification.checks
+    monkeypatch.setattr(LayerVerification, "checks", lambda self, run: compute(_with_nan(self), run))
+    report = verify(Stack(Block()), texts(6))
+    assert {named(report, name)[0].outcome for name in ("map", "replay: packed pairs", "chunk sizes")} == {"failed"}
+    assert "where the definition gives" in report.verdict
+
+
+def _with_nan(layer: LayerVerification) -> LayerVerification:
+    compute = layer.compute
+    layer.compute = lambda: compute().index_fill(2, torch.tensor([1]), torch.nan)
+    return layer
 
 
 def test_refused_layer_does_not_pass() -> None:
