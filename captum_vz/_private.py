@@ -32,13 +32,17 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 __all__ = [
     "ATTENTION_NAME",
     "BUILTIN_ATTENTION",
+    "COPIES",
+    "OUTPUT_CAPTURING",
     "OWN_ATTRIBUTES",
     "SET_GRADIENTS",
+    "SOFTMAX",
     "DropoutModule",
     "NullProgress",
     "TargetType",
     "TorchDispatchMode",
     "accelerate_hook",
+    "attention_name",
     "current_function_mode",
     "eager_stance",
     "format_additional_forward_args",
@@ -80,6 +84,11 @@ SET_GRADIENTS = torch._C._set_grad_enabled
 OWN_ATTRIBUTES = frozenset(vars(nn.Module())) - {"_buffers"}
 # Where a config of transformers keeps the name of its attention function, apart from those of its parts.
 ATTENTION_NAME = "_attn_implementation_internal"
+# The module of the hooks by which transformers collects hidden states. They stay on a model once states were asked for.
+OUTPUT_CAPTURING = "transformers.utils.output_capturing"
+# Operators of torch that compute a softmax, and that copy or reshape a tensor, below all functions and modules.
+SOFTMAX = frozenset({torch.ops.aten._softmax.default, torch.ops.aten._safe_softmax.default})
+COPIES = frozenset({torch.ops.aten._to_copy.default, torch.ops.aten._unsafe_view.default})
 
 
 def has_function_modes() -> bool:
@@ -146,6 +155,11 @@ def uncompiled(module: nn.Module) -> nn.Module:
 def accelerate_hook(module: nn.Module) -> Any:
     """The hook of accelerate that moves what a module needs, or None."""
     return getattr(module, "_hf_hook", None)
+
+
+def attention_name(config: Any) -> str | None:
+    """The name of the attention function that a config of transformers asks for."""
+    return getattr(config, "_attn_implementation", None)
 
 
 def sdpa_of_transformers() -> Any:

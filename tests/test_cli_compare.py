@@ -3,14 +3,16 @@
 import json
 import math
 import shlex
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from captum_vz.cli import main
-from captum_vz.study import compare
+from captum_vz.study import METHODS, compare
 from captum_vz.testbed import load_agreement_model
 from captum_vz.visualization import read_provenance
 from captum_vz.visualization.pictures.description.provenance import weights_fingerprint
@@ -169,6 +171,25 @@ def test_model_without_words_has_no_truth(capsys: pytest.CaptureFixture[str]) ->
         capsys, "compare", "a cat sat", "--token", "2", "--model", "minilm", "--methods", "random", "--truth"
     )
     assert "expected logits" in told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--layer", "4"], "--layer 4 is out of range"),
+        (["--token", "zebra", "--truth"], "--token 'zebra' is none of the tokens"),
+        (["--target", "zebra", "--truth"], "--target is 'zebra', which is no single token"),
+        (["--model", "minilm", "--truth"], "expected logits"),
+    ],
+)
+def test_nothing_is_computed_before_an_error(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def computed(batch: Any) -> Any:
+        raise NotImplementedError
+
+    monkeypatch.setitem(METHODS, "value-zeroing", replace(METHODS["value-zeroing"], rows=computed))
+    assert message in refused(capsys, "compare", SENTENCE, "--methods", "value-zeroing", *arguments)
 
 
 @pytest.mark.parametrize(

@@ -233,6 +233,12 @@ def test_model_without_tokenizer_is_refused(
     assert "comes without a tokenizer: its vocabulary holds no word. Save its tokenizer in the same folder" in told
 
 
+def test_damaged_tokenizer_is_told(agreement: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (Path(agreement) / "tokenizer.json").write_text("{}")
+    told = refused(capsys, "explain", "a hat", "--model", agreement)
+    assert "one of its files has no entry 'added_tokens': it is damaged" in told
+
+
 def test_image_model_has_no_tokenizer(saved: Callable[..., str], capsys: pytest.CaptureFixture[str]) -> None:
     folder = saved(ViTModel(ViTConfig(**TINY, image_size=8, patch_size=4)))
     assert f"cannot load a tokenizer of the model {folder!r}: " in refused(capsys, "explain", "a", "--model", folder)

@@ -153,6 +153,18 @@ def test_output_is_plain_unless_a_terminal_shows_colors(
     assert "\x1b[" in capsys.readouterr().out
 
 
+def test_terminal_without_rich_is_plain(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", SENTENCE]) == 0
+    piped = capsys.readouterr()
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setattr("captum_vz.cli.output.console.find_spec", lambda name: None)
+    for name in [name for name in sys.modules if name.split(".")[0] == "rich"]:
+        monkeypatch.setitem(sys.modules, name, None)  # an import of it fails
+    assert main(["explain", SENTENCE]) == 0
+    assert capsys.readouterr() == piped
+
+
 def test_table_in_a_terminal_has_all_numbers(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

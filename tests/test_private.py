@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 from transformers import AttentionInterface, BertConfig, BertModel
 
 from captum_vz import _private
+from captum_vz._engine.numerics import matmul
 
 PACKAGE = Path(_private.__file__).parent
 OTHERS = ("captum", "torch", "transformers", "accelerate")
@@ -31,6 +32,38 @@ def private_attributes(path: Path) -> set[str]:
     read = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
     named = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
     return {name for name in read | named if name.startswith("_") and not name.startswith("__")}
+
+
+def foreign_names(path: Path, own: set[str]) -> set[str]:
+    """The private attributes that a file reads, also by `getattr`, and that this package does not define itself."""
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    read = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    calls = [node for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
+    named = [call.args[1] for call in calls if call.func.id.endswith("attr") and len(call.args) > 1]  # type: ignore[attr-defined]
+    read |= {node.value for node in named if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    return {name for name in read - own if name.startswith("_") and not name.endswith("__")}
+
+
+def own_names() -> set[str]:
+    """All names that the package defines: functions, classes, variables, and attributes of `self`."""
+    nodes = [node for path in PACKAGE.rglob("*.py") for node in ast.walk(ast.parse(path.read_text()))]
+    own = {node.name for node in nodes if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+    own |= {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    stored = [node for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)]
+    return own | {node.attr for node in stored if isinstance(node.value, ast.Name) and node.value.id == "self"}
+
+
+def test_no_other_file_reads_private_names() -> None:
+    """Python's own are documented. The operators of oneDNN are looked for before they are used."""
+    of_python = {"_asdict", "_exit", "_getframe"}
+    own = own_names()
+    found = {
+        path.relative_to(PACKAGE).as_posix(): names
+        for path in PACKAGE.rglob("*.py")
+        if path.name != "_private.py" and (names := foreign_names(path, own) - of_python)
+    }
+    assert set(found) == {"_engine/numerics/matmul.py"}
+    assert found["_engine/numerics/matmul.py"] <= set(matmul.OPERATORS)
 
 
 def test_private_names_stand_in_one_module() -> None:
@@ -192,6 +225,38 @@ def test_names_of_attention_functions(monkeypatch: pytest.MonkeyPatch) -> None:
         setattr(model.config, _private.ATTENTION_NAME, name)
         model(torch.tensor([[1, 2, 3]]))
         assert model.config._attn_implementation == name and len(called) == calls
+
+
+def test_name_of_the_attention_that_is_asked_for() -> None:
+    for name in ("eager", "sdpa"):
+        assert _private.attention_name(BertConfig(attn_implementation=name)) == name
+    assert _private.attention_name(None) is None
+
+
+def test_module_of_hooks_that_collect_states() -> None:
+    """Hidden states that were asked for leave hooks on the layers, whose functions are of this module."""
+    size = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    model = BertModel(BertConfig(**size)).eval()
+    model(torch.tensor([[1, 2, 3]]), output_hidden_states=True)
+    hooks = [hook for module in model.modules() for hook in _private.forward_hooks(module).values()]
+    assert hooks
+    assert {hook.__module__ for hook in hooks} == {_private.OUTPUT_CAPTURING}
+
+
+def test_operators_of_attention() -> None:
+    class Operators(_private.TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    x, seen = torch.randn(1, 2, 3, 4), []
+    with Operators():
+        x.softmax(-1)
+        x.double()
+        x.transpose(1, 2) @ x.transpose(1, 2).mT
+        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+            torch.nn.functional.scaled_dot_product_attention(x, x, x, torch.ones(3, 3).bool())
+    assert set(seen) >= _private.SOFTMAX | _private.COPIES
 
 
 def test_stance_of_the_compiler() -> None:

@@ -6,12 +6,12 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from captum_vz.app.explanation import remarks
+from captum_vz.app.explanation import check_layer, depth_of, remarks
 from captum_vz.app.models import Loaded
 from captum_vz.errors import ArgumentError
 from captum_vz.study import Table, compare
 from captum_vz.study.examples.text import prepare_text, word_id
-from captum_vz.study.methods import check_methods
+from captum_vz.study.methods import METHODS, check_methods
 
 if TYPE_CHECKING:
     from captum_vz.study.one_text.truth import Truth
@@ -37,10 +37,11 @@ def compared(
         ArgumentError: A method is unknown; there is no such token, layer or target; or the text is empty or too long.
     """
     model, tokenizer, layers = loaded
-    for name, word in (("target", target), ("foil", foil)):
-        _check_word(tokenizer, f"{option}{name}", word)
+    _check_words(tokenizer, target, foil, option)
     try:
         names = check_methods(methods)
+        if any(METHODS[name].layered for name in names):
+            check_layer(layer, depth_of(loaded), option)
         for remark in remarks(text, loaded, prepare_text(model, tokenizer, text, token), token, option):
             warnings.warn(remark, stacklevel=2)
         return compare(
@@ -56,23 +57,33 @@ def compared(
             advance=advance,
         )
     except ValueError as error:
-        message = str(error)
-        named = message.startswith(("token ", "layer ", "methods "))
-        raise ArgumentError(f"{option}{message}" if named else message) from error
+        raise _named(error, option) from error
 
 
-def _check_word(tokenizer: Any, name: str, word: str | None) -> None:
-    try:
-        if word is not None:
-            word_id(tokenizer, word)
-    except ValueError as error:
-        raise ArgumentError(
-            f"{name} is {word!r}, which is no single token of the tokenizer: pass another word."
-        ) from error
+def _named(error: ValueError, option: str) -> ArgumentError:
+    """An error of an argument, with `option` before the name of the argument."""
+    named = str(error).startswith(("token ", "layer ", "methods "))
+    return ArgumentError(f"{option}{error}" if named else str(error))
+
+
+def _check_words(tokenizer: Any, target: str | None, foil: str | None, option: str) -> None:
+    for name, word in (("target", target), ("foil", foil)):
+        try:
+            if word is not None:
+                word_id(tokenizer, word)
+        except ValueError as error:
+            raise ArgumentError(
+                f"{option}{name} is {word!r}, which is no single token of the tokenizer: pass another word."
+            ) from error
 
 
 def blanked_out(
-    text: str, loaded: Loaded, token: str | None, target: str | None = None, foil: str | None = None
+    text: str,
+    loaded: Loaded,
+    token: str | None,
+    target: str | None = None,
+    foil: str | None = None,
+    option: str = "",
 ) -> Truth:
     """:func:`~captum_vz.study.one_text.truth.blank_out_text` for a text and words as they are written.
 
@@ -84,9 +95,10 @@ def blanked_out(
     from captum_vz.study.one_text.truth import blank_out_text
 
     model, tokenizer, _ = loaded
+    _check_words(tokenizer, target, foil, option)
     try:
         prepared = prepare_text(model, tokenizer, text, token)
-        target_ids, foil_ids = ([word_id(tokenizer, word)] if word is not None else None for word in (target, foil))
     except ValueError as error:
-        raise ArgumentError(str(error)) from error
+        raise _named(error, option) from error
+    target_ids, foil_ids = ([word_id(tokenizer, word)] if word is not None else None for word in (target, foil))
     return blank_out_text(model, tokenizer, prepared, target_ids, foil_ids)

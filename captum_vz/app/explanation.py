@@ -84,8 +84,8 @@ def explain(text: str, loaded: Loaded, name: str, token: str | None, layer: int,
         raise ArgumentError(f"{option}{message}" if message.startswith("token ") else message) from error
     for remark in remarks(text, loaded, prepared, token, option):
         warnings.warn(remark, stacklevel=2)
-    if method.layered:  # the one layer of ALBERT runs as often as the configuration says
-        check_layer(layer, max(len(layers), getattr(model.config, "num_hidden_layers", 0)), option)
+    if method.layered:
+        check_layer(layer, depth_of(loaded), option)
     batch = Batch(model, tokenizer, layers, prepared.inputs, [prepared.token])
     ids = prepared.inputs["input_ids"][0].tolist()
     read = TokenText.of(tokenizer, ids)
@@ -107,6 +107,11 @@ def explain(text: str, loaded: Loaded, name: str, token: str | None, layer: int,
         words=list(read.words),
         special=[mark and number not in content for number, mark in zip(ids, read.special, strict=True)],
     )
+
+
+def depth_of(loaded: Loaded) -> int:
+    """How many maps of layers there are. The one layer of ALBERT runs as often as the configuration says."""
+    return max(len(loaded.layers), getattr(loaded.model.config, "num_hidden_layers", 0))
 
 
 def check_layer(layer: int, depth: int, option: str) -> None:

@@ -234,6 +234,8 @@ def _reason(error: Exception) -> str:
         )
     if type(error).__name__ == "SafetensorError":
         return f"its file of weights is damaged or not complete ({lines[0]}). Copy or download it again."
+    if isinstance(error, KeyError):
+        return f"one of its files has no entry {error}: it is damaged, or not of this model."
     if "trust_remote_code" in str(error):
         return "it needs Python code of its own, which this command does not run. Load it in Python, and use a class."
     return lines[0] if lines else type(error).__name__

@@ -117,7 +117,8 @@ def _at_the_end(panel: Axes, rows: DataFrame) -> None:
 
 
 # Ten dark hues, then ten light ones, without the greys. Grey is for methods that do not look at the model.
-_HUES: Final = [hue for hue in (*range(0, 20, 2), *range(1, 20, 2)) if hue not in (14, 15)]
+_HUES: Final = [colormaps["tab20"](hue) for hue in (*range(0, 20, 2), *range(1, 20, 2)) if hue not in (14, 15)]
+_HUES.append(colormaps["tab20b"](4))  # a dark green
 _GREYS: Final = {"random": "0.6", "position": "0.4"}
 
 
@@ -126,4 +127,4 @@ def method_color(method: str) -> Any:
     if method in _GREYS:
         return _GREYS[method]
     place = [name for name in METHODS if name not in _GREYS].index(method)
-    return colormaps["tab20"](_HUES[place % len(_HUES)])
+    return _HUES[place % len(_HUES)]

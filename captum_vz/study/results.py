@@ -89,7 +89,7 @@ class Study:
         summary = pd.read_csv(
             path, dtype={"layer": "Int64", "group": str, "model": str}, keep_default_na=False, na_values=[""]
         )
-        return summary.fillna({"group": ""})
+        return summary.fillna({"group": "", "model": ""})
 
     def __str__(self) -> str:
         """The means of each method's last layer over all examples, with their intervals: one line for each method."""

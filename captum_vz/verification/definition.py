@@ -17,15 +17,13 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from captum_vz._private import TorchDispatchMode, storage_id
+from captum_vz._private import COPIES, SOFTMAX, TorchDispatchMode, storage_id
 
 aten = torch.ops.aten
-SOFTMAX = {aten._softmax.default, aten._safe_softmax.default}
 # Operators whose output is still attention weights: copies, casts, scalings and masks of the same size, and padding.
 KEEPS_WEIGHTS = {
+    *COPIES,
     aten.clone.default,
-    aten._to_copy.default,
-    aten._unsafe_view.default,
     aten.native_dropout.default,
     aten.mul.Tensor,
     aten.mul.Scalar,

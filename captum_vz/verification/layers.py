@@ -51,21 +51,23 @@ def judge(
     name: str, layer: int, found: Tensor, expected: Tensor, largest: Tensor, allowed: Tensor, expecting: str
 ) -> Check:
     """Compare scores `(batch, out, in)` row by row."""
+    # What is not a number is infinitely wrong, so that it fails.
     errors = (found.double() - expected.double()).abs().nan_to_num(torch.inf)
-    shares = errors.amax(-1) / largest.clamp_min(1e-300)
-    excess = shares / allowed
+    shares = (errors.amax(-1) / largest.clamp_min(1e-300)).nan_to_num(torch.inf)
+    excess = (shares / allowed).nan_to_num(torch.inf)
     worst = int(excess.argmax())
+    is_wrong = float(excess.flatten()[worst]) > 1
     example, token = divmod(worst, found.shape[1])
     difference, limit = float(shares.flatten()[worst]), float(allowed.flatten()[worst])
     column = int(errors[example, token].argmax())
     note = ""
-    if difference > limit:
+    if is_wrong:
         note = (
             f"in example {example}, the row of token {token} has a score {float(found[example, token, column]):.3g} "
             f"where {expecting} gives {float(expected[example, token, column]):.3g}, a difference of {difference:.2g} "
             "of the row's largest score"
         )
-    return Check(name, FAILED if difference > limit else PASSED, layer, difference, limit, note)
+    return Check(name, FAILED if is_wrong else PASSED, layer, difference, limit, note)
 
 
 class LayerVerification:
@@ -164,7 +166,7 @@ class LayerVerification:
                 return against(title, self.compute())
         except RefusedError:
             reason = traces[-1].failed.get(name, "") if traces else ""
-            return Check(title, SKIPPED, self.index, note=reason or "not meant for such a layer")
+            return Check(title, SKIPPED, self.index, note=reason or "not meant for this layer, or for this size")
 
     def _zeros(self, found: Tensor, expected: Tensor, largest: Tensor) -> Check:
         zero = expected == 0
@@ -172,7 +174,7 @@ class LayerVerification:
             return Check("zeros", SKIPPED, self.index, note="the definition has no score that is exactly 0")
         limit = 8 * torch.finfo(found.dtype).eps
         shares = (found.double().abs() / largest.clamp_min(1e-300)[..., None])[zero]
-        difference, wrong = float(shares.max()), int((shares > limit).sum())
+        difference, wrong = float(shares.nan_to_num(torch.inf).max()), int((~(shares <= limit)).sum())
         note = f"{wrong} of {len(shares)} scores that are 0 by the definition are not 0" if wrong else ""
         return Check("zeros", FAILED if wrong else PASSED, self.index, difference, limit, note)
 
@@ -195,4 +197,5 @@ class LayerVerification:
     def _error(one: DefinedMap, exact: DefinedMap, expected: Tensor) -> Tensor:
         """The difference of two definitions, as a share of each row's largest score; 0 in rows of zeros."""
         largest = expected.amax(-1)
-        return ((one.scores - exact.scores).abs().amax(-1) / largest.clamp_min(1e-300)).masked_fill(largest == 0, 0)
+        shares = (one.scores - exact.scores).abs().amax(-1) / largest.clamp_min(1e-300)
+        return shares.nan_to_num(torch.inf).masked_fill(largest == 0, 0)

@@ -107,7 +107,7 @@ class VerificationReport:
         """The report as a JSON object."""
         checks = [asdict(check) for check in self.checks]
         for check in checks:  # JSON has no infinity
-            check["difference"] = check["difference"] if math.isfinite(check["difference"] or 0) else None
+            check |= {key: None for key in ("difference", "allowed") if not math.isfinite(check[key] or 0)}
         found = {"passed": self.passed, "verdict": self.verdict, "layers": self.layers, "dtype": self.dtype}
         return json.dumps({**found, "checks": checks})
 
@@ -133,7 +133,8 @@ class VerificationReport:
         count = len({check.layer for check in shown})
         layers = "model" if worst.layer is None else f"{count} of {len(self.layers)}"
         numbers = ["" if one is None else f"{one:.0e}" for one in (worst.difference, worst.allowed)]
-        return name, layers, "" if worst.layer is None else str(worst.layer), *numbers, outcome
+        no_worst = worst.layer is None or outcome == SKIPPED
+        return name, layers, "" if no_worst else str(worst.layer), *numbers, outcome
 
     def notes(self) -> Iterator[tuple[str, str]]:
         """Why checks were skipped for the whole model."""

@@ -28,6 +28,7 @@ def verify(
     additional_forward_args: Any = None,
     attention: str = "self",
     max_sources: int = 32,
+    advance: Callable[[str], object] | None = None,
 ) -> VerificationReport:
     """Compare the maps of :class:`~captum_vz.ValueZeroing` with the definition, on a model and inputs of your own.
 
@@ -50,12 +51,14 @@ def verify(
 
     Args:
         model: A model, or a function that runs the layers.
-        inputs: Its inputs, as in `attribute`. Use a few sentences of the kind that you explain.
+        inputs: Its inputs, as in `attribute`. Use a few sentences of the kind and the length that you explain, because
+            long inputs are computed in other ways than short ones.
         layers: A layer or a list of layers. None: all layers that `captum_vz.find_layers(model)` returns.
         additional_forward_args: Further arguments of `model`, as in `attribute`.
         attention: "self", or "cross" for the cross-attention of decoder blocks.
         max_sources: The largest number of sources that the definition zeroes in a layer. Of more sources, evenly
             spaced ones are taken.
+        advance: Called with the name of what is checked next, such as "layer 0", for a progress bar.
 
     Returns:
         A report. `report.passed` says whether all checks passed, `report.verdict` says what to do, `str(report)` is a
@@ -79,11 +82,15 @@ def verify(
     checks: list[Check] = []
     verified: dict[int, LayerVerification] = {}
     for index, layer in enumerate(modules):
+        if advance is not None:
+            advance(f"layer {index}")
         one = LayerVerification(index, partial(subject.map, layer), mask_of(inputs), attention, max_sources)
         checks += one.checks(runs.get(index))
         if one.rows is not None:
             verified[index] = one
     if verified:
+        if advance is not None:
+            advance("chunk sizes, batches and padding")
         checks += _model_checks(subject, {index: (modules[index], one) for index, one in verified.items()})
     names = tuple(type(layer).__name__ for layer in modules)
     dtype = next((str(run.hidden.dtype).removeprefix("torch.") for run in runs.values()), "")

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from transformers import BertConfig, BertForMaskedLM
 
-from captum_vz import ValueZeroing, ValueZeroingRollout
+from captum_vz import ValueZeroing, ValueZeroingEffect, ValueZeroingRollout
 from captum_vz.cli import main
 from captum_vz.cli.commands.generate import GENERATIVE, OPTIONS
 from captum_vz.generation import attribute_generation
@@ -109,8 +109,16 @@ def test_seed_samples(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_names_of_methods_are_those_of_studies() -> None:
-    """Only the effects of single layers have no form for generated text. ALTI-Logit needs a causal model."""
-    assert set(GENERATIVE) ^ set(METHODS) == {"alti-logit", "value-zeroing-effect-layer"}
+    assert list(GENERATIVE) == list(METHODS)
+
+
+def test_effect_of_one_layer(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--method", "value-zeroing-effect-layer", "--layer", "0"]
+    record = json.loads(generate(capsys, *options, "--json"))
+    found = from_api(lambda model, layers: ValueZeroingEffect(model, layers[0]))
+    torch.testing.assert_close(torch.tensor(record["scores"]).permute(1, 2, 0), found.scores)
+    title = "value-zeroing-effect-layer, layer 0: the prompt tokens that each new token draws on most"
+    assert generate(capsys, *options).splitlines()[1] == title
 
 
 @pytest.mark.parametrize(

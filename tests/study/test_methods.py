@@ -84,7 +84,7 @@ def test_scope_names_the_layers_shown(name: str, scope: str) -> None:
 def test_default_methods_omit_slow_ones() -> None:
     slow = {name for name, method in METHODS.items() if method.slow}
     gradients = {"saliency", "input-x-gradient", "integrated-gradients", "attention-gradient"}
-    assert slow == {*gradients, "attention-flow", "hidden-token-attribution"}
+    assert slow == {*gradients, "attention-flow", "hidden-token-attribution", "alti-logit"}
     assert set(DEFAULT_METHODS) == set(METHODS) - slow
 
 

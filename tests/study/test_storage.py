@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from captum_vz.errors import UnsupportedLayerError
-from captum_vz.study import METHODS, Example, Study, read_jsonl, reproduce
+from captum_vz.study import METHODS, Example, Study, read_jsonl, reproduce, run_study
 from captum_vz.study.methods import Batch
 from captum_vz.study.storage.files import TEMPORARY, remove_temporary, safe_name, write_new, write_whole
 from captum_vz.study.storage.shards import claim
@@ -229,6 +229,13 @@ def test_different_names_differ() -> None:
     assert not {safe_name(name) for name in names} & {"summary.csv", "report.md"}
 
 
+def test_model_without_a_name_has_a_table(examples: list[Example], tmp_path: Path) -> None:
+    models = dict.fromkeys(["", "a"], load_agreement_model)
+    found = run_study(models, examples, tmp_path / "s", ["random"], ["cue_dot"], quiet=True)
+    assert set(found.summary["model"]) == {"", "a"}
+    assert len(re.findall("^random ", str(found), re.MULTILINE)) == 2
+
+
 @pytest.mark.slow
 def test_paper_keeps_models_apart(examples: list[Example], tmp_path: Path) -> None:
     models = dict.fromkeys(["..", "a/b", "a-b"], load_agreement_model)
@@ -263,7 +270,7 @@ def refused_for_memory() -> Exception:
     return error
 
 
-@pytest.mark.parametrize("error", [out_of_memory, out_of_memory_on_a_cpu, refused_for_memory])
+@pytest.mark.parametrize("error", [MemoryError, out_of_memory, out_of_memory_on_a_cpu, refused_for_memory])
 def test_lack_of_memory_is_tried_again(
     error: Callable[[], Exception], examples: list[Example], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -282,7 +289,7 @@ def test_lack_of_memory_is_tried_again(
         for _ in range(2):  # there still is no memory
             found = small(tmp_path / "s", examples)
             assert found.skipped["example"].tolist() == [examples[1].id]
-            assert found.skipped["skipped"][0].startswith("out of memory: ")
+            assert re.match(r"out of memory: \S", found.skipped["skipped"][0])
             assert set(found.summary.query("method == 'random' and group == 'all'")["examples"]) == {3}
     second = max((tmp_path / "s" / "shards").iterdir())
     before = second.stat().st_mtime_ns

@@ -17,7 +17,8 @@ from captum_vz._engine import value_zeroing
 from captum_vz.cli import main
 from captum_vz.errors import ArgumentError
 from captum_vz.testbed import load_agreement_model
-from captum_vz.verification import VerificationReport
+from captum_vz.verification import VerificationReport, layers
+from captum_vz.verification.layers import LayerVerification
 from captum_vz.verification.recorded import defined_map, plain_run
 from tests.command import refused
 from tests.engine.blocks import WIDTH, Block, Convolution, Halves, Noise, Projections, as_added, block_of, sequences
@@ -222,6 +223,38 @@ def test_wrong_zeros_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "30 of 30 scores that are 0 by the definition are not 0" in report.verdict
 
 
+@pytest.mark.parametrize(("dtype", "failed"), [(torch.float64, "map"), (torch.float32, "rounding")])
+def test_definition_that_is_no_number_fails(dtype: torch.dtype, failed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In float64 it is compared with the map. In float32 it only says how exact float32 is."""
+
+    def without_numbers(*given: Any) -> Any:
+        found = defined_map(*given)
+        if given[3] is None:  # the dtype of the layer
+            found.scores[:, 2] = torch.nan
+        return found
+
+    monkeypatch.setattr(layers, "defined_map", without_numbers)
+    block = Block().to(dtype)
+    report = verify(block, sequences(2).to(dtype), block)
+    assert not report.passed
+    assert report.verdict.startswith(f"failed: {failed} of layer 0")
+    json.loads(report.to_json(), parse_constant=pytest.fail)
+
+
+def test_map_that_is_no_number_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    compute = LayerVerification.checks
+    monkeypatch.setattr(LayerVerification, "checks", lambda self, run: compute(_with_nan(self), run))
+    report = verify(Stack(Block()), texts(6))
+    assert {named(report, name)[0].outcome for name in ("map", "replay: packed pairs", "chunk sizes")} == {"failed"}
+    assert "where the definition gives" in report.verdict
+
+
+def _with_nan(layer: LayerVerification) -> LayerVerification:
+    compute = layer.compute
+    layer.compute = lambda: compute().index_fill(2, torch.tensor([1]), torch.nan)
+    return layer
+
+
 def test_refused_layer_does_not_pass() -> None:
     block = Block(after=Noise())
     report = verify(block, sequences(2), block)
@@ -307,6 +340,30 @@ def test_command_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     out, err = capsys.readouterr()
     assert out.splitlines()[-1].startswith("passed: the maps of 4 layers are those of the definition")
     assert not err
+
+
+def test_progress_names_each_layer() -> None:
+    told: list[str] = []
+    verify(Stack(), texts(6), advance=told.append)
+    assert told == ["layer 0", "layer 1", "chunk sizes, batches and padding"]
+
+
+def test_skipped_checks_have_no_worst_layer() -> None:
+    lines = verify(Stack(), texts(6)).lines()
+    skipped = [line for line in lines if line[-1] == "skipped"]
+    assert skipped
+    assert {line[2] for line in skipped} == {""}
+    passed = [line for line in lines if line[0] == "map"]
+    assert passed[0][2] in ("0", "1")
+
+
+def test_long_inputs_verify_folded_pairs() -> None:
+    """Short inputs skip this replay, and long ones are computed by it."""
+    layer = nn.TransformerEncoderLayer(64, 4, 256, batch_first=True).eval()
+    for tokens, outcome in ((8, "skipped"), (160, "passed")):
+        states = torch.randn(1, tokens, 64, generator=torch.Generator().manual_seed(3))
+        report = verify(layer, states, layer, max_sources=2)
+        assert [check.outcome for check in named(report, "replay: folded pairs")] == [outcome]
 
 
 def test_command_fails_with_status_1(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from captum_vz._engine.numerics.tolerance import is_same_attention, same_numbers
 from captum_vz._engine.taps.changes import Changes
 from captum_vz._private import (
     BUILTIN_ATTENTION,
+    OUTPUT_CAPTURING,
     accelerate_hook,
     forward_hooks,
     forward_pre_hooks,
@@ -27,9 +28,6 @@ from captum_vz._private import (
     without_function_modes,
 )
 from captum_vz.errors import RefusedError, UnsupportedLayerError
-
-# Hooks of transformers that collect hidden states stay on a model once hidden states were asked for.
-OUTPUT_CAPTURING = "transformers.utils.output_capturing"
 
 
 class AttentionTap(Protocol):

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from captum_vz._engine.numerics.tensors import mask_as_bool, weighted_values
 from captum_vz._engine.taps.changes import Changes, original
 from captum_vz._engine.taps.handler import AttentionCall, check_not_overridden, current_handler, handled_by
-from captum_vz._private import ATTENTION_NAME, BUILTIN_ATTENTION, sdpa_of_transformers
+from captum_vz._private import ATTENTION_NAME, BUILTIN_ATTENTION, attention_name, sdpa_of_transformers
 from captum_vz.errors import UnsupportedLayerError
 
 EAGER = "eager_attention_forward"
@@ -154,7 +154,7 @@ def _mask_function(*args: Any, config: Any = None, **kwargs: Any) -> Tensor | No
     """The mask that the loaded implementation is given."""
     from transformers.masking_utils import eager_mask, sdpa_mask
 
-    function = sdpa_mask if getattr(config, "_attn_implementation", None) == "sdpa" else eager_mask
+    function = sdpa_mask if attention_name(config) == "sdpa" else eager_mask
     return function(*args, config=config, **kwargs)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from captum_vz.app.comparison import blanked_out, compared
 from captum_vz.app.explanation import explain
-from captum_vz.app.models import load
+from captum_vz.app.models import Loaded, load
 from captum_vz.app.pages import frame, page, paragraph, table
 from captum_vz.app.views import explanation_view
 from captum_vz.cli.errors import CommandError, tell
@@ -70,6 +70,7 @@ def run(options: argparse.Namespace) -> None:
         loaded = load(options.model)
     names = options.methods or DEFAULT_METHODS
     _check_use(options)
+    truth = _truth(options, loaded) if options.truth else None  # first, because it may refuse the model
     with counted(len(names), "methods") as bar:
 
         def advance(name: str) -> None:
@@ -78,13 +79,7 @@ def run(options: argparse.Namespace) -> None:
 
         asked = options.text, loaded, options.methods, options.token, options.layer, options.target, options.foil
         found = compared(*asked, advance, option="--")
-    truth = None
-    if options.truth:
-        try:
-            with working("blanking out each token"):
-                truth = blanked_out(options.text, loaded, options.token, options.target, options.foil)
-        except ModuleNotFoundError as error:
-            raise CommandError(str(error)) from error
+    if truth is not None:
         found = replace(found, truth=truth.shares)
     if options.output is not None:
         save_picture(found.plot(), options, loaded.model, ", ".join(found.scores))
@@ -107,6 +102,14 @@ def _check_use(options: argparse.Namespace) -> None:
     chosen = [METHODS[name] for name in options.methods or () if name in METHODS]
     if named and chosen and not options.truth and not any(method.explains_output for method in chosen):
         tell(f"{' and '.join(named)} changes no score: none of the methods explains the model's output.")
+
+
+def _truth(options: argparse.Namespace, loaded: Loaded) -> Truth:
+    try:
+        with working("blanking out each token"):
+            return blanked_out(options.text, loaded, options.token, options.target, options.foil, option="--")
+    except ModuleNotFoundError as error:
+        raise CommandError(str(error)) from error
 
 
 def _layer(found: Table) -> int | None:

@@ -20,7 +20,7 @@ from captum_vz import (
     TokenAttribution,
     ValueZeroingEffect,
 )
-from captum_vz.app.explanation import check_layer, check_room
+from captum_vz.app.explanation import check_layer, check_room, depth_of
 from captum_vz.app.models import CAUSAL, load
 from captum_vz.cli.errors import CommandError, tell
 from captum_vz.cli.options import (
@@ -40,17 +40,26 @@ from captum_vz.generation.words import KINDS
 from captum_vz.study import METHODS
 from captum_vz.visualization import terminal_text
 
-#: The methods by their names in studies, and methods that explain the logit of each new token.
-GENERATIVE: Final[dict[str, Any]] = {
-    **{name: method.joined or method.maps for name, method in METHODS.items() if method.joined or method.maps},
+
+def effect_of_layer(model: Any, layers: list[Any], layer: int = -1) -> ValueZeroingEffect:
+    """The effect of the values of one layer on the logit of each new token."""
+    return ValueZeroingEffect(model, layers[layer])
+
+
+_OF_THE_LOGIT: Final[dict[str, Any]] = {
     "value-zeroing-effect": ValueZeroingEffect,
-    "alti-logit": ALTILogit,
+    "value-zeroing-effect-layer": effect_of_layer,
     "attention-gradient": LayerAttentionGradient,
     "saliency": partial(TokenAttribution, method=Saliency, reduce="l2"),
     "input-x-gradient": partial(TokenAttribution, method=InputXGradient),
     "integrated-gradients": partial(TokenAttribution, method=IntegratedGradients),
+    "alti-logit": ALTILogit,
     "random": RandomAttribution,
     "position": PositionAttribution,
+}
+#: The methods by their names in studies. Those that explain an output explain the logit of each new token.
+GENERATIVE: Final[dict[str, Any]] = {
+    name: method.joined or method.maps or _OF_THE_LOGIT[name] for name, method in METHODS.items()
 }
 #: What studies pass to the same methods.
 OPTIONS: Final[dict[str, dict[str, Any]]] = {
@@ -110,7 +119,7 @@ def run(options: argparse.Namespace) -> None:
         raise CommandError(f"--step {step} is out of range: --max-new-tokens is {most}.")
     check_text(options.text)
     check_files(options.output, options.html)
-    layered = options.method in METHODS and METHODS[options.method].layered
+    layered = METHODS[options.method].layered
     with working(f"loading {options.model}") as say:
         loaded = load(options.model)
         model, tokenizer, layers = loaded
@@ -119,15 +128,17 @@ def run(options: argparse.Namespace) -> None:
                 f"--model {options.model} is a {type(model).__name__}, which continues no text: pass a causal model."
             )
         if layered:
-            check_layer(options.layer, max(len(layers), getattr(model.config, "num_hidden_layers", 0)), "--")
+            check_layer(options.layer, depth_of(loaded), "--")
         read_text(options.text, loaded)
         check_room(options.text, loaded, most)
         say(f"{options.method}: {most} new tokens, {len(layers)} layers")
         sampling: dict[str, Any] = {"do_sample": options.sample is not None, "seed": options.sample}
         more = {"method_options": OPTIONS.get(options.method), **sampling}
         method = GENERATIVE[options.method]
+        of_layer = method is effect_of_layer
+        method = partial(effect_of_layer, layer=options.layer) if of_layer else method
         found: GenerationAttribution = attribute_generation(method, model, tokenizer, options.text, most, **more)
-    layer = found.layer_index(options.layer) if layered else 0
+    layer = found.layer_index(options.layer) if layered and not of_layer else 0
     steps = len(found.generated.ids)
     if step is not None and not -steps <= step < steps:
         raise CommandError(f"--step {step} is out of range: there are {steps} new tokens, {-steps} to {steps - 1}.")
@@ -149,8 +160,8 @@ def run(options: argparse.Namespace) -> None:
         print(json.dumps({**record, "model": options.model, "method": options.method}))
         return
     print(f"text: {options.text}{'' if found.text.startswith(' ') else ' '}{found.text}".rstrip())
-    free = options.method in METHODS and not METHODS[options.method].scope(0)
-    name = options.method if free else f"{options.method}, {found.layers[layer]}"
+    scope = METHODS[options.method].scope(options.layer % len(layers)) if of_layer else found.layers[layer]
+    name = f"{options.method}, {scope}" if METHODS[options.method].scope(0) else options.method
     if step is not None:
         print(f"{name}: how much {found.generated.labels[step]} (step {step % steps}) draws on each prompt token")
         _print_step(found, step, layer, mask)

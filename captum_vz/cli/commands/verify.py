@@ -32,7 +32,8 @@ def add_verify(commands: Any) -> None:
         run,
         help="compare the maps of a model with the definition of Value Zeroing",
         description="Compares the map of each layer with the definition, checks padding, batches and rounding, and "
-        "prints a table with a verdict. The exit status is 0 if all checks pass, and 1 if one fails.",
+        "prints a table with a verdict. The exit status is 0 if all checks pass, and 1 if one fails. Long texts are "
+        "computed in other ways than short ones, so pass a text as long as those that you explain.",
         examples=EXAMPLES,
     )
     sub.add_argument("text", metavar="TEXT", nargs="?", help="a sentence (default: one of the package)")
@@ -53,8 +54,11 @@ def run(options: argparse.Namespace) -> None:
         loaded = load(options.model)
         text = options.text or (AGREEMENT_TEXT if options.model == AGREEMENT else TEXT)
         prepared = read_text(text, loaded)
-        say(f"checks of {len(loaded.layers)} layers")
-        report = verify(loaded.model, prepared.inputs, loaded.layers)
+
+        def advance(what: str) -> None:
+            say(f"checks of {len(loaded.layers)} layers: {what}")
+
+        report = verify(loaded.model, prepared.inputs, loaded.layers, advance=advance)
     if options.output is not None:
         save_page(report.to_json(), options.output)
     if options.html is not None:

@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Any, Final
 
 from captum_vz.visualization.pictures.parts.style import MARK
@@ -21,9 +22,9 @@ LEAST_BAR: Final = 4  # a terminal with less room shows no bars
 def is_terminal(stream: Any) -> bool:
     """Whether a stream is a terminal that moves its cursor and shows colours, and the user has not refused colours.
 
-    NO_COLOR: https://no-color.org.
+    NO_COLOR: https://no-color.org. Without rich, which comes with transformers, all terminals are plain.
     """
-    shown = stream is not None and stream.isatty()
+    shown = stream is not None and stream.isatty() and find_spec("rich") is not None
     return bool(shown and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb")
 
 

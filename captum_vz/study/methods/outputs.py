@@ -1,4 +1,4 @@
-"""Methods that explain a class of the model's output: gradients, and Value Zeroing's effect."""
+"""Methods that explain a class of the model's output: gradients, Value Zeroing's effect, and ALTI-Logit."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from captum_vz import LayerAttentionGradient, TokenAttribution, ValueZeroingEffect
+from captum_vz import ALTILogit, LayerAttentionGradient, TokenAttribution, ValueZeroingEffect
 from captum_vz.errors import UnsupportedLayerError
 from captum_vz.functional import normalize_rows
 from captum_vz.study.methods.batch import Batch
@@ -46,6 +46,13 @@ def effect_rows(batch: Batch, together: bool) -> list[Tensor]:
         ValueZeroingEffect(batch.model, layer).attribute(batch.inputs, target=target, foil=foil) for layer in chosen
     ]
     return [normalize_rows(one.abs()) for one in effects]
+
+
+def alti_logit_rows(batch: Batch) -> list[Tensor]:
+    """How much each token adds to the target's logit through attention: absolute amounts, as shares."""
+    target, foil = explained_classes(batch)
+    added = ALTILogit(batch.model, batch.layers).attribute(batch.inputs, target=target, foil=foil)
+    return [normalize_rows(added.abs())]
 
 
 def explained_classes(batch: Batch) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]] | None]:

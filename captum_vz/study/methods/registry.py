@@ -27,7 +27,7 @@ from captum_vz import (
 )
 from captum_vz.study.methods.batch import Batch, JoinedClass, MapsClass
 from captum_vz.study.methods.names import chosen_names
-from captum_vz.study.methods.outputs import attention_gradient_rows, effect_rows, gradient_rows
+from captum_vz.study.methods.outputs import alti_logit_rows, attention_gradient_rows, effect_rows, gradient_rows
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,8 @@ class Method:
         joined: The class that joins these maps. None: the method shows each layer's map by itself.
         explains_output: Whether it explains a class of the model's output. In a study it is then given the two forms
             of the target word. The others explain a token's state, and are given no forms.
-        slow: Whether `methods=None` leaves it out, because it takes gradients, or a flow for each pair of tokens.
+        slow: Whether `methods=None` leaves it out, because it takes gradients, or a flow for each pair of tokens, or
+            refuses most kinds of models.
     """
 
     title: str
@@ -124,11 +125,12 @@ METHODS: Final[dict[str, Method]] = {
         "integrated gradients", IntegratedGradients, baselines="pad", n_steps=50, internal_batch_size=256
     ),
     "hidden-token-attribution": _layer("hidden token attribution", _hidden, slow=True),
+    "alti-logit": Method("ALTI-Logit", alti_logit_rows, explains_output=True, slow=True),
     "random": _baseline("random", RandomAttribution),
     "position": _baseline("position", PositionAttribution),
 }
 
-#: The methods of `methods=None`: all except gradients, attention flow and hidden token attribution.
+#: The methods of `methods=None`: all except gradients, attention flow, hidden token attribution and ALTI-Logit.
 DEFAULT_METHODS: Final = tuple(name for name, method in METHODS.items() if not method.slow)
 
 

@@ -228,7 +228,7 @@ class Scorer:
                     if len(pairs) > 1:
                         rows[method] = self._evaluate([(example, one)], [method])[0][method]
                     else:
-                        reason = f"{OUT_OF_MEMORY}{error}" if lacks_memory else str(error)
+                        reason = f"{OUT_OF_MEMORY if lacks_memory else ''}{str(error) or type(error).__name__}"
                         skipped = skipped_row(self.metrics, example.id, reason, example)
                         rows[method] = [skipped | {"method": method}]
                 continue
