@@ -16,8 +16,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from captum_vz.testbed.lab import folded
-
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 VIEWS = "views"
@@ -43,6 +41,13 @@ THEME_LACKS = {
 }
 EMPTY_HEAD = re.compile(r"<th\b([^>]*)>\s*(?:<p></p>)?\s*</th>")
 RAW_TABLE = re.compile(r"<table\b(?![^>]*\bdocutils\b).*?</table>", re.DOTALL)  # of the outputs of notebooks
+FOLDED = """<details class="answer">
+<summary>The answer</summary>
+
+{text}
+
+</details>"""
+HEADING = re.compile(r"#+ .*\n+")
 PICTURE = re.compile(r'<img [^>]*src="([^"]*_images/[^"]+)"[^>]*>')
 VIEW = re.compile(r"^<!-- view: (\w+) -->$", re.MULTILINE)
 ALT = re.compile(r"!\[[^\]]*\]\(")  # MyST joins the lines of a picture's text without a space
@@ -100,7 +105,7 @@ def fold_answers(cells: list[dict[str, Any]]) -> None:
         tags = cell["metadata"].setdefault("tags", [])
         if cell["cell_type"] == "markdown":
             if "answer" in tags:
-                cell["source"] = folded(cell["source"], "The answer", kind="answer")
+                cell["source"] = folded(cell["source"])
                 for shown in asked or []:
                     shown.append("hide-output")
             asked = None if "answer" in tags or cell["source"].startswith("#") else asked
@@ -110,6 +115,13 @@ def fold_answers(cells: list[dict[str, Any]]) -> None:
             asked.append(tags)
         if {"question", "exercise"} & set(tags):
             asked = asked or []
+
+
+def folded(markdown: str) -> str:
+    """A text as a block that a click opens. Its first heading, if it begins with one, stays outside."""
+    heading = HEADING.match(markdown)
+    begin = heading.end() if heading else 0
+    return markdown[:begin] + FOLDED.format(text=markdown[begin:].strip())
 
 
 def copy_sources(source: Path) -> None:
