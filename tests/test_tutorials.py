@@ -232,6 +232,18 @@ def test_numbers_are_looked_for_near_the_prose() -> None:
     assert not unsupported_numbers(lesson(*tagged))
 
 
+def test_early_answers_are_found() -> None:
+    question = new_markdown_cell("Which share?", metadata={"tags": ["question"]})
+    reveal = code("print(share)", output="0.25")
+    text, asserts = new_markdown_cell("It is 0.25."), code("assert share > 0.2")
+    assert early_answers(lesson(question, reveal))  # no answer at all
+    assert len(early_answers(lesson(question, reveal, text, asserts))) == 3
+    assert not early_answers(lesson(text, asserts))
+    for cell in (text, asserts):
+        cell.metadata.tags = ["answer"]
+    assert not early_answers(lesson(question, reveal, text, asserts))
+
+
 def test_order_of_exercises_is_checked() -> None:
     stub, solution, check = exercise("answer = ...", "answer = 42")
     assert not disorder(lesson(stub, solution, check))
