@@ -33,6 +33,7 @@ NUMBER = re.compile(
     r"(?P<about>\babout )?(?<![\w.,/:-])(?P<sign>-?)(?P<digits>\d+(?:,\d{3})*(?:\.\d+)?)"
     r"(?P<unit> ?%|(?P<of> of (?:the )?\d+))?(?![\w]|\.\d)"
 )
+ASSERTED = re.compile(r"^\s*assert .*[<>] ?-?\d", re.MULTILINE)  # a result is above or below a number
 COMPUTED = re.compile(r"(?<![\w.])-?\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?(?:[^\S\n]?%)?", re.IGNORECASE)
 
 
@@ -130,8 +131,8 @@ def shown(cell: NotebookNode) -> str:
 def early_answers(notebook: NotebookNode) -> list[str]:
     """Where a student could read an answer before giving one.
 
-    The text that answers a question is tagged "answer", so that the student's copy folds it. After a question or an
-    exercise, the text of the same section that quotes results has such a tag too.
+    The text that answers a question is tagged "answer", so that the student's copy lacks it. After a question or an
+    exercise, text of the same section that quotes results has such a tag too, and so has code that asserts a result.
     """
     found = []
     for section in sections(notebook):
@@ -145,6 +146,8 @@ def early_answers(notebook: NotebookNode) -> list[str]:
             is_open = cell.cell_type == "markdown" and not tags & {"answer", "summary", "elsewhere", "solution"}
             if asked and is_open and (quoted := [one.text for one in quoted_numbers(cell.source)]):
                 found.append(f"{cell.source[:60]!r} quotes {quoted} and is not tagged 'answer'.")
+            if asked and cell.cell_type == "code" and "answer" not in tags and ASSERTED.search(cell.source):
+                found.append(f"{cell.source[:60]!r} asserts a result and is not tagged 'answer'.")
             asked = asked or bool(tags & {"question", "exercise"})
         found += [f"no answer to the last question of {section[0].source[:60]!r}."] if waiting else []
     return found

@@ -6,28 +6,29 @@ import importlib
 import json
 import re
 import resource
-import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from importlib import util
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
 
 import pytest
 
 from tests.documents import ROOT
+from tests.view.pages import chromium, violations
 
 SITE = ROOT / "tutorials" / "docs" / "site"
 MOST_SECONDS = 60  # of one core
 DOCUMENTED = ["", "functional", "visualization", "generation", "study", "metrics", "verification", "text", "testbed"]
 DOCUMENTED += ["testbed.check"]
-CHROMIUM = next(
-    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
-)
+# One page of each kind: the view, code, differences, wide tables, formulas, notebooks with folded cells, the search.
+KINDS = ["index", "captum_scripts", "gallery", "speed", "results", "api/attention", "api/value_zeroing", "search"]
+KINDS += ["lessons/01_value_zeroing_with_captum", "lessons/10_which_method_is_right"]
 
 spec = util.spec_from_file_location("site_build", SITE / "build.py")
 assert spec is not None and spec.loader is not None
@@ -220,55 +221,56 @@ def test_formulas_are_mathml(site: Path) -> None:
     assert "MathJax" not in pages
 
 
+@pytest.fixture
+def opened(site: Path) -> Iterator[Any]:
+    """A dark context of a browser without network. The test fails if a page has an error or asks for another host."""
+    wrong = []
+    with chromium() as browser:
+        context = browser.new_context(color_scheme="dark", offline=True)
+        own = (site.as_uri(), "data:", "about:", "blob:")
+        context.on("request", lambda request: request.url.startswith(own) or wrong.append(request.url))
+        context.on("console", lambda message: message.type == "error" and wrong.append(message.text))
+        context.on("weberror", lambda error: wrong.append(str(error.error)))
+        yield context
+    assert not wrong
+
+
 @pytest.mark.slow
-@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine")
-def test_pages_in_a_browser(site: Path) -> None:
-    """No request, no error and no sideways scrolling, in both themes, wide and narrow. Search and views work."""
-    with Opened(site) as (context, outside, complaints):
-        for name in ("index", "choosing", "generation", "api/value_zeroing", "lessons/01_value_zeroing_with_captum"):
-            page = context.new_page()
-            page.goto((site / f"{name}.html").as_uri())
-            for frame in page.frames[1:]:
-                frame.wait_for_selector("body[data-ready]", timeout=10_000)
-            for width in (1280, 390):
-                page.set_viewport_size({"width": width, "height": 800})
-                assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, (name, width)
-            assert page.evaluate("scrollY") == 0, f"{name} does not begin at its top"
-            page.close()
-        page = context.new_page()
-        page.goto((site / "search.html").as_uri() + "?q=rollout")
-        page.wait_for_selector("#search-results li a", timeout=10_000)
-        page.goto((site / "index.html").as_uri())
-        (view,) = page.frames[1:]
-        assert "pictures" in view.locator("body").inner_text()
-    assert not outside
-    assert not complaints
+def test_pages_in_a_browser(site: Path, opened: Any) -> None:
+    """No request, no error and no sideways scrolling, wide and narrow. Search and views work."""
+    for name in ("index", "choosing", "generation", "api/value_zeroing", "lessons/01_value_zeroing_with_captum"):
+        page = opened.new_page()
+        page.goto((site / f"{name}.html").as_uri())
+        for frame in page.frames[1:]:
+            frame.wait_for_selector("body[data-ready]", timeout=10_000)
+        for width in (1280, 390):
+            page.set_viewport_size({"width": width, "height": 800})
+            assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, (name, width)
+        assert page.evaluate("scrollY") == 0, f"{name} does not begin at its top"
+        page.close()
+    page = opened.new_page()
+    page.goto((site / "search.html").as_uri() + "?q=rollout")
+    page.wait_for_selector("#search-results li a", timeout=10_000)
+    page.goto((site / "index.html").as_uri())
+    (view,) = page.frames[1:]
+    assert "pictures" in view.locator("body").inner_text()
 
 
-class Opened:
-    """A browser without network: its context, the addresses outside the site that were asked for, and errors."""
-
-    def __init__(self, site: Path) -> None:
-        self.site, self.outside, self.complaints = site.as_uri(), list[str](), list[str]()
-
-    def __enter__(self) -> tuple[Any, list[str], list[str]]:
-        from playwright.sync_api import sync_playwright
-
-        self.playwright = sync_playwright().start()
-        self.browser = self.playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        context = self.browser.new_context(color_scheme="dark", offline=True)
-        context.on("request", self._note)
-        context.on("console", lambda one: self.complaints.append(one.text) if one.type == "error" else None)
-        context.on("weberror", lambda one: self.complaints.append(str(one.error)))
-        return context, self.outside, self.complaints
-
-    def _note(self, request: Any) -> None:
-        if not request.url.startswith((self.site, "data:", "about:", "blob:")):
-            self.outside.append(request.url)
-
-    def __exit__(self, *error: object) -> None:
-        self.browser.close()
-        self.playwright.stop()
+@pytest.mark.slow
+@pytest.mark.parametrize(("width", "theme"), [(1280, "light"), (400, "dark")])
+def test_axe_finds_nothing(width: int, theme: Literal["light", "dark"], site: Path, opened: Any) -> None:
+    """The view has a test of its own: axe-core does not look into frames."""
+    found = {}
+    for name in KINDS:
+        page = opened.new_page()
+        page.emulate_media(color_scheme=theme, reduced_motion="reduce")
+        page.set_viewport_size({"width": width, "height": 800})
+        page.goto((site / f"{name}.html").as_uri())
+        page.add_style_tag(content="* { animation: none !important; transition: none !important; }")
+        page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+        found[name] = violations(page)
+        page.close()
+    assert not {name: one for name, one in found.items() if one}
 
 
 def test_links_are_rewritten() -> None:

@@ -10,25 +10,19 @@ from typing import Any
 from captum_vz.errors import ArgumentError
 
 SOLUTION, ANSWER, SUMMARY = "solution", "answer", "summary"
-FOLDED = """<details{kind}>
-<summary>{title}</summary>
-
-{text}
-
-</details>"""
 NOTE = """
 
-**This is the student's copy.** Write your answers in the place of `...`. The cells that follow use them. A closed block
-of text tells an answer: open it after you have run the cells above. The solutions are in the lesson itself."""
+**This is the student's copy.** Write your answers in the place of `...`. The cells that follow use them. The
+lesson itself has the solutions and the answers."""
+PLACEHOLDER = "**Your answer.** Write down what you have found. The lesson itself tells its answer."
 HEADING = re.compile(r"#+ .*\n+")
 
 
 def student_copy(notebook: Any) -> Any:
-    """A notebook without the cells that are tagged "solution", without outputs, and with its answers folded.
+    """A notebook without outputs, solutions, and text that tells what the cells show.
 
-    Cells tagged "answer" or "summary" tell what the cells before them show. Text becomes a block that a click opens,
-    see :func:`folded`. The code of such a cell is collapsed (`jupyter.source_hidden`). The first cell, if it is text,
-    says that this is a student's copy.
+    Cells tagged "solution" are left out, and so is code tagged "answer". Of text tagged "answer" or "summary" the
+    heading stays, with a place for the student's own words. The first cell, if it is text, says what the copy is.
 
     Args:
         notebook: A notebook in nbformat's form, version 4: a dict with a list of cells.
@@ -42,44 +36,28 @@ def student_copy(notebook: Any) -> Any:
     ['answer = ...']
     """
     copy = deepcopy(notebook)
-    copy["cells"] = [cell for cell in copy["cells"] if SOLUTION not in cell["metadata"].get("tags", [])]
+    copy["cells"] = [cell for cell in copy["cells"] if not _is_left_out(cell)]
     if copy["cells"] and copy["cells"][0]["cell_type"] == "markdown":
         copy["cells"][0]["source"] = "".join(copy["cells"][0]["source"]) + NOTE
     for cell in copy["cells"]:
-        tells = {ANSWER, SUMMARY} & set(cell["metadata"].get("tags", []))
         if cell["cell_type"] == "code":
             cell["outputs"], cell["execution_count"] = [], None
-            if tells:
-                cell["metadata"].setdefault("jupyter", {})["source_hidden"] = True
-        elif tells:
-            cell["source"] = folded("".join(cell["source"]), "Read this after you have run the cells above.")
+        elif _tags(cell) & {ANSWER, SUMMARY}:
+            heading = HEADING.match("".join(cell["source"]))
+            cell["source"] = (heading[0] if heading else "") + PLACEHOLDER
     return copy
 
 
-def folded(markdown: str, title: str, kind: str = "") -> str:
-    """A text as a block that a click opens. Its first heading, if it begins with one, stays outside.
+def _tags(cell: Any) -> set[str]:
+    return set(cell["metadata"].get("tags", []))
 
-    Args:
-        markdown: The text.
-        title: What is shown of it before the click.
-        kind: A class for style sheets.
 
-    >>> print(folded("It is *pictures*.", "The answer"))
-    <details>
-    <summary>The answer</summary>
-    <BLANKLINE>
-    It is *pictures*.
-    <BLANKLINE>
-    </details>
-    """
-    heading = HEADING.match(markdown)
-    begin = heading.end() if heading else 0
-    named = f' class="{kind}"' if kind else ""
-    return markdown[:begin] + FOLDED.format(title=title, text=markdown[begin:].strip(), kind=named)
+def _is_left_out(cell: Any) -> bool:
+    return SOLUTION in _tags(cell) or (cell["cell_type"] == "code" and ANSWER in _tags(cell))
 
 
 def write_student_copy(source: Path, output: Path) -> tuple[int, int]:
-    """Write a notebook without the cells that are tagged "solution", and without outputs.
+    """Write the student's copy of a lesson, see :func:`student_copy`.
 
     Args:
         source: A lesson.
@@ -106,10 +84,9 @@ def write_student_copy(source: Path, output: Path) -> tuple[int, int]:
         notebook: Any = nbformat.reads(text, as_version=4)  # type: ignore[no-untyped-call]  # nbformat is untyped
     except Exception as error:  # nbformat raises errors of several kinds
         raise ArgumentError(f"{source} is no notebook: pass a file in the format of Jupyter (.ipynb).") from error
-    copy = student_copy(notebook)
-    left_out = len(notebook.cells) - len(copy.cells)
-    if not left_out:
+    if not any(SOLUTION in _tags(cell) for cell in notebook.cells):
         raise ArgumentError(f"{source} has no cell tagged '{SOLUTION}': pass a lesson with exercises and solutions.")
+    copy = student_copy(notebook)
     try:
         with output.open("x", encoding="utf-8") as file:  # a student may have worked in the file
             nbformat.write(copy, file)  # type: ignore[no-untyped-call]  # as above
@@ -117,4 +94,4 @@ def write_student_copy(source: Path, output: Path) -> tuple[int, int]:
         raise ArgumentError(
             f"{output} exists, and may hold a student's work: pass another name with --output."
         ) from error
-    return len(copy.cells), left_out
+    return len(copy.cells), len(notebook.cells) - len(copy.cells)

@@ -1,5 +1,6 @@
 """Pages for the tests: small maps with known numbers, opened in the system's Chromium."""
 
+import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -28,6 +29,17 @@ def node_module(name: str) -> Path | None:
     """A package of npm in the folders of NODE_PATH or in the checkout. `.ci/run` installs it."""
     folders = [*filter(None, os.environ.get("NODE_PATH", "").split(os.pathsep)), str(ROOT / "node_modules")]
     return next((Path(folder) / name for folder in folders if (Path(folder) / name).is_dir()), None)
+
+
+def violations(page: Any) -> list[str]:
+    """What axe-core finds, with the elements."""
+    folder = node_module("axe-core")
+    if folder is None:
+        pytest.skip("There is no axe-core: npm install axe-core, and NODE_PATH=.../node_modules.")
+    page.evaluate((folder / "axe.min.js").read_text("utf-8"))
+    # Without `preload`, axe-core does not request the style sheets a second time.
+    found = page.evaluate("axe.run(document, {resultTypes: ['violations'], preload: false})")["violations"]
+    return [json.dumps([one["id"], [node["html"] for node in one["nodes"]][:3]]) for one in found]
 
 
 @contextmanager

@@ -1,12 +1,9 @@
 """The page for all readers: the keyboard, screen readers, dark pages, large text, any script, hostile tokens."""
 
-import json
-from typing import Any
-
 import pytest
 
 from captum_vz.visualization import view
-from tests.view.pages import TOKENS, Open, node_module, numbers, shares, token
+from tests.view.pages import TOKENS, Open, numbers, shares, token, violations
 
 pytestmark = pytest.mark.slow
 
@@ -26,16 +23,6 @@ HOSTILE = [
     " ",
     "",
 ]
-
-
-def violations(page: Any) -> list[str]:
-    """What axe-core finds, with the elements."""
-    folder = node_module("axe-core")
-    if folder is None:
-        pytest.skip("There is no axe-core: npm install axe-core, and NODE_PATH=.../node_modules.")
-    page.evaluate((folder / "axe.min.js").read_text("utf-8"))
-    found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")["violations"]
-    return [json.dumps([one["id"], [node["html"] for node in one["nodes"]][:3]]) for one in found]
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

@@ -26,8 +26,8 @@ def add_lab(commands: Any) -> None:
         run,
         help="a notebook without solutions and outputs",
         description="Writes a copy of a notebook without the cells that are tagged 'solution', and without outputs. "
-        "Text that tells what a cell shows (tagged 'answer' or 'summary') is folded. The stubs of the exercises stay, "
-        "and the package grades what the student writes there.",
+        "Text that tells what a cell shows (tagged 'answer' or 'summary') is left out too, except its heading. The "
+        "stubs of the exercises stay, and the package grades what the student writes there.",
         examples=EXAMPLES,
     )
     student.add_argument("notebook", type=Path, metavar="NOTEBOOK", help="a lesson, such as tutorials/*.ipynb")
@@ -41,4 +41,4 @@ def run(options: argparse.Namespace) -> None:
     output: Path = options.output or Path(f"{options.notebook.stem}_student.ipynb")
     check_files(None, output)
     cells, left_out = write_student_copy(options.notebook, output)
-    print(f"{output}: {cells} cells, {left_out} cells with solutions left out")
+    print(f"{output}: {cells} cells, {left_out} cells with solutions or answers left out")

@@ -16,8 +16,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from captum_vz.testbed.lab import folded
-
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 VIEWS = "views"
@@ -35,8 +33,21 @@ THEME_LACKS = {
     '<p class="caption" role="heading">': '<p class="caption" role="heading" aria-level="2">',
     '<aside class="sidebar-drawer">': '<aside class="sidebar-drawer" aria-label="Pages">',
     '<aside class="toc-drawer': '<aside aria-label="On this page" class="toc-drawer',
-    "<pre>": '<pre tabindex="0">',  # code that is wider than the page is scrolled by keys
+    '<summary aria-label="Toggle hidden content">': "<summary>",  # the name of a button is what it shows
+    '<div id="search-results">': '<h1>Search</h1>\n<div id="search-results">',
+    # What is wider than the page is scrolled by keys.
+    "<pre>": '<pre tabindex="0">',
+    '<div class="table-wrapper': '<div tabindex="0" class="table-wrapper',
 }
+EMPTY_HEAD = re.compile(r"<th\b([^>]*)>\s*(?:<p></p>)?\s*</th>")
+RAW_TABLE = re.compile(r"<table\b(?![^>]*\bdocutils\b).*?</table>", re.DOTALL)  # of the outputs of notebooks
+FOLDED = """<details class="answer">
+<summary>The answer</summary>
+
+{text}
+
+</details>"""
+HEADING = re.compile(r"#+ .*\n+")
 PICTURE = re.compile(r'<img [^>]*src="([^"]*_images/[^"]+)"[^>]*>')
 VIEW = re.compile(r"^<!-- view: (\w+) -->$", re.MULTILINE)
 ALT = re.compile(r"!\[[^\]]*\]\(")  # MyST joins the lines of a picture's text without a space
@@ -94,7 +105,7 @@ def fold_answers(cells: list[dict[str, Any]]) -> None:
         tags = cell["metadata"].setdefault("tags", [])
         if cell["cell_type"] == "markdown":
             if "answer" in tags:
-                cell["source"] = folded(cell["source"], "The answer", kind="answer")
+                cell["source"] = folded(cell["source"])
                 for shown in asked or []:
                     shown.append("hide-output")
             asked = None if "answer" in tags or cell["source"].startswith("#") else asked
@@ -104,6 +115,13 @@ def fold_answers(cells: list[dict[str, Any]]) -> None:
             asked.append(tags)
         if {"question", "exercise"} & set(tags):
             asked = asked or []
+
+
+def folded(markdown: str) -> str:
+    """A text as a block that a click opens. Its first heading, if it begins with one, stays outside."""
+    heading = HEADING.match(markdown)
+    begin = heading.end() if heading else 0
+    return markdown[:begin] + FOLDED.format(text=markdown[begin:].strip())
 
 
 def copy_sources(source: Path) -> None:
@@ -128,12 +146,14 @@ def copy_sources(source: Path) -> None:
 
 
 def accessible(html: str) -> str:
-    """A page with what axe-core finds missing in the theme: levels of headings, names of regions, focus of code.
+    """A page with what axe-core finds missing in the theme: levels of headings, names of regions, and focus.
 
     A click on a picture opens its file, because a narrow screen shows it too small to be read.
     """
+    html = RAW_TABLE.sub(r'<div class="table-wrapper">\g<0></div>', html)
     for old, new in THEME_LACKS.items():
         html = html.replace(old, new)
+    html = EMPTY_HEAD.sub(r"<td\1></td>", html)
     return PICTURE.sub(r'<a class="picture" href="\1">\g<0></a>', html)
 
 

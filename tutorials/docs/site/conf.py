@@ -56,10 +56,14 @@ def _link_names(app: Any, document: Any, page: str) -> None:
     names = {name.rpartition(".")[2]: (name, one) for name, one in domain.objects.items() if one.objtype in kinds}
     for literal in list(document.findall(literal_node)):
         name, found = names.get(literal.astext().removesuffix("()"), (None, None))
-        if found is None or page.startswith("api/") or isinstance(literal.parent, reference):
+        if found is None or page.startswith("api/") or _is_in_link(literal):
             continue
         link = make_refnode(app.builder, page, found.docname, found.node_id, literal.deepcopy(), name)
         literal.replace_self(link)
+
+
+def _is_in_link(node: Any) -> bool:
+    return node is not None and (isinstance(node, reference) or _is_in_link(node.parent))
 
 
 def _inline(translator: Any, node: Any) -> None:
@@ -68,7 +72,7 @@ def _inline(translator: Any, node: Any) -> None:
 
 
 def _block(translator: Any, node: Any) -> None:
-    translator.body.append(f'<div class="math">{_mathml(node.astext(), "block")}</div>')
+    translator.body.append(f'<div class="math" tabindex="0">{_mathml(node.astext(), "block")}</div>')
     raise SkipNode
 
 
