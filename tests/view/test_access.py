@@ -1,11 +1,12 @@
 """The page for all readers: the keyboard, screen readers, dark pages, large text, any script, hostile tokens."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from captum_vz.visualization import view
+from captum_vz.visualization import save_html, text_records, view
 from tests.view.pages import TOKENS, Open, node_module, numbers, shares, token
 
 pytestmark = pytest.mark.slow
@@ -62,6 +63,19 @@ def test_axe_checks_the_frame_and_the_table(opened: Open) -> None:
     page.frame_locator("iframe").locator("body[data-ready]").wait_for()
     page.locator("body > main > details > summary").click()
     assert not violations(page)
+
+
+@pytest.mark.parametrize("width", [1000, 320])
+def test_axe_checks_the_page_of_records(width: int, opened: Open, tmp_path: Path) -> None:
+    """Its words are read without scrolling sideways, also on a narrow page."""
+    rows = {"value-zeroing": shares(1, 1, len(HOSTILE))[0], "signed": shares(1, 2, len(HOSTILE))[0] - 0.1}
+    records = text_records(HOSTILE, rows, true_class="are", pred_class="is", pred_prob=0.75)
+    page = opened(save_html(records, tmp_path / "records.html"), wait=False, viewport={"width": width, "height": 800})
+    assert not violations(page)
+    for words in page.locator("td:last-child").all():
+        box = words.bounding_box()
+        assert box["width"] > 200
+        assert box["x"] + box["width"] <= width
 
 
 def test_keyboard_alone(opened: Open) -> None:
