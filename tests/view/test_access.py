@@ -174,3 +174,18 @@ def test_right_to_left_text_runs_to_the_left(opened: Open) -> None:
     page.keyboard.press("ArrowLeft")
     assert page.evaluate("document.activeElement.textContent") == "שתיים"
     assert numbers(page)[0]
+
+
+def test_strip_has_the_direction_of_the_text(opened: Open) -> None:
+    layers = [shares(3, 1), shares(3, 2)]
+    page = opened(view(layers, ["אחת", "שתיים", "שלוש"], token=1).html())
+    strip = page.locator("canvas")
+    box, names = strip.bounding_box(), page.locator(".strip div").bounding_box()
+    assert names["x"] >= box["x"] + box["width"] - 1
+    for place, label in enumerate(["אחת", "שתיים", "שלוש"]):
+        x = box["width"] - (place + 0.5) * 28
+        strip.hover(position={"x": x, "y": box["height"] - 8})
+        assert page.inner_text(".tip").endswith(f"{label}: {layers[1][1, place]:.3f}")
+    pixel = "([x, y]) => [...document.querySelector('canvas').getContext('2d').getImageData(x, y, 1, 1).data]"
+    seen = [sum(page.evaluate(pixel, [box["width"] - (place + 0.5) * 28, box["height"] - 8])[:3]) for place in range(3)]
+    assert min(range(3), key=seen.__getitem__) == int(layers[1][1].argmax())
