@@ -182,7 +182,12 @@ def _explained(
 
 
 def _refusal(error: BaseException) -> str:
-    return note([" ".join(str(error).split()) or type(error).__name__], alert=True)
+    return note([_sentence(" ".join(str(error).split())) or type(error).__name__], alert=True)
+
+
+def _sentence(line: str) -> str:
+    """A message of the command line, which begins with a small letter, as a sentence of a page."""
+    return line[:1].upper() + line[1:]
 
 
 def _predicted(found: Explanation) -> list[str]:
@@ -191,7 +196,7 @@ def _predicted(found: Explanation) -> list[str]:
 
 
 def _told(remarks: list[Any]) -> list[str]:
-    return list(dict.fromkeys(str(one.message) for one in remarks if one.category is UserWarning))
+    return list(dict.fromkeys(_sentence(str(one.message)) for one in remarks if one.category is UserWarning))
 
 
 def _record(text: str, model: str, found: Sequence[Explanation]) -> dict[str, Any]:

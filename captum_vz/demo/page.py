@@ -18,6 +18,11 @@ EXAMPLES: Final = (
     ("our documentary about the engineers [MASK] irritated paula.", AGREEMENT),
     ("the pictures of some hat", CAUSAL),
 )
+ABOUT: Final = (
+    "<p>In each layer of a model, tokens draw on each other. Value Zeroing (Mohebbi et al., 2023) sets the value "
+    "vector of one token to zero and measures how much the other tokens change. Your text stays on the machine that "
+    "serves this page.</p>"
+)
 # Fonts of the system, because Gradio's own theme looks for fonts elsewhere.
 FONTS: Final = ["system-ui", "sans-serif"]
 MONOSPACE: Final = ["ui-monospace", "monospace"]
@@ -33,6 +38,8 @@ STYLE: Final = """
 .captum-vz-table td { border: 0; border-bottom: 1px solid #8886; padding: 0.15rem 0.6rem; text-align: left; }
 .captum-vz-table tr td.number { text-align: right; }
 .captum-vz-table tr.marked th { border-left: 4px solid #d55e00; }
+.captum-vz-table tbody th { white-space: nowrap; }
+.captum-vz-files .label-clear-button { display: none; }
 """
 
 
@@ -41,7 +48,7 @@ def build(answers: Answers) -> Any:
     import gradio as gr
 
     with gr.Blocks(title=TITLE, analytics_enabled=False, delete_cache=(3600, 3600)) as page:
-        gr.HTML(f"<h1>{TITLE}</h1>")
+        gr.HTML(f"<h1>{TITLE}</h1>{ABOUT}")
         with gr.Tab("Explain"):
             _explain_tab(gr, answers)
         with gr.Tab("Continue a text"):
@@ -51,10 +58,17 @@ def build(answers: Answers) -> Any:
 
 def look(gr: Any) -> dict[str, Any]:
     """The arguments of `launch` that say how the page looks."""
-    theme = gr.themes.Default(font=FONTS, font_mono=MONOSPACE)
-    # Gradio's gray for the remarks below labels has too little contrast on white.
-    ink = {"block_info_text_color": "*neutral_600", "block_info_text_color_dark": "*neutral_300"}
-    return {"theme": theme.set(**ink), "css": STYLE}
+    theme = gr.themes.Default(primary_hue="blue", font=FONTS, font_mono=MONOSPACE)
+    # Gradio's own colors of buttons, chosen tabs, links and remarks have too little contrast.
+    colors = {
+        "block_info_text_color": "*neutral_600",
+        "block_info_text_color_dark": "*neutral_300",
+        "button_primary_background_fill": "*primary_600",
+        "button_primary_background_fill_hover": "*primary_700",
+        "color_accent": "*primary_600",
+        "link_text_color_dark": "*primary_300",
+    }
+    return {"theme": theme.set(**colors), "css": STYLE}
 
 
 def _explain_tab(gr: Any, answers: Answers) -> None:
@@ -94,17 +108,17 @@ def _explain_tab(gr: Any, answers: Answers) -> None:
     gr.Examples([list(example) for example in examples], [text, model], cache_examples=False, label="Examples")
     told = gr.HTML(elem_id="told", elem_classes="captum-vz-note")
     with gr.Tab("Interactive"):
-        view = gr.HTML(elem_id="view")
-    with gr.Tab("Methods side by side"):
+        view = gr.HTML(elem_id="view", padding=False)
+    with gr.Tab("Methods"):
         shares = gr.HTML(elem_id="shares", elem_classes="captum-vz-table")
         by_method = _picture(gr, "Methods by tokens", "methods-picture")
     with gr.Tab("Layers"):
         layers = _picture(gr, "The map of each layer, and the rollout", "layers-picture")
     with gr.Tab("Downloads"):
-        files = gr.Files(label="Files", interactive=False, elem_id="files")
+        files = gr.Files(label="Files", interactive=False, elem_id="files", elem_classes="captum-vz-files")
     fields, outputs = [text, model, methods, token, layer], [told, view, layers, shares, by_method, files]
-    button.click(answers.explain, fields, outputs, api_visibility="private")
-    text.submit(answers.explain, fields, outputs, api_visibility="private")
+    for start in (button.click, text.submit):
+        start(answers.explain, fields, outputs, api_visibility="private", scroll_to_output=True)
 
 
 def _generate_tab(gr: Any, answers: Answers) -> None:
@@ -127,13 +141,15 @@ def _generate_tab(gr: Any, answers: Answers) -> None:
     button = gr.Button("Continue", variant="primary", elem_id="continue")
     told = gr.HTML(elem_id="generated", elem_classes="captum-vz-note")
     with gr.Tab("Interactive"):
-        view = gr.HTML(elem_id="generated-view")
+        view = gr.HTML(elem_id="generated-view", padding=False)
     with gr.Tab("Picture"):
         steps = _picture(gr, "New tokens by prompt tokens", "steps")
     with gr.Tab("Downloads"):
-        files = gr.Files(label="Files", interactive=False, elem_id="generated-files")
+        files = gr.Files(label="Files", interactive=False, elem_id="generated-files", elem_classes="captum-vz-files")
     outputs = [told, view, steps, files]
-    button.click(answers.generate, [text, model, method, count, hidden], outputs, api_visibility="private")
+    fields = [text, model, method, count, hidden]
+    for start in (button.click, text.submit):
+        start(answers.generate, fields, outputs, api_visibility="private", scroll_to_output=True)
 
 
 def _model_field(gr: Any, answers: Answers, value: str, elem_id: str) -> Any:

@@ -16,9 +16,12 @@ from captum_vz.visualization.terminal import printable
 
 _HEADS = ("True Label", "Predicted Label", "Attribution Label", "Attribution Score", "Word Importance")
 _STYLE = (
-    "body{font:16px/1.6 system-ui,sans-serif;margin:2rem;color:#111;background:#fff}"
+    "body{font:16px/1.6 system-ui,sans-serif;margin:2rem;color:#111;background:#fff}h1{font-size:1.1rem}"
     "table{border-collapse:collapse}th,td{padding:.3rem .8rem;text-align:left;vertical-align:top}"
-    "th{border-bottom:1px solid #888}caption{text-align:left;font-weight:bold;padding-bottom:.5rem}"
+    "th{border-bottom:1px solid #888}td{overflow-wrap:anywhere}caption{text-align:left}"
+    # On a narrow page, the words stand below the labels.
+    "@media(max-width:40rem){body{margin:1rem}tr{display:flex;flex-wrap:wrap}td:last-child{flex-basis:100%}"
+    "td,th{padding:.1rem .5rem;border:0}}"
 )
 
 
@@ -139,12 +142,14 @@ def save_html(
     heads = "".join(f'<th scope="col">{_HEADS[column]}</th>' for column in shown)
     body = "".join(f"<tr>{''.join(line[column] or '<td></td>' for column in shown)}</tr>" for line in lines)
     page = (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
-        f"<style>{_STYLE}</style></head><body><table><caption>{escape(title)}</caption><tr>{heads}</tr>{body}</table>"
-        "<p>Green: positive, red: negative. Each row is scaled by its own largest score.</p></body></html>\n"
+        '<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+        f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body><main><h1>{escape(title)}</h1>"
+        "<table><caption>Green: positive, red: negative. Each row is scaled by its own largest score.</caption>"
+        f"<tr>{heads}</tr>{body}</table></main></body></html>\n"
     )
     # ASCII, so that the page looks the same whatever encoding a program takes it for.
-    Path(path).write_bytes(page.encode("ascii", "xmlcharrefreplace"))
+    page = page.encode("ascii", "xmlcharrefreplace").decode()
+    Path(path).write_text(page, "ascii")
     return page
 
 

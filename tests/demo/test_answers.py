@@ -101,7 +101,7 @@ def test_generated_text_must_fit() -> None:
         told, *_ = larger.generate("the hat " * 60, "causal", "value-zeroing", 32, [])
     finally:
         larger.close()
-    assert "the text is 121 tokens long, and the model takes at most 128: ask for at most 8 new tokens." in told
+    assert "The text is 121 tokens long, and the model takes at most 128: ask for at most 8 new tokens." in told
 
 
 def test_text_is_continued(answers: Answers) -> None:

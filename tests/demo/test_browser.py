@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.view.pages import chromium
+from tests.view.test_access import violations
 
 pytestmark = [
     pytest.mark.slow,
@@ -137,7 +138,7 @@ def test_explain(visit: Visit) -> None:
     page.get_by_text("Explained: [MASK], position 6.").wait_for()
     view = visit.frame("view")
     assert view.locator(".flow button").get_by_text("pictures", exact=True).first.is_visible()
-    for tab, picture in (("Methods side by side", "methods-picture"), ("Layers", "layers-picture")):
+    for tab, picture in (("Methods", "methods-picture"), ("Layers", "layers-picture")):
         page.get_by_role("tab", name=tab).click()
         image = page.locator(f"#{picture} img").first
         image.wait_for()
@@ -152,6 +153,32 @@ def test_explain(visit: Visit) -> None:
         answer = page.request.get(address)
         assert answer.ok
         assert len(answer.body()) > 100
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_axe_finds_nothing(theme: str, visit: Visit) -> None:
+    page = visit.page
+    page.goto(f"{visit.own}?__theme={theme}")
+    page.locator("#explain").click()
+    page.get_by_text("Explained: [MASK], position 6.").wait_for()
+    visit.frame("view")
+    page.mouse.move(5, 5)
+    for tab in ("Interactive", "Methods", "Layers", "Downloads"):
+        page.get_by_role("tab", name=tab, exact=True).first.click()
+        page.wait_for_timeout(500)  # colors change slowly
+        assert not violations(page), tab
+
+
+def test_narrow_page(visit: Visit) -> None:
+    """On a phone, nothing but tables scrolls sideways, and the answer comes into view."""
+    page = visit.page
+    page.set_viewport_size({"width": 360, "height": 740})
+    page.locator("#explain").click()
+    page.get_by_text("Explained: [MASK], position 6.").wait_for()
+    visit.frame("view")
+    page.wait_for_function("document.querySelector('#told').getBoundingClientRect().top < innerHeight")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    assert page.locator("#view iframe").bounding_box()["width"] > 260
 
 
 def test_continue(visit: Visit) -> None:
@@ -171,7 +198,7 @@ def test_hostile_text_is_text(visit: Visit) -> None:
     page.locator("#explain").click()
     page.get_by_text("Explained: [MASK], position").wait_for()
     assert "<script>window.hit=1</script> ${alert(1)}" in visit.frame("view").locator("body").inner_text()
-    for tab in ("Methods side by side", "Layers", "Downloads"):
+    for tab in ("Methods", "Layers", "Downloads"):
         page.get_by_role("tab", name=tab).first.click()
     page.get_by_role("tab", name="Continue a text").click()
     page.locator("#prompt textarea").fill(HOSTILE)
@@ -198,7 +225,7 @@ def test_table_looks_as_on_other_pages(visit: Visit) -> None:
     page = visit.page
     page.locator("#explain").click()
     page.get_by_text("Explained: [MASK], position 6.").wait_for()
-    page.get_by_role("tab", name="Methods side by side").click()
+    page.get_by_role("tab", name="Methods", exact=True).click()
     looks = "(one, name) => getComputedStyle(one)[name]"
     assert page.locator("#shares td.number").first.evaluate(looks, "textAlign") == "right"
     assert page.locator("#shares tr.marked th").evaluate(looks, "borderLeftWidth") == "4px"

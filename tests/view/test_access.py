@@ -1,8 +1,11 @@
 """The page for all readers: the keyboard, screen readers, dark pages, large text, any script, hostile tokens."""
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
-from captum_vz.visualization import view
+from captum_vz.visualization import save_html, text_records, view
 from tests.view.pages import TOKENS, Open, numbers, shares, token, violations
 
 pytestmark = pytest.mark.slow
@@ -49,6 +52,19 @@ def test_axe_checks_the_frame_and_the_table(opened: Open) -> None:
     page.frame_locator("iframe").locator("body[data-ready]").wait_for()
     page.locator("body > main > details > summary").click()
     assert not violations(page)
+
+
+@pytest.mark.parametrize("width", [1000, 320])
+def test_axe_checks_the_page_of_records(width: int, opened: Open, tmp_path: Path) -> None:
+    """Its words are read without scrolling sideways, also on a narrow page."""
+    rows = {"value-zeroing": shares(1, 1, len(HOSTILE))[0], "signed": shares(1, 2, len(HOSTILE))[0] - 0.1}
+    records = text_records(HOSTILE, rows, true_class="are", pred_class="is", pred_prob=0.75)
+    page = opened(save_html(records, tmp_path / "records.html"), wait=False, viewport={"width": width, "height": 800})
+    assert not violations(page)
+    for words in page.locator("td:last-child").all():
+        box = words.bounding_box()
+        assert box["width"] > 200
+        assert box["x"] + box["width"] <= width
 
 
 def test_keyboard_alone(opened: Open) -> None:
@@ -147,3 +163,18 @@ def test_right_to_left_text_runs_to_the_left(opened: Open) -> None:
     page.keyboard.press("ArrowLeft")
     assert page.evaluate("document.activeElement.textContent") == "שתיים"
     assert numbers(page)[0]
+
+
+def test_strip_has_the_direction_of_the_text(opened: Open) -> None:
+    layers = [shares(3, 1), shares(3, 2)]
+    page = opened(view(layers, ["אחת", "שתיים", "שלוש"], token=1).html())
+    strip = page.locator("canvas")
+    box, names = strip.bounding_box(), page.locator(".strip div").bounding_box()
+    assert names["x"] >= box["x"] + box["width"] - 1
+    for place, label in enumerate(["אחת", "שתיים", "שלוש"]):
+        x = box["width"] - (place + 0.5) * 28
+        strip.hover(position={"x": x, "y": box["height"] - 8})
+        assert page.inner_text(".tip").endswith(f"{label}: {layers[1][1, place]:.3f}")
+    pixel = "([x, y]) => [...document.querySelector('canvas').getContext('2d').getImageData(x, y, 1, 1).data]"
+    seen = [sum(page.evaluate(pixel, [box["width"] - (place + 0.5) * 28, box["height"] - 8])[:3]) for place in range(3)]
+    assert min(range(3), key=seen.__getitem__) == int(layers[1][1].argmax())

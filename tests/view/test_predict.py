@@ -57,6 +57,7 @@ def test_answers_are_scored_and_handed_in(opened: Open) -> None:
     assert page.inner_text("#question") == f"Score: 1 of 2 right, {total} of 100 points."
     result = page.input_value("#result")
     assert shown.grade(result) == (2, 1, total)
+    assert not page.locator("canvas").is_visible()  # it is empty without a token
     page.click("#stop")
     assert page.get_by_role("slider").is_enabled()
 

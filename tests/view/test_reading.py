@@ -167,6 +167,23 @@ def test_filter_leaves_out_sources(name: str, gone: list[int], opened: Open) -> 
     assert page.locator("tbody tr").count() == COUNT - len(gone)
 
 
+def test_rounded_numbers_say_so(opened: Open) -> None:
+    """The page of a long text has few levels, which its sentences say."""
+    maps = [shares(60, seed) for seed in range(13)]
+    page = opened(view(maps, [f"t{place}" for place in range(60)], token=7).html())
+    strongest = int(maps[-1][7].argmax())
+    text = page.inner_text("#read").replace("\N{NO-BREAK SPACE}", " ")
+    assert text.startswith(f"t7 draws on t{strongest} \N{ALMOST EQUAL TO} {maps[-1][7, strongest]:.2f}, ")
+
+
+def test_zeros_are_not_written(opened: Open) -> None:
+    row = torch.tensor([1.0, 0.4]).repeat(64)
+    row = row / row.sum()  # 0.0112 and 0.0045
+    page = opened(view(row.expand(128, 128), [f"t{place}" for place in range(128)], token=0).html())
+    page.select_option("#scale", "row")
+    assert numbers(page) == [".01", ""] * 64
+
+
 def test_scale_of_a_row(opened: Open) -> None:
     even = torch.full((COUNT, COUNT), 1 / COUNT)
     page = opened(view(even, TOKENS, token=0).html())

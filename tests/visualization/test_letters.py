@@ -64,7 +64,8 @@ def test_labels_in_any_script() -> None:
     assert labels[-1] == r"x\u202e"
     assert labels[-2] in ("\ue000", r"\ue000", "U+E000")
     assert labels[6] in (emoji.SPACE, ":rocket:")
-    assert labels[4] == "हिन्दी"  # its vowels are marks
+    # Its vowels are marks. Without a font for it, its letters have numbers.
+    assert labels[4] in ("हिन्दी", "U+0939U+093FU+0928U+0926U+0940")
 
 
 # Emoji

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from captum_vz.errors import ArgumentError
-from captum_vz.visualization import draw_maps
+from captum_vz.visualization import describe, draw_maps
 from captum_vz.visualization.pictures.parts.layout import PAGE
 
 PIECES = ["[CLS]", "the", "scar", "##ing", "hat", "[SEP]"]
@@ -110,6 +110,7 @@ def test_axes_are_drawn_into() -> None:
     for panel, scores in zip(panels, maps, strict=True):
         np.testing.assert_array_equal(panel.images[0].get_array(), scores.double())
         assert [text.get_text() for text in panel.get_xticklabels()] == list("abc")
+    assert draw_maps(maps, list("abc"), ax=panels.flat) is own
     single = own.add_axes((0, 0, 0.1, 0.1))
     assert draw_maps(maps[:1], list("abc"), ax=single) is own
 
@@ -121,6 +122,8 @@ def test_figures_are_drawn_into() -> None:
     assert not left.axes
     box = [panel.get_window_extent() for panel in right.axes]
     assert all(one.x0 >= own.bbox.width / 2 for one in box)
+    # Two panels of 3 by 3 cells are stacked in the place of 5 by 5 inches, and fill its height.
+    assert box[0].x0 == box[1].x0 and box[0].height + box[1].height > own.bbox.height * 0.75
 
 
 @pytest.mark.parametrize(
@@ -129,6 +132,7 @@ def test_figures_are_drawn_into() -> None:
         ({"ax": Figure().subplots(), "fig": Figure()}, "ax and fig are both given"),
         ({"ax": Figure().subplots()}, "ax holds 1 axes, but there are 2 panels"),
         ({"ax": 3}, "ax is of type int"),
+        ({"ax": "ab"}, "ax is of type str"),
         ({"fig": "here"}, "fig is of type str"),
     ],
 )
@@ -177,6 +181,18 @@ def test_root_shows_small_scores() -> None:
 def test_wrong_scales(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         draw_maps([a_map(2)], ["a", "b"], **options)
+
+
+@pytest.mark.parametrize("end", [1.0, 0.93, 0.0187])
+def test_root_has_round_numbers(end: float) -> None:
+    scores = torch.linspace(0, end, 64).view(8, 8)
+    figure = draw_maps([scores] * 4, list("abcdefgh"), scale="root")
+    bar = figure.axes[-1]
+    ticks, names = bar.get_yticks().tolist(), [float(one.get_text()) for one in bar.get_yticklabels()]
+    assert len(ticks) == 6 and ticks[0] == 0 and ticks[-1] == pytest.approx(end)
+    assert names == pytest.approx(ticks, rel=0.02)
+    written = [f"{tick:.3e}" for tick in ticks[1:-1]]
+    assert all(one[1:5] == ".000" or one.startswith("1.500") for one in written)
 
 
 def test_signed_maps_have_a_middle() -> None:
@@ -309,6 +325,16 @@ def test_difference_of_different_lengths() -> None:
     expected = by_loops(one, [[0], [1], [2]]) - by_loops(other, [[0], [1, 2], [3]])
     torch.testing.assert_close(drawn(figure), expected)
     assert row_labels(figure) == ["it", "is / was not", "."]
+
+
+def test_differences_say_what_is_subtracted() -> None:
+    """Long tokens of both texts can be read."""
+    figure = draw_maps([a_map(1)], ["unbelievable"], label="share", minus=([a_map(1)], ["indescribable"]))
+    assert row_labels(figure) == ["unbelievable / indescribable"]
+    assert figure.axes[-1].get_ylabel() == "share, first text minus second"
+    assert "difference of two maps" in describe(figure).text
+    figure = draw_maps([a_map(1)], ["a" * 30], minus=([a_map(1)], ["b" * 30]))
+    assert row_labels(figure) == [f"{'a' * 13}… / {'b' * 13}…"]
 
 
 def test_difference_of_words() -> None:

@@ -78,6 +78,28 @@ def test_figure_shows_the_route() -> None:
     assert len(found.rows) == 4  # c-b, c-c, b-b and b-a; c-c-c has .06, and so on
 
 
+@pytest.mark.parametrize(("count", "paths"), [(2, 1), (3, 0), (20, 2)])
+def test_legend_says_what_lines_mean(count: int, paths: int) -> None:
+    tokens = [f"token{i}" for i in range(count)]
+    figure = draw_route(maps(3, count), tokens, 0, threshold=0.125, paths=paths)
+    legend = figure.axes[0].xaxis.label
+    text = legend.get_text().replace("\n", " ")
+    assert "at least 0.125 of the whole" in text
+    assert ("Orange" in text, "2 strongest paths" in text) == (paths > 0, paths == 2)
+    figure.draw_without_rendering()
+    box = legend.get_window_extent()
+    assert box.x0 >= 0 and box.x1 <= figure.bbox.width and box.y0 >= 0
+    assert box.y1 <= min(text.get_window_extent().y0 for text in figure.axes[0].get_xticklabels())
+
+
+def test_weak_path_has_its_share() -> None:
+    even = torch.full((4, 4), 0.25)
+    assert (
+        "The strongest path, from the input up, has 0.001 of the whole"
+        in describe(draw_route([even] * 5, list("abcd"), 0)).text
+    )
+
+
 def test_residual_is_added() -> None:
     swap = torch.tensor([[0.0, 1.0], [1.0, 0.0]])
     shares = {row[4]: row[5] for row in describe(draw_route([swap], ["a", "b"], 0, residual=0.5)).rows}

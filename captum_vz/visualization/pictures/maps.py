@@ -33,7 +33,7 @@ from captum_vz.visualization.pictures.parts.layout import PAGE, Wanted, make_gri
 from captum_vz.visualization.pictures.parts.panels import Panels, map_content, prepare_panels
 from captum_vz.visualization.pictures.parts.scales import Scale, ScaleName, add_colorbar, make_scale
 from captum_vz.visualization.pictures.parts.sources import Chosen, Words
-from captum_vz.visualization.pictures.parts.style import FONT_SIZE, MARK, shortened
+from captum_vz.visualization.pictures.parts.style import FONT_SIZE, MARK
 
 _FAINT: Final = 0.2  # of the scale: a panel without larger scores looks white
 
@@ -75,7 +75,8 @@ def draw_maps(
         label: The label of the colour scale, such as "share of the row" for rows that sum to 1.
         out_tokens: The output tokens of maps of cross-attention, `len(out_tokens) == out`. None: the source tokens.
         minus: Maps that are subtracted, and their tokens: `(maps, tokens)` or `(maps, tokens, words)`. The two texts
-            are aligned. Tokens that differ are labelled with both, and passages of different lengths become one.
+            are aligned. Tokens that differ are labelled with both, and passages of different lengths become one. The
+            label of the scale says which text is subtracted.
         heads: Whether maps hold heads, `(heads, out, in)` or `(1, heads, out, in)`, which become panels of their own.
         words: Merges pieces to words: the number of each token's word, as `word_ids()` of a tokenizer's output gives
             them, or True, which reads the marks "##", "Ġ" and "▁". Columns of a word are added, its rows are averaged,
@@ -116,11 +117,12 @@ def draw_maps(
     if columns is not None and columns < 1:
         raise ArgumentError(f"columns is {columns}: pass the number of panels in a row, at least 1.")
     panels = prepare_panels(maps, tokens, token, out_tokens, minus, heads, words, dim, drop)
+    label = panels.scale_label(label)
     drawn = list(panels.scores.values())
     colors = make_scale(drawn, scale, vmax, [panels.counted(one) for one in drawn])
     if ax is not None:
         return _draw_into(axes_list(ax, len(drawn)), panels, colors, label)
-    wanted = Wanted(len(drawn), *_shown(panels), bool(title), colors.label(label, "panel"), panels.marked)
+    wanted = Wanted(len(drawn), *panels.shown, bool(title), colors.label(label, "panel"), panels.marked)
     grid = make_grid(wanted, columns, size if fig is None else size_of(fig), fixed=fig is not None)
     figure = new_picture(grid.size, grid.font) if fig is None else fig
     titles = _titles(panels, colors, grid.boxes[0][2])
@@ -192,14 +194,8 @@ def _titles(panels: Panels, colors: Scale, width: float) -> tuple[list[str], flo
 
 def _label_panel(panel: Axes, panels: Panels, cell: float, font: float, *, x: bool, y: bool) -> None:
     hide_labels(panel, x=not x, y=not y)
-    rows, across = _shown(panels)
+    rows, across = panels.shown
     if y:
         write_labels(panel.yaxis, rows, cell, font, panels.marked, panels.dimmed_rows)
     if x:
         write_labels(panel.xaxis, across, cell, font, None, panels.dimmed_columns)
-
-
-def _shown(panels: Panels) -> tuple[list[str], list[str]]:
-    """The labels of rows and columns as they are written."""
-    rows, columns = ([shortened(one) for one in side] for side in (panels.row_labels, panels.column_labels))
-    return rows, columns

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from textwrap import wrap
 from typing import Any, Final
 
 import torch
@@ -27,11 +28,12 @@ from captum_vz.visualization.pictures.parts.fonts import set_label
 from captum_vz.visualization.pictures.parts.labels import level_offsets, levels_for, text_width, write_labels
 from captum_vz.visualization.pictures.parts.layout import PAGE
 from captum_vz.visualization.pictures.parts.sources import Words, make_axis
-from captum_vz.visualization.pictures.parts.style import FONT_SIZE, MARK, quoted, short_number, shortened
+from captum_vz.visualization.pictures.parts.style import FONT_SIZE, LINE, MARK, quoted, short_number, shortened
 
 _EDGE_COLOR: Final = "#2171b5"
 _LEVEL, _COLUMN, _NARROWEST = 0.5, 0.6, 0.1  # inches
 _THICKEST: Final = 7.0  # points, of an edge with all of the flow
+_LEGEND: Final = 7  # points
 
 
 def draw_route(
@@ -105,7 +107,9 @@ def draw_route(
         width = min(whole[0] - left - 0.15, max(_COLUMN * len(labels), 1.6))
         cell = width / len(labels)
         below = level_offsets(labels, levels_for(cell, FONT_SIZE), FONT_SIZE, start)[-1] / 72 + 0.1
-        height = min(whole[1] - below - 0.35, _LEVEL * (len(steps) + 1))
+        below += _LEGEND * LINE * (_legend(threshold, strongest, width).count("\n") + 1) + 0.1
+        room = whole[1] - below - 0.35
+        height = room if fig is not None else min(room, _LEVEL * (len(steps) + 1))
         total = whole if fig is not None else (left + width + 0.15, height + below + 0.35)
         fig = new_picture(total) if fig is None else fig
         panel = add_axes(fig, (left, 0.32, width, height), total)
@@ -115,6 +119,7 @@ def draw_route(
             f"Where {quoted(axis.labels[start])} draws from" if title is None else title, fontsize=FONT_SIZE + 2
         )
     )
+    panel.set_xlabel(_legend(threshold, strongest, width), fontsize=_LEGEND, color="0.25", labelpad=5)
     set_content(panel, _content(axis.labels, start, edges, strongest, threshold))
     return panel.figure  # type: ignore[return-value]  # a subfigure has the same methods
 
@@ -189,7 +194,13 @@ def _draw(
     panel.scatter(across, up, s=min(22, (72 * cell * 0.5) ** 2), color=_EDGE_COLOR, zorder=3)
     written: set[tuple[int, int, int]] = set()
     for rank, (_, path) in enumerate(strongest):
-        panel.plot(path, range(depth + 1), color=MARK, linewidth=max(0.8, 1.8 - 0.4 * rank), zorder=4 - 0.01 * rank)
+        look: dict[str, Any] = {
+            "marker": "o",
+            "markersize": 3.5,
+            "linewidth": max(0.8, 1.8 - 0.4 * rank),
+            "zorder": 4 - 0.01 * rank,
+        }
+        panel.plot(path, range(depth + 1), color=MARK, **look)
         for layer in range(depth):
             step = (layer, path[layer + 1], path[layer])
             if step in written or level < 0.2:
@@ -211,6 +222,15 @@ def _draw(
     panel.spines[:].set_visible(False)
 
 
+def _legend(threshold: float, strongest: Sequence[Any], width: float) -> str:
+    """What lines, colours and numbers mean, in lines that are as wide as the panel."""
+    parts = f"Lines carry at least {threshold:g} of the whole, and are as wide as their share."
+    if strongest:
+        paths = "strongest path" if len(strongest) == 1 else f"{len(strongest)} strongest paths"
+        parts += f" Orange: the {paths}, with the score of each step."
+    return "\n".join(wrap(parts, max(24, int(len(parts) * width / text_width(parts, _LEGEND)))))
+
+
 def _content(
     labels: list[str],
     start: int,
@@ -221,7 +241,8 @@ def _content(
     sentence = f"Routes through the layers to {labels[start]}: {len(edges)} steps carry at least {threshold:.0%} of it."
     if strongest:
         share, path = strongest[0]
-        sentence += f" The strongest path, from the input up, has {share:.0%}: {', '.join(labels[i] for i in path)}."
+        part = f"{share:.0%}" if share >= 0.01 else f"{share:.1g} of the whole"
+        sentence += f" The strongest path, from the input up, has {part}: {', '.join(labels[i] for i in path)}."
     ends = sorted(((share, j) for layer, _, j, share in edges if layer == 0), reverse=True)
     totals: dict[int, float] = {}
     for share, j in ends:

@@ -5,7 +5,8 @@ const root = document.documentElement;
 const data = JSON.parse($('data').textContent);
 const { methods, levels, offset } = data;
 const width = data.columns.tokens.length;
-const numbered = width <= 128; // shares are written below the tokens
+// Whether shares are written below the tokens, and whether numbers have few levels.
+const numbered = width <= 128;
 const rough = levels < 1000;
 const wantedTheme = root.dataset.theme;
 const darkSystem = matchMedia('(prefers-color-scheme: dark)');
@@ -142,7 +143,7 @@ function themeAround() {
     if (jupyter === 'true' || /\bvscode-light\b/.test(classes)) return 'light';
     return [body.dataset.theme, html.dataset.theme, html.getAttribute('theme')].find((one) => one === 'dark' || one === 'light');
   } catch {
-    // the page around the frame is of another origin
+    // The page around the frame is of another origin.
   }
 }
 
@@ -178,7 +179,8 @@ function build() {
       method: one, heading: element('h2'), buttons: new Map(), names: element('div'),
       canvas: element('canvas', '', { role: 'img' }), tip: element('p', '', { className: 'tip' }),
     };
-    const strip = element('div', [view.names, view.canvas], { className: 'strip' });
+    view.leftwards = isRightToLeft(sources);
+    const strip = element('div', [view.names, view.canvas], { className: 'strip', dir: view.leftwards ? 'rtl' : 'ltr' });
     view.depth = element('div', [element('h3', 'Depth: the row of the chosen token in each layer'), strip, view.tip]);
     const flows = blocks.flatMap((name, block) => {
       const own = items.filter((item) => item.block === block);
@@ -217,7 +219,7 @@ function paint() {
   for (const view of shown) {
     view.map = mapIn(view.method);
     view.heading.textContent = nameOf(view.map);
-    view.depth.hidden = asking || view.method.maps.length < 2;
+    view.depth.hidden = asking || (state.quiz && !item) || view.method.maps.length < 2;
     paintTokens(view, item);
     if (!view.depth.hidden) paintStrip(view, item);
   }
@@ -235,7 +237,8 @@ function paintTokens({ map, buttons }, item) {
     const c = other.column;
     const value = (row && c >= 0 && !isOut(other) && row[c]) || 0;
     [button.style.backgroundColor, button.style.color] = value && strength[c] > 0.008 ? colorOf(strength[c], value) : ['', ''];
-    if (numbered) button.dataset.share = value && strength[c] > 0.07 ? written(value, map, true) : '';
+    const number = value && strength[c] > 0.07 ? written(value, map, true) : '';
+    if (numbered) button.dataset.share = number === '.00' ? '' : number;
     const drawn = column && other.row >= 0 ? size(column[other.row]) : 0;
     const depends = drawn > 0 && drawn > meanOf(map, other.row);
     const thick = 1 + Math.round(3 * Math.sqrt(drawn / (map.method.signed ? map.method.scale : 1)));
@@ -248,9 +251,11 @@ function paintTokens({ map, buttons }, item) {
   }
 }
 
-// Rows of the strip are maps, columns are sources, with their labels where there is room.
+const shortened = (label) => (label.length > 14 ? `${[...label].slice(0, 13).join('')}\u2026` : label);
+
+// Rows of the strip are maps, columns are sources in the direction of the text, with their labels where there is room.
 function paintStrip(view, item) {
-  const { canvas, names, method: { maps } } = view;
+  const { canvas, names, leftwards, method: { maps } } = view;
   const style = getComputedStyle(root);
   const pen = canvas.getContext('2d');
   const font = '11px system-ui, sans-serif';
@@ -258,17 +263,19 @@ function paintStrip(view, item) {
   const wide = Math.max(60, canvas.clientWidth);
   const cell = Math.min(28, wide / columnCount);
   pen.font = font;
-  const above = cell > 9 ? Math.min(90, Math.max(...sources.map((one) => pen.measureText(one.label).width)) + 6) : 0;
+  const left = (c) => (leftwards ? wide - (c + 1) * cell : c * cell);
+  const labels = sources.map((one) => shortened(one.label));
+  const above = cell > 9 ? Math.min(120, Math.max(...labels.map((one) => pen.measureText(one).width)) + 6) : 0;
   const tall = above + high * maps.length + 2;
   const ratio = devicePixelRatio;
   Object.assign(canvas, { width: wide * ratio, height: tall * ratio });
   canvas.style.height = `${tall}px`;
   pen.scale(ratio, ratio);
-  pen.font = font;
+  Object.assign(pen, { font, textAlign: 'left' });
   pen.fillStyle = style.getPropertyValue('--dim');
   if (above) {
     pen.rotate(-Math.PI / 2);
-    sources.forEach((one, c) => pen.fillText(one.label, 3 - above, (c + 0.5) * cell + 4, above - 4));
+    labels.forEach((one, c) => pen.fillText(one, 3 - above, left(c) + cell / 2 + 4, above - 4));
     pen.rotate(Math.PI / 2);
   }
   if (item?.row >= 0) {
@@ -277,17 +284,17 @@ function paintStrip(view, item) {
       const strength = strengths(row, map, item.row);
       row.forEach((value, c) => {
         [pen.fillStyle] = colorOf(strength[c], value);
-        pen.fillRect(c * cell, above + p * high, cell - (cell > 6), high - 1);
+        pen.fillRect(left(c), above + p * high, cell - (cell > 6), high - 1);
       });
     });
   }
   pen.strokeStyle = style.getPropertyValue('--mark');
   pen.lineWidth = 2;
-  pen.strokeRect(1, above + maps.indexOf(view.map) * high, cell * columnCount - 2, high);
+  pen.strokeRect(1 + (leftwards ? left(columnCount - 1) : 0), above + maps.indexOf(view.map) * high, cell * columnCount - 2, high);
   names.style.paddingTop = `${above}px`;
   names.replaceChildren(...maps.map((map) => element(map === view.map ? 'b' : 'span', map.label, { style: `line-height: ${high}px` })));
   canvas.ariaLabel = `Depth strip of ${item ? item.label : 'no token'}: ${maps.length} maps, ${columnCount} sources. The table has its numbers.`;
-  Object.assign(view, { cell, above, high });
+  Object.assign(view, { above, high, columnAt: (x) => Math.floor((leftwards ? wide - x : x) / cell) });
 }
 
 function listenToStrip(view) {
@@ -296,7 +303,7 @@ function listenToStrip(view) {
   canvas.onpointermove = (event) => {
     const map = mapAt(event);
     const item = current();
-    const source = sources[Math.floor(event.offsetX / view.cell)];
+    const source = sources[view.columnAt(event.offsetX)];
     const known = map && source && item?.row >= 0;
     tip.replaceChildren(...(known ? [`${map.label}, `, element('bdi', source.label), `: ${written(rowOf(map, item.row)[source.column], map)}`] : []));
   };
@@ -312,8 +319,8 @@ function listenToStrip(view) {
 // Sentences as lists of strings and items, whose labels are isolated from the direction of the text.
 function sentences(item) {
   if (!item) return state.quiz ? [] : [['No token is chosen.']];
-  const about = rough ? 'about ' : '';
-  const listed = (found, value) => found.slice(0, 5).flatMap((one, i) => [i ? ', ' : '', one, ` ${value(one)}`]);
+  const about = rough ? '\u2248\u00a0' : '';
+  const listed = (found, value) => found.slice(0, 5).flatMap((one, i) => [i ? ', ' : '', one, ` ${about}${value(one)}`]);
   return shown.flatMap(({ map }) => {
     const found = [];
     const name = shown.length > 1 ? `${map.method.name}: ` : '';
@@ -321,7 +328,7 @@ function sentences(item) {
       const row = rowOf(map, item.row);
       const best = sources.filter((one) => row[one.column] && !isOut(one)).sort((a, b) => size(row[b.column]) - size(row[a.column]));
       const total = totalOf(map, item.row);
-      found.push([name, item, best.length ? ` draws on ${about}` : ' draws on no token that is shown',
+      found.push([name, item, best.length ? ' draws on ' : ' draws on no token that is shown',
         ...listed(best, (one) => written(row[one.column], map)), '.',
         total === null ? '' : ` There was ${total.toPrecision(3)} to divide, of at most ${map.method.total.toPrecision(3)}.`]);
     }
@@ -330,7 +337,7 @@ function sentences(item) {
       const deep = items.filter((one) => one.row >= 0 && size(column[one.row]) > meanOf(map, one.row))
         .sort((a, b) => size(column[b.row]) - size(column[a.row]));
       found.push(deep.length
-        ? [name, 'Tokens that draw on ', item, `: ${about}`, ...listed(deep, (one) => written(column[one.row], map, false, false)), deep.length > 5 ? ` and ${deep.length - 5} more.` : '.']
+        ? [name, 'Tokens that draw on ', item, ': ', ...listed(deep, (one) => written(column[one.row], map, false, false)), deep.length > 5 ? ` and ${deep.length - 5} more.` : '.']
         : [name, 'No token draws more than evenly on ', item, '.']);
     }
     return found;
@@ -393,7 +400,8 @@ function paintTable() {
 async function copy(text, done) {
   try {
     await navigator.clipboard.writeText(text);
-  } catch { // a page without the permission
+  } catch {
+    // The page may not have the permission.
     const area = document.body.appendChild(element('textarea', text));
     area.select();
     document.execCommand('copy');
@@ -589,7 +597,9 @@ function fitFrame() {
     new ResizeObserver(() => { frame.style.height = `${Math.ceil(document.body.offsetHeight)}px`; }).observe(document.body);
     const watch = new MutationObserver(retheme);
     for (const one of [parent.document.body, parent.document.documentElement]) watch.observe(one, { attributes: true });
-  } catch { /* the page around the frame is of another origin */ }
+  } catch {
+    // as in themeAround
+  }
 }
 
 // Settings that this page has no use for are hidden.

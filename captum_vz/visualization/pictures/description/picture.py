@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from os import PathLike
 from typing import Any
 
@@ -38,10 +38,8 @@ def target_figure(ax: Any, fig: Any) -> None:
         raise ArgumentError("ax and fig are both given: pass the axes, or the figure in which to make axes.")
     if fig is not None and not isinstance(fig, FigureBase):
         raise ArgumentError(f"fig is of type {type(fig).__name__}: pass a figure or a subfigure of matplotlib.")
-    if ax is not None and not isinstance(ax, Axes):
-        many = list(ax) if isinstance(ax, Sequence) or hasattr(ax, "flat") else []
-        if not many:
-            raise ArgumentError(f"ax is of type {type(ax).__name__}: pass axes of matplotlib, or a list of axes.")
+    if ax is not None and (not isinstance(ax, (Axes, Iterable)) or isinstance(ax, str)):
+        raise ArgumentError(f"ax is of type {type(ax).__name__}: pass axes of matplotlib, or a list of axes.")
 
 
 def axes_list(ax: Any, count: int) -> list[Axes]:

@@ -66,10 +66,10 @@ def make_grid(wanted: Wanted, columns: int | None, page: tuple[float, float] = P
     """
     for growth in (1.0,) if fixed else _GROWTH:
         limits = (page[0] * growth, page[1] * growth)
-        found = [one for one in _candidates(wanted, columns, limits) if one.fits]
+        found = [one for one in _candidates(wanted, columns, limits, fixed) if one.fits]
         if found:
             return _placed(wanted, max(found, key=lambda one: one.rank), page if fixed else None)
-    last = max(_candidates(wanted, columns, limits), key=lambda one: one.cell)
+    last = max(_candidates(wanted, columns, limits, fixed), key=lambda one: one.cell)
     return _placed(wanted, last, page if fixed else None)
 
 
@@ -85,9 +85,9 @@ class _Candidate:
     rank: tuple[float, ...]
 
 
-def _candidates(wanted: Wanted, columns: int | None, limits: tuple[float, float]) -> Iterator[_Candidate]:
+def _candidates(wanted: Wanted, columns: int | None, limits: tuple[float, float], fixed: bool) -> Iterator[_Candidate]:
     count, high, wide = wanted.count, len(wanted.rows), len(wanted.columns)
-    largest = max(CELL, SMALLEST_SIDE / max(high, wide))
+    largest = math.inf if fixed else max(CELL, SMALLEST_SIDE / max(high, wide))
     square = _square(count)
     for across in [min(columns, count)] if columns else range(1, count + 1):
         down = math.ceil(count / across)
@@ -101,7 +101,9 @@ def _candidates(wanted: Wanted, columns: int | None, limits: tuple[float, float]
                 if cell <= 0:
                     continue
                 fits = levels_for(cell, font) <= levels
-                rank = (font - 2.5 * levels, round(min(cell, 0.1), 2), -abs(across - square), -(-count % across), cell)
+                legible = font - 2.5 * levels
+                nearly_square = (round(min(cell, 0.1), 2), -abs(across - square), -(-count % across))
+                rank = (legible, cell) if fixed else (legible, *nearly_square, cell)
                 yield _Candidate(across, down, font, cell, label_width, label_height, fits, rank)
                 if fits:
                     break

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -13,6 +13,10 @@ from torch import Tensor
 from captum_vz.errors import ArgumentError
 from captum_vz.visualization.pictures.description.content import Content
 from captum_vz.visualization.pictures.parts.sources import Axis, Chosen, Words, make_axis
+from captum_vz.visualization.pictures.parts.style import LONGEST_LABEL, shortened
+
+_PAIR: Final = " / "  # between the tokens of two texts
+_LONGEST_SIDE: Final = 14  # characters of each of them
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,7 @@ class Panels:
         dimmed_rows: Rows that are drawn pale.
         dimmed_columns: Columns that are drawn pale.
         square: Whether rows and columns are the same tokens.
+        difference: Whether maps of a second text were subtracted.
     """
 
     scores: dict[str, Tensor]
@@ -36,11 +41,26 @@ class Panels:
     dimmed_rows: list[int]
     dimmed_columns: list[int]
     square: bool
+    difference: bool = False
 
     @property
     def axis_names(self) -> tuple[str, str]:
         """What columns and rows are."""
         return "source token", "output token"
+
+    @property
+    def shown(self) -> tuple[list[str], list[str]]:
+        """The labels of rows and columns as they are written."""
+        return [self._short(one) for one in self.row_labels], [self._short(one) for one in self.column_labels]
+
+    def _short(self, label: str) -> str:
+        if not self.difference or len(label) <= LONGEST_LABEL:
+            return shortened(label)
+        return _PAIR.join(shortened(side, _LONGEST_SIDE) for side in label.split(_PAIR))
+
+    def scale_label(self, label: str) -> str:
+        """The label of the colour scale."""
+        return f"{label}, first text minus second" if self.difference else label
 
     def counted(self, scores: Tensor) -> Tensor:
         """The scores that are not dimmed. If all are dimmed: all."""
@@ -142,12 +162,12 @@ def _difference(found: Panels, others: dict[str, Tensor], other: Axis) -> Panels
         names = [
             " ".join(side[i] for i in places) for side, places in ((found.row_labels, first), (other.labels, second))
         ]
-        labels.append(names[0] if names[0] == names[1] else f"{names[0]} / {names[1]}")
+        labels.append(names[0] if names[0] == names[1] else _PAIR.join(names))
         one[list(first), group], two[list(second), group] = 1, 1
     scores = {title: _pooled(mine, one) - _pooled(others[title], two) for title, mine in found.scores.items()}
     marked = None if found.marked is None else int(one[found.marked].argmax())
     dimmed = sorted({int(one[i].argmax()) for i in found.dimmed_rows})
-    return Panels(scores, labels, labels, marked, dimmed, dimmed, True)
+    return Panels(scores, labels, labels, marked, dimmed, dimmed, True, difference=True)
 
 
 def _pooled(scores: Tensor, ones: Tensor) -> Tensor:
@@ -183,15 +203,16 @@ def map_content(title: str, panels: Panels, scores: Tensor, label: str) -> Conte
         ]
 
     names = ("panel", "out", "output token", "in", "source token", label)
+    kind = "difference of two maps" if panels.difference else "map"
     size = f"{len(rows)} tokens" if panels.square else f"{len(rows)} output tokens by {len(columns)} source tokens"
     if panels.marked is not None:
         row = scores[panels.marked]
         best = row.abs().topk(min(3, len(row))).indices.tolist()
         most = ", ".join(f"{columns[j]} {float(row[j]):.2f}" for j in best)
-        sentence = f"{title}, map of {size}: the row of {rows[panels.marked]} has its largest scores at {most}."
+        sentence = f"{title}, {kind} of {size}: the row of {rows[panels.marked]} has its largest scores at {most}."
     else:
         best = scores.abs().flatten().topk(min(3, scores.numel())).indices.tolist()
         places = [divmod(one, len(columns)) for one in best]
         most = ", ".join(f"{rows[i]} from {columns[j]} {float(scores[i, j]):.2f}" for i, j in places)
-        sentence = f"{title}, map of {size}: the largest scores are {most}."
+        sentence = f"{title}, {kind} of {size}: the largest scores are {most}."
     return Content(sentence, names, table)

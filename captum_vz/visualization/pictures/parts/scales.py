@@ -102,9 +102,10 @@ def add_colorbar(place: Any, scale: Scale, label: str, height: float, room: floa
             smaller font.
     """
     bar = place.figure.colorbar(scale.mappable(), cax=place, extend=scale.extend)
-    if isinstance(scale.norms[0], FuncNorm):  # evenly spaced on the bar
+    if isinstance(scale.norms[0], FuncNorm):  # nearly evenly spaced on the bar
         end = scale.end(0)
-        steps = [end * (step / 5) ** 2 for step in range(6)]
+        count = 5 if height > 1.2 else 3
+        steps = [0.0, *(_round(end * (step / count) ** 2) for step in range(1, count)), end]
         ticks = [*(-one for one in reversed(steps[1:])), *steps] if scale.signed else steps
         bar.set_ticks(ticks, labels=[f"{tick:.2g}" for tick in ticks])
         bar.minorticks_off()
@@ -118,6 +119,13 @@ def add_colorbar(place: Any, scale: Scale, label: str, height: float, room: floa
 def _norm(end: float, signed: bool, scale: str) -> Normalize:
     low = -end if signed else 0.0
     return FuncNorm((_root, _square), low, end) if scale == "root" else Normalize(low, end)
+
+
+def _round(value: float) -> float:
+    """A positive number with few digits: 1, 1.5, or 2 to 9, times a power of ten."""
+    power = 10.0 ** math.floor(math.log10(value))
+    first = value / power
+    return float(f"{(round(2 * first) / 2 if first < 2 else round(first)) * power:.2g}")
 
 
 def _root(values: Any) -> Any:
