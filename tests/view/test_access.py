@@ -1,7 +1,6 @@
 """The page for all readers: the keyboard, screen readers, dark pages, large text, any script, hostile tokens."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
