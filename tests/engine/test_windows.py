@@ -396,7 +396,7 @@ REFUSED = {
 @pytest.mark.parametrize("reason", REFUSED)
 def test_ambiguous_windows_are_refused(reason: str) -> None:
     block, x = Halves(REFUSED[reason]), torch.randn(2, 6, WIDTH, dtype=torch.float64)
-    with pytest.raises(AssertionError, match=rf"(one vector a token|cannot be replayed).*{reason}"):
+    with pytest.raises(AssertionError, match=rf"(one vector for each token|cannot be replayed).*{reason}"):
         ValueZeroing(block, block).attribute(x)
     with pytest.raises(AssertionError, match=reason):
         ValueZeroing(block, block).attribute(x, perturbations_per_eval=1)
