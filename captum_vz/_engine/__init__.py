@@ -7,8 +7,8 @@ recorded layer is), `replay` and `decomposition`, then `whole_model` and the dri
 
 from captum_vz._engine.capture.embeddings import EmbeddingLeaf, first_module_holding
 from captum_vz._engine.capture.float32 import HALF, in_float32, is_half
-from captum_vz._engine.capture.forward_pass import LayerResults, given_states, run_and_record
-from captum_vz._engine.capture.records import AttentionRecord, AttentionShape, LayerRecord
+from captum_vz._engine.capture.forward_pass import given_states, run_and_record
+from captum_vz._engine.capture.records import LayerRecord
 from captum_vz._engine.decomposition.attention_block import AttentionBlock
 from captum_vz._engine.decomposition.readout import Readout
 from captum_vz._engine.decomposition.vectors import INCLUDES, Decomposition, decompositions
@@ -30,13 +30,10 @@ __all__ = [
     "SHORT_OF_MEMORY",
     "Ablation",
     "AttentionBlock",
-    "AttentionRecord",
-    "AttentionShape",
     "AttentionSite",
     "Decomposition",
     "EmbeddingLeaf",
     "LayerRecord",
-    "LayerResults",
     "ModelReplay",
     "OtherMixing",
     "OutputDistance",

@@ -40,12 +40,7 @@ REPLAYS: tuple[Replay, ...] = (
 
 @dataclass(frozen=True)
 class OutputDistance:
-    """A distance in two steps, so that what one output needs alone is computed once.
-
-    Attributes:
-        prepare: What is done to outputs `(..., d)` first.
-        between: The distance between two prepared outputs, `(..., d), (..., d) -> (...)`.
-    """
+    """A distance `between` two outputs `(..., d)`, for which what one of them needs alone was done by `prepare`."""
 
     prepare: Callable[[Tensor], Tensor]
     between: Callable[[Tensor, Tensor], Tensor]
@@ -55,10 +50,7 @@ class OutputDistance:
 class ReplayTrace:
     """How one map came about, for tests and for the table of supported models.
 
-    Attributes:
-        layer: The name of the layer's class.
-        replay: The replay that gave the map, or None.
-        failed: The replays that were tried before it, with the reasons why they do not hold.
+    `replay` gave the map. Those before it `failed` for the reasons given there.
     """
 
     layer: str

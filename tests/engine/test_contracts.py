@@ -42,7 +42,7 @@ def call(values: Tensor) -> AttentionCall:
 
 def test_a_context_is_given_once() -> None:
     answer = ModuleAnswer(record())
-    answer.put(torch.ones(1, 3, 8))
+    answer.context = torch.ones(1, 3, 8)
     with pytest.raises(CannotReplayError, match="never asked for its attention's output"):
         answer.check_used()
     assert torch.equal(answer(None), torch.ones(1, 3, 8))
@@ -53,7 +53,7 @@ def test_a_context_is_given_once() -> None:
 
 def test_later_calls_are_computed() -> None:
     answer, values = AnswerContext((2, 4)), torch.randn(1, 2, 3, 4)
-    answer.put(torch.ones(1, 3, 8))
+    answer.context = torch.ones(1, 3, 8)
     assert torch.equal(answer.on_attention(call(values))[0], torch.ones(1, 3, 2, 4))
     expected = values.mean(2)[:, None].expand(1, 3, 2, 4)
     torch.testing.assert_close(answer.on_attention(call(values))[0], expected)

@@ -14,8 +14,6 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from captum_vz._engine.taps.changes import Changes
 from captum_vz.errors import ArgumentError, UnsupportedLayerError
 
-# (words for where the vectors were found, the vectors) -> what replaces them.
-ReplaceVectors = Callable[[str, Any], Any]
 ADVICE = "pass the module that returns the vectors as `embeddings`, such as model.get_input_embeddings()"
 
 
@@ -27,19 +25,23 @@ class EmbeddingLeaf:
     """
 
     def __init__(self, forward_func: Callable[..., Any], layers: Sequence[nn.Module], module: nn.Module | None) -> None:
-        self.forward_func = forward_func
+        self.forward_func, self._layers, self._module = forward_func, layers, module
         self._vectors: Tensor | None = None
-        if module is None:
-            self._finding = _given_to_first(layers, self._take)
-            self._source = f"a module that holds its stack, and no other {type(layers[0]).__name__} before it"
-        else:
-            self._finding = _returned_by(module, self._take)
-            self._source = f"the {type(module).__name__} that is passed as `embeddings`"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the forward function with gradients enabled, whatever the caller's setting."""
-        with torch.enable_grad(), self._finding:
-            return self.forward_func(*args, **kwargs)
+        with torch.enable_grad(), Changes() as changes:
+            self._thread = get_ident()
+            if self._module is not None:
+                changes.hook(self._module.register_forward_hook, self._returned)
+                return self.forward_func(*args, **kwargs)
+
+            def begin(model: nn.Module) -> None:
+                first = _first(model, self._layers)
+                changes.hook(first.register_forward_pre_hook, self._given, with_kwargs=True)
+
+            with first_module_holding(self._layers, begin):
+                return self.forward_func(*args, **kwargs)
 
     @property
     def vectors(self) -> Tensor:
@@ -49,9 +51,12 @@ class EmbeddingLeaf:
             ArgumentError: No vectors were found.
         """
         if self._vectors is None:
+            source = f"a module that holds its stack, and no other {type(self._layers[0]).__name__} before that"
+            if self._module is not None:
+                source = f"the {type(self._module).__name__} that is passed as `embeddings`"
             raise ArgumentError(
-                f"forward_func ran a layer, but it did not first run, in the same thread, {self._source}: {ADVICE}. "
-                "For DataParallel, pass the module that it wraps."
+                f"forward_func ran a layer, but it did not first run, in the same thread, {source}: {ADVICE}. For "
+                "DataParallel, pass the module that it wraps."
             )
         return self._vectors
 
@@ -68,39 +73,17 @@ class EmbeddingLeaf:
         self._vectors = vectors.detach().requires_grad_()
         return self._vectors.clone()  # the model may write to it, and a leaf must not be written to
 
+    # All threads call these hooks. A thread that runs the layer while one is being added may call it without kwargs.
+    def _returned(self, module: nn.Module, args: Any, output: Any) -> Any:
+        return self._take("embeddings returned", output) if get_ident() == self._thread else None
 
-@contextmanager
-def _returned_by(module: nn.Module, take: ReplaceVectors) -> Iterator[None]:
-    """Pass the outputs of a module through `take` inside a `with` block, in this thread."""
-    thread = get_ident()
-
-    def replace(module: nn.Module, args: Any, output: Any) -> Any:
-        return take("embeddings returned", output) if get_ident() == thread else None
-
-    with Changes() as changes:
-        changes.hook(module.register_forward_hook, replace)
-        yield
-
-
-@contextmanager
-def _given_to_first(layers: Sequence[nn.Module], take: ReplaceVectors) -> Iterator[None]:
-    """Pass the inputs of a stack's first layer through `take` inside a `with` block, in this thread."""
-    thread = get_ident()
-
-    # All threads call the hook. A thread that runs the layer while the hook is being added may call it without kwargs.
-    def replace(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
-        if get_ident() != thread:
+    def _given(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
+        if get_ident() != self._thread:
             return None
         found_in, named = f"The first layer, a {type(module).__name__}, was given", kwargs or {}
         if args:
-            return (take(found_in, args[0]), *args[1:]), named
-        return args, {name: take(found_in, x) if index == 0 else x for index, (name, x) in enumerate(named.items())}
-
-    def begin(model: nn.Module) -> None:
-        changes.hook(_first(model, layers).register_forward_pre_hook, replace, with_kwargs=True)
-
-    with Changes() as changes, first_module_holding(layers, begin):
-        yield
+            return (self._take(found_in, args[0]), *args[1:]), named
+        return args, {name: self._take(found_in, x) if name == next(iter(named)) else x for name, x in named.items()}
 
 
 @contextmanager

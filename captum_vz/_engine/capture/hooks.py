@@ -72,10 +72,13 @@ def layer_hooks(
             handler, outer, tensors = running.pop(id(module))
             thread_handler.set(outer)
             (kwargs, output), hooks = kwargs_and_output, user_hooks(forward_hooks(module))
-            changed = bool(tensors) and not _are_same(tensors, _tensors(output))
+            alike = zip(tensors, now := _tensors(output), strict=False)
+            same = len(tensors) == len(now) and all(
+                old.is_unmodified() and (old.value is new or torch.equal(old.value, new)) for old, new in alike
+            )
             # In a context of its own. transformers' collector of attentions and hidden states, which follows the
             # user's pass by a context variable, would otherwise collect those of replays.
-            return changes.in_new_context(end, handler, (args, kwargs), output, hooks if changed else [])
+            return changes.in_new_context(end, handler, (args, kwargs), output, hooks if tensors and not same else [])
 
         return before, returned, after
 
@@ -97,13 +100,6 @@ def layer_hooks(
 
 def _tensors(output: Any) -> list[Tensor]:
     return [x for x in tree_leaves(output) if isinstance(x, Tensor)]
-
-
-def _are_same(before: list[VersionedTensor], now: list[Tensor]) -> bool:
-    return len(before) == len(now) and all(
-        old.is_unmodified() and (old.value is new or torch.equal(old.value, new))
-        for old, new in zip(before, now, strict=True)
-    )
 
 
 def on_its_device(layer: nn.Module, arguments: Any) -> Any:

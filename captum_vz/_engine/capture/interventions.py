@@ -137,10 +137,7 @@ class AddToValues(SiteHandler):
 class FillSlots(SiteHandler):
     """Replaces values by `filling` in some slots of an attention that sees the layer's tokens in windows.
 
-    A slot is a place in a window, counted through all windows and calls.
-
-    Attributes:
-        calls: The values of each call, `(windows, places, features)`.
+    A slot is a place in a window, counted through all windows and `calls`, the values `(windows, places, features)`.
     """
 
     def __init__(

@@ -29,9 +29,7 @@ LAYER_ERRORS = (RuntimeError, ValueError, LookupError, TypeError, AttributeError
 class Streams:
     """The layout of a layer whose tokens have several vectors each. All vectors of a token are taken for one vector.
 
-    Attributes:
-        axis: The axis of the layer's tensors along which the streams lie.
-        count: How many streams there are.
+    There are `count` streams, along the `axis` of the layer's tensors.
     """
 
     axis: int
@@ -49,9 +47,7 @@ class Streams:
 class LayerRunner:
     """Runs the code of a recorded layer, without its hooks and without key-value caches.
 
-    Attributes:
-        arguments: Positional and keyword arguments. With a `layout`, its hidden states are one vector a token.
-        layer: The layer without hooks. Submodules may be replaced.
+    With a `layout`, the hidden states in its `arguments` are one vector a token. Submodules of `layer` may be replaced.
     """
 
     def __init__(self, record: LayerRecord, layout: Streams | None = None) -> None:
@@ -96,12 +92,9 @@ class LayerRunner:
         arguments: tuple[Any, Any] | None = None,
         around: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> Tensor:
-        """The hidden states that the layer returns.
+        """The hidden states that the layer returns. The code enters `around` while the layer runs.
 
-        Args:
-            handler: The handler of its attention calls. None: attention is computed.
-            arguments: Positional and keyword arguments. None: those of the clean pass.
-            around: Entered while the layer runs.
+        Without a `handler`, attention is computed. Without `arguments`, those of the clean pass are used.
 
         Raises:
             CannotReplayError: The layer does not run on these arguments, or returns no tensor.

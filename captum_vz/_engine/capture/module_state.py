@@ -47,7 +47,6 @@ class ModuleState:
     def __init__(self, layer: nn.Module | None = None, arguments: Any = None) -> None:
         self.modules = [] if layer is None else list(layer.modules())
         self.given = tree_leaves(arguments)
-        self.objects = [x for x in self.given if hasattr(x, "__dict__") and not isinstance(x, _STATELESS)]
         self.random = random_states()
         # The arguments as they are now. The libraries' layers leave theirs alone.
         self.own_code = layer is not None and not type(layer).__module__.startswith(_LIBRARIES)
@@ -67,7 +66,7 @@ class ModuleState:
     @contextmanager
     def restored(self) -> Iterator[None]:
         """Restore the state at the end of a `with` block."""
-        holders = [vars(one) for one in (*self.modules, *self.objects)]
+        holders = list(map(vars, self.modules))
         held = [{name: value for name, value in holder.copy().items() if name not in _NOT_STATE} for holder in holders]
         reached = self._reached()
         containers = [(value, value.copy()) for _, value in reached if isinstance(value, _MUTABLE)]
@@ -110,8 +109,7 @@ class ModuleState:
         Objects of the libraries are not entered.
         """
         found: dict[int, tuple[str, Any]] = {}
-        holders = [vars(one) for one in (*self.modules, *self.objects)]
-        named = (pair for holder in holders for pair in holder.copy().items() if pair[0] not in _NOT_STATE)
+        named = (pair for one in self.modules for pair in vars(one).copy().items() if pair[0] not in _NOT_STATE)
         parameters = (pair for one in self.modules for pair in own_parameters(one).items())
         classes = {cls for one in self.modules for cls in type(one).__mro__ if self._is_own(cls)}
         code = (pair for cls in classes for pair in vars(cls).copy().items())

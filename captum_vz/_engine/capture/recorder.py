@@ -45,16 +45,19 @@ class Recorder(AttentionHandler):
         last = record.attentions[-1] if record.attentions else None
         again = last is not None and last.module is module and last.output is None  # the module still runs
         if last is not None and again and call.module is not None:  # for another part of the same attention
-            _add_call(last, used)
+            last.calls += 1
+            # For the same rows (DiffLlama), or for others (images of different sizes in a sequence).
+            before, last.weights = last.weights, None
+            if before is not None and before.shape == used.shape:
+                last.weights = torch.maximum(before, used)
             return context, weights
         # scaled_dot_product_attention does not say which module calls it. Two calls from one forward may be self- and
         # cross-attention, or two parts of one attention.
-        batch, heads, out, sources = weights.shape
         self._projections.clear()
         record.attentions.append(
             AttentionRecord(
                 module,
-                AttentionShape(batch, heads, out, sources),
+                AttentionShape(*weights.shape),
                 call.values.clone(),  # some layers write over them
                 call.visible,
                 used,
@@ -155,14 +158,6 @@ class Recorder(AttentionHandler):
                 output=output,
             )
         )
-
-
-def _add_call(attention: AttentionRecord, weights: Tensor) -> None:
-    """Count one more call, for the same rows (DiffLlama), or for others (images of different sizes in a sequence)."""
-    attention.calls += 1
-    before, attention.weights = attention.weights, None
-    if before is not None and before.shape == weights.shape:
-        attention.weights = torch.maximum(before, weights)
 
 
 def _same(expected: Tensor, found: Any) -> bool:

@@ -83,13 +83,11 @@ class AttentionRecord:
 
     Attributes:
         module: The attention module: the module whose forward called the attention function.
-        shape: Its sizes.
         values: The values `(batch, key-value head, in, d_head)`; inline, the output of the value projection
             `(batch, in, features)`.
         visible: Which sources the mask lets through, bool, broadcastable to `(batch, head, out, in)`. None: all.
         weights: The weights after the softmax, `(batch, head, out, in)`. None: they cannot be read.
         context: The sums of weighted values, `(batch, out, head, d_head)`. None: they cannot be read.
-        dropout: The dropout rate of the weights.
         calls: How many calls of the attention function, or runs of value projections, make up this attention. Values
             and context are those of the first.
         calls_before: How many calls of the attention function came before, for other attentions of the layer.
@@ -136,13 +134,9 @@ class LayerRecord:
     """One run of a layer in the clean pass.
 
     Attributes:
-        layer: The layer.
-        args: Its positional arguments.
-        kwargs: Its keyword arguments.
-        index: Its place among the layers that are explained.
+        index: The layer's place among the layers that are explained.
         number: How often the layer ran before in this pass.
         name: The name of its class.
-        output: What it returned.
         attentions: Its attentions, in the order in which they were called.
         modules_run: Its submodules, in the order in which they began.
         module_rows: How many vectors each submodule with parameters was given in each of its runs, by id.

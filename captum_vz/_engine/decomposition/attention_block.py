@@ -35,12 +35,9 @@ class AttentionBlock:
     All tensors are `(batch, out, d)`.
 
     Attributes:
-        name: The class of the layer.
         rows: Which rows are no padding, bool `(batch, out)`.
         sources: Which sources are no padding, bool `(batch, in)`.
-        attention: The record of the attention.
-        weights: Its weights, `(batch, head, out, in)`.
-        output: The layer's output.
+        weights: The attention's weights, `(batch, head, out, in)`.
         is_second: Whether another attention comes before this one.
         matrix: The output projection without bias, `(head * d_head, d)`.
         projected: The projection's output, with bias.

@@ -23,9 +23,7 @@ class Readout:
     """The logit of vocabulary entry w at hidden state x is `norm.scale(x) * direction_w @ x + constant_w`.
 
     Attributes:
-        norm: The final norm.
-        matrix: The unembedding, `(d, entry)`.
-        bias: Its bias, `(entry,)`. None: it has none.
+        matrix: The unembedding, `(d, entry)`. Its bias is `(entry,)`.
     """
 
     norm: Norm

@@ -23,13 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Step:
-    """One run of a submodule.
-
-    Attributes:
-        module: The submodule.
-        input: Its input, `(batch, out, d)`. None: the input has another shape.
-        output: Its output, likewise.
-    """
+    """One run of a submodule. Input and output are `(batch, out, d)`, or None if they have another shape."""
 
     module: nn.Module
     input: Tensor | None
@@ -39,10 +33,8 @@ class Step:
 class StepRecorder(Recorder):
     """Records a layer's run and all steps in it, in the order in which they returned.
 
-    Attributes:
-        steps: The steps.
-        projection: The first submodule that returned something else than the context it was given.
-        projected: Its output.
+    `projection` is the first submodule that returned something else than the context it was given, `projected` its
+    output.
     """
 
     def __init__(self, record: LayerRecord, number: int, attention: AttentionRecord, shape: torch.Size) -> None:

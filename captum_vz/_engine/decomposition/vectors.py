@@ -34,8 +34,7 @@ class Decomposition:
         rows: The positions of the rows, `(batch, row)`.
         groups: The group of each source, `(batch, in)`. None: each source is its own group.
         group_count: How many groups the whole batch has.
-        residual: The residual of a cross-attention, which belongs to no source token, `(batch, row, d)`. None: there
-            is none.
+        residual: The residual of a cross-attention, which belongs to no source token, `(batch, row, d)`.
     """
 
     weights: Tensor

@@ -63,12 +63,8 @@ def check_against_changes(error: Tensor, change: Tensor, clean: Tensor) -> None:
     """Raise CannotReplayError where the replay's error is large in comparison with the change that zeroing makes.
 
     A layer may add so little to its residual stream (LayerScale) that `check_reproduced` overlooks all of it. The error
-    is at most 4 eps of the position's largest entry, or 1/32 of the change.
-
-    Args:
-        error: The largest difference of each position with nothing zeroed from the clean output, `(n,)`.
-        change: The largest difference that zeroing a value makes, `(n,)`.
-        clean: The clean output, `(n, d)`.
+    `(n,)`, each position's largest difference from its `clean` output `(n, d)` with nothing zeroed, is at most 4 eps of
+    its largest entry, or 1/32 of `change (n,)`, the largest difference that zeroing a value makes.
     """
     wrong = (error > 4 * torch.finfo(clean.dtype).eps * clean.abs().amax(-1)) & (error > change / 32)
     if wrong.any():

@@ -58,10 +58,6 @@ class _Answer:
 
     context: Tensor | None = None
 
-    def put(self, context: Tensor) -> None:
-        """Set the context of the next run."""
-        self.context = context
-
     def take(self) -> Tensor:
         """The context, once."""
         if self.context is None:

@@ -39,13 +39,7 @@ class Ablation:
 
 @dataclass(frozen=True)
 class TargetRows:
-    """The wanted rows that are no padding, as flat lists.
-
-    Attributes:
-        batch: The example of each row, `(target,)`.
-        row: Its place in the map, `(target,)`.
-        out: Its position in the sequence, `(target,)`.
-    """
+    """The wanted rows that are no padding, `(target,)`: their examples, places in the map, and positions `out`."""
 
     batch: Tensor
     row: Tensor
@@ -60,11 +54,8 @@ class ReplayProblem:
     """All that a replay is given.
 
     Attributes:
-        site: The attention that is explained.
-        ablation: What is zeroed, and for whom.
         library_code: Whether all code of the layer is torch's and transformers'.
         independent: Whether, moreover, nothing in it can let positions compete. It need not be checked.
-        targets: The wanted rows.
         heads: Which query heads are zeroed, bool `(head,)`.
         members: The sources of each group, `(batch, group, member)`, -1 where a group has fewer members.
         output: The layer's clean output, `(batch, out, d)`.

@@ -156,8 +156,8 @@ class PackedPairs:
     def _run(self, batch: Tensor, out: Tensor, context: Tensor) -> Tensor:
         arguments = tree_map(self._packing(batch, out), self.runner.arguments)
         for answer, clean in self._earlier:
-            answer.put(gather_rows(clean, batch, out)[None])
-        self.answer.put(context[None])
+            answer.context = gather_rows(clean, batch, out)[None]
+        self.answer.context = context[None]
         handler = self.answer if isinstance(self.answer, AttentionHandler) else None
         output = self.runner.run(handler, arguments, around=self.around)
         for asked in (self.answer, *(answer for answer, _ in self._earlier)):

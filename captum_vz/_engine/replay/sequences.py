@@ -47,7 +47,7 @@ class SequenceReplay:
     def fits(self, problem: ReplayProblem) -> bool:
         if problem.site.windows is not None:
             return False
-        return not self.search_axes or ExampleCopies(problem.site).has_choice_of_axes()
+        return not self.search_axes or any(len(axes) > 1 for axes in ExampleCopies(problem.site).possible_axes)
 
     def __call__(self, problem: ReplayProblem) -> Iterator[ReplayChunk]:
         site = problem.site
@@ -129,11 +129,8 @@ class ExampleCopies:
         self.attention = site.attention
         self.runner = site.runner()
         self.arguments, self.spec = tree_flatten(self.runner.arguments)
-        self.axes = [self._axes_of_examples(value)[0] for value in self.arguments]
-
-    def has_choice_of_axes(self) -> bool:
-        """Whether any argument may hold examples along several axes."""
-        return any(len(self._axes_of_examples(value)) > 1 for value in self.arguments)
+        self.possible_axes = list(map(self._axes_of_examples, self.arguments))
+        self.axes = [axes[0] for axes in self.possible_axes]
 
     def search_axes(self, output: Tensor) -> None:
         """Find axes for which the layer returns its clean `output (batch, out, d)`, by trying.
@@ -144,7 +141,7 @@ class ExampleCopies:
         # Two copies, because one copy may lie along any axis.
         shape = self.attention.shape
         nothing = torch.zeros(2, shape.heads, shape.sources, dtype=torch.bool, device=output.device)
-        for axes in islice(product(*map(self._axes_of_examples, self.arguments)), TRIALS):
+        for axes in islice(product(*self.possible_axes), TRIALS):
             self.axes = list(axes)
             try:
                 for example, clean in enumerate(output):

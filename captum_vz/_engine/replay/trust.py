@@ -100,8 +100,8 @@ def is_independent(
     rows under test hold their clean values or small noise, because noise may choose an expert that no clean value
     chooses. They are placed before and after the crowd because capacity may be assigned in either order.
 
-    `strengths` scales the noise of each row. A row of strength 0 must equal `clean (...)`. A row under test must give
-    the same output before and after the crowd of `crowd` rows, for each of `crowd_strengths`.
+    `strengths` scales the noise of each row. A row of strength 0 must equal `clean (...)`. A row under test must return
+    the same before and after `crowd` rows of each of `crowd_strengths`.
     """
     first: Tensor | None = None
     for strength in crowd_strengths:

@@ -58,7 +58,9 @@ class Windows:
         for hidden in alike:  # an attention module may be given its values apart from its queries
             self._hidden = hidden
             self.shape = (len(outputs), outputs.shape[1], self.tokens(hidden).shape[1])
-            self.window, self.place = self._slots()
+            of_calls = [torch.arange(values.shape[1]).repeat(len(values)) for values in self.values()]
+            self.place = torch.cat(of_calls).to(hidden.device)
+            self.window = (self.place == 0).cumsum(0) - 1
             self.position = self._positions()
             if (self.position != NO_POSITION).any():
                 return
@@ -83,12 +85,6 @@ class Windows:
         output = self.runner.run(handler, self.runner.arguments_with(self._hidden, hidden), around=OneDnnLinears)
         handler.check_all_filled()
         return output
-
-    def _slots(self) -> tuple[Tensor, Tensor]:
-        """The window of each slot, and its place in the window."""
-        of_calls = [torch.arange(values.shape[1]).repeat(len(values)) for values in self.values()]
-        place = torch.cat(of_calls).to(self._hidden.device)
-        return (place == 0).cumsum(0) - 1, place
 
     def _positions(self) -> Tensor:
         batch, _, sources = self.shape

@@ -116,11 +116,7 @@ class AttentionHandler:
 
 
 thread_handler: ContextVar[AttentionHandler | None] = ContextVar("captum_vz_handler", default=None)
-
-
-def current_handler() -> AttentionHandler | None:
-    """The handler of this thread, or None."""
-    return thread_handler.get()
+current_handler = thread_handler.get
 
 
 class handled_by:  # noqa: N801 - read as a function
@@ -143,8 +139,7 @@ class handled_by:  # noqa: N801 - read as a function
 # Plain functions without state, so that a copy of a layer can carry them.
 def on_submodule_enter(module: nn.Module, inputs: tuple[Any, ...]) -> None:
     """The hook that submodules call before they run."""
-    handler = current_handler()
-    if handler is not None:
+    if (handler := current_handler()) is not None:
         handler.on_enter(module)
 
 

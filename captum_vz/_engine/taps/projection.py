@@ -32,12 +32,6 @@ def is_value_projection(
     return any(getattr(attention, name, None) is module for name in names)
 
 
-def projects_by_parameter(module: nn.Module) -> bool:
-    """Whether a parameter of an attention module projects its values, and no submodule."""
-    row = family_of(module)
-    return row is not None and isinstance(getattr(module, row.projection, None), nn.Parameter)
-
-
 class ParameterProjectionMode(TorchFunctionMode):
     """Hands values that a parameter projects to the handler, as hooks do for submodules.
 
@@ -78,7 +72,8 @@ class ProjectionTap:
     """Sees values that a parameter projects. Submodules that project values are seen by the hooks of each pass."""
 
     def attach(self, layers: Sequence[nn.Module], changes: Changes) -> None:
-        if any(projects_by_parameter(module) for layer in layers for module in layer.modules()):
+        rows = ((module, family_of(module)) for layer in layers for module in layer.modules())
+        if any(row and isinstance(getattr(module, row.projection, None), nn.Parameter) for module, row in rows):
             changes.enter(ParameterProjectionMode())
 
 

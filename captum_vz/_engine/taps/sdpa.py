@@ -71,11 +71,7 @@ class SdpaTap:
     """Sees attention that is called as `torch.nn.functional.scaled_dot_product_attention`."""
 
     def attach(self, layers: Sequence[nn.Module], changes: Changes) -> None:
-        changes.share("fast path", _without_fast_path)
+        switch, before = torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled
+        changes.share("fast path", lambda: (partial(switch, False), partial(switch, before())))
         changes.replace(F, ATTENTION, attention)
         changes.replace(F, MULTI_HEAD, _multi_head)
-
-
-def _without_fast_path() -> tuple[partial[None], partial[None]]:
-    switch = torch.backends.mha.set_fastpath_enabled
-    return partial(switch, False), partial(switch, torch.backends.mha.get_fastpath_enabled())

@@ -85,10 +85,9 @@ def _mixes(record: LayerRecord, output: Tensor) -> bool | None:
         return None
     if not library and values_depend_on_own_position(runner, attentions[0]) is False:
         return True
-    read = [one for one in attentions if one.inline is None]
     runner.replace_forwards({one.module: _clean_output_of(one) for one in attentions if one.inline is not None})
-    contexts = [] if any(one.calls > 1 for one in read) else [(one.context, one.weights) for one in read]
-    # A hook of the layer may have changed the recorded output.
+    contexts: list[tuple[Tensor, Tensor | None]] = []
+    # It fills the contexts. A hook of the layer may have changed the recorded output.
     clean = run_on(runner, hidden, hidden.clone(), CleanContexts(contexts))
     disturbed = [both for digit in binary_digits(hidden, tokens_first) for both in (digit, ~digit)]
     if library:
@@ -100,7 +99,7 @@ def _mixes(record: LayerRecord, output: Tensor) -> bool | None:
 class CleanContexts(AttentionHandler):
     """Answers each attention call with its context in the clean pass. A run without `contexts` fills them."""
 
-    def __init__(self, contexts: list[tuple[Tensor | None, Tensor | None]]) -> None:
+    def __init__(self, contexts: list[tuple[Tensor, Tensor | None]]) -> None:
         self._contexts = contexts
         self._answers = iter([*contexts]) if contexts else None
 

@@ -38,7 +38,6 @@ class _Run:
     """One run of a layer in the clean pass.
 
     Attributes:
-        index: The layer's place.
         number: How often the layer ran before.
         attention: The attention in which values are zeroed, without its tensors.
         heads: The heads that lose their values, bool `(head,)`.

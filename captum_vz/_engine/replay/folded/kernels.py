@@ -23,8 +23,7 @@ class FirstLinear:
     """A linear module that takes the norm's output: `W n(p - u) = s(p - u) (base - sum_h a_h W g(f_h)) + constant`.
 
     Attributes:
-        module: The module.
-        product: Multiplies with its matrix W.
+        product: Multiplies with the module's matrix W.
         composed: The attention's projection times W, `(head, d_head, features)`. None: they are multiplied one by one.
         base: `W g(p)` of each target, `(target, features)`.
         constant: `W beta`, plus W's own bias, `(1, features)`.
@@ -50,8 +49,7 @@ class LaterLinear:
     """A linear module that runs later, on what changes with the pairs.
 
     Attributes:
-        module: The module.
-        product: Multiplies with its matrix.
+        product: Multiplies with the module's matrix.
         clean: Its input `(target, features)` and output `(target, d)` in the clean pass, and a buffer for a chunk's
             changes of the input. If given, only these changes are multiplied, in bfloat16.
     """
@@ -65,7 +63,6 @@ class FoldedModules:
     """What the norm and the linear modules return for the chunk that runs now.
 
     Attributes:
-        chunk: The chunk.
         shares: The factor of each vector, which is minus its attention weight, `(row, member * head)`.
         folded: `W g(f_h(j))` for each first module, `(member * head, features)`.
         scale: The scale that the norm used, `(row, 1)`.

@@ -107,9 +107,8 @@ class FoldedLayer:
         if self._problem.library_code:
             return None
         # Other code may clamp what no clean position reaches.
-        if self.scale is None:
-            return changed + (self._clean_input - self.base).index_select(0, target)
-        return changed * self.scale + (self._clean_input - self.base * self.scale).index_select(0, target)
+        scale = 1 if self.scale is None else self.scale
+        return changed * scale + (self._clean_input - self.base * scale).index_select(0, target)
 
     def _lost(self, block: SourceBlock, chunk: PairChunk) -> Tensor:
         """What the context of a chunk's last row loses, `(head * d_head)`."""

@@ -92,7 +92,6 @@ class SourceBlock:
     Attributes:
         batch: The example of each source, group after group, `(member,)`.
         source: The position of each source, `(member,)`.
-        chunks: The chunks.
     """
 
     batch: Tensor
@@ -106,13 +105,7 @@ def plan_chunks(pairs: PairTable, rows: int, max_groups: int | None) -> list[Sou
 
 
 class _GroupSlice(NamedTuple):
-    """Some pairs of a group.
-
-    Attributes:
-        number: The group.
-        first: The first target, if the others follow it one by one.
-        pairs: How many pairs.
-    """
+    """Some pairs of a group. `first` is the first target, if the others follow it one by one."""
 
     number: int
     first: int | None
