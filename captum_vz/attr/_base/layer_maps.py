@@ -32,6 +32,7 @@ from captum_vz.attr._call.arguments import (
     check_numbers,
     end_of_inputs,
 )
+from captum_vz.attr._call.misuse import check_one_of
 from captum_vz.attr._call.target import WantedTokens
 from captum_vz.errors import ArgumentError
 
@@ -183,8 +184,8 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
 
     def _run(self, wanted: WantedTokens, arguments: Arguments, find_other_mixing: bool = False) -> MapRun:
         layers = self._layers()
-        if self.attention not in ("self", "cross"):
-            raise ArgumentError(f"attention is {self.attention!r}: pass 'self' or 'cross'.")
+        check_one_of("attention", self.attention, "self", "cross")
+        check_one_of("normalize", self.normalize, True, False)
         check_numbers(arguments.perturbations_per_eval, arguments.run)
         forward_func = self._with_graph(layers, arguments.run) if self.needs_graph else self.forward_func
         forward = bind_forward(forward_func, *arguments[:2])
@@ -211,8 +212,7 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
                 lengths[record.index] = end or out
                 rows = None if shares else wanted.positions(batch, end or out, site.attention.values.device)
                 leaf = forward_func.vectors if isinstance(forward_func, EmbeddingLeaf) else None
-                of_layer = groups.of(site, end)
-                asked = Wanted(site, rows, of_layer, arguments.perturbations_per_eval, end, leaf)
+                asked = Wanted(site, rows, groups.of(site, end), arguments.perturbations_per_eval, end, leaf)
                 scores = self.layer_scores(site, asked)
                 if not is_replica(record.layer):
                     there.append(site.target_mask[:, :end])

@@ -17,6 +17,7 @@ from captum_vz.attr._base.model_free import ModelFreeAttribution
 from captum_vz.attr._base.of_maps import OtherMixingRule, of_maps, refuse_other_mixing
 from captum_vz.attr._base.wanted import PADDED_TARGET
 from captum_vz.attr._call.arguments import Arguments, Inputs
+from captum_vz.attr._call.misuse import check_one_of
 from captum_vz.attr._call.target import WantedTokens
 from captum_vz.errors import ArgumentError
 from captum_vz.functional import Residual, normalize_rows, pool_groups, receptive_fields
@@ -49,8 +50,7 @@ class MapAggregation(ForwardPassAttribution):
         other_mixing: OtherMixingRule = "refuse",
     ) -> None:
         """See the class for the arguments."""
-        if other_mixing not in ("refuse", "ignore"):
-            raise ArgumentError(f"other_mixing is {other_mixing!r}: pass 'refuse' or 'ignore'.")
+        check_one_of("other_mixing", other_mixing, "refuse", "ignore")
         self.maps = maps
         PerturbationAttribution.__init__(self, maps.forward_func)
         self.residual: Residual = residual
@@ -117,7 +117,7 @@ class MapAggregation(ForwardPassAttribution):
             )
         wanted = WantedTokens.parse(token, target)
         arguments = Arguments(inputs, additional_forward_args, feature_mask, perturbations_per_eval, show_progress, run)
-        self._check_attention()
+        self._check_options()
         found = self.maps._run(wanted.all_rows, arguments, self.other_mixing == "refuse")
         maps = self._joined(found, wanted, feature_mask, all_layers)
         results = [format_output(isinstance(inputs, tuple), (one,)) for one in maps]
@@ -134,7 +134,7 @@ class MapAggregation(ForwardPassAttribution):
         Returns:
             The results, `(batch, out, in)` or `(batch, in)` each.
         """
-        self._check_attention()
+        self._check_options()
         return self._joined(run, WantedTokens.parse(token, None), None, all_layers)
 
     @abstractmethod
@@ -153,8 +153,9 @@ class MapAggregation(ForwardPassAttribution):
         """The last result of `join`."""
         return self.join(maps, rows)[-1]
 
-    def _check_attention(self) -> None:
-        """Refuse maps of cross-attention."""
+    def _check_options(self) -> None:
+        """Refuse maps of cross-attention, and options that were reassigned to unknown values."""
+        check_one_of("other_mixing", self.other_mixing, "refuse", "ignore")
         if getattr(self.maps, "attention", "self") != "self":
             raise ArgumentError(
                 f"{self.get_name()} multiplies maps of self-attention, but the maps of cross-attention lead from one "

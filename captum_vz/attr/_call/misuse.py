@@ -68,6 +68,12 @@ def check_call(attribute: Callable[..., Any], name: str, args: tuple[Any, ...], 
         )
 
 
+def check_one_of(name: str, value: Any, *allowed: Any) -> None:
+    """Refuse a value of an option that is not allowed. Options may be reassigned, so each use checks them again."""
+    if not any(value is one or (isinstance(value, str) and value == one) for one in allowed):
+        raise ArgumentError(f"{name} is {value!r}: pass {' or '.join(map(repr, allowed))}.")
+
+
 def check_forward_func(forward_func: Any, layers: Sequence[nn.Module]) -> None:
     """Refuse what cannot run layers: a tokenizer, a name, or one of the layers in the place of the model."""
     if hasattr(forward_func, "convert_tokens_to_ids"):
