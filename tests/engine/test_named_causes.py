@@ -152,7 +152,7 @@ def test_sharded_layers() -> None:
     try:
         layer = Block()
         fsdp.fully_shard(layer, mesh=torch.distributed.device_mesh.init_device_mesh("cpu", (1,)))
-        with pytest.raises(UnsupportedLayerError, match=r"is sharded by FSDP \(fully_shard\), .*load the"):
+        with pytest.raises(UnsupportedLayerError, match=r"is sharded by FSDP \(fully_shard\), .*Load the"):
             ValueZeroing(layer, layer).attribute(sequences(2))
     finally:
         torch.distributed.destroy_process_group()

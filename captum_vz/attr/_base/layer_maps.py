@@ -29,10 +29,9 @@ from captum_vz.attr._call.arguments import (
     FeatureGroups,
     Inputs,
     bind_forward,
-    check_numbers,
     end_of_inputs,
 )
-from captum_vz.attr._call.misuse import check_one_of
+from captum_vz.attr._call.misuse import check_numbers, check_one_of
 from captum_vz.attr._call.target import WantedTokens
 from captum_vz.errors import ArgumentError
 
