@@ -13,7 +13,7 @@ from captum_vz.attr._base.layer_maps import LayerMaps
 from captum_vz.attr._base.wanted import Wanted
 from captum_vz.attr._call.arguments import as_list
 from captum_vz.attr._call.heads import Heads, select_heads
-from captum_vz.errors import ArgumentError
+from captum_vz.attr._call.misuse import check_one_of
 from captum_vz.functional import widen
 
 
@@ -63,8 +63,7 @@ class LayerAttention(LayerMaps):
         normalize: bool = True,
     ) -> None:
         super().__init__(forward_func, layer, device_ids, attention=attention, normalize=normalize)
-        if reduce_heads not in ("mean", "max"):
-            raise ArgumentError(f"reduce_heads is {reduce_heads!r}: pass 'mean' or 'max', or select heads by heads=.")
+        check_one_of("reduce_heads", reduce_heads, "mean", "max")
         self.heads = heads
         self.reduce_heads = reduce_heads
 
@@ -74,6 +73,7 @@ class LayerAttention(LayerMaps):
 
     def _fuse(self, weights: Tensor, index: int) -> Tensor:
         """Weights `(batch, head, out, in)` combined over heads, `(batch, out, in)`."""
+        check_one_of("reduce_heads", self.reduce_heads, "mean", "max")
         chosen = select_heads(self.heads, index, len(as_list(self.layer)), weights.shape[1])
         if chosen is not None:
             weights = weights[:, torch.tensor(chosen, device=weights.device)]

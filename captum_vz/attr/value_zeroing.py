@@ -12,6 +12,7 @@ from captum_vz.attr._base.layer_maps import LayerMaps
 from captum_vz.attr._base.wanted import Wanted
 from captum_vz.attr._call.arguments import as_list
 from captum_vz.attr._call.heads import Heads, select_heads
+from captum_vz.attr._call.misuse import check_one_of
 from captum_vz.attr._call.values import Values
 from captum_vz.errors import ArgumentError, RefusedError, UnsupportedLayerError
 from captum_vz.functional import Distance, cosine_distance, half_squared_distance, unit_vectors
@@ -91,14 +92,17 @@ class ValueZeroing(LayerMaps):
         self.heads = heads
         self.final_norm = final_norm
         self.values = values
-        if matmul_precision not in ("highest", "medium"):
-            raise ArgumentError(f"matmul_precision is {matmul_precision!r}: pass 'highest' or 'medium'.")
+        check_one_of("matmul_precision", matmul_precision, "highest", "medium")
         self.matmul_precision = matmul_precision
 
     def layer_scores(self, site: AttentionSite, wanted: Wanted) -> Tensor:
         """The distances between clean and changed outputs, `(batch, row, group)`."""
-        fast = self.matmul_precision == "medium"
-        return value_zeroing_scores(site, wanted.ablation(self._heads(site), fast), self._distance(site))
+        ablation = wanted.ablation(self._heads(site), self._is_fast())
+        return value_zeroing_scores(site, ablation, self._distance(site))
+
+    def _is_fast(self) -> bool:
+        check_one_of("matmul_precision", self.matmul_precision, "highest", "medium")
+        return self.matmul_precision == "medium"
 
     def _heads(self, site: AttentionSite) -> tuple[int, ...] | None:
         return select_heads(self.heads, site.layer.index, len(as_list(self.layer)), site.shape.heads)

@@ -17,9 +17,9 @@ from captum_vz._private import (
 )
 from captum_vz.attr._base.captum import ForwardPassAttribution, in_steps, logged, warn
 from captum_vz.attr._base.runs import Runs
-from captum_vz.attr._call.arguments import FeatureGroups, Inputs, bind_forward, check_numbers, copies_of, end_of_inputs
+from captum_vz.attr._call.arguments import FeatureGroups, Inputs, bind_forward, copies_of, end_of_inputs
 from captum_vz.attr._call.heads import Heads, select_heads
-from captum_vz.attr._call.misuse import check_no_cache
+from captum_vz.attr._call.misuse import check_no_cache, check_numbers
 from captum_vz.attr._call.target import Indices, parse_indices, pick, tensor_of
 from captum_vz.attr._call.values import Values
 from captum_vz.errors import ArgumentError, RefusedError, UnsupportedLayerError

@@ -18,20 +18,20 @@ class EncodedRecord(NamedTuple):
 def encode_record(tokenizer: PreTrainedTokenizerBase, record: Record) -> EncodedRecord:
     """Encodes a record's masked sentence and finds the tokens at its word positions.
 
-    The position of a word is that of its first piece, as in Mohebbi et al. (2023, https://aclanthology.org/2023.eacl-main.245).
+    The position of a word is the position of its first piece, as in Mohebbi et al. (2023, https://aclanthology.org/2023.eacl-main.245).
 
     Args:
         tokenizer: Any fast tokenizer with a mask token, which takes the place of ``[MASK]``.
         record: ``masked``, a sentence; ``target``, the word position of its ``[MASK]``, or of another word, which is
             not replaced; and ``cue``, a list of word positions (missing: none). `agreement_sentences` gives all three,
-            `mask_target` the first two. Positions are those of :func:`split_words`, or of ``words`` if the record has
-            them: the words in their order in the sentence.
+            `mask_target` the first two. Positions count the words of :func:`split_words`, or of ``words`` if the
+            record has them: the words in their order in the sentence.
 
     Returns:
-        The encoding, whose tensors are `(1, tokens)`, the target's token position, and those of the cue words.
+        The encoding, whose tensors are `(1, tokens)`, and the token positions of the target and of the cue words.
 
     Raises:
-        ValueError: The tokenizer has no mask token, or no token for one of the words; or a word is not in the sentence.
+        ValueError: The tokenizer has no mask token, or no token for a word. A word is not in the sentence.
 
     >>> from captum_vz.testbed import load_agreement_model
     >>> _, tokenizer = load_agreement_model()

@@ -2,8 +2,8 @@
 
 Nothing here is shared with the replays. No module and no attention function is known by name. A mode sees torch's
 operators, below all modules. If a matrix product multiplies the output of a softmax, its other factor is the values.
-The values are zeroed where a matrix product computes them from the layer's input. So a value is zero wherever else the
-layer uses it.
+The values are zeroed where a matrix product computes them from the layer's input. So a value is zero in every place
+where the layer uses it.
 """
 
 from __future__ import annotations
@@ -159,14 +159,14 @@ class Definition:
         return products if which is None else [one for one in products if one.operator == operators[which]]
 
     def rows(self, products: list[Product], source: int) -> list[Tensor]:
-        """Which values are those of one source, for each product."""
+        """The values of one source, for each product."""
         masks = [torch.zeros_like(one.values, dtype=torch.bool) for one in products]
         for mask in masks:
             mask[..., source, :] = True
         return masks
 
     def rows_of_position(self, position: int) -> list[Tensor]:
-        """Which values are those of one position of the input, for each product: rows that change with it."""
+        """The values of one position of the input, for each product: the rows that change with the position."""
         operators = Operators()
         self._run(operators, position)
         pairs = zip(self.products, operators.found, strict=True)

@@ -14,12 +14,12 @@ from captum_vz.verification.definition import NoDefinitionError
 from captum_vz.verification.recorded import DefinedMap, LayerRun, defined_map
 from captum_vz.verification.report import FAILED, PASSED, REFUSED, SKIPPED, TOLD, Check
 
-# By how much the output of a layer may move if its copy is run again, as a share of a token's largest entry. A layer in
-# half precision is run again in float32.
+# The largest change of a layer's output if its copy runs again, as a share of a token's largest entry. A layer in half
+# precision runs again in float32.
 RERUN = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
-# The least difference that is allowed: the eager attention of transformers computes its softmax in float32.
+# Smaller differences always pass, because the eager attention of transformers computes its softmax in float32.
 LEAST = 1e-5
-# The definition in float32 may differ from that in float64 by this share of a row's largest score.
+# The definition in float32 may differ from the one in float64 by this share of a row's largest score.
 MOST_ROUNDING = 0.1
 
 
@@ -38,9 +38,9 @@ class Rows:
     allowed: Tensor
 
     def compare(self, name: str, layer: int, other: Tensor, place: Callable[[Tensor], Tensor]) -> Check:
-        """Compare with another map. `place` selects from this map, and from its rows, what the other map holds.
+        """Compare with another map. `place` selects the part of this map, and of its rows, that the other map holds.
 
-        The other map may have more examples and more tokens after those of this map: padding.
+        The other map may be padded with more examples and more tokens at its end.
         """
         known, largest, allowed = place(self.found), place(self.largest), place(self.allowed)
         batch, out, count = known.shape
@@ -51,7 +51,7 @@ def judge(
     name: str, layer: int, found: Tensor, expected: Tensor, largest: Tensor, allowed: Tensor, expecting: str
 ) -> Check:
     """Compare scores `(batch, out, in)` row by row."""
-    # What is not a number is infinitely wrong, so that it fails.
+    # NaN counts as infinitely wrong, so that it fails.
     errors = (found.double() - expected.double()).abs().nan_to_num(torch.inf)
     shares = (errors.amax(-1) / largest.clamp_min(1e-300)).nan_to_num(torch.inf)
     excess = (shares / allowed).nan_to_num(torch.inf)

@@ -56,7 +56,7 @@ class Check:
 
     @property
     def excess(self) -> float:
-        """The difference as a multiple of what is allowed."""
+        """The difference as a multiple of the allowed difference."""
         return (self.difference or 0.0) / self.allowed if self.allowed else self.difference or 0.0
 
 

@@ -45,9 +45,9 @@ def verify(
     - *batch*: the map of an example is the same alone and in a batch.
     - *padding*: padding changes no score. This needs a mapping of inputs with an `attention_mask`.
 
-    A map may differ by rounding: by 0.2 % of the largest score of the row in float32 and 1e-5 in float64, and by ten
-    times the difference that *rounding* finds for the row. Each layer takes two runs for each source, and the model
-    takes about ten runs for each layer.
+    A map may differ by rounding. 0.2 % of the largest score of the row are allowed in float32, and 1e-5 in float64. Ten
+    times the difference that *rounding* finds for the row are added. Each layer takes two runs for each source, and the
+    model takes about ten runs for each layer.
 
     Args:
         model: A model, or a function that runs the layers.
@@ -58,7 +58,7 @@ def verify(
         attention: "self", or "cross" for the cross-attention of decoder blocks.
         max_sources: The largest number of sources that the definition zeroes in a layer. Of more sources, evenly
             spaced ones are taken.
-        advance: Called with the name of what is checked next, such as "layer 0", for a progress bar.
+        advance: Called with the name of the next thing to check, such as "layer 0", for a progress bar.
 
     Returns:
         A report. `report.passed` says whether all checks passed, `report.verdict` says what to do, `str(report)` is a
@@ -98,13 +98,13 @@ def verify(
 
 
 class _Subject:
-    """What is verified: the model, its inputs, and the attention."""
+    """The subject of a verification: the model, its inputs, and the attention."""
 
     def __init__(self, model: Any, inputs: Any, more: Any, attention: str) -> None:
         self.model, self.inputs, self.more, self.attention = model, inputs, more, attention
 
     def maps(self, layers: list[Any], given: Any = None, normalize: bool = False, **options: Any) -> list[Tensor]:
-        """The maps of some layers, for `given (inputs, additional_forward_args)` or those of the user."""
+        """The maps of some layers, for `given (inputs, additional_forward_args)`. None: for the user's inputs."""
         inputs, more = (self.inputs, self.more) if given is None else given
         method = ValueZeroing(self.model, layers, attention=self.attention, normalize=normalize)
         with warnings.catch_warnings():

@@ -70,6 +70,26 @@ def test_options_of_the_maps(method: Any, name: str, value: Any) -> None:
     assert torch.equal(changed.attribute(case.inputs), method(case.model, case.layers).attribute(case.inputs))
 
 
+@pytest.mark.parametrize(
+    ("method", "name"),
+    [
+        (AttentionRollout, "other_mixing"),
+        (AttentionRollout, "residual"),
+        (AttentionRollout, "reduce_heads"),
+        (ValueZeroingRollout, "normalize"),
+        (ValueZeroingRollout, "distance"),
+        (ValueZeroingRollout, "matmul_precision"),
+        (ALTI, "p"),
+    ],
+)
+def test_unknown_options_put_later(method: Any, name: str) -> None:
+    case = FAMILIES["bert"].case
+    rollout = method(case.model, case.layers)
+    setattr(rollout, name, "unknown")
+    with pytest.raises(ArgumentError, match=f"{name} is 'unknown': pass "):
+        rollout.attribute(case.inputs)
+
+
 @pytest.mark.parametrize("name", ["layer", "device_ids"])
 def test_layers_of_the_maps(name: str) -> None:
     case = FAMILIES["bert"].case

@@ -34,12 +34,14 @@ class OtherMixing:
             returned. Each pair once, in the order in which they ran.
         mixers: The layers that mix their tokens by more than their attention.
         untested: The layers of unknown code of which no run shows whether they do.
+        hooked: The layers whose output a hook of the user's changed. The hook is not run again, so it may mix tokens.
     """
 
     def __init__(self) -> None:
         self.pairs: list[tuple[int, int]] = []
         self.mixers: list[int] = []
         self.untested: list[int] = []
+        self.hooked: list[int] = []
         # By device where replicas of a model run side by side.
         self._before: dict[torch.device | None, tuple[int, Tensor]] = {}
         self._lock = threading.Lock()
@@ -56,6 +58,8 @@ class OtherMixing:
                 self.mixers.append(record.index)
             if mixes is None and record.index not in self.untested and not is_library_code(record.layer):
                 self.untested.append(record.index)
+            if record.hooks and record.index not in self.hooked:
+                self.hooked.append(record.index)
             before = self._before.get(place)
             # A copy, because models may write into their tensors later.
             self._before[place] = record.index, output.clone()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from captum_vz._engine import (
 )
 from captum_vz._private import NullProgress, TargetType, is_replica, progress
 from captum_vz.attr._base.captum import ForwardPassAttribution, logged, warn
-from captum_vz.attr._base.map_run import MapRun, placeholder
+from captum_vz.attr._base.map_run import MapRun, placeholder, with_graph
 from captum_vz.attr._base.runs import Runs
 from captum_vz.attr._base.wanted import Wanted
 from captum_vz.attr._call.arguments import (
@@ -29,9 +29,9 @@ from captum_vz.attr._call.arguments import (
     FeatureGroups,
     Inputs,
     bind_forward,
-    check_numbers,
     end_of_inputs,
 )
+from captum_vz.attr._call.misuse import check_numbers, check_one_of
 from captum_vz.attr._call.target import WantedTokens
 from captum_vz.errors import ArgumentError
 
@@ -49,6 +49,16 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
         device_ids: The device ids of a DataParallel model. Needed only if `forward_func` is a function that runs it.
         attention: "self", or "cross" for the cross-attention of a decoder block.
         normalize: Whether to divide each row by its sum.
+
+    >>> from captum_vz import LayerMaps, find_layers
+    >>> from captum_vz.testbed import load_agreement_model
+    >>> class LargestWeight(LayerMaps):
+    ...     def layer_scores(self, site, wanted):
+    ...         return wanted.pool(site.weights().amax(1))  # weights (batch, head, out, in)
+    >>> model, tokenizer = load_agreement_model()
+    >>> inputs = tokenizer("some hat [MASK] scaring marcus.", return_tensors="pt")
+    >>> LargestWeight(model, find_layers(model)[-1]).attribute(inputs).sum(-1).round(decimals=4)  # (batch, out)
+    tensor([[1., 1., 1., 1., 1., 1., 1., 1.]])
     """
 
     #: Whether the method runs layers again. The outputs of a layer's modules are then kept until the layer is done.
@@ -183,10 +193,12 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
 
     def _run(self, wanted: WantedTokens, arguments: Arguments, find_other_mixing: bool = False) -> MapRun:
         layers = self._layers()
-        if self.attention not in ("self", "cross"):
-            raise ArgumentError(f"attention is {self.attention!r}: pass 'self' or 'cross'.")
+        check_one_of("attention", self.attention, "self", "cross")
+        check_one_of("normalize", self.normalize, True, False)
         check_numbers(arguments.perturbations_per_eval, arguments.run)
-        forward_func = self._with_graph(layers, arguments.run) if self.needs_graph else self.forward_func
+        forward_func = self.forward_func
+        if self.needs_graph:
+            forward_func = with_graph(forward_func, layers, self.embeddings, arguments.run, self.get_name())
         forward = bind_forward(forward_func, *arguments[:2])
         device_ids = self.device_ids or getattr(self.forward_func, "device_ids", None)
         groups = FeatureGroups(arguments.feature_mask, device_ids)
@@ -211,8 +223,7 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
                 lengths[record.index] = end or out
                 rows = None if shares else wanted.positions(batch, end or out, site.attention.values.device)
                 leaf = forward_func.vectors if isinstance(forward_func, EmbeddingLeaf) else None
-                of_layer = groups.of(site, end)
-                asked = Wanted(site, rows, of_layer, arguments.perturbations_per_eval, end, leaf)
+                asked = Wanted(site, rows, groups.of(site, end), arguments.perturbations_per_eval, end, leaf)
                 scores = self.layer_scores(site, asked)
                 if not is_replica(record.layer):
                     there.append(site.target_mask[:, :end])
@@ -246,15 +257,3 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
         if notes:
             warn(f"{self.get_name()}: {'; '.join(dict.fromkeys(notes))}.")
         return MapRun(maps, lengths, outputs[0], mixing, there[0] if there else None)
-
-    def _with_graph(self, layers: Sequence[nn.Module], run: int | None) -> EmbeddingLeaf:
-        """`forward_func`, with the input vectors of the stack as the leaf of a graph."""
-        if run:
-            raise ArgumentError(
-                f"run is {run}, but the graph of {self.get_name()} starts at the first input. Pass run=0, or a "
-                "forward_func that runs the layers on one input only."
-            )
-        if torch.is_inference_mode_enabled():
-            advice = "torch.inference_mode() is active: use torch.no_grad() instead"
-            raise ArgumentError(f"{self.get_name()} needs gradients, but {advice}.")
-        return EmbeddingLeaf(self.forward_func, layers, self.embeddings)

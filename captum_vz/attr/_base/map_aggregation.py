@@ -17,6 +17,7 @@ from captum_vz.attr._base.model_free import ModelFreeAttribution
 from captum_vz.attr._base.of_maps import OtherMixingRule, of_maps, refuse_other_mixing
 from captum_vz.attr._base.wanted import PADDED_TARGET
 from captum_vz.attr._call.arguments import Arguments, Inputs
+from captum_vz.attr._call.misuse import check_one_of
 from captum_vz.attr._call.target import WantedTokens
 from captum_vz.errors import ArgumentError
 from captum_vz.functional import Residual, normalize_rows, pool_groups, receptive_fields
@@ -38,6 +39,18 @@ class MapAggregation(ForwardPassAttribution):
         other_mixing: How to treat token mixing outside the attention of the given layers (recurrent or convolutional
             modules, omitted layers). "refuse": raise an error. "ignore": treat these as acting on each token alone.
             Mixing inside a module that computes attention inline is not detected.
+
+    >>> from captum_vz import LayerAttention, MapAggregation, find_layers
+    >>> from captum_vz.testbed import load_agreement_model
+    >>> class MeanMap(MapAggregation):
+    ...     def join(self, maps, rows):
+    ...         means = torch.stack(maps).cumsum(0) / torch.arange(1, len(maps) + 1)[:, None, None, None]
+    ...         return [one if rows is None else one.gather(1, rows[..., None].expand_as(one[:, :1])) for one in means]
+    >>> model, tokenizer = load_agreement_model()
+    >>> inputs = tokenizer("some hat [MASK] scaring marcus.", return_tensors="pt")
+    >>> row = MeanMap(LayerAttention(model, find_layers(model))).attribute(inputs, token=3)  # (batch, in)
+    >>> row.shape == inputs["input_ids"].shape, round(row.sum().item(), 4)
+    (True, 1.0)
     """
 
     def __init__(
@@ -49,8 +62,7 @@ class MapAggregation(ForwardPassAttribution):
         other_mixing: OtherMixingRule = "refuse",
     ) -> None:
         """See the class for the arguments."""
-        if other_mixing not in ("refuse", "ignore"):
-            raise ArgumentError(f"other_mixing is {other_mixing!r}: pass 'refuse' or 'ignore'.")
+        check_one_of("other_mixing", other_mixing, "refuse", "ignore")
         self.maps = maps
         PerturbationAttribution.__init__(self, maps.forward_func)
         self.residual: Residual = residual
@@ -117,7 +129,7 @@ class MapAggregation(ForwardPassAttribution):
             )
         wanted = WantedTokens.parse(token, target)
         arguments = Arguments(inputs, additional_forward_args, feature_mask, perturbations_per_eval, show_progress, run)
-        self._check_attention()
+        self._check_options()
         found = self.maps._run(wanted.all_rows, arguments, self.other_mixing == "refuse")
         maps = self._joined(found, wanted, feature_mask, all_layers)
         results = [format_output(isinstance(inputs, tuple), (one,)) for one in maps]
@@ -134,7 +146,7 @@ class MapAggregation(ForwardPassAttribution):
         Returns:
             The results, `(batch, out, in)` or `(batch, in)` each.
         """
-        self._check_attention()
+        self._check_options()
         return self._joined(run, WantedTokens.parse(token, None), None, all_layers)
 
     @abstractmethod
@@ -153,8 +165,9 @@ class MapAggregation(ForwardPassAttribution):
         """The last result of `join`."""
         return self.join(maps, rows)[-1]
 
-    def _check_attention(self) -> None:
-        """Refuse maps of cross-attention."""
+    def _check_options(self) -> None:
+        """Refuse maps of cross-attention, and options that were reassigned to unknown values."""
+        check_one_of("other_mixing", self.other_mixing, "refuse", "ignore")
         if getattr(self.maps, "attention", "self") != "self":
             raise ArgumentError(
                 f"{self.get_name()} multiplies maps of self-attention, but the maps of cross-attention lead from one "

@@ -1,16 +1,17 @@
-"""The maps of one forward pass."""
+"""The maps of one forward pass, and what computing them needs."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from captum_vz._engine import LayerRecord, OtherMixing
+from captum_vz._engine import EmbeddingLeaf, LayerRecord, OtherMixing
 from captum_vz._private import is_replica
-from captum_vz.errors import UnsupportedLayerError
+from captum_vz.errors import ArgumentError, UnsupportedLayerError
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,26 @@ class MapRun:
     output: Any = None
     mixing: OtherMixing | None = None
     there: Tensor | None = None
+
+
+def with_graph(
+    forward_func: Callable[..., Any],
+    layers: Sequence[nn.Module],
+    embeddings: nn.Module | None,
+    run: int | None,
+    name: str,
+) -> EmbeddingLeaf:
+    """`forward_func`, with the output of `embeddings`, or the input vectors of the stack, as the leaf of a graph."""
+    if run:
+        raise ArgumentError(
+            f"run is {run}, but the graph of {name} starts at the first input. Pass run=0, or a forward_func that runs "
+            "the layers on one input only."
+        )
+    if torch.is_inference_mode_enabled():
+        raise ArgumentError(
+            f"{name} needs gradients, but torch.inference_mode() is active: use torch.no_grad() instead."
+        )
+    return EmbeddingLeaf(forward_func, layers, embeddings)
 
 
 def placeholder(record: LayerRecord, name: str) -> Tensor:

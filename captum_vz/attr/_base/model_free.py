@@ -29,6 +29,14 @@ class ModelFreeAttribution(Attribution):
         layer: Not run. For a list of layers, `attribute` returns a list with one map for each layer, which
             :class:`~captum_vz.Rollout` can join. For one layer, or None, `attribute` returns one map.
         causal: Whether each token attends only to itself and earlier tokens, as in a causal model.
+
+    >>> from captum_vz import ModelFreeAttribution
+    >>> class ById(ModelFreeAttribution):
+    ...     def scores(self, tokens, index):
+    ...         return tokens.float().expand(len(tokens), -1)
+    >>> ById().attribute(torch.tensor([[1, 3]]))
+    tensor([[[0.2500, 0.7500],
+             [0.2500, 0.7500]]])
     """
 
     device_ids: list[int] | None = None

@@ -135,14 +135,6 @@ def copies_of(inputs: Any, additional_forward_args: Any, copies: int, batch: int
     return copied, None if further is None else tuple(repeat_examples(value, copies, batch) for value in further)
 
 
-def check_numbers(given: Any, run: Any) -> None:
-    """Refuse a `perturbations_per_eval` that is not a positive integer or None, and a `run` that is no integer."""
-    if run is not None and type(run) is not int:
-        raise ArgumentError(f"run is {run!r}: pass an integer (0: the first, -1: the last), or None.")
-    if given is not None and not (type(given) is int and given >= 1):
-        raise ArgumentError(f"perturbations_per_eval is {given!r}: pass an integer of at least 1, or None.")
-
-
 def as_layers(layer: Any) -> list[nn.Module]:
     """The checked modules of `layer`, which is a module or a list of modules."""
     layers = as_list(layer)

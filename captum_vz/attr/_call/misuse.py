@@ -68,6 +68,20 @@ def check_call(attribute: Callable[..., Any], name: str, args: tuple[Any, ...], 
         )
 
 
+def check_one_of(name: str, value: Any, *allowed: Any) -> None:
+    """Refuse a value of an option that is not allowed. Options may be reassigned, so each use checks them again."""
+    if not any(value is one or (isinstance(value, str) and value == one) for one in allowed):
+        raise ArgumentError(f"{name} is {value!r}: pass {' or '.join(map(repr, allowed))}.")
+
+
+def check_numbers(given: Any, run: Any) -> None:
+    """Refuse a `perturbations_per_eval` that is not a positive integer or None, and a `run` that is no integer."""
+    if run is not None and type(run) is not int:
+        raise ArgumentError(f"run is {run!r}: pass an integer (0: the first, -1: the last), or None.")
+    if given is not None and not (type(given) is int and given >= 1):
+        raise ArgumentError(f"perturbations_per_eval is {given!r}: pass an integer of at least 1, or None.")
+
+
 def check_forward_func(forward_func: Any, layers: Sequence[nn.Module]) -> None:
     """Refuse what cannot run layers: a tokenizer, a name, or one of the layers in the place of the model."""
     if hasattr(forward_func, "convert_tokens_to_ids"):

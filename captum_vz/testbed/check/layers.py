@@ -1,4 +1,4 @@
-"""Grades for what is made of the maps of all layers: a rollout, and the rows of a generated text."""
+"""Grades for a rollout of the maps of all layers, and for the rows of a generated text."""
 
 from __future__ import annotations
 

@@ -150,7 +150,7 @@ def blank_out(yours: Any, predict: Callable[[Tensor], Tensor], ids: Tensor, repl
         yours: One number for each token.
         predict: Takes token ids `(batch, tokens)` and returns one number for each example.
         ids: The ids of one text, `(1, tokens)`.
-        replacement: The id that replaces a token, such as that of the mask.
+        replacement: The id that replaces a token, such as the id of the mask.
     """
     count = ids.shape[1]
     if ids.dim() != 2 or len(ids) != 1:

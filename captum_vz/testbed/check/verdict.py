@@ -14,7 +14,7 @@ TOLERANCE = 1e-5
 # An answer with a mistake is computed in its own way, so it is compared less strictly.
 LIKENESS = 1e-3
 
-# Mistakes that any answer may have, after those of the exercise: the wrong answer as a multiple of the right one.
+# Mistakes of any exercise, looked for after its own mistakes: the wrong answer as a multiple of the right answer.
 FACTORS = (("the sign is wrong.", -1), ("these are percentages. Divide by 100.", 100))
 
 #: What went wrong, and the answer that this mistake gives. A function is called only after a wrong answer. In pairs, a

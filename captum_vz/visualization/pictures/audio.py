@@ -28,7 +28,7 @@ from captum_vz.visualization.pictures.parts.style import FONT_SIZE, MARK, shorte
 _SOUND: Final = "0.25"
 _MOST_POINTS: Final = 4000  # of the drawn waveform: more are not seen
 _SIZE: Final = (7.6, 2.4)
-_MIDDLE: Final = 1.65  # the height at which the waveform is drawn, where 1 is that of the longest bar
+_MIDDLE: Final = 1.65  # the height at which the waveform is drawn, as a multiple of the longest bar
 
 
 def draw_audio(

@@ -22,11 +22,11 @@ def image_grid(
     """The scores of patches as an image, and the image: the first two arguments of Captum's `visualize_image_attr`.
 
     Args:
-        row: Scores of one output token, `(tokens,)` or `(1, tokens)`: first the tokens that are no patches, such as
-            [CLS] and registers, which are left out, then the patches line by line.
+        row: Scores of one output token, `(tokens,)` or `(1, tokens)`. Tokens that are not patches come first, such as
+            [CLS] and registers. They are left out. The patches follow line by line.
         image: The image, `(channels, height, width)`, `(1, channels, height, width)` or `(height, width, channels)`, as
-            a tensor or an array, with 1 or 3 channels. Other ranges than 0 to 1, such as those of pixels that are
-            normalized for a model, are moved to 0 to 1. Integers are divided by 255.
+            a tensor or an array, with 1 or 3 channels. Other ranges, such as normalized pixels for a model, are moved
+            to 0 to 1. Integers are divided by 255.
         grid: The numbers of rows and columns of patches. None: the largest grid in the proportions of the image.
         extra: The number of tokens before the patches. None: what the grid leaves.
 

@@ -78,14 +78,14 @@ def draw_maps(
             are aligned. Tokens that differ are labelled with both, and passages of different lengths become one. The
             label of the scale says which text is subtracted.
         heads: Whether maps hold heads, `(heads, out, in)` or `(1, heads, out, in)`, which become panels of their own.
-        words: Merges pieces to words: the number of each token's word, as `word_ids()` of a tokenizer's output gives
-            them, or True, which reads the marks "##", "Ġ" and "▁". Columns of a word are added, its rows are averaged,
-            so rows keep their sums. With `out_tokens`: True, or a pair of numbers for sources and for outputs.
+        words: Merges pieces to words. It is the number of each token's word, as `word_ids()` of a tokenizer's output,
+            or True, which reads the marks "##", "Ġ" and "▁". Columns of a word are added, its rows are averaged, so
+            rows keep their sums. With `out_tokens`: True, or a pair of numbers for sources and for outputs.
         dim: Tokens that are drawn pale and do not count for the scale: "special", or positions.
-        drop: Tokens that are left out: "special", or positions. The other scores stay as they are. Positions of `dim`
-            and `drop` are those of source tokens, and of output tokens if they are the same.
-        scale: "shared"; "panel", where each panel ends at its own largest score, which its title says; or "root",
-            shared, with colours by the square root, so that small scores can be seen next to large ones.
+        drop: Tokens that are left out: "special", or positions. The other scores do not change. Positions of `dim` and
+            `drop` count source tokens, and output tokens if these are the same.
+        scale: "shared": one scale for all panels. "panel": each panel ends at its own largest score, which its title
+            says. "root": shared, with colours by the square root, so that small scores can be seen next to large ones.
         vmax: The end of the scale, with "shared" or "root". None: the largest score.
         columns: The number of panels in a row. None: the number that uses the page best.
         size: The width and height of the page in inches.
@@ -183,7 +183,7 @@ def _draw_panel(
 
 
 def _titles(panels: Panels, colors: Scale, width: float) -> tuple[list[str], float]:
-    """The titles of panels, with the largest score of those with scales of their own and of nearly white ones."""
+    """The titles of panels. Panels with their own scale, and nearly white panels, show their largest score."""
     titles = []
     for index, (name, scores) in enumerate(panels.scores.items()):
         highest, end = float(panels.counted(scores).abs().max()), colors.end(index)

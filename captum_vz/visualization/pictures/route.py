@@ -54,10 +54,10 @@ def draw_route(
 
     .. math:: F_L = e_i, \qquad E_l = \operatorname{diag}(F_{l+1})\, S_l, \qquad F_l = E_l^\top \mathbf 1
 
-    :math:`S_l` is the map of layer l with its residual added, i the token, :math:`F_l` the share of each token before
-    layer l, and :math:`E_l` the share of each edge. :math:`F_0` is the token's row of the rollout. Edges with at least
-    `threshold` of the whole are drawn if they are connected to the token, as wide as their share. The strongest paths,
-    those with the largest product of scores, are drawn in the colour of the mark with the score of each step.
+    :math:`S_l` is the map of layer l with its residual added, and i is the token. :math:`F_l` is the share of each
+    token before layer l. :math:`E_l` is the share of each edge. :math:`F_0` is the token's row of the rollout. Edges
+    with at least `threshold` of the whole are drawn if they are connected to the token, as wide as their share. The
+    strongest paths, with the largest product of scores, are drawn in the colour of the mark, with each step's score.
 
     Args:
         maps: A map `(tokens, tokens)` or `(1, tokens, tokens)` for each layer, first layer first, whose rows sum to 1.
@@ -76,8 +76,8 @@ def draw_route(
         A matplotlib figure: a new one, `fig`, or the figure of `ax`. :func:`describe` lists its edges and paths.
 
     Raises:
-        ArgumentError: There is no map, a map does not fit the tokens, holds negative scores or rows with a sum far
-            above 1, or an option is out of range.
+        ArgumentError: There is no map. A map does not fit the tokens, or holds negative scores or rows with a sum far
+            above 1. An option is out of range.
 
     >>> first = torch.tensor([[0.9, 0.1, 0.0], [0.2, 0.8, 0.0], [0.1, 0.3, 0.6]])
     >>> second = torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.9, 0.1]])

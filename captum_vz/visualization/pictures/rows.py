@@ -37,13 +37,13 @@ def draw_row(
 ) -> Figure:
     """Draws what one token draws on, layer by layer: a strip of scores for each layer.
 
-    Zero is white. Scores are written into cells where there is room. Rows that are not a layer of a list or of a
-    tensor, such as "rollout" after "layer 0" and "layer 1" in a dict, stand apart.
+    Zero is white. Scores are written into cells where there is room. In a dict, a gap separates rows that are not
+    layers, such as "rollout" after "layer 0" and "layer 1".
 
     Args:
         rows: A dict from names to scores, or a list with scores for each layer, or a tensor `(layers, in)`. Scores are
-            `(in,)` or `(1, in)`, as `attribute` returns them for one token; or whole maps `(out, in)` or
-            `(1, out, in)`, of which the row of `token` is taken.
+            `(in,)` or `(1, in)`, as `attribute` returns them for one token. Or they are whole maps `(out, in)` or
+            `(1, out, in)`, from which the row of `token` is taken.
         tokens: The source tokens, `len(tokens) == in`.
         token: The position of the token that is explained. It is marked. Negative positions count from the end.
         label: The label of the colour scale.

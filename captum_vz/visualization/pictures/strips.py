@@ -66,7 +66,7 @@ class Strips:
 
     @property
     def shown(self) -> list[str]:
-        """The labels of the columns as they are written."""
+        """The written labels of the columns."""
         return [shortened(one) for one in self.labels]
 
 
@@ -137,7 +137,7 @@ def _tops(groups: Sequence[Any]) -> list[float]:
 
 
 def _cell(labels: Sequence[str], room: float) -> float:
-    """The width of a cell: as wide as its label if there is room, else enough for a number, else what there is."""
+    """The width of a cell: the width of its label, or of a number, or the room that is left, whichever fits first."""
     flat = max(text_width(one, FONT_SIZE) for one in labels) + 0.1
     if flat <= _WIDEST_FLAT and flat * len(labels) <= room:
         return max(flat, WIDE)

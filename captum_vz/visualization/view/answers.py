@@ -54,7 +54,7 @@ def score_answers(view: View, result: str) -> Score:
 
 
 def _units(view: View, scores: Tensor, words: bool) -> Tensor:
-    """Scores of tokens, or those of words: columns are added, rows are averaged."""
+    """Scores of tokens, or scores of words: columns are added, rows are averaged."""
     if not words:
         return scores
     rows, columns = (torch.tensor(one.groups) for one in (view.rows, view.columns))

@@ -118,7 +118,7 @@ def view(
         tokens: The tokens of the rows. Only results have tokens of their own.
         columns: The source tokens, if they are others than `tokens`. Examples: the source of a cross-attention; a
             prompt and its continuation, with `offset`.
-        rollout: A further map after those of the layers, or a dict of names of methods to such maps.
+        rollout: A further map after the layers' maps, or a dict of names of methods to such maps.
         offset: The position of the first output token among the source tokens, if output tokens are sources as well.
         words: The number of each token's word, or None for a token that is a word by itself, such as `word_ids()` of a
             tokenizer's output. None: words are found by the marks of tokenizers ("##", "Ġ", "▁").
@@ -130,7 +130,7 @@ def view(
         predict: Whether the page begins with questions: the learner clicks the token that they expect, then sees. Or
             the rows to ask about.
         title: The heading of the page.
-        theme: "light", "dark", or "auto": that of the notebook or site around the page, else that of the system.
+        theme: "light", "dark", or "auto": the theme of the notebook or site around the page, or of the system.
 
     Returns:
         A view. `view.save("page.html")` writes one file, and a notebook shows the view as it is.
@@ -186,7 +186,7 @@ def _result(maps: Any, rollout: Any, token: int | None) -> tuple[Any, Any, Any, 
 
 
 def _questions(predict: Any, rows: Labels, methods: Sequence[Method]) -> tuple[int, ...]:
-    """The rows to ask about: those that were given, or at most five that are spread over the text."""
+    """The rows to ask about: the given rows, or at most five rows that are spread over the text."""
     if not isinstance(predict, bool):
         listed = [position_of(int(one), rows.tokens) for one in predict]
         return tuple(one for one in listed if one is not None)

@@ -42,9 +42,9 @@ class Labels:
     """The tokens along one side of a map.
 
     Attributes:
-        tokens: What is written, one string for each token.
+        tokens: The text of each token.
         groups: The number of each token's word, from 0 in the order of the text.
-        words: What is written for each word.
+        words: The text of each word.
         kinds: The kind of each token, its index in :data:`KINDS`.
         word_kinds: The kind of each word.
     """

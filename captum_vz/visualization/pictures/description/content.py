@@ -47,7 +47,7 @@ def contents_of(figure: Any) -> list[Content]:
 
 
 def set_heading(figure: Any, heading: str) -> None:
-    """Keep the title of a figure as it was given: the one that is drawn has spaces for emoji."""
+    """Keep the title that was given to a figure, because the drawn title has spaces for emoji."""
     setattr(figure, _HEADING, (figure.get_suptitle(), heading))
 
 

@@ -69,7 +69,7 @@ def describe(figure: Any) -> Description:
             a function has drawn into.
 
     Returns:
-        The text, the numbers, and where they come from. Numbers are those that are drawn, after words are merged.
+        The text, the numbers, and where they come from. The numbers are the drawn numbers, after words are merged.
 
     Raises:
         ArgumentError: Nothing in the figure was drawn by this package.

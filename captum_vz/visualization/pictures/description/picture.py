@@ -19,7 +19,7 @@ class Picture(Figure):
     """A matplotlib figure that writes its description and its provenance into PNG, SVG and PDF files."""
 
     def savefig(self, fname: Any, *, transparent: bool | None = None, **kwargs: Any) -> None:
-        """Write the figure as matplotlib does, with metadata. Metadata that is passed replaces that of the picture."""
+        """Write the figure as matplotlib does, with metadata. Metadata that is passed replaces the picture's own."""
         format_name = kwargs.get("format") or _format_of(fname)
         own = metadata_for(self, format_name)
         if own is not None:

@@ -80,7 +80,7 @@ class EmojiPictures(Artist):
     """The pictures of the emoji of a text, in the spaces that the text has for them."""
 
     def __init__(self, text: Text, parts: list[tuple[str, Pixels]], leftwards: bool = False) -> None:
-        """Draw over a text with spaces for emoji. Each part is what is written before an emoji, and its picture."""
+        """Draw over a text with spaces for emoji. Each part is the text before an emoji, and the emoji's picture."""
         super().__init__()
         self._text, self._parts, self._leftwards = text, parts, leftwards
         self.set_zorder(text.get_zorder() + 1)

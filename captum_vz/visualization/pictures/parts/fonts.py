@@ -41,8 +41,8 @@ def font_families(texts: Iterable[str]) -> list[str]:
 def writable(text: str) -> str:
     """The text as it is given to matplotlib, whose own text cannot have emoji, nor letters that no font has.
 
-    It has spaces for coloured emoji, and names, such as ":rocket:", of what no font has. Matplotlib before 3.11 neither
-    joins Arabic letters nor draws from right to left: for it, the letters are in the order of the page.
+    It has spaces for coloured emoji, and names, such as ":rocket:", for characters that no font has. Matplotlib before
+    3.11 neither joins Arabic letters nor draws from right to left. There, the letters are in the order of the page.
     """
     text = "\n".join(map(printable, text.split("\n")))
     if text.isascii():
@@ -175,7 +175,7 @@ def _registered(path: str) -> str | None:
     if path not in known:
         try:
             font_manager.fontManager.addfont(path)
-        except (OSError, RuntimeError, NotImplementedError):  # a bitmap font, such as that of coloured emoji
+        except (OSError, RuntimeError, NotImplementedError):  # a bitmap font, such as a font of coloured emoji
             return None
     return FT2Font(path).family_name
 

@@ -10,7 +10,7 @@ from typing import Final
 from captum_vz.visualization.pictures.parts.labels import MOST_LEVELS, level_offsets, levels_for, text_width
 from captum_vz.visualization.pictures.parts.style import CELL, FONT_SIZE, SMALLEST_FONT
 
-#: Inches, width and height: what is left of a sheet of A4 or Letter.
+#: Width and height in inches of the space on a sheet of A4 or Letter.
 PAGE: Final = (7.6, 10.2)
 SMALLEST_SIDE: Final = 1.15  # of the longer side of a panel with few tokens
 _TITLE, _GAP, _EDGE = 0.24, 0.12, 0.06
@@ -116,7 +116,7 @@ def _square(count: int) -> int:
 
 
 def _margins(wanted: Wanted) -> tuple[float, float]:
-    """Width and height of what is neither panel nor label."""
+    """Width and height of the space outside panels and labels."""
     return _EDGE + _NAME + _BAR_GAP + _BAR + _BAR_TEXT, 2 * _EDGE + _NAME + (0.3 if wanted.heading else 0.0)
 
 

@@ -1,4 +1,4 @@
-"""The maps of a figure as they are drawn: checked, merged, subtracted."""
+"""The maps that a figure draws: checked, merged, subtracted."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Panels:
 
     @property
     def shown(self) -> tuple[list[str], list[str]]:
-        """The labels of rows and columns as they are written."""
+        """The written labels of rows and columns."""
         return [self._short(one) for one in self.row_labels], [self._short(one) for one in self.column_labels]
 
     def _short(self, label: str) -> str:

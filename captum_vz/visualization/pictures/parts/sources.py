@@ -28,7 +28,7 @@ _BEGINS: Final = ("Ġ", "▁")  # of byte-level BPE and of SentencePiece
 
 @dataclass(frozen=True)
 class Axis:
-    """The tokens at one side of a map, as they are drawn.
+    """The drawn tokens at one side of a map.
 
     Attributes:
         labels: A label for each drawn row or column.
