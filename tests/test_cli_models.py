@@ -5,8 +5,10 @@ import os
 import pickle
 import shutil
 import socket
+import threading
 import time
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +129,7 @@ def test_missing_weights_are_refused(
 def test_cut_file_of_weights_is_told(agreement: str, capsys: pytest.CaptureFixture[str]) -> None:
     file = Path(agreement) / "model.safetensors"
     file.write_bytes(file.read_bytes()[:1000])
-    assert "its file of weights is damaged or not complete" in refused(
+    assert "one of its files is damaged or not complete" in refused(
         capsys, "explain", SENTENCE, "--model", agreement
     )
 
@@ -236,7 +238,7 @@ def test_model_without_tokenizer_is_refused(
 def test_damaged_tokenizer_is_told(agreement: str, capsys: pytest.CaptureFixture[str]) -> None:
     (Path(agreement) / "tokenizer.json").write_text("{}")
     told = refused(capsys, "explain", "a hat", "--model", agreement)
-    assert "one of its files has no entry 'added_tokens': it is damaged" in told
+    assert "one of its files is damaged or not complete ('added_tokens')" in told
 
 
 def test_image_model_has_no_tokenizer(saved: Callable[..., str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -282,6 +284,32 @@ def test_silent_hub_is_asked_once(monkeypatch: pytest.MonkeyPatch, capsys: pytes
         told = refused(capsys, "explain", "a", "--model", "no/such-model")
     assert time.monotonic() - begun < 5
     assert "cannot load the model 'no/such-model': there is no such folder, and the Hugging Face hub cannot" in told
+
+
+@pytest.mark.parametrize("command", [["explain", "a"], ["study", "--generated", "2", "--output", "s"]])
+def test_model_that_the_hub_does_not_have(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The hub is asked once, and answers that it has no such file."""
+    asked = []
+
+    class NotFound(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            asked.append(self.path)
+            self.send_error(404)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setenv("NO_PROXY", "localhost")
+    with ThreadingHTTPServer(("localhost", 0), NotFound) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", f"http://localhost:{server.server_port}")
+        told = refused(capsys, *command, "--model", "no/such-model")
+        server.shutdown()
+    assert "there is no such folder, and the Hugging Face hub has no such model" in told
+    assert asked == ["/no/such-model/resolve/main/config.json"]
 
 
 def test_slow_name_server_is_not_waited_for(

@@ -59,7 +59,7 @@ def load(name: str, hub: bool = True) -> Loaded:
         hub: Whether the Hugging Face hub may be asked. Otherwise only what is on this machine is loaded.
 
     Raises:
-        ArgumentError: There is no such model, or it is not complete. Weights that the checkpoint lacks would be random.
+        ArgumentError: There is no such model, or it is not complete. Weights that it lacks would be random.
     """
     if name in EMBEDDED:
         embedded, words = load_agreement_model(EMBEDDED[name])
@@ -106,31 +106,32 @@ def _find(name: str, hub: bool = True) -> tuple[str, bool]:
         is_cached = isinstance(huggingface_hub.try_to_load_from_cache(source, "config.json"), str)
     except ValueError as error:
         raise ArgumentError(f"{source!r} is neither a folder nor an id of the Hugging Face hub.") from error
-    reached = hub and _reaches_hub()
-    if not is_cached and not reached:
+    answer = _answer_of_hub(source) if hub else None
+    if not is_cached and answer in (None, 404):
+        why = "cannot be reached, or is switched off" if answer is None else "has no such model"
         raise ArgumentError(
-            f"cannot load the model {name!r}: there is no such folder, and the Hugging Face hub cannot be reached, or "
-            f"is switched off. The package's own models are {AGREEMENT}, {CAUSAL} and {MINILM}."
+            f"cannot load the model {name!r}: there is no such folder, and the Hugging Face hub {why}. The package's "
+            f"own models are {AGREEMENT}, {CAUSAL} and {MINILM}."
         )
-    return source, not reached
+    return source, answer is None
 
 
-def _reaches_hub() -> bool:
-    """Whether the hub answers one request at once. The hub's own client would try again for half a minute."""
+def _answer_of_hub(source: str) -> int | None:
+    """The status of one request to the hub, or None. The hub's own client would try again for half a minute."""
     if huggingface_hub.constants.HF_HUB_OFFLINE:
-        return False
-    answers: list[Any] = []
+        return None
+    answers: list[int] = []
 
     def ask() -> None:
         with suppress(Exception):  # of the client, of its proxies, of certificates
-            endpoint = huggingface_hub.constants.ENDPOINT
-            answers.append(huggingface_hub.get_session().head(endpoint, timeout=HUB_SECONDS))
+            url = f"{huggingface_hub.constants.ENDPOINT}/{source}/resolve/main/config.json"
+            answers.append(huggingface_hub.get_session().head(url, timeout=HUB_SECONDS).status_code)
 
     # In a thread, because the search for the address of a name has no limit of its own.
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()
     asking.join(HUB_SECONDS + 1)
-    return bool(answers)
+    return next(iter(answers), None)
 
 
 def _load_model(source: str, is_local: bool) -> tuple[Any, Mapping[str, Any]]:
@@ -232,10 +233,8 @@ def _reason(error: Exception) -> str:
             "there is no model.safetensors. This command reads no pickles, such as pytorch_model.bin, because they can "
             "run code. If you trust the file, load it in Python and save it with model.save_pretrained."
         )
-    if type(error).__name__ == "SafetensorError":
-        return f"its file of weights is damaged or not complete ({lines[0]}). Copy or download it again."
-    if isinstance(error, KeyError):
-        return f"one of its files has no entry {error}: it is damaged, or not of this model."
+    if type(error).__name__ in ("SafetensorError", "KeyError"):
+        return f"one of its files is damaged or not complete ({lines[0]}). Copy or download it again."
     if "trust_remote_code" in str(error):
         return "it needs Python code of its own, which this command does not run. Load it in Python, and use a class."
     return lines[0] if lines else type(error).__name__
