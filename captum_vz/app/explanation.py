@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from captum_vz import ValueZeroing
 from captum_vz.app.models import Loaded
 from captum_vz.errors import ArgumentError
 from captum_vz.generation.words import TokenText
@@ -40,6 +42,7 @@ class Explanation:
         predictions: The model's likeliest words and their probabilities, at a mask or after the token.
         words: The number of each token's word in the text.
         special: Whether each token begins, ends or pads texts. Masks and unknown words are content.
+        distances: Maps of Value Zeroing before rows are divided by their sums; empty unless they were asked for.
     """
 
     method: str
@@ -53,6 +56,7 @@ class Explanation:
     predictions: list[tuple[str, float]]
     words: list[int]
     special: list[bool]
+    distances: list[Tensor] = field(default_factory=list)
 
     @property
     def scope(self) -> str:
@@ -60,7 +64,15 @@ class Explanation:
         return METHODS[self.method].scope(self.layer or 0)
 
 
-def explain(text: str, loaded: Loaded, name: str, token: str | None, layer: int, option: str = "") -> Explanation:
+def explain(
+    text: str,
+    loaded: Loaded,
+    name: str,
+    token: str | None,
+    layer: int,
+    option: str = "",
+    distances: bool = False,
+) -> Explanation:
     """Run the text through the model and compute scores and maps.
 
     Args:
@@ -71,6 +83,7 @@ def explain(text: str, loaded: Loaded, name: str, token: str | None, layer: int,
             :func:`~captum_vz.study.examples.text.find_token`.
         layer: The layer, negative ones from the end. Methods without layers ignore it.
         option: What stands before the names of options in messages, such as "--".
+        distances: Whether to compute the distances of Value Zeroing as well, by running its layers once more.
 
     Raises:
         ArgumentError: There is no such token or layer, or the text is empty or too long.
@@ -106,6 +119,7 @@ def explain(text: str, loaded: Loaded, name: str, token: str | None, layer: int,
         predictions=_predictions(model, tokenizer, prepared),
         words=list(read.words),
         special=[mark and number not in content for number, mark in zip(ids, read.special, strict=True)],
+        distances=_distances(batch) if distances and method.maps is ValueZeroing else [],
     )
 
 
@@ -174,6 +188,10 @@ def _maps(batch: Batch, method: Method) -> tuple[list[Tensor], Tensor | None]:
     if joining is not None and joining.joined is not None:
         rollout = batch.joined_maps(joining.joined, method.maps, all_layers=False)[-1][0]
     return [one[0] for one in batch.whole_maps(method.maps)], rollout
+
+
+def _distances(batch: Batch) -> list[Tensor]:
+    return [one[0] for one in batch.whole_maps(partial(ValueZeroing, normalize=False))]
 
 
 @torch.no_grad()

@@ -12,6 +12,7 @@ from captum_vz.visualization import View, view
 def explanation_view(title: str, found: Sequence[Explanation]) -> View:
     """The maps of one text by one or several methods, with their rollouts.
 
+    Value Zeroing has its distances where they were computed, so that the page shows how much there was to divide.
     Methods without layer maps have one row, that of the explained token. They are shown only if no method has maps.
 
     Args:
@@ -25,7 +26,7 @@ def explanation_view(title: str, found: Sequence[Explanation]) -> View:
         named = [first.tokens[first.token]]
         sides: dict[str, Any] = {"columns": first.tokens, "column_words": first.words, "special": first.special}
         return view(rows, named, **sides, offset=first.token, token=0, title=title)
-    maps = {one.method: one.maps for one in with_maps}
+    maps = {one.method: one.distances or one.maps for one in with_maps}
     rollouts = {one.method: one.rollout for one in with_maps if one.rollout is not None}
     layer = -1 if first.layer is None else first.layer
     depths = {len(one.maps) + (one.method in rollouts) for one in with_maps}

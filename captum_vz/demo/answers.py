@@ -171,7 +171,7 @@ def _explained(
     reasons: dict[str, RefusedError] = {}
     for name in methods:
         try:
-            found.append(explain(text, loaded, name, token, layer))
+            found.append(explain(text, loaded, name, token, layer, distances=True))
         except ArgumentError:
             raise
         except RefusedError as error:

@@ -10,6 +10,7 @@ from captum_vz.demo.answers import MOST_METHODS, MOST_NEW_TOKENS, Answers
 from captum_vz.demo.files import TITLE
 from captum_vz.generation.words import KINDS
 from captum_vz.study import METHODS
+from captum_vz.visualization import read_provenance
 
 #: Texts to begin with: text, model. The paper's first sentence needs a model that knows its words.
 PAPER: Final = ("Either you win the game or you [MASK] the game.", MINILM)
@@ -117,8 +118,13 @@ def _explain_tab(gr: Any, answers: Answers) -> None:
     with gr.Tab("Downloads"):
         files = gr.Files(label="Files", interactive=False, elem_id="files", elem_classes="captum-vz-files")
     fields, outputs = [text, model, methods, token, layer], [told, view, layers, shares, by_method, files]
+
+    def explain(*values: Any) -> tuple[Any, ...]:
+        answer = answers.explain(*values)
+        return tuple(_described(gr, part) if place in (2, 4) else part for place, part in enumerate(answer))
+
     for start in (button.click, text.submit):
-        start(answers.explain, fields, outputs, api_visibility="private", scroll_to_output=True)
+        start(explain, fields, outputs, api_visibility="private", scroll_to_output=True)
 
 
 def _generate_tab(gr: Any, answers: Answers) -> None:
@@ -148,8 +154,13 @@ def _generate_tab(gr: Any, answers: Answers) -> None:
         files = gr.Files(label="Files", interactive=False, elem_id="generated-files", elem_classes="captum-vz-files")
     outputs = [told, view, steps, files]
     fields = [text, model, method, count, hidden]
+
+    def generate(*values: Any) -> tuple[Any, ...]:
+        told, page, picture, paths = answers.generate(*values)
+        return told, page, _described(gr, picture), paths
+
     for start in (button.click, text.submit):
-        start(answers.generate, fields, outputs, api_visibility="private", scroll_to_output=True)
+        start(generate, fields, outputs, api_visibility="private", scroll_to_output=True)
 
 
 def _model_field(gr: Any, answers: Answers, value: str, elem_id: str) -> Any:
@@ -176,3 +187,8 @@ def _picture(gr: Any, label: str, elem_id: str) -> Any:
         elem_id=elem_id,
         alt_text=label,
     )
+
+
+def _described(gr: Any, path: str | None) -> Any:
+    """The picture with its description as alternative text. Its file has the description."""
+    return gr.update(value=path, alt_text=read_provenance(path)["description"]) if path else None

@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.view.pages import chromium
-from tests.view.test_access import violations
+from tests.view.pages import chromium, violations
 
 pytestmark = [
     pytest.mark.slow,
@@ -143,6 +142,7 @@ def test_explain(visit: Visit) -> None:
         image = page.locator(f"#{picture} img").first
         image.wait_for()
         page.wait_for_function("one => one.complete && one.naturalWidth > 300", arg=image.element_handle())
+        assert re.search(r"\[MASK\].*pictures 0\.\d\d", image.get_attribute("alt"))
     page.get_by_role("tab", name="Downloads").first.click()
     links = page.locator("#files a[href]")
     links.first.wait_for()

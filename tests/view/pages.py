@@ -17,6 +17,7 @@ from tests.documents import ROOT
 TOKENS = ["[CLS]", "the", "pic", "##tures", "of", "hat", ".", "[SEP]"]
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 Open = Callable[..., Any]
+_running: list[Any] = []
 
 
 def shares(count: int, seed: int, columns: int | None = None) -> Tensor:
@@ -44,14 +45,18 @@ def violations(page: Any) -> list[str]:
 
 @contextmanager
 def chromium() -> Iterator[Any]:
+    """A browser. A process can have one playwright, so that a browser inside of another `with` is the same."""
     if CHROMIUM is None:
         pytest.skip("There is no Chromium: apt-get install chromium.")
+    if _running:
+        yield _running[0]
+        return
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
+        _running.append(playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"]))
+        yield _running[0]
+        _running.pop().close()
 
 
 def ready(page: Any) -> Any:

@@ -7,6 +7,9 @@ import pytest
 import torch
 
 from captum_vz import ValueZeroing
+from captum_vz.app.explanation import explain
+from captum_vz.app.models import load
+from captum_vz.app.views import explanation_view
 from captum_vz.errors import ArgumentError
 from captum_vz.generation import attribute_generation
 from captum_vz.study import Table
@@ -137,6 +140,23 @@ def test_save_writes_the_page(tmp_path: Any) -> None:
     made = view(MAP, TOKENS)
     made.save(tmp_path / "page.html")
     assert (tmp_path / "page.html").read_text("ascii") == made.html()
+
+
+@pytest.mark.parametrize("method", ["value-zeroing", "value-zeroing-rollout", "attention"])
+def test_page_of_a_command_has_distances(method: str) -> None:
+    """`explain --html` and the demo show how much there was to divide, without another rollout or other shares."""
+    loaded = load("agreement")
+    found = explain("the pictures of some hat [MASK].", loaded, method, None, -1, distances=True)
+    panels = explanation_view("title", [found]).methods[0].panels
+    assert [panel.label for panel in panels] == ["layer 0", "layer 1", "layer 2", "layer 3", "rollout"]
+    for panel, scores in zip(panels, [*found.maps, found.rollout], strict=True):
+        torch.testing.assert_close(panel.scores, scores.double(), rtol=1e-6, atol=1e-7)
+    inputs = loaded.tokenizer("the pictures of some hat [MASK].", return_tensors="pt")
+    distances = ValueZeroing(loaded.model, loaded.layers, normalize=False).attribute(inputs)
+    for panel, one in zip(panels, distances, strict=False):
+        assert (panel.totals is None) == (method == "attention")
+        if panel.totals is not None:
+            torch.testing.assert_close(panel.totals, one[0].sum(1).double(), rtol=1e-6, atol=1e-7)
 
 
 def test_generated_text_makes_a_page() -> None:

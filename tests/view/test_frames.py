@@ -31,6 +31,7 @@ def theme(page: Any) -> str:
 def test_two_views_do_not_disturb_each_other(opened: Open) -> None:
     page = opened(around(FIRST, SECOND), wait=False)
     one, two = frames(page, 2)
+    page.wait_for_timeout(300)  # the live region of each has spoken
     before = two.inner_text("main")
     token(one, "the").click()
     one.get_by_role("slider").press("ArrowLeft")

@@ -71,7 +71,8 @@ def run(options: argparse.Namespace) -> None:
     with working(f"loading {options.model}") as say:
         loaded = load(options.model)
         say(f"{options.method}: maps of {len(loaded.layers)} layers")
-        found = explain(options.text, loaded, options.method, options.token, options.layer, option="--")
+        asked = options.text, loaded, options.method, options.token, options.layer
+        found = explain(*asked, option="--", distances=options.html is not None)
         if options.output is not None:
             say(f"drawing {options.output}")
             save_picture(draw_explanation(found), options, loaded.model, options.method)
