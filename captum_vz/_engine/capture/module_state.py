@@ -130,7 +130,7 @@ class ModuleState:
 
     def _is_own(self, code: Any) -> bool:
         """Return whether a class or a function comes from a package of the layer's modules, and is no library's."""
-        return code.__module__.partition(".")[0] in self.packages
+        return str(code.__module__).partition(".")[0] in self.packages  # None in code that was executed from a string
 
     def _is_written(self, x: Tensor) -> bool:
         """Return whether a tensor may have been written to since this was created."""
