@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from captum_vz._engine.capture.module_state import random_states
 from captum_vz._engine.numerics.budget import SHORT_OF_MEMORY, is_out_of_memory
 from captum_vz._engine.numerics.tolerance import CannotReplayError, with_rounding
 from captum_vz._engine.replay.base import Ablation, Replay, ReplayProblem
@@ -93,7 +94,8 @@ def value_zeroing_scores(site: AttentionSite, ablation: Ablation, distance: Outp
         RefusedError: The layer's output is not finite, or random numbers were drawn.
     """
     output = site.finite_output()
-    if site.layer.state.drew_random_numbers():
+    state = site.layer.state
+    if state.random[0] != random_states()[0] and any(module.training for module in state.modules):
         raise RefusedError(
             f"The layer {site.layer.name} draws random numbers, so no two runs of it agree. Call model.eval() first."
         )

@@ -158,6 +158,20 @@ def test_sharded_layers() -> None:
         torch.distributed.destroy_process_group()
 
 
+def test_layers_of_a_tensor_parallel_plan() -> None:
+    parallel = pytest.importorskip("torch.distributed.tensor.parallel")
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        layer, mesh = Block(), torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
+        parallel.parallelize_module(layer, mesh, {"attention.value": parallel.ColwiseParallel()})
+        for method in (ValueZeroing, LayerAttention):
+            with pytest.raises(UnsupportedLayerError, match=r"Block is spread over processes \(DTensor"):
+                method(layer, layer).attribute(sequences(2))
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 def of_gpt2() -> tuple[Case, Tensor, Any]:
     case = FAMILIES["gpt2"].case.example(0)
     ids = case.inputs["input_ids"]

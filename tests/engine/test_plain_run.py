@@ -124,6 +124,22 @@ def test_output_is_that_of_a_plain_run(implementation: str, kind: str, padding: 
             assert_same(found[1][KEPT][:, KEPT], expected[1][KEPT][:, KEPT])
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["bert", "llama"])
+def test_output_is_that_of_flex_attention(kind: str) -> None:
+    """On a CPU, flex attention is compiled, and computes no float64."""
+    model, layers = loaded(kind, "flex_attention", torch.float32)
+    inputs = {"input_ids": IDS, "attention_mask": LENGTHS}
+    plain = model(**inputs)[0]
+    output, maps = recorded(ValueZeroing, model, layers, inputs)
+    torch.testing.assert_close(output[LENGTHS.bool()], plain[LENGTHS.bool()], rtol=0, atol=1e-5)
+    exact_model, layers = loaded(kind, "eager", torch.float64)
+    exact_model.load_state_dict(model.state_dict())
+    exact = recorded(ValueZeroing, exact_model, layers, inputs)[1]
+    for found, expected in zip(maps, exact, strict=True):
+        torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-4)
+
+
 def test_what_transformers_gives_torchs_function() -> None:
     """The tap computes what this function computes. An argument that is new to it may change the numbers."""
     known = "module query key value attention_mask dropout scaling is_causal position_bias cache kwargs"

@@ -405,3 +405,12 @@ def test_state_of_code() -> None:
         columns.append(1 - nn.functional.cosine_similarity(layers[1](hidden), clean, dim=-1))
     scores = torch.stack(columns, -1)
     assert_same(found[1], scores / scores.sum(-1, keepdim=True))
+
+
+def test_code_of_no_module() -> None:
+    """Code that was executed from a string may have none."""
+    scope: dict[str, Any] = {"Block": Block}
+    exec("class Executed(Block):\n    def forward(self, x):\n        return super().forward(x)", scope)
+    block, x = scope["Executed"](), sequences(2)
+    assert type(block).forward.__module__ is None
+    assert_same(ValueZeroing(block, block).attribute(x), zeroed_one_by_one(block, x))

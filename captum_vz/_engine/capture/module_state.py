@@ -59,10 +59,6 @@ class ModuleState:
         written = [x for x in self.given if id(x) in self.clean and self._is_written(x)]
         return {id(x): self.clean[id(x)] for x in written if not torch.equal(self.clean[id(x)], x)}
 
-    def drew_random_numbers(self) -> bool:
-        """Return whether the layer is in train mode and the CPU's random numbers were used since this was created."""
-        return any(module.training for module in self.modules) and self.random[0] != random_states()[0]
-
     @contextmanager
     def restored(self) -> Iterator[None]:
         """Restore the state at the end of a `with` block."""
@@ -89,7 +85,7 @@ class ModuleState:
                 _put_back(container, content)
             for x, clean in written:
                 if not torch.equal(x, clean):  # torch counts writes, for gradients
-                    x.copy_(clean)
+                    x.detach().copy_(clean)
 
         with Changes() as changes:
             changes.undo.append(restore)
@@ -134,7 +130,7 @@ class ModuleState:
 
     def _is_own(self, code: Any) -> bool:
         """Return whether a class or a function comes from a package of the layer's modules, and is no library's."""
-        return code.__module__.partition(".")[0] in self.packages
+        return str(code.__module__).partition(".")[0] in self.packages  # None in code that was executed from a string
 
     def _is_written(self, x: Tensor) -> bool:
         """Return whether a tensor may have been written to since this was created."""

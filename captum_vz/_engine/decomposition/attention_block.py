@@ -54,11 +54,8 @@ class AttentionBlock:
         self.weights, self._context = weights, context.flatten(2)
         self._steps = recorder.steps
         self.output = self.attention.batch_first(record.output)
-        self._inputs = [
-            self.attention.batch_first(value)
-            for value in tree_leaves((record.args, record.kwargs))
-            if isinstance(value, Tensor) and value.shape == record.output.shape
-        ]
+        given = (x for x in tree_leaves((record.args, record.kwargs)) if isinstance(x, Tensor))
+        self._inputs = [self.attention.batch_first(x) for x in given if x.shape == record.output.shape]
         # The residual of a second attention is not the layer's input, but includes the first attention's output.
         self.is_second = number > 0
         if self.is_second:

@@ -95,10 +95,10 @@ def is_independent(
 ) -> bool:
     """Return whether the rows of `run(strengths (n,)) -> (n, ...)` are independent of each other.
 
-    A row is a position of a packed sequence, or a copy of an example. Mixture-of-experts layers with limited capacity
-    make rows compete. To detect this, some rows are run together with many identical rows of large norm, the crowd. The
-    rows under test hold their clean values or small noise, because noise may choose an expert that no clean value
-    chooses. They are placed before and after the crowd because capacity may be assigned in either order.
+    A row is a position of a packed sequence, or a copy of an example. Experts of limited capacity make rows compete. To
+    detect this, some rows are run together with many identical rows of large norm, the crowd. The rows under test hold
+    their clean values or small noise, because noise may choose an expert that no clean value chooses. They are placed
+    before and after the crowd because capacity may be assigned in either order.
 
     `strengths` scales the noise of each row. A row of strength 0 must equal `clean (...)`. A row under test must return
     the same before and after `crowd` rows of each of `crowd_strengths`.

@@ -9,7 +9,7 @@ values are zeroed where they are projected. If the output changes, something els
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,7 +26,7 @@ from captum_vz._engine.numerics.tensors import inference_mode
 from captum_vz._engine.numerics.tolerance import CannotReplayError, is_reproduced
 from captum_vz._engine.replay.trust import is_library_code
 from captum_vz._engine.taps.handler import AttentionCall, AttentionHandler
-from captum_vz._private import SET_GRADIENTS, tree_map
+from captum_vz._private import SET_GRADIENTS, tree_map, without_function_modes
 from captum_vz.errors import RefusedError, UnsupportedLayerError
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def _problem(site: AttentionSite, values_once: bool) -> str | None:
         try:
             with inference_mode(False), torch.enable_grad():
                 graph = _Graph(site, keep)
-                if any(values.is_inference() for values, _ in graph.calls):
+                if any(values.is_inference() for values in graph.values):
                     return "runs in torch.inference_mode, so that nothing shows what it computes"
                 if is_reproduced(graph.output.detach(), clean):
                     problem = _other_use(site, graph, values_once)
@@ -93,29 +93,31 @@ class _Graph(AttentionHandler, TorchFunctionMode):
 
     Attributes:
         keep: Whether gradients stay on in a layer's own `torch.no_grad()`.
-        output: What the layer returned.
-        calls: The values of each call of attention, and what it returned: one of `contexts`, or else its context.
-        edges: Where in the graph each result of torch's functions is. None: it needs no gradient.
         zeroed: Which entries are zeroed of what some functions return, by the number of the function.
+        answers: Context and weights of each call of attention. They are computed unless they are given.
+        values: The values of each call.
+        edges: Where in the graph each result of torch's functions is. None: it needs no gradient.
     """
 
-    def __init__(
-        self, site: AttentionSite, keep: bool, contexts: Iterable[Tensor] = (), zeroed: Mapping[int, Tensor] = {}
-    ) -> None:
+    def __init__(self, site: AttentionSite, keep: bool, answers: Any = (), zeroed: Mapping[int, Tensor] = {}) -> None:
         super().__init__()
-        self.site, self.keep, self._contexts, self.zeroed = site, keep, iter(contexts), zeroed
-        self.calls: list[tuple[Tensor, Tensor]] = []
+        self.site, self.keep, self.zeroed = site, keep, zeroed
+        self.answers: list[tuple[Tensor, Tensor | None]] = [*answers]
+        self.values: list[Tensor] = []
         self.edges: list[GradientEdge | None] = []
         runner = site.runner()
         # Copies are saved, because a layer may write over what is saved. Weights that need no gradients are leaves.
-        with saved_tensors_hooks(lambda x: x if x.is_leaf else x.clone(), lambda x: x):
+        save = (lambda x: x if x.is_leaf else x.clone()) if not zeroed else lambda x: None
+        with saved_tensors_hooks(save, lambda x: x):
             self.output = runner.run(self, tree_map(_start_of_graph, runner.arguments), around=lambda: self)
 
     def on_attention(self, call: AttentionCall) -> tuple[Tensor, Tensor | None]:
-        with torch.no_grad():
-            context, weights = call.compute(call.values)
-        context = next(self._contexts, context).detach().requires_grad_()
-        self.calls.append((call.values.clone(), context))  # some modules write into both
+        self.values.append(call.values.clone())  # some modules write into both
+        if len(self.values) > len(self.answers):
+            with torch.no_grad(), without_function_modes():
+                computed, weights_then = call.compute(call.values)
+            self.answers.append((computed.detach().requires_grad_(), weights_then))
+        context, weights = self.answers[len(self.values) - 1]
         return context.clone(), weights
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -128,9 +130,12 @@ class _Graph(AttentionHandler, TorchFunctionMode):
             self.edges.append(None if result.grad_fn is None else get_gradient_edge(result))
         return result
 
-    def output_without(self, zeroed: Mapping[int, Tensor]) -> Tensor:
-        """What the layer returns with `zeroed` entries, and the attention of this run."""
-        return _Graph(self.site, self.keep, [context for _, context in self.calls], zeroed).output.detach()
+    def moved_without(self, zeroed: Mapping[int, Tensor]) -> Tensor:
+        """Which positions of the output change with `zeroed` entries, and the attention of this run."""
+        before = self.output.detach()
+        after = _Graph(self.site, self.keep, self.answers, zeroed).output.detach()
+        bound = torch.finfo(before.dtype).eps ** 0.6 * before.abs().amax(-1)
+        return is_changed(after, before).any(-1) & ~((after - before).abs().amax(-1) <= bound)
 
     def projections(self, values: Tensor) -> Iterator[tuple[int, GradientEdge, int]]:
         """The functions that project values: their numbers, their results, and the axis of the features there."""
@@ -149,29 +154,30 @@ def _start_of_graph(value: Any) -> Any:
 
 def _other_use(site: AttentionSite, graph: _Graph, values_once: bool) -> str | None:
     """What leads to the output beside the attention that is read, in words. None: nothing that counts."""
-    attention, output = site.attention, graph.output.detach()
+    attention = site.attention
     if attention.inline is not None:  # zeroed where they are projected, and used by the module's own code
         return None
-    own = graph.calls[attention.calls_before :][: attention.calls]
-    answers = {get_gradient_edge(context).node for _, context in own}
-    if values_once and not all(answers.isdisjoint(_ancestors(values.grad_fn)) for values, _ in own):
+    own = slice(attention.calls_before, attention.calls_before + attention.calls)
+    contexts = {get_gradient_edge(context).node for context, _ in graph.answers[own]}
+    if values_once and not all(contexts.isdisjoint(_ancestors(values.grad_fn)) for values in graph.values[own]):
         return "uses a context as values"
-    projections = [(values.transpose(1, 2).flatten(2), *one) for values, _ in own for one in graph.projections(values)]
+    projections = [(v.transpose(1, 2).flatten(2), *one) for v in graph.values[own] for one in graph.projections(v)]
     made_of: dict[int, Tensor] = {}  # the entries that the values are made of, by the number of the function
     for rows, number, edge, _ in projections:
         if values_once and site.windows is None and _mixes(rows, edge) and _sums(rows, edge):
             return "mixes its projected values"
         made_of[number] = _depends(rows, edge) | made_of.get(number, False)
-    if values_once and made_of and not is_reproduced(graph.output_without(made_of), output):
-        return "uses its values"
-    for rows, number, edge, axis in projections:
-        for one in binary_digits(rows):
-            halves = [_depends(rows, edge, half).any(axis, keepdim=True) for half in (one, ~one)]
-            zeroed = [half & (~made_of[number] | (not values_once)) for half in halves]
-            changed = [is_changed(graph.output_without({number: entries}), output).any(-1) for entries in zeroed]
-            if (changed[0] & changed[1]).any():
-                return "mixes its tokens by other features of its value projection"
-    starts = {get_gradient_edge(context).node for _, context in graph.calls}
+    # Mostly nothing else uses what the projections return, which one run shows.
+    if made_of and graph.moved_without({number: torch.ones_like(one) for number, one in made_of.items()}).any():
+        if values_once and graph.moved_without(made_of).any():
+            return "uses its values"
+        for rows, number, edge, axis in projections:
+            others = ~made_of[number] | (not values_once)
+            for one in binary_digits(rows):
+                halves = [_depends(rows, edge, half).any(axis, keepdim=True) & others for half in (one, ~one)]
+                if (graph.moved_without({number: halves[0]}) & graph.moved_without({number: halves[1]})).any():
+                    return "mixes its tokens by other features of its value projection"
+    starts = {get_gradient_edge(context).node for context, _ in graph.answers}
     for node in _ancestors(graph.output.grad_fn):
         if ATTENTION.match(node.name()) and starts.isdisjoint(_ancestors(node)):
             shape = _depends(graph.output, GradientEdge(*node.next_functions[0])).shape

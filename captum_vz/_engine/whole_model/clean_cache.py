@@ -118,14 +118,11 @@ class CacheReader:
         if outputs := self.outputs.get(id(module)):
             x, y = outputs.popleft()
             if x is None:
-                return tree_map(self._repeat, y)
+                # Cloned because the model may write to it.
+                return tree_map(lambda one: clone_tensor(repeat_examples(one, self.copies, self.batch)), y)
             if args and isinstance(args[0], Tensor) and args[0].shape == (self.copies * len(x), *x.shape[1:]):
                 return self._rows(args[0], x, y, forward)
         return forward(*args, **kwargs)
-
-    def _repeat(self, value: Any) -> Any:
-        """Return a cached value for all copies, cloned because the model may write to it."""
-        return repeat_examples(value, self.copies, self.batch).clone() if isinstance(value, Tensor) else value
 
     def _rows(self, x: Tensor, clean: Tensor, clean_output: Tensor, forward: Callable[..., Any]) -> Any:
         """Return a linear module's output for `x`. Its output for the inputs `clean` is `clean_output`."""
