@@ -30,7 +30,7 @@ def compared(
 ) -> Table:
     """:func:`~captum_vz.study.compare` for a model that was loaded by its name.
 
-    What the user may not have meant is told in warnings, as by :func:`~captum_vz.app.explanation.explain`. `option`
+    Warnings name what the user may not have meant, as in :func:`~captum_vz.app.explanation.explain`. `option`
     stands before the names of options in messages, such as "--".
 
     Raises:
@@ -85,7 +85,7 @@ def blanked_out(
     foil: str | None = None,
     option: str = "",
 ) -> Truth:
-    """:func:`~captum_vz.study.one_text.truth.blank_out_text` for a text and words as they are written.
+    """:func:`~captum_vz.study.one_text.truth.blank_out_text` for a text and written words.
 
     Raises:
         ArgumentError: A word is not one token, or there is no such token.

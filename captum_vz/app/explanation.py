@@ -28,7 +28,7 @@ from captum_vz.visualization import readable_tokens
 
 @dataclass
 class Explanation:
-    """What is printed and drawn. Scores and maps are those of the method's `attribute`, for one text.
+    """What is printed and drawn. Scores and maps belong to the method's `attribute`, for one text.
 
     Attributes:
         method: The name of the method in :data:`~captum_vz.study.METHODS`.
@@ -124,7 +124,7 @@ def explain(
 
 
 def depth_of(loaded: Loaded) -> int:
-    """How many maps of layers there are. The one layer of ALBERT runs as often as the configuration says."""
+    """How many maps of layers there are. ALBERT's only layer runs as often as the configuration says."""
     return max(len(loaded.layers), getattr(loaded.model.config, "num_hidden_layers", 0))
 
 
@@ -137,7 +137,7 @@ def check_layer(layer: int, depth: int, option: str) -> None:
 
 
 def check_room(text: str, loaded: Loaded, new: int) -> None:
-    """Refuse a text that is too long for the model with so many new tokens."""
+    """Refuse a text that is too long for the model with this number of new tokens."""
     most, count = max_tokens(loaded.model, loaded.tokenizer), len(loaded.tokenizer(text)["input_ids"])
     room = new if most is None else most - count + 1  # the last new token is no input
     if new > room:
@@ -152,7 +152,7 @@ def remarks(text: str, loaded: Loaded, prepared: PreparedText, token: str | None
     mask, names = None if predicts_next(model) else tokenizer.mask_token, prepared.tokens
     ids = prepared.inputs["input_ids"][0].tolist()
     masks = [i for i, number in enumerate(ids) if mask is not None and number == tokenizer.mask_token_id]
-    # The unknown token of some decoders is also the one that begins or ends each text.
+    # The unknown token of some decoders also begins or ends each text.
     ends = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id)
     unknown = [i for i, number in enumerate(ids) if number == tokenizer.unk_token_id and number not in ends]
     found = []

@@ -56,7 +56,7 @@ def load(name: str, hub: bool = True) -> Loaded:
 
     Args:
         name: The name.
-        hub: Whether the Hugging Face hub may be asked. Otherwise only what is on this machine is loaded.
+        hub: Whether the Hugging Face hub may be asked. Otherwise, nothing is downloaded.
 
     Raises:
         ArgumentError: There is no such model, or it is not complete. Weights that it lacks would be random.
@@ -161,7 +161,7 @@ def check_weights(name: str, model: Any, report: Mapping[str, Any]) -> None:
 
     Args:
         name: The model's name.
-        model: The model as it was loaded, encoder and decoder.
+        model: The loaded model, encoder and decoder.
         report: What `from_pretrained` returns with `output_loading_info=True`.
 
     Raises:

@@ -13,7 +13,7 @@ def explanation_view(title: str, found: Sequence[Explanation]) -> View:
     """The maps of one text by one or several methods, with their rollouts.
 
     Value Zeroing has its distances where they were computed, so that the page shows how much there was to divide.
-    Methods without layer maps have one row, that of the explained token. They are shown only if no method has maps.
+    Methods without layer maps have one row, the row of the explained token. They are shown only if no method has maps.
 
     Args:
         title: The heading.

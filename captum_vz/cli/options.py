@@ -130,7 +130,7 @@ def one_of(kind: str, names: Collection[str]) -> Callable[[str], str]:
 
 
 def read_text(text: str, loaded: Loaded) -> PreparedText:
-    """The text as the model takes it. What the user may not have meant is told on stderr: unknown words, and masks."""
+    """The text as the model takes it. Warnings on stderr name unknown words and masks."""
     try:
         prepared = prepare_text(loaded.model, loaded.tokenizer, text)
     except ValueError as error:

@@ -25,7 +25,7 @@ def serve(
 ) -> None:
     """Serve the page until Ctrl-C.
 
-    No request leaves the machine: Gradio's analytics are off, fonts are those of the system, and models are not
+    No request leaves the machine: Gradio's analytics are off, fonts come from the system, and models are not
     downloaded. At an address that other machines reach, visitors can choose among the offered models only.
 
     Args:

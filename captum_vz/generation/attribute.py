@@ -39,7 +39,7 @@ def attribute_generation(
     .. math:: M_{tjl} = (R_l)_{m + t - 2,\, j}, \qquad t = 1 \dots n
 
     where :math:`R_l` is the method's map of layer l. The prompt has m tokens. New token t is predicted at the position
-    before it, so the row of the first new token is that of the last prompt token. The model is causal: one pass over
+    before it, so the row of the first new token is the row of the last prompt token. The model is causal: one pass over
     the finished text, without its last token, gives the same rows as one pass for each step. Each text runs alone and
     without padding.
 
@@ -125,7 +125,7 @@ def _sections(text: FinishedText) -> tuple[Section, ...]:
 def _joint(method: Any, device: Any, text: FinishedText, options: dict[str, Any], member: list[int]) -> Tensor | None:
     """The scores `(n, groups + n, layers)` of groups of prompt tokens. None: the method has no joint form.
 
-    A rollout takes the mean of a group's rows. The last prompt token, whose row is that of the first new token, is a
+    A rollout takes the mean of a group's rows. The last prompt token has the row of the first new token, and is a
     group of its own until the layers are joined.
     """
     if isinstance(method, (ALTILogit, ALTIPlus, TokenAttribution, ModelFreeAttribution)):
@@ -134,7 +134,7 @@ def _joint(method: Any, device: Any, text: FinishedText, options: dict[str, Any]
     alone = groups if isinstance(method, MapAggregation) else member[-1]
     columns = [*member[:-1], alone]
     sources = columns + [groups + 1 + step for step in range(new - 1)]
-    if text.encoder_decoder:  # the sources of one attention are those of the encoder or those of the decoder
+    if text.encoder_decoder:  # the sources of one attention are the encoder's tokens or the decoder's
         prompt = len(text.prompt.ids)
         sources = sources[prompt:] if getattr(method, "attention", "cross") == "self" else member[:prompt]
     rows: Rows = rows_of(method, text, device, torch.tensor([sources]), **options)

@@ -28,7 +28,7 @@ class Prompt:
     Attributes:
         ids: The token ids.
         sections: The parts of the prompt with their names, such as the messages of a chat.
-        text: The text of which the ids were made. None: the ids were given, or made by a chat template.
+        text: The text that was converted to the ids. None: the ids were given, or made by a chat template.
         rest: The tokens after `prompt_length`. None: no `prompt_length` was given.
     """
 
@@ -80,7 +80,7 @@ def _from_text(tokenizer: Any, prompt: Any) -> Prompt:
         return Prompt(ids, text=prompt)
     if not _is_chat(prompt):
         raise ArgumentError(f"prompt is {prompt!r}: pass {FORMS}.")
-    opened = prompt[-1].get("role") == "assistant"  # a message that the model is to continue
+    opened = prompt[-1].get("role") == "assistant"  # a message that the model continues
     ends = {"continue_final_message": True} if opened else {"add_generation_prompt": True}
     ids = _templated(tokenizer, prompt, **ends)
     return Prompt(ids, _messages(tokenizer, prompt, ids))

@@ -56,14 +56,13 @@ class GenerationAttribution:
         return self.scores.sum(1)
 
     def mask(self, *kinds: str | Collection[str]) -> Tensor:
-        """Which prompt tokens are of the given kinds, `(m,)`. The scores stay as they are.
+        """Which prompt tokens are of the given kinds, `(m,)`. The scores do not change.
 
         Pictures, tables and :meth:`to_llm_attribution_result` take the mask and leave these tokens out.
 
         Args:
             kinds: "stop" (common English words), "punctuation", "special" (special tokens), or lists of words. Words
-                are compared as they are read: decoded, without spaces, in lower case. All pieces of a word belong to
-                the word.
+                are compared decoded, without spaces, in lower case. All pieces of a word belong to the word.
 
         Returns:
             True for tokens of these kinds.
@@ -75,7 +74,7 @@ class GenerationAttribution:
 
         The method runs again, and treats all tokens of a group together: values are zeroed jointly before layers are
         joined. A rollout joins the rows of a group by their mean. The last prompt token is then kept apart until the
-        layers are joined, because its row is that of the first generated token. The scores of a group's tokens are
+        layers are joined, because its row belongs to the first generated token. The scores of a group's tokens are
         added up if the method has no joint form (ALTILogit, ALTIPlus, gradients).
 
         Args:
@@ -153,7 +152,7 @@ class GenerationAttribution:
         Args:
             layer: The layer that is shown at first, negative ones from the end.
             step: The generated token that is chosen at first, negative ones from the end. None: none.
-            mask: Prompt tokens that are left out, `(m,)`. The others' scores stay as they are.
+            mask: Prompt tokens that are left out, `(m,)`. The other scores do not change.
             title: The heading of the page.
             theme: "light", "dark", or "auto", see :func:`captum_vz.visualization.view`.
 

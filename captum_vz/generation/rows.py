@@ -130,7 +130,7 @@ def _called(method: Any, text: FinishedText, device: Any, steps: int, options: d
 
 
 def _in_one_pass(method: Any) -> bool:
-    """Whether rows of the finished text are those of the text so far."""
+    """Whether rows of the finished text equal rows of the text so far."""
     several_runs = isinstance(method, (ValueZeroingEffect, TokenAttribution, LayerAttentionGradient, partial))
     return not several_runs and not getattr(method, "per_receptive_field", False)
 
@@ -175,7 +175,7 @@ def _check_causal(scores: Tensor, method: Any, text: FinishedText) -> None:
 
 
 def _checked(method: Any, model: Any) -> Any:
-    """Refuse methods of another model, and methods whose objective is that of one step."""
+    """Refuse methods of another model, and methods whose objective belongs to one step."""
     if not isinstance(method, Attribution):
         raise ArgumentError(
             f"method returned a {type(method).__name__}: pass a class such as ValueZeroing, or a function of (model, "

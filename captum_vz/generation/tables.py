@@ -67,7 +67,7 @@ def to_json(found: GenerationAttribution, path: str | PathLike[str] | None, mask
 
 
 def save(found: GenerationAttribution, path: str | PathLike[str]) -> None:
-    """Scores as tensors, everything else as JSON in the file's metadata."""
+    """Scores as tensors, all other fields as JSON in the file's metadata."""
     about = {
         "prompt": asdict(found.prompt),
         "generated": asdict(found.generated),

@@ -115,7 +115,7 @@ def _generate(
     both: bool,
     options: dict[str, Any],
 ) -> tuple[list[FinishedText], bool]:
-    """Let the model continue the prompts, padded on the left. The random state of torch stays as it was."""
+    """Let the model continue the prompts, padded on the left. The random state of torch does not change."""
     taken = set(inspect.signature(model.forward).parameters) & set(options) - HARMLESS
     if taken:
         raise ArgumentError(
@@ -209,7 +209,7 @@ def _without_tail(model: Any, ids: tuple[int, ...], pad: int, options: dict[str,
 
 
 def _encoded(tokenizer: Any, prompt: Prompt, text: str, both: bool) -> tuple[int, ...]:
-    """The ids of a continuation. A continuation of the last word of a prompt text is told."""
+    """The ids of a continuation. A warning names a continuation of the prompt's last word."""
     if both:
         return tuple(tokenizer(text_target=text)["input_ids"])
     ids = _longer(tokenizer, prompt, text)

@@ -54,7 +54,7 @@ class Study:
         """All finished rows, one for each model, example, method and layer.
 
         Args:
-            columns: The wanted columns: those of :meth:`Scorer.score`, and ``model``. None: all.
+            columns: The wanted columns: the columns of :meth:`Scorer.score`, and ``model``. None: all.
 
         Returns:
             The rows in the order of models and examples, without skipped examples. ``layer`` is NA for methods

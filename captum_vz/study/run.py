@@ -52,16 +52,17 @@ def run_study(
     """Evaluates methods on examples with models. A killed study continues when it is started again.
 
     The examples are cut into shards. The rows of one model and one shard are a Parquet file, which appears when it is
-    complete. After any interruption, a start with the same arguments computes the missing shards, and the results are
-    those of an uninterrupted study. An example that runs out of memory is skipped, and computed again at a new start.
-    A shard that was changed, or that other settings or weights have made, is an error. Under `accelerate launch`, the
-    processes share the shards, each on its own device. They may run on several machines that share the folder.
+    complete. After any interruption, a start with the same arguments computes the missing shards. The results equal
+    the results of an uninterrupted study. An example that runs out of memory is skipped, and computed again at a new
+    start. A shard that was changed, or that other settings or weights have made, is an error. Under `accelerate
+    launch`, the processes share the shards, each on its own device. They may run on several machines that share the
+    folder.
 
     The folder holds ``study.json`` (the settings), ``shards``, ``summary.csv``, ``skipped.csv`` and ``figures``.
 
     Args:
         models: For each name a model in eval mode and its tokenizer, or a function that loads them. The model is moved
-            to the process's device, and back. The weights of a model that is passed are compared with those of the
+            to the process's device, and back. The weights of a passed model are compared with the weights of the
             finished shards, even if no work is left. A function is called only if work is left.
         examples: The examples; their ids are all different.
         output: The folder. It may hold a part of this study, but no other study.

@@ -189,9 +189,9 @@ USES: dict[str, Callable[[UsedTwice, Tensor, Tensor], Tensor]] = {
 @pytest.mark.parametrize("use", USES)
 def test_values_that_are_used_twice(use: str, grouped: bool, copied: bool) -> None:
     block, x = block_of(UsedTwice(USES[use], copied, grouped)), sequences(2)
-    with pytest.raises(UnsupportedLayerError, match="Block uses its values beside the attention"):
+    with pytest.raises(UnsupportedLayerError, match="Block uses its values outside the attention"):
         ValueZeroing(block, block).attribute(x)
-    with pytest.raises(UnsupportedLayerError, match="Block uses its values beside the attention"):
+    with pytest.raises(UnsupportedLayerError, match="Block uses its values outside the attention"):
         ValueZeroingEffect(block, block).attribute(x, target=(1, 0))
 
 
@@ -209,7 +209,7 @@ WITHOUT_GRADIENTS: dict[str, Callable[[UsedTwice, Tensor, Tensor], Tensor]] = {
 @pytest.mark.parametrize("use", WITHOUT_GRADIENTS)
 def test_values_used_where_no_gradient_flows(use: str, grouped: bool, copied: bool) -> None:
     block, x = block_of(UsedTwice(WITHOUT_GRADIENTS[use], copied, grouped)), sequences(2)
-    with pytest.raises(UnsupportedLayerError, match="Block uses its values beside the attention"):
+    with pytest.raises(UnsupportedLayerError, match="Block uses its values outside the attention"):
         ValueZeroing(block, block).attribute(x)
 
 
@@ -264,7 +264,7 @@ EARLY = [gated_before, loudest_before, one_number, in_two_calls, written_into_va
 @pytest.mark.parametrize("compute", EARLY)
 def test_values_used_before_and_beside_the_attention(compute: Callable[..., Tensor]) -> None:
     block, x = block_of(Computed(compute)), sequences(2)
-    with pytest.raises(UnsupportedLayerError, match="Block uses its values beside the attention"):
+    with pytest.raises(UnsupportedLayerError, match="Block uses its values outside the attention"):
         ValueZeroing(block, block).attribute(x)
 
 
@@ -359,7 +359,7 @@ def test_values_used_twice_without_gradients(use: str) -> None:
     attention, x = UsedTwice(USES[use], copied=True), sequences(2)
     attention.forward = torch.no_grad()(attention.forward)  # type: ignore[method-assign]
     block = block_of(attention)
-    with pytest.raises(UnsupportedLayerError, match="Block uses its values beside the attention"):
+    with pytest.raises(UnsupportedLayerError, match="Block uses its values outside the attention"):
         ValueZeroing(block, block).attribute(x)
     attention.forward = torch.inference_mode()(attention.forward)  # type: ignore[method-assign]
     with pytest.raises(UnsupportedLayerError, match=r"Block runs in torch\.inference_mode"):
@@ -460,7 +460,7 @@ class Shared(Projections):
 
 
 class Beside(Projections):
-    """A convolution of the layer's input beside the attention."""
+    """A convolution of the layer's input outside the attention."""
 
     def __init__(self) -> None:
         super().__init__()

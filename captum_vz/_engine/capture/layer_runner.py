@@ -138,7 +138,7 @@ class LayerRunner:
                 raise
             raise RefusedError(
                 f"{record.name} raised {type(error).__name__} when it ran again on its own clean input, though it had "
-                f"run before: {error}. Its replays cannot be trusted. Make the layer run as often as it is called."
+                f"run before: {error}. Make the layer run as often as it is called."
             ) from error
 
     def _each_state(

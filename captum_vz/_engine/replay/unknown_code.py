@@ -54,10 +54,10 @@ def check_unknown_code(site: AttentionSite, values_once: bool = True) -> None:
         )
     if problem is not None:
         raise UnsupportedLayerError(
-            f"The layer {site.layer.name} {problem} beside the attention that can be read. The "
-            "attention shows only some weights, or only some uses of a value. Compute all heads by one call of "
-            "torch.nn.functional.scaled_dot_product_attention on (batch, head, token, feature), and use the values "
-            "nowhere else, and torch.no_grad in the place of torch.inference_mode. Or pass another layer."
+            f"The layer {site.layer.name} {problem} outside the attention that can be read, which then shows only a "
+            "part of what a value does. Compute all heads by one call of torch.nn.functional."
+            "scaled_dot_product_attention on (batch, head, token, feature), use the values nowhere else, and use "
+            "torch.no_grad in the place of torch.inference_mode. Or pass another layer."
         )
 
 
@@ -153,7 +153,7 @@ def _start_of_graph(value: Any) -> Any:
 
 
 def _other_use(site: AttentionSite, graph: _Graph, values_once: bool) -> str | None:
-    """What leads to the output beside the attention that is read, in words. None: nothing that counts."""
+    """What leads to the output outside the attention that is read, in words. None: nothing that counts."""
     attention = site.attention
     if attention.inline is not None:  # zeroed where they are projected, and used by the module's own code
         return None

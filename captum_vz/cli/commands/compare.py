@@ -32,7 +32,7 @@ EXAMPLES: Final = (
 
 
 def add_compare(commands: Any) -> None:
-    """Add the command's parser to those of the others."""
+    """Add the parser of this command."""
     sub = add_command(
         commands,
         "compare",

@@ -26,7 +26,7 @@ EXAMPLES: Final = (
 
 
 def add_explain(commands: Any) -> None:
-    """Add the command's parser to those of the others."""
+    """Add the parser of this command."""
     sub = add_command(
         commands,
         "explain",

@@ -57,7 +57,7 @@ _OF_THE_LOGIT: Final[dict[str, Any]] = {
     "random": RandomAttribution,
     "position": PositionAttribution,
 }
-#: The methods by their names in studies. Those that explain an output explain the logit of each new token.
+#: The methods by their names in studies. Methods that explain an output explain the logit of each new token.
 GENERATIVE: Final[dict[str, Any]] = {
     name: method.joined or method.maps or _OF_THE_LOGIT[name] for name, method in METHODS.items()
 }
@@ -76,7 +76,7 @@ EXAMPLES: Final = (
 
 
 def add_generate(commands: Any) -> None:
-    """Add the command's parser to those of the others."""
+    """Add the parser of this command."""
     sub = add_command(
         commands,
         "generate",

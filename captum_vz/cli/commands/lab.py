@@ -16,7 +16,7 @@ EXAMPLES: Final = (
 
 
 def add_lab(commands: Any) -> None:
-    """Add the command's parser to those of the others."""
+    """Add the parser of this command."""
     help, description = "write the student's copy of a lesson", "Writes copies of the lessons under tutorials/."
     lab = add_command(commands, "lab", run, help=help, description=description, examples=EXAMPLES)
     kinds = lab.add_subparsers(dest="lab", required=True, metavar="COMMAND")

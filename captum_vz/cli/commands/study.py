@@ -31,7 +31,7 @@ EXAMPLES: Final = (
 
 
 def add_study(commands: Any) -> None:
-    """Add the command's parser to those of the others."""
+    """Add the parser of this command."""
     sub = add_command(
         commands,
         "study",
@@ -84,7 +84,7 @@ def add_study(commands: Any) -> None:
 
 
 def with_config(path: Path, arguments: Sequence[str], known: Collection[str]) -> list[str]:
-    """The arguments, with the options of the config file before those that were typed.
+    """The arguments: the options of the config file, then the typed options.
 
     Args:
         path: The config file.

@@ -30,7 +30,7 @@ def is_terminal(stream: Any) -> bool:
 
 @contextmanager
 def working(what: str) -> Iterator[Callable[[str], None]]:
-    """Show what is done and since when, on stderr, while the block runs. Nothing is shown if stderr is no terminal.
+    """Show the current task and its duration on stderr while the block runs. Nothing is shown outside a terminal.
 
     Yields:
         A function that changes the text.
@@ -64,7 +64,7 @@ def print_table(
     bars: Sequence[float] | None = None,
     plain: str | None = None,
 ) -> None:
-    """Print a table: with rich in a terminal, else as plain columns.
+    """Print a table: with rich in a terminal, as plain columns otherwise.
 
     A table that is wider than the terminal is printed in parts, each with the first columns. No column is left out.
 
@@ -75,7 +75,7 @@ def print_table(
         right: The columns that are aligned at the right.
         marked: The row that is printed in the colour of a mark.
         bars: A share for each row, drawn in a last column that is as wide as the terminal allows.
-        plain: What is printed if the terminal shows no colours, or stdout is no terminal. None: the columns.
+        plain: The text without colours, for stdout that is no terminal or shows none. None: the columns.
     """
     if not is_terminal(sys.stdout) and plain is not None:
         print(plain)

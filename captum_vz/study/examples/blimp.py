@@ -124,7 +124,7 @@ def number(record: Record) -> str | None:
 
 
 def _is_singular(form: str, other: str) -> bool:
-    """Whether a form is in the list of singular forms, or is the -s form of the other verb."""
+    """Whether a form is in the list of singular forms, or is the other form with -s."""
     return form in _SINGULAR or form in (f"{other}s", f"{other}es", f"{other.removesuffix('y')}ies")
 
 

@@ -43,11 +43,11 @@ def encode(
     needs_forms: bool = False,
     until_target: bool = False,
 ) -> Encoded:
-    """Finds the tokens of an example's words. The position of a word is that of its first piece.
+    """Finds the tokens of an example's words. The position of a word is the position of its first piece.
 
     A target ``[MASK]`` becomes the tokenizer's mask token. For a model that predicts the next token, and for a
-    tokenizer without a mask token, the text ends before the target: the row of the last token is evaluated, where the
-    model predicts the target.
+    tokenizer without a mask token, the text ends before the target. Then the row of the last token is evaluated, where
+    the model predicts the target.
 
     Args:
         tokenizer: A fast tokenizer of transformers.

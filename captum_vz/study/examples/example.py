@@ -68,7 +68,7 @@ class Example:
         Args:
             fields: The attributes by their names. ``words`` may be called ``tokens``, ``text`` the testbed's ``masked``
                 and ``group`` BLiMP's ``UID``. Words are optional if there is a text, which
-                :func:`~captum_vz.text.split_words` splits. Everything else except ``target`` may be None or missing.
+                :func:`~captum_vz.text.split_words` splits. All entries except ``target`` may be None or missing.
                 Other keys are ignored. Sequences and numbers may be numpy's.
 
         Raises:

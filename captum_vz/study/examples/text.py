@@ -41,7 +41,7 @@ def prepare_text(
         token: The token to explain, see :func:`find_token`.
 
     Raises:
-        ValueError: The text is empty or too long, `text` holds another number of texts, there is no such token, or the
+        ValueError: The text is empty or too long. `text` holds another number of texts. There is no such token. The
             tokenizer is another model's, with more tokens.
 
     >>> from captum_vz.testbed import load_agreement_model
@@ -125,7 +125,7 @@ def find_token(wanted: int | str | None, tokens: Sequence[str], masks: Sequence[
 
 
 def content_specials(tokenizer: Any) -> dict[str, int]:
-    """The special tokens that stand for words: the ids of "unk" and "mask", of those that the tokenizer has.
+    """The ids of the tokenizer's special tokens that stand for words: "unk" and "mask".
 
     The unknown token of some decoders, such as GPT-2, also begins or ends each text. It is left out.
 
@@ -152,7 +152,7 @@ def max_tokens(model: Any, tokenizer: Any) -> int | None:
     """The largest number of tokens that both model and tokenizer take; None if neither has a limit."""
     positions = getattr(model.config, "max_position_embeddings", None)
     for name, module in model.named_modules():
-        # RoBERTa's first position comes after that of padding.
+        # RoBERTa's first position comes after the position of padding.
         if name.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None:
             positions = module.num_embeddings - module.padding_idx - 1
     limits = (getattr(tokenizer, "model_max_length", None), positions)

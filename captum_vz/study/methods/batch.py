@@ -28,7 +28,7 @@ class Batch:
         token: The position of one token in each example, not negative.
         targets: The class (a token id) that is explained by methods that explain the model's output, one for each
             example. None: the class that the model predicts.
-        foils: The class whose logit is subtracted from that of the target, one for each example. None: no class.
+        foils: The class whose logit is subtracted from the target's logit, one for each example. None: no class.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Batch:
         return [one[:, 0] for _, one in run.maps]
 
     def whole_maps(self, maps: MapsClass) -> list[Tensor]:
-        """All maps `(batch, out, in)`, one for each run of a layer: the one layer of ALBERT runs many times."""
+        """All maps `(batch, out, in)`, one for each run of a layer: ALBERT's only layer runs many times."""
         return [one for _, one in self._run(maps).maps]
 
     def joined_rows(self, kind: JoinedClass, maps: MapsClass, all_layers: bool) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""The one list of methods: `compare`, studies, the command line and the tests read it."""
+"""The list of methods: `compare`, studies, the command line and the tests read it."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _baseline(title: str, kind: Any) -> Method:
 
 
 def _norm_rollout(model: Any, layers: Any) -> Rollout:
-    """Norms of what the attention alone sums. The residual connection is added as it is to attention weights."""
+    """Norms of what the attention alone sums. The residual connection is added as for attention weights."""
     return Rollout(LayerAttentionNorm(model, layers), residual=0.5)
 
 
@@ -144,7 +144,7 @@ def check_methods(methods: Iterable[str] | None) -> tuple[str, ...]:
 
 
 def joined_first(methods: Iterable[str]) -> list[str]:
-    """The names, those that join maps first: methods that need rows of these maps then find them computed."""
+    """The names, methods that join maps first. Methods that need rows of these maps then find them."""
     return sorted(methods, key=lambda name: METHODS[name].joined is None)
 
 

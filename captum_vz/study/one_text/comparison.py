@@ -30,8 +30,8 @@ def compare(
 ) -> Table:
     """How much a token of a text draws on each of its tokens, by several methods: one table, tokens by methods.
 
-    Every method's scores are shares: not negative, summing to 1. Those of gradient methods are the Euclidean norms of
-    the tokens' vectors.
+    Every method's scores are shares: not negative, summing to 1. Scores of gradient methods are the Euclidean norms
+    of the tokens' vectors.
 
     Args:
         model: A model of transformers in eval mode. Of a model with encoder and decoder, the encoder is explained.
@@ -39,10 +39,10 @@ def compare(
         inputs: A text, in which ``[MASK]`` stands for the tokenizer's own mask token, or what the tokenizer returned
             for one text, with tensors `(1, tokens)`.
         methods: Names of :data:`~captum_vz.study.METHODS`. None: :data:`~captum_vz.study.DEFAULT_METHODS`, without
-            those that refuse this model. The table lists them with the reason.
-        target: The class whose logit is explained by the methods that explain the output: the id of a token of the
-            vocabulary, or this token as it is written. The logit is read at `token`. None: the model's prediction.
-        foil: The class whose logit is subtracted from that of the target. None: none.
+            methods that refuse this model. The table lists them with the reason.
+        target: The class whose logit is explained by the methods that explain the output. It is the id of a token of
+            the vocabulary, or this token as text. The logit is read at `token`. None: the model's prediction.
+        foil: The class whose logit is subtracted from the target's logit. None: none.
         layer: The layer of methods with a map for each layer, from 0; the last layer of rollouts. Negative numbers
             count from the end. Methods without layers ignore it.
         layers: The layers of the model, if :func:`~captum_vz.find_layers` does not find them.
@@ -93,7 +93,7 @@ def compare(
 def _rows(
     batch: Batch, names: tuple[str, ...], skip: bool, advance: Callable[[str], object] | None
 ) -> tuple[dict[str, list[Tensor]], dict[str, str]]:
-    """The rows of the methods, and the reasons of those that refuse, if they may be skipped."""
+    """The rows of the methods, and the reasons of methods that refuse, if they may be skipped."""
     found: dict[str, list[Tensor]] = {}
     refused: dict[str, str] = {}
     for name in joined_first(names):

@@ -165,7 +165,7 @@ class Table:
         return [place == self.token for place in range(len(self.tokens))]
 
     def _columns(self) -> dict[str, Tensor]:
-        """The columns of scores, that of the truth first."""
+        """The columns of scores, the truth first."""
         return ({} if self.truth is None else {TRUTH: self.truth}) | dict(self.scores)
 
     def _marked(self, name: str) -> list[str]:

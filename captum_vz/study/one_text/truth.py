@@ -40,8 +40,8 @@ def blank_out_text(
 
     .. math:: b_j = p(y \mid x) - p(y \mid x \setminus x_j)
 
-    Tokens are replaced by the unknown token of the tokenizer, or else by its mask, or else deleted. An unknown token
-    that also begins or ends each text, such as that of GPT-2, is not used.
+    Tokens are replaced by the tokenizer's unknown token. A tokenizer without one replaces them by its mask. Without a
+    mask, they are deleted. An unknown token that also begins or ends each text, such as GPT-2's, is not used.
 
     Args:
         model: A model with logits `(batch, tokens, vocabulary)`.

@@ -1,4 +1,4 @@
-"""The one list of metrics, and the batch of examples that they evaluate."""
+"""The list of metrics, and the batch of examples that they evaluate."""
 
 from __future__ import annotations
 

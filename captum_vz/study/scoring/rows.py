@@ -24,7 +24,7 @@ _NO_MEMORY: Final = re.compile(r"out of memory|not enough memory|(can't|cannot) 
 #: How the reason begins for which an example is computed again.
 OUT_OF_MEMORY: Final = "out of memory: "
 
-#: The columns of a row, before those of the metrics, and their types.
+#: The columns of a row before the metrics, and their types.
 COLUMNS: Final = {
     "example": pa.string(),
     "group": pa.string(),
@@ -54,7 +54,7 @@ def score_rows(
         encoded: The same as token ids.
         method: The name of the method.
         tokens: Its tokens, as a person reads them.
-        scores: `(layers, tokens or more)`; those of padding are dropped.
+        scores: `(layers, tokens or more)`; scores of padding are dropped.
         values: For each metric its value in each layer.
     """
     about = _about(example) | {

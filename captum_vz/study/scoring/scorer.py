@@ -155,7 +155,7 @@ class Scorer:
             ``group``, ``label``, ``method``, ``layer`` (from 0; None where a method has no layers), ``tokens``,
             ``target`` (a position), ``cue`` (positions), ``scores`` (one for each token, summing to 1), and the metrics
             by their names, NaN where they are undefined. A bad example has a single row with the reason in
-            ``skipped``, and a method that refuses an example has one such row for it. Otherwise ``skipped`` is None.
+            ``skipped``. A method that refuses an example has one such row. In other rows, ``skipped`` is None.
         """
         return self._score(list(examples), advance)
 

@@ -70,7 +70,7 @@ def _written(path: Path, data: bytes) -> Iterator[Path]:
             "to continue",
         ) from error
     finally:
-        with suppress(OSError):  # the first error is the one to report
+        with suppress(OSError):  # only the first error is reported
             temporary.unlink(missing_ok=True)
 
 

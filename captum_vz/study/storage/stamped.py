@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _STAMP: Final = b"captum_vz.stamp"
 _CHECKSUM: Final = b"captum_vz.sha256"
-# The checksum of a file is that of its bytes with this text in the place of the checksum.
+# The checksum of a file is computed of its bytes, with this text in the place of the checksum.
 _BLANK: Final = b"the sha256 of this file, with this text in its place".ljust(64, b".")
 _WRITTEN_CHECKSUM: Final = re.compile(re.escape(_CHECKSUM) + rb"[^0-9a-f]{1,4}([0-9a-f]{64})", re.DOTALL)
 
