@@ -192,6 +192,20 @@ def test_scale_of_a_row(opened: Open) -> None:
     assert max(light(page)) < 0.4
 
 
+def test_left_out_sources_do_not_count(opened: Open) -> None:
+    """The scale of a row ends at the largest source that is shown, and the strip leaves the others white."""
+    row = torch.tensor([0.93, *[0.01] * (COUNT - 1)])
+    page = opened(view([row.expand(COUNT, COUNT)] * 2, TOKENS, token=5).html())
+    page.select_option("#scale", "row")
+    assert min(light(page)[1:]) > 0.9
+    page.get_by_label("special").check()
+    assert max(light(page)[1:-1]) < 0.4
+    pixel = "(one, x) => [...one.getContext('2d').getImageData(x, one.height - 8, 1, 1).data]"
+    first, second = (page.locator("canvas").evaluate(pixel, x) for x in (9, 37))
+    assert first[:3] == [255, 255, 255]
+    assert sum(second[:3]) < 300
+
+
 def test_table_is_copied(opened: Open) -> None:
     page = opened(
         view(LAYERS, TOKENS, rollout=ROLLOUT, token=5).html(), permissions=["clipboard-read", "clipboard-write"]
