@@ -1,5 +1,6 @@
 """What a reader sees who points at tokens, compared with the maps themselves."""
 
+import sys
 from typing import Any
 
 import pytest
@@ -174,6 +175,17 @@ def test_rounded_numbers_say_so(opened: Open) -> None:
     strongest = int(maps[-1][7].argmax())
     text = page.inner_text("#read").replace("\N{NO-BREAK SPACE}", " ")
     assert text.startswith(f"t7 draws on t{strongest} \N{ALMOST EQUAL TO} {maps[-1][7, strongest]:.2f}, ")
+
+
+def test_few_levels_have_few_digits(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is written differs from the share by no more than its last digit."""
+    monkeypatch.setattr(sys.modules["captum_vz.visualization.view.data"], "LEVELS", (15,))
+    page = opened(view(LAYERS, TOKENS, token=5).html())
+    found = numbers(page)
+    for text, share in zip(found, LAYERS[1][5].tolist(), strict=True):
+        if text:
+            assert float(text) == pytest.approx(share, abs=0.1 if len(text) == 2 else 0.02)
+    assert {len(text) for text in found if text} == {2, 3}
 
 
 def test_zeros_are_not_written(opened: Open) -> None:
