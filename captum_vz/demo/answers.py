@@ -67,7 +67,9 @@ class Answers:
         """Delete the files."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def explain(self, text: str, model: str, methods: Sequence[str], token: str, layer: float) -> tuple[Any, ...]:
+    def explain(
+        self, text: str, model: str, methods: Sequence[str], token: str, layer: float | None
+    ) -> tuple[Any, ...]:
         """The remarks, the view, the picture of the layers, the table of methods and its picture, and the files."""
         try:
             with warnings.catch_warnings(record=True) as remarks:
@@ -86,15 +88,15 @@ class Answers:
             return _refusal(error), "", None, []
 
     def _explain(
-        self, text: str, model: str, methods: Sequence[str], token: str, layer: float, remarks: list[Any]
+        self, text: str, model: str, methods: Sequence[str], token: str, layer: float | None, remarks: list[Any]
     ) -> tuple[Any, ...]:
         if not methods or len(methods) > MOST_METHODS:
             raise ArgumentError(f"{len(methods)} methods are chosen: choose 1 to {MOST_METHODS}.")
         loaded = self._loaded(text, model)
-        where = token.strip() or None
-        found, refused = _explained(text, loaded, methods, where, int(layer))
+        where, place = token.strip() or None, -1 if layer is None else int(layer)
+        found, refused = _explained(text, loaded, methods, where, place)
         names = [one.method for one in found]
-        comparison = compared(text, loaded, names, where, int(layer))
+        comparison = compared(text, loaded, names, where, place)
         view = explanation_view(text, found)
         explained = comparison.tokens[comparison.token]
         heads = ["token", *(", ".join(filter(None, (one.method, one.scope))) for one in found)]

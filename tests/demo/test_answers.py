@@ -104,6 +104,13 @@ def test_generated_text_must_fit() -> None:
     assert "The text is 121 tokens long, and the model takes at most 128: ask for at most 8 new tokens." in told
 
 
+def test_empty_layer_is_the_last(answers: Answers) -> None:
+    """A visitor may delete the number."""
+    empty, last = (answers.explain("a hat [MASK]", "agreement", ["value-zeroing"], "", one) for one in (None, -1))
+    assert 'role="status"' in empty[0]
+    assert empty[3] == last[3]
+
+
 def test_text_is_continued(answers: Answers) -> None:
     told, _, steps, _ = answers.generate("the pictures of some hat", "causal", "value-zeroing", 2, ["special"])
     assert "the pictures of some hat" in told

@@ -1,5 +1,6 @@
 """What a reader sees who points at tokens, compared with the maps themselves."""
 
+import sys
 from typing import Any
 
 import pytest
@@ -176,6 +177,17 @@ def test_rounded_numbers_say_so(opened: Open) -> None:
     assert text.startswith(f"t7 draws on t{strongest} \N{ALMOST EQUAL TO} {maps[-1][7, strongest]:.2f}, ")
 
 
+def test_few_levels_have_few_digits(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is written differs from the share by no more than its last digit."""
+    monkeypatch.setattr(sys.modules["captum_vz.visualization.view.data"], "LEVELS", (15,))
+    page = opened(view(LAYERS, TOKENS, token=5).html())
+    found = numbers(page)
+    for text, share in zip(found, LAYERS[1][5].tolist(), strict=True):
+        if text:
+            assert float(text) == pytest.approx(share, abs=0.1 if len(text) == 2 else 0.02)
+    assert {len(text) for text in found if text} == {2, 3}
+
+
 def test_zeros_are_not_written(opened: Open) -> None:
     row = torch.tensor([1.0, 0.4]).repeat(64)
     row = row / row.sum()  # 0.0112 and 0.0045
@@ -190,6 +202,20 @@ def test_scale_of_a_row(opened: Open) -> None:
     assert 0.6 < min(light(page)) < 0.9
     page.select_option("#scale", "row")
     assert max(light(page)) < 0.4
+
+
+def test_left_out_sources_do_not_count(opened: Open) -> None:
+    """The scale of a row ends at the largest source that is shown, and the strip leaves the others white."""
+    row = torch.tensor([0.93, *[0.01] * (COUNT - 1)])
+    page = opened(view([row.expand(COUNT, COUNT)] * 2, TOKENS, token=5).html())
+    page.select_option("#scale", "row")
+    assert min(light(page)[1:]) > 0.9
+    page.get_by_label("special").check()
+    assert max(light(page)[1:-1]) < 0.4
+    pixel = "(one, x) => [...one.getContext('2d').getImageData(x, one.height - 8, 1, 1).data]"
+    first, second = (page.locator("canvas").evaluate(pixel, x) for x in (9, 37))
+    assert first[:3] == [255, 255, 255]
+    assert sum(second[:3]) < 300
 
 
 def test_table_is_copied(opened: Open) -> None:

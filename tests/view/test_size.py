@@ -89,15 +89,15 @@ def test_module_passes_the_linter(tmp_path: Path) -> None:
     folder = node_module("eslint")
     if folder is None:
         pytest.skip("There is no eslint: npm install eslint, and NODE_PATH=.../node_modules.")
-    rules: dict[str, Any] = dict.fromkeys(
-        ["no-undef", "no-unused-vars", "no-shadow", "no-redeclare", "prefer-const", "no-var", "eqeqeq", "no-eval"],
-        "error",
-    )
+    rules: dict[str, Any] = dict.fromkeys(["no-shadow", "prefer-const", "no-var", "eqeqeq", "no-eval"], "error")
     names = "window document parent Blob Response DecompressionStream Option ResizeObserver MutationObserver navigator \
         matchMedia getComputedStyle requestAnimationFrame devicePixelRatio setTimeout clearTimeout atob"
     known = dict.fromkeys(names.split(), "readonly")
     config = [{"files": ["**/*.mjs"], "languageOptions": {"globals": known, "ecmaVersion": 2022}, "rules": rules}]
-    (tmp_path / "eslint.config.mjs").write_text(f"export default {json.dumps(config)};")
+    recommended = (folder.parent / "@eslint" / "js" / "src" / "index.js").as_uri()
+    (tmp_path / "eslint.config.mjs").write_text(
+        f"import js from '{recommended}';\nexport default [js.configs.recommended, ...{json.dumps(config)}];"
+    )
     command = ["node", str(folder / "bin" / "eslint.js"), "--max-warnings", "0", "view.mjs"]
     found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stdout + found.stderr

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from IPython.core.formatters import DisplayFormatter
 from matplotlib.figure import Figure
 from PIL import Image
 from torch import nn
@@ -111,6 +112,16 @@ def test_same_numbers_give_the_same_svg(tmp_path: Path, monkeypatch: pytest.Monk
     for name in ("one.svg", "two.svg"):
         draw_maps([MAP], TOKENS, token=0).savefig(tmp_path / name)
     assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()
+
+
+def test_notebook_shows_the_figure() -> None:
+    """Without `%matplotlib inline` or pyplot, and with words for readers who do not see it."""
+    figure = draw_maps([torch.tensor([[0.75, 0.25], [0.5, 0.5]])], ["a", "b"], token=0)
+    shown, about = DisplayFormatter().format(figure)
+    with Image.open(io.BytesIO(shown["image/png"])) as image:
+        assert image.size == tuple(int(inches * figure.dpi) for inches in figure.get_size_inches())
+    assert about["image/png"]["alt"] == describe(figure).text
+    assert about["image/png"]["width"] == round(figure.get_size_inches()[0] * 96)
 
 
 def test_own_metadata_is_kept(tmp_path: Path) -> None:

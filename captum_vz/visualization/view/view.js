@@ -71,7 +71,7 @@ function meanOf(map, unit) {
 
 function written(value, map, short, raw = state.raw && map.totals) {
   if (map.method.signed || raw) return (map.method.signed && value > 0 ? '+' : '') + (value && value.toPrecision(short || rough ? 2 : 3));
-  const text = value.toFixed(short || rough ? 2 : 3);
+  const text = value.toFixed(levels < 100 && value >= 0.1 ? 1 : short || rough ? 2 : 3);
   return short ? text.replace(/^0/, '') : text;
 }
 

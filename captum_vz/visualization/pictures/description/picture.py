@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from io import BytesIO
 from os import PathLike
 from typing import Any
 
@@ -11,7 +12,7 @@ from matplotlib.figure import Figure, FigureBase
 
 from captum_vz.errors import ArgumentError
 from captum_vz.visualization.pictures.description.content import root_figure
-from captum_vz.visualization.pictures.description.metadata import metadata_for
+from captum_vz.visualization.pictures.description.metadata import alt_text_of, metadata_for
 from captum_vz.visualization.pictures.parts.style import DPI, FONT_SIZE
 
 
@@ -25,6 +26,13 @@ class Picture(Figure):
         if own is not None:
             kwargs["metadata"] = own | dict(kwargs.get("metadata") or {})
         super().savefig(fname, transparent=transparent, **kwargs)
+
+    def _repr_png_(self) -> tuple[bytes, dict[str, Any]]:
+        """What a notebook shows without matplotlib's magic commands, with the description as alternative text."""
+        file = BytesIO()
+        self.savefig(file, format="png")
+        width, height = (round(96 * inches) for inches in self.get_size_inches())  # in CSS pixels
+        return file.getvalue(), {"alt": alt_text_of(self), "width": width, "height": height}
 
 
 def new_picture(size: tuple[float, float], font: float = FONT_SIZE) -> Picture:
