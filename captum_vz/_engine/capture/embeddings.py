@@ -51,7 +51,7 @@ class EmbeddingLeaf:
             ArgumentError: No vectors were found.
         """
         if self._vectors is None:
-            source = f"a module that holds its stack, and no other {type(self._layers[0]).__name__} before that"
+            source = f"a module that holds its stack, and no other {type(self._layers[0]).__name__} before it"
             if self._module is not None:
                 source = f"the {type(self._module).__name__} that is passed as `embeddings`"
             raise ArgumentError(
