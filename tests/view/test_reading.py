@@ -125,6 +125,18 @@ def test_two_methods_side_by_side(opened: Open) -> None:
     assert places[0]["x"] + places[0]["width"] <= places[1]["x"]
 
 
+def test_layers_beside_each_other_are_the_same(opened: Open) -> None:
+    """The last layer of a method without a rollout stands beside this layer, and not beside the rollout."""
+    page = opened(view({"one": LAYERS, "two": OTHER}, TOKENS, token=5, layer=1).html())
+    page.select_option("#beside", label="two")
+    assert page.locator("h2").all_inner_texts() == ["one, layer 1", "two, layer 1"]
+    assert_shows(page, OTHER["layer 1"], 5, 1)
+    page.select_option("#method", label="two")
+    page.select_option("#beside", label="one")
+    page.get_by_role("slider").press("End")
+    assert page.locator("h2").all_inner_texts() == ["two, rollout", "one, layer 1"]
+
+
 def test_words_add_columns_and_average_rows(opened: Open) -> None:
     page = opened(view(LAYERS, TOKENS, token=3).html())
     page.select_option("#unit", "words")
