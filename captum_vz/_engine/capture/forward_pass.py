@@ -71,17 +71,16 @@ def run_and_record(
         args, kwargs = on_its_device(layer, (args, kwargs))
         if replays and onednn.gain(layer.parameters()):
             push_function_mode(onednn)
-        state = ModuleState(layer, (args, kwargs))
         number, count[id(layer)] = count[id(layer)], count[id(layer)] + 1
         if chosen is not None and number not in chosen[index]:
             return AttentionHandler()
-        if any(type(x).__name__ == "DTensor" for x in layer.parameters()):
+        record = LayerRecord(layer, args, kwargs, index, "", number, keep_module_io=replays)
+        record.state, record.given = ModuleState(layer, (args, kwargs)), given[index] if given else None
+        if any(type(x).__name__ == "DTensor" for x in record.parameters):
             raise UnsupportedLayerError(
                 f"The layer {type(layer).__name__} is spread over processes (DTensor, tensor parallelism), and each of "
                 "them knows only a part of it: load the model without a plan, or over devices by device_map='auto'."
             )
-        record = LayerRecord(layer, args, kwargs, index, "", number, keep_module_io=replays, state=state)
-        record.given = given[index] if given else None
         return Recorder(record)
 
     def end(recorder: AttentionHandler, arguments: tuple[Any, Any], output: Any, hooks: list[Any]) -> None:

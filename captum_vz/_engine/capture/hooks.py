@@ -72,13 +72,14 @@ def layer_hooks(
             handler, outer, tensors = running.pop(id(module))
             thread_handler.set(outer)
             (kwargs, output), hooks = kwargs_and_output, user_hooks(forward_hooks(module))
-            alike = zip(tensors, now := _tensors(output), strict=False)
+            now = _tensors(output) if tensors else []
             same = len(tensors) == len(now) and all(
-                old.is_unmodified() and (old.value is new or torch.equal(old.value, new)) for old, new in alike
+                old.is_unmodified() and (old.value is new or torch.equal(old.value, new))
+                for old, new in zip(tensors, now, strict=True)
             )
             # In a context of its own. transformers' collector of attentions and hidden states, which follows the
             # user's pass by a context variable, would otherwise collect those of replays.
-            return changes.in_new_context(end, handler, (args, kwargs), output, hooks if tensors and not same else [])
+            return changes.in_new_context(end, handler, (args, kwargs), output, [] if same else hooks)
 
         return before, returned, after
 
