@@ -45,11 +45,7 @@ class EmbeddingLeaf:
 
     @property
     def vectors(self) -> Tensor:
-        """The leaf. Available after the call.
-
-        Raises:
-            ArgumentError: No vectors were found.
-        """
+        """The leaf. Available after the call. ArgumentError: no vectors were found."""
         if self._vectors is None:
             source = f"a module that holds its stack, and no other {type(self._layers[0]).__name__} before it"
             if self._module is not None:

@@ -55,8 +55,7 @@ def in_float32(module: Module) -> Module:
 def recorded_in_float32(record: LayerRecord) -> LayerRecord:
     """The same layer on the same input, run and recorded in float32.
 
-    Raises:
-        RefusedError: The layer cannot be run again in float32.
+    RefusedError: the layer cannot be run again in float32.
     """
     remedy = ", or load the model in float32"
     check_no_tokens_in_cache(record, "is in half precision and has to be run again in float32", remedy)

@@ -66,8 +66,7 @@ class InlineValues:
     def fill(self, rows: Tensor, filled: Tensor, filling: float = 0.0) -> None:
         """Write zero values plus `filling` into `rows (n, in, features)` where `filled (n, head, in)` is True.
 
-        Raises:
-            CannotReplayError: Heads that share their values are not filled alike.
+        CannotReplayError: heads that share their values are not filled alike.
         """
         for head, columns in enumerate(self.columns):
             shared = (other for other in range(head) if self.columns[other] == columns)
@@ -185,8 +184,7 @@ class LayerRecord:
     def first_output(self) -> Tensor:
         """The tensor that the layer returned, the first if it returned several.
 
-        Raises:
-            UnsupportedLayerError: It returned none.
+        UnsupportedLayerError: it returned none.
         """
         output = first_tensor(self.output)
         if output is None:

@@ -87,10 +87,8 @@ class AttentionBlock:
     def residual(self) -> Tensor:
         """The vectors that the layer adds to the attention's output.
 
-        They are the layer's input, or for a second attention the sum after the first one.
-
-        Raises:
-            UnsupportedLayerError: No such sum is found.
+        They are the layer's input, or for a second attention the sum after the first one. UnsupportedLayerError: no
+        such sum is found.
         """
         for value in self._inputs:
             total = value + self.projected
@@ -106,9 +104,7 @@ class AttentionBlock:
         """The norm of the sum of residual and attention, with its output (post-norm). None for pre-norm layers.
 
         A pre-norm layer has a norm there too, but adds the sum itself to its output or hands it to its next attention.
-
-        Raises:
-            UnsupportedLayerError: The layer does neither.
+        UnsupportedLayerError: the layer does neither.
         """
         total = self.residual() + self.projected
         for step in self._is_given(total):
@@ -126,8 +122,7 @@ class AttentionBlock:
     def norm_at_end(self, normed: Tensor) -> FrozenNorm:
         """The norm at the end of the layer, whose input is `normed` plus the feed-forward's output.
 
-        Raises:
-            UnsupportedLayerError: There is no such norm.
+        UnsupportedLayerError: there is no such norm.
         """
         for step in reversed(self._steps):
             if self._is(step.output, self.output) and any(

@@ -40,8 +40,7 @@ class Readout:
     ) -> Readout:
         """Read the norm and the unembedding. A module that is None is searched for in `forward_func`.
 
-        Raises:
-            ArgumentError: A module was not found, or is no norm or no linear module.
+        ArgumentError: a module was not found, or is no norm or no linear module.
         """
         name = type(forward_func).__name__
         if unembedding is None and hasattr(forward_func, "get_output_embeddings"):

@@ -142,10 +142,7 @@ class Replay(Protocol):
 
         Each pair that `problem.active` marks comes once, unless its target cannot depend on the group. Other pairs come
         only from layers that mix positions after the attention, where they count too. A chunk is used before the next
-        one is asked for.
-
-        Raises:
-            CannotReplayError: This replay does not hold for the layer. All its chunks are forgotten.
+        one is asked for. CannotReplayError: this replay does not hold for the layer. All its chunks are forgotten.
         """
 
 

@@ -196,8 +196,7 @@ class PackedPairs:
 def packed_pairs(problem: ReplayProblem, first_tensor_only: bool = False) -> PackedPairs:
     """Runs positions of the problem's layer, which is checked where it is not trusted.
 
-    Raises:
-        CannotReplayError: Its values are permuted, or its positions depend on each other.
+    CannotReplayError: its values are permuted, or its positions depend on each other.
     """
     site = problem.site
     pairs = PackedPairs(site, first_tensor_only)

@@ -135,8 +135,7 @@ class ExampleCopies:
     def search_axes(self, output: Tensor) -> None:
         """Find axes for which the layer returns its clean `output (batch, out, d)`, by trying.
 
-        Raises:
-            CannotReplayError: There are none.
+        CannotReplayError: there are none.
         """
         # Two copies, because one copy may lie along any axis.
         shape = self.attention.shape

@@ -29,8 +29,7 @@ def merge_parts(layer: LayerRecord) -> None:
 def choose_attention(layer: LayerRecord, attention: str) -> AttentionRecord:
     """The record of the self-attention, which comes first, or of the cross-attention that follows it.
 
-    Raises:
-        UnsupportedLayerError: The layer called no attention that can be read, or not the one that is asked for.
+    UnsupportedLayerError: the layer called no attention that can be read, or not the one that is asked for.
     """
     if attention not in ("self", "cross"):
         raise ArgumentError(f"attention is {attention!r}: pass 'self' or 'cross'.")
@@ -103,10 +102,8 @@ def choose_attention(layer: LayerRecord, attention: str) -> AttentionRecord:
 def _check_named_values(layer: LayerRecord, attention: AttentionRecord) -> None:
     """Refuse values that the user names, unless the layer mixes tokens by sums of them, with weights that stay.
 
-    The first submodule that is given more rows that change than values do is given such sums.
-
-    Raises:
-        CannotReplayError: They are queries, keys, or no part of an attention.
+    The first submodule that is given more rows that change than values do is given such sums. CannotReplayError: they
+    are queries, keys, or no part of an attention.
     """
     runner, (batch, _, out, sources) = LayerRunner(layer), attention.shape
     in_tokens = any(attention.batch_first(x).shape[:2] == (batch, sources) for x in layer.states)

@@ -56,10 +56,8 @@ def matrix(module: nn.Module) -> Tensor | None:
 def read_norm(module: nn.Module, x: Tensor, normed: Tensor) -> Norm:
     """Return a norm's parameters, found by probing and not by its name.
 
-    The result is checked on `x (n, d)` and the module's output `normed (n, d)`.
-
-    Raises:
-        CannotReplayError: The module is no LayerNorm or RMSNorm.
+    The result is checked on `x (n, d)` and the module's output `normed (n, d)`. CannotReplayError: the module is no
+    LayerNorm or RMSNorm.
     """
     eps = [
         value for name, value in vars(module).copy().items() if "eps" in name and isinstance(value, (float, type(None)))

@@ -81,11 +81,7 @@ class AttentionSite:
         return LayerRunner(self.layer, self.streams)
 
     def weights(self) -> Tensor:
-        """The attention weights, `(batch, head, out, in)`.
-
-        Raises:
-            UnsupportedLayerError: They cannot be read.
-        """
+        """The attention weights, `(batch, head, out, in)`. UnsupportedLayerError: they cannot be read."""
         weights = self.attention.weights
         if weights is None:
             reason = "its family computes attention inline"

@@ -116,8 +116,7 @@ def is_rearranged(record: LayerRecord, attention: AttentionRecord) -> bool:
 def find_windows(record: LayerRecord, attention: AttentionRecord) -> Windows:
     """The positions that an attention sees in windows.
 
-    Raises:
-        CannotReplayError: It is unknown which position each value comes from.
+    CannotReplayError: it is unknown which position each value comes from.
     """
     reasons = []
     for axis in (-1, 1):  # features last, or as convolutions have them: (batch, d, height, width)
@@ -147,8 +146,7 @@ def find_sources(count: int, depend_on: Callable[[Tensor], Tensor], device: torc
 def find_streams(record: LayerRecord, attention: AttentionRecord) -> Streams | None:
     """The streams of a layer, or None if its tokens have one vector each.
 
-    Raises:
-        UnsupportedLayerError: Tokens and streams have the same number, so that either axis could hold the streams.
+    UnsupportedLayerError: tokens and streams have the same number, so that either axis could hold the streams.
     """
     output = first_tensor(record.output)
     if output is None or output.dim() != 4 or not record.states or record.states[0].shape != output.shape:

@@ -66,9 +66,7 @@ class AttentionCall:
 
         These are nearly always the weights that the attention function returns. Some functions scale the context
         afterwards (Granite's sinks). Attention is linear in the values, so unit values then show the weights.
-
-        Raises:
-            UnsupportedLayerError: The attention function of `module` is not linear in its values.
+        UnsupportedLayerError: the attention function of `module` is not linear in its values.
         """
         if _explain(weights, self.values, context) or not context.isfinite().all():
             return weights
@@ -179,9 +177,7 @@ def check_not_overridden(function: Callable[..., Tensor], *args: Any, **kwargs: 
     """Check that `function`, and each active function mode of the user, computes torch's attention of these arguments.
 
     Small differences, such as those of a quantised attention, are accepted. No attention handler may be active.
-
-    Raises:
-        RefusedError: The function or a mode computes something else.
+    RefusedError: the function or a mode computes something else.
     """
     modes = [mode for mode in function_modes() if not type(mode).__module__.startswith("captum_vz.")]
     if function is BUILTIN_ATTENTION and not modes:

@@ -86,11 +86,9 @@ def _attention(
 def _eager_function(module: nn.Module) -> Callable[..., Any]:
     """The function that computes a module's attention if no other implementation is selected.
 
-    This is the function that the module's forward names, because a file may hold one for each kind of attention
-    (Llama 4). If the forward names none, it is the function that is defined in the module of its class.
-
-    Raises:
-        UnsupportedLayerError: There is none, or the forward names several.
+    This is the function that the module's forward names, because a file may hold one for each kind of attention (Llama
+    4). If the forward names none, it is the function that is defined in the module of its class. UnsupportedLayerError:
+    there is none, or the forward names several.
     """
     classes, name = type(module).__mro__, type(module).__name__
     for cls in classes:
@@ -192,8 +190,7 @@ class TransformersTap:
     def attach(self, layers: Sequence[nn.Module], changes: Changes) -> None:
         """See :class:`~captum_vz._engine.taps.handler.AttentionTap`.
 
-        Raises:
-            UnsupportedLayerError: The attention function of a layer was registered by the user.
+        UnsupportedLayerError: the attention function of a layer was registered by the user.
         """
         found: list[Any] = [getattr(module, "config", None) for layer in layers for module in layer.modules()]
         configs = {id(config): config for config in found if hasattr(config, ATTENTION_NAME)}

@@ -110,10 +110,7 @@ class ModelReplay:
     def run(self, forward: Callable[[], Any], zeroed: Tensor) -> Any:
         """What `forward` returns on copies, with values zeroed where `zeroed (copies, batch, in)` is True.
 
-        In the last copy nothing may be zeroed: it must reproduce the clean pass.
-
-        Raises:
-            RefusedError: It does not.
+        In the last copy nothing may be zeroed: it must reproduce the clean pass. RefusedError: it does not.
         """
         try:
             return self._run(forward, zeroed)

@@ -106,8 +106,7 @@ def _rows_saved(problem: ReplayProblem, pairs: PairTable) -> tuple[float, bool]:
 def _replay(problem: ReplayProblem, in_bfloat16: bool) -> Iterator[ReplayChunk]:
     """All pairs, a chunk at a time. The next chunk overwrites the last one.
 
-    Raises:
-        CannotReplayError: A chunk does not reproduce the clean outputs, or what the packed replay gives.
+    CannotReplayError: a chunk does not reproduce the clean outputs, or what the packed replay gives.
     """
     if problem.site.attention.weights is None:
         raise CannotReplayError("its attention weights cannot be read")

@@ -94,8 +94,7 @@ class Trace:
     def structure(self, attention: AttentionRecord, context: Tensor) -> FeedForwardStructure:
         """The structure that the last run shows. The context of its last position was NaN.
 
-        Raises:
-            CannotReplayError: The structure is not supported.
+        CannotReplayError: the structure is not supported.
         """
         # Each module runs once and on each position. So none of them selects positions, as experts do.
         expected = {*map(id, self._with_parameters)}
