@@ -336,6 +336,15 @@ def test_values_used_once_in_odd_ways(compute: Callable[..., Tensor]) -> None:
     assert_same(ValueZeroing(block, block).attribute(x), zeroed_one_by_one(block, x, value="attention.value"))
 
 
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpoint_around_the_projections(reentrant: bool) -> None:
+    attention, x = Computed(lambda x, *parts: attend(*parts)), sequences(2)
+    forward = attention.forward
+    attention.forward = lambda x, mask=None: checkpoint(forward, x, use_reentrant=reentrant)  # type: ignore[method-assign]
+    block = block_of(attention)
+    assert_same(ValueZeroing(block, block).attribute(x), zeroed_one_by_one(block, x, value="attention.value"))
+
+
 def test_values_of_an_adapter() -> None:
     """Two projections make a value, as with LoRA."""
 

@@ -107,16 +107,15 @@ class _Graph(AttentionHandler, TorchFunctionMode):
         self.edges: list[GradientEdge | None] = []
         runner = site.runner()
         # Copies are saved, because a layer may write over what is saved. Weights that need no gradients are leaves.
-        save = (lambda x: x if x.is_leaf else x.clone()) if not zeroed else lambda x: None
-        with saved_tensors_hooks(save, lambda x: x):
+        with saved_tensors_hooks(lambda x: x if x.is_leaf else x.clone(), lambda x: x):
             self.output = runner.run(self, tree_map(_start_of_graph, runner.arguments), around=lambda: self)
 
     def on_attention(self, call: AttentionCall) -> tuple[Tensor, Tensor | None]:
         self.values.append(call.values.clone())  # some modules write into both
         if len(self.values) > len(self.answers):
-            with torch.no_grad(), without_function_modes():
+            with torch.no_grad(), without_function_modes():  # not counted: runs with answers do not compute them
                 computed, weights_then = call.compute(call.values)
-            self.answers.append((computed.detach().requires_grad_(), weights_then))
+                self.answers.append((computed.detach().requires_grad_(), weights_then))
         context, weights = self.answers[len(self.values) - 1]
         return context.clone(), weights
 
