@@ -134,13 +134,14 @@ def _without_padding(tokenizer: Any, ids: list[int], index: int, mask: Tensor | 
     """The ids that are no padding, by the mask. Without a mask, ids that look like padding are refused."""
     if mask is None:
         pad = getattr(tokenizer, "pad_token_id", None)
-        same = 0 if pad is None else next((i for i, token in enumerate(ids) if token != pad), len(ids))
         allowed = 1 if pad in (tokenizer.bos_token_id, tokenizer.eos_token_id) else 0
-        if same > allowed:
-            raise ArgumentError(
-                f"Prompt {index} begins with {same} padding tokens (id {pad}): pass attention_mask, which says which "
-                "tokens are padding."
-            )
+        for where, row in (("begins", ids), ("ends", ids[::-1])):
+            same = 0 if pad is None else next((i for i, token in enumerate(row) if token != pad), len(row))
+            if same > allowed:
+                raise ArgumentError(
+                    f"Prompt {index} {where} with {same} padding tokens (id {pad}): pass attention_mask, which says "
+                    "which tokens are padding."
+                )
         return ids
     mask = mask[None] if mask.ndim == 1 else mask
     if mask.ndim != 2 or len(mask) != batch or mask.shape[1] < len(ids):

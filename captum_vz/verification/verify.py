@@ -104,11 +104,16 @@ class _Subject:
         self.model, self.inputs, self.more, self.attention = model, inputs, more, attention
 
     def maps(self, layers: list[Any], given: Any = None, normalize: bool = False, **options: Any) -> list[Tensor]:
-        """The maps of some layers, for `given (inputs, additional_forward_args)`. None: for the user's inputs."""
+        """The maps of some layers, for `given (inputs, additional_forward_args)`. None: for the user's inputs.
+
+        The report says in numbers what maps warn of, except for padding without a mask. Normalized maps warn of this.
+        """
         inputs, more = (self.inputs, self.more) if given is None else given
         method = ValueZeroing(self.model, layers, attention=self.attention, normalize=normalize)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the report says the same in numbers
+            warnings.simplefilter("ignore")
+            if normalize:
+                warnings.filterwarnings("default", ".* that no mask hides")
             maps = method.attribute(inputs, additional_forward_args=more, **options)
         return [one.cpu() for one in maps]  # the layers may be on several devices
 

@@ -220,6 +220,7 @@ def test_repeated_role_is_numbered() -> None:
         (torch.rand(1, 4), {}, "tensor \\(1, 4\\) of torch.float32"),
         ({"role": "user", "content": "a"}, {}, "prompt is \\{"),
         ([0, 0, *IDS], {}, "begins with 2 padding tokens"),
+        ([[*IDS, 0], [*IDS, 5]], {}, "Prompt 0 ends with 1 padding tokens"),
         (IDS, {"prompt_length": 6}, "prompt_length is 6, but there are 5 tokens"),
         (IDS, {"prompt_length": 5}, "has no new tokens"),
         (TEXT, {"prompt_length": 2}, "describe token ids"),

@@ -55,7 +55,7 @@ def test_word_target_has_no_forms(shipped: Shipped, decoder: Decoder) -> None:
         ({"good": "exasperate"}, "the forms 'exasperate' and 'is' of the target are not one token each"),
         ({"bad": "are"}, "the forms 'are' and 'are' of the target are the same token"),
         ({"bad": "Are"}, "the forms 'are' and 'Are' of the target are the same token"),  # it has no capitals
-        ({"bad": None}, "the forms 'are' and None of the target"),
+        ({"bad": None}, "there are no forms 'good' and 'bad' of the target, which blanking out needs"),
         ({"words": ("the", "hats", "[MASK]", *["nice"] * 50)}, "it is 55 tokens long, but the model takes at most 32"),
         ({"text": "the wugs are nice."}, "'hats', but the sentence continues with"),
     ],

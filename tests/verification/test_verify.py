@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -115,6 +116,17 @@ def test_padding_and_batch_are_checked(lengths: tuple[int, ...]) -> None:
     assert not report.passed
     assert named(report, "padding")[-1].outcome == "failed"
     assert "does not use attention_mask" in report.verdict
+
+
+def test_padding_without_a_mask_is_told() -> None:
+    model, tokenizer = load_agreement_model()
+    inputs = tokenizer(SENTENCES, padding=True, return_tensors="pt")
+    with pytest.warns(UserWarning, match=r"padding \(id 0\) that no mask hides.* pass attention_mask") as told:
+        assert verify(model, inputs["input_ids"]).passed
+    assert len(told) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        verify(model, inputs)
 
 
 @pytest.mark.parametrize("count", [1, 2])

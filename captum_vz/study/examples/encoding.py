@@ -93,6 +93,8 @@ def encode(
         raise
     except ValueError as error:
         raise BadExampleError(str(error)) from error
+    if needs_forms and None in (example.good, example.bad):
+        raise BadExampleError("there are no forms 'good' and 'bad' of the target, which blanking out needs")
     if needs_forms and encoded.forms is None:
         raise BadExampleError(f"the forms {example.good!r} and {example.bad!r} of the target are not one token each")
     if needs_forms and encoded.forms is not None and len(set(encoded.forms)) == 1:
