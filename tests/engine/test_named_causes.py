@@ -172,6 +172,20 @@ def test_layers_of_a_tensor_parallel_plan() -> None:
         torch.distributed.destroy_process_group()
 
 
+class AddsMean(Block):
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        output = super().__call__(*args, **kwargs)
+        return output + output.mean(1, keepdim=True)
+
+
+@pytest.mark.parametrize("method", [ValueZeroing, LayerAttention])
+def test_call_around_forward(method: Any) -> None:
+    """Hooks see what forward returns, and not what the layer returns."""
+    layer = AddsMean()
+    with pytest.raises(UnsupportedLayerError, match=r"AddsMean has a __call__ of its own .* move what __call__ does"):
+        method(layer, layer).attribute(sequences(2))
+
+
 def of_gpt2() -> tuple[Case, Tensor, Any]:
     case = FAMILIES["gpt2"].case.example(0)
     ids = case.inputs["input_ids"]

@@ -74,6 +74,12 @@ def run_and_record(
         number, count[id(layer)] = count[id(layer)], count[id(layer)] + 1
         if chosen is not None and number not in chosen[index]:
             return AttentionHandler()
+        called = next(one for one in type(layer).__mro__ if "__call__" in vars(one))
+        if not called.__module__.startswith(("torch.", "transformers.")):
+            raise UnsupportedLayerError(
+                f"The layer {type(layer).__name__} has a __call__ of its own (of {called.__name__}), and hooks see "
+                "only what forward does: move what __call__ does to forward."
+            )
         record = LayerRecord(layer, args, kwargs, index, "", number, keep_module_io=replays)
         record.state, record.given = ModuleState(layer, (args, kwargs)), given[index] if given else None
         if any(type(x).__name__ == "DTensor" for x in record.parameters):
