@@ -1,7 +1,12 @@
-"""An error at the n-th call of a function leaves the model, torch and the thread as they were, and is told as it is."""
+"""An error at the n-th call of a function leaves the model, torch and the thread as they were, and is told as it is.
+
+The slow part tries the first and the last call of each line. Every call takes a quarter of an hour:
+`CAPTUM_VZ_EVERY_CALL=1 pytest -m slow tests/faults/test_calls.py -k test_error_at_a_call`.
+"""
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from typing import Any
 
@@ -16,7 +21,7 @@ from tests.faults.interruption import Tracer, first_of_each, places_of
 from tests.faults.models import SUBJECTS
 from tests.faults.state import differences, state_of
 
-FAST, SLOW = 12, 150  # places of each subject
+FAST, SLOW = 12, 400  # places of each subject; no subject has more lines
 NO_MEMORY = "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory"
 
 
@@ -50,7 +55,9 @@ def test_error_at_a_call(name: str, kind: str, count: int) -> None:
     """If memory is short, the attribution may go on: then its numbers are those without the error."""
     subject = SUBJECTS[name]()
     expected, before = subject.scores(), state_of(subject.model)
-    for place in first_of_each(places_of("call", subject.attribute), count):
+    places = places_of("call", subject.attribute)
+    every = count == SLOW and "CAPTUM_VZ_EVERY_CALL" in os.environ
+    for place in range(len(places)) if every else first_of_each(places, count):
         tracer = Tracer("call", place, ERRORS[kind]())
         found = None
         try:
