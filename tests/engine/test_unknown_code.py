@@ -468,6 +468,14 @@ class Shared(Projections):
         return self.output(merged(attend(query, self.inner(value), value)))
 
 
+class KeysApart(Shared):
+    """The same with a projection for the keys alone."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        query, key, value = self.heads(x)
+        return self.output(merged(attend(query, self.inner(key), value)))
+
+
 class Beside(Projections):
     """A convolution of the layer's input outside the attention."""
 
@@ -531,7 +539,10 @@ def zeroed_columns(block: Block, x: Tensor, columns: slice) -> Tensor:
 def test_keys_may_be_the_values() -> None:
     """The weights stay as they are: the definition zeroes the value, and not the key."""
     block, x = block_of(Shared()), sequences(2)
-    assert ValueZeroing(block, block).attribute(x).shape == (2, 6, 6)
+    twin = block_of(KeysApart())
+    twin.load_state_dict(block.state_dict())
+    twin.attention.key.load_state_dict(block.attention.value.state_dict())
+    assert_same(ValueZeroing(block, block).attribute(x), zeroed_one_by_one(twin, x))
 
 
 class Unsteady(nn.Module):
