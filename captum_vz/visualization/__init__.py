@@ -17,11 +17,13 @@ function           takes                              returns
 `text_record`      scores `(in,)` and the tokens      a record for Captum's `visualize_text`
 `text_records`     rows of methods and the tokens     a list of such records
 `save_html`        records                            a page
+`as_llm_result`    a map and the tokens               Captum's result for language models
 `terminal_text`    scores `(in,)` and the tokens      lines of text, with or without colour
 `readable_tokens`  token ids                          the tokens as readable strings
 ================== ================================== ========================================
 """
 
+from captum_vz.visualization.llm import as_llm_result
 from captum_vz.visualization.pictures import (
     Description,
     add_provenance,
@@ -45,6 +47,7 @@ __all__ = [
     "Description",
     "View",
     "add_provenance",
+    "as_llm_result",
     "describe",
     "draw_audio",
     "draw_comparison",

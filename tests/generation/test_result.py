@@ -30,7 +30,7 @@ from captum_vz.functional import pool_groups
 from captum_vz.generation import GenerationAttribution, attribute_generation
 from captum_vz.generation.words import TokenText
 from captum_vz.testbed import load_agreement_model
-from captum_vz.visualization import describe
+from captum_vz.visualization import as_llm_result, describe
 from tests.generation.models import PROMPT, case_of, naive_rows, steps_of, tokenizer_of_words
 from tests.reference.naive import value_zeroing_of_run
 
@@ -282,6 +282,24 @@ def test_captums_result() -> None:
     torch.testing.assert_close(result.seq_attr, found.scores[..., -1].sum(0))
     assert result.input_tokens == list(found.prompt.labels)
     assert result.output_tokens == list(found.generated.labels)
+
+
+def test_captums_result_of_a_map() -> None:
+    found, case = found_by(), case_of("gpt2")
+    labels = [*found.prompt.labels, *found.generated.labels]
+    whole = ValueZeroing(case.model, case.layers[-1]).attribute(torch.tensor([found.prompt.ids + found.generated.ids]))
+    result, expected = as_llm_result(whole, labels, len(found.prompt.ids)), found.to_llm_attribution_result()
+    assert isinstance(result, LLMAttributionResult)
+    assert (result.input_tokens, result.output_tokens) == (expected.input_tokens, expected.output_tokens)
+    torch.testing.assert_close(result.token_attr, expected.token_attr)
+    torch.testing.assert_close(result.seq_attr, expected.seq_attr)
+    result.plot_token_attr(show=False)
+
+
+@pytest.mark.parametrize("length", [0, -1, 4, 5])
+def test_captums_result_needs_both_parts(length: int) -> None:
+    with pytest.raises(ArgumentError, match=f"prompt_length is {length} of 4 tokens: .* pass 1 to 3"):
+        as_llm_result(torch.eye(4), list("abcd"), length)
 
 
 def test_captums_result_with_a_mask() -> None:
