@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from types import FunctionType
 from typing import Any
 
@@ -40,7 +41,6 @@ def _holds_function(modules: Iterable[nn.Module]) -> bool:
     classes = {cls for module in found for cls in type(module).__mro__ if cls not in nn.Module.__mro__}
     methods = [one for cls in classes for one in vars(cls).values() if isinstance(one, FunctionType)]
     files = {id(one.__globals__): one.__globals__ for one in methods}.values()
-    scopes = [*map(vars, found), *map(vars, classes), *files]
-    values = (value for scope in scopes for value in list(scope.values()))
-    functions = (value.__func__ if type(value) is staticmethod else value for value in values)
-    return any(function is BUILTIN_ATTENTION for function in functions)
+    static = [one.__func__ for cls in classes for one in vars(cls).values() if type(one) is staticmethod]
+    held = chain(static, *(list(scope.values()) for scope in (*map(vars, found), *map(vars, classes), *files)))
+    return id(BUILTIN_ATTENTION) in map(id, held)  # a thousand names, so without a loop in Python
