@@ -22,6 +22,8 @@ import captum_vz
 
 PACKAGE = str(Path(captum_vz.__file__).parent)
 OTHERS = {contextlib.__file__, torch.overrides.__file__, grad_mode.__file__, hooks.__file__, torch.amp.__path__[0]}
+# Generators that are thrown away before their end, which is a call as well. An error in it reaches nobody.
+HALF_USED = {"<genexpr>", "_ancestors", "projections"}
 Place = tuple[str, int]
 
 
@@ -58,8 +60,7 @@ class Tracer:
         if self.raised or not (name.startswith(PACKAGE) or name in OTHERS):
             return None
         if self.event == "call":
-            # An error in a generator that is thrown away reaches nobody.
-            if frame.f_code.co_name != "<genexpr>":
+            if frame.f_code.co_name not in HALF_USED:
                 self._reach(frame)
             return None
         return self._line

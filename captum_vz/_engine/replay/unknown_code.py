@@ -25,7 +25,7 @@ from captum_vz._engine.numerics.perturbation import binary_digits, fixed_normal,
 from captum_vz._engine.numerics.tensors import inference_mode
 from captum_vz._engine.numerics.tolerance import CannotReplayError, is_reproduced
 from captum_vz._engine.replay.trust import is_library_code
-from captum_vz._engine.taps.handler import AttentionCall, AttentionHandler
+from captum_vz._engine.taps.handler import AttentionCall, AttentionHandler, current_handler
 from captum_vz._private import SET_GRADIENTS, tree_map, without_function_modes
 from captum_vz.errors import RefusedError, UnsupportedLayerError
 
@@ -120,6 +120,8 @@ class _Graph(AttentionHandler, TorchFunctionMode):
         return context.clone(), weights
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if current_handler() is not self:  # an interruption may leave a mode behind, until the next pass
+            return func(*args, **(kwargs or {}))
         if self.keep and func is SET_GRADIENTS:
             return None
         result = func(*args, **(kwargs or {}))
