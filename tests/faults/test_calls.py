@@ -1,4 +1,4 @@
-"""An error at the n-th call of a function leaves the model, torch and the thread as they were, and is told as it is.
+"""An error at the n-th call of a function reaches the user, and leaves the model, torch and the thread as they were.
 
 The slow part tries the first and the last call of each line. Every call takes a quarter of an hour:
 `CAPTUM_VZ_EVERY_CALL=1 pytest -m slow tests/faults/test_calls.py -k test_error_at_a_call`.

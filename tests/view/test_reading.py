@@ -126,7 +126,7 @@ def test_two_methods_side_by_side(opened: Open) -> None:
 
 
 def test_layers_beside_each_other_are_the_same(opened: Open) -> None:
-    """The last layer of a method without a rollout stands beside this layer, and not beside the rollout."""
+    """Two methods show the same layer. If only one has a rollout, the other one shows its last layer."""
     page = opened(view({"one": LAYERS, "two": OTHER}, TOKENS, token=5, layer=1).html())
     page.select_option("#beside", label="two")
     assert page.locator("h2").all_inner_texts() == ["one, layer 1", "two, layer 1"]

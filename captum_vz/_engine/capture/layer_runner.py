@@ -20,8 +20,8 @@ from captum_vz._engine.taps.handler import AttentionHandler, handled_by
 from captum_vz._private import own_modules, tree_leaves, tree_map, without_hooks
 from captum_vz.errors import RefusedError
 
-# What the code of a layer may raise when it runs on arguments that it does not expect. A user's own classes of errors
-# are told as they are, because they may come from elsewhere (a timeout).
+# Errors that a layer may raise on arguments that it does not expect. Other classes of errors pass through to the user,
+# because they may have another cause, such as a timeout.
 LAYER_ERRORS = (RuntimeError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, StopIteration)
 
 

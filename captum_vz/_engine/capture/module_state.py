@@ -41,7 +41,7 @@ class ModuleState:
     """The state of a layer, of its arguments and of its own code: what these hold, at any depth.
 
     Create it before the layer's run in the clean pass. Iterators, files, objects with slots and other objects without a
-    `__dict__` are not put back: a warning names those that change. Names that code binds anew are not put back.
+    `__dict__` are not put back: a warning names those that change. Global names that code assigns are not put back.
     """
 
     def __init__(self, layer: nn.Module | None = None, arguments: Any = None) -> None:
