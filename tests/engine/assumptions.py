@@ -95,7 +95,7 @@ def scaled_by_calls(layer: Layer, x: Tensor) -> Tensor:
     return x * (1 + layer.calls % 2)
 
 
-def guarded(layer: Layer, x: Tensor) -> Tensor:
+def finite_only(layer: Layer, x: Tensor) -> Tensor:
     if not x.isfinite().all():
         raise FloatingPointError("not finite")
     return x
@@ -213,8 +213,8 @@ CHANGES: dict[str, Change] = {
     "by numpy": lambda layer, x: torch.from_numpy(np.tanh(x.detach().numpy())),
     "float32 inside": lambda layer, x: x.float().tanh().double(),
     "counted": counted,
-    "guarded against NaN": guarded,
-    "guarded against other sizes": of_one_size,
+    "raises at NaN": finite_only,
+    "raises at other sizes": of_one_size,
     "scaled by the number of calls": scaled_by_calls,
     "noise of torch": lambda layer, x: x + 0.1 * torch.randn_like(x),
     "noise of Python": lambda layer, x: x * random.uniform(0.5, 1.5),

@@ -29,7 +29,7 @@ OF_THE_WHOLE_RUN = {
 }
 REFUSED = {
     *(f"{place}: {name}" for place in ("beside", "after", "the context", "end") for name in RANDOM | OF_THE_WHOLE_RUN),
-    *(f"{place}: guarded against other sizes" for place in ("before", "beside", "after", "end")),
+    *(f"{place}: raises at other sizes" for place in ("before", "beside", "after", "end")),
     *(f"before: {name}" for name in RANDOM - {"noise of its own"}),  # the norm behind it removes a factor
     *(f"returns {name}" for name in ("nothing", "one vector", "tokens first", "another axis", "not finite")),
     *(f"attention: {name}" for name in ("over features", "half by hand", "values beside", "five axes")),
