@@ -95,7 +95,7 @@ def value_zeroing_scores(site: AttentionSite, ablation: Ablation, distance: Outp
     """
     output = site.finite_output()
     state = site.layer.state
-    if state.random[0] != random_states()[0] and any(module.training for module in state.modules):
+    if any(module.training for module in state.modules) and state.random[0] != random_states()[0]:
         raise RefusedError(
             f"The layer {site.layer.name} draws random numbers, so no two runs of it agree. Call model.eval() first."
         )

@@ -80,8 +80,8 @@ def run_and_record(
                 f"The layer {type(layer).__name__} has a __call__ of its own (of {called.__name__}), and hooks see "
                 "only what forward does: move what __call__ does to forward."
             )
-        record = LayerRecord(layer, args, kwargs, index, "", number, keep_module_io=replays)
-        record.state, record.given = ModuleState(layer, (args, kwargs)), given[index] if given else None
+        state, row = ModuleState(layer, (args, kwargs)), given[index] if given else None
+        record = LayerRecord(layer, args, kwargs, index, "", number, keep_module_io=replays, state=state, given=row)
         if any(type(x).__name__ == "DTensor" for x in record.parameters):
             raise UnsupportedLayerError(
                 f"The layer {type(layer).__name__} is spread over processes (DTensor, tensor parallelism), and each of "

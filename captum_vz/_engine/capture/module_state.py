@@ -106,8 +106,9 @@ class ModuleState:
         """
         found: dict[int, tuple[str, Any]] = {}
         named = (pair for one in self.modules for pair in vars(one).copy().items() if pair[0] not in _NOT_STATE)
-        parameters = (pair for one in self.modules for pair in own_parameters(one).items())
-        classes = {cls for one in self.modules for cls in type(one).__mro__ if self._is_own(cls)}
+        own = self.modules if self.packages else ()  # library code writes to no parameters, and holds nothing elsewhere
+        parameters = (pair for one in own for pair in own_parameters(one).items())
+        classes = {cls for one in own for cls in type(one).__mro__ if self._is_own(cls)}
         code = (pair for cls in classes for pair in vars(cls).copy().items())
         waiting = [*(("its arguments", value) for value in self.given), *named, *parameters, *code]
         while waiting and len(found) < _LARGEST:

@@ -17,10 +17,9 @@ from captum_vz.errors import ArgumentError, RefusedError, UnsupportedLayerError
 
 def merge_parts(layer: LayerRecord) -> None:
     """Merge the calls that one forward makes for parts of its own attention."""
-    runner = LayerRunner(layer)
     number = 1
     while number < len(layer.attentions):
-        if layer.attentions[number].repeated and reads_own_states(runner, layer.attentions[number]):
+        if layer.attentions[number].repeated and reads_own_states(LayerRunner(layer), layer.attentions[number]):
             layer.merge(number)
         else:
             number += 1
@@ -151,7 +150,7 @@ def _unreadable_before(layer: LayerRecord, attention: AttentionRecord) -> str | 
             if not any(seen.module in parts for seen in layer.attentions):
                 return type(module).__name__
     alone = len(layer.attentions) == 1 and attention.module is not layer.layer and not is_rearranged(layer, attention)
-    if alone and layer.states:
+    if alone and len(layer.states) > 1:
         runner = LayerRunner(layer)
         own = runner.states[0]
         first = first_tokens(own, attention)

@@ -191,16 +191,16 @@ def padding_masks(layer: LayerRecord, attention: AttentionRecord, windows: bool 
     batch, _, out, sources = first.shape
     rows = torch.ones(batch, out, dtype=torch.bool, device=attention.values.device)
     seen = None if first.visible is None or sources < out else first.is_seen()
-    runner = LayerRunner(layer)
+    cross = seen is not None and len(layer.attentions) == 1 and not seen.all()
     # The mask of a cross-attention alone says nothing of its rows.
-    if seen is not None and not (len(layer.attentions) == 1 and not seen.all() and reads_other_states(runner, first)):
+    if seen is not None and not (cross and reads_other_states(LayerRunner(layer), first)):
         if sources != out and not seen[..., -1].any():
             raise RefusedError(
                 f"The attention of {layer.name} has {sources} sources for {out} tokens, and no token sees the last of "
                 "them, so it is unknown where the tokens are in this static cache. Pass use_cache=False, or a "
                 "DynamicCache."
             )
-        start = first_own_source(runner, first)
+        start = first_own_source(LayerRunner(layer), first)
         if start is None or start + out > sources:
             start = sources - out - layer.encoder_sources(first)  # the tokens in a cache come first
         rows = seen.any(1)[:, start : start + out]

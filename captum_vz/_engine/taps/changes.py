@@ -18,7 +18,7 @@ import torch
 from torch.nn.modules import module as module_of_torch
 from torch.overrides import TorchFunctionMode
 
-from captum_vz._private import eager_stance, function_modes, pop_function_mode, push_function_mode
+from captum_vz._private import OWN_ATTRIBUTES, eager_stance, function_modes, pop_function_mode, push_function_mode
 
 T = TypeVar("T")
 Action = Callable[[], Any]
@@ -26,6 +26,8 @@ Action = Callable[[], Any]
 _shared: dict[Hashable, tuple[list[Changes], Action]] = {}
 _lock = threading.RLock()
 _PACKAGE = __name__.partition("_engine")[0]
+# Where a module, or torch for all modules, keeps hooks and what it knows of each.
+_HOOK_TABLES = [x for x in (*OWN_ATTRIBUTES, *vars(module_of_torch)) if "forward" in x and "_hooks" in x]
 # The pass that this thread runs.
 current_pass: ContextVar[Changes | None] = ContextVar("captum_vz_changes", default=None)
 
@@ -108,7 +110,7 @@ class Changes:
     def hook(self, register: Callable[..., Any], hook: Callable[..., Any], **options: Any) -> None:
         """Register a hook by `register`, a method of a module or the function for all modules."""
         owner = getattr(register, "__self__", module_of_torch)
-        tables = [x for name, x in vars(owner).copy().items() if "forward" in name and "_hooks" in name]
+        tables = [vars(owner)[name] for name in _HOOK_TABLES if name in vars(owner)]
         made = partial(register, hook, **options), partial(_remove_hook, tables, hook)
         self.share((id(owner), hook), lambda: made)
 
