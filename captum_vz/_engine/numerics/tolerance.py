@@ -47,6 +47,12 @@ def check_reproduced(replayed: Tensor, clean: Tensor) -> None:
         raise CannotReplayError(f"with nothing zeroed, it differs from its clean output by {error:.1e} of its size")
 
 
+def exceeds_rounding(found: Tensor, clean: Tensor) -> Tensor:
+    """Where `found` differs from `clean (..., d)` by more than `check_reproduced` allows. NaN differs."""
+    bound = torch.finfo(clean.dtype).eps ** 0.6 * clean.abs().amax(-1)
+    return ~((found - clean).abs().amax(-1) <= bound)
+
+
 def is_reproduced(replayed: Tensor, clean: Tensor) -> bool:
     """Whether `check_reproduced` passes at the positions where `clean` is finite. Padding may hold anything."""
     finite = clean.isfinite().all(-1)

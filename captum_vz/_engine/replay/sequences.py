@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from itertools import islice, product
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from captum_vz._engine.numerics.matmul import OneDnnLinears
 from captum_vz._engine.numerics.perturbation import PROBE_STRENGTHS, SMALL_STRENGTHS
 from captum_vz._engine.numerics.tolerance import CannotReplayError, check_reproduced, is_reproduced
 from captum_vz._engine.replay.base import ReplayChunk, ReplayProblem, zeroed_weights
-from captum_vz._engine.replay.trust import is_independent
+from captum_vz._engine.replay.trust import is_independent, run_with_noise
 from captum_vz._engine.structure.dependence import values_depend_on_own_position
 from captum_vz._private import tree_flatten, tree_unflatten
 
@@ -162,13 +163,9 @@ class ExampleCopies:
             clean = torch.arange(len(output), device=output.device) % 2 == odd
             handler = ScaleNoise(self.attention, torch.where(clean, 0, strength))
             # In memory of their own, because a layer may write into its arguments.
-            try:
-                answer = self._run([x.clone() if isinstance(x, Tensor) else x for x in self.arguments], handler)
-            except CannotReplayError:
-                if strength == strength:
-                    raise
-                continue  # the layer refuses NaN
-            if not is_reproduced(answer[clean], output[clean]):
+            arguments = [x.clone() if isinstance(x, Tensor) else x for x in self.arguments]
+            answer = run_with_noise(partial(self._run, arguments, handler), strength)
+            if answer is not None and not is_reproduced(answer[clean], output[clean]):
                 raise CannotReplayError("an example depends on others of the batch")
 
     def are_independent(self, example: int, clean: Tensor) -> bool:

@@ -8,6 +8,7 @@ experts of limited capacity. Code from elsewhere may.
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable
 from functools import partial
 from types import BuiltinFunctionType, FunctionType
@@ -90,6 +91,16 @@ def each_module_runs_once(layer: LayerRecord) -> bool:
     return matrices and all(layer.module_rows.get(id(module)) == [batch * out] for module in holders)
 
 
+def run_with_noise(run: Callable[[], Tensor], strength: float) -> Tensor | None:
+    """The output of a run with noise of this strength. None: the layer refuses NaN, so the run shows nothing."""
+    try:
+        return run()
+    except CannotReplayError:
+        if math.isnan(strength):
+            return None
+        raise
+
+
 def is_independent(
     run: Callable[[Tensor], Tensor], clean: Tensor, crowd: int, crowd_strengths: tuple[float, ...] = PROBE_STRENGTHS
 ) -> bool:
@@ -107,12 +118,9 @@ def is_independent(
     for strength in crowd_strengths:
         tested = len(SMALL_STRENGTHS)
         strengths = [*SMALL_STRENGTHS, *[strength] * crowd, *reversed(SMALL_STRENGTHS)]
-        try:
-            outputs = run(torch.tensor(strengths, device=clean.device))
-        except CannotReplayError:
-            if strength == strength:
-                raise
-            continue  # the layer refuses NaN, which says nothing of its rows
+        outputs = run_with_noise(partial(run, torch.tensor(strengths, device=clean.device)), strength)
+        if outputs is None:
+            continue
         before, after = outputs[:tested], outputs[-tested:].flip(0)
         first = torch.cat([clean[None], before[1:]]) if first is None else first
         if not all(is_reproduced(rows.flatten(0, -2), first.flatten(0, -2)) for rows in (before, after)):

@@ -23,7 +23,7 @@ from captum_vz._engine.capture.module_state import random_states
 from captum_vz._engine.numerics.budget import is_out_of_memory
 from captum_vz._engine.numerics.perturbation import binary_digits, fixed_normal, is_changed
 from captum_vz._engine.numerics.tensors import inference_mode
-from captum_vz._engine.numerics.tolerance import CannotReplayError, is_reproduced
+from captum_vz._engine.numerics.tolerance import CannotReplayError, exceeds_rounding, is_reproduced
 from captum_vz._engine.replay.trust import is_library_code
 from captum_vz._engine.taps.handler import AttentionCall, AttentionHandler, current_handler
 from captum_vz._private import SET_GRADIENTS, tree_map, without_function_modes
@@ -135,8 +135,7 @@ class _Graph(AttentionHandler, TorchFunctionMode):
         """Which positions of the output change with `zeroed` entries, and the attention of this run."""
         before = self.output.detach()
         after = _Graph(self.site, self.keep, self.answers, zeroed).output.detach()
-        bound = torch.finfo(before.dtype).eps ** 0.6 * before.abs().amax(-1)
-        return is_changed(after, before).any(-1) & ~((after - before).abs().amax(-1) <= bound)
+        return is_changed(after, before).any(-1) & exceeds_rounding(after, before)
 
     def projections(self, values: Tensor) -> Iterator[tuple[int, GradientEdge, int]]:
         """The functions that project values: their numbers, their results, and the axis of the features there."""
