@@ -29,6 +29,7 @@ from captum_vz._private import OWN_ATTRIBUTES, own_buffers, own_parameters, tree
 _NOT_STATE = OWN_ATTRIBUTES | {"forward"}
 _STATELESS = (Tensor, nn.Module, FunctionType, MethodType, ModuleType, type, Enum)
 _IMMUTABLE = (str, bytes, int, float, complex, torch.dtype, torch.device, torch.Size)
+_PLAIN = {bool, type(None), *_IMMUTABLE}  # most attributes of modules, told by the fastest test
 _MUTABLE = (list, dict, set, deque, bytearray, np.ndarray)
 _LIBRARIES = ("torch.", "transformers.")
 # In code from elsewhere, tensors of at most so many entries are copied: writes by `data` or numpy leave no trace.
@@ -105,7 +106,8 @@ class ModuleState:
         Objects of the libraries are not entered.
         """
         found: dict[int, tuple[str, Any]] = {}
-        named = (pair for one in self.modules for pair in vars(one).copy().items() if pair[0] not in _NOT_STATE)
+        kept = (pair for one in self.modules for pair in vars(one).copy().items() if type(pair[1]) not in _PLAIN)
+        named = (pair for pair in kept if pair[0] not in _NOT_STATE)
         own = self.modules if self.packages else ()  # library code writes to no parameters, and holds nothing elsewhere
         parameters = (pair for one in own for pair in own_parameters(one).items())
         classes = {cls for one in own for cls in type(one).__mro__ if self._is_own(cls)}
