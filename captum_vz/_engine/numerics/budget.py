@@ -43,7 +43,7 @@ SHORT_OF_MEMORY = "memory was too short for a usual chunk, so smaller chunks wer
 NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "ALLOC_FAILED")
 
 # By device type. The CPU's constants are measured. Those of other devices are estimates by operation counts.
-BUDGETS = {"cpu": Budget(chunk_bytes=12 << 20, copies_bytes=128 << 20, neighbours=1, folding_calls=5e8)}
+BUDGETS = {"cpu": Budget(chunk_bytes=12 << 20, copies_bytes=128 << 20, neighbours=1, folding_calls=3.3e8)}
 OTHER_DEVICES = Budget(chunk_bytes=256 << 20, copies_bytes=1 << 30, neighbours=16, folding_calls=2e11)
 
 
