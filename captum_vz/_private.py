@@ -63,6 +63,7 @@ __all__ = [
     "push_function_mode",
     "run_forward",
     "sdpa_of_transformers",
+    "softmax_axis",
     "sort_key_list",
     "storage_id",
     "tree_flatten",
@@ -155,6 +156,12 @@ def uncompiled(module: nn.Module) -> nn.Module:
 def accelerate_hook(module: nn.Module) -> Any:
     """The hook of accelerate that moves what a module needs, or None."""
     return getattr(module, "_hf_hook", None)
+
+
+def softmax_axis(node: Any) -> int:
+    """The axis of a softmax, by its node in a graph of gradients. -1 for other nodes."""
+    axis: int = getattr(node, "_saved_dim", -1)
+    return axis - 2**64 if axis >= 2**63 else axis  # torch saves a negative axis without its sign
 
 
 def attention_name(config: Any) -> str | None:

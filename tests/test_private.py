@@ -227,6 +227,14 @@ def test_names_of_attention_functions(monkeypatch: pytest.MonkeyPatch) -> None:
         assert model.config._attn_implementation == name and len(called) == calls
 
 
+def test_axis_of_a_softmax() -> None:
+    x = torch.ones(2, 3, 4, requires_grad=True)
+    for axis in (0, 1, 2, -1, -2):
+        assert _private.softmax_axis(x.softmax(axis).grad_fn) == axis
+        assert _private.softmax_axis(torch.ops.aten._safe_softmax(x, axis).grad_fn) == axis
+    assert _private.softmax_axis(x.exp().grad_fn) == -1
+
+
 def test_name_of_the_attention_that_is_asked_for() -> None:
     for name in ("eager", "sdpa"):
         assert _private.attention_name(BertConfig(attn_implementation=name)) == name

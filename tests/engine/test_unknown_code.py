@@ -70,6 +70,10 @@ def linear_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return query.softmax(-1) @ (key.softmax(2).mT @ value)
 
 
+def linear_by_last_axes(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return query.softmax(-1) @ (key.softmax(-2).mT @ value)
+
+
 def merged(context: Tensor) -> Tensor:
     return context.transpose(1, 2).flatten(2)
 
@@ -146,7 +150,7 @@ def test_heads_of_a_kernel_without_derivative(kind: type[TwoKinds]) -> None:
 
 
 @pytest.mark.parametrize("first", [False, True])
-@pytest.mark.parametrize("other", [on_five_axes, by_hand, by_name])
+@pytest.mark.parametrize("other", [on_five_axes, by_hand, by_name, linear_attention, linear_by_last_axes])
 def test_second_attention_that_is_not_seen(other: Attend, first: bool) -> None:
     block, x = block_of(OfItsOwn(other, first)), sequences(2)
     with pytest.raises(UnsupportedLayerError, match="Block computes another attention"):

@@ -26,7 +26,7 @@ from captum_vz._engine.numerics.tensors import inference_mode
 from captum_vz._engine.numerics.tolerance import CannotReplayError, exceeds_rounding, is_reproduced
 from captum_vz._engine.replay.trust import is_library_code
 from captum_vz._engine.taps.handler import AttentionCall, AttentionHandler, current_handler
-from captum_vz._private import SET_GRADIENTS, tree_map, without_function_modes
+from captum_vz._private import SET_GRADIENTS, softmax_axis, tree_map, without_function_modes
 from captum_vz.errors import RefusedError, UnsupportedLayerError
 
 if TYPE_CHECKING:
@@ -181,7 +181,9 @@ def _other_use(site: AttentionSite, graph: _Graph, values_once: bool) -> str | N
     for node in _ancestors(graph.output.grad_fn):
         if ATTENTION.match(node.name()) and starts.isdisjoint(_ancestors(node)):
             shape = _depends(graph.output, GradientEdge(*node.next_functions[0])).shape
-            if shape[-2:] == attention.shape[2:] or "Scaled" in node.name():
+            axis = softmax_axis(node)  # linear attention has one over the tokens of its keys
+            over_tokens = axis not in (-1, len(shape) - 1) and shape[axis] == attention.shape.sources
+            if over_tokens or shape[-2:] == attention.shape[2:] or "Scaled" in node.name():
                 return "computes another attention"
     return None
 
