@@ -96,6 +96,14 @@ def test_modes_without_gradients(requires_grad: bool) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*no source changes:UserWarning")
+def test_model_runs_once() -> None:
+    case, runs = FAMILIES["bert"].case, []
+    with case.model.register_forward_hook(lambda *_: runs.append(0)):
+        method_of(case).attribute(case.inputs)
+    assert len(runs) == 1
+
+
+@pytest.mark.filterwarnings("ignore:.*no source changes:UserWarning")
 def test_relevance_of_a_stack() -> None:
     case = FAMILIES["bert"].build(attn_implementation="eager")
     relevance = torch.diag_embed(case.mask(case.family.mask, 7).double())
