@@ -27,7 +27,8 @@ from captum_vz.cli.options import (
 from captum_vz.cli.output.console import is_terminal, print_table, share_cell, working
 from captum_vz.cli.output.files import name_files, save_page, save_picture
 from captum_vz.generation import GenerationAttribution, attribute_generation
-from captum_vz.generation.words import KINDS
+from captum_vz.generation.prompts import read_prompts
+from captum_vz.generation.words import KINDS, TokenText
 from captum_vz.study import METHODS
 from captum_vz.study.methods.outputs import effect_of_layer
 from captum_vz.visualization import terminal_text
@@ -101,6 +102,7 @@ def run(options: argparse.Namespace) -> None:
             check_layer(options.layer, depth_of(loaded), "--")
         read_text(options.text, loaded)
         check_room(options.text, loaded, most)
+        mask = _mask(options, tokenizer)
         say(f"{options.method}: {most} new tokens, {len(layers)} layers")
         sampling: dict[str, Any] = {"do_sample": options.sample is not None, "seed": options.sample}
         more = {"method_options": dict(row.options), **sampling}
@@ -111,13 +113,6 @@ def run(options: argparse.Namespace) -> None:
     steps = len(found.generated.ids)
     if step is not None and not -steps <= step < steps:
         raise CommandError(f"--step {step} is out of range: there are {steps} new tokens, {-steps} to {steps - 1}.")
-    kinds = [kind if kind in KINDS else kind.split(",") for kind in options.mask]
-    for word in (word for kind in kinds if not isinstance(kind, str) for word in kind):
-        if not found.mask([word]).any():
-            tell(f"--mask: {word!r} is no word of the prompt.")
-    mask = found.mask(*kinds)
-    if mask.all():
-        raise CommandError("--mask leaves out all prompt tokens: keep at least one.")
     if options.output is not None:
         figure = found.plot(layer, mask=mask if torch.any(mask) else None)
         save_picture(figure, options, model, options.method)
@@ -138,6 +133,20 @@ def run(options: argparse.Namespace) -> None:
         print(f"{name}: the prompt tokens that each new token draws on most")
         _print_steps(found, layer, mask)
     name_files(options.output, options.html)
+
+
+def _mask(options: argparse.Namespace, tokenizer: Any) -> Tensor:
+    """Which prompt tokens `--mask` leaves out, `(m,)`."""
+    (prompt,), _ = read_prompts(tokenizer, options.text, None, None)
+    tokens = TokenText.of(tokenizer, prompt.ids)
+    kinds = [kind if kind in KINDS else kind.split(",") for kind in options.mask]
+    for word in (word for kind in kinds if not isinstance(kind, str) for word in kind):
+        if not tokens.mask([[word]]).any():
+            tell(f"--mask: {word!r} is no word of the prompt.")
+    mask = tokens.mask(kinds)
+    if mask.all():
+        raise CommandError("--mask leaves out all prompt tokens: keep at least one.")
+    return mask
 
 
 def _print_steps(found: GenerationAttribution, layer: int, mask: Tensor) -> None:
