@@ -1,5 +1,6 @@
 """How tests start the command line."""
 
+import csv
 import importlib
 import re
 import sys
@@ -39,3 +40,17 @@ def forget(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
         monkeypatch.setattr(captum_vz, package.rpartition(".")[2], importlib.import_module(package))
     for name in [name for name in sys.modules if name.startswith(packages)]:
         monkeypatch.delitem(sys.modules, name)
+
+
+def assert_records_equal_file(records: list[dict[str, Any]], file: Path) -> None:
+    """What a command prints as JSON is what it has written as CSV."""
+    with file.open(encoding="utf-8", newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    assert len(records) == len(rows)
+    for record, row in zip(records, rows, strict=True):
+        assert list(record) == list(row)
+        for name, value in record.items():
+            if isinstance(value, (int, float)):
+                assert value == pytest.approx(float(row[name]), rel=1e-12, abs=1e-14)
+            else:
+                assert (value or "") == row[name]

@@ -418,6 +418,22 @@ def test_bad_command_says_why(arguments: list[str], message: str, capsys: pytest
         ["explain", SENTENCE, "--output", "x.doc"],
         ["explain", SENTENCE, "--layer", "99"],
         ["explain", SENTENCE, "--token", "99"],
+        ["generate", "a hat", "--output", "nowhere/x.png"],
+        ["generate", "a hat", "--output", "x.doc"],
+        ["generate", "a hat", "--html", "x.png"],
+        ["generate", "a hat", "--layer", "99"],
+        ["generate", "a hat", "--step", "8"],
+        ["generate", "a hat", "--max-new-tokens", "500"],
+        ["generate", "a hat", "--method", "magic"],
+        ["generate", "a hat", "--mask", "a,hat", "special"],
+        ["generate", "a hat", "--model", "agreement"],
+        ["generate", " "],
+        ["verify", " "],
+        ["verify", SENTENCE, "--output", "nowhere/x.json"],
+        ["verify", SENTENCE, "--output", "x.png"],
+        ["verify", SENTENCE, "--output", "x", "--html", "x"],
+        ["verify", "hat " * 200],
+        ["verify", SENTENCE, "--model", "causal", "--html", "file/x.html"],
         ["paper", "--generated", "5", "--output", "file/out"],
         ["paper", "--generated", "5", "--output", "out", "--methods", "magic"],
         ["paper", "--generated", "5", "--output", "out", "--batch-size", "0"],
@@ -432,7 +448,8 @@ def test_arguments_are_checked_first(
         pytest.fail("the model has run")
 
     (folder / "file").write_text("")
-    monkeypatch.setattr(transformers.BertForMaskedLM, "forward", computed)
+    for model in load_agreement_model()[0], load_agreement_model("causal")[0]:
+        monkeypatch.setattr(type(model), "forward", computed)
     refused(capsys, *arguments)
 
 

@@ -129,9 +129,7 @@ def test_missing_weights_are_refused(
 def test_cut_file_of_weights_is_told(agreement: str, capsys: pytest.CaptureFixture[str]) -> None:
     file = Path(agreement) / "model.safetensors"
     file.write_bytes(file.read_bytes()[:1000])
-    assert "one of its files is damaged or not complete" in refused(
-        capsys, "explain", SENTENCE, "--model", agreement
-    )
+    assert "one of its files is damaged or not complete" in refused(capsys, "explain", SENTENCE, "--model", agreement)
 
 
 def test_unexpected_weights_are_told(agreement: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -141,6 +139,18 @@ def test_unexpected_weights_are_told(agreement: str, capsys: pytest.CaptureFixtu
         f"captum-vz: BertForMaskedLM does not use all weights of {agreement!r}: bert.encoder.layer.0.lora_A stay out.\n"
     )
     assert found["scores"] == explained(capsys, SENTENCE)[0]["scores"]
+
+
+@pytest.mark.parametrize("command", ["study", "paper"])
+def test_unexpected_weights_are_told_once_by_studies(
+    command: str, agreement: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    change_weights(agreement, lambda weights: weights | {"bert.encoder.layer.0.lora_A": torch.ones(2)})
+    options = ["--generated", "2", "--methods", "random", "--quiet", "--output", str(tmp_path / "out")]
+    assert main([command, *options, "--model", agreement]) == 0
+    assert capsys.readouterr().err == (
+        f"captum-vz: BertForMaskedLM does not use all weights of {agreement!r}: bert.encoder.layer.0.lora_A stay out.\n"
+    )
 
 
 def test_tied_weights_are_not_missing(agreement: str, capsys: pytest.CaptureFixture[str]) -> None:

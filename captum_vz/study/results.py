@@ -129,6 +129,22 @@ class Study:
         return rows.astype({name: "Int64" for name in ("layer", "target") if name in rows})
 
 
+def check_used(study: Study) -> None:
+    """Refuse a finished study with a model that could use no example.
+
+    Raises:
+        ValueError: There is such a model.
+    """
+    used, skipped = set(study.rows(["model"])["model"]), study.skipped
+    for model in study.settings["models"]:
+        if model not in used:
+            reasons = skipped[skipped["model"] == model]["skipped"]
+            raise ValueError(
+                f"{model!r} could use none of the {study.settings['examples']['count']} examples, most often because: "
+                f"{reasons.mode()[0]}. {study.folder / SKIPPED} lists the reasons."
+            )
+
+
 def write_results(folder: Path, confidence: float, resamples: int) -> None:
     """Write the summary, the skipped examples and the figures of a finished study."""
     study = Study(folder)

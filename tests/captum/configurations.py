@@ -21,6 +21,7 @@ from captum_vz import (
     HiddenTokenAttribution,
     LayerALTI,
     LayerAttention,
+    LayerAttentionGradient,
     LayerAttentionNorm,
     Rollout,
     ValueZeroing,
@@ -29,11 +30,32 @@ from captum_vz import (
 from tests.reference.case import Case
 from tests.reference.families import FAMILIES
 
-LAYER_METHODS = (ValueZeroing, LayerAttention, LayerAttentionNorm, LayerALTI, HiddenTokenAttribution)
+
+class AttentionGradient(LayerAttentionGradient):
+    """Of one number for each example, which depends on all tokens. Built as the others are."""
+
+    def __init__(self, forward_func: Any, layer: Any, device_ids: Any = None, **options: Any) -> None:
+        super().__init__(forward_func, layer, device_ids, objective=cubes, **options)
+
+
+def cubes(output: Any) -> Tensor:
+    """The sum of the cubes of the hidden states, `(batch,)`."""
+    hidden = output if isinstance(output, Tensor) else output[0]
+    return (hidden**3).flatten(1).sum(1)
+
+
+LAYER_METHODS = (
+    ValueZeroing,
+    LayerAttention,
+    LayerAttentionNorm,
+    LayerALTI,
+    HiddenTokenAttribution,
+    AttentionGradient,
+)
 STACK_METHODS = (ValueZeroingRollout, AttentionRollout, AttentionFlow, ALTI)
 POST_NORM_METHODS = (GlobEnc,)  # of the stack, for families that norm what comes of their attention
 METHODS = (*LAYER_METHODS, *STACK_METHODS)
-ONE_THREAD_METHODS = (HiddenTokenAttribution,)  # they need the one graph of one pass
+ONE_THREAD_METHODS = (HiddenTokenAttribution, AttentionGradient)  # they need the one graph of one pass
 
 
 @dataclass(frozen=True)
@@ -144,6 +166,10 @@ CONFIGURATIONS = [
     Configuration(HiddenTokenAttribution, "gpt2", "mapping", options={"probes": 3}),
     Configuration(HiddenTokenAttribution, inputs="embeddings", layers=2, options={"normalize": False}),
     Configuration(HiddenTokenAttribution, "llama", "tuple", layers=0, attribute={"feature_mask": PAIRS}),
+    Configuration(AttentionGradient, layers=1),
+    Configuration(AttentionGradient, "gpt2", "mapping"),
+    Configuration(AttentionGradient, "llama", "tuple", layers=0, attribute={"feature_mask": PAIRS}),
+    Configuration(AttentionGradient, inputs="embeddings", options={"normalize": False}),
     Configuration(ValueZeroingRollout),
     Configuration(ValueZeroingRollout, "gpt2", "tuple", options={"residual": 0.5}),
     Configuration(ValueZeroingRollout, inputs="embeddings", attribute={"feature_mask": PAIRS}),

@@ -10,7 +10,7 @@ import pytest
 
 import captum_vz
 from tests.captum import configurations
-from tests.captum.configurations import LAYER_METHODS, POST_NORM_METHODS, Configuration
+from tests.captum.configurations import POST_NORM_METHODS, AttentionGradient, Configuration, cubes
 
 SHARED = ["self", "forward_func", "layer", "device_ids"]
 JOINING = ["per_receptive_field", "other_mixing"]
@@ -21,6 +21,7 @@ CONSTRUCTORS = {
     "ValueZeroingEffect": [*SHARED, "attention", "heads", "values"],
     "LayerAttention": [*SHARED, "heads", "reduce_heads", "attention", "normalize"],
     "LayerAttentionNorm": [*SHARED, "include", "attention", "normalize"],
+    "LayerAttentionGradient": [*SHARED, "objective", "attention", "normalize"],
     "AttentionRollout": [*SHARED, "residual", "heads", "reduce_heads", "attention", *JOINING],
     "GlobEnc": [*SHARED, "residual", "normalize", *JOINING],
     "LayerALTI": [*SHARED, "p", "normalize"],
@@ -57,6 +58,7 @@ NAMES = {
     "ValueZeroingEffect": "Value Zeroing Effect",
     "LayerAttention": "Layer Attention",
     "LayerAttentionNorm": "Layer Attention Norm",
+    "LayerAttentionGradient": "Layer Attention Gradient",
     "AttentionRollout": "Attention Rollout",
     "GlobEnc": "Glob Enc",
     "LayerALTI": "Layer ALTI",  # Captum would put a space before each capital
@@ -68,12 +70,19 @@ NAMES = {
 }
 RESIDUALS = {"ValueZeroingRollout": None, "AttentionRollout": 0.5, "AttentionFlow": 0.5, "GlobEnc": None, "ALTI": None}
 
+OBJECTIVE = {captum_vz.LayerAttentionGradient: {"objective": cubes}}  # the argument that has no default
+ITSELF = {AttentionGradient: captum_vz.LayerAttentionGradient}
+LAYER_METHODS = tuple(ITSELF.get(method, method) for method in configurations.LAYER_METHODS)
 STACK_METHODS = (*configurations.STACK_METHODS, *POST_NORM_METHODS)
 # The last one's target is a class, so that it is not in the tables of methods that draw maps.
 METHODS = (*LAYER_METHODS, *STACK_METHODS, captum_vz.ValueZeroingEffect)
 OF_OTHER_MODELS = (captum_vz.ALTIPlus, captum_vz.ALTILogit)  # than those that all the others run on
 EXPLAINING_OUTPUTS = (captum_vz.ValueZeroingEffect, captum_vz.ALTILogit)
 each_method = pytest.mark.parametrize("method", [*METHODS, *OF_OTHER_MODELS])
+
+
+def configuration_of(method: Any) -> Configuration:
+    return Configuration(method, options=OBJECTIVE.get(method, {}))
 
 
 @each_method
@@ -122,8 +131,8 @@ def test_captums_bases(method: Any) -> None:
 
 @each_method
 def test_captums_attributes_and_methods(method: Any) -> None:
-    configuration = Configuration(method)
-    attribution = method(configuration.forward_func, configuration.layer, [0])
+    configuration = configuration_of(method)
+    attribution = method(configuration.forward_func, configuration.layer, [0], **configuration.options)
     assert attribution.layer is configuration.layer
     assert attribution.device_ids == [0]
     assert callable(attribution.forward_func)
@@ -134,14 +143,14 @@ def test_captums_attributes_and_methods(method: Any) -> None:
 
 @each_method
 def test_attribute_future_is_refused(method: Any) -> None:
-    configuration = Configuration(method)
+    configuration = configuration_of(method)
     with pytest.raises(NotImplementedError, match=f"attribute_future is not implemented for {method.__name__}"):
         configuration.build().attribute_future(**configuration.arguments)
 
 
 @pytest.mark.parametrize("method", METHODS[:-1])
 def test_show_progress_counts_the_layers(method: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    configuration = Configuration(method)
+    configuration = configuration_of(method)
     configuration.run(target=1, show_progress=True)
     shown = capsys.readouterr().err
     assert f"{len(configuration.case.layers)}/{len(configuration.case.layers)}" in shown

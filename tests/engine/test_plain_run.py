@@ -8,12 +8,22 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import BertConfig, BertModel, FalconConfig, FalconModel, LlamaConfig, LlamaModel
+from transformers import (
+    BertConfig,
+    BertModel,
+    FalconConfig,
+    FalconModel,
+    Gemma2Config,
+    Gemma2Model,
+    LlamaConfig,
+    LlamaModel,
+)
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from captum_vz import ValueZeroing
 from tests.engine.blocks import direction
 from tests.engine.compare import assert_same
+from tests.reference.families import FAMILIES
 
 SIZE: dict[str, Any] = {
     "vocab_size": 64,
@@ -28,6 +38,7 @@ FALCON = {key: value for key, value in SIZE.items() if key not in ("intermediate
 KINDS: dict[str, tuple[Any, Any, str, str]] = {
     "bert": (BertModel, BertConfig(**SIZE), "encoder.layer", "attention.self.value"),
     "llama": (LlamaModel, LlamaConfig(**SIZE), "layers", "self_attn.v_proj"),
+    "gemma2": (Gemma2Model, Gemma2Config(**SIZE, head_dim=8, num_key_value_heads=2), "layers", "self_attn.v_proj"),
     "falcon-alibi": (FalconModel, FalconConfig(**FALCON, alibi=True), "h", "self_attention.query_key_value"),
 }
 VALUES = {"falcon-alibi": slice(-8, None)}
@@ -95,15 +106,18 @@ RUNS = [
     *(("bert", padding) for padding in ("none", "left", "infinite columns", "infinite rows")),
     *(("llama", padding) for padding in ("none", "left", "infinite causal rows")),
     *(("falcon-alibi", padding) for padding in ("none", "left")),
+    *(("gemma2", padding) for padding in ("none", "left")),
 ]
+# transformers has no sdpa for Gemma 2, whose scores are capped.
+LOADED = [(implementation, *run) for implementation in ("eager", "sdpa") for run in RUNS]
+LOADED = [run for run in LOADED if run[:2] != ("sdpa", "gemma2")]
 # A row that sees nothing is NaN in eager attention where -inf hides: given, or made of float64's smallest number in the
-# float32 softmax of Llama.
+# float32 softmax of Llama and Gemma 2.
 PLAIN_IS_NAN = [("eager", *run) for run in RUNS if run[1].startswith("infinite") and run[1].endswith("rows")]
-PLAIN_IS_NAN.append(("eager", "llama", "left"))
+PLAIN_IS_NAN += [("eager", "llama", "left"), ("eager", "gemma2", "left")]
 
 
-@pytest.mark.parametrize(("kind", "padding"), RUNS)
-@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+@pytest.mark.parametrize(("implementation", "kind", "padding"), LOADED)
 def test_output_is_that_of_a_plain_run(implementation: str, kind: str, padding: str) -> None:
     model, layers = loaded(kind, implementation)
     mask = MASKS[padding]
@@ -122,6 +136,35 @@ def test_output_is_that_of_a_plain_run(implementation: str, kind: str, padding: 
         assert_same(found[0], expected[0])
         if mask is not None:
             assert_same(found[1][KEPT][:, KEPT], expected[1][KEPT][:, KEPT])
+
+
+CAPPED = ("gemma2", "gpt-oss")  # transformers has no sdpa for their scores
+FAMILY_RUNS = [
+    (implementation, name, attention)
+    for name, family in FAMILIES.items()
+    for implementation in ("eager", "sdpa")
+    for attention in ("self", "cross")
+    if not (implementation == "sdpa" and name in CAPPED) and not (attention == "cross" and family.cross is None)
+]
+
+
+@pytest.mark.parametrize(("implementation", "name", "attention"), FAMILY_RUNS)
+def test_output_of_each_family_is_that_of_a_plain_run(implementation: str, name: str, attention: str) -> None:
+    case = FAMILIES[name].build(attn_implementation=implementation)
+    plain = tensors_of(case.model(**case.inputs))
+    outputs: list[Any] = []
+    forward = lambda **given: outputs.append(case.model(**given))  # noqa: E731
+    ValueZeroing(forward, case.layers, attention=attention).attribute(case.inputs)
+    (output,) = map(tensors_of, outputs)
+    assert output.keys() == plain.keys()
+    assert plain["last_hidden_state"].isfinite().all()
+    for field, expected in plain.items():
+        exact = implementation == "eager"
+        torch.testing.assert_close(output[field], expected, rtol=0, atol=0 if exact else 1e-13, msg=field)
+
+
+def tensors_of(output: Any) -> dict[str, Tensor]:
+    return {field: value for field, value in output.items() if isinstance(value, Tensor)}
 
 
 @pytest.mark.slow

@@ -367,6 +367,25 @@ def test_warning_names_state_that_cannot_be_put_back(kept: Any, advance: Any, na
     assert name is None or f"Block keeps in kept ({name})" in told[0]
 
 
+class NamesItself:
+    """An object whose class has no name of a module, as classes of Cython."""
+
+    __module__ = property(lambda self: "elsewhere")  # type: ignore[assignment]
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def count(self) -> None:
+        self.calls += 1
+
+
+def test_class_without_the_name_of_a_module() -> None:
+    block, kept = Block(), NamesItself()
+    block.after = Advances(kept, NamesItself.count)
+    ValueZeroing(block, [block]).attribute(sequences(1))
+    assert kept.calls == 1
+
+
 SHARED: dict[str, tuple[Tensor, Tensor]] = {}
 
 

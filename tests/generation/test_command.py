@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ from transformers import BertConfig, BertForMaskedLM
 
 from captum_vz import ValueZeroing, ValueZeroingEffect, ValueZeroingRollout
 from captum_vz.cli import main
-from captum_vz.cli.commands.generate import GENERATIVE, OPTIONS
 from captum_vz.generation import attribute_generation
 from captum_vz.study import METHODS
 from captum_vz.testbed import load_agreement_model
@@ -108,8 +108,14 @@ def test_seed_samples(capsys: pytest.CaptureFixture[str]) -> None:
     assert record["generated"] == list(from_api(ValueZeroing, do_sample=True, seed=3).generated.labels)
 
 
-def test_names_of_methods_are_those_of_studies() -> None:
-    assert list(GENERATIVE) == list(METHODS)
+def test_method_that_explains_no_generated_text_is_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(METHODS, "rows-only", replace(METHODS["random"], of_text=None))
+    told = refused(capsys, "generate", TEXT, "--model", "llama", "--method", "rows-only")
+    assert "--method rows-only cannot explain generated text: pass one of value-zeroing, " in told
+    assert "random" in told
+    assert told.count("rows-only") == 1  # it is not among those to pass
 
 
 def test_effect_of_one_layer(capsys: pytest.CaptureFixture[str]) -> None:
@@ -121,12 +127,10 @@ def test_effect_of_one_layer(capsys: pytest.CaptureFixture[str]) -> None:
     assert generate(capsys, *options).splitlines()[1] == title
 
 
-@pytest.mark.parametrize(
-    "method", sorted(GENERATIVE.keys() - {"globenc", "globenc-layer"})
-)  # they refuse pre-norm models
+@pytest.mark.parametrize("method", sorted(METHODS.keys() - {"globenc", "globenc-layer"}))  # they refuse pre-norm models
 def test_methods_of_the_command(method: str, capsys: pytest.CaptureFixture[str], folder: Path) -> None:
     record = json.loads(generate(capsys, "--json", "--method", method))
-    found = from_api(GENERATIVE[method], method_options=OPTIONS.get(method))
+    found = from_api(METHODS[method].generative, method_options=dict(METHODS[method].options))
     torch.testing.assert_close(torch.tensor(record["scores"]).permute(1, 2, 0), found.scores, rtol=1e-4, atol=1e-5)
     assert "picture: x.pdf" in generate(capsys, "--method", method, "--step", "0", "--output", "x.pdf")
     assert (folder / "x.pdf").read_bytes().startswith(b"%PDF")

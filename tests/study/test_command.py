@@ -17,7 +17,7 @@ from captum_vz.cli import main
 from captum_vz.cli.commands import study as study_command
 from captum_vz.study import DEFAULT_METRICS, METRICS, Example, Study, run_study, write_jsonl
 from captum_vz.testbed import agreement_sentences, load_agreement_model
-from tests.command import forget, refused
+from tests.command import assert_records_equal_file, forget, refused
 from tests.study.test_run import assert_same_study
 
 METHODS = ["value-zeroing", "random"]
@@ -130,6 +130,18 @@ def test_study_of_skipped_examples_fails(folder: Path, capsys: pytest.CaptureFix
         assert main(options) == 2
         assert capsys.readouterr() == ("", told)
     assert len(pd.read_csv("s/skipped.csv")) == 3
+
+
+def test_json_equals_the_files(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bad = Example("bad, of two words", ("hats", "[MASK]"), 7)
+    write_jsonl("some.jsonl", [*map(Example.from_record, agreement_sentences(3)), bad])
+    assert main(["study", "--jsonl", "some.jsonl", "--output", "s", "--methods", *METHODS, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert list(found) == ["settings", "summary", "skipped"]
+    assert found["settings"] == json.loads((folder / "s" / "study.json").read_text("utf-8"))
+    for name in ("summary", "skipped"):
+        assert found[name]
+        assert_records_equal_file(found[name], folder / "s" / f"{name}.csv")
 
 
 def test_compare_needs_no_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,16 +1,21 @@
 """The registry: one row is enough for a method, and its parts fit each other."""
 
+import json
+import subprocess
+import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from captum_vz import LayerAttention, find_layers
+from captum_vz import LayerAttention, RandomAttribution, find_layers
 from captum_vz.cli import main
 from captum_vz.study import DEFAULT_METHODS, METHODS, Method, Scorer, compare
 from captum_vz.study.examples.example import Example
 from captum_vz.study.methods import Batch, rollout_of
+from tests.command import refused
 from tests.study.conftest import Shipped
 
 SENTENCE = "the pictures of some hat [MASK] scaring marcus."
@@ -28,7 +33,12 @@ def uniform(monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_new_row_reaches_every_reader(
-    uniform: str, shipped: Shipped, examples: list[Example], capsys: pytest.CaptureFixture[str], tmp_path: Any
+    uniform: str,
+    shipped: Shipped,
+    examples: list[Example],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Any,
 ) -> None:
     assert set(compare(*shipped, SENTENCE, uniform).scores) == {uniform}
     (row,) = Scorer(*shipped, uniform, "cue_dot").score(examples[:1])
@@ -36,6 +46,37 @@ def test_new_row_reaches_every_reader(
     assert main(["explain", SENTENCE, "--method", uniform, "--output", str(tmp_path / "picture.png")]) == 0
     assert "uniform: how much [MASK] draws on each token" in capsys.readouterr().out
     assert (tmp_path / "picture.png").is_file()
+    told = refused(capsys, "generate", "the hat", "--method", uniform)
+    assert "--method uniform cannot explain generated text: pass one of value-zeroing, " in told
+    monkeypatch.setitem(METHODS, uniform, replace(METHODS[uniform], of_text=RandomAttribution))
+    found = generated(capsys, "--method", uniform)
+    assert found["method"] == uniform
+    assert found["scores"] == generated(capsys, "--method", "random")["scores"]
+
+
+def generated(capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, Any]:
+    """What `generate` prints as JSON."""
+    assert main(["generate", "the hat", "--max-new-tokens", "2", "--json", *options]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+@pytest.mark.slow
+def test_new_row_before_the_command_is_imported() -> None:
+    """A process of its own, in which no command has read the registry."""
+    program = """
+from dataclasses import replace
+from captum_vz.study.methods import METHODS
+METHODS["uniform"] = replace(METHODS["random"], of_text=None)
+METHODS["other"] = METHODS["random"]
+from captum_vz.cli import main
+assert main(["generate", "the hat", "--max-new-tokens", "1", "--method", "other"]) == 0
+raise SystemExit(main(["generate", "the hat", "--method", "uniform"]))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert "other: the prompt tokens" in done.stdout
+    assert "--method uniform cannot explain generated text" in done.stderr
 
 
 @pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.joined is not None])

@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import BertConfig, BertForMaskedLM
 
 from captum_vz.cli import main
 from captum_vz.testbed import agreement_sentences
 from captum_vz.testbed.sentences.data import HELD_OUT_PARADIGMS
-from tests.command import refused
+from tests.command import assert_records_equal_file, refused
+from tests.test_cli import byte_level_tokenizer
 
 KINDS = ("anaphor", "determiner_noun", "determiner_adjective_noun", "relational_noun", "subject_verb")
 
@@ -62,3 +64,40 @@ def test_report_has_no_empty_table(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     assert "in each layer" not in out
     assert "nan" not in out
+
+
+@pytest.mark.parametrize(
+    ("positions", "told"),
+    [
+        (4, "'m' can use none of the 2 examples: it is 25 tokens long, but the model takes at most 4"),
+        (
+            64,
+            "'m' could use none of the 2 examples, most often because: the forms 'themselves' and 'himself' of the "
+            "target are not one token each. out/m/skipped.csv lists the reasons.",
+        ),
+    ],
+)
+def test_paper_of_skipped_examples_fails(
+    positions: int, told: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Sentences that are too long, and words whose forms the tokenizer cuts into pieces."""
+    tokenizer = byte_level_tokenizer(mask_token="[MASK]", pad_token="[PAD]", unk_token="[UNK]")
+    size = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+    config = BertConfig(vocab_size=len(tokenizer), max_position_embeddings=positions, **size)
+    BertForMaskedLM(config).save_pretrained(folder / "m")
+    tokenizer.save_pretrained(folder / "m")
+    capsys.readouterr()
+    for _ in range(2):  # finished, it is told again
+        options = ["paper", "--generated", "2", "--model", "m", "--methods", "random", "--output", "out", "--quiet"]
+        assert told in refused(capsys, *options)
+
+
+def test_json_equals_the_tables(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--model", "causal", "--methods", "value-zeroing", "globenc", "--output", "out", "--json"]
+    assert main(["paper", "--generated", "12", *options]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert list(found) == ["about", "summary", "probing", "correlation", "omitted", "skipped"]
+    assert found["about"] in (folder / "out" / "report.md").read_text("utf-8")
+    assert all(found[name] for name in ("summary", "omitted", "skipped"))
+    for name in ("summary", "omitted", "skipped"):
+        assert_records_equal_file(found[name], folder / "out" / f"{name}.csv")

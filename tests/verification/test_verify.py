@@ -6,6 +6,7 @@ import json
 import re
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -222,6 +223,24 @@ def test_wrong_replay_is_found(name: str, target: int | None, monkeypatch: pytes
         assert "example 0, the row of token 3" in wrong.note
 
 
+class WrongInChunks(Wrong):
+    """A replay whose outputs are wrong if the caller says how many sources to zero at a time."""
+
+    def __call__(self, problem: Any) -> Iterator[Any]:
+        return self.replay(problem) if problem.ablation.max_groups is None else super().__call__(problem)
+
+
+def test_map_that_depends_on_the_chunk_size_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    replays = tuple(WrongInChunks(one, None) for one in value_zeroing.REPLAYS)
+    monkeypatch.setattr(value_zeroing, "REPLAYS", replays)
+    block = Block()
+    report = verify(block, sequences(2), block)
+    assert {check.outcome for check in named(report, "map")} == {"passed"}
+    assert {check.outcome for check in named(report, "chunk sizes")} == {"failed"}
+    assert report.verdict.startswith("failed: chunk sizes of layer 0 (Block)")
+    assert {check.name for check in report.checks if check.outcome == "failed"} == {"chunk sizes"}
+
+
 def test_wrong_zeros_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A causal model with a score, far below the tolerance of a row, for a later token."""
     model = Stack(Block())
@@ -387,6 +406,43 @@ def test_command_fails_with_status_1(capsys: pytest.CaptureFixture[str], monkeyp
     found = json.loads(capsys.readouterr().out)
     assert found["passed"] is False
     assert found["layers"] == ["BertLayer"] * 4
+
+
+def test_command_verifies_the_model_of_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    _, tokenizer = load_agreement_model()
+    size = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 16}
+    config = transformers.BertConfig(vocab_size=len(tokenizer), **size)
+    model = transformers.BertForMaskedLM(config).eval()
+    model.save_pretrained("mine")
+    tokenizer.save_pretrained("mine")
+    capsys.readouterr()
+    options = ["verify", SENTENCES[0], "--model", "mine", "--output", "r.json", "--html", "r.html"]
+    assert main(options) == 0
+    out, err = capsys.readouterr()
+    assert (out.splitlines()[-2:], err) == (["report: r.json", "page: r.html"], "")
+    expected = json.loads(verify(model, dict(tokenizer(SENTENCES[0], return_tensors="pt"))).to_json())
+    assert expected["layers"] == ["BertLayer"] * 3
+    assert_same_report(json.loads((tmp_path / "r.json").read_text("utf-8")), expected)
+    assert expected["verdict"].partition(",")[0] in (tmp_path / "r.html").read_text("utf-8")
+    assert main([*options[:4], "--json"]) == 0
+    assert_same_report(json.loads(capsys.readouterr().out), expected)
+    model.bert.encoder.layer[1].attention.self.value.weight.data.fill_(torch.nan)
+    model.save_pretrained("mine")
+    capsys.readouterr()
+    with pytest.raises(SystemExit, match="1"):
+        main(options)
+    assert json.loads((tmp_path / "r.json").read_text("utf-8"))["passed"] is False
+
+
+def assert_same_report(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert list(found) == list(expected)
+    assert (found["passed"], found["layers"], found["dtype"]) == (True, expected["layers"], expected["dtype"])
+    for one, other in zip(found["checks"], expected["checks"], strict=True):
+        assert (one["name"], one["layer"], one["outcome"]) == (other["name"], other["layer"], other["outcome"])
+        assert one["difference"] == pytest.approx(other["difference"], abs=1e-6)
 
 
 def test_command_refuses_an_empty_text(capsys: pytest.CaptureFixture[str]) -> None:

@@ -127,7 +127,7 @@ class ModuleState:
                     seen = inspect.getclosurevars(value)
                     held = [*seen.nonlocals.values(), *seen.globals.values(), *(value.__defaults__ or ())]
                     waiting.extend((value.__qualname__, one) for one in held)
-            elif not isinstance(value, _STATELESS) and not type(value).__module__.startswith(_LIBRARIES):
+            elif not isinstance(value, _STATELESS) and not _is_of_libraries(value):
                 waiting.append((name, getattr(value, "__dict__", None)))
         return list(found.values())
 
@@ -156,10 +156,14 @@ def version(x: Tensor) -> int | None:
     return None if x.is_inference() else x._version
 
 
+def _is_of_libraries(value: Any) -> bool:
+    return str(type(value).__module__).startswith(_LIBRARIES)  # a class with a slot of this name holds no text there
+
+
 def _cannot_be_put_back(value: Any) -> bool:
     if isinstance(value, (random.Random, torch.Generator, IOBase)):
         return True
-    if isinstance(value, (tuple, frozenset, *_MUTABLE, *_STATELESS)) or type(value).__module__.startswith(_LIBRARIES):
+    if isinstance(value, (tuple, frozenset, *_MUTABLE, *_STATELESS)) or _is_of_libraries(value):
         return False
     return not hasattr(value, "__dict__") or hasattr(value, "__slots__")
 

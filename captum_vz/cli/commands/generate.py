@@ -9,17 +9,8 @@ from functools import partial
 from typing import Any, Final
 
 import torch
-from captum.attr import InputXGradient, IntegratedGradients, Saliency
 from torch import Tensor
 
-from captum_vz import (
-    ALTILogit,
-    LayerAttentionGradient,
-    PositionAttribution,
-    RandomAttribution,
-    TokenAttribution,
-    ValueZeroingEffect,
-)
 from captum_vz.app.explanation import check_layer, check_room, depth_of
 from captum_vz.app.models import CAUSAL, load
 from captum_vz.cli.errors import CommandError, tell
@@ -36,36 +27,12 @@ from captum_vz.cli.options import (
 from captum_vz.cli.output.console import is_terminal, print_table, share_cell, working
 from captum_vz.cli.output.files import name_files, save_page, save_picture
 from captum_vz.generation import GenerationAttribution, attribute_generation
-from captum_vz.generation.words import KINDS
+from captum_vz.generation.prompts import read_prompts
+from captum_vz.generation.words import KINDS, TokenText
 from captum_vz.study import METHODS
+from captum_vz.study.methods.outputs import effect_of_layer
 from captum_vz.visualization import terminal_text
 
-
-def effect_of_layer(model: Any, layers: list[Any], layer: int = -1) -> ValueZeroingEffect:
-    """The effect of the values of one layer on the logit of each new token."""
-    return ValueZeroingEffect(model, layers[layer])
-
-
-_OF_THE_LOGIT: Final[dict[str, Any]] = {
-    "value-zeroing-effect": ValueZeroingEffect,
-    "value-zeroing-effect-layer": effect_of_layer,
-    "attention-gradient": LayerAttentionGradient,
-    "saliency": partial(TokenAttribution, method=Saliency, reduce="l2"),
-    "input-x-gradient": partial(TokenAttribution, method=InputXGradient),
-    "integrated-gradients": partial(TokenAttribution, method=IntegratedGradients),
-    "alti-logit": ALTILogit,
-    "random": RandomAttribution,
-    "position": PositionAttribution,
-}
-#: The methods by their names in studies. Methods that explain an output explain the logit of each new token.
-GENERATIVE: Final[dict[str, Any]] = {
-    name: method.joined or method.maps or _OF_THE_LOGIT[name] for name, method in METHODS.items()
-}
-#: What studies pass to the same methods.
-OPTIONS: Final[dict[str, dict[str, Any]]] = {
-    "saliency": {"abs": False},
-    "integrated-gradients": {"baselines": "pad", "n_steps": 50, "internal_batch_size": 256},
-}
 STRONGEST = 3  # prompt tokens in a line of the table
 EXAMPLES: Final = (
     'generate "the pictures of some hat"',
@@ -93,10 +60,10 @@ def add_generate(commands: Any) -> None:
     sub.add_argument("--sample", type=int, metavar="SEED", help="sample with this seed (default: the likeliest tokens)")
     sub.add_argument(
         "--method",
-        type=one_of("method", GENERATIVE),
+        type=one_of("method", METHODS),
         default="value-zeroing-rollout",
         metavar="METHOD",
-        help=f"one of {', '.join(GENERATIVE)} (default: %(default)s)",
+        help=f"one of {', '.join(METHODS)} (default: %(default)s)",
     )
     sub.add_argument("--layer", type=int, default=-1, help="from 0, negative ones from the end (default: the last)")
     sub.add_argument("--step", type=int, help="print all prompt tokens for one new token, from 0")
@@ -119,7 +86,11 @@ def run(options: argparse.Namespace) -> None:
         raise CommandError(f"--step {step} is out of range: --max-new-tokens is {most}.")
     check_text(options.text)
     check_files(options.output, options.html)
-    layered = METHODS[options.method].layered
+    row = METHODS[options.method]
+    method, layered = row.generative, row.layered
+    if method is None:
+        able = ", ".join(name for name, one in METHODS.items() if one.generative is not None)
+        raise CommandError(f"--method {options.method} cannot explain generated text: pass one of {able}.")
     with working(f"loading {options.model}") as say:
         loaded = load(options.model)
         model, tokenizer, layers = loaded
@@ -131,10 +102,10 @@ def run(options: argparse.Namespace) -> None:
             check_layer(options.layer, depth_of(loaded), "--")
         read_text(options.text, loaded)
         check_room(options.text, loaded, most)
+        mask = _mask(options, tokenizer)
         say(f"{options.method}: {most} new tokens, {len(layers)} layers")
         sampling: dict[str, Any] = {"do_sample": options.sample is not None, "seed": options.sample}
-        more = {"method_options": OPTIONS.get(options.method), **sampling}
-        method = GENERATIVE[options.method]
+        more = {"method_options": dict(row.options), **sampling}
         of_layer = method is effect_of_layer
         method = partial(effect_of_layer, layer=options.layer) if of_layer else method
         found: GenerationAttribution = attribute_generation(method, model, tokenizer, options.text, most, **more)
@@ -142,13 +113,6 @@ def run(options: argparse.Namespace) -> None:
     steps = len(found.generated.ids)
     if step is not None and not -steps <= step < steps:
         raise CommandError(f"--step {step} is out of range: there are {steps} new tokens, {-steps} to {steps - 1}.")
-    kinds = [kind if kind in KINDS else kind.split(",") for kind in options.mask]
-    for word in (word for kind in kinds if not isinstance(kind, str) for word in kind):
-        if not found.mask([word]).any():
-            tell(f"--mask: {word!r} is no word of the prompt.")
-    mask = found.mask(*kinds)
-    if mask.all():
-        raise CommandError("--mask leaves out all prompt tokens: keep at least one.")
     if options.output is not None:
         figure = found.plot(layer, mask=mask if torch.any(mask) else None)
         save_picture(figure, options, model, options.method)
@@ -160,8 +124,8 @@ def run(options: argparse.Namespace) -> None:
         print(json.dumps({**record, "model": options.model, "method": options.method}))
         return
     print(f"text: {options.text}{'' if found.text.startswith(' ') else ' '}{found.text}".rstrip())
-    scope = METHODS[options.method].scope(options.layer % len(layers)) if of_layer else found.layers[layer]
-    name = f"{options.method}, {scope}" if METHODS[options.method].scope(0) else options.method
+    scope = row.scope(options.layer % len(layers)) if of_layer else found.layers[layer]
+    name = f"{options.method}, {scope}" if row.scope(0) else options.method
     if step is not None:
         print(f"{name}: how much {found.generated.labels[step]} (step {step % steps}) draws on each prompt token")
         _print_step(found, step, layer, mask)
@@ -169,6 +133,20 @@ def run(options: argparse.Namespace) -> None:
         print(f"{name}: the prompt tokens that each new token draws on most")
         _print_steps(found, layer, mask)
     name_files(options.output, options.html)
+
+
+def _mask(options: argparse.Namespace, tokenizer: Any) -> Tensor:
+    """Which prompt tokens `--mask` leaves out, `(m,)`."""
+    (prompt,), _ = read_prompts(tokenizer, options.text, None, None)
+    tokens = TokenText.of(tokenizer, prompt.ids)
+    kinds = [kind if kind in KINDS else kind.split(",") for kind in options.mask]
+    for word in (word for kind in kinds if not isinstance(kind, str) for word in kind):
+        if not tokens.mask([[word]]).any():
+            tell(f"--mask: {word!r} is no word of the prompt.")
+    mask = tokens.mask(kinds)
+    if mask.all():
+        raise CommandError("--mask leaves out all prompt tokens: keep at least one.")
+    return mask
 
 
 def _print_steps(found: GenerationAttribution, layer: int, mask: Tensor) -> None:

@@ -7,16 +7,13 @@ import sys
 from collections.abc import Collection, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from captum_vz.app.models import find_models, sources
 from captum_vz.cli.errors import CommandError, study_errors
 from captum_vz.cli.options import add_command, add_model, add_run, one_of, positive, start_run
 from captum_vz.study.examples.example import Example, read_jsonl
 from captum_vz.testbed import agreement_sentences
-
-if TYPE_CHECKING:
-    from captum_vz.study import Study
 
 #: The names of :data:`captum_vz.study.METRICS`, whose import needs the extra `study`, and the default ones.
 METRICS: Final = ("cue_dot", "cue_ap", "blank_out", "comprehensiveness", "sufficiency")
@@ -132,7 +129,7 @@ def run(options: argparse.Namespace) -> None:
     try:
         from captum_vz.cli.output.reports import print_study, show, study_json, study_page
         from captum_vz.study import run_study
-        from captum_vz.study.results import SUMMARY
+        from captum_vz.study.results import SUMMARY, check_used
     except ModuleNotFoundError as error:
         raise CommandError(str(error)) from error
     start_run(options)
@@ -154,21 +151,8 @@ def run(options: argparse.Namespace) -> None:
         )
     parts = partial(print_study, study), partial(study_json, study), partial(study_page, study)
     show(options, *parts, f"rows, summary.csv, skipped.csv and figures: {study.folder}")
-    _refuse_without_rows(study)
-
-
-def _refuse_without_rows(study: Study) -> None:
-    """End with an error if a model could use no example."""
-    from captum_vz.study.results import SKIPPED
-
-    used, skipped = set(study.rows(["model"])["model"]), study.skipped
-    for model in study.settings["models"]:
-        if model not in used:
-            reasons = skipped[skipped["model"] == model]["skipped"]
-            raise CommandError(
-                f"{model!r} could use none of the {study.settings['examples']['count']} examples, most often because: "
-                f"{reasons.mode()[0]}. {study.folder / SKIPPED} lists the reasons."
-            )
+    with study_errors():
+        check_used(study)
 
 
 def _examples(options: argparse.Namespace) -> list[Example]:

@@ -144,4 +144,4 @@ def _skipped(skipped: DataFrame) -> list[str]:
 
 
 def _records(frame: DataFrame) -> Any:
-    return json.loads(frame.to_json(orient="records"))
+    return json.loads(frame.to_json(orient="records", double_precision=15))

@@ -48,6 +48,11 @@ def effect_rows(batch: Batch, together: bool) -> list[Tensor]:
     return [normalize_rows(one.abs()) for one in effects]
 
 
+def effect_of_layer(model: Any, layers: Sequence[Any], layer: int = -1) -> ValueZeroingEffect:
+    """The effect of the values of one layer."""
+    return ValueZeroingEffect(model, layers[layer])
+
+
 def alti_logit_rows(batch: Batch) -> list[Tensor]:
     """How much each token adds to the target's logit through attention: absolute amounts, as shares."""
     target, foil = explained_classes(batch)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
@@ -12,22 +12,32 @@ from torch import Tensor
 
 from captum_vz import (
     ALTI,
+    ALTILogit,
     AttentionFlow,
     AttentionRollout,
     GlobEnc,
     HiddenTokenAttribution,
     LayerALTI,
     LayerAttention,
+    LayerAttentionGradient,
     LayerAttentionNorm,
     PositionAttribution,
     RandomAttribution,
     Rollout,
+    TokenAttribution,
     ValueZeroing,
+    ValueZeroingEffect,
     ValueZeroingRollout,
 )
 from captum_vz.study.methods.batch import Batch, JoinedClass, MapsClass
 from captum_vz.study.methods.names import chosen_names
-from captum_vz.study.methods.outputs import alti_logit_rows, attention_gradient_rows, effect_rows, gradient_rows
+from captum_vz.study.methods.outputs import (
+    alti_logit_rows,
+    attention_gradient_rows,
+    effect_of_layer,
+    effect_rows,
+    gradient_rows,
+)
 
 
 @dataclass(frozen=True)
@@ -45,6 +55,10 @@ class Method:
             of the target word. The others explain a token's state, and are given no forms.
         slow: Whether `methods=None` leaves it out, because it takes gradients, or a flow for each pair of tokens, or
             refuses most kinds of models.
+        of_text: What :func:`~captum_vz.generation.attribute_generation` takes for generated text, if there is neither
+            `joined` nor `maps`. Methods that explain an output explain the logit of each new token. None: the method
+            cannot explain generated text.
+        options: Further arguments of `attribute` for generated text.
     """
 
     title: str
@@ -54,6 +68,13 @@ class Method:
     joined: JoinedClass | None = None
     explains_output: bool = False
     slow: bool = False
+    of_text: Any = None
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    @property
+    def generative(self) -> Any:
+        """What :func:`~captum_vz.generation.attribute_generation` takes; None if it cannot run this method."""
+        return self.joined or self.maps or self.of_text
 
     def scope(self, layer: int) -> str:
         """The layers whose scores are shown if `layer` is asked for, such as "layer 3" or "layers 0 to 3"."""
@@ -74,12 +95,15 @@ def _joined(title: str, kind: JoinedClass, maps: MapsClass, *, layered: bool = T
 
 
 def _effect(title: str, together: bool) -> Method:
-    return Method(title, partial(effect_rows, together=together), layered=not together, explains_output=True)
+    rows, of_text = partial(effect_rows, together=together), ValueZeroingEffect if together else effect_of_layer
+    return Method(title, rows, layered=not together, explains_output=True, of_text=of_text)
 
 
-def _gradient(title: str, kind: Any, **options: Any) -> Method:
-    """A Captum method on the word embeddings."""
-    return Method(title, lambda batch: gradient_rows(kind, batch, **options), explains_output=True, slow=True)
+def _gradient(title: str, kind: Any, reduce: Any = "sum", **options: Any) -> Method:
+    """A Captum method on the word embeddings. For generated text, `reduce` joins the entries of each token's vector."""
+    of_text = partial(TokenAttribution, method=kind, reduce=reduce)
+    rows = partial(gradient_rows, kind, **options)
+    return Method(title, rows, explains_output=True, slow=True, of_text=of_text, options=options)
 
 
 def _baseline(title: str, kind: Any) -> Method:
@@ -89,7 +113,7 @@ def _baseline(title: str, kind: Any) -> Method:
         causal = any(getattr(module, "is_causal", False) for module in batch.layers[0].modules())  # in transformers
         return [kind(causal=causal).attribute(batch.inputs, token=batch.token)]
 
-    return Method(title, rows)
+    return Method(title, rows, of_text=kind)
 
 
 def _norm_rollout(model: Any, layers: Any) -> Rollout:
@@ -117,15 +141,20 @@ METHODS: Final[dict[str, Method]] = {
     "value-zeroing-effect-layer": _effect("Value Zeroing's effect, a layer", together=False),
     "attention-flow": _joined("attention flow", AttentionFlow, LayerAttention, layered=False, slow=True),
     "attention-gradient": Method(
-        "attention × gradient", attention_gradient_rows, layered=True, explains_output=True, slow=True
+        "attention × gradient",
+        attention_gradient_rows,
+        layered=True,
+        explains_output=True,
+        slow=True,
+        of_text=LayerAttentionGradient,
     ),
-    "saliency": _gradient("saliency", Saliency, abs=False),
+    "saliency": _gradient("saliency", Saliency, reduce="l2", abs=False),
     "input-x-gradient": _gradient("input × gradient", InputXGradient),
     "integrated-gradients": _gradient(
         "integrated gradients", IntegratedGradients, baselines="pad", n_steps=50, internal_batch_size=256
     ),
     "hidden-token-attribution": _layer("hidden token attribution", _hidden, slow=True),
-    "alti-logit": Method("ALTI-Logit", alti_logit_rows, explains_output=True, slow=True),
+    "alti-logit": Method("ALTI-Logit", alti_logit_rows, explains_output=True, slow=True, of_text=ALTILogit),
     "random": _baseline("random", RandomAttribution),
     "position": _baseline("position", PositionAttribution),
 }

@@ -19,7 +19,7 @@ from captum_vz.study.examples.text import max_tokens, predicts_next
 from captum_vz.study.methods import METHODS, Batch, check_methods, encoder_of
 from captum_vz.study.paper.probing import FEWEST, compressions, probe, target_states
 from captum_vz.study.paper.report import Reproduction
-from captum_vz.study.results import Study
+from captum_vz.study.results import Study, check_used
 from captum_vz.study.run import run_study
 from captum_vz.study.storage.files import safe_name, write_whole
 from captum_vz.study.storage.models import Source, fingerprint, on_device
@@ -131,6 +131,7 @@ def reproduce(
             resamples=resamples,
             quiet=quiet,
         )
+        check_used(study)
         studies.append(study)
         labels = _labels(examples, study)
         kinds = set(labels.values())
