@@ -8,6 +8,7 @@ tutorials/README.md says how a lesson is made.
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 import time
@@ -23,6 +24,11 @@ FOLDER = Path(__file__).parents[1] / "tutorials"
 TAGS = {"question", "exercise", "solution", "check", "answer", "quoted", "summary", "elsewhere"}
 RIGHT, NOT_YET = "Right. ", "Not yet. "
 SECONDS = 600
+LONGEST = 180  # seconds that a lesson may take
+# No download: the hub is off, and requests over HTTP are sent to a port that refuses them.
+OFFLINE = {"HF_HUB_OFFLINE": "1", "no_proxy": "", "NO_PROXY": ""} | dict.fromkeys(
+    ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"), "http://127.0.0.1:9"
+)
 
 # Formulas, code, addresses and comments are no prose, and 95 % is the usual level of an interval.
 NO_PROSE = re.compile(
@@ -179,7 +185,7 @@ def disorder(notebook: NotebookNode) -> list[str]:
 
 
 def run_lesson(notebook: NotebookNode) -> list[str]:
-    """Execute a lesson in place, with each stub before its solution. Returns what is wrong with it."""
+    """Execute a lesson in place and offline, each stub before its solution. Returns what is wrong with it."""
     from nbclient import NotebookClient
     from nbclient.exceptions import CellExecutionError
 
@@ -188,7 +194,8 @@ def run_lesson(notebook: NotebookNode) -> list[str]:
     )
     problems: list[str] = []
     count = 0
-    with client.setup_kernel():
+    began = time.perf_counter()
+    with client.setup_kernel(env={**os.environ, **OFFLINE}):
         for index, cell in enumerate(notebook.cells):
             if cell.cell_type != "code":
                 continue
@@ -202,6 +209,8 @@ def run_lesson(notebook: NotebookNode) -> list[str]:
                 problems += _try_stub(client, notebook, index)
             if "check" in tags_of(cell) and (NOT_YET in shown(cell) or RIGHT not in shown(cell)):
                 problems.append(f"cell {index}: the solution is not accepted: {shown(cell)}")
+    if (seconds := time.perf_counter() - began) > LONGEST:
+        problems.append(f"it takes {seconds:.0f} s, more than {LONGEST}.")
     return [*problems, *(f"no output shows {one}" for one in unsupported_numbers(notebook))]
 
 

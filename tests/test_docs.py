@@ -26,6 +26,22 @@ def test_how_to_pages_have_code() -> None:
     assert with_code >= HOW_TO
 
 
+def test_glossary_has_the_papers_words() -> None:
+    glossary = (ROOT / "tutorials" / "docs" / "glossary.md").read_text("utf-8")
+    entries = dict(re.findall(r"^- \*\*([^*]+)\*\*: (.+)", glossary, re.MULTILINE))
+    assert {"cue", "blank-out", "rollout", "value zeroing", "foil", "residual connection"} <= set(entries)
+    assert list(entries) == sorted(entries, key=str.lower)
+
+
+def test_questions_have_answers() -> None:
+    questions = (ROOT / "tutorials" / "docs" / "faq.md").read_text("utf-8").split("\n## ")[1:]
+    assert len(questions) >= 10
+    for question in questions:
+        asked, _, answer = question.partition("\n")
+        assert "?" in asked
+        assert len(answer.split()) >= 10, asked
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.stem)
 def test_links_lead_to_files(document: Path) -> None:
     for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", document.read_text("utf-8")):

@@ -1,9 +1,13 @@
 """The README's code runs, its commands are those of `.ci/run`, and it stays short."""
 
+import re
 from pathlib import Path
 
 import pytest
+import torch
 
+from captum_vz import ValueZeroing, ValueZeroingRollout, find_layers
+from captum_vz.testbed import load_agreement_model
 from tests.documents import ROOT, blocks_of, commands_of, run_blocks
 
 README = ROOT / "README.md"
@@ -25,6 +29,25 @@ def test_readme_has_the_setup_commands() -> None:
 
 def test_readme_is_short() -> None:
     assert len(README.read_text("utf-8").split()) <= MOST_WORDS
+
+
+def test_numbers_of_the_first_picture() -> None:
+    """The caption quotes what is computed, in the order of its sentences."""
+    caption = README.read_text("utf-8").partition("*Value Zeroing in the four layers")[2].partition("\n\n")[0]
+    quoted = re.findall(r"(?<![\w.=])0\.\d\d", caption)
+    model, tokenizer = load_agreement_model()
+    encoding = tokenizer("the pictures of some hat [MASK] scaring marcus.", return_tensors="pt")
+    the, pictures, mask = map(encoding.tokens().index, ("the", "pictures", "[MASK]"))
+    layers = find_layers(model)
+    read = ValueZeroing(model, layers[3]).attribute(encoding, token=mask)[0]
+    rollout = ValueZeroingRollout(model, layers).attribute(encoding, token=mask)[0]
+    low = ValueZeroing(model, layers[0]).attribute(encoding, token=pictures)[0]
+    distances = ValueZeroing(model, layers[0], normalize=False).attribute(encoding, token=pictures)[0]
+    computed = [read[pictures], rollout[the], rollout[pictures], low[the], distances[the]]
+    assert quoted == [f"{number:.2f}" for number in computed]
+    assert rollout.argsort(descending=True)[:2].tolist() == [the, pictures]
+    kept = ValueZeroingRollout(model, layers, residual=0.5).attribute(encoding, token=mask)[0]
+    assert torch.argmax(kept) == pictures
 
 
 def test_readme_links_every_page() -> None:

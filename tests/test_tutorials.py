@@ -173,6 +173,25 @@ def test_stubs_are_tried_before_solutions() -> None:
     assert "no output shows '0.24'" in run_lesson(stale)[0]
 
 
+def test_lesson_runs_offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    reaching = lesson(
+        code("from urllib.request import urlopen\nfrom huggingface_hub import HfApi"),
+        *(
+            code(f"try:\n    {call}\nexcept Exception as error:\n    print(type(error).__name__)\nelse:\n    1 / 0")
+            for call in ("HfApi().model_info('bert-base-uncased')", "urlopen('https://huggingface.co')")
+        ),
+    )
+    assert run_lesson(reaching) == []
+    assert [shown(cell).strip() for cell in reaching.cells[1:]] == ["OfflineModeIsEnabled", "URLError"]
+
+
+def test_lesson_may_not_be_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.lessons.LONGEST", 0)
+    (problem,) = run_lesson(lesson(code("1")))
+    assert problem.endswith("more than 0.")
+
+
 @pytest.mark.parametrize(
     ("prose", "found"),
     [

@@ -86,7 +86,7 @@ class LLMTokenMaps(Attribution):
                 errors of :func:`attribute_generation`.
         """
         if _inspect_forward is not None:
-            raise ArgumentError("_inspect_forward is told of changed inputs, but no input is changed. Pass None.")
+            raise ArgumentError("_inspect_forward is called for changed inputs, but no input is changed. Pass None.")
         options: dict[str, Any] = dict(GREEDY if gen_args is None else gen_args)
         if target is not None:
             if gen_args is not None:

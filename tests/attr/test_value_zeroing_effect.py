@@ -323,6 +323,29 @@ def test_tolerance_for_differences_of_large_numbers() -> None:
 # Identities.
 
 
+@pytest.mark.parametrize(
+    ("name", "part", "attention"),
+    [
+        ("bert", "attention", "self"),
+        ("bert", "attention.self", "self"),
+        ("gpt2", "attn", "self"),
+        ("bart-decoder", "self_attn", "self"),
+        ("bart-decoder", "encoder_attn", "cross"),
+    ],
+)
+def test_attention_module_as_layer(name: str, part: str, attention: str) -> None:
+    """The values of a block are those of its attention module, and the explained output is that of the model."""
+    case = case_of(name)
+    for chosen in ([1], [0, 1]):
+        blocks = [case.layers[index] for index in chosen]
+        parts = [block.get_submodule(part) for block in blocks]
+        # A cross-attention is the only attention of its module.
+        of_blocks = ValueZeroingEffect(case.model, blocks, attention=attention).attribute(case.inputs, read)
+        of_parts = ValueZeroingEffect(case.model, parts).attribute(case.inputs, read)
+        assert_same(of_parts, of_blocks)
+        assert of_parts.abs().max() > 1e-3
+
+
 def test_zero_values_have_no_effect() -> None:
     case = FAMILIES["bert"].build()
     value = case.layers[1].attention.self.value

@@ -98,7 +98,7 @@ def test_any_size_of_chunk(name: str, rows: int, monkeypatch: pytest.MonkeyPatch
 
 
 def test_row_without_contributions_is_zero() -> None:
-    """A bias so large that it is the whole: no vector brings the sum nearer to it, but for what points its way."""
+    """The bias is so large that no vector of a source shortens the distance to the sum: all contributions are zero."""
     case = FAMILIES["gpt2"].build()
     block = case.layers[0]
     with torch.no_grad():

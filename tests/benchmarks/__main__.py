@@ -45,7 +45,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--longest-sequential", type=int, default=128, help="skip the definition beyond so many tokens")
+    parser.add_argument("--longest-sequential", type=int, default=128, help="skip the definition for more tokens")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     dtype = getattr(torch, options.dtype)
@@ -76,7 +76,7 @@ def one_length(
     with_definition: bool,
     peaks: tuple[float, float],
 ) -> tuple[float, ...]:
-    """A row of the table, but for its first entry."""
+    """A row of the table, without its first entry."""
     size = SIZES[name]
     model = build(size, dtype, device)
     layers = size.layers(model)

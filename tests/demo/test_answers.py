@@ -4,12 +4,15 @@ import json
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from transformers import BertConfig, BertForMaskedLM
 
 import captum_vz
+from captum_vz.demo import page, server
 from captum_vz.demo.answers import Answers, Limits
-from captum_vz.demo.server import check_address, is_loopback
+from captum_vz.demo.server import check_address
 from captum_vz.errors import ArgumentError
 from captum_vz.testbed import load_agreement_model
 from captum_vz.visualization import read_provenance, weights_fingerprint
@@ -117,9 +120,51 @@ def test_text_is_continued(answers: Answers) -> None:
     assert Path(steps).is_file()
 
 
-def test_other_addresses_offer_fewer_models() -> None:
-    assert is_loopback("127.0.0.1")
-    assert not is_loopback("0.0.0.0")
+def test_folder_of_a_model(tmp_path: Path) -> None:
+    """Where the limits allow it, any folder is a model."""
+    _, tokenizer = load_agreement_model()
+    size = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+    model = BertForMaskedLM(BertConfig(vocab_size=len(tokenizer), **size)).eval()
+    for one in (model, tokenizer):
+        one.save_pretrained(tmp_path)
+    for any_model in (True, False):
+        found = Answers(Limits(("agreement",), any_model, 40))
+        try:
+            told, *_, files = found.explain("a hat [MASK]", str(tmp_path), ["value-zeroing"], "", -1)
+            assert f'role="{"status" if any_model else "alert"}"' in told
+            if any_model:
+                kept = json.loads(next(Path(file) for file in files if file.endswith("maps.json")).read_text())
+                assert kept["provenance"]["weights"] == weights_fingerprint(model)
+            else:
+                assert "is not offered here" in told
+                assert not files
+        finally:
+            found.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("host", "any_model"), [("127.0.0.1", True), ("0.0.0.0", False)])
+def test_other_addresses_offer_fewer_models(host: str, any_model: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("gradio")
+    monkeypatch.setenv("GRADIO_ANALYTICS_ENABLED", "False")
+    built = []
+
+    def build_and_end(answers: Answers) -> Any:
+        answers.close()
+        built.extend([answers.limits, page.build(answers)])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(server, "build", build_and_end)
+    with pytest.raises(KeyboardInterrupt):
+        server.serve(host=host)
+    limits, blocks = built
+    assert limits.any_model == any_model
+    fields = {one.elem_id: one for one in blocks.blocks.values() if one.elem_id in ("model", "causal-model")}
+    assert len(fields) == 2
+    for field in fields.values():
+        assert field.allow_custom_value == any_model
+        assert [value for _, value in field.choices] == ["agreement", "causal", "minilm"]
+        assert ("Or a folder" in field.info) == any_model
 
 
 @pytest.mark.parametrize(

@@ -152,7 +152,7 @@ NO_VALUES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "the weights": (lambda block: block.attention.attn_dropout, r"values selects \(2, 4, 6, 6\)"),
     "heads before tokens": (
         lambda block: (block.attention.c_attn, lambda x: by_head(x).transpose(1, 2)),
-        "they have 4 rows in 2 examples, and no hidden states have so many",
+        "they have 4 rows in 2 examples, and no hidden states have this shape",
     ),
     "a copy": (lambda block: (block.attention.c_attn, lambda x: last_third(x) * 1), "values selects a copy"),
     "one token": (lambda block: (block.attention.c_attn, lambda x: x[:, 0]), r"values selects \(2, 48\)"),

@@ -164,7 +164,9 @@ def _written(rows: list[Row], long: bool, versions: str) -> str:
 
 
 def _about_folding(rows: list[Row]) -> list[str]:
-    counts = Counter(folding_of_types(rows).values())
+    by_type = folding_of_types(rows)
+    counts = Counter(by_type.values())
+    others = len({row.model_type for row in rows} - set(by_type))
     return [
         "Long sentences take the folded replay, a faster form of packed pairs. So this table has the types with a "
         "stack of packed pairs in the table above. The threshold below which folding does not pay is off, because "
@@ -173,6 +175,8 @@ def _about_folding(rows: list[Row]) -> list[str]:
         "| model types | folds | meaning |",
         "|---|---|---|",
         *(f"| {counts[one]} | {one} | {meaning} |" for one, meaning in FOLDED.items()),
+        *([f"| {others} | | no layer is replayed as packed pairs at these lengths |"] if others else []),
+        f"| {len(by_type) + others} | | all |",
         "",
         "Why no layer of a type folds, by the reason that the folded replay gives:",
         "",

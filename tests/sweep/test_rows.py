@@ -60,6 +60,14 @@ def test_type_folds_as_best_stack() -> None:
     assert reasons(LONG) == {"off by some amount": ["beit", "dbrx"]}
 
 
+def test_types_of_folding_add_up(results: Path) -> None:
+    """A type that is not packed at these lengths is counted as well."""
+    write_table([*LONG, Row("sam3", "", "agrees", "windows", 1e-7)], True, "torch 9")
+    table = results.read_text().partition("| model types | folds | meaning |")[2].partition("\n\n")[0]
+    counts = [int(line.split("|")[1]) for line in table.splitlines()[2:]]
+    assert counts == [0, 1, 2, 1, 4]
+
+
 def test_bug_in_one_stack_counts() -> None:
     assert outcomes_of_types([*LONG, Row("bart", "", "disagrees")])["bart"] == "disagrees"
     assert outcomes_of_types([Row("bart", "", "not run"), *LONG])["bart"] == "agrees"

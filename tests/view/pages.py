@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -26,6 +26,13 @@ def shares(count: int, seed: int, columns: int | None = None) -> Tensor:
     return torch.softmax(3 * torch.randn(count, columns or count, generator=generator, dtype=torch.float64), -1)
 
 
+def missing(reason: str) -> NoReturn:
+    """Skip a test whose tool is missing. Under CAPTUM_VZ_NO_SKIP=1, which `.ci/run` sets, the test fails."""
+    if os.environ.get("CAPTUM_VZ_NO_SKIP"):
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
 def node_module(name: str) -> Path | None:
     """A package of npm in the folders of NODE_PATH or in the checkout. `.ci/run` installs it."""
     folders = [*filter(None, os.environ.get("NODE_PATH", "").split(os.pathsep)), str(ROOT / "node_modules")]
@@ -36,7 +43,7 @@ def violations(page: Any) -> list[str]:
     """What axe-core finds, with the elements."""
     folder = node_module("axe-core")
     if folder is None:
-        pytest.skip("There is no axe-core: npm install axe-core, and NODE_PATH=.../node_modules.")
+        missing("There is no axe-core: npm install axe-core, and NODE_PATH=.../node_modules.")
     page.evaluate((folder / "axe.min.js").read_text("utf-8"))
     # Without `preload`, axe-core does not request the style sheets a second time.
     found = page.evaluate("axe.run(document, {resultTypes: ['violations'], preload: false})")["violations"]
@@ -47,7 +54,7 @@ def violations(page: Any) -> list[str]:
 def chromium() -> Iterator[Any]:
     """A browser. A process can have one playwright, so that a browser inside of another `with` is the same."""
     if CHROMIUM is None:
-        pytest.skip("There is no Chromium: apt-get install chromium.")
+        missing("There is no Chromium: apt-get install chromium.")
     if _running:
         yield _running[0]
         return

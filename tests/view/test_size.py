@@ -12,7 +12,7 @@ import pytest
 
 import captum_vz
 from captum_vz.visualization import View, view
-from tests.view.pages import Open, node_module, shares
+from tests.view.pages import Open, missing, node_module, shares
 
 FOLDER = Path(captum_vz.__file__).parent / "visualization" / "view"
 
@@ -80,15 +80,24 @@ def test_module_uses_no_html_and_no_address() -> None:
     assert "default-src 'none'" in document
 
 
+def test_missing_tools_skip_or_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CAPTUM_VZ_NO_SKIP", raising=False)
+    with pytest.raises(pytest.skip.Exception, match="no tool"):
+        missing("no tool")
+    monkeypatch.setenv("CAPTUM_VZ_NO_SKIP", "1")
+    with pytest.raises(pytest.fail.Exception, match="no tool"):
+        missing("no tool")
+
+
 def test_module_passes_the_linter(tmp_path: Path) -> None:
     if which("node") is None:
-        pytest.skip("There is no node: apt-get install nodejs.")
+        missing("There is no node: apt-get install nodejs.")
     module = tmp_path / "view.mjs"
     module.write_text((FOLDER / "view.js").read_text("ascii"))
     subprocess.run(["node", "--check", str(module)], check=True, capture_output=True)
     folder = node_module("eslint")
     if folder is None:
-        pytest.skip("There is no eslint: npm install eslint, and NODE_PATH=.../node_modules.")
+        missing("There is no eslint: npm install eslint, and NODE_PATH=.../node_modules.")
     rules: dict[str, Any] = dict.fromkeys(["no-shadow", "prefer-const", "no-var", "eqeqeq", "no-eval"], "error")
     names = "window document parent Blob Response DecompressionStream Option ResizeObserver MutationObserver navigator \
         matchMedia getComputedStyle requestAnimationFrame devicePixelRatio setTimeout clearTimeout atob"
@@ -101,3 +110,51 @@ def test_module_passes_the_linter(tmp_path: Path) -> None:
     command = ["node", str(folder / "bin" / "eslint.js"), "--max-warnings", "0", "view.mjs"]
     found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stdout + found.stderr
+
+
+def faults_of(sheet: str, page: Any) -> list[str]:
+    """What Chromium drops from a style sheet, and variables that are used and not defined."""
+    sheet = re.sub(r"/\*.*?\*/", "", sheet, flags=re.DOTALL)
+    rules = re.findall(r"([^{}]+)\{([^{}]*)\}", sheet)  # the inner ones
+    declared = [tuple(map(str.strip, one.split(":", 1))) for _, body in rules for one in body.split(";") if one.strip()]
+    kept = page.evaluate(
+        """sheet => {
+            const parsed = new CSSStyleSheet();
+            parsed.replaceSync(sheet);
+            const inner = (rule) => (rule.cssRules?.length ? [...rule.cssRules].flatMap(inner) : [rule]);
+            return [...parsed.cssRules].flatMap(inner).length;
+        }""",
+        sheet,
+    )
+    found = [f"{len(rules) - kept} rules"] if len(rules) != kept else []
+    found += ["braces"] if sheet.count("{") != sheet.count("}") else []
+    plain = [(one[0], one[-1].removesuffix("!important")) for one in declared]
+    taken = page.evaluate("all => all.map(([name, value]) => CSS.supports(name, value))", plain)
+    found += [name for (name, _), good in zip(plain, taken, strict=True) if not good]
+    return found + sorted(set(re.findall(r"var\((--\w+)", sheet)) - {name for name, _ in plain})
+
+
+def test_style_sheet_is_taken_whole(browser: Any) -> None:
+    page = browser.new_page()
+    assert not faults_of((FOLDER / "view.css").read_text("ascii"), page)
+    page.close()
+
+
+@pytest.mark.parametrize(
+    ("sheet", "fault"),
+    [
+        ("p { colr: red; }", "colr"),
+        ("p { margin: 0; color: rde; }", "color"),
+        ("p { margin 0; }", "margin 0"),
+        ("p:hovering { margin: 0; }", "1 rules"),
+        ("@media (width > 1px) { p:hovering { margin: 0; } b { margin: 0; } }", "1 rules"),
+        ("@media print { p { margin: 0; }", "braces"),
+        ("p { color: var(--back); }", "--back"),
+    ],
+)
+def test_faults_of_style_sheets_are_found(sheet: str, fault: str, browser: Any) -> None:
+    page = browser.new_page()
+    assert faults_of(sheet, page) == [fault]
+    fine = "p { color: red !important; } /* fine */ @media print { b { --a: 1px; margin: var(--a); } }"
+    assert not faults_of(fine, page)
+    page.close()

@@ -48,6 +48,14 @@ def test_waveform_keeps_its_extremes() -> None:
     assert heights.max() - np.median(heights) > 0.4
 
 
+@pytest.mark.parametrize("method", ["overlay_individual", "overlay_combined", "colored_graph"])
+def test_time_series_of_captum_fail(method: str) -> None:
+    """This is why `draw_audio` exists. If Captum's function works again, change its docstring and pictures.md."""
+    sound = SOUND[:20, None].numpy()
+    with pytest.raises(AttributeError, match=r"'matplotlib\.cm' has no attribute 'get_cmap'"):
+        visualization.visualize_timeseries_attr(sound, sound, method=method, use_pyplot=False)
+
+
 def test_audio_into_axes() -> None:
     own = Figure()
     panel = own.subplots()

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from scipy import stats
 
 from captum_vz.errors import ArgumentError
-from captum_vz.visualization import draw_comparison, draw_row
+from captum_vz.visualization import describe, draw_comparison, draw_row
 from captum_vz.visualization.pictures.comparison import kendall_tau
 
 TOKENS = ["[CLS]", "the", "cats", "[MASK]"]
@@ -108,6 +108,24 @@ def test_truth_is_the_first_row() -> None:
     torch.testing.assert_close(shown[0], truth.double(), equal_nan=True)
     assert written(figure)[:4] == ["", "1.00", "-1.00", "Kendall's τ"]
     assert figure.axes[0].get_yticks()[1] > 1.2  # the truth stands apart
+
+
+def test_comparison_is_described() -> None:
+    truth = torch.tensor([float("nan"), 0.25, 0.75, float("nan")], dtype=torch.float64)
+    scores = {"good": torch.tensor([0.5, 0.125, 0.25, 0.125]), "bad": torch.tensor([[0.125, 0.5, 0.25, 0.125]])}
+    found = describe(draw_comparison(scores, TOKENS, 3, "score", truth=truth, scopes={"good": "layer 3"}))
+    assert found.columns == ("method", "in", "source token", "score", "Kendall's τ")
+    rows = {"blanking out": (truth, ""), "good, layer 3": (scores["good"], "1.00"), "bad": (scores["bad"][0], "-1.00")}
+    expected = [
+        (name, place, token, row[place].item(), tau)
+        for name, (row, tau) in rows.items()
+        for place, token in enumerate(TOKENS)
+    ]
+    assert list(map(repr, found.rows)) == list(map(repr, expected))  # NaN equals itself as text
+    assert f"Scores of 4 tokens for {TOKENS[3]}." in found.text
+    assert f"in blanking out: {TOKENS[2]} 0.75, {TOKENS[1]} 0.25;" in found.text
+    assert f"in good, layer 3: {TOKENS[0]} 0.50, {TOKENS[2]} 0.25 (Kendall's τ 1.00);" in found.text
+    assert f"in bad: {TOKENS[1]} 0.50, {TOKENS[2]} 0.25 (Kendall's τ -1.00)." in found.text
 
 
 def test_truth_of_words() -> None:

@@ -32,7 +32,7 @@ _IMMUTABLE = (str, bytes, int, float, complex, torch.dtype, torch.device, torch.
 _PLAIN = {bool, type(None), *_IMMUTABLE}  # most attributes of modules, told by the fastest test
 _MUTABLE = (list, dict, set, deque, bytearray, np.ndarray)
 _LIBRARIES = ("torch.", "transformers.")
-# In code from elsewhere, tensors of at most so many entries are copied: writes by `data` or numpy leave no trace.
+# In code from elsewhere, tensors up to this number of entries are copied: writes by `data` or numpy leave no trace.
 _SMALL = 2**20
 # How many objects are followed at most: an attribute may lead to a whole application.
 _LARGEST = 10_000

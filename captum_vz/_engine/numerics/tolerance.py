@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# A difference of vectors loses its digits when less than one part in so many is left of the vector.
+# A difference of vectors loses its digits when less than 1 / CANCELLATION of the vector is left.
 CANCELLATION = 64
 TOO_LITTLE_LEFT = "too little is left of the context, so its rounding errors would show"
 # Share of the largest entry by which a projection may differ when it is computed once more.

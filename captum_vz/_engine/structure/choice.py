@@ -107,7 +107,7 @@ def _check_named_values(layer: LayerRecord, attention: AttentionRecord) -> None:
     runner, (batch, _, out, sources) = LayerRunner(layer), attention.shape
     in_tokens = any(attention.batch_first(x).shape[:2] == (batch, sources) for x in layer.states)
     if not in_tokens and not is_rearranged(layer, attention):
-        raise CannotReplayError(f"they have {sources} rows in {batch} examples, and no hidden states have so many")
+        raise CannotReplayError(f"they have {sources} rows in {batch} examples, and no hidden states have this shape")
     for source in dict.fromkeys((0, sources // 2, sources - 1)):
         seen = []
         for strength in (0, 1, 2):

@@ -55,7 +55,7 @@ def add_generate(commands: Any) -> None:
     sub.add_argument("text", metavar="TEXT", help="the prompt")
     add_model(sub, CAUSAL)
     sub.add_argument(
-        "--max-new-tokens", type=positive, default=8, metavar="N", help="at most so many (default: %(default)s)"
+        "--max-new-tokens", type=positive, default=8, metavar="N", help="the most new tokens (default: %(default)s)"
     )
     sub.add_argument("--sample", type=int, metavar="SEED", help="sample with this seed (default: the likeliest tokens)")
     sub.add_argument(
