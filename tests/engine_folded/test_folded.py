@@ -196,7 +196,7 @@ def test_threshold_of_users(replays: Replays) -> None:
         vocab_size=9, hidden_size=256, intermediate_size=1024, num_attention_heads=4, num_hidden_layers=1
     )
     model = BertModel(config, add_pooling_layer=False).eval()
-    for tokens, count in ((32, 0), (48, 1)):
+    for tokens, count in ((24, 0), (48, 1)):
         replays.folded(model, model.encoder.layer, torch.ones(1, tokens, dtype=torch.long))
         assert replays.count == count
         assert not replays.reasons
