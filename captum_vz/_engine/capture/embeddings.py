@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from threading import get_ident
 from typing import Any
 
@@ -33,12 +34,12 @@ class EmbeddingLeaf:
         with torch.enable_grad(), Changes() as changes:
             self._thread = get_ident()
             if self._module is not None:
-                changes.hook(self._module.register_forward_hook, self._returned)
+                changes.hook(partial(self._module.register_forward_hook, self._returned))
                 return self.forward_func(*args, **kwargs)
 
             def begin(model: nn.Module) -> None:
                 first = _first(model, self._layers)
-                changes.hook(first.register_forward_pre_hook, self._given, with_kwargs=True)
+                changes.hook(partial(first.register_forward_pre_hook, self._given, with_kwargs=True))
 
             with first_module_holding(self._layers, begin):
                 return self.forward_func(*args, **kwargs)
@@ -103,7 +104,7 @@ def first_module_holding(layers: Sequence[nn.Module], show: Callable[[nn.Module]
             show(module)
 
     with Changes() as changes:
-        changes.hook(register_module_forward_pre_hook, look)
+        changes.hook(partial(register_module_forward_pre_hook, look))
         yield
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -89,13 +90,13 @@ def layer_hooks(
         for tap in TAPS:
             tap.attach(layers, changes)
         for module in submodules.values():
-            changes.hook(module.register_forward_pre_hook, on_submodule_enter)
-            changes.hook(module.register_forward_hook, on_submodule_exit)
+            add_before, add_after = module.register_forward_pre_hook, module.register_forward_hook
+            changes.hook(partial(add_before, on_submodule_enter), partial(add_after, on_submodule_exit))
         for index, layer in enumerate(layers):
             before, returned, after = hooks_of(index)
-            changes.hook(layer.register_forward_pre_hook, before, with_kwargs=True)
-            changes.hook(layer.register_forward_hook, returned, prepend=True)
-            changes.hook(layer.register_forward_hook, after, with_kwargs=True)
+            first, add_after = partial(layer.register_forward_pre_hook, before), layer.register_forward_hook
+            others = partial(add_after, returned, prepend=True), partial(add_after, after, with_kwargs=True)
+            changes.hook(partial(first, with_kwargs=True), *others)
         yield
 
 

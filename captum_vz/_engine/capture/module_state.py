@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from enum import Enum
 from io import IOBase
+from operator import is_
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -31,6 +32,7 @@ _STATELESS = (Tensor, nn.Module, FunctionType, MethodType, ModuleType, type, Enu
 _IMMUTABLE = (str, bytes, int, float, complex, torch.dtype, torch.device, torch.Size)
 _PLAIN = {bool, type(None), *_IMMUTABLE}  # most attributes of modules, told by the fastest test
 _MUTABLE = (list, dict, set, deque, bytearray, np.ndarray)
+_PUT_BACK = (tuple, frozenset, *_MUTABLE, *_STATELESS)  # or without state
 _LIBRARIES = ("torch.", "transformers.")
 # In code from elsewhere, tensors up to this number of entries are copied: writes by `data` or numpy leave no trace.
 _SMALL = 2**20
@@ -64,7 +66,7 @@ class ModuleState:
     def restored(self) -> Iterator[None]:
         """Restore the state at the end of a `with` block."""
         holders = list(map(vars, self.modules))
-        held = [{name: value for name, value in holder.copy().items() if name not in _NOT_STATE} for holder in holders]
+        held = [holder.copy() for holder in holders]
         reached = self._reached()
         containers = [(value, value.copy()) for _, value in reached if isinstance(value, _MUTABLE)]
         others = [(name, value, _content(value)) for name, value in reached if _cannot_be_put_back(value)]
@@ -77,11 +79,11 @@ class ModuleState:
 
         def restore() -> None:
             for holder, values in zip(holders, held, strict=True):
-                for name in [name for name in holder.copy() if name not in values and name not in _NOT_STATE]:
-                    del holder[name]
-                for name, value in values.items():
-                    if holder.get(name) is not value:
-                        holder[name] = value
+                now = holder.copy()
+                if list(now) != list(values) or not all(map(is_, now.values(), values.values())):
+                    for name in now.keys() - values.keys() - _NOT_STATE:
+                        del holder[name]
+                    holder.update({name: values[name] for name in values.keys() - _NOT_STATE})
             for container, content in containers:
                 _put_back(container, content)
             for x, clean in written:
@@ -106,8 +108,8 @@ class ModuleState:
         Objects of the libraries are not entered.
         """
         found: dict[int, tuple[str, Any]] = {}
-        kept = (pair for one in self.modules for pair in vars(one).copy().items() if type(pair[1]) not in _PLAIN)
-        named = (pair for pair in kept if pair[0] not in _NOT_STATE)
+        pairs = [pair for one in self.modules for pair in vars(one).copy().items()]
+        named = [pair for pair in pairs if pair[0] not in _NOT_STATE and type(pair[1]) not in _PLAIN]
         own = self.modules if self.packages else ()  # library code writes to no parameters, and holds nothing elsewhere
         parameters = (pair for one in own for pair in own_parameters(one).items())
         classes = {cls for one in own for cls in type(one).__mro__ if self._is_own(cls)}
@@ -161,10 +163,10 @@ def _is_of_libraries(value: Any) -> bool:
 
 
 def _cannot_be_put_back(value: Any) -> bool:
+    if isinstance(value, _PUT_BACK) or (_is_of_libraries(value) and not isinstance(value, torch.Generator)):
+        return False
     if isinstance(value, (random.Random, torch.Generator, IOBase)):
         return True
-    if isinstance(value, (tuple, frozenset, *_MUTABLE, *_STATELESS)) or _is_of_libraries(value):
-        return False
     return not hasattr(value, "__dict__") or hasattr(value, "__slots__")
 
 

@@ -106,14 +106,10 @@ def clone_tensor(value: Any) -> Any:
 
 def first_numbers(output: Any) -> Tensor | None:
     """Return the first floating-point tensor of a nested output that is not a scalar, or None."""
-    found = [x for x in tree_leaves(output) if isinstance(x, Tensor) and x.dim() and x.is_floating_point()]
-    return found[0] if found else None
+    return next((x for x in tree_leaves(output) if isinstance(x, Tensor) and x.dim() and x.is_floating_point()), None)
 
 
 def inference_mode(on: bool) -> AbstractContextManager[Any]:
-    """Switch inference mode on or off in a `with` block.
-
-    It is not entered where it changes nothing. After an interruption torch may leave it late, and then it also sets
-    whether gradients are computed.
-    """
+    """Switch inference mode on or off in a `with` block. It is not entered where it changes nothing."""
+    # After an interruption torch may leave it late, and then it also sets whether gradients are computed.
     return nullcontext() if torch.is_inference_mode_enabled() == on else torch.inference_mode(on)

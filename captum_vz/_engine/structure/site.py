@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -66,7 +67,7 @@ class AttentionSite:
             )
         return output
 
-    @property
+    @cached_property
     def dropped_sources(self) -> int:
         """How many tokens came before the first source, and are no longer in a key-value cache with a window."""
         own = self.shape.sources - self.layer.encoder_sources(self.attention)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import Context, ContextVar
 from functools import partial
+from operator import itemgetter
 from typing import Any, TypeVar
 
 import torch
@@ -27,7 +28,10 @@ _shared: dict[Hashable, tuple[list[Changes], Action]] = {}
 _lock = threading.RLock()
 _PACKAGE = __name__.partition("_engine")[0]
 # Where a module, or torch for all modules, keeps hooks and what it knows of each.
-_HOOK_TABLES = [x for x in (*OWN_ATTRIBUTES, *vars(module_of_torch)) if "forward" in x and "_hooks" in x]
+_of_module, _of_all = (
+    itemgetter(*[name for name in names if "forward" in name and "_hooks" in name])
+    for names in (OWN_ATTRIBUTES, vars(module_of_torch))
+)
 # The pass that this thread runs.
 current_pass: ContextVar[Changes | None] = ContextVar("captum_vz_changes", default=None)
 
@@ -107,12 +111,12 @@ class Changes:
 
         self.share((id(owner), name), begin)
 
-    def hook(self, register: Callable[..., Any], hook: Callable[..., Any], **options: Any) -> None:
-        """Register a hook by `register`, a method of a module or the function for all modules."""
-        owner = getattr(register, "__self__", module_of_torch)
-        tables = [vars(owner)[name] for name in _HOOK_TABLES if name in vars(owner)]
-        made = partial(register, hook, **options), partial(_remove_hook, tables, hook)
-        self.share((id(owner), hook), lambda: made)
+    def hook(self, *registers: partial[Any]) -> None:
+        """Register hooks of one owner: each is `register`, a module's method or that for all modules, with its hook."""
+        owner, hooks = getattr(registers[0].func, "__self__", module_of_torch), [one.args[0] for one in registers]
+        tables = (_of_all if owner is module_of_torch else _of_module)(vars(owner))
+        made = lambda: [register() for register in registers], partial(_remove_hooks, tables, hooks)
+        self.share((id(owner), *hooks), lambda: made)
 
 
 def _put_back(owner: Any, name: str, value: Any, own: bool, before: Any) -> None:
@@ -183,8 +187,9 @@ def _take_back(keys: Iterable[Hashable]) -> None:
                 del _shared[key]
 
 
-def _remove_hook(tables: Iterable[dict[int, Any]], hook: Callable[..., Any]) -> None:
-    for number in [number for table in tables for number, one in list(table.items()) if one is hook]:
+def _remove_hooks(tables: Iterable[dict[int, Any]], hooks: list[Callable[..., Any]]) -> None:
+    ours = set(map(id, hooks))
+    for number in [number for table in tables if table for number, one in list(table.items()) if id(one) in ours]:
         for table in tables:
             table.pop(number, None)
 

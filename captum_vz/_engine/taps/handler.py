@@ -118,11 +118,9 @@ current_handler = thread_handler.get
 
 
 class handled_by:  # noqa: N801 - read as a function
-    """Makes a handler the handler of this thread inside a `with` block.
+    """Makes a handler the handler of this thread inside a `with` block."""
 
-    No generator: an interrupted generator ends later, when another handler may be set.
-    """
-
+    # No generator: an interrupted generator ends later, when another handler may be set.
     def __init__(self, handler: AttentionHandler | None) -> None:
         self.handler = handler
 

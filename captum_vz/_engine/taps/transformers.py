@@ -188,10 +188,7 @@ class TransformersTap:
     """Sees attention that layers call through transformers' AttentionInterface."""
 
     def attach(self, layers: Sequence[nn.Module], changes: Changes) -> None:
-        """See :class:`~captum_vz._engine.taps.handler.AttentionTap`.
-
-        UnsupportedLayerError: the attention function of a layer was registered by the user.
-        """
+        """UnsupportedLayerError: the attention function of a layer was registered by the user."""
         found: list[Any] = [getattr(module, "config", None) for layer in layers for module in layer.modules()]
         configs = {id(config): config for config in found if hasattr(config, ATTENTION_NAME)}
         if configs:

@@ -61,8 +61,8 @@ class CleanCache:
             changes.replace(warnings, "filters", [HOOKS_SEE_MODULES_TWICE, *warnings.filters])
         changes.set(_filling, self)
         # Hooks of all modules, because the model inside a forward function is not known.
-        changes.hook(register_module_forward_pre_hook, self.entered)
-        changes.hook(register_module_forward_hook, self.returned)
+        changes.hook(partial(register_module_forward_pre_hook, self.entered))
+        changes.hook(partial(register_module_forward_hook, self.returned))
 
     def answer(self, changes: Changes, copies: int, batch: int, whole: bool) -> None:
         """Let modules return cached outputs in a run on `copies` copies, until the changes are taken back.
