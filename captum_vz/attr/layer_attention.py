@@ -14,6 +14,7 @@ from captum_vz.attr._base.wanted import Wanted
 from captum_vz.attr._call.arguments import as_list
 from captum_vz.attr._call.heads import Heads, select_heads
 from captum_vz.attr._call.misuse import check_one_of
+from captum_vz.attr._call.parts import Attention
 from captum_vz.functional import widen
 
 
@@ -36,7 +37,8 @@ class LayerAttention(LayerMaps):
         heads: The query heads to read: an int or a list of ints for all layers, or a list with one such selection for
             each layer. None: all heads.
         reduce_heads: How to combine the heads into one map, "mean" or "max".
-        attention: "self", or "cross" for the cross-attention of a decoder block.
+        attention: "self", or "cross" for the cross-attention of a decoder block. If a layer has others (SAM 3's decoder
+            has three attentions), the attention module of the layer; for several layers, a list of such modules.
         normalize: Whether to divide each row by its sum. The mean of all heads has sum 1 already, unless the model has
             an attention sink.
 
@@ -59,7 +61,7 @@ class LayerAttention(LayerMaps):
         *,
         heads: Heads | Sequence[Heads] = None,
         reduce_heads: str = "mean",
-        attention: str = "self",
+        attention: Attention = "self",
         normalize: bool = True,
     ) -> None:
         super().__init__(forward_func, layer, device_ids, attention=attention, normalize=normalize)

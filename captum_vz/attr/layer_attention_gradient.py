@@ -11,6 +11,7 @@ from torch import Tensor
 from captum_vz._engine import AttentionSite
 from captum_vz.attr._base.layer_maps import LayerMaps
 from captum_vz.attr._base.wanted import Wanted
+from captum_vz.attr._call.parts import Attention
 from captum_vz.attr.layer_attention import checked_weights
 from captum_vz.errors import ArgumentError, RefusedError, UnsupportedLayerError
 from captum_vz.functional import widen
@@ -36,7 +37,8 @@ class LayerAttentionGradient(LayerMaps):
             layers. For a list, `attribute` returns a list of maps.
         device_ids: Not used.
         objective: A function that takes the output of `forward_func` and returns one number for each example.
-        attention: "self", or "cross" for the cross-attention of a decoder block.
+        attention: "self", or "cross" for the cross-attention of a decoder block. If a layer has others (SAM 3's decoder
+            has three attentions), the attention module of the layer; for several layers, a list of such modules.
         normalize: Whether to divide each row by its sum. False is the paper's choice.
 
     >>> from captum_vz import LayerAttentionGradient, find_layers
@@ -60,7 +62,7 @@ class LayerAttentionGradient(LayerMaps):
         device_ids: list[int] | None = None,
         *,
         objective: Callable[[Any], Tensor],
-        attention: str = "self",
+        attention: Attention = "self",
         normalize: bool = True,
     ) -> None:
         super().__init__(forward_func, layer, device_ids, attention=attention, normalize=normalize)

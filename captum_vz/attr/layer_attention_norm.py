@@ -13,6 +13,7 @@ from captum_vz._private import TargetType
 from captum_vz.attr._base.layer_maps import LayerMaps
 from captum_vz.attr._base.wanted import Wanted
 from captum_vz.attr._call.arguments import Inputs
+from captum_vz.attr._call.parts import Attention
 from captum_vz.errors import ArgumentError
 from captum_vz.functional import contribution_norms, mixing_norms
 
@@ -55,7 +56,8 @@ class LayerAttentionNorm(LayerMaps):
         device_ids: The device ids of a DataParallel model. Needed only if `forward_func` is a function that runs it.
         include: The steps of the layer that the vectors pass through, see the table. Cross-attention supports
             "attention" only, because its residual is not a source token.
-        attention: "self", or "cross" for the cross-attention of a decoder block.
+        attention: "self", or "cross" for the cross-attention of a decoder block. If a layer has others (SAM 3's decoder
+            has three attentions), the attention module of the layer; for several layers, a list of such modules.
         normalize: Whether to divide each row by its sum. False returns the norms themselves.
 
     >>> from captum_vz import LayerAttentionNorm, find_layers
@@ -77,13 +79,13 @@ class LayerAttentionNorm(LayerMaps):
         device_ids: list[int] | None = None,
         *,
         include: Include = "attention",
-        attention: str = "self",
+        attention: Attention = "self",
         normalize: bool = True,
     ) -> None:
         super().__init__(forward_func, layer, device_ids, attention=attention, normalize=normalize)
         if include not in INCLUDES:
             raise ArgumentError(f"include is {include!r}: pass one of {', '.join(map(repr, INCLUDES))}.")
-        if include != "attention" and attention == "cross":
+        if include != "attention" and attention != "self":
             raise ArgumentError(
                 f"include is {include!r}, but the residual connection of a cross-attention is not a source token: "
                 "pass include='attention'."
@@ -116,7 +118,7 @@ class LayerAttentionNorm(LayerMaps):
         """
         if self.attention != "self":
             raise ArgumentError(
-                "attention is 'cross', but the mixing ratio needs self-attention, where each token is a source of "
+                "attention is not 'self', but the mixing ratio needs self-attention, where each token is a source of "
                 "itself: pass attention='self'."
             )
         mixing = _Mixing(self.forward_func, self.layer, self.device_ids, include=self.include)

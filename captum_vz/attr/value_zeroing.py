@@ -13,7 +13,7 @@ from captum_vz.attr._base.wanted import Wanted
 from captum_vz.attr._call.arguments import as_list
 from captum_vz.attr._call.heads import Heads, select_heads
 from captum_vz.attr._call.misuse import check_one_of
-from captum_vz.attr._call.values import Values
+from captum_vz.attr._call.parts import Attention, Values
 from captum_vz.errors import ArgumentError, RefusedError, UnsupportedLayerError
 from captum_vz.functional import Distance, cosine_distance, half_squared_distance, unit_vectors
 from captum_vz.functional.distances import get_distance
@@ -39,7 +39,8 @@ class ValueZeroing(LayerMaps):
             layers. For a list, `attribute` returns a list of maps.
         device_ids: The device ids of a DataParallel model. Needed only if `forward_func` is a function that runs it.
         distance: The distance of two outputs: "cosine", "euclidean", "l1", or a function `(..., d), (..., d) -> (...)`.
-        attention: "self", or "cross" for the cross-attention of a decoder block.
+        attention: "self", or "cross" for the cross-attention of a decoder block. If a layer has others (SAM 3's decoder
+            has three attentions), the attention module of the layer; for several layers, a list of such modules.
         heads: The query heads in which values are zeroed: an int or a list of ints for all layers, or a list with one
             such selection for each layer. None: all heads. If query heads share a value, the value is zeroed in the
             selected heads only.
@@ -79,7 +80,7 @@ class ValueZeroing(LayerMaps):
         device_ids: list[int] | None = None,
         *,
         distance: str | Distance = "cosine",
-        attention: str = "self",
+        attention: Attention = "self",
         heads: Heads | Sequence[Heads] = None,
         normalize: bool = True,
         final_norm: nn.Module | None = None,

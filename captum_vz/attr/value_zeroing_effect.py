@@ -20,8 +20,8 @@ from captum_vz.attr._base.runs import Runs
 from captum_vz.attr._call.arguments import FeatureGroups, Inputs, bind_forward, copies_of, end_of_inputs
 from captum_vz.attr._call.heads import Heads, select_heads
 from captum_vz.attr._call.misuse import check_no_cache, check_numbers
+from captum_vz.attr._call.parts import Attention, Values, attentions_of_layers
 from captum_vz.attr._call.target import Indices, parse_indices, pick, tensor_of
-from captum_vz.attr._call.values import Values
 from captum_vz.errors import ArgumentError, RefusedError, UnsupportedLayerError
 from captum_vz.functional import widen
 
@@ -54,6 +54,7 @@ class ValueZeroingEffect(ForwardPassAttribution):
             are zeroed in all layers *together*, and `attribute` returns one result.
         device_ids: The device ids of a DataParallel model. Needed only if `forward_func` is a function that runs it.
         attention: "self", or "cross" for the cross-attention of a decoder block. Its sources are the encoder's tokens.
+            Or the attention module of the layer; for several layers, a list of such modules.
         heads: The query heads in which values are zeroed, see :class:`~captum_vz.ValueZeroing`.
         values: Where the values are, see :class:`~captum_vz.ValueZeroing`.
 
@@ -74,7 +75,7 @@ class ValueZeroingEffect(ForwardPassAttribution):
         layer: Any,
         device_ids: list[int] | None = None,
         *,
-        attention: str = "self",
+        attention: Attention = "self",
         heads: Heads | Sequence[Heads] = None,
         values: Values = None,
     ) -> None:
@@ -135,6 +136,7 @@ class ValueZeroingEffect(ForwardPassAttribution):
         check_numbers(perturbations_per_eval, run)
         question = _Question.parse(target, foil)
         layers = self._layers()
+        attentions = attentions_of_layers(self.attention, layers)
         device_ids = self.device_ids or getattr(self.forward_func, "device_ids", None)
         masks = FeatureGroups(feature_mask, device_ids)
         model = ModelReplay(layers, device_ids, self._given(layers))
@@ -144,7 +146,7 @@ class ValueZeroingEffect(ForwardPassAttribution):
 
         def compute(record: LayerRecord) -> Tensor:
             runs.note(record)
-            site = attention_site(record, self.attention)
+            site = attention_site(record, attentions[record.index])
             if site.windows is not None or site.is_reordered():
                 raise UnsupportedLayerError(
                     f"The attention of {record.name} sees the layer's tokens in windows, or in another order, where "

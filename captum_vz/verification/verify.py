@@ -72,6 +72,9 @@ def verify(
     """
     if type(max_sources) is not int or max_sources < 1:
         raise ArgumentError(f"max_sources is {max_sources!r}: pass an integer of at least 1.")
+    if attention not in ("self", "cross"):
+        shown = repr(attention) if isinstance(attention, str) else f"of type {type(attention).__name__}"
+        raise ArgumentError(f"attention is {shown}: pass 'self' or 'cross', which are all that can be verified.")
     if layers is None:
         if not isinstance(model, nn.Module):
             raise ArgumentError("model is a function, in which no layers can be found: pass `layers`.")

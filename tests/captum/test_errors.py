@@ -176,7 +176,7 @@ def overflowing_case() -> Case:
         (LayerAttention, {"heads": [[0], [1]]}, "heads has 2 selections, one for each layer, but there are 3 layers"),
         (LayerAttention, {"heads": [-1]}, "heads is [-1], but layer 0 has the query heads 0 to 3"),
         (LayerAttention, {"reduce_heads": "median"}, "reduce_heads is 'median': pass 'mean' or 'max'"),
-        (ValueZeroing, {"attention": "both"}, "attention is 'both': pass 'self' or 'cross'"),
+        (ValueZeroing, {"attention": "both"}, "attention is 'both': pass 'self', 'cross', or"),
         (LayerAttention, {"heads": "median"}, "heads is 'median', but layer 0 has the query heads 0 to 3"),
         (LayerAttention, {"heads": -1}, "heads is -1, but layer 0 has the query heads 0 to 3"),
         (ValueZeroingRollout, {"residual": "half"}, "'half'"),

@@ -15,11 +15,9 @@ from captum_vz._engine.capture.records import AttentionRecord, AttentionShape, I
 from captum_vz._engine.numerics.tolerance import CannotReplayError, is_same_attention
 from captum_vz._engine.replay.answers import AnswerContext, ModuleAnswer, context_without
 from captum_vz._engine.replay.base import Ablation, ReplayProblem
-from captum_vz._engine.structure.choice import choose_attention
 from captum_vz._engine.structure.site import attention_site
 from captum_vz._engine.taps.handler import AttentionCall
 from captum_vz._engine.taps.projection_table import BERT_LIKE
-from captum_vz.errors import ArgumentError
 from tests.reference import FAMILIES
 
 SHAPE = AttentionShape(batch=1, heads=2, out=3, sources=3)
@@ -91,11 +89,6 @@ def test_results_that_are_another_attention() -> None:
     assert not is_same_attention(None, expected)
     assert not is_same_attention(expected[:1], expected)
     assert not is_same_attention(torch.where(expected == expected[0, 0], torch.nan, expected), expected)
-
-
-def test_unknown_name_of_an_attention() -> None:
-    with pytest.raises(ArgumentError, match="attention is 'other': pass 'self' or 'cross'"):
-        choose_attention(LayerRecord(nn.Identity(), (), {}, attentions=[record()]), "other")
 
 
 def test_contexts_need_weights() -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from captum_vz import ValueZeroing
 from tests.sweep.replays import PACKED, folding_threshold, is_folded, replays_noted, way_of, why_not_folded
@@ -27,25 +27,35 @@ def compare(
 ) -> Iterator[Row]:
     """A row for each attention of a layer: self-attention, and cross-attention if there is one.
 
+    If the error of self-attention names the attention modules of the layer, there is a row for each of them instead.
+
     With `long`, the row of a layer that is replayed as packed pairs says whether it folds.
     """
     attentions = run.attentions()
-    for attention in ("self", "cross")[: len(attentions) or 1]:
-        name = stack if attention == "self" else f"{stack}, cross"
+    asked: list[tuple[str, Any]] = [(stack, "self"), (f"{stack}, cross", "cross")][: len(attentions) or 1]
+    while asked:
+        name, attention = asked.pop(0)
         try:
             with replays_noted() as replays, warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # rows of zeros give a warning; the twin checks them
                 method = ValueZeroing(forward, run.layer, attention=attention, normalize=False)
                 scores = method.attribute(inputs)
         except AssertionError as error:
+            if attention == "self" and (names := names_in(error)):
+                asked = [(f"{stack}, {one}", run.layer.get_submodule(one)) for one in names]
+                continue
             # Some layers use a softmax elsewhere (convolutions, windows of several sizes): no second attention.
-            if attention == "self" or "has no second attention" not in str(error):
+            if attention != "cross" or "has no second attention" not in str(error):
                 yield Row(model_type, name, "refused" if attentions else "other form", note=describe(error))
             continue
         except Exception as error:  # not raised on purpose
             yield Row(model_type, name, "fails", note=describe(error))
             continue
-        products = next((some for some in attentions if some[0].weights.shape[1:] == scores.shape[1:]), [])
+        first = attentions[0] if attentions else []
+        alike = next((some for some in attentions if some[0].weights.shape[1:] == scores.shape[1:]), [])
+        products = alike
+        if isinstance(attention, nn.Module):  # attentions before it may be of a kind whose weights tell no padding
+            products = first = run.products_of(attention)
         row = Row(model_type, name, "no twin", way_of(replays))
         if long and row.way == PACKED:
             row.folds = folds_for_users(method, inputs) if is_folded(replays) else "never"
@@ -59,7 +69,7 @@ def compare(
             row.note = "the layer, run again on its recorded input, returns another output"
         # Windows are always zeroed by position, even if a window is as long as the sequence.
         elif products and by_token(run.hidden, *scores.shape[:2]).dim() == 3 and row.way != "windows":
-            valid = valid_rows(mask, run, scores.shape[0], scores.shape[1])
+            valid = valid_rows(mask, first, scores.shape[0], scores.shape[1])
             checks = [(scores[:, :, sources], Zeroed(singles))]
             checks += further_checks(method, inputs, scores, products)
             pairs = []
@@ -74,13 +84,18 @@ def compare(
             of_words = twin_scores_by_position(run, shape_in(run, scores), words)
             assert of_words is not None  # because by_position is not
             found = scores_of(words, method, inputs, count)
-            valid = torch.ones(scores.shape[:2]) if row.way == "windows" else valid_rows(mask, run, *scores.shape[:2])
+            valid = torch.ones(scores.shape[:2]) if row.way == "windows" else valid_rows(mask, first, *scores.shape[:2])
             pairs = [(scores[:, :, sources], by_position), (found, of_words)]
             row.judge([(one, other[:, : scores.shape[1]] * valid[..., None]) for one, other in pairs], TOLERANCE)
         else:
             shapes = [tuple(some[0].weights.shape) for some in attentions]
             row.note = f"products of softmaxed weights {shapes} for a map {tuple(scores.shape)}"
         yield row
+
+
+def names_in(error: Exception) -> list[str]:
+    """The names of attention modules that an error lists, in the order in which they ran."""
+    return re.findall(r"'([\w.]+)'", str(error).partition("attention=layer.get_submodule(")[2])
 
 
 def folds_for_users(method: ValueZeroing, inputs: dict[str, Any]) -> str:
@@ -147,11 +162,11 @@ def further_checks(
     yield found, Zeroed(words, head, row)
 
 
-def valid_rows(mask: Tensor | None, run: Run, batch: int, out: int) -> Tensor:
+def valid_rows(mask: Tensor | None, first: list[Product], batch: int, out: int) -> Tensor:
     """Which targets are not padding, `(batch, out)`: from the mask, or from the weights if the model pools frames."""
     if mask is not None and mask.shape == (batch, out):
         return mask.bool()
-    weights = run.attentions()[0][0].weights
+    weights = first[0].weights
     if weights.shape[1:] != (out, out) or out == 1 or len(weights) % batch:
         return torch.ones(batch, out, dtype=torch.bool)
     weights = weights.unflatten(0, (batch, -1))

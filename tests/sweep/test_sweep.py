@@ -62,6 +62,7 @@ OTHER = {
     "led": WHOLE,
     "llama4": PACKED,  # text and vision layers have different attention functions
     "longformer": WHOLE,  # its own windows; tokens before examples in its attention
+    "longcat_flash": WHOLE | PACKED,  # two self-attentions, named
     "longt5": WHOLE | PACKED,  # blocks in the encoder
     "luke": WHOLE,
     "m2m_100": PACKED,
@@ -78,6 +79,7 @@ OTHER = {
     "pegasus": PACKED,
     "pvt": WHOLE,
     "qwen3_next": PACKED,  # a gate inside the attention module
+    "sam3_lite_text": WHOLE | WINDOWS,  # three attentions in the decoder, named
     "sam_vision_model": WINDOWS,  # grids
     "swin": WINDOWS,
     "t5gemma2": PACKED,  # self- and cross-attention in one softmax
@@ -93,7 +95,6 @@ TWO_ATTENTIONS = {"bart", "t5", "whisper", "marian", "mbart", "pegasus", "m2m_10
 
 # model type -> part of the error
 REFUSED = {
-    "longcat_flash": "has a list of 2 attentions",
     "mamba": "has no stack of layers with attention",
     "nystromformer": "called no attention that can be read",
 }

@@ -131,6 +131,16 @@ class Run:
             attentions.setdefault(product.weights.shape[1:], []).append(product)
         return list(attentions.values())
 
+    def products_of(self, module: nn.Module) -> list[Product]:
+        """The products of one attention module."""
+        products = Products()
+        before: list[int] = []
+        with ExitStack() as hooks:
+            hooks.enter_context(module.register_forward_pre_hook(lambda *_: before.append(len(products.found))))
+            hooks.enter_context(module.register_forward_hook(lambda *_: before.append(len(products.found))))
+            self.again(products)
+        return products.found[before[0] : before[-1]]
+
 
 @contextmanager
 def watched(products: Products) -> Iterator[None]:

@@ -12,7 +12,7 @@ from captum_vz._engine.numerics.tolerance import CannotReplayError
 from captum_vz._engine.structure.dependence import first_tokens, mixes_outside, reads_other_states, reads_own_states
 from captum_vz._engine.structure.find_layers import is_stack
 from captum_vz._engine.structure.windows import is_rearranged
-from captum_vz.errors import ArgumentError, RefusedError, UnsupportedLayerError
+from captum_vz.errors import RefusedError, UnsupportedLayerError
 
 
 def merge_parts(layer: LayerRecord) -> None:
@@ -26,12 +26,13 @@ def merge_parts(layer: LayerRecord) -> None:
 
 
 def choose_attention(layer: LayerRecord, attention: str) -> AttentionRecord:
-    """The record of the self-attention, which comes first, or of the cross-attention that follows it.
+    """The record of the attention that is meant.
+
+    `attention` is "self" for the self-attention, which comes first, "cross" for the cross-attention that follows it, or
+    a dot and the name of a module of the layer.
 
     UnsupportedLayerError: the layer called no attention that can be read, or not the one that is asked for.
     """
-    if attention not in ("self", "cross"):
-        raise ArgumentError(f"attention is {attention!r}: pass 'self' or 'cross'.")
     name, found = layer.name, layer.attentions
     if layer.given is not None and not found:
         raise UnsupportedLayerError(
@@ -51,37 +52,8 @@ def choose_attention(layer: LayerRecord, attention: str) -> AttentionRecord:
             f"values names {layer.given.projection} of the layer {name}, but its attention can be read without it: "
             "expected a layer that computes attention in its own code. Leave values None."
         )
-    if len(found) > 2 or (len(found) == 2 and any(map(is_stack, layer.layer.modules()))):
-        raise UnsupportedLayerError(
-            f"The layer {name} called attention {len(found)} times in one run. Pass a single Transformer block, such "
-            "as one of captum_vz.find_layers(model), and not a stack of them. If a block has three attentions (SAM's "
-            "decoder), pass the part that holds yours."
-        )
-    lists = (set(module.children()) for module in layer.layer.modules() if isinstance(module, nn.ModuleList))
-    if len(found) == 2 and any({one.module for one in found} <= members for members in lists):
-        raise UnsupportedLayerError(
-            f"The layer {name} has a list of {len(found)} attentions of the same kind, none of which is a "
-            "cross-attention. Pass the part of it that holds one of them."
-        )
-    if attention == "cross" and len(found) != 2:
-        raise UnsupportedLayerError(
-            f"The layer {name} has no second attention, so there is no cross-attention to explain. Pass "
-            "attention='self', or the layers of a decoder that reads an encoder."
-        )
-    chosen = found[attention == "cross"]
-    if len(found) == 2 and found[0].shape[2:] == found[1].shape[2:] and reads_own_states(LayerRunner(layer), found[1]):
-        raise UnsupportedLayerError(
-            f"The layer {name} runs two attentions over its own tokens, "
-            f"{' and '.join(type(one.module).__name__ for one in found)}, so its second one is no cross-attention. "
-            "Pass the part of the layer that holds the one you mean."
-        )
-    unreadable = _unreadable_before(layer, chosen)
-    if unreadable is not None:
-        raise UnsupportedLayerError(
-            f"The layer {name} runs an attention that cannot be read, {unreadable}, before one that can, so it is "
-            f"unknown which of them attention={attention!r} means. Pass the part of the layer that holds the one you "
-            "mean."
-        )
+    by_module = attention.startswith(".")
+    chosen = _of_module(layer, attention[1:]) if by_module else _self_or_cross(layer, attention)
     if layer.given is not None and chosen.inline is not None:
         try:
             _check_named_values(layer, chosen)
@@ -96,6 +68,59 @@ def choose_attention(layer: LayerRecord, attention: str) -> AttentionRecord:
             "model.eval() first."
         )
     return chosen
+
+
+def _of_module(layer: LayerRecord, name: str) -> AttentionRecord:
+    """The record of the one attention that runs in a submodule of the layer."""
+    parts = set(layer.layer.get_submodule(name).modules())
+    found = [one for one in layer.attentions if one.module in parts]
+    if len(found) != 1:
+        raise UnsupportedLayerError(
+            f"{name} of the layer {layer.name} called {len(found)} attentions that can be read in one run, not one."
+            + _advice(layer)
+        )
+    return found[0]
+
+
+def _self_or_cross(layer: LayerRecord, attention: str) -> AttentionRecord:
+    """The record of the self-attention, which comes first, or of the cross-attention that follows it."""
+    name, found = layer.name, layer.attentions
+    is_cross = attention == "cross"
+    stacks = any(map(is_stack, layer.layer.modules()))
+    if len(found) > 2 or (len(found) == 2 and stacks):
+        raise UnsupportedLayerError(
+            f"The layer {name} called attention {len(found)} times in one run. Pass a single Transformer block, such "
+            "as one of captum_vz.find_layers(model), and not a stack of them." + ("" if stacks else _advice(layer))
+        )
+    if is_cross and len(found) != 2:
+        raise UnsupportedLayerError(
+            f"The layer {name} has no second attention, so there is no cross-attention to explain. Pass "
+            "attention='self', or the layers of a decoder that reads an encoder."
+        )
+    lists = (set(module.children()) for module in layer.layer.modules() if isinstance(module, nn.ModuleList))
+    in_list = any({one.module for one in found} <= members for members in lists)
+    alike = len(found) == 2 and found[0].shape[2:] == found[1].shape[2:]
+    if len(found) == 2 and (in_list or (alike and reads_own_states(LayerRunner(layer), found[1]))):
+        kinds = " and ".join(type(one.module).__name__ for one in found)
+        raise UnsupportedLayerError(
+            f"The layer {name} has two attentions {'in a list' if in_list else 'over its own tokens'}, {kinds}, so its "
+            f"second one is no cross-attention.{_advice(layer)}"
+        )
+    unreadable = _unreadable_before(layer, found[is_cross])
+    if unreadable is not None:
+        raise UnsupportedLayerError(
+            f"The layer {name} runs an attention that cannot be read, {unreadable}, before one that can, so it is "
+            f"unknown which of them attention={attention!r} means.{_advice(layer)}"
+        )
+    return found[is_cross]
+
+
+def _advice(layer: LayerRecord) -> str:
+    """How the user names one of the attentions of a layer, in a sentence after a space. Empty: they have no names."""
+    named = {module: repr(name) for name, module in layer.layer.named_modules() if name}
+    names = list(dict.fromkeys(named[one.module] for one in layer.attentions if one.module in named))  # as they ran
+    one_of = " or ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
+    return f" Pass attention=layer.get_submodule({one_of}), the module of the one you mean." if names else ""
 
 
 def _check_named_values(layer: LayerRecord, attention: AttentionRecord) -> None:

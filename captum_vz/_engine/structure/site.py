@@ -137,7 +137,7 @@ class AttentionSite:
 
 
 def attention_site(layer: LayerRecord, attention: str, streams: bool = False) -> AttentionSite:
-    """The site of the layer's self-attention, which comes first, or of the cross-attention that follows it.
+    """The site of the attention that is meant, see `choose_attention`.
 
     With `streams`, tokens may have several vectors each.
 
@@ -188,7 +188,8 @@ def padding_masks(layer: LayerRecord, attention: AttentionRecord, windows: bool 
     Padding is what no token sees in self-attention, not even the token itself. In sparse attention the layer chooses
     what is seen, so the mask that it was given is read too. A source that no valid row sees is padding.
     """
-    first = attention if windows else layer.attentions[0]
+    # The layer's own attention comes first. Attentions of other tokens (LoFTR's) may come before it.
+    first = attention if windows else min(layer.attentions, key=lambda one: one.shape.out != attention.shape.out)
     batch, _, out, sources = first.shape
     rows = torch.ones(batch, out, dtype=torch.bool, device=attention.values.device)
     seen = None if first.visible is None or sources < out else first.is_seen()

@@ -17,7 +17,7 @@ from torch import nn
 from captum_vz._engine import SHORT_OF_MEMORY, ValueProjection, is_out_of_memory
 from captum_vz.attr._call.arguments import as_layers
 from captum_vz.attr._call.misuse import check_call, check_forward_func
-from captum_vz.attr._call.values import values_of_layers
+from captum_vz.attr._call.parts import values_of_layers
 from captum_vz.errors import ArgumentError
 
 _Attribute = TypeVar("_Attribute", bound=Callable[..., Any])

@@ -32,6 +32,7 @@ from captum_vz.attr._call.arguments import (
     end_of_inputs,
 )
 from captum_vz.attr._call.misuse import check_numbers, check_one_of
+from captum_vz.attr._call.parts import Attention, attentions_of_layers
 from captum_vz.attr._call.target import WantedTokens
 from captum_vz.errors import ArgumentError
 
@@ -47,7 +48,8 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
         layer: A layer (a whole Transformer block), or a list or ModuleList of layers. `captum_vz.find_layers(model)`
             returns all layers.
         device_ids: The device ids of a DataParallel model. Needed only if `forward_func` is a function that runs it.
-        attention: "self", or "cross" for the cross-attention of a decoder block.
+        attention: "self", or "cross" for the cross-attention of a decoder block. If a layer has others (SAM 3's decoder
+            has three attentions), the attention module of the layer; for several layers, a list of such modules.
         normalize: Whether to divide each row by its sum.
 
     >>> from captum_vz import LayerMaps, find_layers
@@ -76,7 +78,7 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
         layer: Any,
         device_ids: list[int] | None = None,
         *,
-        attention: str = "self",
+        attention: Attention = "self",
         normalize: bool = True,
     ) -> None:
         """See the class for the arguments."""
@@ -135,10 +137,8 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
                 after an error.
         """
         if attribute_to_layer_input:
-            raise ArgumentError(
-                f"{self.get_name()} attributes to source tokens through the layer's attention; "
-                "attribute_to_layer_input=True has no meaning here. Leave attribute_to_layer_input False."
-            )
+            reason = "attributes to source tokens through the attention of the layer"
+            raise ArgumentError(f"{self.get_name()} {reason}: attribute_to_layer_input=True has no meaning here.")
         wanted = WantedTokens.parse(token, target)
         arguments = Arguments(inputs, additional_forward_args, feature_mask, perturbations_per_eval, show_progress, run)
         found = self._run(wanted, arguments)
@@ -193,7 +193,7 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
 
     def _run(self, wanted: WantedTokens, arguments: Arguments, find_other_mixing: bool = False) -> MapRun:
         layers = self._layers()
-        check_one_of("attention", self.attention, "self", "cross")
+        attentions = attentions_of_layers(self.attention, layers)
         check_one_of("normalize", self.normalize, True, False)
         check_numbers(arguments.perturbations_per_eval, arguments.run)
         forward_func = self.forward_func
@@ -217,7 +217,7 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
                 if mixing is not None:
                     mixing.note(record)
                 runs.note(record)
-                site = attention_site(record, self.attention, self.accepts_streams)
+                site = attention_site(record, attentions[record.index], self.accepts_streams)
                 batch, _, out, _ = site.shape
                 end = end_of_inputs(site, arguments.inputs, wanted.token)
                 lengths[record.index] = end or out

@@ -1,4 +1,4 @@
-"""The argument `values`: where the values are of a layer that computes attention in its own code."""
+"""The arguments `values` and `attention`, which name parts of layers."""
 
 from __future__ import annotations
 
@@ -14,11 +14,26 @@ Part: TypeAlias = nn.Module | nn.Parameter
 Select: TypeAlias = Callable[[Tensor], Tensor]
 Where: TypeAlias = Part | tuple[Part, Select]
 Values: TypeAlias = Where | Sequence[Where] | Callable[[nn.Module], Where] | None
+Attention: TypeAlias = str | nn.Module | Sequence[nn.Module]
 
 FORMS = (
     "pass a submodule or parameter of the layer, or (part, a function that selects the values from its result). For "
     "several layers, pass a list of these, or a function of the layer"
 )
+
+
+def attentions_of_layers(attention: Any, layers: Sequence[nn.Module]) -> list[str]:
+    """Which attention of each layer is meant: "self", "cross", or a dot and the name of a module of the layer."""
+    if isinstance(attention, str) and attention in ("self", "cross"):
+        return [attention] * len(layers)
+    parts = list(attention) if isinstance(attention, (list, tuple, nn.ModuleList)) else [attention]
+    form = "'self', 'cross', or the attention module of the layer. For several layers, pass a list of such modules"
+    if not parts or not all(isinstance(part, nn.Module) for part in parts):
+        shown = repr(attention) if isinstance(attention, str) else f"of type {type(attention).__name__}"
+        raise ArgumentError(f"attention is {shown}: pass {form}.")
+    if len(parts) != len(layers):
+        raise ArgumentError(f"attention has {len(parts)} modules for {len(layers)} layers: pass {form}.")
+    return [f".{_name(part, layer, 'attention', form)}" for part, layer in zip(parts, layers, strict=True)]
 
 
 def values_of_layers(values: Any, layers: Sequence[nn.Module]) -> list[ValueProjection]:
@@ -37,13 +52,19 @@ def _row(where: Any, layer: nn.Module) -> ValueProjection:
     part, select = where if isinstance(where, tuple) and len(where) == 2 else (where, _itself)
     if not isinstance(part, (nn.Module, nn.Parameter)) or not callable(select):
         raise ArgumentError(f"values is of type {type(where).__name__}: {FORMS}.")
+    name = _name(part, layer, "values", FORMS)
+    return ValueProjection(name, select=_checked(select, name))
+
+
+def _name(part: Part, layer: nn.Module, argument: str, forms: str) -> str:
+    """The name of a part of a layer."""
     named = (*layer.named_modules(), *layer.named_parameters())
     name = next((name for name, one in named if one is part and name), None)
     if name is None:
         raise ArgumentError(
-            f"values is a {type(part).__name__} that is no part of the layer {type(layer).__name__}: {FORMS}."
+            f"{argument} is a {type(part).__name__} that is no part of the layer {type(layer).__name__}: {forms}."
         )
-    return ValueProjection(name, select=_checked(select, name))
+    return name
 
 
 def _checked(select: Select, name: str) -> Select:
