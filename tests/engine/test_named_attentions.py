@@ -179,6 +179,27 @@ def test_attention_weights(name: str, model: Stack, inputs: Any) -> None:
     assert lengths.shape == found.shape
 
 
+class Prompted(ThreeAttentions):
+    """States of one prompt for each image, `(batch, 1, tokens, d)`, as in SAM's decoder."""
+
+    def forward(self, x: Tensor, memory: Tensor) -> Tensor:
+        return super().forward(x[:, 0], memory)[:, None]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_one_prompt_for_each_image(name: str, model: Stack, inputs: Any) -> None:
+    layer = Prompted().double().eval()
+    layer.load_state_dict(model.layers[0].state_dict())
+    x, memory = inputs
+    found = ValueZeroing(layer, layer, attention=layer.get_submodule(name), normalize=False)
+    assert_same(found.attribute((x[:, None], memory)), twin(model, inputs, 0, name), 1e-12)
+    with pytest.raises(UnsupportedLayerError, match="this method is for one vector a token"):
+        LayerAttentionNorm(layer, layer, attention=layer.cross).attribute((x[:, None], memory))
+    several = x[:, None].expand(-1, 3, -1, -1)
+    with pytest.raises(UnsupportedLayerError, match="Expected one vector for each token"):
+        ValueZeroing(layer, layer, attention=layer.cross).attribute((several, memory))
+
+
 @pytest.mark.parametrize(("attention", "name"), [("self", "self_attn"), ("cross", "encoder_attn")])
 def test_module_is_the_same_as_its_word(attention: str, name: str) -> None:
     case = FAMILIES["bart-decoder"].build()

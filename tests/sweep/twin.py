@@ -203,6 +203,8 @@ def by_token(hidden: Tensor, batch: int, out: int) -> Tensor:
     """The hidden states as one vector for each token, `(batch, out, d)`, also if a token has several vectors."""
     if hidden.shape[:2] == (batch, out) and hidden.dim() == 4:
         return hidden.flatten(2)
+    if hidden.shape[:3] == (batch, 1, out) and hidden.dim() == 4:
+        return hidden[:, 0]
     if hidden.shape[1:3] == (batch, out) and hidden.dim() == 4:
         return hidden.movedim(0, 2).flatten(2)
     return hidden

@@ -54,7 +54,8 @@ class SequenceReplay:
         site = problem.site
         # The axis of the tokens is chosen by its length. Packed pairs fail for a wrong axis. Whole sequences do not, so
         # the values are tested here.
-        if site.streams is not None and not values_depend_on_own_position(site.runner(), site.attention):
+        several = site.streams is not None and site.streams.count > 1
+        if several and not values_depend_on_own_position(site.runner(), site.attention):
             raise CannotReplayError(
                 "its tokens have several vectors each, and a value does not depend on its own token alone"
             )

@@ -149,9 +149,10 @@ def attention_site(layer: LayerRecord, attention: str, streams: bool = False) ->
     chosen = choose_attention(layer, attention)
     if not is_rearranged(layer, chosen):
         return AttentionSite(layer, chosen, *padding_masks(layer, chosen))
-    layout = find_streams(layer, chosen) if len(layer.attentions) == 1 else None
+    layout = find_streams(layer, chosen)
     reason = f"the layer has {len(layer.attentions)} attentions"
-    if layout is None or not values_depend_on_own_position(LayerRunner(layer, layout), chosen):
+    is_prompt = layout is not None and layout.count == 1
+    if layout is None or not (is_prompt or values_depend_on_own_position(LayerRunner(layer, layout), chosen)):
         try:
             if len(layer.attentions) == 1:
                 attention_of_positions, windows = _over_positions(layer, chosen)

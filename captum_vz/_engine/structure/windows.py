@@ -152,7 +152,10 @@ def find_streams(record: LayerRecord, attention: AttentionRecord) -> Streams | N
     if output is None or output.dim() != 4 or not record.states or record.states[0].shape != output.shape:
         return None
     batch, _, out, sources = attention.shape
-    if out != sources:  # other sources than the tokens: summaries of them (DeepSeek-V4), or a cache
+    if output.shape[:3] == (batch, 1, out):  # one prompt for each image (SAM)
+        return Streams(1, 1)
+    # Other sources than the tokens: summaries of them (DeepSeek-V4), or a cache.
+    if out != sources or len(record.attentions) > 1:
         return None
     axes = [axis for axis in AXES if output.shape[axis] > 1 and output.movedim(axis, 2).shape[:2] == (batch, out)]
     if len(axes) > 1:
