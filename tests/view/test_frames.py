@@ -1,10 +1,13 @@
 """The page inside other pages: notebooks, sites, viewers that leave out frames or scripts."""
 
+import re
 from typing import Any
 
 import pytest
+import torch
 
 from captum_vz.visualization import View, view
+from captum_vz.visualization.view.page import FRAME_HEIGHT, LEFT_OUT
 from tests.view.pages import TOKENS, Open, ready, shares, token
 
 FIRST, SECOND = (view([shares(8, seed), shares(8, seed + 1)], TOKENS, token=5) for seed in (1, 7))
@@ -55,6 +58,43 @@ def test_frame_is_as_high_as_its_content(opened: Open) -> None:
     frame.click("#table summary")
     page.wait_for_timeout(100)
     assert page.locator("iframe").bounding_box()["height"] == closed
+
+
+def test_frame_has_its_height_before_it_is_in_sight(opened: Open) -> None:
+    """JupyterLab does not render cells that are not in sight, so that nothing is observed in them."""
+    blind = "<head><script>window.ResizeObserver = class { observe() {} };</script>"
+    page = opened(around(FIRST).replace("<head>", blind), wait=False)
+    (frame,) = frames(page, 1)
+    high = frame.evaluate("document.body.offsetHeight")
+    assert page.locator("iframe").bounding_box()["height"] == high != FRAME_HEIGHT
+
+
+def test_frame_keeps_its_height_in_a_hidden_tab(opened: Open) -> None:
+    """JupyterLab hides the notebooks whose tabs are behind another, with `display: none`."""
+    page = opened(around(FIRST), wait=False)
+    frames(page, 1)
+    page.wait_for_timeout(100)
+    height = "document.querySelector('iframe').style.height"
+    before = page.evaluate(height)
+    page.evaluate("document.body.style.display = 'none'")
+    page.wait_for_timeout(100)
+    assert page.evaluate(height) == before != f"{FRAME_HEIGHT}px"
+
+
+def test_questions_leave_the_page_around_where_it_is(opened: Open) -> None:
+    """A frame below that begins with a question would take the keyboard, and scroll the notebook down to itself."""
+    quiz = view([shares(8, 1), shares(8, 2)], TOKENS, predict=[1, 5])
+    tall = "<!DOCTYPE html><body><button autofocus>x</button><div style='height: 3000px'></div>"
+    page = opened(tall + quiz._repr_html_(), wait=False)
+    (frame,) = frames(page, 1)
+    page.wait_for_timeout(200)
+    assert page.evaluate("[scrollY, document.activeElement.tagName]") == [0, "BUTTON"]
+    asked = frame.locator(".flow button.now")
+    assert asked.evaluate("one => one.tabIndex") == 0
+    token(frame, "hat").click()
+    assert frame.evaluate("document.activeElement.id") == "next"
+    frame.locator("#next").press("Enter")
+    assert frame.evaluate("document.activeElement.classList.contains('now')")
 
 
 @pytest.mark.parametrize(
@@ -114,6 +154,24 @@ def test_table_follows_without_frames(opened: Open) -> None:
     page.locator("summary").click()
     cells = page.locator("tbody tr").nth(5).locator("td").all_inner_texts()
     assert cells == [f"{one:.2f}" for one in FIRST.methods[0].panels[1].scores[5].tolist()]
+
+
+def test_left_out_frame_says_so(opened: Open) -> None:
+    """JupyterLab removes the tags of a frame from a notebook that is not trusted, and keeps the text between them."""
+    shown = around(FIRST)
+    page = opened(shown, wait=False)
+    frames(page, 1)
+    assert LEFT_OUT not in page.inner_text("body")
+    page = opened(re.sub(r'<iframe title=("[^"]*"|[^">])*>|</iframe>', "", shown), wait=False)
+    assert page.inner_text("body").startswith(LEFT_OUT)
+    assert page.locator("summary").is_visible()
+
+
+def test_shades_of_the_table_are_plain_colors() -> None:
+    """JupyterLab removes gradients from a notebook that is not trusted: then its black numbers stood on a dark page."""
+    table = view(torch.tensor([[0.75, 0.25], [-0.75, 0.0]]), ["a", "b"])._repr_html_().partition("</iframe>")[2]
+    cells = re.findall(r"<td style=\"[^\"]*;background-color:(#[0-9a-f]{6});color:#000\">([^<]*)</td>", table)
+    assert cells == [("#5ea2cf", "0.75"), ("#c9e0ef", "0.25"), ("#ff9d59", "-0.75"), ("#ffffff", "0.00")]
 
 
 def test_long_text_has_its_strongest_sources() -> None:

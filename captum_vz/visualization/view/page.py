@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from captum_vz.visualization.view.labels import Labels
 
 FRAME_HEIGHT = 480  # CSS pixels, until the page knows its own height
+# Shown where the frame's tags are removed and their text stays, as in JupyterLab.
+LEFT_OUT = "The interactive page is left out here. Run the cell, or trust the notebook (JupyterLab: Trust Notebook)."
 
 
 def record(view: View) -> dict[str, Any]:
@@ -69,7 +71,8 @@ def frame(document: str, title: str) -> str:
     inside = document.replace("&", "&amp;").replace('"', "&quot;")
     name = escape(visible(title)).encode("ascii", "xmlcharrefreplace").decode()
     style = f"width:100%;height:{FRAME_HEIGHT}px;border:0"
-    return f'<iframe title="{name}" style="{style}" allow="clipboard-write" srcdoc="{inside}"></iframe>'
+    attributes = f'title="{name}" style="{style}" allow="clipboard-write" srcdoc="{inside}"'
+    return f"<iframe {attributes}>{LEFT_OUT}</iframe>"
 
 
 def fingerprint(view: View) -> str:

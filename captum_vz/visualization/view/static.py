@@ -55,7 +55,9 @@ def _head(token: str, scope: str) -> str:
 
 
 def _cell(value: float, highest: float) -> str:
-    # Pale enough for black text, on pages with a light or a dark background.
-    color = "255,140,60" if value < 0 else "66,146,198"
-    shade = f"linear-gradient(rgba({color},{abs(value) / highest * 0.85:.2f}) 0 0),#fff"
-    return f'<td style="{CELL};background:{shade};color:#000">{value:.2f}</td>'
+    # Pale enough for black text, on light and on dark pages. Notebooks that are not trusted lose gradients,
+    # and keep the black of the text. So the color is plain.
+    strongest = (255, 140, 60) if value < 0 else (66, 146, 198)
+    weight = abs(value) / highest * 0.85
+    shade = "".join(f"{round(255 - (255 - one) * weight):02x}" for one in strongest)
+    return f'<td style="{CELL};background-color:#{shade};color:#000">{value:.2f}</td>'

@@ -172,7 +172,7 @@ function isRightToLeft(group) {
 }
 
 function build() {
-  const method = state.map.method;
+  const { method } = state.map;
   const blocks = !items.some((item) => item.block) ? ['Tokens'] : offset === null ? ['Source tokens', 'Output tokens'] : ['Prompt', 'Generated tokens'];
   shown = [method, state.beside].filter(Boolean).map((one) => {
     const view = {
@@ -199,7 +199,7 @@ function build() {
     view.box = element('div', [view.heading, ...flows, view.depth]);
     return view;
   });
-  $('texts').replaceChildren(...shown.map((view) => view.box));
+  $('texts').replaceChildren(...shown.map(({ box }) => box));
   paint();
 }
 
@@ -502,7 +502,8 @@ function setMap(map) {
 
 function focusToken(button) {
   for (const one of button.parentNode.children) one.tabIndex = one === button ? 0 : -1;
-  button.focus();
+  // A frame that opens with a question neither takes the keyboard from the page around it nor scrolls that page.
+  if (document.hasFocus()) button.focus();
 }
 
 function onKey(event) {
@@ -594,7 +595,13 @@ function fitFrame() {
   try {
     const frame = window.frameElement;
     if (!frame) return;
-    new ResizeObserver(() => { frame.style.height = `${Math.ceil(document.body.offsetHeight)}px`; }).observe(document.body);
+    const fit = () => {
+      const high = document.body.offsetHeight;
+      if (high) frame.style.height = `${high}px`;
+    };
+    // An observer sees nothing of a frame before it is scrolled into sight. In a hidden tab there is no height.
+    fit();
+    new ResizeObserver(fit).observe(document.body);
     const watch = new MutationObserver(retheme);
     for (const one of [parent.document.body, parent.document.documentElement]) watch.observe(one, { attributes: true });
   } catch {
