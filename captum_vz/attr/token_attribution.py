@@ -11,8 +11,8 @@ import torch
 from captum.attr import Attribution, DeepLiftShap, GradientShap, LayerDeepLiftShap, LayerGradientShap
 from torch import Tensor, nn
 
-from captum_vz.attr._base.captum import logged
-from captum_vz.attr._call.misuse import check_forward_func, explained_errors
+from captum_vz.attr._base.captum import logged, warn
+from captum_vz.attr._call.misuse import check_forward_func, explained_errors, unmasked_padding
 from captum_vz.attr._call.target import Indices, parse_indices
 from captum_vz.attr._embedding_objective import EmbeddingObjective
 from captum_vz.errors import ArgumentError
@@ -156,6 +156,8 @@ class TokenAttribution(Attribution):
         attended = named.get("attention_mask")
         if isinstance(attended, Tensor) and attended.shape == ids.shape:
             scores = scores.masked_fill(attended.to(scores.device) == 0, 0)
+        elif found := unmasked_padding(ids, getattr(self.forward_func, "config", None)):
+            warn(f"{self.get_name()}: {found[0]}.")
         return scores
 
     def _scores(

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from captum.attr import NoiseTunnel
+from captum.attr import NoiseTunnel, Saliency
 from torch import Tensor, nn
 
 from captum_vz import (
@@ -20,6 +20,7 @@ from captum_vz import (
     HiddenTokenAttribution,
     LayerAttention,
     LayerAttentionNorm,
+    TokenAttribution,
     ValueZeroing,
     ValueZeroingEffect,
     ValueZeroingRollout,
@@ -166,6 +167,22 @@ def test_padding_without_a_mask_warns(name: str, side: str, kind: Any) -> None:
         method.attribute({"input_ids": ids, "attention_mask": mask})
         method.attribute({"input_ids": ids[[0, 2]]})
         method.attribute(ids, additional_forward_args=(None, mask) if name == "gpt2" else (mask,))
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_without_a_mask_on_embeddings(side: str) -> None:
+    case = FAMILIES["bert"].build()
+    case.model.config.pad_token_id = 3
+    ids = torch.randint(5, 12, (3, 7))
+    ids[1, {"right": slice(5, None), "left": slice(0, 2)}[side]] = 3
+    method = TokenAttribution(case.model, Saliency, None)
+    for inputs in (ids, {"input_ids": ids}):
+        with pytest.warns(UserWarning, match=r"Token Attribution: 1 example\(s\) end .*: pass attention_mask\."):
+            method.attribute(inputs, target=(2, 1), baselines="zero")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        method.attribute({"input_ids": ids, "attention_mask": (ids != 3).long()}, target=(2, 1), baselines="zero")
+        method.attribute(ids[[0, 2]], target=(2, 1), baselines="zero")
 
 
 def test_decoder_ids_of_encoder_decoders() -> None:

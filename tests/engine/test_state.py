@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from captum_vz import ALTI, ValueZeroing, ValueZeroingRollout
+from captum_vz.errors import RefusedError
 from tests.engine.blocks import (
     WIDTH,
     Block,
@@ -335,9 +336,6 @@ class Advances(nn.Module):
         (Slots(), Slots.count, "Slots"),
         ([Slots()], lambda held: held[0].count(), "Slots"),
         (local_slots(), lambda own: own.count(), "Local"),
-        (random.Random(0), random.Random.random, "Random"),
-        (np.random.default_rng(0), np.random.Generator.random, "Generator"),
-        (torch.Generator(), lambda own: torch.rand((), generator=own), "Generator"),
         ([0], lambda held: held.append(0), None),
         (itertools.count(), lambda held: None, None),
     ],
@@ -349,9 +347,6 @@ class Advances(nn.Module):
         "slots",
         "slots in a list",
         "slots of a local class",
-        "Python",
-        "numpy",
-        "torch",
         "list",
         "unchanged",
     ],
@@ -365,6 +360,27 @@ def test_warning_names_state_that_cannot_be_put_back(kept: Any, advance: Any, na
     told = [str(one.message) for one in caught if "cannot be put back" in str(one.message)]
     assert len(told) == (name is not None)
     assert name is None or f"Block keeps in kept ({name})" in told[0]
+
+
+@pytest.mark.parametrize(
+    ("kept", "advance"),
+    [
+        (random.Random(0), random.Random.random),
+        ([np.random.default_rng(0)], lambda held: held[0].random()),
+        (np.random.RandomState(0), np.random.RandomState.rand),
+        (torch.Generator(), lambda own: torch.rand((), generator=own)),
+    ],
+    ids=["Python", "numpy in a list", "old numpy", "torch"],
+)
+def test_own_generators_are_refused(kept: Any, advance: Any) -> None:
+    block, x = Block(), sequences(1)
+    block.after = Advances(kept, advance)
+    with pytest.raises(RefusedError, match=r"Block draws random numbers from what it keeps in kept \(\w+\), so no two"):
+        ValueZeroing(block, [block]).attribute(x)
+    block.after = Advances(kept, lambda held: None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ValueZeroing(block, [block]).attribute(x)
 
 
 class NamesItself:

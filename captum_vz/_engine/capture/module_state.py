@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from captum_vz._engine.taps.changes import Changes
 from captum_vz._private import OWN_ATTRIBUTES, own_buffers, own_parameters, tree_leaves
+from captum_vz.errors import RefusedError
 
 # Attributes that are no state: all of nn.Module's own except buffers (parameters and hooks do not change in a run), and
 # an instance's `forward`, which other passes set and remove.
@@ -44,7 +45,8 @@ class ModuleState:
     """The state of a layer, of its arguments and of its own code: what these hold, at any depth.
 
     Create it before the layer's run in the clean pass. Iterators, files, objects with slots and other objects without a
-    `__dict__` are not put back: a warning names those that change. Global names that code assigns are not put back.
+    `__dict__` are not put back: a warning names those that change. Of these, generators of random numbers are refused.
+    Global names that code assigns are not put back.
     """
 
     def __init__(self, layer: nn.Module | None = None, arguments: Any = None) -> None:
@@ -93,12 +95,18 @@ class ModuleState:
         with Changes() as changes:
             changes.undo.append(restore)
             yield
-        changed = {f"{name} ({type(value).__name__})" for name, value, before in others if _content(value) != before}
+        changed = [(name, value) for name, value, before in others if _content(value) != before]
+        kept = ", ".join(sorted({f"{name} ({type(value).__name__})" for name, value in changed}))
+        if any(_is_random(value) for _, value in changed):
+            raise RefusedError(
+                f"The layer {type(self.modules[0]).__name__} draws random numbers from what it keeps in {kept}, so no "
+                "two runs of it agree. Switch off what is random in it, or pass another layer."
+            )
         if changed:
             warnings.warn(
-                f"Replays changed what {type(self.modules[0]).__name__} keeps in {', '.join(sorted(changed))}, and it "
-                "cannot be put back. If the layer's output depends on it, later runs differ. Keep such state in "
-                "numbers, tensors, lists or dicts, which are put back.",
+                f"Replays changed what {type(self.modules[0]).__name__} keeps in {kept}, and it cannot be put back. If "
+                "the layer's output depends on it, later runs differ. Keep such state in numbers, tensors, lists or "
+                "dicts, which are put back.",
                 stacklevel=2,
             )
 
@@ -165,13 +173,19 @@ def _is_of_libraries(value: Any) -> bool:
 def _cannot_be_put_back(value: Any) -> bool:
     if isinstance(value, _PUT_BACK) or (_is_of_libraries(value) and not isinstance(value, torch.Generator)):
         return False
-    if isinstance(value, (random.Random, torch.Generator, IOBase)):
+    if _is_random(value) or isinstance(value, IOBase):
         return True
     return not hasattr(value, "__dict__") or hasattr(value, "__slots__")
 
 
+def _is_random(value: Any) -> bool:
+    return isinstance(value, (random.Random, torch.Generator)) or str(type(value).__module__).startswith("numpy.random")
+
+
 def _content(value: Any) -> Any:
     """What shows whether an object has changed."""
+    if isinstance(value, torch.Generator):  # two pickles of it differ
+        return value.get_state().tolist()
     # Files are not pickled, nor are generators.
     shows = pickle.dumps, lambda x: x.tell(), lambda x: repr(x.gi_frame.f_locals), lambda x: repr(x.__reduce_ex__(2))
     for show in shows:

@@ -18,7 +18,7 @@ from captum_vz._private import (
     run_forward,
     uncompiled,
 )
-from captum_vz.attr._call.misuse import check_inputs, check_readable, explained_errors
+from captum_vz.attr._call.misuse import check_inputs, check_readable, explained_errors, unmasked_padding
 from captum_vz.errors import ArgumentError
 
 # A tensor or a tuple of tensors, as in Captum. Or a mapping, such as a tokenizer's BatchEncoding, passed by keyword.
@@ -106,24 +106,11 @@ def _unmasked_padding(site: AttentionSite, inputs: Inputs, ids: Tensor) -> list[
     if isinstance(inputs, Mapping) and inputs.get("attention_mask") is not None:
         return []
     config: Any = next(filter(None, (getattr(m, "config", None) for m in site.layer.layer.modules())), None)
-    pads, known = getattr(config, "pad_token_id", None), site.target_mask
+    known = site.target_mask
     # A decoder that reads an encoder has other tokens than the inputs.
-    if type(pads) is not int or ids.is_floating_point() or ids.shape != known.shape or len(site.layer.attentions) > 1:
+    if ids.is_floating_point() or ids.shape != known.shape or len(site.layer.attentions) > 1:
         return []
-    if not (ids[:, [0, -1]] == pads).any():
-        return []
-    padding = (ids == pads).int().to(known.device)
-    runs = [padding.cumprod(1), padding.flip(1).cumprod(1).flip(1)]
-    # A single such token at an end may be the end or the beginning of a text.
-    least = 2 if pads in (getattr(config, "eos_token_id", None), getattr(config, "bos_token_id", None)) else 1
-    ends = sum(run * (run.sum(1, keepdim=True) >= least) for run in runs) > 0
-    examples = int((ends & known).any(1).sum())
-    if not examples or padding.all(1).any():
-        return []
-    return [
-        f"{examples} example(s) end or begin with padding (id {pads}) that no mask hides, so it counts as tokens: pass "
-        "attention_mask"
-    ]
+    return unmasked_padding(ids.to(known.device), config, known)
 
 
 def copies_of(inputs: Any, additional_forward_args: Any, copies: int, batch: int) -> tuple[Any, Any]:

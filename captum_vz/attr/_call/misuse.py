@@ -206,3 +206,22 @@ def _wrong_axes(tokens: Any) -> str | None:
     if tokens.dim() > 2 and not tokens.is_floating_point():
         return f"inputs is {shape}, but token ids have two axes: pass (batch, tokens)"
     return None
+
+
+def unmasked_padding(ids: Tensor, config: Any, known: Tensor | None = None) -> list[str]:
+    """A warning if ids `(batch, tokens)` hold padding at an end, by a model's config. `known`: what the model sees."""
+    pads = getattr(config, "pad_token_id", None)
+    if type(pads) is not int or not (ids[:, [0, -1]] == pads).any():
+        return []
+    padding = (ids == pads).int()
+    runs = [padding.cumprod(1), padding.flip(1).cumprod(1).flip(1)]
+    # A single such token at an end may be the end or the beginning of a text.
+    least = 2 if pads in (getattr(config, "eos_token_id", None), getattr(config, "bos_token_id", None)) else 1
+    ends = torch.stack([run * (run.sum(1, keepdim=True) >= least) for run in runs]).any(0)
+    examples = int((ends if known is None else ends & known).any(1).sum())
+    if not examples or padding.all(1).any():
+        return []
+    return [
+        f"{examples} example(s) end or begin with padding (id {pads}) that no mask hides, so it counts as tokens: pass "
+        "attention_mask"
+    ]
