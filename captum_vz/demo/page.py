@@ -41,6 +41,7 @@ STYLE: Final = """
 .captum-vz-table tr.marked th { border-left: 4px solid #d55e00; }
 .captum-vz-table tbody th { white-space: nowrap; }
 .captum-vz-files .label-clear-button { display: none; }
+.dark button[role="tab"].selected { color: var(--primary-300); }
 """
 
 
@@ -60,10 +61,12 @@ def build(answers: Answers) -> Any:
 def look(gr: Any) -> dict[str, Any]:
     """The arguments of `launch` that say how the page looks."""
     theme = gr.themes.Default(primary_hue="blue", font=FONTS, font_mono=MONOSPACE)
-    # Gradio's own colors of buttons, chosen tabs, links and remarks have too little contrast.
+    # Gradio's own colors of buttons, chosen tabs, links, remarks and sliders have too little contrast.
     colors = {
         "block_info_text_color": "*neutral_600",
         "block_info_text_color_dark": "*neutral_300",
+        "body_text_color_subdued": "*neutral_600",
+        "body_text_color_subdued_dark": "*neutral_300",
         "button_primary_background_fill": "*primary_600",
         "button_primary_background_fill_hover": "*primary_700",
         "color_accent": "*primary_600",

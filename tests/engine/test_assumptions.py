@@ -30,7 +30,7 @@ OF_THE_WHOLE_RUN = {
 REFUSED = {
     *(f"{place}: {name}" for place in ("beside", "after", "the context", "end") for name in RANDOM | OF_THE_WHOLE_RUN),
     *(f"{place}: raises at other sizes" for place in ("before", "beside", "after", "end")),
-    *(f"before: {name}" for name in RANDOM - {"noise of its own"}),  # the norm behind it removes a factor
+    *(f"before: {name}" for name in RANDOM),
     *(f"returns {name}" for name in ("nothing", "one vector", "tokens first", "another axis", "not finite")),
     *(f"attention: {name}" for name in ("over features", "half by hand", "values beside", "five axes")),
     "attention: dropout in eval mode",
@@ -38,6 +38,7 @@ REFUSED = {
     "hook: the layer averaged",
     "after: batch norm in train mode",
     "after: only some positions",
+    "beside: shares of tokens",  # a softmax over tokens, as in linear attention
 }
 
 
