@@ -210,6 +210,14 @@ def test_table_prints_aligned(table: Table) -> None:
     ]
 
 
+def test_hostile_tokens_are_exported(table: Table, tmp_path: Path) -> None:
+    """NUL and half of a surrogate pair, which a file of text may not hold."""
+    found = replace(table, tokens=["a\x00", "\ud800", "[MASK]"])
+    found.to_csv(tmp_path / "t.csv")
+    _, *rows = csv.reader(io.StringIO((tmp_path / "t.csv").read_text("utf-8")))
+    assert [row[0] for row in rows] == ["a\\x00", "\\ud800", "[MASK]"]
+
+
 def test_table_is_exported_whole(table: Table, tmp_path: Path) -> None:
     found = json.loads(table.to_json(tmp_path / "t.json"))
     assert (found["tokens"], found["token"], found["layer"]) == (["$a|b$", "it", "[MASK]"], 2, 3)

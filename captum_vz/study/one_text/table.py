@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -17,6 +15,7 @@ from torch import Tensor
 
 from captum_vz.study.methods import family_of
 from captum_vz.visualization import draw_comparison
+from captum_vz.visualization._files import comma_separated, written
 from captum_vz.visualization.pictures.comparison import kendall_tau
 from captum_vz.visualization.pictures.parts.style import MARK
 from captum_vz.visualization.terminal import printable
@@ -129,12 +128,9 @@ class Table:
 
     def to_csv(self, path: str | Path | None = None) -> str:
         """Comma-separated values, one line for each token, also written to `path` if it is given."""
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(["token", "explained", *self._columns()])
         columns = [_known(column) for column in self._columns().values()]
-        writer.writerows(zip(self.tokens, self._is_explained(), *columns, strict=True))
-        return _written(text.getvalue(), path)
+        rows = zip(self.tokens, self._is_explained(), *columns, strict=True)
+        return written(comma_separated([["token", "explained", *self._columns()], *rows]), path)
 
     def to_json(self, path: str | Path | None = None) -> str:
         """A JSON object with the attributes of this class, also written to `path` if it is given."""
@@ -149,7 +145,7 @@ class Table:
         if self.truth is not None:
             taus = {name: None if tau != tau else tau for name, tau in self.agreement.items()}
             fields |= {"truth": [None if one == "" else one for one in _known(self.truth)], "kendall": taus}
-        return _written(json.dumps(fields, ensure_ascii=False), path)
+        return written(json.dumps(fields, ensure_ascii=False), path)
 
     def to_markdown(self, path: str | Path | None = None) -> str:
         """A table in Markdown, the explained token in bold, also written to `path` if it is given."""
@@ -159,7 +155,7 @@ class Table:
         for place, token in enumerate(self.tokens):
             name = f"**{_escaped(token)}**" if place == self.token else _escaped(token)
             lines.append([name, *(_number(column[place].item()) for column in shown.values())])
-        return _written("".join(f"| {' | '.join(line)} |\n" for line in lines), path)
+        return written("".join(f"| {' | '.join(line)} |\n" for line in lines), path)
 
     def _is_explained(self) -> list[bool]:
         return [place == self.token for place in range(len(self.tokens))]
@@ -192,9 +188,3 @@ def _aligned(columns: Sequence[Sequence[str]]) -> list[list[str]]:
 def _escaped(token: str) -> str:
     """The token on one line, with all characters escaped that Markdown would interpret."""
     return re.sub(r"[\\`*_<>&|~$]", r"\\\g<0>", printable(token))
-
-
-def _written(text: str, path: str | Path | None) -> str:
-    if path is not None:
-        Path(path).write_text(text, encoding="utf-8")
-    return text

@@ -48,7 +48,7 @@ def draw_audio(
 ) -> Figure:
     """Draws a waveform and below it a bar for the score of each frame, or of each span of time.
 
-    Captum's `visualize_timeseries_attr` fails with matplotlib 3.9 and later, which is why this picture is drawn here.
+    Captum's `visualize_timeseries_attr` fails with matplotlib 3.11 and later, which is why this picture is drawn here.
 
     Args:
         waveform: The samples, `(samples,)` or `(1, samples)`.

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from captum_vz.errors import ArgumentError
+from captum_vz.visualization._files import comma_separated, written
 from captum_vz.visualization.pictures.description.content import contents_of
 from captum_vz.visualization.pictures.description.metadata import alt_text_of, full_provenance
 from captum_vz.visualization.terminal import printable
@@ -40,11 +39,7 @@ class Description:
 
     def to_csv(self, path: str | Path | None = None) -> str:
         """The table as comma-separated values, also written to `path` if it is given."""
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(self.columns)
-        writer.writerows(self.rows)
-        return _written(text.getvalue(), path)
+        return written(comma_separated([self.columns, *self.rows]), path)
 
     def to_html(self, path: str | Path | None = None) -> str:
         """The text and the table in HTML, also written to `path` if it is given."""
@@ -52,7 +47,7 @@ class Description:
         lines = ("".join(f"<td>{_escaped(_short(value))}</td>" for value in row) for row in self.rows)
         body = "".join(f"<tr>{line}</tr>" for line in lines)
         table = f"<table><caption>{_escaped(self.text)}</caption><tr>{heads}</tr>{body}</table>"
-        return _written(table, path)
+        return written(table, path)
 
     def to_pandas(self) -> pd.DataFrame:
         """The table as a DataFrame. It needs pandas, of the extra `study`."""
@@ -108,9 +103,3 @@ def _short(value: Any) -> str:
 
 def _escaped(text: str) -> str:
     return escape(printable(text))
-
-
-def _written(text: str, path: str | Path | None) -> str:
-    if path is not None:
-        Path(path).write_text(text, encoding="utf-8", errors="backslashreplace")
-    return text
