@@ -1,5 +1,6 @@
 """Methods and metrics on batches: the numbers equal those of single sentences, computed in loops."""
 
+import inspect
 import re
 import sys
 import textwrap
@@ -211,7 +212,7 @@ def test_documented_large_data_examples_run(
     features = SimpleNamespace(from_arrow_schema=lambda schema: schema.names)
     library = SimpleNamespace(Dataset=SimpleNamespace(from_list=FakeDataset), Features=features)
     monkeypatch.setitem(sys.modules, "datasets", library)
-    found = re.findall(r"code-block:: python\n\n((?: {8}.*\n|\n)+)", Scorer.__doc__ or "")
+    found = re.findall(r"code-block:: python\n\n((?: {4}.*\n|\n)+)", f"{inspect.getdoc(Scorer)}\n")
     assert len(found) == 2
     expected = Scorer(*shipped, ["value-zeroing", "random"]).score(examples)
     for code in found:
