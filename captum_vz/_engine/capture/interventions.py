@@ -141,11 +141,7 @@ class FillSlots(SiteHandler):
     """
 
     def __init__(
-        self,
-        attention: AttentionRecord,
-        slots: Tensor | None = None,
-        filling: float = 0.0,
-        heads: Tensor | None = None,
+        self, attention: AttentionRecord, slots: Tensor | None = None, filling: float = 0.0, heads: Tensor | None = None
     ) -> None:
         super().__init__(attention)
         self.slots = slots

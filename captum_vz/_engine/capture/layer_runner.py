@@ -66,8 +66,7 @@ class LayerRunner:
     @property
     def states(self) -> list[Tensor]:
         """The arguments that may be hidden states: the layer's own first, then those of other layers."""
-        args, kwargs = self.arguments
-        given = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
+        given = [x for x in (*self.arguments[0], *self.arguments[1].values()) if isinstance(x, Tensor)]
         return [x for x in given if x.is_floating_point() and x.dim() > 2]
 
     def replace_modules(self, replacements: Mapping[nn.Module, nn.Module]) -> None:
@@ -141,9 +140,7 @@ class LayerRunner:
                 f"run before: {error}. Make the layer run as often as it is called."
             ) from error
 
-    def _each_state(
-        self, change: Callable[[Tensor], Tensor], args: Any, kwargs: Any
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _each_state(self, change: Callable[[Tensor], Tensor], args: Any, kwargs: Any) -> tuple[Any, Any]:
         changed = [change(x) if place in self._states else x for place, x in enumerate(args)]
         return tuple(changed), {name: change(x) if name in self._states else x for name, x in kwargs.items()}
 

@@ -47,9 +47,8 @@ def _is_library_class(kind: type[nn.Module]) -> bool:
 
 def _holds_library_code(module: nn.Module) -> bool:
     """Whether the functions that a module holds are library code, and its `forward` is that of its class."""
-    functions = [
-        x for x in vars(module).copy().values() if callable(x) and not isinstance(x, (nn.Module, Tensor, type))
-    ]
+    held = vars(module).copy().values()
+    functions = [x for x in held if callable(x) and not isinstance(x, (nn.Module, Tensor, type))]
     hook = accelerate_hook(module)
     hooks = () if hook is None else (hook, *getattr(hook, "hooks", ()))
     return (

@@ -52,8 +52,7 @@ def choose_attention(layer: LayerRecord, attention: str) -> AttentionRecord:
             f"values names {layer.given.projection} of the layer {name}, but its attention can be read without it: "
             "expected a layer that computes attention in its own code. Leave values None."
         )
-    by_module = attention.startswith(".")
-    chosen = _of_module(layer, attention[1:]) if by_module else _self_or_cross(layer, attention)
+    chosen = _of_module(layer, attention[1:]) if attention.startswith(".") else _self_or_cross(layer, attention)
     if layer.given is not None and chosen.inline is not None:
         try:
             _check_named_values(layer, chosen)

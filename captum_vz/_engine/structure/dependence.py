@@ -138,11 +138,9 @@ def projects_any_context(runner: LayerRunner, attention: AttentionRecord) -> boo
         found = _result_of(runner, StopAtOutput(attention, context), runner.arguments)
         flat = context.flatten(2)
         expected = flat if attention.projection is None else attention.projection(flat)
-        if (
-            found is None
-            or found.shape != expected.shape
-            or not is_reproduced(found.flatten(0, 1), expected.flatten(0, 1))
-        ):
+        if found is None or found.shape != expected.shape:
+            return False
+        if not is_reproduced(found.flatten(0, 1), expected.flatten(0, 1)):
             return False
     return True
 
@@ -236,8 +234,6 @@ def _result_of(runner: LayerRunner, handler: SiteHandler, arguments: tuple[Any, 
     """The result with which a handler stops the run, or None."""
     try:
         runner.run(handler, arguments)
-    except StopRunError as stopped:
-        return stopped.args[0]
-    except CannotReplayError:
-        pass
+    except (StopRunError, CannotReplayError) as end:
+        return end.args[0] if isinstance(end, StopRunError) else None
     return None

@@ -147,8 +147,7 @@ class ModelReplay:
             devices = [device for number, device in self._runs if number == index]
             if len(devices) > 1:  # a replica
                 devices = [x.device for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
-            number = begun[id(layer)]
-            begun[id(layer)] += 1
+            number, begun[id(layer)] = begun[id(layer)], begun[id(layer)] + 1
             of_run = next((one for one in self._runs[index, devices[0]] if one.number == number), None)
             if of_run is None and self._all_runs:
                 raise CannotReplayError(f"layer {index} runs more than {number} times")
