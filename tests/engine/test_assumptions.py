@@ -29,6 +29,7 @@ OF_THE_WHOLE_RUN = {
 }
 REFUSED = {
     *(f"{place}: {name}" for place in ("beside", "after", "the context", "end") for name in RANDOM | OF_THE_WHOLE_RUN),
+    # The layer raises an error for any other number of tokens or examples.
     *(f"{place}: raises at other sizes" for place in ("before", "beside", "after", "end")),
     *(f"before: {name}" for name in RANDOM),
     *(f"returns {name}" for name in ("nothing", "one vector", "tokens first", "another axis", "not finite")),
@@ -38,7 +39,8 @@ REFUSED = {
     "hook: the layer averaged",
     "after: batch norm in train mode",
     "after: only some positions",
-    "beside: shares of tokens",  # a softmax over tokens, as in linear attention
+    # A softmax over tokens is taken for the one of a linear attention, although the layer adds no attention here.
+    "beside: shares of tokens",
 }
 
 

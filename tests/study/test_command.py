@@ -126,7 +126,7 @@ def test_study_of_skipped_examples_fails(folder: Path, capsys: pytest.CaptureFix
         "captum-vz: 'agreement' could use none of the 3 examples, most often because: the target is word 7, but there "
         "are 2 words, 0 to 1. s/skipped.csv lists the reasons.\n"
     )
-    for _ in range(2):  # finished, it is told again
+    for _ in range(2):  # the second call finds a finished run, and reports the same
         assert main(options) == 2
         assert capsys.readouterr() == ("", told)
     assert len(pd.read_csv("s/skipped.csv")) == 3

@@ -87,7 +87,7 @@ def test_paper_of_skipped_examples_fails(
     BertForMaskedLM(config).save_pretrained(folder / "m")
     tokenizer.save_pretrained(folder / "m")
     capsys.readouterr()
-    for _ in range(2):  # finished, it is told again
+    for _ in range(2):  # the second call finds a finished run, and reports the same
         options = ["paper", "--generated", "2", "--model", "m", "--methods", "random", "--output", "out", "--quiet"]
         assert told in refused(capsys, *options)
 

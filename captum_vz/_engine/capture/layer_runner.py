@@ -29,7 +29,7 @@ LAYER_ERRORS = (RuntimeError, ValueError, LookupError, TypeError, AttributeError
 class Streams:
     """The layout of a layer whose tokens have several vectors each. All vectors of a token are taken for one vector.
 
-    There are `count` streams, along the `axis` of the layer's tensors. One stream: an axis more than usual.
+    There are `count` streams, along the `axis` of the layer's tensors. With one stream, the axis has length 1.
     """
 
     axis: int

@@ -31,9 +31,9 @@ from captum_vz.errors import RefusedError
 _NOT_STATE = OWN_ATTRIBUTES | {"forward"}
 _STATELESS = (Tensor, nn.Module, FunctionType, MethodType, ModuleType, type, Enum)
 _IMMUTABLE = (str, bytes, int, float, complex, torch.dtype, torch.device, torch.Size)
-_PLAIN = {bool, type(None), *_IMMUTABLE}  # most attributes of modules, told by the fastest test
+_PLAIN = {bool, type(None), *_IMMUTABLE}  # the types of most attributes, for a fast test
 _MUTABLE = (list, dict, set, deque, bytearray, np.ndarray)
-_PUT_BACK = (tuple, frozenset, *_MUTABLE, *_STATELESS)  # or without state
+_PUT_BACK = (tuple, frozenset, *_MUTABLE, *_STATELESS)  # what is put back, and what has no state
 _LIBRARIES = ("torch.", "transformers.")
 # In code from elsewhere, tensors up to this number of entries are copied: writes by `data` or numpy leave no trace.
 _SMALL = 2**20

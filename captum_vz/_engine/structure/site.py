@@ -189,7 +189,7 @@ def padding_masks(layer: LayerRecord, attention: AttentionRecord, windows: bool 
     Padding is what no token sees in self-attention, not even the token itself. In sparse attention the layer chooses
     what is seen, so the mask that it was given is read too. A source that no valid row sees is padding.
     """
-    # The layer's own attention comes first. Attentions of other tokens (LoFTR's) may come before it.
+    # The self-attention of these tokens comes first. Attentions with another number of tokens are passed over.
     first = attention if windows else min(layer.attentions, key=lambda one: one.shape.out != attention.shape.out)
     batch, _, out, sources = first.shape
     rows = torch.ones(batch, out, dtype=torch.bool, device=attention.values.device)

@@ -112,7 +112,7 @@ class Changes:
         self.share((id(owner), name), begin)
 
     def hook(self, *registers: partial[Any]) -> None:
-        """Register hooks of one owner: each is `register`, a module's method or that for all modules, with its hook."""
+        """Register hooks of one module, or of all modules. Each argument is a register function with its hook."""
         owner, hooks = getattr(registers[0].func, "__self__", module_of_torch), [one.args[0] for one in registers]
         tables = (_of_all if owner is module_of_torch else _of_module)(vars(owner))
         made = lambda: [register() for register in registers], partial(_remove_hooks, tables, hooks)
