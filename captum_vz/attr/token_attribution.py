@@ -156,7 +156,7 @@ class TokenAttribution(Attribution):
         attended = named.get("attention_mask")
         if isinstance(attended, Tensor) and attended.shape == ids.shape:
             scores = scores.masked_fill(attended.to(scores.device) == 0, 0)
-        elif found := unmasked_padding(ids, getattr(self.forward_func, "config", None)):
+        elif attended is None and (found := unmasked_padding(ids, getattr(self.forward_func, "config", None))):
             warn(f"{self.get_name()}: {found[0]}.")
         return scores
 

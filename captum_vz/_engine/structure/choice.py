@@ -115,9 +115,9 @@ def _self_or_cross(layer: LayerRecord, attention: str) -> AttentionRecord:
 
 
 def _advice(layer: LayerRecord) -> str:
-    """How the user names one of the attentions of a layer, in a sentence after a space. Empty: they have no names."""
+    """A space and a sentence that names the attentions of a layer, in the order of their runs. Empty: no names."""
     named = {module: repr(name) for name, module in layer.layer.named_modules() if name}
-    names = list(dict.fromkeys(named[one.module] for one in layer.attentions if one.module in named))  # in the order of their runs
+    names = list(dict.fromkeys(named[one.module] for one in layer.attentions if one.module in named))
     one_of = " or ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
     return f" Pass attention=layer.get_submodule({one_of}), the module of the one you mean." if names else ""
 
