@@ -28,7 +28,7 @@ def alike_tensors(output: Any) -> list[Tensor]:
     first = first_tensor(output)
     if first is None:
         return []
-    others = [x for x in tree_leaves(output) if isinstance(x, Tensor) and x.shape == first.shape]
+    others = [x for x in tree_leaves(output) if isinstance(x, Tensor) and x is not first and x.shape == first.shape]
     return [first, *(x for x in others if x.is_floating_point() and not x.equal(first))]
 
 
@@ -81,10 +81,10 @@ def weighted_values(
     if mask is None:
         weights = scores.softmax(-1)
     else:
-        scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
-        nothing = (scores == -torch.inf).all(-1, keepdim=True)
-        # Masked before as well as after: the gradient of a softmax of nothing but -inf is NaN.
-        weights = scores.masked_fill(nothing, 0).softmax(-1).masked_fill(nothing, 0)
+        bias = scores.new_zeros(mask.shape).masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else mask
+        nothing = (bias == -torch.inf).all(-1, keepdim=True)
+        # Such a row is made finite first: the softmax of nothing but -inf is NaN, and so is its gradient.
+        weights = (scores + bias.masked_fill(nothing, 0)).softmax(-1) * ~nothing
     context = weights @ for_query_heads(values.to(weights), heads)
     return context.transpose(1, 2).to(values), weights.to(dtype)
 
