@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import BertConfig, BertModel
 
 from captum_vz import ValueZeroing
 from captum_vz._engine import traced_replays, value_zeroing
@@ -310,3 +311,19 @@ def test_dependent_rows_are_noticed(name: str, monkeypatch: pytest.MonkeyPatch) 
     with traced_replays() as traces, pytest.raises(AssertionError, match="cannot be replayed"):
         ValueZeroing(layer, layer).attribute(inputs)
     assert list(traces[0].failed) == [name]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("tokens", range(4, 12))
+def test_no_change_is_zero_to_the_last_bit(dtype: torch.dtype, tokens: int) -> None:
+    # Of a number of rows that is no multiple of 4, MKL rounds the last ones in another way than the rest.
+    config = BertConfig(
+        vocab_size=20, hidden_size=64, num_attention_heads=4, num_hidden_layers=1, intermediate_size=128
+    )
+    torch.manual_seed(0)
+    model = BertModel(config).eval().to(dtype)
+    layer = model.encoder.layer[0]
+    nn.init.zeros_(layer.attention.output.dense.weight)
+    with traced_replays("packed pairs"), pytest.warns(UserWarning, match="no source changes"):
+        scores = ValueZeroing(model, layer, normalize=False).attribute(torch.arange(tokens)[None], token=-1)
+    assert not scores.any()

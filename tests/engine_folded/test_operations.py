@@ -18,7 +18,7 @@ from captum_vz import ValueZeroing
 from captum_vz._engine import value_zeroing
 from captum_vz._engine.numerics.budget import budget_of
 from captum_vz._engine.replay.folded.layer import SAMPLED_TARGETS
-from captum_vz._engine.replay.packed import UNUSED_ROWS
+from captum_vz._engine.replay.packed import BLOCK
 from tests.budget import set_budget
 from tests.engine_folded.replays import HIGHEST, MEDIUM, set_chunk_rows
 
@@ -85,7 +85,8 @@ def feed_forward(rows: int, firsts: int) -> int:
 
 
 def packed(pairs: int, targets: int, firsts: int) -> int:
-    rows = pairs + targets + 2 + UNUSED_ROWS  # each target runs unchanged, one of them twice, one with another context
+    used = pairs + targets + 2  # each target runs unchanged, one of them twice, one with another context
+    rows = used + BLOCK - used % BLOCK
     return 2 * rows * d * d + feed_forward(rows, firsts)
 
 

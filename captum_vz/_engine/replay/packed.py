@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 
 # How many targets run first where a replay is likely to fail.
 FIRST_TARGETS = 8
-# How many unused rows follow all others. The last rows of a product may be rounded in another way than the rest, so
-# that unchanged rows would seem to change.
-UNUSED_ROWS = 8
+# One unused row or more follow all others, up to a multiple of this number. The last rows of another number may be
+# rounded in another way than the rest (by MKL if it is no multiple of 4). Unchanged rows would then seem to change.
+BLOCK = 8
 # The number of noisy positions in the test of independence. They are nine tenths of all positions of that run.
 CROWD_SIZE = 60
 # Room for a fixed number may suffice for this crowd, and not for a chunk. So where positions may compete, a crowd as
@@ -79,11 +79,12 @@ class PackedReplay:
             The latter must equal the recorded output. A layer that mixes positions reproduces its output on the
             sequence that it knows. So unchanged targets run before and after the pairs, together with other contexts.
             """
-            first, last = unchanged[:1], unchanged[-1:].expand(UNUSED_ROWS)
+            unused = BLOCK - (len(target) + len(unchanged) + 2) % BLOCK
+            first, last = unchanged[:1], unchanged[-1:].expand(unused)
             rows = torch.cat([first, target, last[:1], unchanged, last])  # by example
             context = torch.cat([contexts[first], context, -contexts[last[:1]], contexts[unchanged], -contexts[last]])
             answer = pairs.run(targets.batch[rows], targets.out[rows], context)
-            before, answer, _, after, _ = answer.split([1, len(target), 1, len(unchanged), UNUSED_ROWS])
+            before, answer, _, after, _ = answer.split([1, len(target), 1, len(unchanged), unused])
             check_reproduced(torch.cat([before, after]), clean[torch.cat([first, unchanged])])
             return answer, after
 
@@ -227,7 +228,7 @@ def _check_independent(pairs: PackedPairs, problem: ReplayProblem) -> None:
 
     clean = gather_rows(problem.output, batch, out)[0]
     counts = int(problem.active.sum()), len(problem.targets)
-    largest = sum(min(problem.chunk_rows, count) for count in counts) + UNUSED_ROWS + 2  # positions of a run
+    largest = sum(min(problem.chunk_rows, count) for count in counts) + BLOCK + 2  # positions of a run
     independent = is_independent(run, clean, CROWD_SIZE)
     if independent and largest > CROWD_SIZE:
         independent = is_independent(run, clean, largest, PROBE_STRENGTHS[:1])
