@@ -19,6 +19,8 @@ def widen(values: Tensor) -> Tensor:
     >>> widen(torch.tensor([1.0], dtype=torch.bfloat16)).dtype
     torch.float32
     """
+    if values.dtype in (torch.float32, torch.float64):
+        return values
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
 

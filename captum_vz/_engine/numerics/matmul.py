@@ -41,6 +41,7 @@ OPERATORS = ("_linear_pointwise", "_reorder_linear_weight", "_is_mkldnn_bf16_sup
 # Number of rows from which converting an (out, in) weight to oneDNN's layout saves time. Converting an (in, out) weight
 # takes three times as long.
 ROWS_THAT_PAY_REORDER = 1536
+_PLAIN = (Tensor, nn.Parameter)
 # Functions that linear modules call, with their arguments as (rows, weight, bias): nn.Linear, transformers' Conv1D.
 _LINEAR: dict[Any, Callable[..., tuple[Tensor, Tensor, Tensor | None]]] = {
     functional.linear: lambda rows, weight, bias=None: (rows, weight, bias),
@@ -77,8 +78,8 @@ class OneDnnLinears(TorchFunctionMode):
             rows, weight, bias = _LINEAR[func](*args)
             if _is_plain(rows, weight, bias) and rows.shape[:-1].numel() <= _most_rows_by_onednn(weight):
                 bias = None if bias is None else bias.contiguous()
-                return _by_onednn(rows.flatten(0, -2), weight, bias).unflatten(0, rows.shape[:-1])
-        return func(*args, **(kwargs or {}))
+                return _by_onednn(rows.flatten(0, -2), weight, bias).view(*rows.shape[:-1], weight.shape[0])
+        return func(*args, **kwargs) if kwargs else func(*args)
 
     def __exit__(self, *error: Any) -> None:
         if current_function_mode() is self:  # it may have been left before, or never entered
@@ -113,11 +114,12 @@ def padded(rows: int) -> int:
 
 def _is_plain(rows: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     """Return whether a product may go to oneDNN: large enough, plain float32 tensors, and no gradients or modes."""
-    given = [rows, weight] if bias is None else [rows, weight, bias]
+    for x in (rows, weight) if bias is None else (rows, weight, bias):
+        plain = type(x) in _PLAIN and x.layout == torch.strided and not x.is_nested
+        if not plain or x.dtype != torch.float32 or not x.is_cpu:
+            return False
     return (
-        all(type(x) in (Tensor, nn.Parameter) and x.layout == torch.strided and not x.is_nested for x in given)
-        and all(x.dtype == torch.float32 and x.device.type == "cpu" for x in given)
-        and weight.dim() == 2
+        weight.dim() == 2
         and rows.dim() > 1
         and (bias is None or bias.shape == weight.shape[:1])
         and rows.shape[-1:] == weight.shape[1:]
@@ -149,12 +151,13 @@ def _most_rows_by_onednn(weight: Tensor) -> int:
 
 
 def _by_onednn(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    parts = []
-    for part in rows.split(ROWS[rows.dtype]):
-        missing = padded(len(part)) - len(part)
-        part = torch.cat([part, part[-1:].expand(missing, -1)]) if missing else part
-        parts.append(torch.ops.mkldnn._linear_pointwise(part, weight, bias, "none", [], ""))
-    return (parts[0] if len(parts) == 1 else torch.cat(parts))[: len(rows)]
+    count, most = rows.shape[0], ROWS[rows.dtype]
+    if missing := padded(count) - count:
+        rows = torch.cat([rows, rows[-1:].expand(missing, -1)])
+    parts = rows.split(most) if count > most else (rows,)
+    products = [torch.ops.mkldnn._linear_pointwise(part, weight, bias, "none", [], "") for part in parts]
+    product = torch.cat(products) if count > most else products[0]
+    return product[:count] if missing else product
 
 
 def has_fast_bfloat16(device: torch.device) -> bool:
