@@ -31,6 +31,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 
 __all__ = [
     "ATTENTION_NAME",
+    "BUFFERS",
     "BUILTIN_ATTENTION",
     "COPIES",
     "OUTPUT_CAPTURING",
@@ -55,6 +56,7 @@ __all__ = [
     "has_function_modes",
     "is_replica",
     "is_transformed",
+    "modules_of",
     "own_buffers",
     "own_modules",
     "own_parameters",
@@ -81,8 +83,9 @@ BUILTIN_ATTENTION = torch._C._nn.scaled_dot_product_attention
 without_function_modes = torch._C.DisableTorchFunction
 # What torch.no_grad and torch.enable_grad call. Function modes see it.
 SET_GRADIENTS = torch._C._set_grad_enabled
-# What `nn.Module` itself keeps as attributes, except for buffers.
-OWN_ATTRIBUTES = frozenset(vars(nn.Module())) - {"_buffers"}
+# Where a module keeps its buffers, and what else `nn.Module` itself keeps as attributes.
+BUFFERS = "_buffers"
+OWN_ATTRIBUTES = frozenset(vars(nn.Module())) - {BUFFERS}
 # Where a config of transformers keeps the name of its attention function, apart from those of its parts.
 ATTENTION_NAME = "_attn_implementation_internal"
 # The module of the hooks by which transformers collects hidden states. They stay on a model once states were asked for.
@@ -122,6 +125,18 @@ def own_modules(module: nn.Module) -> dict[str, nn.Module | None]:
     return module._modules
 
 
+def modules_of(module: nn.Module) -> list[nn.Module]:
+    """What `module.modules()` returns, in the same order, in half the time. Each pass asks for it many times."""
+    found: dict[int, nn.Module] = {}
+    waiting: list[nn.Module | None] = [module]
+    while waiting:
+        one = waiting.pop()
+        if one is not None and id(one) not in found:
+            found[id(one)] = one
+            waiting.extend(reversed(one._modules.values()))
+    return list(found.values())
+
+
 def forward_hooks(module: nn.Module) -> OrderedDict[int, Callable[..., Any]]:
     """The hooks that are called after a module's forward, in their order."""
     return module._forward_hooks  # type: ignore[return-value]  # torch has a dict of its own type there
@@ -155,7 +170,7 @@ def uncompiled(module: nn.Module) -> nn.Module:
 
 def accelerate_hook(module: nn.Module) -> Any:
     """The hook of accelerate that moves what a module needs, or None."""
-    return getattr(module, "_hf_hook", None)
+    return vars(module).get("_hf_hook")
 
 
 def softmax_axis(node: Any) -> int:

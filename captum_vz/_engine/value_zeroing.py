@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from captum_vz._engine.capture.module_state import random_states
 from captum_vz._engine.numerics.budget import SHORT_OF_MEMORY, is_out_of_memory
 from captum_vz._engine.numerics.tolerance import CannotReplayError, with_rounding
 from captum_vz._engine.replay.base import Ablation, Replay, ReplayProblem
@@ -95,7 +94,7 @@ def value_zeroing_scores(site: AttentionSite, ablation: Ablation, distance: Outp
     """
     output = site.finite_output()
     state = site.layer.state
-    if any(module.training for module in state.modules) and state.random[0] != random_states()[0]:
+    if any(module.training for module in state.modules) and not torch.equal(state.random, torch.get_rng_state()):
         raise RefusedError(
             f"The layer {site.layer.name} draws random numbers, so no two runs of it agree. Call model.eval() first."
         )

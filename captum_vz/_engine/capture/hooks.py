@@ -22,7 +22,7 @@ from captum_vz._engine.taps.handler import (
     thread_handler,
     user_hooks,
 )
-from captum_vz._private import accelerate_hook, forward_hooks, is_replica, tree_leaves
+from captum_vz._private import accelerate_hook, forward_hooks, is_replica, modules_of, tree_leaves
 
 H = TypeVar("H", bound=AttentionHandler)
 
@@ -84,7 +84,7 @@ def layer_hooks(
 
         return before, returned, after
 
-    submodules = {id(m): m for layer in layers for m in layer.modules() if m is not layer}
+    submodules = {id(m): m for layer in layers for m in modules_of(layer) if m is not layer}
     with Changes() as changes:
         changes.set(thread_handler, current_handler())
         for tap in TAPS:

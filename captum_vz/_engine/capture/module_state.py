@@ -23,15 +23,16 @@ import torch
 from torch import Tensor, nn
 
 from captum_vz._engine.taps.changes import Changes
-from captum_vz._private import OWN_ATTRIBUTES, own_buffers, own_parameters, tree_leaves
+from captum_vz._private import BUFFERS, OWN_ATTRIBUTES, modules_of, own_buffers, own_parameters, tree_leaves
 from captum_vz.errors import RefusedError
 
 # Attributes that are no state: all of nn.Module's own except buffers (parameters and hooks do not change in a run), and
 # an instance's `forward`, which other passes set and remove.
 _NOT_STATE = OWN_ATTRIBUTES | {"forward"}
+_NOT_ENTERED = _NOT_STATE | {BUFFERS}  # buffers are read by themselves: most modules have none
 _STATELESS = (Tensor, nn.Module, FunctionType, MethodType, ModuleType, type, Enum)
-_IMMUTABLE = (str, bytes, int, float, complex, torch.dtype, torch.device, torch.Size)
-_PLAIN = {bool, type(None), *_IMMUTABLE}  # the types of most attributes, for a fast test
+_IMMUTABLE = (type(None), str, bytes, int, float, complex, torch.dtype, torch.device, torch.Size)
+_PLAIN = {bool, *_IMMUTABLE}  # the types of most attributes, for a fast test
 _MUTABLE = (list, dict, set, deque, bytearray, np.ndarray)
 _PUT_BACK = (tuple, frozenset, *_MUTABLE, *_STATELESS)  # what is put back, and what has no state
 _LIBRARIES = ("torch.", "transformers.")
@@ -50,13 +51,13 @@ class ModuleState:
     """
 
     def __init__(self, layer: nn.Module | None = None, arguments: Any = None) -> None:
-        self.modules = [] if layer is None else list(layer.modules())
+        self.modules = [] if layer is None else modules_of(layer)
         self.given = tree_leaves(arguments)
-        self.random = random_states()
+        self.random = torch.get_rng_state()
         # The arguments as they are now. The libraries' layers leave theirs alone.
         self.own_code = layer is not None and not type(layer).__module__.startswith(_LIBRARIES)
         self.packages = {type(one).__module__.partition(".")[0] for one in self.modules} - {"torch", "transformers"}
-        self.versions = {id(x): version(x) for _, x in self._reached() if isinstance(x, Tensor)}
+        self.versions = {id(x): version(x) for _, x in self._reached() if issubclass(type(x), Tensor)}
         self.clean = {id(x): x.clone() for x in self.given if self.own_code and isinstance(x, Tensor)}
 
     def written_arguments(self) -> dict[int, Tensor]:
@@ -67,15 +68,15 @@ class ModuleState:
     @contextmanager
     def restored(self) -> Iterator[None]:
         """Restore the state at the end of a `with` block."""
-        holders = list(map(vars, self.modules))
+        holders = [*map(vars, self.modules), *map(own_buffers, self.modules)]
         held = [holder.copy() for holder in holders]
         reached = self._reached()
-        containers = [(value, value.copy()) for _, value in reached if isinstance(value, _MUTABLE)]
+        containers = [(value, value.copy()) for _, value in reached if issubclass(type(value), _MUTABLE)]
         others = [(name, value, _content(value)) for name, value in reached if _cannot_be_put_back(value)]
         # Copy only tensors that the layer's own run wrote to, because quantised weights would be expensive to copy. A
         # batch norm's writes, which happen in train mode only, do not advance torch's version counter.
         trained = {id(x) for one in self.modules if one.training for x in own_buffers(one).values()}
-        tensors = [x for _, x in reached if isinstance(x, Tensor) and not x.is_meta]
+        tensors = [x for _, x in reached if issubclass(type(x), Tensor) and not x.is_meta]
         small = {id(x) for x in tensors if self.own_code and x.numel() <= _SMALL}
         written = [(x, x.clone()) for x in tensors if id(x) in trained | small or self._is_written(x)]
 
@@ -116,28 +117,30 @@ class ModuleState:
         Objects of the libraries are not entered.
         """
         found: dict[int, tuple[str, Any]] = {}
-        pairs = [pair for one in self.modules for pair in vars(one).copy().items()]
-        named = [pair for pair in pairs if pair[0] not in _NOT_STATE and type(pair[1]) not in _PLAIN]
+        pairs = (pair for one in self.modules for pair in vars(one).copy().items())
+        named = [pair for pair in pairs if pair[0] not in _NOT_ENTERED and type(pair[1]) not in _PLAIN]
+        buffers = (pair for one in self.modules for pair in own_buffers(one).copy().items())
         own = self.modules if self.packages else ()  # library code writes to no parameters, and holds nothing elsewhere
         parameters = (pair for one in own for pair in own_parameters(one).items())
         classes = {cls for one in own for cls in type(one).__mro__ if self._is_own(cls)}
         code = (pair for cls in classes for pair in vars(cls).copy().items())
-        waiting = [*(("its arguments", value) for value in self.given), *named, *parameters, *code]
+        waiting = [*(("its arguments", value) for value in self.given), *named, *buffers, *parameters, *code]
         while waiting and len(found) < _LARGEST:
             name, value = waiting.pop()
-            if id(value) in found or value is None or isinstance(value, _IMMUTABLE):
+            kind = type(value)  # configs make isinstance slow
+            if id(value) in found or issubclass(kind, _IMMUTABLE):
                 continue
             found[id(value)] = name, value
-            if isinstance(value, (list, tuple, set, frozenset, deque)):
+            if issubclass(kind, (list, tuple, set, frozenset, deque)):
                 waiting.extend((name, one) for one in value)
-            elif isinstance(value, dict):
+            elif issubclass(kind, dict):
                 waiting.extend((name, one) for one in value.values())
-            elif isinstance(value, FunctionType) and self._is_own(value):
+            elif kind is FunctionType and self._is_own(value):
                 with suppress(ValueError):  # a cell is empty
                     seen = inspect.getclosurevars(value)
                     held = [*seen.nonlocals.values(), *seen.globals.values(), *(value.__defaults__ or ())]
                     waiting.extend((value.__qualname__, one) for one in held)
-            elif not isinstance(value, _STATELESS) and not _is_of_libraries(value):
+            elif not issubclass(kind, _STATELESS) and not _is_of_libraries(value):
                 waiting.append((name, getattr(value, "__dict__", None)))
         return list(found.values())
 
@@ -171,10 +174,12 @@ def _is_of_libraries(value: Any) -> bool:
 
 
 def _cannot_be_put_back(value: Any) -> bool:
-    if isinstance(value, _PUT_BACK) or (_is_of_libraries(value) and not isinstance(value, torch.Generator)):
+    if issubclass(type(value), _PUT_BACK) or (_is_of_libraries(value) and not isinstance(value, torch.Generator)):
         return False
     if _is_random(value) or isinstance(value, IOBase):
         return True
+    if isinstance(getattr(value, "__self__", None), ModuleType):  # a function that is built in
+        return False
     return not hasattr(value, "__dict__") or hasattr(value, "__slots__")
 
 

@@ -15,7 +15,7 @@ from captum_vz._engine.numerics.perturbation import is_changed
 from captum_vz._engine.numerics.tensors import first_tensor
 from captum_vz._engine.numerics.tolerance import CannotReplayError
 from captum_vz._engine.taps.projection_table import ValueProjection
-from captum_vz._private import tree_leaves
+from captum_vz._private import modules_of, own_parameters, tree_leaves
 from captum_vz.errors import UnsupportedLayerError
 
 
@@ -171,8 +171,9 @@ class LayerRecord:
 
     @cached_property
     def parameters(self) -> list[nn.Parameter]:
-        """The layer's parameters. Collecting them takes torch long."""
-        return list(self.layer.parameters())
+        """The layer's parameters."""
+        own = [x for module in modules_of(self.layer) for x in own_parameters(module).values() if x is not None]
+        return list({id(x): x for x in own}.values())
 
     @property
     def states(self) -> list[Tensor]:
@@ -210,7 +211,8 @@ class LayerRecord:
         """
         tensors = [x for x in tree_leaves((self.args, self.kwargs)) if isinstance(x, Tensor)]
         given = next((x for x in tensors if x.is_floating_point() and x.shape == hidden.shape), None)
-        return given is not None and not is_changed(given, hidden.to(given)).any()
+        hidden = hidden if given is None else hidden.to(given)
+        return given is not None and (given.equal(hidden) or not is_changed(given, hidden).any())
 
     def encoder_sources(self, attention: AttentionRecord) -> int:
         """How many sources, the last ones, are an encoder's tokens that self-attention reads too (T5Gemma 2).

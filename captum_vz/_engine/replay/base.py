@@ -92,7 +92,7 @@ class ReplayProblem:
         seen = self.weights.ne(0).any(-1)[:, None, :].expand(-1, members.shape[1], -1)  # (target, group, in)
         return (seen.gather(2, members.clamp_min(0)) & (members >= 0)).any(-1)
 
-    @property
+    @cached_property
     def clean(self) -> Tensor:
         """The clean output of each target, `(target, d)`."""
         return gather_rows(self.output, self.targets.batch, self.targets.out)

@@ -81,8 +81,10 @@ class SequenceReplay:
         """The chunks of one example, `count` copies at a time. If copies are not independent, each runs alone."""
         target = (problem.targets.batch == example).nonzero().flatten()
         out, clean = problem.targets.out[target], problem.output[example]
-        in_group = _sources_of_groups(problem, example)  # (group, in)
-        nothing = torch.zeros(1, *problem.heads.shape, in_group.shape[1], dtype=torch.bool, device=clean.device)
+        sources, members = problem.site.shape.sources, problem.members[example]
+        belongs = torch.zeros(len(members), sources + 1, dtype=torch.bool, device=members.device)  # (group, in)
+        in_group = belongs.scatter(1, members % (sources + 1), True)[:, :-1] & problem.site.source_mask[example]
+        nothing = torch.zeros(1, *problem.heads.shape, sources, dtype=torch.bool, device=clean.device)
         # All rows count, not only the wanted ones. In a layer that mixes positions, a wanted row depends on what other
         # rows attend to.
         rows = torch.arange(problem.site.shape.out, device=clean.device)
@@ -111,13 +113,6 @@ class SequenceReplay:
         # Twice, because what a run changes for the next may come back to what it was.
         for _ in range(0 if independent or problem.library_code else 2):
             check_reproduced(copies.run(example, nothing)[0, out], clean[out])
-
-
-def _sources_of_groups(problem: ReplayProblem, example: int) -> Tensor:
-    """Which sources of an example belong to which group, without padding, bool `(group, in)`."""
-    sources, members = problem.site.shape.sources, problem.members[example]
-    belongs = torch.zeros(len(members), sources + 1, dtype=torch.bool, device=members.device)
-    return belongs.scatter(1, members % (sources + 1), True)[:, :-1] & problem.site.source_mask[example]
 
 
 class ExampleCopies:

@@ -21,7 +21,7 @@ from captum_vz._engine.capture.records import LayerRecord
 from captum_vz._engine.numerics.perturbation import PROBE_STRENGTHS, SMALL_STRENGTHS
 from captum_vz._engine.numerics.tolerance import CannotReplayError, is_reproduced
 from captum_vz._engine.taps.handler import is_hooked
-from captum_vz._private import accelerate_hook, own_parameters
+from captum_vz._private import accelerate_hook, modules_of, own_parameters
 
 # Packages whose classes of modules, and whose functions, count as library code.
 CLASSES = ("torch.nn.", "transformers.", "captum_vz._engine.")
@@ -30,7 +30,7 @@ FUNCTIONS = (*CLASSES, "torch.", "contextlib.", "accelerate.hooks.")
 
 def is_library_code(layer: nn.Module) -> bool:
     """Whether all code of a layer is torch's and transformers'."""
-    modules = list(layer.modules())
+    modules = modules_of(layer)
     return (
         all(map(_is_library_class, {type(module) for module in modules}))
         and all(map(_holds_library_code, modules))
@@ -84,8 +84,8 @@ def each_module_runs_once(layer: LayerRecord) -> bool:
     Experts do not: each runs on the positions that it is given. Their positions may compete.
     """
     batch, _, out, _ = layer.attentions[0].shape
-    inside = {id(module) for one in layer.attentions for module in one.module.modules()}
-    holders = [m for m in layer.layer.modules() if id(m) not in inside and own_parameters(m)]
+    inside = {id(module) for one in layer.attentions for module in modules_of(one.module)}
+    holders = [m for m in modules_of(layer.layer) if id(m) not in inside and own_parameters(m)]
     matrices = all(x is None or x.dim() <= 2 for module in holders for x in own_parameters(module).values())
     return matrices and all(layer.module_rows.get(id(module)) == [batch * out] for module in holders)
 

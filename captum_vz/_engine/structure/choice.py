@@ -12,6 +12,7 @@ from captum_vz._engine.numerics.tolerance import CannotReplayError
 from captum_vz._engine.structure.dependence import first_tokens, mixes_outside, reads_other_states, reads_own_states
 from captum_vz._engine.structure.find_layers import is_stack
 from captum_vz._engine.structure.windows import is_rearranged
+from captum_vz._private import modules_of
 from captum_vz.errors import RefusedError, UnsupportedLayerError
 
 
@@ -85,8 +86,8 @@ def _self_or_cross(layer: LayerRecord, attention: str) -> AttentionRecord:
     """The record of the self-attention, which comes first, or of the cross-attention that follows it."""
     name, found = layer.name, layer.attentions
     is_cross = attention == "cross"
-    stacks = any(map(is_stack, layer.layer.modules()))
-    if len(found) > 2 or (len(found) == 2 and stacks):
+    stacks = len(found) > 1 and any(map(is_stack, modules_of(layer.layer)))
+    if len(found) > 2 or stacks:
         raise UnsupportedLayerError(
             f"The layer {name} called attention {len(found)} times in one run. Pass a single Transformer block, such "
             "as one of captum_vz.find_layers(model), and not a stack of them." + ("" if stacks else _advice(layer))
@@ -96,10 +97,11 @@ def _self_or_cross(layer: LayerRecord, attention: str) -> AttentionRecord:
             f"The layer {name} has no second attention, so there is no cross-attention to explain. Pass "
             "attention='self', or the layers of a decoder that reads an encoder."
         )
-    lists = (set(module.children()) for module in layer.layer.modules() if isinstance(module, nn.ModuleList))
-    in_list = any({one.module for one in found} <= members for members in lists)
-    alike = len(found) == 2 and found[0].shape[2:] == found[1].shape[2:]
-    if len(found) == 2 and (in_list or (alike and reads_own_states(LayerRunner(layer), found[1]))):
+    two = len(found) == 2
+    lists = [module for module in modules_of(layer.layer) if isinstance(module, nn.ModuleList)] if two else []
+    in_list = any({one.module for one in found} <= set(members.children()) for members in lists)
+    alike = two and found[0].shape[2:] == found[1].shape[2:]
+    if in_list or (alike and reads_own_states(LayerRunner(layer), found[1])):
         kinds = " and ".join(type(one.module).__name__ for one in found)
         raise UnsupportedLayerError(
             f"The layer {name} has two attentions {'in a list' if in_list else 'over its own tokens'}, {kinds}, so its "
@@ -165,12 +167,12 @@ def _unreadable_before(layer: LayerRecord, attention: AttentionRecord) -> str | 
     Either a module before it has a class of such a name; or `attention`, the only one, reads other states, and the
     layer's own tokens mix all the same.
     """
-    inside = {id(module) for seen in layer.attentions for module in seen.module.modules()}
+    inside = {id(module) for seen in layer.attentions for module in modules_of(seen.module)}
     for module in layer.modules_run:
         if module is attention.module:
             break
         if type(module).__name__.endswith("Attention") and id(module) not in inside:
-            parts = set(module.modules())
+            parts = set(modules_of(module))
             if not any(seen.module in parts for seen in layer.attentions):
                 return type(module).__name__
     alone = len(layer.attentions) == 1 and attention.module is not layer.layer and not is_rearranged(layer, attention)

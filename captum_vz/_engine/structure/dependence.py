@@ -57,12 +57,11 @@ def first_own_source(runner: LayerRunner, attention: AttentionRecord) -> int | N
 
     There may be more sources than tokens: a cache comes before them, what torch.nn.MultiheadAttention adds after them.
     """
-    _, _, out, sources = attention.shape
-    if sources <= out or not runner.states:
+    if not runner.states:
         return None
     states = runner.states[0]
     reached = _reached(runner, attention, states, first_tokens(states, attention))
-    if reached is None or reached.shape[1] != sources:
+    if reached is None or reached.shape[1] != attention.shape.sources:
         return None
     places = reached.any(0).nonzero()
     return int(places[0]) if len(places) else None

@@ -194,7 +194,7 @@ def padding_masks(layer: LayerRecord, attention: AttentionRecord, windows: bool 
     batch, _, out, sources = first.shape
     rows = torch.ones(batch, out, dtype=torch.bool, device=attention.values.device)
     seen = None if first.visible is None or sources < out else first.is_seen()
-    cross = seen is not None and len(layer.attentions) == 1 and not seen.all()
+    cross = seen is not None and len(layer.attentions) == 1 and len(layer.states) > 1 and not seen.all()
     # The mask of a cross-attention alone says nothing of its rows.
     if seen is not None and not (cross and reads_other_states(LayerRunner(layer), first)):
         if sources != out and not seen[..., -1].any():
@@ -203,7 +203,7 @@ def padding_masks(layer: LayerRecord, attention: AttentionRecord, windows: bool 
                 "them, so it is unknown where the tokens are in this static cache. Pass use_cache=False, or a "
                 "DynamicCache."
             )
-        start = first_own_source(LayerRunner(layer), first)
+        start = first_own_source(LayerRunner(layer), first) if sources > out else None
         if start is None or start + out > sources:
             start = sources - out - layer.encoder_sources(first)  # the tokens in a cache come first
         rows = seen.any(1)[:, start : start + out]

@@ -18,7 +18,7 @@ from captum_vz._engine.numerics.tensors import mask_as_bool
 from captum_vz._engine.taps.changes import Changes
 from captum_vz._engine.taps.handler import current_handler
 from captum_vz._engine.taps.projection_table import BERT_LIKE, Mask, ValueProjection, family_of
-from captum_vz._private import tree_leaves
+from captum_vz._private import modules_of, tree_leaves
 
 
 def is_value_projection(
@@ -72,7 +72,7 @@ class ProjectionTap:
     """Sees values that a parameter projects. Submodules that project values are seen by the hooks of each pass."""
 
     def attach(self, layers: Sequence[nn.Module], changes: Changes) -> None:
-        rows = ((module, family_of(module)) for layer in layers for module in layer.modules())
+        rows = ((module, family_of(module)) for layer in layers for module in modules_of(layer))
         if any(row and isinstance(getattr(module, row.projection, None), nn.Parameter) for module, row in rows):
             changes.enter(ParameterProjectionMode())
 

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from captum_vz._engine.taps.changes import Changes
 from captum_vz._engine.taps.handler import current_handler
-from captum_vz._private import BUILTIN_ATTENTION
+from captum_vz._private import BUILTIN_ATTENTION, modules_of
 
 
 class _Mode(TorchFunctionMode):
@@ -31,14 +31,14 @@ class SdpaByNameTap:
     """
 
     def attach(self, layers: Sequence[nn.Module], changes: Changes) -> None:
-        if _holds_function(module for layer in layers for module in layer.modules()):
+        if _holds_function(module for layer in layers for module in modules_of(layer)):
             changes.enter(_Mode())
 
 
 def _holds_function(modules: Iterable[nn.Module]) -> bool:
     """Whether torch's function is an attribute of a module or of its class, or a global name of a method's file."""
     found = {id(module): module for module in modules}.values()
-    classes = {cls for module in found for cls in type(module).__mro__ if cls not in nn.Module.__mro__}
+    classes = {cls for kind in set(map(type, found)) for cls in kind.__mro__ if cls not in nn.Module.__mro__}
     methods = [one for cls in classes for one in vars(cls).values() if isinstance(one, FunctionType)]
     files = {id(one.__globals__): one.__globals__ for one in methods}.values()
     static = [one.__func__ for cls in classes for one in vars(cls).values() if type(one) is staticmethod]

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from captum_vz._engine.numerics.tensors import mask_as_bool, weighted_values
 from captum_vz._engine.taps.changes import Changes, original
 from captum_vz._engine.taps.handler import AttentionCall, check_not_overridden, current_handler, handled_by
-from captum_vz._private import ATTENTION_NAME, BUILTIN_ATTENTION, attention_name, sdpa_of_transformers
+from captum_vz._private import ATTENTION_NAME, BUILTIN_ATTENTION, attention_name, modules_of, sdpa_of_transformers
 from captum_vz.errors import UnsupportedLayerError
 
 EAGER = "eager_attention_forward"
@@ -189,7 +189,9 @@ class TransformersTap:
 
     def attach(self, layers: Sequence[nn.Module], changes: Changes) -> None:
         """UnsupportedLayerError: the attention function of a layer was registered by the user."""
-        found: list[Any] = [getattr(module, "config", None) for layer in layers for module in layer.modules()]
+        # Modules of torch have no config. To find that an attribute is missing takes them long.
+        others = (m for one in layers for m in modules_of(one) if not type(m).__module__.startswith("torch."))
+        found: list[Any] = [getattr(module, "config", None) for module in others]
         configs = {id(config): config for config in found if hasattr(config, ATTENTION_NAME)}
         if configs:
             _register()

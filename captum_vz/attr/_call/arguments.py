@@ -15,6 +15,7 @@ from captum_vz._private import (
     format_additional_forward_args,
     format_tensor_into_tuples,
     is_replica,
+    modules_of,
     run_forward,
     uncompiled,
 )
@@ -138,7 +139,7 @@ def as_layers(layer: Any) -> list[nn.Module]:
             "layer lists the same module more than once: expected distinct modules. List each module once, also if it "
             "runs several times in a pass."
         )
-    parts = {id(module) for entry in layers for module in entry.modules() if module is not entry}
+    parts = {id(module) for entry in layers for module in modules_of(entry) if module is not entry}
     inside = [type(entry).__name__ for entry in layers if id(entry) in parts]
     if inside:
         raise ArgumentError(

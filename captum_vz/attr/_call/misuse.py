@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from captum_vz._engine import is_out_of_memory
+from captum_vz._private import modules_of
 from captum_vz.errors import ArgumentError, UnsupportedLayerError
 
 # Keywords of Captum's other methods: why they have no meaning here, and what to do. None: leave the keyword out.
@@ -92,13 +93,13 @@ def check_forward_func(forward_func: Any, layers: Sequence[nn.Module]) -> None:
     if isinstance(forward_func, torch.export.ExportedProgram):
         raise ArgumentError("forward_func is an ExportedProgram of torch.export: pass the model before it was traced.")
     if isinstance(forward_func, nn.Module) and not isinstance(forward_func, nn.ModuleList):
-        held = set(forward_func.modules())
-        if isinstance(forward_func, (torch.jit.ScriptModule, torch.fx.GraphModule)) and held.isdisjoint(layers):
+        traced = isinstance(forward_func, (torch.jit.ScriptModule, torch.fx.GraphModule))
+        if traced and set(modules_of(forward_func)).isdisjoint(layers):
             raise ArgumentError(
                 f"forward_func is a {type(forward_func).__name__} of torch.jit, torch.export or torch.fx, which runs "
                 "none of the layers: pass the model before it was traced."
             )
-        larger = next((one for one in layers if one is not forward_func and forward_func in one.modules()), None)
+        larger = next((one for one in layers if one is not forward_func and forward_func in modules_of(one)), None)
         if larger is None:
             return
         found = f"{type(forward_func).__name__}, a part of layer ({type(larger).__name__})"
@@ -116,7 +117,7 @@ def check_forward_func(forward_func: Any, layers: Sequence[nn.Module]) -> None:
 def check_readable(layers: Sequence[nn.Module]) -> None:
     """Refuse layers whose code is no longer Python's (TorchScript), or whose parameters are elsewhere (FSDP2)."""
     for layer in layers:
-        for module in layer.modules():
+        for module in modules_of(layer):
             kind = type(layer).__name__
             if isinstance(module, torch.jit.ScriptModule):
                 raise UnsupportedLayerError(
