@@ -76,8 +76,8 @@ def operations(
 
 
 def forward(tokens: int, firsts: int) -> int:
-    # Projections, weights, context, and the check that the weights give this context.
-    return 2 * tokens * 4 * d * d + 3 * (2 * tokens * tokens * d) + feed_forward(tokens, firsts)
+    # Projections, weights, and context.
+    return 2 * tokens * 4 * d * d + 2 * (2 * tokens * tokens * d) + feed_forward(tokens, firsts)
 
 
 def feed_forward(rows: int, firsts: int) -> int:

@@ -83,8 +83,10 @@ def weighted_values(
     else:
         bias = scores.new_zeros(mask.shape).masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else mask
         nothing = (bias == -torch.inf).all(-1, keepdim=True)
+        empty = bool(nothing.any())
         # Such a row is made finite first: the softmax of nothing but -inf is NaN, and so is its gradient.
-        weights = (scores + bias.masked_fill(nothing, 0)).softmax(-1) * ~nothing
+        weights = (scores + (bias.masked_fill(nothing, 0) if empty else bias)).softmax(-1)
+        weights = weights.masked_fill(nothing, 0) if empty else weights
     context = weights @ for_query_heads(values.to(weights), heads)
     return context.transpose(1, 2).to(values), weights.to(dtype)
 

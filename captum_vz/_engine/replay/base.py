@@ -88,8 +88,11 @@ class ReplayProblem:
     @cached_property
     def active(self) -> Tensor:
         """The pairs that can change, bool `(target, group)`."""
+        seen = self.weights.ne(0).any(-1)  # (target, in)
+        if self.ablation.groups is None:
+            return seen
         members = self.members[self.targets.batch]  # (target, group, member)
-        seen = self.weights.ne(0).any(-1)[:, None, :].expand(-1, members.shape[1], -1)  # (target, group, in)
+        seen = seen[:, None, :].expand(-1, members.shape[1], -1)
         return (seen.gather(2, members.clamp_min(0)) & (members >= 0)).any(-1)
 
     @cached_property

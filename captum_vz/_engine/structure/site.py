@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -60,7 +61,7 @@ class AttentionSite:
     def finite_output(self) -> Tensor:
         """The output. RefusedError: it is not finite."""
         output = self.output
-        if not output.detach().abs().amax().isfinite():
+        if not math.isfinite(output.detach().abs().amax().item()):
             raise RefusedError(
                 f"{self.layer.name} returned values that are not finite (NaN or infinity) in {output.dtype}. float16 "
                 "overflows above 65504: load the model in bfloat16 or float32, and check its weights and inputs."

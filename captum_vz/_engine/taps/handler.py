@@ -52,6 +52,7 @@ class AttentionCall:
         visible: Which sources the mask lets through, bool, broadcastable to `(batch, head, out, in)`. None: all.
         dropout: The dropout rate of the weights.
         plain: Computes the context and more with the mask that a plain run uses. None: it is that of `compute`.
+        explained: Whether the weights are known to give the context: `compute` multiplies them with the values.
     """
 
     module: nn.Module | None
@@ -60,6 +61,7 @@ class AttentionCall:
     visible: Tensor | None = None
     dropout: float = 0.0
     plain: Callable[[], Any] | None = None
+    explained: bool = False
 
     def weights_used(self, module: nn.Module, context: Tensor, weights: Tensor) -> Tensor:
         """The weights `(batch, head, out, in)` whose product with the values is `context`.
@@ -68,7 +70,7 @@ class AttentionCall:
         afterwards (Granite's sinks). Attention is linear in the values, so unit values then show the weights.
         UnsupportedLayerError: the attention function of `module` is not linear in its values.
         """
-        if _explain(weights, self.values, context) or not context.isfinite().all():
+        if self.explained or _explain(weights, self.values, context) or not context.isfinite().all():
             return weights
         weights = self._weights_by_unit_values(weights.shape[1])
         if not _explain(weights, self.values, context):

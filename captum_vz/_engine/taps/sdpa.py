@@ -49,7 +49,7 @@ def attention(
     if attn_mask is not None and not is_causal:
         visible = mask_as_bool(attn_mask)[(None,) * (4 - attn_mask.dim())]
     compute = partial(weighted_values, query, key, attn_mask, scale)
-    context, weights = handler.on_attention(AttentionCall(None, value, compute, visible, dropout_p))
+    context, weights = handler.on_attention(AttentionCall(None, value, compute, visible, dropout_p, explained=True))
     handler.last_weights = weights
     return context.transpose(1, 2)
 

@@ -80,7 +80,7 @@ def _attention(
     if loaded != "sdpa" and not module.training:  # eager functions drop nothing in eval mode, whatever the rate
         dropout = 0.0
     visible = None if mask is None else mask_as_bool(mask)
-    return handler.on_attention(AttentionCall(module, value, compute, visible, dropout, plain))
+    return handler.on_attention(AttentionCall(module, value, compute, visible, dropout, plain, loaded == "sdpa"))
 
 
 def _eager_function(module: nn.Module) -> Callable[..., Any]:
