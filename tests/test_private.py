@@ -173,6 +173,15 @@ def test_parts_of_a_module() -> None:
     assert not _private.own_parameters(both) and not _private.own_buffers(both)
 
 
+def test_modules_of_a_module() -> None:
+    shared = nn.Linear(2, 2)
+    model = nn.Sequential(shared, nn.Sequential(nn.ReLU(), shared), nn.ModuleList([nn.GELU(), nn.Sequential()]))
+    model.register_module("none", None)
+    bert = BertModel(BertConfig(vocab_size=9, hidden_size=8, num_attention_heads=2, intermediate_size=8))
+    for one in (model, bert, bert.encoder.layer[0], shared):
+        assert list(map(id, _private.modules_of(one))) == list(map(id, one.modules()))
+
+
 def test_hooks() -> None:
     module, called = nn.Linear(2, 2), []
     hooks = [lambda *given: called.append("pre"), lambda *given: called.append("post")]
