@@ -8,7 +8,7 @@ recorded layer is), `replay` and `decomposition`, then `whole_model` and the dri
 from captum_vz._engine.capture.embeddings import EmbeddingLeaf, first_module_holding
 from captum_vz._engine.capture.float32 import HALF, in_float32, is_half
 from captum_vz._engine.capture.forward_pass import given_states, run_and_record
-from captum_vz._engine.capture.records import LayerRecord, VersionedTensor
+from captum_vz._engine.capture.records import LayerRecord
 from captum_vz._engine.decomposition.attention_block import AttentionBlock
 from captum_vz._engine.decomposition.readout import Readout
 from captum_vz._engine.decomposition.vectors import INCLUDES, Decomposition, decompositions
@@ -39,7 +39,6 @@ __all__ = [
     "OutputDistance",
     "Readout",
     "ValueProjection",
-    "VersionedTensor",
     "alike_tensors",
     "attention_site",
     "budget_of",

@@ -129,6 +129,20 @@ def test_related_runs_are_one(run: int | None) -> None:
     assert_same(found, zeroed_one_by_one(model.block, model.given(x).detach()))
 
 
+def test_related_runs_between_which_nothing_changes() -> None:
+    """A second call, to see which runs are related, is not needed, although something writes into the output."""
+    block, x = Block(), sequences(2)
+    calls: list[Tensor] = []
+
+    def forward(x: Tensor) -> Tensor:
+        calls.append(x)
+        return block(block(x).mul_(torch.ones(1)))
+
+    found = ValueZeroing(forward, block).attribute(x)
+    assert len(calls) == 1
+    assert_same(found, zeroed_one_by_one(block, block(x).detach()))
+
+
 def test_related_and_unrelated_runs() -> None:
     """Each of two inputs runs through the block three times."""
     model, x, y = Between(), sequences(2), sequences(4)[2:]

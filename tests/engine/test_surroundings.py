@@ -9,6 +9,7 @@ import pytest
 import torch
 from accelerate import cpu_offload, dispatch_model
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import register_parametrization
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -83,6 +84,24 @@ def test_registered_attention_is_refused(ids: Tensor, plain: list[Tensor]) -> No
     assert model.config._attn_implementation == "sharper"
     model.set_attn_implementation("sdpa")
     assert_same(maps_of(model, ids), plain)
+
+
+def test_parametrized_attention() -> None:
+    """torch makes a class of its own for a module whose parameter it computes. The config is found all the same."""
+    case = FAMILIES["bert"].case
+    model, layer = copy.deepcopy((case.model, case.layers[0]))
+    expected = ValueZeroing(model, layer).attribute(case.inputs["input_ids"])
+    attention = layer.attention.self
+    attention.extra = nn.Parameter(torch.ones(2))
+    register_parametrization(attention, "extra", nn.Identity())
+    assert type(attention).__module__.startswith("torch.")
+    for implementation in ("eager", "sdpa"):
+        model.set_attn_implementation(implementation)
+        assert_same(ValueZeroing(model, layer).attribute(case.inputs["input_ids"]), expected)
+    AttentionInterface.register("sharper", sharper)
+    model.set_attn_implementation("sharper")
+    with pytest.raises(AssertionError, match="attention is 'sharper'"):
+        ValueZeroing(model, layer).attribute(case.inputs["input_ids"])
 
 
 def test_offloaded_weights(ids: Tensor, plain: list[Tensor], tmp_path: Path) -> None:

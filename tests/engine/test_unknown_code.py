@@ -576,6 +576,14 @@ def test_random_numbers_in_eval_mode(kind: str, after: Any) -> None:
             method(block, block).attribute(x, target=target)
 
 
+def test_numbers_drawn_for_gradients_only() -> None:
+    def scale() -> float:
+        return 1.0 + 0 * (random.random() if torch.is_grad_enabled() else 0.0)
+
+    block, x = Block(after=Unsteady(scale)), sequences(2)
+    assert_same(ValueZeroing(block, block).attribute(x), zeroed_one_by_one(block, x))
+
+
 def test_numbers_that_others_draw() -> None:
     """Random numbers that the model draws before its layer say nothing of the layer."""
     block, x = Block(after=Unsteady(lambda: 1.0)), sequences(2)

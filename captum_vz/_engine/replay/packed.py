@@ -151,8 +151,14 @@ class PackedPairs:
             parts = batch.unique_consecutive(return_counts=True)[1].tolist()
             if len(parts) > 1:
                 each = zip(batch.split(parts), out.split(parts), context.split(parts), strict=True)
-                return torch.cat([self._run(*part) for part in each])
+                return torch.cat([self._run_filled(*part) for part in each])
         return self._run(batch, out, context)
+
+    def _run_filled(self, *part: Tensor) -> Tensor:
+        """The output of one example's positions, which unused rows follow, see `BLOCK`."""
+        count = len(part[0])
+        rows = torch.arange(count + BLOCK - count % BLOCK, device=part[0].device).clamp_max(count - 1)
+        return self._run(*(x[rows] for x in part))[:count]
 
     def _run(self, batch: Tensor, out: Tensor, context: Tensor) -> Tensor:
         arguments = tree_map(self._packing(batch, out), self.runner.arguments)
@@ -228,7 +234,7 @@ def _check_independent(pairs: PackedPairs, problem: ReplayProblem) -> None:
 
     clean = gather_rows(problem.output, batch, out)[0]
     counts = int(problem.active.sum()), len(problem.targets)
-    largest = sum(min(problem.chunk_rows, count) for count in counts) + BLOCK + 2  # positions of a run
+    largest = sum(min(problem.chunk_rows, count) for count in counts) + 2 * BLOCK + 2  # positions of a run
     independent = is_independent(run, clean, CROWD_SIZE)
     if independent and largest > CROWD_SIZE:
         independent = is_independent(run, clean, largest, PROBE_STRENGTHS[:1])

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -44,11 +45,10 @@ def check_unknown_code(site: AttentionSite, values_once: bool = True) -> None:
     """
     if is_library_code(site.layer.layer):
         return
-    for _ in range(2):  # another thread may draw numbers too, but hardly both times
-        before, problem = random_states(), _problem(site, values_once)
-        if before == random_states():
-            break
-    else:
+    before = random_states()
+    problem = _problem(site, values_once)
+    # Another thread may draw numbers too, but hardly also in one more run. Gradients may be why the layer drew.
+    if before != random_states() and _draws(site):
         raise RefusedError(
             f"The layer {site.layer.name} draws random numbers also in eval mode, so no two runs of it agree. Switch "
             "off what is random in it (stochastic depth, dropout by hand), or pass another layer."
@@ -60,6 +60,14 @@ def check_unknown_code(site: AttentionSite, values_once: bool = True) -> None:
             "scaled_dot_product_attention on (batch, head, token, feature), use the values nowhere else, and use "
             "torch.no_grad in the place of torch.inference_mode. Or pass another layer."
         )
+
+
+def _draws(site: AttentionSite) -> bool:
+    """Whether random numbers are drawn while the layer runs."""
+    before = random_states()
+    with suppress(CannotReplayError):
+        site.runner().run(SiteHandler(site.attention))
+    return before != random_states()
 
 
 def _problem(site: AttentionSite, values_once: bool) -> str | None:

@@ -184,14 +184,19 @@ def _check_not_custom(config: Any) -> None:
         )
 
 
+def _config_of(module: nn.Module) -> Any:
+    # To find that an attribute is missing takes a module long. Most modules are torch's, whose classes have no config.
+    if type(module).__module__.startswith("torch.nn.modules."):
+        return vars(module).get("config")
+    return getattr(module, "config", None)
+
+
 class TransformersTap:
     """Sees attention that layers call through transformers' AttentionInterface."""
 
     def attach(self, layers: Sequence[nn.Module], changes: Changes) -> None:
         """UnsupportedLayerError: the attention function of a layer was registered by the user."""
-        # Modules of torch have no config. To find that an attribute is missing takes them long.
-        others = (m for one in layers for m in modules_of(one) if not type(m).__module__.startswith("torch."))
-        found: list[Any] = [getattr(module, "config", None) for module in others]
+        found: list[Any] = [_config_of(module) for layer in layers for module in modules_of(layer)]
         configs = {id(config): config for config in found if hasattr(config, ATTENTION_NAME)}
         if configs:
             _register()

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from captum_vz._engine import LayerRecord, VersionedTensor, alike_tensors, first_tensor, given_states
+from captum_vz._engine import LayerRecord, alike_tensors, first_tensor, given_states
 from captum_vz._private import tree_leaves
 from captum_vz.attr._base.blocks import is_attention_module, refuse_attention_modules
 from captum_vz.errors import ArgumentError, RefusedError, UnsupportedLayerError
@@ -50,12 +50,11 @@ class Runs:
         if is_attention_module(record):
             self._attention_modules[record.index] = self._layers[record.index]
         last, output = self._last, first_tensor(record.output)
-        given = last.output is not None and last.output.is_unmodified() and record.is_given(last.output.value)
-        led = last.led if given else set()
+        led = last.led if last.output is not None and record.is_given(last.output) else set()
         if record.number and record.index not in led:
             self._unclear.add(record.index)
         last.led = {record.index} | led
-        last.output = None if output is None else VersionedTensor(output)
+        last.output = None if output is None else output.clone()  # models write into their tensors
 
     @contextmanager
     def checked(self, whole_blocks: bool = False) -> Iterator[None]:
@@ -145,7 +144,7 @@ class _Last(threading.local):
     """The output of the layer that ran last in a thread, and the layers that led to it. Replicas run in threads."""
 
     def __init__(self) -> None:
-        self.output: VersionedTensor | None = None
+        self.output: Tensor | None = None
         self.led: set[int] = set()
 
 
