@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from threading import Thread
+from typing import Any
 
 import pytest
 import torch
@@ -44,6 +45,26 @@ def test_lock_that_an_interruption_leaves_with_a_thread() -> None:
     other.start()
     other.join(60)
     assert not other.is_alive()
+
+
+@pytest.mark.parametrize("place", range(10))
+def test_hooks_are_removed_after_an_interruption(place: int) -> None:
+    """torch keeps what it knows of a hook in several dicts. None of them keeps anything of ours."""
+    pops = iter(range(10))
+
+    class Table(dict[int, Any]):
+        def pop(self, *args: Any) -> Any:
+            if next(pops, None) == place:
+                raise KeyboardInterrupt
+            return super().pop(*args)
+
+    first, second = (lambda: None), (lambda: None)
+    held = {1: first, 3: print}, {1: True, 3: True}, {2: second}, {2: True}, {1: 0}
+    tables = tuple(map(Table, held))
+    with pytest.raises(KeyboardInterrupt):
+        changes._remove_hooks(tables, [first, second])
+    changes._remove_hooks(tables, [first, second])
+    assert tables == ({3: print}, {3: True}, {}, {}, {})
 
 
 @pytest.mark.parametrize("mode", [ParameterProjectionMode(), ParameterProjectionMode(named=True), SdpaMode()])

@@ -187,11 +187,13 @@ def _take_back(keys: Iterable[Hashable]) -> None:
                 del _shared[key]
 
 
-def _remove_hooks(tables: Iterable[dict[int, Any]], hooks: list[Callable[..., Any]]) -> None:
+def _remove_hooks(tables: tuple[dict[int, Any], ...], hooks: list[Callable[..., Any]]) -> None:
     ours = set(map(id, hooks))
-    for number in [number for table in tables if table for number, one in list(table.items()) if id(one) in ours]:
-        for table in tables:
-            table.pop(number, None)
+    for holder in tables:
+        for number in [number for number, one in list(holder.items()) if id(one) in ours]:
+            # The hook goes last: after an interruption, the next call finds it, and with it the rest.
+            for table in (*(other for other in tables if other is not holder), holder):
+                table.pop(number, None)
 
 
 def _restore_modes(before: list[Any]) -> None:
