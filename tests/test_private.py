@@ -142,6 +142,19 @@ def test_modes() -> None:
         assert _private.has_dispatch_modes()
 
 
+def test_state_of_function_modes() -> None:
+    before = _private.function_mode_state()
+    inside = _private.without_function_modes()
+    inside.__enter__()
+    try:
+        assert _private.function_mode_state() != before
+        _private.restore_function_mode_state(before)
+        assert _private.function_mode_state() == before
+    finally:
+        inside.__exit__(None, None, None)
+    assert _private.function_mode_state() == before
+
+
 def test_transforms() -> None:
     seen = []
 

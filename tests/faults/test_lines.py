@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
+from captum_vz._engine.capture.recorder import Recorder
 from captum_vz._engine.taps import changes
 from captum_vz._engine.taps.projection import ParameterProjectionMode
 from captum_vz._engine.taps.sdpa_by_name import _Mode as SdpaMode
-from captum_vz._private import pop_function_mode, push_function_mode
+from captum_vz._private import function_mode_state, pop_function_mode, push_function_mode, without_function_modes
 from tests.engine.parameters import quick
 from tests.faults.interruption import Tracer, first_of_each, places_of
 from tests.faults.models import SUBJECTS
@@ -45,6 +46,23 @@ def test_lock_that_an_interruption_leaves_with_a_thread() -> None:
     other.start()
     other.join(60)
     assert not other.is_alive()
+
+
+def test_interruption_before_function_modes_are_switched_on_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes when a block ends and before its exit is called. Attention would be unseen from then on."""
+    subject, enabled = SUBJECTS["torch"](), function_mode_state()
+    expected = subject.scores()
+
+    def interrupted(*args: Any, **kwargs: Any) -> None:
+        without_function_modes().__enter__()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Recorder, "on_attention", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            subject.attribute()
+    assert function_mode_state() == enabled
+    assert all(torch.equal(one, other) for one, other in zip(subject.scores(), expected, strict=True))
 
 
 @pytest.mark.parametrize("place", range(10))

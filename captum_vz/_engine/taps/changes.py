@@ -19,7 +19,15 @@ import torch
 from torch.nn.modules import module as module_of_torch
 from torch.overrides import TorchFunctionMode
 
-from captum_vz._private import OWN_ATTRIBUTES, eager_stance, function_modes, pop_function_mode, push_function_mode
+from captum_vz._private import (
+    OWN_ATTRIBUTES,
+    eager_stance,
+    function_mode_state,
+    function_modes,
+    pop_function_mode,
+    push_function_mode,
+    restore_function_mode_state,
+)
 
 T = TypeVar("T")
 Action = Callable[[], Any]
@@ -146,6 +154,7 @@ def undoing(action: Callable[[Changes], T]) -> T:
         try:
             changes.undo.append(partial(torch.set_grad_enabled, torch.is_grad_enabled()))
             changes.undo.append(partial(_restore_modes, function_modes()))
+            changes.undo.append(partial(restore_function_mode_state, function_mode_state()))
             with changes:
                 changes.set(current_pass, changes)
                 # The original modules of a compiled model run. A compiled layer would be compiled again with our hooks.
