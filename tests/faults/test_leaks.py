@@ -46,11 +46,16 @@ def test_many_attributions(name: str, count: int) -> None:
     subject = SUBJECTS[name]()
     for _ in range(max(3, count // 10)):
         subject.attribute()
-    before, held = (tensors(), threading.active_count(), files()), memory()
-    for _ in range(count):
-        subject.attribute()
+    before = tensors(), threading.active_count(), files()
+    grown: list[int] = []
+    # The allocator takes a step now and then. A leak takes one each time.
+    while len(grown) < 3 and min(grown, default=MEMORY) >= MEMORY:
+        held = memory()
+        for _ in range(count):
+            subject.attribute()
+        grown.append(memory() - held)
     assert (tensors(), threading.active_count(), files()) == before
-    assert memory() - held < MEMORY
+    assert min(grown) < MEMORY, grown
 
 
 @pytest.mark.parametrize("name", SUBJECTS)
