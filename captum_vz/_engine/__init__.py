@@ -19,7 +19,13 @@ from captum_vz._engine.replay.unknown_code import check_unknown_code
 from captum_vz._engine.structure.find_layers import find_layers
 from captum_vz._engine.structure.site import AttentionSite, attention_site
 from captum_vz._engine.taps.projection_table import ValueProjection
-from captum_vz._engine.value_zeroing import REPLAYS, OutputDistance, traced_replays, value_zeroing_scores
+from captum_vz._engine.value_zeroing import (
+    REPLAYS,
+    OutputDistance,
+    ReplayTrace,
+    traced_replays,
+    value_zeroing_scores,
+)
 from captum_vz._engine.whole_model.mixing import OtherMixing
 from captum_vz._engine.whole_model.replay import ModelReplay
 
@@ -38,6 +44,7 @@ __all__ = [
     "OtherMixing",
     "OutputDistance",
     "Readout",
+    "ReplayTrace",
     "ValueProjection",
     "alike_tensors",
     "attention_site",

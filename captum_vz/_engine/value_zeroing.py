@@ -14,12 +14,11 @@ from torch import Tensor
 from captum_vz._engine.numerics.budget import SHORT_OF_MEMORY, is_out_of_memory
 from captum_vz._engine.numerics.tolerance import CannotReplayError, with_rounding
 from captum_vz._engine.replay.base import Ablation, Replay, ReplayProblem
+from captum_vz._engine.replay.definition import DefinitionReplay
 from captum_vz._engine.replay.folded.replay import FoldedReplay
 from captum_vz._engine.replay.packed import PackedReplay
-from captum_vz._engine.replay.sequences import SequenceReplay
 from captum_vz._engine.replay.trust import each_module_runs_once, is_library_code
 from captum_vz._engine.replay.unknown_code import check_unknown_code
-from captum_vz._engine.replay.windows import WindowReplay
 from captum_vz._engine.taps.changes import without_autocast
 from captum_vz._engine.taps.handler import left_out_by_replays
 from captum_vz.errors import RefusedError, UnsupportedLayerError
@@ -32,9 +31,7 @@ REPLAYS: tuple[Replay, ...] = (
     FoldedReplay(),
     PackedReplay(),
     PackedReplay(first_tensor_only=True),
-    SequenceReplay(),
-    SequenceReplay(search_axes=True),
-    WindowReplay(),
+    DefinitionReplay(),
 )
 
 
@@ -48,12 +45,15 @@ class OutputDistance:
 
 @dataclass
 class ReplayTrace:
-    """How one map came about, for tests and for the table of supported models.
+    """How one map came about, for `verify`, tests and the table of supported models.
 
-    `replay` gave the map. Those before it `failed` for the reasons given there.
+    `tap` is where the attention was read, `layout` how it sees the layer's tokens. `replay` gave the map. Those before
+    it `failed` for the reasons given there.
     """
 
     layer: str
+    tap: str
+    layout: str = "tokens"
     replay: Replay | None = None
     failed: dict[str, str] = field(default_factory=dict)
 
@@ -123,7 +123,7 @@ def value_zeroing_scores(site: AttentionSite, ablation: Ablation, distance: Outp
 
 
 def _replayed(problem: ReplayProblem, distance: OutputDistance) -> Tensor:
-    trace = ReplayTrace(problem.site.layer.name)
+    trace = ReplayTrace(problem.site.layer.name, problem.site.attention.tap)
     for replay in REPLAYS:
         if _traces.only not in (None, replay.name) or not replay.fits(problem):
             continue
@@ -134,6 +134,7 @@ def _replayed(problem: ReplayProblem, distance: OutputDistance) -> Tensor:
             continue
         trace.replay = replay
         break
+    trace.layout = problem.site.layer.layout
     if (traces := _traces.wanted) is not None:
         traces.append(trace)
     if trace.replay is None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from captum_vz._engine import HALF, REPLAYS, traced_replays
+from captum_vz._engine import HALF, REPLAYS, ReplayTrace, traced_replays
 from captum_vz.errors import RefusedError
 from captum_vz.verification.definition import NoDefinitionError
 from captum_vz.verification.recorded import DefinedMap, LayerRun, defined_map
@@ -131,8 +131,7 @@ class LayerVerification:
             return judge(name, self.index, of_sources, expected, largest, allowed, "the definition")
 
         served = against("map", found)
-        serving = traces[-1].replay.name if traces and traces[-1].replay is not None else "no replay"
-        note = served.note or f"by {serving}; the definition zeroes values {at}"
+        note = served.note or f"{_way(traces[-1]) if traces else 'no replay'}; the definition zeroes values {at}"
         yield Check("map", served.outcome, self.index, served.difference, served.allowed, note)
         for name in (replay.name for replay in REPLAYS):
             yield self._by_replay(name, against)
@@ -199,3 +198,11 @@ class LayerVerification:
         largest = expected.amax(-1)
         shares = (one.scores - exact.scores).abs().amax(-1) / largest.clamp_min(1e-300)
         return shares.nan_to_num(torch.inf).masked_fill(largest == 0, 0)
+
+
+def _way(trace: ReplayTrace) -> str:
+    """How a map came about: where the attention was read, how it sees the tokens, the replay, and why not another."""
+    serving = "no replay" if trace.replay is None else trace.replay.name
+    passed_over = "; ".join(f"not {name}: {reason}" for name, reason in trace.failed.items())
+    way = f"read at {trace.tap}, seen as {trace.layout}, by {serving}"
+    return f"{way} ({passed_over})" if passed_over else way

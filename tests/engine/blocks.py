@@ -252,6 +252,23 @@ def direction(x: Tensor) -> Tensor:
 
 
 @torch.no_grad()
+def zeroed_in_its_batch(block: nn.Module, x: Tensor, *, value: str = "attention.value") -> Tensor:
+    """The map of a block with values zeroed in one example at a time, for examples that depend on each other."""
+    clean, maps = direction(block(x)), []
+    for example in range(len(x)):
+        columns = []
+        for source in range(x.shape[1]):
+
+            def zero(module: nn.Module, inputs: Any, values: Tensor, place: Any = (example, source)) -> Tensor:
+                return values.index_put(tuple(map(torch.tensor, place)), torch.zeros((), dtype=values.dtype))
+
+            with block.get_submodule(value).register_forward_hook(zero):
+                columns.append((direction(block(x)) - clean)[example].square().sum(-1) / 2)
+        maps.append(torch.stack(columns, dim=-1))
+    scores = torch.stack(maps)
+    return scores / scores.sum(-1, keepdim=True)
+
+
 def zeroed_one_by_one(
     block: nn.Module,
     x: Tensor,

@@ -14,31 +14,23 @@ from captum_vz import ValueZeroing
 from captum_vz._private import tree_leaves
 from captum_vz.errors import RefusedError
 from tests.engine.assumptions import ATTENTIONS, CHANGES, ENDS, HOOKS, LAYERS
-from tests.engine.blocks import sequences, zeroed_one_by_one
+from tests.engine.blocks import sequences, zeroed_in_its_batch, zeroed_one_by_one
 from tests.engine.compare import assert_same
 from tests.engine.parameters import quick
 
 # What no replay can reproduce. All other layers have a map.
 RANDOM = {"noise of torch", "noise of Python", "noise of numpy", "noise of its own", "dropout in eval mode"}
-OF_THE_WHOLE_RUN = {
-    "largest entry of all",
-    "number of examples",
-    "examples mixed",
-    "examples reversed",
-    "scaled by the number of calls",
-}
+OF_ALL_CALLS = {"scaled by the number of calls"}
+# Examples depend on each other, so the map is that of the batch.
+OF_ALL_EXAMPLES = {"largest entry of all", "examples mixed", "examples reversed", "batch norm in train mode"}
 REFUSED = {
-    *(f"{place}: {name}" for place in ("beside", "after", "the context", "end") for name in RANDOM | OF_THE_WHOLE_RUN),
-    # The layer raises an error for any other number of tokens or examples.
-    *(f"{place}: raises at other sizes" for place in ("before", "beside", "after", "end")),
+    *(f"{place}: {name}" for place in ("beside", "after", "the context", "end") for name in RANDOM | OF_ALL_CALLS),
     *(f"before: {name}" for name in RANDOM),
     *(f"returns {name}" for name in ("nothing", "one vector", "tokens first", "another axis", "not finite")),
     *(f"attention: {name}" for name in ("over features", "half by hand", "values beside", "five axes")),
     "attention: dropout in eval mode",
     "hook: the layer steered",
     "hook: the layer averaged",
-    "after: batch norm in train mode",
-    "after: only some positions",
     # A softmax over tokens is taken for the one of a linear attention, although the layer adds no attention here.
     "beside: shares of tokens",
 }
@@ -71,7 +63,8 @@ def test_right_or_refused(name: str) -> None:
             ValueZeroing(layer, layer).attribute(given)
         return
     scores = ValueZeroing(layer, layer).attribute(given)
-    expected = zeroed_one_by_one(twin, x, value="layer.attention.value")
+    twin_of = zeroed_in_its_batch if name.partition(": ")[2] in OF_ALL_EXAMPLES else zeroed_one_by_one
+    expected = twin_of(twin, x, value="layer.attention.value")
     if name == "before: tokens reversed":
         expected = expected.flip(-1)  # columns are the layer's tokens, not the attention's
     assert_same(scores, expected.nan_to_num(0))

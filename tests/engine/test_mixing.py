@@ -6,10 +6,9 @@ The hard cases are those in which the clean sequence does not show the mixing: o
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -18,7 +17,6 @@ from torch import Tensor, nn
 
 from captum_vz import ValueZeroing
 from captum_vz._engine import value_zeroing
-from captum_vz.errors import UnsupportedLayerError
 from tests.engine.blocks import (
     WIDTH,
     Ahead,
@@ -29,9 +27,9 @@ from tests.engine.blocks import (
     Mean,
     Shift,
     TwoByTwo,
-    direction,
     mask_of_window,
     sequences,
+    zeroed_in_its_batch,
     zeroed_one_by_one,
 )
 from tests.engine.compare import assert_same
@@ -104,17 +102,12 @@ def test_mixing_shows_in_the_pairs(
         assert_same(ValueZeroing(block, block).attribute(x, token=row), expected[:, row])
 
 
-def test_examples_that_run_in_pairs() -> None:
-    """A layer that cannot run one example alone is refused."""
-    block = Block(after=TwoByTwo(handed_on=False))
-    with pytest.raises(AssertionError, match=r"Block cannot be replayed: .*whole sequences: "):
-        ValueZeroing(block, block).attribute(sequences(4))
-
-
-def test_examples_that_depend_on_each_other() -> None:
-    block = Block(after=TwoByTwo(handed_on=True))
-    with pytest.raises(AssertionError, match="whole sequences: an example depends on others of the batch"):
-        ValueZeroing(block, block).attribute(sequences(4))
+@pytest.mark.parametrize("handed_on", [False, True])
+def test_examples_that_run_in_pairs(handed_on: bool) -> None:
+    """No example of the layer can run alone, so the map is that of the batch. A warning says so."""
+    block, x = Block(after=TwoByTwo(handed_on)), sequences(4)
+    with pytest.warns(UserWarning, match="depend on each other") if handed_on else nullcontext():
+        assert_same(ValueZeroing(block, block).attribute(x), zeroed_in_its_batch(block, x))
 
 
 @pytest.mark.parametrize("tokens", [3, 6])
@@ -240,38 +233,17 @@ class BestFirst(FirstCome):
 
 
 @torch.no_grad()
-def zeroed_in_its_batch(block: nn.Module, x: Tensor) -> tuple[Tensor, bool]:
-    """The map of a block with values zeroed in one example at a time, and whether examples are independent."""
-    maps, clean, alone = [], block(x), True
-    for example in range(len(x)):
-        columns = []
-        for source in range(x.shape[1]):
-
-            def zero(module: nn.Module, inputs: Any, values: Tensor, place: Any = (example, source)) -> Tensor:
-                return values.index_put(tuple(map(torch.tensor, place)), torch.zeros((), dtype=values.dtype))
-
-            with block.get_submodule("attention.value").register_forward_hook(zero):
-                moved = block(x)
-            columns.append((direction(moved) - direction(clean)).square().sum(-1) / 2)
-        scores = torch.stack(columns, dim=-1)
-        alone = alone and not (scores[torch.arange(len(x)) != example] > 1e-20).any()
-        maps.append(scores[example])
-    scores = torch.stack(maps)
-    return scores / scores.sum(-1, keepdim=True), alone
-
-
 @pytest.mark.parametrize(("batch", "tokens"), quick([(1, 4), (1, 6), (1, 20), (2, 6), (3, 8)], (1, 6), (2, 6)))
 @pytest.mark.parametrize("share", quick([0.25, 0.5, 0.6, 0.9], 0.5))
 @pytest.mark.parametrize("experts", [ExpertsChoose, FirstCome, BestFirst])
+@pytest.mark.filterwarnings("ignore:.*depend on each other")
 def test_experts_with_room_for_some(experts: type[ExpertsChoose], share: float, batch: int, tokens: int) -> None:
     for seed in range(6):
         torch.manual_seed(seed)
         block, x = Block(after=experts(share)), torch.randn(batch, tokens, WIDTH, dtype=torch.float64)
-        expected, alone = zeroed_in_its_batch(block, x)
-        with nullcontext() if batch == 1 else suppress(UnsupportedLayerError):
-            assert_same(ValueZeroing(block, block).attribute(x), expected)
-            assert alone
-            assert_same(ValueZeroing(block, block).attribute(x, token=tokens // 2), expected[:, tokens // 2])
+        expected = zeroed_in_its_batch(block, x)
+        assert_same(ValueZeroing(block, block).attribute(x), expected)
+        assert_same(ValueZeroing(block, block).attribute(x, token=tokens // 2), expected[:, tokens // 2])
 
 
 class RoomForOthers(nn.Module):

@@ -26,7 +26,6 @@ from tests.engine.blocks import (
     HandedOn,
     Mean,
     Reader,
-    TwoByTwo,
     scale_each_position,
     sequences,
     zeroed_one_by_one,
@@ -44,7 +43,6 @@ each_attention = pytest.mark.parametrize(
     ("name", "attention"),
     quick(ATTENTIONS, *QUICK),
 )
-each_replay = pytest.mark.parametrize("name", REPLAYS)
 
 
 class Refused:
@@ -75,7 +73,7 @@ def test_every_family_as_packed_pairs(name: str, attention: str, monkeypatch: py
 
 
 @each_attention
-def test_every_family_as_whole_sequences(name: str, attention: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_family_by_the_definition(name: str, attention: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case = FAMILIES[name].case
     of = ValueZeroing(case.model, case.layers, attention=attention)
     some = ValueZeroing(case.model, case.layers, attention=attention, heads=[0, 2], distance="l1", normalize=False)
@@ -86,7 +84,7 @@ def test_every_family_as_whole_sequences(name: str, attention: str, monkeypatch:
         return [of.attribute(case.inputs), of.attribute(case.inputs, **row), some.attribute(case.inputs, **groups)]
 
     packed = answers()
-    use(monkeypatch, REPLAYS["whole sequences"], REPLAYS["whole sequences, axes by trial"])
+    use(monkeypatch, REPLAYS["definition"])
     for whole, expected in zip(answers(), packed, strict=True):
         assert_same(whole, expected)
 
@@ -145,12 +143,18 @@ EXAMPLES: dict[str, Callable[[], Example]] = {
     "folded pairs": lambda: block_example(Block(), 2, 20),
     "packed pairs": lambda: block_example(Block(), 2, 6),
     "packed pairs, first tensor only": decoder_example,
-    "whole sequences": lambda: block_example(Block(after=Convolution()), 2, 6),
-    "whole sequences, axes by trial": lambda: block_example(
+    "definition": lambda: block_example(Block(after=Convolution()), 2, 6),
+    "definition, more arguments": lambda: block_example(
         Conditioned(scale_each_position), 6, 6, torch.rand(6, 16, dtype=torch.float64) + 0.5
     ),
-    "windows": lambda: block_example(Halves(lambda x: x), 2, 6),
+    "definition, windows": lambda: block_example(Halves(lambda x: x), 2, 6),
 }
+each_replay = pytest.mark.parametrize("name", EXAMPLES)
+
+
+def replay_of(name: str) -> Replay:
+    """The replay of an example."""
+    return REPLAYS[name.partition(", ")[0] if name.startswith("definition") else name]
 
 
 @pytest.fixture
@@ -158,7 +162,7 @@ def example(name: str, monkeypatch: pytest.MonkeyPatch) -> Example:
     """The example of the replay `name`, where folding is taken for few pairs, and no other replay is."""
     torch.manual_seed(0)
     set_budget(monkeypatch, folding_calls=0)
-    use(monkeypatch, REPLAYS[name])
+    use(monkeypatch, replay_of(name))
     return EXAMPLES[name]()
 
 
@@ -166,7 +170,7 @@ def example(name: str, monkeypatch: pytest.MonkeyPatch) -> Example:
 def test_replay_equals_the_twin(name: str, example: Example) -> None:
     with traced_replays() as traces:
         found = example.method().attribute(example.inputs)
-    assert [trace.replay and trace.replay.name for trace in traces] == [name]
+    assert [trace.replay and trace.replay.name for trace in traces] == [replay_of(name).name]
     assert_same(found, example.expected, tolerance=1e-12)
     assert (example.expected.amax(-1) > 1e-8).all()
 
@@ -191,7 +195,7 @@ def test_chunks_hold_few_groups(name: str, example: Example, monkeypatch: pytest
                 seen.append(len(torch.stack([batch, chunk.group]).unique(dim=1).T))
                 yield chunk
 
-    use(monkeypatch, Watched(REPLAYS[name]))
+    use(monkeypatch, Watched(replay_of(name)))
     example.method().attribute(example.inputs, perturbations_per_eval=1)
     assert max(seen) <= len(example.expected)  # one group of each example
 
@@ -227,7 +231,7 @@ def test_active_pairs_come_once(
             counts.append(count)
             active.append(problem.active)
 
-    use(monkeypatch, Counted(REPLAYS[name]))
+    use(monkeypatch, Counted(replay_of(name)))
     example.method().attribute(example.inputs, perturbations_per_eval=at_most)
     (count,), (wanted,) = counts, active
     assert count.max() == 1
@@ -248,7 +252,7 @@ def test_no_tensor_outlives_the_replay(name: str, example: Example, monkeypatch:
                 kept.extend((weakref.ref(chunk.output), weakref.ref(chunk.clean)))
                 yield chunk
 
-    use(monkeypatch, Kept(REPLAYS[name]))
+    use(monkeypatch, Kept(replay_of(name)))
     gc.disable()  # the collector of cycles would free them too late
     try:
         example.method().attribute(example.inputs)
@@ -278,40 +282,31 @@ def test_wrong_clean_output_is_noticed(
                 reasons.append(str(error))
                 raise
 
-    use(monkeypatch, Misled(REPLAYS[name]))
+    use(monkeypatch, Misled(replay_of(name)))
     with pytest.raises(AssertionError, match="cannot be replayed"):
         example.method().attribute(example.inputs)
     assert reasons
 
 
-def swapped(x: Tensor, condition: Tensor) -> Tensor:
-    """Each example is scaled, and reads the other example of its pair."""
-    return TwoByTwo(handed_on=True)(x * condition)
-
-
-# For each replay, a layer in which the rows that it runs side by side depend on each other.
+# For each replay, a layer in which the rows that it runs side by side depend on each other. The definition runs the
+# examples of a batch one after the other then, but not those in windows.
 DEPENDENT: dict[str, Callable[[], tuple[nn.Module, Any]]] = {
     "folded pairs": lambda: (Block(after=Mean()), sequences(2, 20)),
     "packed pairs": lambda: (Block(after=Mean()), sequences(2)),
     "packed pairs, first tensor only": lambda: (DecoderLayer(Mean()).double().eval(), (sequences(2), sequences(2) + 1)),
-    "whole sequences": lambda: (Block(after=TwoByTwo(handed_on=True)), sequences(4)),
-    "whole sequences, axes by trial": lambda: (
-        Conditioned(swapped),
-        (sequences(6), torch.rand(6, 16, dtype=torch.float64) + 0.5),
-    ),
-    "windows": lambda: (HandedOn(lambda x: x), sequences(2)),
+    "definition, windows": lambda: (HandedOn(lambda x: x), sequences(2)),
 }
 
 
-@each_replay
+@pytest.mark.parametrize("name", DEPENDENT)
 def test_dependent_rows_are_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     set_budget(monkeypatch, folding_calls=0)
-    use(monkeypatch, REPLAYS[name])
+    use(monkeypatch, replay_of(name))
     layer, inputs = DEPENDENT[name]()
     with traced_replays() as traces, pytest.raises(AssertionError, match="cannot be replayed"):
         ValueZeroing(layer, layer).attribute(inputs)
-    assert list(traces[0].failed) == [name]
+    assert list(traces[0].failed) == [replay_of(name).name]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)

@@ -106,12 +106,11 @@ def test_one_row(build: Build, firsts: int, causal: bool, first: int, monkeypatc
 
 
 @each_model
-def test_whole_sequences(build: Build, firsts: int, causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    copies = 1 + T + 4  # of the sentence: unchanged, with each source zeroed, and four of these run alone
-    zeroed = 2 * T * T * d  # the context of one copy
+def test_definition(build: Build, firsts: int, causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    zeroed = 2 * T * T * d  # the context of one run
     runs = 2 + (T - 1).bit_length()  # unchanged, all positions perturbed, once a digit: to test the order of values
     expected = forward(T, firsts) + runs * 3 * 2 * T * d * d  # projections only
-    expected += copies * (forward(T, firsts) + zeroed)
+    expected += (1 + T) * (forward(T, firsts) + zeroed)  # unchanged, and with each source zeroed
     assert operations(build, 3, monkeypatch) == expected
 
 

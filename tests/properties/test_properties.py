@@ -36,8 +36,8 @@ BUDGETS = budget.BUDGETS
 
 
 # The replay that has to serve cases of a kind, if it is not that of packed pairs.
-SERVING = {"windows": "windows", "torch decoder": "packed pairs, first tensor only"}
-SERVING |= dict.fromkeys(("convolution", "shift", "gated context", "normalized context", "mpnet"), "whole sequences")
+SERVING = {"windows": "definition", "torch decoder": "packed pairs, first tensor only"}
+SERVING |= dict.fromkeys(("convolution", "shift", "gated context", "normalized context", "mpnet"), "definition")
 FOLDING = ("home-made", "torch encoder", "bert", "gpt2")
 each_kind = pytest.mark.parametrize("kind", KINDS)
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from captum_vz import ValueZeroing
-from tests.sweep.replays import PACKED, folding_threshold, is_folded, replays_noted, way_of, why_not_folded
+from tests.sweep.replays import PACKED, WINDOWS, folding_threshold, is_folded, replays_noted, way_of, why_not_folded
 from tests.sweep.rows import Row
 from tests.sweep.twin import Product, Run, by_token, twin_scores, twin_scores_by_position
 
@@ -68,7 +68,7 @@ def compare(
         if not run.reproduced:
             row.note = "the layer, run again on its recorded input, returns another output"
         # Windows are always zeroed by position, even if a window is as long as the sequence.
-        elif products and by_token(run.hidden, *scores.shape[:2]).dim() == 3 and row.way != "windows":
+        elif products and by_token(run.hidden, *scores.shape[:2]).dim() == 3 and row.way != WINDOWS:
             valid = valid_rows(mask, first, scores.shape[0], scores.shape[1])
             checks = [(scores[:, :, sources], Zeroed(singles))]
             checks += further_checks(method, inputs, scores, products)
@@ -84,7 +84,7 @@ def compare(
             of_words = twin_scores_by_position(run, shape_in(run, scores), words)
             assert of_words is not None  # because by_position is not
             found = scores_of(words, method, inputs, count)
-            valid = torch.ones(scores.shape[:2]) if row.way == "windows" else valid_rows(mask, first, *scores.shape[:2])
+            valid = torch.ones(scores.shape[:2]) if row.way == WINDOWS else valid_rows(mask, first, *scores.shape[:2])
             pairs = [(scores[:, :, sources], by_position), (found, of_words)]
             row.judge([(one, other[:, : scores.shape[1]] * valid[..., None]) for one, other in pairs], TOLERANCE)
         else:

@@ -14,6 +14,8 @@ from captum_vz._engine.value_zeroing import ReplayTrace
 # The replay of packed pairs, as the tables name it.
 PACKED = "packed pairs"
 FOLDED = "folded pairs"
+# The definition, where a layer sees its tokens in windows or in another order.
+WINDOWS = "definition, windows"
 
 replays_noted = traced_replays
 _BUDGETS = budget.BUDGETS
@@ -24,7 +26,9 @@ def way_of(traces: list[ReplayTrace]) -> str:
     replay = traces[-1].replay if traces else None
     if replay is None:
         return ""
-    return PACKED if replay.name.startswith(("packed", "folded")) else replay.name.partition(",")[0]
+    if replay.name.startswith(("packed", "folded")):
+        return PACKED
+    return WINDOWS if traces[-1].layout == "windows" else replay.name
 
 
 def is_folded(traces: list[ReplayTrace]) -> bool:

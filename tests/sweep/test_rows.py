@@ -12,7 +12,7 @@ from tests.sweep.rows import Row, folding_of_types, outcomes_of_types, packed_ty
 
 SHORT = [
     Row("bert", "", "agrees", "packed pairs", 2e-7),
-    Row("bloom", "", "agrees", "whole sequences", 3e-7),
+    Row("bloom", "", "agrees", "definition", 3e-7),
     Row("albert", "", "agrees", "packed pairs", 1e-7),
     Row("mamba", "", "no layers", note="a | b"),
 ]
@@ -62,7 +62,7 @@ def test_type_folds_as_best_stack() -> None:
 
 def test_types_of_folding_add_up(results: Path) -> None:
     """A type that is not packed at these lengths is counted as well."""
-    write_table([*LONG, Row("sam3", "", "agrees", "windows", 1e-7)], True, "torch 9")
+    write_table([*LONG, Row("sam3", "", "agrees", "definition, windows", 1e-7)], True, "torch 9")
     table = results.read_text().partition("| model types | folds | meaning |")[2].partition("\n\n")[0]
     counts = [int(line.split("|")[1]) for line in table.splitlines()[2:]]
     assert counts == [0, 1, 2, 1, 4]

@@ -9,8 +9,8 @@ from packaging.version import Version
 from tests.sweep.model_type import sweep_type
 
 PACKED = {"packed pairs"}
-WHOLE = {"whole sequences"}
-WINDOWS = {"windows"}
+DEFINITION = {"definition"}
+WINDOWS = {"definition, windows"}
 # From this version on, GPT-J and CodeGen call transformers' AttentionInterface.
 SINCE_5_24 = Version(transformers.__version__) >= Version("5.24")
 
@@ -19,8 +19,8 @@ MAIN = {
     "albert": PACKED,  # a norm and the residual inside the attention module
     "bart": PACKED,
     "bert": PACKED,
-    "bloom": WHOLE,
-    "deberta": WHOLE,
+    "bloom": DEFINITION,
+    "deberta": DEFINITION,
     "gpt2": PACKED,
     "llama": PACKED,
     "qwen2_5_vl_vision": WINDOWS,  # images in one sequence, no batch axis
@@ -33,61 +33,61 @@ MAIN = {
 # Other families, in the same form.
 OTHER = {
     "afmoe": PACKED,  # a gate inside the attention module
-    "big_bird": WHOLE,
+    "big_bird": DEFINITION,
     "bitnet": PACKED,
-    "blip": WHOLE,
-    "bros": WHOLE,  # distances of pairs; the batch is a later axis
+    "blip": DEFINITION,
+    "bros": DEFINITION,  # distances of pairs; the batch is a later axis
     "clip": PACKED,  # two towers
-    "codegen": PACKED if SINCE_5_24 else WHOLE,
-    "cpmant": WHOLE,
-    "deberta-v2": WHOLE,
+    "codegen": PACKED if SINCE_5_24 else DEFINITION,
+    "cpmant": DEFINITION,
+    "deberta-v2": DEFINITION,
     "deepseek_v3": PACKED,  # latent attention, experts
     "deepseek_v32": PACKED,  # sparse attention: tokens that do not see themselves
-    "diffllama": WHOLE,  # values in two halves
-    "falcon": WHOLE,
-    "fsmt": WHOLE,  # tokens before examples
-    "funnel": WHOLE,  # fewer targets than sources
+    "diffllama": DEFINITION,  # values in two halves
+    "falcon": DEFINITION,
+    "fsmt": DEFINITION,  # tokens before examples
+    "funnel": DEFINITION,  # fewer targets than sources
     "gemma3n_text": PACKED,  # four vectors for each token; values of a lower layer
     "gemma4_text": PACKED,  # values of a lower layer; a second stream of states
     "glm5_next_text": PACKED,  # four vectors for each token, after the axis of tokens
-    "gpt_neo": WHOLE,
+    "gpt_neo": DEFINITION,
     "gpt_oss": PACKED,  # sinks
-    "gptj": PACKED if SINCE_5_24 else WHOLE,
+    "gptj": PACKED if SINCE_5_24 else DEFINITION,
     "granite_swa": PACKED,  # weights that are scaled after the softmax
-    "hy_v4": WHOLE,  # four vectors for each token
-    "ibert": WHOLE,  # each tensor comes with a scale
-    "imagegpt": WHOLE,
+    "hy_v4": DEFINITION,  # four vectors for each token
+    "ibert": DEFINITION,  # each tensor comes with a scale
+    "imagegpt": DEFINITION,
     "jetmoe": PACKED,
     "jamba": PACKED,  # one of two layers has attention
-    "led": WHOLE,
+    "led": DEFINITION,
     "llama4": PACKED,  # text and vision layers have different attention functions
-    "longformer": WHOLE,  # its own windows; tokens before examples in its attention
-    "longcat_flash": WHOLE | PACKED,  # two self-attentions, named
-    "longt5": WHOLE | PACKED,  # blocks in the encoder
-    "luke": WHOLE,
+    "longformer": DEFINITION,  # its own windows; tokens before examples in its attention
+    "longcat_flash": DEFINITION | PACKED,  # two self-attentions, named
+    "longt5": DEFINITION | PACKED,  # blocks in the encoder
+    "luke": DEFINITION,
     "m2m_100": PACKED,
     "marian": PACKED,
     "markuplm": PACKED,
     "mbart": PACKED,
     "moonshine": PACKED,
-    "mpnet": WHOLE,
-    "mpt": WHOLE,
+    "mpnet": DEFINITION,
+    "mpt": DEFINITION,
     "muse_spark_text": PACKED,  # a norm of the attention's output
-    "openai-gpt": WHOLE,
+    "openai-gpt": DEFINITION,
     "opt": PACKED,
-    "parakeet_encoder": WHOLE,  # convolutions
+    "parakeet_encoder": DEFINITION,  # convolutions
     "pegasus": PACKED,
-    "pvt": WHOLE,
+    "pvt": DEFINITION,
     "qwen3_next": PACKED,  # a gate inside the attention module
-    "sam3_lite_text": WHOLE | WINDOWS,  # three attentions in the decoder, named
+    "sam3_lite_text": DEFINITION | WINDOWS,  # three attentions in the decoder, named
     "sam_vision_model": WINDOWS,  # grids
     "swin": WINDOWS,
     "t5gemma2": PACKED,  # self- and cross-attention in one softmax
-    "vilt": WHOLE,
-    "wavlm": WHOLE,
+    "vilt": DEFINITION,
+    "wavlm": DEFINITION,
     "whisper": PACKED,
-    "xglm": WHOLE,
-    "xlnet": WHOLE,  # a parameter projects the values
+    "xglm": DEFINITION,
+    "xlnet": DEFINITION,  # a parameter projects the values
 }
 
 # Decoders whose layers have cross-attention as well.

@@ -103,7 +103,7 @@ def test_all_checks_of_a_batch() -> None:
     report = verify(model, tokenizer(SENTENCES, padding=True, return_tensors="pt"))
     outcomes = {check.name: check.outcome for check in report.checks}
     assert {name for name, outcome in outcomes.items() if outcome == "passed"} == {
-        *("rerun", "map", "replay: packed pairs", "replay: whole sequences", "zeros", "rounding"),
+        *("rerun", "map", "replay: packed pairs", "replay: definition", "zeros", "rounding"),
         *("rows", "chunk sizes", "batch", "padding"),
     }
     assert report.layers == ("BertLayer",) * 4
@@ -209,7 +209,7 @@ class Wrong:
 
 
 @pytest.mark.parametrize("target", [None, 3])
-@pytest.mark.parametrize("name", ["packed pairs", "whole sequences"])
+@pytest.mark.parametrize("name", ["packed pairs", "definition"])
 def test_wrong_replay_is_found(name: str, target: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     replays = [Wrong(one, target) if one.name == name else one for one in value_zeroing.REPLAYS]
     monkeypatch.setattr(value_zeroing, "REPLAYS", tuple(replays))

@@ -66,6 +66,7 @@ class Recorder(AttentionHandler):
                 calls_before=sum(one.calls for one in record.attentions if one.inline is None),
                 repeated=again,
                 tokens_first=isinstance(module, nn.MultiheadAttention) and not module.batch_first,
+                tap="scaled_dot_product_attention" if call.module is None else "AttentionInterface",
             )
         )
         return context, weights

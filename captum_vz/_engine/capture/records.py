@@ -97,6 +97,7 @@ class AttentionRecord:
         output: What `module` returned.
         projection: The submodule that made `output` of the context. None: no submodule did, or it is unknown.
         replaceable: Whether `output` is the context or its projection, and nothing else happened to the context.
+        tap: Where the attention was read, in words.
     """
 
     module: nn.Module
@@ -115,6 +116,7 @@ class AttentionRecord:
     output: Any = None
     projection: nn.Module | None = None
     replaceable: bool = False
+    tap: str = "value projection"
 
     def batch_first(self, value: Tensor) -> Tensor:
         """A tensor of the layer as `(batch, tokens, ...)`."""
@@ -146,6 +148,7 @@ class LayerRecord:
         hooks: The user's hooks on the layer, if they changed what its forward returned.
         warnings: What the user is warned of.
         given: Where the user says that the values are.
+        layout: How the attention sees the layer's tokens: "tokens", "streams" (several vectors each) or "windows".
     """
 
     layer: nn.Module
@@ -165,6 +168,7 @@ class LayerRecord:
     hooks: list[Callable[..., Any]] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     given: ValueProjection | None = None
+    layout: str = "tokens"
 
     def __post_init__(self) -> None:
         self.name = self.name or type(self.layer).__name__

@@ -119,6 +119,7 @@ class AttentionSite:
     def in_windows(self) -> AttentionSite:
         """This site, with positions found by runs of the layer. See `find_windows`."""
         attention, windows = _over_positions(self.layer, self.attention)
+        self.layer.layout = "windows"
         return replace(self, attention=attention, windows=windows)
 
     def in_float32(self) -> AttentionSite:
@@ -158,6 +159,7 @@ def attention_site(layer: LayerRecord, attention: str, streams: bool = False) ->
             if len(layer.attentions) == 1:
                 attention_of_positions, windows = _over_positions(layer, chosen)
                 masks = padding_masks(layer, attention_of_positions, windows=True)
+                layer.layout = "windows"
                 return AttentionSite(layer, attention_of_positions, *masks, windows=windows)
         except CannotReplayError as error:
             reason = str(error)
@@ -168,6 +170,7 @@ def attention_site(layer: LayerRecord, attention: str, streams: bool = False) ->
                 f"{tuple(layer.states[0].shape)}, and this method is for one vector a token. ValueZeroing and "
                 "LayerAttention have maps of such layers."
             )
+        layer.layout = "streams"
         return AttentionSite(layer, chosen, *padding_masks(layer, chosen), streams=layout)
     raise UnsupportedLayerError(
         f"{layer.name} returned {tuple(layer.first_output.shape)}, but its attention computed "

@@ -1,7 +1,7 @@
 """Families of models that compute attention inline: where their values are, one row for each attention class.
 
-The attention weights of these families cannot be read. A value is zeroed in the output of the value projection. Only
-whole sequences can be replayed.
+The attention weights of these families cannot be read. A value is zeroed in the output of the value projection. Layers
+are replayed by the definition.
 """
 
 from __future__ import annotations

@@ -119,8 +119,8 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
             token: The positions of the output tokens whose rows are returned. Negative positions count from the end of
                 the sequence. None: all tokens. An int: this position in every example. A list or 1-D tensor: one
                 position for each example. A tensor `(batch, k)`, a list of lists or a slice: several rows, `(batch, k,
-                in)`. One row costs less than a map, unless whole sequences are replayed. Whole sequences are replayed
-                if attention is computed inline or positions are mixed after the attention.
+                in)`. One row costs less than a map, unless the layer runs once for each source: where attention is
+                computed inline, or positions are mixed after the attention.
             run: The number of the explained input, if `forward_func` runs the layers on several unrelated inputs (the
                 texts of a bi-encoder): 0 for the first, -1 for the last. None: several such inputs are refused. A layer
                 that runs again on its own output (ALBERT) has one input. Its last run is explained.

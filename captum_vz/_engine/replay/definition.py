@@ -1,0 +1,180 @@
+"""The definition itself: the layer runs on its own clean input, with the values of one group of sources zeroed.
+
+The batch and all arguments are as they were, so nothing is assumed of how they hold examples or tokens. This costs one
+run of the layer for each group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from captum_vz._engine.capture.interventions import ContextHandler, ScaleNoise, ZeroValues
+from captum_vz._engine.numerics.perturbation import PROBE_STRENGTHS, is_changed, max_abs
+from captum_vz._engine.numerics.tolerance import CannotReplayError, check_reproduced, is_reproduced
+from captum_vz._engine.replay.base import ReplayChunk, ReplayProblem, zeroed_weights
+from captum_vz._engine.replay.trust import run_with_noise
+from captum_vz._engine.structure.dependence import values_depend_on_own_position
+from captum_vz._engine.structure.site import AttentionSite
+from captum_vz._engine.structure.windows import MANY_POSITIONS, NO_POSITION, Windows, find_sources
+
+# From this number of runs of one layer on, a warning names their cost.
+MANY_RUNS = 64
+# How much larger than all values a value is that no window may overlook.
+LOUD_FACTOR = 8
+
+# Runs with values zeroed, and the group that this is for each output, `(batch, out)`, or NO_POSITION.
+Steps = list[tuple[Callable[[], Tensor], Tensor]]
+
+
+class DefinitionReplay:
+    """Runs the batch once for each group of sources. It is right for any layer that gives the same output twice."""
+
+    name = "definition"
+
+    def fits(self, problem: ReplayProblem) -> bool:
+        return True
+
+    def __call__(self, problem: ReplayProblem) -> Iterator[ReplayChunk]:
+        site = problem.site
+        if site.windows is None and site.is_reordered():
+            # Which tokens are hidden is known in the attention's order only.
+            if site.attention.visible is not None and not site.attention.visible.all():
+                raise CannotReplayError("its attention sees its tokens in another order, and not all of them")
+            site = site.in_windows()
+            problem = replace(problem, site=site, output=site.output)
+        several = site.streams is not None and site.streams.count > 1
+        if several and not values_depend_on_own_position(site.runner(), site.attention):
+            raise CannotReplayError(
+                "its tokens have several vectors each, and a value does not depend on its own token alone"
+            )
+        plain = partial(_run, problem) if site.windows is None else site.windows.run
+        batch, out = problem.targets.batch, problem.targets.out
+        clean = plain()[batch, out]
+        check_reproduced(clean, problem.clean)
+        steps = _group_steps(problem) if site.windows is None else _window_steps(problem, site.windows)
+        if len(steps) > MANY_RUNS:
+            site.layer.warnings.append(
+                f"layer {site.layer.index} ({site.layer.name}) runs {len(steps)} times, once for each group of sources: "
+                "no faster replay holds for it. Pass feature_mask for fewer and larger groups"
+            )
+        for run, group in steps:
+            target = (group[batch, out] != NO_POSITION).nonzero().flatten()
+            rows = batch[target], out[target]
+            yield ReplayChunk(target, group[rows], run()[rows], clean, target)
+        for _ in range(0 if problem.library_code else 2):  # twice, because a state of period two would pass one check
+            check_reproduced(plain()[batch, out], problem.clean)
+
+
+def _group_steps(problem: ReplayProblem) -> Steps:
+    """One run for each group. Examples that depend on each other lose their values in runs of their own."""
+    site, members = problem.site, problem.members
+    (batch, _, out, sources), device = site.shape, members.device
+    belongs = torch.zeros(*members.shape[:2], sources + 1, dtype=torch.bool, device=device)  # (batch, group, in)
+    in_group = belongs.scatter(2, members % (sources + 1), True)[..., :-1] & site.source_mask[:, None]
+    active = torch.zeros(members.shape[:2], dtype=torch.bool, device=device)
+    # All rows count, not only the wanted ones. In a layer that mixes positions, a wanted row depends on what other rows
+    # attend to.
+    rows = torch.arange(out, device=device)
+    for example in problem.targets.batch.unique().tolist():
+        weights = zeroed_weights(site, problem.heads, torch.full_like(rows, example), rows)
+        active[example] = (in_group[example] & weights.ne(0).any(-1).any(0)).any(-1)
+    together = problem.independent or _examples_are_independent(problem)
+    if not together:
+        site.layer.warnings.append(
+            f"the examples of the batch depend on each other in layer {site.layer.index} ({site.layer.name}), such as "
+            "activations that share one scale. The map is that of this batch. Pass one sentence at a time for its own"
+        )
+    examples = torch.ones(1, batch, device=device) if together else torch.eye(batch, device=device)
+    steps: Steps = []
+    for chosen in examples.bool():
+        for group in (active & chosen[:, None]).any(0).nonzero().flatten().tolist():
+            zeroed = in_group[:, group] & chosen[:, None]
+            number = torch.where(active[:, group] & chosen, group, NO_POSITION)
+            steps.append((partial(_run, problem, zeroed), number[:, None].expand(batch, out)))
+    return steps
+
+
+def _run(problem: ReplayProblem, zeroed: Tensor | None = None) -> Tensor:
+    """The layer's output `(batch, out, d)` with values zeroed where `zeroed (batch, in)` is True."""
+    site = problem.site
+    zeroed = torch.zeros_like(site.source_mask) if zeroed is None else zeroed
+    return _run_handled(site, ZeroValues(site.attention, zeroed[:, None] & problem.heads[:, None]))
+
+
+def _run_handled(site: AttentionSite, handler: ContextHandler) -> Tensor:
+    output = site.runner().run(handler)
+    handler.check_called()
+    output = site.attention.batch_first(output)
+    if output.shape[:2] != (handler.count, site.shape.out):
+        raise CannotReplayError(f"on {handler.count} examples it returned a tensor {tuple(output.shape)}")
+    return output
+
+
+def _examples_are_independent(problem: ReplayProblem) -> bool:
+    """Whether no example depends on others of the batch: noise in every second example moves no other one."""
+    site, output = problem.site, problem.output
+    for strength, odd in product(PROBE_STRENGTHS, (0, 1) if len(output) > 1 else ()):
+        clean = torch.arange(len(output), device=output.device) % 2 == odd
+        handler = ScaleNoise(site.attention, torch.where(clean, 0, strength))
+        answer = run_with_noise(partial(_run_handled, site, handler), strength)
+        if answer is not None and not is_reproduced(answer[clean], output[clean]):
+            return False
+    return True
+
+
+def _window_steps(problem: ReplayProblem, windows: Windows) -> Steps:
+    """One run for each place in a window if no output depends on two windows, else one for each group."""
+    batch, out, sources = windows.shape
+    groups, device = problem.ablation.groups, windows.position.device
+    window_of_output = _window_of_output(windows)  # asked for in any case: it checks that examples are independent
+    steps: Steps = []
+    if window_of_output is not None and groups is None and problem.ablation.max_groups is None:
+        for place in windows.place.unique():
+            zeroed = (windows.place == place) & (windows.position != NO_POSITION)
+            held = torch.full((int(windows.window.max()) + 1,), NO_POSITION, device=device)
+            held[windows.window[zeroed]] = windows.position[zeroed] % sources
+            group = held[window_of_output].where(window_of_output != NO_POSITION, NO_POSITION)
+            steps.append((partial(windows.run, zeroed, heads=problem.heads), group))
+        return steps
+    if groups is None:
+        groups = torch.arange(sources, device=device).expand(batch, sources)
+    group_of_slot = groups.flatten()[windows.position].where(windows.position != NO_POSITION, NO_POSITION)
+    for number in range(int(groups.max()) + 1):
+        group = torch.full((batch, out), number, device=device)
+        steps.append((partial(windows.run, group_of_slot == number, heads=problem.heads), group))
+    return steps
+
+
+def _window_of_output(windows: Windows) -> Tensor | None:
+    """The window that each output depends on, `(batch, out)`, or NO_POSITION. None: an output depends on several.
+
+    Found by runs with large values, and NaN, in the place of some values.
+    """
+    batch, out, sources = windows.shape
+    held = windows.position != NO_POSITION
+    example = torch.full((int(windows.window.max()) + 1,), NO_POSITION, device=windows.window.device)
+    example[windows.window[held]] = windows.position[held] // sources
+    if (example[windows.window[held]] != windows.position[held] // sources).any():
+        raise CannotReplayError("its attention reaches from one example to another")
+    clean = windows.run()
+    loud = LOUD_FACTOR * max(float(max_abs(values)) for values in windows.values())
+
+    def depend_on(slots: Tensor) -> Tensor:
+        found = [is_changed(windows.run(slots, filling), clean) for filling in (torch.nan, loud)]
+        return torch.stack(found).any(0).any(-1).flatten()
+
+    own = torch.arange(batch, device=held.device).repeat_interleave(out)
+    seen = find_sources(batch, lambda chosen: depend_on(chosen[example[windows.window]] & held), held.device)
+    if ((seen != own) & (seen != NO_POSITION)).any():
+        raise CannotReplayError("its attention reaches from one example to another")
+    found = find_sources(len(example), lambda chosen: depend_on(chosen[windows.window]), held.device)
+    if (found == NO_POSITION).all():
+        raise CannotReplayError("its outputs seem to depend on no value")
+    twice = len(torch.stack([windows.window, windows.position])[:, held].unique(dim=1).T) < held.sum()
+    return None if twice or (found == MANY_POSITIONS).any() else found.view(batch, out)
