@@ -11,7 +11,7 @@ from tests.documents import ROOT, blocks_of, run_blocks
 
 PAGES = sorted((ROOT / "tutorials" / "docs").glob("*.md"))
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *PAGES]
-HOW_TO = {"add_a_method", "add_a_tap", "add_a_replay", "add_a_family"}
+HOW_TO = {"add_a_method", "add_a_tap", "add_a_replay", "add_a_family", "add_an_intervention"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

@@ -129,7 +129,7 @@ def test_places_that_register_hooks() -> None:
 
 
 def test_no_file_is_too_long() -> None:
-    assert not {str(path): count for path in PACKAGE.rglob("*.py") if (count := len(text_of(path).splitlines())) > 260}
+    assert not {str(path): count for path in PACKAGE.rglob("*.py") if (count := len(text_of(path).splitlines())) > 400}
 
 
 def test_no_room_is_too_full() -> None:

@@ -14,7 +14,6 @@ from captum_vz._engine.decomposition.readout import Readout
 from captum_vz._engine.decomposition.vectors import INCLUDES, Decomposition, decompositions
 from captum_vz._engine.numerics.budget import SHORT_OF_MEMORY, budget_of, is_out_of_memory
 from captum_vz._engine.numerics.tensors import alike_tensors, first_tensor, repeat_examples
-from captum_vz._engine.replay.base import Ablation
 from captum_vz._engine.replay.unknown_code import check_unknown_code
 from captum_vz._engine.structure.find_layers import find_layers
 from captum_vz._engine.structure.site import AttentionSite, attention_site
@@ -34,7 +33,6 @@ __all__ = [
     "INCLUDES",
     "REPLAYS",
     "SHORT_OF_MEMORY",
-    "Ablation",
     "AttentionBlock",
     "AttentionSite",
     "Decomposition",

@@ -6,22 +6,24 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from captum_vz._engine.numerics.budget import SHORT_OF_MEMORY, is_out_of_memory
-from captum_vz._engine.numerics.tolerance import CannotReplayError, with_rounding
-from captum_vz._engine.replay.base import Ablation, Replay, ReplayProblem
+from captum_vz._engine.numerics.tensors import for_query_heads
+from captum_vz._engine.numerics.tolerance import CannotReplayError, same_numbers, with_rounding
+from captum_vz._engine.replay.base import Replay, ReplayProblem
 from captum_vz._engine.replay.definition import DefinitionReplay
 from captum_vz._engine.replay.folded.replay import FoldedReplay
 from captum_vz._engine.replay.packed import PackedReplay
-from captum_vz._engine.replay.trust import each_module_runs_once, is_library_code
+from captum_vz._engine.replay.trust import LayerTrust
 from captum_vz._engine.replay.unknown_code import check_unknown_code
 from captum_vz._engine.taps.changes import without_autocast
 from captum_vz._engine.taps.handler import left_out_by_replays
-from captum_vz.errors import RefusedError, UnsupportedLayerError
+from captum_vz.errors import ArgumentError, RefusedError, UnsupportedLayerError
+from captum_vz.functional.interventions import ZeroValue, contexts_after, values_after
 
 if TYPE_CHECKING:
     from captum_vz._engine.structure.site import AttentionSite
@@ -83,14 +85,16 @@ def traced_replays(only: str | None = None) -> Iterator[list[ReplayTrace]]:
         _traces.wanted, _traces.only = outer
 
 
-def value_zeroing_scores(site: AttentionSite, ablation: Ablation, distance: OutputDistance) -> Tensor:
+def value_zeroing_scores(site: AttentionSite, distance: OutputDistance, **asked: Any) -> Tensor:
     """The raw distances of one layer, `(batch, row, group)`. Padded rows and sources are 0.
 
-    The layer's record is given a warning for rows whose change is no larger than rounding.
+    The layer's record is given a warning for rows whose change is no larger than rounding. `asked` says what is zeroed,
+    and for which targets: see `ReplayProblem.of`.
 
     Raises:
         UnsupportedLayerError: No replay holds for the layer.
         RefusedError: The layer's output is not finite, or random numbers were drawn.
+        ArgumentError: The intervention changes contexts although no source is zeroed.
     """
     output = site.finite_output()
     state = site.layer.state
@@ -100,15 +104,14 @@ def value_zeroing_scores(site: AttentionSite, ablation: Ablation, distance: Outp
         )
     site = site.in_float32()
     with without_autocast(output.device):
-        library_code = is_library_code(site.layer.layer)
-        independent = library_code and each_module_runs_once(site.layer)
-        problem = ReplayProblem.of(site, ablation, library_code, independent)
-        if not library_code:
+        problem = ReplayProblem.of(site, LayerTrust.of(site.layer), **asked)
+        if not problem.trust.library:
             check_unknown_code(site)
         if not len(problem.targets):
             return problem.empty_map()
-        # The user's distance is called once before any replay, so that its errors are not taken for a replay's.
+        # The user's functions are called once before any replay, so that their errors are not taken for a replay's.
         rounding = _rounding(problem.clean, distance)
+        _check_intervention(problem)
         scores = _replayed(problem, distance)
     largest = scores.amax(-1)[problem.targets.batch, problem.targets.row]
     rounded = int(((largest > 0) & (largest < rounding.to(largest))).sum())
@@ -123,55 +126,73 @@ def value_zeroing_scores(site: AttentionSite, ablation: Ablation, distance: Outp
 
 
 def _replayed(problem: ReplayProblem, distance: OutputDistance) -> Tensor:
-    trace = ReplayTrace(problem.site.layer.name, problem.site.attention.tap)
-    for replay in REPLAYS:
-        if _traces.only not in (None, replay.name) or not replay.fits(problem):
-            continue
+    """The scores of the first replay that holds, in chunks that fit into memory."""
+    site, targets = problem.site, problem.targets
+    trace = ReplayTrace(site.layer.name, site.attention.tap)
+    if _traces.wanted is not None:
+        _traces.wanted.append(trace)
+    waiting = [replay for replay in REPLAYS if _traces.only in (None, replay.name) and replay.fits(problem)]
+    while waiting:
+        replay, scores = waiting[0], problem.empty_map()
+        clean: Tensor | None = None
         try:
-            scores = _scores(replay, problem, distance)
+            for chunk in replay(problem):
+                if chunk.clean is not clean:
+                    clean, prepared = chunk.clean, distance.prepare(chunk.clean)
+                changed = distance.between(distance.prepare(chunk.output), prepared.index_select(0, chunk.clean_row))
+                scores[targets.batch[chunk.target], targets.row[chunk.target], chunk.group] = changed.to(scores)
         except CannotReplayError as reason:
             trace.failed[replay.name] = str(reason)
+            del waiting[0]
             continue
-        trace.replay = replay
-        break
-    trace.layout = problem.site.layer.layout
-    if (traces := _traces.wanted) is not None:
-        traces.append(trace)
-    if trace.replay is None:
-        reasons = "; ".join(f"{name}: {reason}" for name, reason in trace.failed.items() if name != "folded pairs")
-        left_out = left_out_by_replays(problem.site.layer.layer).rstrip()
-        advice = "Pass a single Transformer block in eval mode, whose output at each token depends on its input alone."
-        raise UnsupportedLayerError(
-            f"{trace.layer} cannot be replayed: no replay reproduces its clean output on its own clean input. "
-            + (left_out or f"Tried {reasons}. {advice}")
-        )
-    return scores
-
-
-def _scores(replay: Replay, problem: ReplayProblem, distance: OutputDistance) -> Tensor:
-    """The scores of one replay, in chunks that fit into memory."""
-    while True:
-        try:
-            return _scores_of_chunks(replay, problem, distance)
         except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
             rows = min(problem.chunk_rows, int(problem.active.sum()))
-            if rows <= 1:
+            if not is_out_of_memory(error) or rows <= 1:
                 raise
-        problem.site.layer.warnings.append(SHORT_OF_MEMORY)
+        else:
+            trace.replay, trace.layout = replay, site.layer.layout
+            return scores
+        # Outside of the except block, whose error would keep the chunk's memory.
+        site.layer.warnings.append(SHORT_OF_MEMORY)
         problem = replace(problem, chunk_rows=rows // 2)
+    reasons = "; ".join(f"{name}: {reason}" for name, reason in trace.failed.items() if name != "folded pairs")
+    left_out = left_out_by_replays(site.layer.layer).rstrip()
+    advice = "Pass a single Transformer block in eval mode, whose output at each token depends on its input alone."
+    raise UnsupportedLayerError(
+        f"{trace.layer} cannot be replayed: no replay reproduces its clean output on its own clean input. "
+        + (left_out or f"Tried {reasons}. {advice}")
+    )
 
 
-def _scores_of_chunks(replay: Replay, problem: ReplayProblem, distance: OutputDistance) -> Tensor:
-    scores, targets = problem.empty_map(), problem.targets
-    clean: Tensor | None = None
-    for chunk in replay(problem):
-        if chunk.clean is not clean:
-            clean, prepared = chunk.clean, distance.prepare(chunk.clean)
-        changed = distance.between(distance.prepare(chunk.output), prepared.index_select(0, chunk.clean_row))
-        scores[targets.batch[chunk.target], targets.row[chunk.target], chunk.group] = changed.to(scores)
-    return scores
+def _check_intervention(problem: ReplayProblem) -> None:
+    """Refuse an intervention that does something where no source is zeroed, or returns another shape."""
+    attention, intervention, real = problem.site.attention, problem.intervention, problem.site.source_mask
+    if isinstance(intervention, ZeroValue) or problem.site.windows is not None:
+        return
+    nothing = torch.zeros(real.shape, dtype=torch.bool, device=real.device)[:, None].expand(-1, len(problem.heads), -1)
+    name = type(intervention).__name__
+    if attention.inline is not None:
+        rows = attention.values.clone()
+        attention.inline.change(rows, ~nothing, lambda values: values_after(intervention, values, nothing, real))
+        found, expected, method = rows, attention.values, "new_values"
+    elif attention.weights is not None and attention.context is not None:
+        weights = attention.weights.to(attention.values.dtype)
+        values = for_query_heads(attention.values, weights.shape[1])
+        found = contexts_after(intervention, weights, values, nothing, real).transpose(1, 2)
+        expected, method = attention.context, "new_context"
+    else:
+        return
+    if found.shape != expected.shape:
+        raise ArgumentError(
+            f"{name}.{method} gave {tuple(found.shape)}: expected {tuple(expected.shape)}, one vector for each head of "
+            "each token. See captum_vz.functional.Intervention."
+        )
+    there = problem.site.target_mask if method == "new_context" else real
+    if there.any() and not same_numbers(expected[there], found[there], torch.finfo(expected.dtype).eps ** 0.6):
+        raise ArgumentError(
+            f"{name}.{method} changes what the model computes although no source is zeroed. Expected the same numbers. "
+            "Change only what `zeroed` marks."
+        )
 
 
 def _rounding(clean: Tensor, distance: OutputDistance) -> Tensor:

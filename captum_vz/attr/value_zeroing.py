@@ -17,6 +17,7 @@ from captum_vz.attr._call.parts import Attention, Values
 from captum_vz.errors import ArgumentError, RefusedError, UnsupportedLayerError
 from captum_vz.functional import Distance, cosine_distance, half_squared_distance, unit_vectors
 from captum_vz.functional.distances import get_distance
+from captum_vz.functional.interventions import Intervention, get_intervention
 
 
 class ValueZeroing(LayerMaps):
@@ -57,6 +58,9 @@ class ValueZeroing(LayerMaps):
             change is 0.6 %. On other hardware the map is exact, with a warning. The same holds for layers whose
             feed-forward is not linear or gated after a norm. A few rows, short sentences and small models are computed
             exactly as well, because bfloat16 saves no time there.
+        intervention: What happens to a source. "zero": its value is zero, as in the paper. "mean": its value is the
+            mean of the sequence's values. "knockout": it is hidden, and the other weights are divided by their sum. Or
+            an object of a subclass of :class:`~captum_vz.functional.Intervention`.
 
     >>> from captum_vz import ValueZeroing, find_layers
     >>> from captum_vz.testbed import load_agreement_model
@@ -86,9 +90,12 @@ class ValueZeroing(LayerMaps):
         final_norm: nn.Module | None = None,
         values: Values = None,
         matmul_precision: str = "highest",
+        intervention: str | Intervention = "zero",
     ) -> None:
         super().__init__(forward_func, layer, device_ids, attention=attention, normalize=normalize)
         get_distance(distance)
+        get_intervention(intervention)
+        self.intervention = intervention
         self.distance = distance
         self.heads = heads
         self.final_norm = final_norm
@@ -98,8 +105,16 @@ class ValueZeroing(LayerMaps):
 
     def layer_scores(self, site: AttentionSite, wanted: Wanted) -> Tensor:
         """The distances between clean and changed outputs, `(batch, row, group)`."""
-        ablation = wanted.ablation(self._heads(site), self._is_fast())
-        return value_zeroing_scores(site, ablation, self._distance(site))
+        return value_zeroing_scores(
+            site,
+            self._distance(site),
+            rows=wanted.rows,
+            groups=wanted.groups,
+            max_groups=wanted.max_groups,
+            heads=self._heads(site),
+            intervention=get_intervention(self.intervention),
+            bfloat16_changes=self._is_fast(),
+        )
 
     def _is_fast(self) -> bool:
         check_one_of("matmul_precision", self.matmul_precision, "highest", "medium")

@@ -24,6 +24,7 @@ from captum_vz.attr._call.parts import Attention, Values, attentions_of_layers
 from captum_vz.attr._call.target import Indices, parse_indices, pick, tensor_of
 from captum_vz.errors import ArgumentError, RefusedError, UnsupportedLayerError
 from captum_vz.functional import widen
+from captum_vz.functional.interventions import Intervention, get_intervention
 
 HALF_PRECISION = "the model runs in half precision: effects are differences of rounded outputs. Load it in float32"
 
@@ -57,6 +58,8 @@ class ValueZeroingEffect(ForwardPassAttribution):
             Or the attention module of the layer; for several layers, a list of such modules.
         heads: The query heads in which values are zeroed, see :class:`~captum_vz.ValueZeroing`.
         values: Where the values are, see :class:`~captum_vz.ValueZeroing`.
+        intervention: What happens to a source: "zero", "mean", "knockout" or your own, see
+            :class:`~captum_vz.ValueZeroing`.
 
     >>> from captum_vz import ValueZeroingEffect, find_layers
     >>> from captum_vz.testbed import load_agreement_model
@@ -78,8 +81,11 @@ class ValueZeroingEffect(ForwardPassAttribution):
         attention: Attention = "self",
         heads: Heads | Sequence[Heads] = None,
         values: Values = None,
+        intervention: str | Intervention = "zero",
     ) -> None:
         super().__init__(forward_func, layer, device_ids)
+        get_intervention(intervention)
+        self.intervention = intervention
         self.values = values
         self.attention = attention
         self.heads = heads
@@ -139,7 +145,7 @@ class ValueZeroingEffect(ForwardPassAttribution):
         attentions = attentions_of_layers(self.attention, layers)
         device_ids = self.device_ids or getattr(self.forward_func, "device_ids", None)
         masks = FeatureGroups(feature_mask, device_ids)
-        model = ModelReplay(layers, device_ids, self._given(layers))
+        model = ModelReplay(layers, device_ids, self._given(layers), get_intervention(self.intervention))
         check_no_cache(inputs, additional_forward_args)
         notes: list[str] = []
         ends: list[int | None] = []

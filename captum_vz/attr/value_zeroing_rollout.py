@@ -12,7 +12,7 @@ from captum_vz.attr._call.heads import Heads
 from captum_vz.attr._call.parts import Values
 from captum_vz.attr.rollout import Rollout
 from captum_vz.attr.value_zeroing import ValueZeroing
-from captum_vz.functional import Distance, Residual
+from captum_vz.functional import Distance, Intervention, Residual
 
 
 class ValueZeroingRollout(Rollout):
@@ -41,6 +41,8 @@ class ValueZeroingRollout(Rollout):
             last layer of a pre-norm stack.
         values: Where the values are, see :class:`~captum_vz.ValueZeroing`.
         matmul_precision: "highest" or "medium", see :class:`~captum_vz.ValueZeroing`.
+        intervention: What happens to a source: "zero", "mean", "knockout" or your own, see
+            :class:`~captum_vz.ValueZeroing`.
         per_receptive_field: Whether to divide the scores of each input token by the number of output tokens that the
             token reaches. Rows are normalised after that. Meant for causal models: early tokens reach more tokens.
         other_mixing: How to treat token mixing outside the attention of the given layers (recurrent or convolutional
@@ -69,6 +71,7 @@ class ValueZeroingRollout(Rollout):
         final_norm: nn.Module | None = None,
         values: Values = None,
         matmul_precision: str = "highest",
+        intervention: str | Intervention = "zero",
         per_receptive_field: bool = False,
         other_mixing: OtherMixingRule = "refuse",
     ) -> None:
@@ -83,6 +86,7 @@ class ValueZeroingRollout(Rollout):
             final_norm=final_norm,
             values=values,
             matmul_precision=matmul_precision,
+            intervention=intervention,
         )
         super().__init__(maps, residual=residual, per_receptive_field=per_receptive_field, other_mixing=other_mixing)
 
@@ -93,3 +97,4 @@ class ValueZeroingRollout(Rollout):
     final_norm = of_maps("final_norm")
     values = of_maps("values")
     matmul_precision = of_maps("matmul_precision")
+    intervention = of_maps("intervention")

@@ -10,6 +10,9 @@ function                          takes                               returns
 `half_squared_distance`           the same                            the same
 `l1_distance`                     the same                            the same
 `unit_vectors`                    `(..., d)`                          the same shape, vectors of length 1
+`Intervention`                    weights, values, zeroed sources     contexts without these sources
+`ZeroValue`, `MeanValue`          the same                            the same, with other values
+`Knockout`                        the same                            the same, with other weights
 `normalize_rows`                  scores `(..., in)`                  the same shape, rows sum to 1
 `widen`                           values of any dtype                 the same values in at least float32
 `add_residual`                    a map                               a map with a residual on its diagonal
@@ -42,6 +45,7 @@ from captum_vz.functional.distances import (
 from captum_vz.functional.embeddings import to_embeddings, token_scores
 from captum_vz.functional.flow import attention_flow
 from captum_vz.functional.groups import pool_groups
+from captum_vz.functional.interventions import Intervention, Knockout, MeanValue, ZeroValue
 from captum_vz.functional.norms import (
     contribution_norms,
     contributions,
@@ -54,7 +58,11 @@ from captum_vz.functional.rows import normalize_rows, widen
 
 __all__ = [
     "Distance",
+    "Intervention",
+    "Knockout",
+    "MeanValue",
     "Residual",
+    "ZeroValue",
     "add_residual",
     "alti_contributions",
     "attention_flow",

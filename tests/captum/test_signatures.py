@@ -14,11 +14,11 @@ from tests.captum.configurations import POST_NORM_METHODS, AttentionGradient, Co
 
 SHARED = ["self", "forward_func", "layer", "device_ids"]
 JOINING = ["per_receptive_field", "other_mixing"]
-ZEROING = ["distance", "attention", "heads", "normalize", "final_norm", "values", "matmul_precision"]
+ZEROING = ["distance", "attention", "heads", "normalize", "final_norm", "values", "matmul_precision", "intervention"]
 CONSTRUCTORS = {
     "ValueZeroing": [*SHARED, *ZEROING],
     "ValueZeroingRollout": [*SHARED, "residual", *ZEROING, *JOINING],
-    "ValueZeroingEffect": [*SHARED, "attention", "heads", "values"],
+    "ValueZeroingEffect": [*SHARED, "attention", "heads", "values", "intervention"],
     "LayerAttention": [*SHARED, "heads", "reduce_heads", "attention", "normalize"],
     "LayerAttentionNorm": [*SHARED, "include", "attention", "normalize"],
     "LayerAttentionGradient": [*SHARED, "objective", "attention", "normalize"],
@@ -39,6 +39,7 @@ DEFAULTS = {
     "final_norm": None,
     "values": None,
     "matmul_precision": "highest",
+    "intervention": "zero",
     "other_mixing": "refuse",
     "reduce_heads": "mean",
     "per_receptive_field": False,

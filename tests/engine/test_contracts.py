@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from captum_vz import ValueZeroing
-from captum_vz._engine.capture.interventions import FillSlots, ZeroValues
+from captum_vz._engine.capture.interventions import FillSlots, Intervene
 from captum_vz._engine.capture.records import AttentionRecord, AttentionShape, InlineValues, LayerRecord
 from captum_vz._engine.numerics.tolerance import CannotReplayError, is_same_attention
-from captum_vz._engine.replay.answers import AnswerContext, ModuleAnswer, context_without
-from captum_vz._engine.replay.base import Ablation, ReplayProblem
+from captum_vz._engine.replay.answers import AnswerContext, ModuleAnswer, contexts_of_pairs
+from captum_vz._engine.replay.base import ZERO, ReplayProblem
+from captum_vz._engine.replay.trust import LayerTrust
 from captum_vz._engine.structure.site import attention_site
 from captum_vz._engine.taps.handler import AttentionCall
 from captum_vz._engine.taps.projection_table import BERT_LIKE
@@ -58,7 +59,7 @@ def test_later_calls_are_computed() -> None:
 
 
 def test_attention_that_is_not_called_again() -> None:
-    handler = ZeroValues(record(), torch.zeros(1, 2, 3, dtype=torch.bool))
+    handler = Intervene(record(), torch.zeros(1, 2, 3, dtype=torch.bool), ZERO)
     with pytest.raises(CannotReplayError, match="asked for 0 times in one run"):
         handler.check_called()
     slots = FillSlots(record(), torch.zeros(3, dtype=torch.bool))
@@ -70,12 +71,12 @@ def test_heads_that_share_values_inline() -> None:
     attention = inline([slice(0, 8), slice(0, 8)])
     one_head = torch.tensor([[[True] * 3, [False] * 3]])
     with pytest.raises(CannotReplayError, match="cannot be zeroed for some heads alone"):
-        ZeroValues(attention, one_head).change_values(torch.ones(1, 3, 8))
+        Intervene(attention, one_head, ZERO).change_values(torch.ones(1, 3, 8))
     slots = FillSlots(attention, torch.ones(3, dtype=torch.bool), heads=torch.tensor([True, False]))
     with pytest.raises(CannotReplayError, match="cannot be zeroed for some heads alone"):
         slots.on_exit(attention.inline.projection, (), torch.ones(1, 3, 8))  # type: ignore[union-attr]  # it has one
     both = torch.ones(1, 3, 8)
-    ZeroValues(attention, one_head | True).change_values(both)
+    Intervene(attention, one_head | True, ZERO).change_values(both)
     assert not both.any()
 
 
@@ -93,9 +94,9 @@ def test_results_that_are_another_attention() -> None:
 
 def test_contexts_need_weights() -> None:
     layer = LayerRecord(nn.Identity(), (), {}, output=torch.randn(1, 3, 8), attentions=[record()])
-    problem = ReplayProblem.of(attention_site(layer, "self"), Ablation(), True, True)
+    problem = ReplayProblem.of(attention_site(layer, "self"), LayerTrust(library=True, independent=True))
     with pytest.raises(CannotReplayError, match="contexts cannot be computed"):
-        context_without(problem, torch.tensor([0]), torch.tensor([0]))
+        contexts_of_pairs(problem, torch.tensor([0]), torch.tensor([0]))
 
 
 def test_a_row_of_padding_alone() -> None:

@@ -16,7 +16,7 @@ import transformers
 from torch import Tensor, nn
 
 from captum_vz import ValueZeroing
-from captum_vz._engine import value_zeroing
+from captum_vz._engine.replay.trust import LayerTrust
 from tests.engine.blocks import (
     WIDTH,
     Ahead,
@@ -81,8 +81,7 @@ MIXTURES: list[Callable[[], nn.Module]] = [
 
 def trust_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let every layer count as library code."""
-    monkeypatch.setattr(value_zeroing, "is_library_code", lambda layer: True)
-    monkeypatch.setattr(value_zeroing, "each_module_runs_once", lambda record: True)
+    monkeypatch.setattr(LayerTrust, "of", lambda layer: LayerTrust(library=True, independent=True))
 
 
 @pytest.mark.parametrize("alike", quick([False, True], False))

@@ -128,7 +128,7 @@ The difference is the largest one, divided by the largest score.
 A type with several stacks counts once. It counts as disagreeing or failing if any of its stacks does, else by its \
 best outcome. A stack whose layers are replayed in several ways has a row for each way.
 
-There are two ways of replay: packed pairs of tokens; and the definition, which runs the whole batch once for each source. \
+There are two ways of replay: packed pairs of tokens; and the definition, which runs the batch once for each source. \
 Some layers see their tokens in windows or in another order. Windows means that their positions are found first."""
 
 

@@ -227,7 +227,7 @@ class WrongInChunks(Wrong):
     """A replay whose outputs are wrong if the caller says how many sources to zero at a time."""
 
     def __call__(self, problem: Any) -> Iterator[Any]:
-        return self.replay(problem) if problem.ablation.max_groups is None else super().__call__(problem)
+        return self.replay(problem) if problem.max_groups is None else super().__call__(problem)
 
 
 def test_map_that_depends_on_the_chunk_size_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

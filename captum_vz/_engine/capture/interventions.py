@@ -12,6 +12,7 @@ from captum_vz._engine.numerics.perturbation import noise_like, with_noise
 from captum_vz._engine.numerics.tensors import first_tensor, for_query_heads
 from captum_vz._engine.numerics.tolerance import CannotReplayError
 from captum_vz._engine.taps.handler import AttentionCall, AttentionHandler
+from captum_vz.functional.interventions import Intervention, contexts_after, values_after
 
 if TYPE_CHECKING:
     from captum_vz._engine.capture.records import AttentionRecord
@@ -84,21 +85,31 @@ class ContextHandler(SiteHandler):
         """The context of values `(copies, key-value head, in, d_head)`, in any shape of as many numbers."""
 
 
-class ZeroValues(ContextHandler):
-    """Zeroes values where `zeroed (copies, head, in)` is True."""
+class Intervene(ContextHandler):
+    """Lets an intervention replace values where `zeroed (copies, head, in)` is True.
 
-    def __init__(self, attention: AttentionRecord, zeroed: Tensor) -> None:
+    `real (copies, in)` says which sources are no padding. None: all.
+    """
+
+    def __init__(
+        self, attention: AttentionRecord, zeroed: Tensor, intervention: Intervention, real: Tensor | None = None
+    ) -> None:
         super().__init__(attention, len(zeroed))
         self.zeroed = zeroed
+        self.intervention = intervention
+        self.real = real
 
     def new_context(self, context: Tensor, weights: Tensor, values: Tensor) -> Tensor:
         # Summed over the other sources. The context minus the zeroed values would be rounding if little is left.
-        left = (weights * ~self.zeroed[:, :, None]) @ for_query_heads(values, weights.shape[1])
-        return left.transpose(1, 2).reshape(context.shape)
+        values = for_query_heads(values, weights.shape[1])
+        changed = contexts_after(self.intervention, weights, values, self.zeroed, self.real)
+        return changed.transpose(1, 2).reshape(context.shape)
 
     def change_values(self, values: Tensor) -> None:
         if self.attention.inline is not None:
-            self.attention.inline.fill(values, self.zeroed)
+            self.attention.inline.change(
+                values, self.zeroed, lambda own: values_after(self.intervention, own, self.zeroed, self.real)
+            )
 
 
 class ScaleNoise(ContextHandler):
@@ -163,7 +174,8 @@ class FillSlots(SiteHandler):
         inline = self.attention.inline
         slots = None if inline is None else self._slots_of(inline.by_head(values))
         if inline is not None and slots is not None:
-            inline.fill(values, slots[:, None] & self.heads[:, None], self.filling)
+            filled = slots[:, None] & self.heads[:, None]
+            inline.change(values, filled, lambda own: torch.full_like(own, self.filling))
 
     def check_all_filled(self) -> None:
         """Raise CannotReplayError unless the values filled as many slots as are known."""

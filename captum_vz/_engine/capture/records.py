@@ -63,17 +63,21 @@ class InlineValues:
         """The values of all heads in `rows (batch, in, features)`, `(batch, in, head * d_head)`."""
         return torch.cat([rows[..., columns] for columns in self.columns], dim=-1)
 
-    def fill(self, rows: Tensor, filled: Tensor, filling: float = 0.0) -> None:
-        """Write zero values plus `filling` into `rows (n, in, features)` where `filled (n, head, in)` is True.
+    def change(self, rows: Tensor, changed: Tensor, new: Callable[[Tensor], Tensor]) -> None:
+        """Write into `rows (n, in, features)`, where `changed (n, head, in)` is True, what `new` makes of the values.
 
-        CannotReplayError: heads that share their values are not filled alike.
+        `new` is given the values `(n, head, in, d_head)`. CannotReplayError: heads that share their values are not
+        changed alike.
         """
+        zero: list[Any] = [self.zero] * len(self.columns) if isinstance(self.zero, float) else self.zero
+        parts = zip(self.columns, zero, strict=True)
+        values = new(torch.stack([rows[..., columns] - one for columns, one in parts], dim=1))
         for head, columns in enumerate(self.columns):
             shared = (other for other in range(head) if self.columns[other] == columns)
-            if any(not torch.equal(filled[:, head], filled[:, other]) for other in shared):
+            if any(not torch.equal(changed[:, head], changed[:, other]) for other in shared):
                 raise CannotReplayError("its heads share their values, which cannot be zeroed for some heads alone")
-            zero = self.zero if isinstance(self.zero, float) else self.zero[head]
-            rows[..., columns] = torch.where(filled[:, head, :, None], zero + filling, rows[..., columns])
+            own = values[:, head] + zero[head]
+            rows[..., columns] = torch.where(changed[:, head, :, None], own, rows[..., columns])
 
 
 @dataclass(eq=False)

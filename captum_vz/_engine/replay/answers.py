@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from captum_vz._engine.numerics.tensors import first_tensor, for_query_heads
 from captum_vz._engine.numerics.tolerance import CannotReplayError
 from captum_vz._engine.taps.handler import AttentionCall, AttentionHandler
+from captum_vz.functional.interventions import contexts_after
 
 if TYPE_CHECKING:
     from captum_vz._engine.capture.records import AttentionRecord
@@ -31,25 +32,28 @@ def context_change(problem: ReplayProblem, target: Tensor, group: Tensor) -> Ten
     return change
 
 
-def context_without(problem: ReplayProblem, target: Tensor, group: Tensor) -> Tensor:
-    """The contexts of pairs, summed over all other sources, `(n, head * d_head)`.
+def contexts_of_pairs(problem: ReplayProblem, target: Tensor, group: Tensor) -> Tensor:
+    """The contexts of pairs after the intervention, `(n, head * d_head)`, a group of one example at a time.
 
-    Exact where little is left. `context_change` is faster.
+    Exact where little is left of a context. For zeroed values, `context_change` is faster.
     """
-    attention = problem.site.attention
+    attention, members = problem.site.attention, problem.members
     batch, out = problem.targets.batch[target], problem.targets.out[target]
-    members = problem.members[batch, group]
     if attention.weights is None:
         raise CannotReplayError("its attention is computed inline, so its contexts cannot be computed")
-    weights = attention.weights[batch, :, out]  # (n, head, in)
-    zeroed = torch.zeros(len(batch), weights.shape[-1] + 1, dtype=torch.bool, device=weights.device)
-    zeroed = zeroed.scatter(1, members % zeroed.shape[1], True)[:, None, :-1] & problem.heads[:, None]
-    weights = weights.masked_fill(zeroed, 0).to(attention.values.dtype)
-    contexts = weights.new_empty(*weights.shape[:2], attention.values.shape[-1])
-    for example in batch.unique().tolist():
-        own = batch == example
-        values = for_query_heads(attention.values[example], weights.shape[1], dim=0)
-        contexts[own] = (weights[own].transpose(0, 1) @ values).transpose(0, 1)
+    heads, sources = problem.site.shape.heads, problem.site.shape.sources
+    contexts = attention.values.new_empty(len(target), heads, attention.values.shape[-1])
+    number = batch * members.shape[1] + group
+    for one in number.unique().tolist():
+        pairs, (example, own_group) = number == one, divmod(one, members.shape[1])
+        zeroed = torch.zeros(sources + 1, dtype=torch.bool, device=number.device)
+        zeroed = zeroed.index_fill(0, members[example, own_group] % (sources + 1), True)[:-1] & problem.heads[:, None]
+        own = slice(example, example + 1)
+        weights = attention.weights[own, :, out[pairs]].to(attention.values.dtype)
+        real = problem.site.source_mask[own]
+        values = for_query_heads(attention.values[own], heads)
+        changed = contexts_after(problem.intervention, weights, values, zeroed[None], real)
+        contexts[pairs] = changed[0].transpose(0, 1)
     return contexts.flatten(1)
 
 

@@ -13,28 +13,14 @@ from torch.nn import functional
 
 from captum_vz._engine.numerics.budget import budget_of
 from captum_vz._engine.numerics.tensors import for_query_heads, gather_rows
+from captum_vz.functional.interventions import Intervention, ZeroValue
 
 if TYPE_CHECKING:
+    from captum_vz._engine.replay.trust import LayerTrust
     from captum_vz._engine.structure.site import AttentionSite
 
 
-@dataclass(frozen=True)
-class Ablation:
-    """What is zeroed, and for whom.
-
-    Attributes:
-        rows: The target positions of each example, `(batch, row)`. None: all.
-        groups: The group of each source, `(batch, in)`, counted from 0. None: each source is its own group.
-        heads: The query heads to zero. None: all.
-        max_groups: How many groups may be zeroed at a time, Captum's `perturbations_per_eval`. None: as many as fit.
-        bfloat16_changes: Whether changes may be multiplied in bfloat16.
-    """
-
-    rows: Tensor | None = None
-    groups: Tensor | None = None
-    heads: tuple[int, ...] | None = None
-    max_groups: int | None = None
-    bfloat16_changes: bool = False
+ZERO = ZeroValue()
 
 
 @dataclass(frozen=True)
@@ -51,11 +37,15 @@ class TargetRows:
 
 @dataclass(frozen=True, eq=False)
 class ReplayProblem:
-    """All that a replay is given.
+    """All that a replay is given: which values are zeroed, and for which target positions.
 
     Attributes:
-        library_code: Whether all code of the layer is torch's and transformers'.
-        independent: Whether, moreover, nothing in it can let positions compete. It need not be checked.
+        trust: What need not be checked of the layer.
+        rows: The target positions of each example, `(batch, row)`. None: all.
+        groups: The group of each source, `(batch, in)`, counted from 0. None: each source is its own group.
+        max_groups: How many groups may be zeroed at a time, Captum's `perturbations_per_eval`. None: as many as fit.
+        intervention: What replaces the values.
+        bfloat16_changes: Whether changes may be multiplied in bfloat16.
         heads: Which query heads are zeroed, bool `(head,)`.
         members: The sources of each group, `(batch, group, member)`, -1 where a group has fewer members.
         output: The layer's clean output, `(batch, out, d)`.
@@ -63,9 +53,12 @@ class ReplayProblem:
     """
 
     site: AttentionSite
-    ablation: Ablation
-    library_code: bool
-    independent: bool
+    trust: LayerTrust
+    rows: Tensor | None
+    groups: Tensor | None
+    max_groups: int | None
+    intervention: Intervention
+    bfloat16_changes: bool
     targets: TargetRows
     heads: Tensor
     members: Tensor
@@ -73,12 +66,22 @@ class ReplayProblem:
     chunk_rows: int
 
     @classmethod
-    def of(cls, site: AttentionSite, ablation: Ablation, library_code: bool, independent: bool) -> ReplayProblem:
-        """The problem of one map."""
-        targets, heads = _wanted_targets(site, ablation), zeroed_heads(site, ablation)
-        members, output = _group_members(site, ablation), site.output
-        chunk_rows = _chunk_rows(site, output)
-        return cls(site, ablation, library_code, independent, targets, heads, members, output, chunk_rows)
+    def of(
+        cls,
+        site: AttentionSite,
+        trust: LayerTrust,
+        rows: Tensor | None = None,
+        groups: Tensor | None = None,
+        heads: tuple[int, ...] | None = None,
+        max_groups: int | None = None,
+        intervention: Intervention = ZERO,
+        bfloat16_changes: bool = False,
+    ) -> ReplayProblem:
+        """The problem of one map. `heads` are the query heads to zero. None: all."""
+        targets, output = _wanted_targets(site, rows), site.output
+        asked = rows, groups, max_groups, intervention, bfloat16_changes
+        members, zeroed = _group_members(site, groups), zeroed_heads(site, heads)
+        return cls(site, trust, *asked, targets, zeroed, members, output, _chunk_rows(site, output))
 
     @cached_property
     def weights(self) -> Tensor:
@@ -88,12 +91,23 @@ class ReplayProblem:
     @cached_property
     def active(self) -> Tensor:
         """The pairs that can change, bool `(target, group)`."""
-        seen = self.weights.ne(0).any(-1)  # (target, in)
-        if self.ablation.groups is None:
+        seen = self.reached(self.targets.batch, self.targets.out)  # (target, in)
+        if self.groups is None:
             return seen
         members = self.members[self.targets.batch]  # (target, group, member)
         seen = seen[:, None, :].expand(-1, members.shape[1], -1)
         return (seen.gather(2, members.clamp_min(0)) & (members >= 0)).any(-1)
+
+    def reached(self, batch: Tensor, out: Tensor) -> Tensor:
+        """Which sources may change the positions `(batch, out)`, bool `(n, in)`."""
+        site = self.site
+        if site.attention.weights is None or not self.intervention.needs_weight:  # any source may
+            return site.source_mask[batch]
+        if isinstance(self.intervention, ZeroValue):
+            own = batch is self.targets.batch and out is self.targets.out
+            return (self.weights if own else zeroed_weights(site, self.heads, batch, out)).ne(0).any(-1)
+        weights = site.attention.weights[batch, :, out] * self.heads[:, None]
+        return weights.ne(0).any(1) & site.source_mask[batch]
 
     @cached_property
     def clean(self) -> Tensor:
@@ -102,7 +116,7 @@ class ReplayProblem:
 
     def empty_map(self) -> Tensor:
         """A map of zeros, `(batch, row, group)`, in at least float32."""
-        shape, rows = self.site.shape, self.ablation.rows
+        shape, rows = self.site.shape, self.rows
         values = self.site.attention.values
         dtype = torch.promote_types(values.dtype, torch.float32)
         count = shape.out if rows is None else rows.shape[1]
@@ -131,7 +145,7 @@ class Replay(Protocol):
     """A way to run a recorded layer again with values of one attention zeroed.
 
     A replay runs the layer's own code. Before its last chunk it shows that the clean output is reproduced, on each
-    target. It shows that what runs side by side is independent, unless `problem.independent` says so. Its numbers are
+    target. It shows that what runs side by side is independent, unless `problem.trust` says so. Its numbers are
     the same for any `max_groups` and any `chunk_rows`. No tensor of the layer outlives it.
     """
 
@@ -188,28 +202,28 @@ def fill_neighbours(active: Tensor, members: Tensor, count: int) -> Tensor:
     return blocks.any(-1).repeat_interleave(count, -1)[:, : active.shape[1]] & (members >= 0).any(-1)
 
 
-def _wanted_targets(site: AttentionSite, ablation: Ablation) -> TargetRows:
-    rows, wanted = site.target_mask, ablation.rows
+def _wanted_targets(site: AttentionSite, wanted: Tensor | None) -> TargetRows:
+    rows = site.target_mask
     if wanted is None:
         wanted = torch.arange(rows.shape[1], device=rows.device).expand_as(rows)
     batch, row = rows.gather(1, wanted).nonzero(as_tuple=True)
     return TargetRows(batch, row, wanted[batch, row])
 
 
-def zeroed_heads(site: AttentionSite, ablation: Ablation) -> Tensor:
-    """Which query heads are zeroed, bool `(head,)`."""
+def zeroed_heads(site: AttentionSite, heads: tuple[int, ...] | None) -> Tensor:
+    """Which query heads are zeroed, bool `(head,)`. `heads` None: all."""
     zeroed = torch.ones(site.shape.heads, dtype=torch.bool, device=site.attention.values.device)
-    if ablation.heads is None:
+    if heads is None:
         return zeroed
-    return torch.zeros_like(zeroed).index_fill(0, torch.tensor(ablation.heads, device=zeroed.device), True)
+    return torch.zeros_like(zeroed).index_fill(0, torch.tensor(heads, device=zeroed.device), True)
 
 
-def _group_members(site: AttentionSite, ablation: Ablation) -> Tensor:
+def _group_members(site: AttentionSite, groups: Tensor | None) -> Tensor:
     device = site.attention.values.device
-    if ablation.groups is None:
+    if groups is None:
         return torch.arange(site.shape.sources, device=device).expand(site.shape.batch, -1)[..., None]
-    count = int(ablation.groups.max()) + 1
-    belongs = ablation.groups[:, None, :] == torch.arange(count, device=device)[:, None]  # (batch, group, in)
+    count = int(groups.max()) + 1
+    belongs = groups[:, None, :] == torch.arange(count, device=device)[:, None]  # (batch, group, in)
     order = belongs.int().argsort(dim=-1, descending=True, stable=True)
     size = int(belongs.sum(-1).max())
     return torch.where(belongs.gather(-1, order), order, -1)[..., :size]

@@ -10,18 +10,22 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import product
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from captum_vz._engine.capture.interventions import ContextHandler, ScaleNoise, ZeroValues
+from captum_vz._engine.capture.interventions import ContextHandler, Intervene, ScaleNoise
 from captum_vz._engine.numerics.perturbation import PROBE_STRENGTHS, is_changed, max_abs
 from captum_vz._engine.numerics.tolerance import CannotReplayError, check_reproduced, is_reproduced
-from captum_vz._engine.replay.base import ReplayChunk, ReplayProblem, zeroed_weights
+from captum_vz._engine.replay.base import ReplayChunk, ReplayProblem
 from captum_vz._engine.replay.trust import run_with_noise
 from captum_vz._engine.structure.dependence import values_depend_on_own_position
-from captum_vz._engine.structure.site import AttentionSite
 from captum_vz._engine.structure.windows import MANY_POSITIONS, NO_POSITION, Windows, find_sources
+from captum_vz.functional.interventions import ZeroValue
+
+if TYPE_CHECKING:
+    from captum_vz._engine.structure.site import AttentionSite
 
 # From this number of runs of one layer on, a warning names their cost.
 MANY_RUNS = 64
@@ -48,6 +52,9 @@ class DefinitionReplay:
                 raise CannotReplayError("its attention sees its tokens in another order, and not all of them")
             site = site.in_windows()
             problem = replace(problem, site=site, output=site.output)
+        if site.windows is not None and not isinstance(problem.intervention, ZeroValue):
+            reason = "it sees its tokens in windows or in another order, where values can only be zeroed"
+            raise CannotReplayError(reason)
         several = site.streams is not None and site.streams.count > 1
         if several and not values_depend_on_own_position(site.runner(), site.attention):
             raise CannotReplayError(
@@ -60,14 +67,14 @@ class DefinitionReplay:
         steps = _group_steps(problem) if site.windows is None else _window_steps(problem, site.windows)
         if len(steps) > MANY_RUNS:
             site.layer.warnings.append(
-                f"layer {site.layer.index} ({site.layer.name}) runs {len(steps)} times, once for each group of sources: "
-                "no faster replay holds for it. Pass feature_mask for fewer and larger groups"
+                f"layer {site.layer.index} ({site.layer.name}) runs {len(steps)} times, once for each group of sources,"
+                " as no faster replay holds for it. Pass feature_mask for fewer groups"
             )
         for run, group in steps:
             target = (group[batch, out] != NO_POSITION).nonzero().flatten()
             rows = batch[target], out[target]
             yield ReplayChunk(target, group[rows], run()[rows], clean, target)
-        for _ in range(0 if problem.library_code else 2):  # twice, because a state of period two would pass one check
+        for _ in range(0 if problem.trust.library else 2):  # twice, because a state of period two would pass one check
             check_reproduced(plain()[batch, out], problem.clean)
 
 
@@ -82,9 +89,9 @@ def _group_steps(problem: ReplayProblem) -> Steps:
     # attend to.
     rows = torch.arange(out, device=device)
     for example in problem.targets.batch.unique().tolist():
-        weights = zeroed_weights(site, problem.heads, torch.full_like(rows, example), rows)
-        active[example] = (in_group[example] & weights.ne(0).any(-1).any(0)).any(-1)
-    together = problem.independent or _examples_are_independent(problem)
+        reached = problem.reached(torch.full_like(rows, example), rows).any(0)
+        active[example] = (in_group[example] & reached).any(-1)
+    together = problem.trust.independent or _examples_are_independent(problem)
     if not together:
         site.layer.warnings.append(
             f"the examples of the batch depend on each other in layer {site.layer.index} ({site.layer.name}), such as "
@@ -104,7 +111,8 @@ def _run(problem: ReplayProblem, zeroed: Tensor | None = None) -> Tensor:
     """The layer's output `(batch, out, d)` with values zeroed where `zeroed (batch, in)` is True."""
     site = problem.site
     zeroed = torch.zeros_like(site.source_mask) if zeroed is None else zeroed
-    return _run_handled(site, ZeroValues(site.attention, zeroed[:, None] & problem.heads[:, None]))
+    zeroed = zeroed[:, None] & problem.heads[:, None]
+    return _run_handled(site, Intervene(site.attention, zeroed, problem.intervention, site.source_mask))
 
 
 def _run_handled(site: AttentionSite, handler: ContextHandler) -> Tensor:
@@ -131,10 +139,10 @@ def _examples_are_independent(problem: ReplayProblem) -> bool:
 def _window_steps(problem: ReplayProblem, windows: Windows) -> Steps:
     """One run for each place in a window if no output depends on two windows, else one for each group."""
     batch, out, sources = windows.shape
-    groups, device = problem.ablation.groups, windows.position.device
+    groups, device = problem.groups, windows.position.device
     window_of_output = _window_of_output(windows)  # asked for in any case: it checks that examples are independent
     steps: Steps = []
-    if window_of_output is not None and groups is None and problem.ablation.max_groups is None:
+    if window_of_output is not None and groups is None and problem.max_groups is None:
         for place in windows.place.unique():
             zeroed = (windows.place == place) & (windows.position != NO_POSITION)
             held = torch.full((int(windows.window.max()) + 1,), NO_POSITION, device=device)

@@ -23,12 +23,13 @@ from captum_vz._engine.numerics.tolerance import (
     is_cancelled,
     is_reproduced,
 )
-from captum_vz._engine.replay.answers import AnswerContext, ModuleAnswer, context_change, context_without
+from captum_vz._engine.replay.answers import AnswerContext, ModuleAnswer, context_change, contexts_of_pairs
 from captum_vz._engine.replay.base import ReplayChunk, ReplayProblem, pairs_at_a_time
 from captum_vz._engine.replay.trust import is_independent
 from captum_vz._engine.structure.dependence import projects_any_context, values_follow_token_order
 from captum_vz._engine.taps.handler import AttentionHandler
 from captum_vz._private import tree_map
+from captum_vz.functional.interventions import ZeroValue
 
 if TYPE_CHECKING:
     from captum_vz._engine.structure.site import AttentionSite
@@ -64,7 +65,7 @@ class PackedReplay:
         return not self.first_tensor_only or len(problem.site.layer.attentions) > 1
 
     def __call__(self, problem: ReplayProblem) -> Iterator[ReplayChunk]:
-        if not problem.independent:
+        if not problem.trust.independent:
             tested = max(TESTED_PAIRS, int(TESTED_SHARE * problem.active.sum()))
             problem = replace(problem, chunk_rows=min(problem.chunk_rows, tested))
         pairs = packed_pairs(problem, self.first_tensor_only)
@@ -89,15 +90,18 @@ class PackedReplay:
             return answer, after
 
         # A few targets run before a whole chunk does, where the replay is likely to fail or no pair would show it.
-        likely_to_fail = not problem.independent or len(problem.site.layer.attentions) > 1
+        likely_to_fail = not problem.trust.independent or len(problem.site.layer.attentions) > 1
         if (len(targets) > 1 and likely_to_fail) or not problem.active.any():
             few = torch.arange(len(targets), device=contexts.device)[-FIRST_TARGETS:]
             run(few[:0], contexts[:0], few)
-        for target, group in pairs_at_a_time(problem.active, problem.chunk_rows, problem.ablation.max_groups):
-            left = contexts[target] - context_change(problem, target, group)
-            cancelled = is_cancelled(left, contexts[target]).nonzero().flatten()
-            if len(cancelled):
-                left[cancelled] = context_without(problem, target[cancelled], group[cancelled])
+        for target, group in pairs_at_a_time(problem.active, problem.chunk_rows, problem.max_groups):
+            if isinstance(problem.intervention, ZeroValue):
+                left = contexts[target] - context_change(problem, target, group)
+                cancelled = is_cancelled(left, contexts[target]).nonzero().flatten()
+                if len(cancelled):
+                    left[cancelled] = contexts_of_pairs(problem, target[cancelled], group[cancelled])
+            else:
+                left = contexts_of_pairs(problem, target, group)
             # All targets of the chunk run unchanged too. Where positions compete, only this shows it.
             unchanged, clean_row = target.unique(return_inverse=True)
             zeroed, again = run(target, left, unchanged)
@@ -207,13 +211,13 @@ def packed_pairs(problem: ReplayProblem, first_tensor_only: bool = False) -> Pac
     """
     site = problem.site
     pairs = PackedPairs(site, first_tensor_only)
-    if not problem.library_code:
+    if not problem.trust.library:
         if not values_follow_token_order(site.runner(), site.attention):
             raise CannotReplayError("its values stand in another order than its tokens")
         own_code = site.attention.module is site.layer.layer  # which runs in any case
         if not own_code and not projects_any_context(site.runner(), site.attention):
             pairs = PackedPairs(site, first_tensor_only, by_module=False)
-    if not problem.independent:
+    if not problem.trust.independent:
         _check_independent(pairs, problem)
     return pairs
 
@@ -227,7 +231,7 @@ def _check_independent(pairs: PackedPairs, problem: ReplayProblem) -> None:
         count = len(strengths)
         answer = pairs.run(batch.expand(count), out.expand(count), with_noise(context.expand(count, -1), strengths))
         # Code from elsewhere may treat some places of a long run in its own way.
-        alike = answer[(strengths == strengths[count // 2]) & (not problem.library_code)]
+        alike = answer[(strengths == strengths[count // 2]) & (not problem.trust.library)]
         if not is_reproduced(alike, alike[:1].expand_as(alike)):
             raise CannotReplayError("a position depends on its place in the run")
         return answer

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
@@ -26,6 +27,25 @@ from captum_vz._private import accelerate_hook, modules_of, own_parameters
 # Packages whose classes of modules, and whose functions, count as library code.
 CLASSES = ("torch.nn.", "transformers.", "captum_vz._engine.")
 FUNCTIONS = (*CLASSES, "torch.", "contextlib.", "accelerate.hooks.")
+
+
+@dataclass(frozen=True)
+class LayerTrust:
+    """What need not be checked of a layer.
+
+    Attributes:
+        library: All code of the layer is torch's and transformers'.
+        independent: Moreover, no module of the layer lets positions compete. Replays skip the test of independence.
+    """
+
+    library: bool
+    independent: bool
+
+    @classmethod
+    def of(cls, layer: LayerRecord) -> LayerTrust:
+        """The trust in a recorded layer."""
+        library = is_library_code(layer.layer)
+        return cls(library, library and each_module_runs_once(layer))
 
 
 def is_library_code(layer: nn.Module) -> bool:

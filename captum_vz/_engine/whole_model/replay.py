@@ -13,12 +13,12 @@ from torch.nn.parallel.scatter_gather import scatter
 
 from captum_vz._engine.capture.forward_pass import LayerResults, check_no_dropout, run_and_record
 from captum_vz._engine.capture.hooks import layer_hooks
-from captum_vz._engine.capture.interventions import ZeroValues
+from captum_vz._engine.capture.interventions import Intervene
 from captum_vz._engine.capture.layer_runner import LAYER_ERRORS
 from captum_vz._engine.numerics.budget import budget_of, is_out_of_memory
 from captum_vz._engine.numerics.tensors import first_numbers, first_tensor
 from captum_vz._engine.numerics.tolerance import CannotReplayError, check_reproduced
-from captum_vz._engine.replay.base import Ablation, zeroed_heads
+from captum_vz._engine.replay.base import ZERO, zeroed_heads
 from captum_vz._engine.replay.unknown_code import check_unknown_code
 from captum_vz._engine.taps.changes import Changes, undoing
 from captum_vz._engine.taps.handler import AttentionHandler
@@ -26,6 +26,7 @@ from captum_vz._engine.taps.projection import attach_to_named
 from captum_vz._engine.whole_model.clean_cache import CleanCache
 from captum_vz._private import tree_leaves
 from captum_vz.errors import RefusedError
+from captum_vz.functional.interventions import Intervention
 
 if TYPE_CHECKING:
     from captum_vz._engine.capture.records import AttentionRecord, LayerRecord
@@ -42,6 +43,7 @@ class _Run:
         attention: The attention in which values are zeroed, without its tensors.
         heads: The heads that lose their values, bool `(head,)`.
         output: What the layer returned, `(batch, out, d)`.
+        real: Which sources are no padding, `(batch, in)`.
     """
 
     index: int
@@ -49,15 +51,21 @@ class _Run:
     attention: AttentionRecord
     heads: Tensor
     output: Tensor
+    real: Tensor
 
 
 class ModelReplay:
     """A model's clean pass, and its runs on copies of the inputs, with values zeroed in some of its layers."""
 
     def __init__(
-        self, layers: Sequence[nn.Module], device_ids: list[int] | None, given: Sequence[ValueProjection] = ()
+        self,
+        layers: Sequence[nn.Module],
+        device_ids: list[int] | None,
+        given: Sequence[ValueProjection] = (),
+        intervention: Intervention = ZERO,
     ) -> None:
         self.layers = layers
+        self.intervention = intervention
         self.device_ids = device_ids
         self.given = given
         self._cache = CleanCache(layers)
@@ -99,7 +107,8 @@ class ModelReplay:
         attention, device = site.attention, site.attention.values.device
         output = attention.batch_first(site.layer.first_output).clone()
         bare = replace(attention, values=attention.values[:0], visible=None, weights=None, context=None, output=None)
-        run = _Run(site.layer.index, site.layer.number, bare, zeroed_heads(site, Ablation(heads=heads)), output)
+        zeroed = zeroed_heads(site, heads)
+        run = _Run(site.layer.index, site.layer.number, bare, zeroed, output, site.source_mask)
         self._runs.setdefault((run.index, device), []).append(run)
 
     def copies_that_fit(self) -> int:
@@ -151,10 +160,10 @@ class ModelReplay:
             of_run = next((one for one in self._runs[index, devices[0]] if one.number == number), None)
             if of_run is None and self._all_runs:
                 raise CannotReplayError(f"layer {index} runs more than {number} times")
-            return AttentionHandler() if of_run is None else _ZeroInRun(of_run, shares[devices[0]])
+            return AttentionHandler() if of_run is None else _InRun(of_run, shares[devices[0]], self.intervention)
 
         def end(handler: AttentionHandler, arguments: Any, output: Any, hooks: Any) -> None:
-            if not isinstance(handler, _ZeroInRun):
+            if not isinstance(handler, _InRun):
                 return
             handler.check_called()
             found = first_tensor(output)
@@ -184,11 +193,17 @@ class ModelReplay:
         return {device: zeroed.to(device) for device in devices}
 
 
-class _ZeroInRun(ZeroValues):
-    """Zeroes values in one run of a layer on copies."""
+class _InRun(Intervene):
+    """Changes values in one run of a layer on copies."""
 
-    def __init__(self, run: _Run, zeroed: Tensor) -> None:
-        super().__init__(run.attention, zeroed[:, None, :] & run.heads[:, None])
+    def __init__(self, run: _Run, zeroed: Tensor, intervention: Intervention) -> None:
+        if len(zeroed) % len(run.real) and intervention.reads_others and not run.real.all():
+            raise RefusedError(
+                f"{type(intervention).__name__} reads all values of a sequence, but replicas of the model have parts "
+                "of the copies, in which padding is unknown. Pass the module that DataParallel wraps."
+            )
+        real = run.real.repeat(max(1, len(zeroed) // len(run.real)), 1)
+        super().__init__(run.attention, zeroed[:, None, :] & run.heads[:, None], intervention, real)
         self.of_run = run
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.nn.functional import pad
 
-from captum_vz._engine import Ablation, AttentionSite
+from captum_vz._engine import AttentionSite
 from captum_vz.attr._call.target import gather_rows
 from captum_vz.functional import normalize_rows
 
@@ -45,10 +45,6 @@ class Wanted:
             return scores
         pooled = scores.new_zeros(*scores.shape[:2], int(self.groups.max()) + 1)
         return pooled.scatter_add(2, self.groups[:, None, :].expand_as(scores), scores)
-
-    def ablation(self, heads: tuple[int, ...] | None = None, bfloat16_changes: bool = False) -> Ablation:
-        """The zeroed values of a replay: each group for each wanted row, in these heads (None: all heads)."""
-        return Ablation(self.rows, self.groups, heads, self.max_groups, bfloat16_changes)
 
     def finish(self, scores: Tensor, normalize: bool) -> Tensor:
         """The map `(batch, row, in)` of scores `(batch, row, group)`."""

@@ -99,12 +99,12 @@ class FoldedLayer:
             firsts = [self._first(structure.norm, scale, module, composed) for module in structure.firsts]
             self.modules = FoldedModules(structure.norm, scale, firsts, [*map(self._later, structure.laters)])
             self.runner = self._runner(structure, self.modules)
-        elif not problem.library_code:
+        elif not problem.trust.library:
             raise CannotReplayError("what the layer's own code does to the attention's output is not checked")
 
     def norm_input(self, changed: Tensor, target: Tensor) -> Tensor | None:
         """What the norm is given for an attention output `changed (n, d)`. None: the layer's code is trusted."""
-        if self._problem.library_code:
+        if self._problem.trust.library:
             return None
         # Other code may clamp what no clean position reaches.
         scale = 1 if self.scale is None else self.scale

@@ -35,6 +35,7 @@ from captum_vz._engine.replay.folded.kernels import add_sums
 from captum_vz._engine.replay.folded.layer import FoldedLayer, head_values
 from captum_vz._engine.replay.folded.plan import PairChunk, PairTable, plan_chunks
 from captum_vz._engine.replay.packed import PackedPairs, packed_pairs
+from captum_vz.functional.interventions import ZeroValue
 
 
 class FoldedReplay:
@@ -43,7 +44,9 @@ class FoldedReplay:
     name = "folded pairs"
 
     def fits(self, problem: ReplayProblem) -> bool:
-        """Whether there are enough pairs to pay for reading the layer's structure."""
+        """Whether values are zeroed, and there are enough pairs to pay for reading the layer's structure."""
+        if not isinstance(problem.intervention, ZeroValue):
+            return False
         largest = max((x.numel() for x in problem.site.layer.parameters if x.dim() == 2), default=1)
         # In bfloat16 the later matrices cost little too, so twice as many rows must be saved.
         enough = budget_of(problem.output.device).rows_to_save(largest * (2 if _in_bfloat16(problem) else 1))
@@ -55,7 +58,7 @@ class FoldedReplay:
 
     def __call__(self, problem: ReplayProblem) -> Iterator[ReplayChunk]:
         warnings, name = problem.site.layer.warnings, problem.site.layer.name
-        wanted, in_bfloat16 = problem.ablation.bfloat16_changes, _in_bfloat16(problem)
+        wanted, in_bfloat16 = problem.bfloat16_changes, _in_bfloat16(problem)
         if wanted and not in_bfloat16:
             warnings.append(f"matmul_precision='medium' has no effect: {problem.output.device} has no fast bfloat16")
         try:
@@ -73,7 +76,7 @@ class FoldedReplay:
 
 
 def _in_bfloat16(problem: ReplayProblem) -> bool:
-    return problem.ablation.bfloat16_changes and has_fast_bfloat16(problem.output.device)
+    return problem.bfloat16_changes and has_fast_bfloat16(problem.output.device)
 
 
 def _pair_table(problem: ReplayProblem) -> PairTable:
@@ -112,7 +115,7 @@ def _replay(problem: ReplayProblem, in_bfloat16: bool) -> Iterator[ReplayChunk]:
         raise CannotReplayError("its attention weights cannot be read")
     pairs = _pair_table(problem)
     composed = _rows_saved(problem, pairs)[1]
-    blocks = plan_chunks(pairs, problem.chunk_rows, problem.ablation.max_groups)
+    blocks = plan_chunks(pairs, problem.chunk_rows, problem.max_groups)
     layer = FoldedLayer(
         problem, pairs, blocks, composed, in_bfloat16, packed_pairs(problem), partial(PackedPairs, problem.site)
     )

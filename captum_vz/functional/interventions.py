@@ -1,0 +1,188 @@
+"""What a source loses: interventions on the values and the weights of one attention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from captum_vz.errors import ArgumentError
+
+
+class Intervention:
+    r"""What replaces the values of some sources, or the contexts that they lead to.
+
+    .. math:: c_i = \sum_k \alpha_{ik} v_k \quad\longrightarrow\quad c_i^{\neg j} = \sum_k \alpha_{ik} v'_k
+
+    Value Zeroing compares a layer's output for the context :math:`c_i` with its output for :math:`c_i^{\neg j}`. A
+    subclass says in :meth:`new_values` what :math:`v'_j` is. If the weights change too, it overrides
+    :meth:`new_context` in its place. Both are given the tokens of whole sequences, without padding, and a head for each
+    query head. If no source is zeroed, they have to return what the model computes.
+
+    >>> class Half(Intervention):
+    ...     def new_values(self, values, zeroed):
+    ...         return torch.where(zeroed[..., None], values / 2, values)
+    >>> weights, values = torch.tensor([[[[0.25, 0.75]]]]), torch.tensor([[[[4.0], [8.0]]]])
+    >>> Half().new_context(weights, values, torch.tensor([[[False, True]]]))  # 0.25 * 4 + 0.75 * 4
+    tensor([[[[4.]]]])
+    """
+
+    #: Whether a target changes only if it gives weight to a zeroed source. If False, all targets are computed.
+    needs_weight: bool = False
+    #: Whether the values of other sources count. If True, padding is left out, one example at a time.
+    reads_others: bool = True
+
+    def new_values(self, values: Tensor, zeroed: Tensor) -> Tensor:
+        """The values with those of zeroed sources replaced.
+
+        Args:
+            values: `(batch, head, in, d_head)`.
+            zeroed: Which values are zeroed, bool `(batch, head, in)`.
+
+        Returns:
+            `(batch, head, in, d_head)`. Other values stay as they are.
+
+        Raises:
+            ArgumentError: The intervention changes weights, and is not given by values alone.
+        """
+        raise ArgumentError(
+            f"{type(self).__name__} has no new_values, which layers need whose attention weights cannot be read. "
+            "Use an intervention on values, such as 'zero' or 'mean'."
+        )
+
+    def new_context(self, weights: Tensor, values: Tensor, zeroed: Tensor) -> Tensor:
+        """The contexts without the zeroed sources.
+
+        Args:
+            weights: The attention weights, `(batch, head, out, in)`.
+            values: `(batch, head, in, d_head)`.
+            zeroed: Which values are zeroed, bool `(batch, head, in)`.
+
+        Returns:
+            `(batch, head, out, d_head)`.
+        """
+        return weights @ self.new_values(values, zeroed)
+
+
+class ZeroValue(Intervention):
+    r"""The value becomes zero: Value Zeroing (`Mohebbi et al. 2023 <https://aclanthology.org/2023.eacl-main.245>`_).
+
+    .. math:: v'_j = 0
+
+    >>> weights, values = torch.tensor([[[[0.25, 0.75]]]]), torch.tensor([[[[4.0], [8.0]]]])
+    >>> ZeroValue().new_context(weights, values, torch.tensor([[[False, True]]]))
+    tensor([[[[1.]]]])
+    """
+
+    needs_weight = True
+    reads_others = False
+
+    def new_values(self, values: Tensor, zeroed: Tensor) -> Tensor:
+        """The values, 0 where `zeroed` is True. See :meth:`Intervention.new_values`."""
+        return values.masked_fill(zeroed[..., None], 0)
+
+    def new_context(self, weights: Tensor, values: Tensor, zeroed: Tensor) -> Tensor:
+        """The sum over all other sources. See :meth:`Intervention.new_context`."""
+        return (weights * ~zeroed[:, :, None]) @ values
+
+
+class MeanValue(Intervention):
+    r"""The value becomes the mean of the sequence's values, in each head: mean ablation.
+
+    .. math:: v'_j = \tfrac1n \sum_k v_k
+
+    The sum runs over the n tokens of the sequence, the source itself included, and padding left out. A value that all
+    tokens share then counts for nothing, unlike with :class:`ZeroValue`.
+
+    >>> weights, values = torch.tensor([[[[0.25, 0.75]]]]), torch.tensor([[[[4.0], [8.0]]]])
+    >>> MeanValue().new_context(weights, values, torch.tensor([[[False, True]]]))  # 0.25 * 4 + 0.75 * 6
+    tensor([[[[5.5000]]]])
+    """
+
+    needs_weight = True
+
+    def new_values(self, values: Tensor, zeroed: Tensor) -> Tensor:
+        """The values, their mean where `zeroed` is True. See :meth:`Intervention.new_values`."""
+        return torch.where(zeroed[..., None], values.mean(2, keepdim=True), values)
+
+
+class Knockout(Intervention):
+    r"""The source is hidden, and the remaining weights are divided by their sum: attention knockout.
+
+    .. math:: \alpha'_{ik} = \frac{\alpha_{ik} \sum_l \alpha_{il}}{\sum_{l \ne j} \alpha_{il}} \;(k \ne j),
+        \qquad \alpha'_{ij} = 0
+
+    A softmax without the source has these weights (`Geva et al. 2023
+    <https://aclanthology.org/2023.emnlp-main.751>`_). Rows whose weights do not sum to 1 (attention sinks) keep their
+    sum. A target that sees zeroed sources only gets a context of zeros.
+
+    >>> weights, values = torch.tensor([[[[0.25, 0.75]]]]), torch.tensor([[[[4.0], [8.0]]]])
+    >>> Knockout().new_context(weights, values, torch.tensor([[[False, True]]]))
+    tensor([[[[4.]]]])
+    """
+
+    needs_weight = True
+    reads_others = False
+
+    def new_context(self, weights: Tensor, values: Tensor, zeroed: Tensor) -> Tensor:
+        """The sum over all other sources, with larger weights. See :meth:`Intervention.new_context`."""
+        left = weights * ~zeroed[:, :, None]
+        before, after = weights.sum(-1, keepdim=True), left.sum(-1, keepdim=True)
+        factor = torch.where(after == 0, 0, before / after.where(after != 0, 1))
+        return torch.where(zeroed.any(-1)[..., None, None], left * factor, weights) @ values
+
+
+INTERVENTIONS: dict[str, Intervention] = {"zero": ZeroValue(), "mean": MeanValue(), "knockout": Knockout()}
+
+
+def get_intervention(intervention: Any) -> Intervention:
+    """The intervention with this name. An :class:`Intervention` is returned unchanged.
+
+    Args:
+        intervention: "zero", "mean", "knockout", or an object of a subclass of :class:`Intervention`.
+
+    Raises:
+        ArgumentError: `intervention` is neither a known name nor an intervention.
+
+    >>> type(get_intervention("mean")).__name__
+    'MeanValue'
+    """
+    if isinstance(intervention, Intervention):
+        return intervention
+    if not isinstance(intervention, str) or intervention not in INTERVENTIONS:
+        shown = intervention.__name__ if isinstance(intervention, type) else repr(intervention)
+        raise ArgumentError(
+            f"intervention is {shown}: pass one of {', '.join(map(repr, INTERVENTIONS))}, or an object of a subclass "
+            "of captum_vz.functional.Intervention."
+        )
+    return INTERVENTIONS[intervention]
+
+
+def contexts_after(
+    intervention: Intervention, weights: Tensor, values: Tensor, zeroed: Tensor, real: Tensor | None
+) -> Tensor:
+    """The contexts `(n, head, out, d_head)` after an intervention. Padding is left out where it would count.
+
+    Args:
+        intervention: What replaces values or weights.
+        weights: `(n, head, out, in)`.
+        values: `(n, head, in, d_head)`.
+        zeroed: `(n, head, in)`.
+        real: Which sources are no padding, `(n, in)`. None: all.
+    """
+    if real is None or not intervention.reads_others or bool(real.all()):
+        return intervention.new_context(weights, values, zeroed)
+    each = zip(weights[:, None], values[:, None], zeroed[:, None], real, strict=True)
+    return torch.cat([intervention.new_context(w[..., kept], v[:, :, kept], z[..., kept]) for w, v, z, kept in each])
+
+
+def values_after(intervention: Intervention, values: Tensor, zeroed: Tensor, real: Tensor | None) -> Tensor:
+    """The values `(n, head, in, d_head)` after an intervention. Padding is left out where it would count."""
+    if real is None or not intervention.reads_others or bool(real.all()):
+        return intervention.new_values(values, zeroed)
+    changed = values.clone()
+    for number, kept in enumerate(real):
+        own = slice(number, number + 1)
+        changed[own, :, kept] = intervention.new_values(values[own][:, :, kept], zeroed[own][..., kept])
+    return changed
