@@ -42,6 +42,8 @@ ROOMS = [
 ]
 ROW = {room: row for row, rooms in enumerate(ROOMS) for room in rooms}
 ENGINE = "captum_vz._engine"
+# The package whose imports for annotations still make a circle.
+NOT_COUNTED = "captum_vz.generation"
 LONGEST_CHAIN = 7
 # The files that may register hooks. Hooks that stay behind would change the user's model.
 HOOK_FILES = {"_engine.capture.hooks", "_engine.capture.embeddings", "_engine.whole_model.clean_cache"}
@@ -79,7 +81,7 @@ def test_public_names_have_docstrings() -> None:
 def test_imports_point_downwards_only() -> None:
     upwards = [
         f"{importer} imports {imported}"
-        for importer, imports in GRAPH.items()
+        for importer, imports in ANNOTATED.items()
         for imported in imports
         if not may_import(room_of(importer), room_of(imported))
     ]
@@ -98,6 +100,7 @@ def test_up_and_down_are_distinguished() -> None:
 
 def test_no_circle_of_imports() -> None:
     assert not circles(GRAPH)
+    assert not circles({name: imports for name, imports in ANNOTATED.items() if not name.startswith(NOT_COUNTED)})
 
 
 def test_import_chains_of_the_engine() -> None:
@@ -169,15 +172,17 @@ if TYPE_CHECKING:
 def later():
     from captum_vz.cli import main
 """
-    assert list(imports_of(source, "captum_vz._engine.replay")) == [
+    run = [
         "captum_vz.attr",
         "captum_vz.functional",
         "captum_vz",
         "captum_vz._engine.replay.base",
         "captum_vz._engine.replay.packed",
         "captum_vz.study.run",
-        "captum_vz.cli",
     ]
+    assert list(imports_of(source, "captum_vz._engine.replay")) == [*run, "captum_vz.cli"]
+    annotated = list(imports_of(source, "captum_vz._engine.replay", annotations=True))
+    assert annotated == [*run, "captum_vz.metrics", "captum_vz.cli"]
 
 
 def may_import(importer: str, imported: str) -> bool:
@@ -208,12 +213,12 @@ def text_of(path: Path) -> str:
     return path.read_text(encoding="utf-8")
 
 
-def imports_of(source: str, package: str) -> Iterator[str]:
+def imports_of(source: str, package: str, annotations: bool = False) -> Iterator[str]:
     """The modules of captum_vz that a file of that package imports, at its top or anywhere else.
 
-    Imports for annotations, under `if TYPE_CHECKING:`, are left out, because they are not run.
+    Imports under `if TYPE_CHECKING:` serve annotations and are not run. They are left out unless `annotations` is set.
     """
-    for node in run_nodes(ast.parse(source)):
+    for node in nodes_of(ast.parse(source), annotations):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name.split(".")[0] == "captum_vz")
         elif isinstance(node, ast.ImportFrom):
@@ -223,12 +228,13 @@ def imports_of(source: str, package: str) -> Iterator[str]:
                     yield f"{module}.{alias.name}" if is_module(f"{module}.{alias.name}") else module
 
 
-def run_nodes(tree: ast.AST) -> Iterator[ast.AST]:
-    """The nodes of a tree, without those under `if TYPE_CHECKING:`."""
+def nodes_of(tree: ast.AST, annotations: bool) -> Iterator[ast.AST]:
+    """The nodes of a tree, with or without those under `if TYPE_CHECKING:`."""
     yield tree
     for node in ast.iter_child_nodes(tree):
-        if not (isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"):
-            yield from run_nodes(node)
+        typed = isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+        if annotations or not typed:
+            yield from nodes_of(node, annotations)
 
 
 def is_module(name: str) -> bool:
@@ -261,13 +267,14 @@ def longest_chain(graph: Graph) -> list[str]:
     return max((chain_from(name) for name in sorted(graph)), key=len)
 
 
-def graph_of_imports() -> Graph:
+def graph_of_imports(annotations: bool = False) -> Graph:
     """The files that each file of the package imports."""
     return {
-        name: {imported for imported in imports_of(text_of(path), package_of(path)) if imported in FILES} - {name}
+        name: {one for one in imports_of(text_of(path), package_of(path), annotations) if one in FILES} - {name}
         for name, path in FILES.items()
     }
 
 
 FILES = {name_of(path): path for path in PACKAGE.rglob("*.py")}
 GRAPH = graph_of_imports()
+ANNOTATED = graph_of_imports(annotations=True)

@@ -14,17 +14,15 @@ from torch import Tensor
 from captum_vz.errors import ArgumentError
 from captum_vz.visualization._checks import position_of
 from captum_vz.visualization.view.answers import Score, score_answers
-from captum_vz.visualization.view.data import Encoded, encode
+from captum_vz.visualization.view.data import Method, PageData, read_methods
 from captum_vz.visualization.view.labels import Labels, read_labels
-from captum_vz.visualization.view.methods import Method, read_methods
-from captum_vz.visualization.view.page import frame, page, record
-from captum_vz.visualization.view.static import static_table
+from captum_vz.visualization.view.page import frame, page, record, static_table
 
 THEMES = ("auto", "light", "dark")
 
 
 @dataclass(frozen=True)
-class View:
+class View(PageData):
     """A page of maps on which a reader points at tokens. :func:`view` makes it, and a notebook shows it.
 
     Attributes:
@@ -39,13 +37,6 @@ class View:
         theme: "auto", "light" or "dark".
     """
 
-    methods: tuple[Method, ...]
-    rows: Labels
-    columns: Labels
-    offset: int | None
-    token: int | None
-    layer: int
-    predict: tuple[int, ...]
     title: str
     theme: str
 
@@ -75,11 +66,6 @@ class View:
     def _repr_html_(self) -> str:
         """The page in a frame, then a table for viewers that leave out frames."""
         return frame(page(self._record, self.title, self.theme), self.title) + static_table(self)
-
-    @cached_property
-    def encoded(self) -> Encoded:
-        """The numbers of the page."""
-        return encode(self.methods)
 
     @cached_property
     def _record(self) -> dict[str, Any]:

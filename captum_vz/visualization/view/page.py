@@ -1,4 +1,4 @@
-"""The page: one document with its style sheet, its data and its module."""
+"""The page: one document with its style sheet, its data and its module, and a table for viewers without scripts."""
 
 from __future__ import annotations
 
@@ -9,22 +9,21 @@ from functools import cache
 from html import escape
 from importlib.resources import files
 from string import Template
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from captum_vz.visualization.view.labels import visible
+from torch import Tensor
 
-if TYPE_CHECKING:
-    from captum_vz.visualization.view.interactive import View
-    from captum_vz.visualization.view.labels import Labels
+from captum_vz.visualization.view.data import PageData
+from captum_vz.visualization.view.labels import Labels, visible
 
 FRAME_HEIGHT = 480  # CSS pixels, until the page knows its own height
 # Shown where the frame's tags are removed and their text stays, as in JupyterLab.
 LEFT_OUT = "The interactive page is left out here. Run the cell, or trust the notebook (JupyterLab: Trust Notebook)."
 
 
-def record(view: View) -> dict[str, Any]:
+def record(data: PageData) -> dict[str, Any]:
     """What the page's module reads."""
-    encoded = view.encoded
+    encoded = data.encoded
     methods = [
         {
             "name": visible(method.name) if method.name else "",
@@ -34,20 +33,20 @@ def record(view: View) -> dict[str, Any]:
                 for panel, scale in zip(method.panels, scales, strict=True)
             ],
         }
-        for method, scales in zip(view.methods, encoded.scales, strict=True)
+        for method, scales in zip(data.methods, encoded.scales, strict=True)
     ]
     return {
-        "rows": _side(view.rows),
-        "columns": _side(view.columns),
-        "offset": view.offset,
+        "rows": _side(data.rows),
+        "columns": _side(data.columns),
+        "offset": data.offset,
         "methods": methods,
         "levels": encoded.levels,
         "signed": encoded.signed,
         "numbers": encoded.text,
-        "id": fingerprint(view),
-        "token": view.token,
-        "layer": view.layer,
-        "predict": list(view.predict),
+        "id": fingerprint(data),
+        "token": data.token,
+        "layer": data.layer,
+        "predict": list(data.predict),
     }
 
 
@@ -75,10 +74,10 @@ def frame(document: str, title: str) -> str:
     return f"<iframe {attributes}>{LEFT_OUT}</iframe>"
 
 
-def fingerprint(view: View) -> str:
+def fingerprint(data: PageData) -> str:
     """Eight digits that differ between pages with other tokens or numbers."""
-    names = json.dumps([view.rows.tokens, view.columns.tokens, view.encoded.scales])
-    return hashlib.sha256((names + view.encoded.text).encode()).hexdigest()[:8]
+    names = json.dumps([data.rows.tokens, data.columns.tokens, data.encoded.scales])
+    return hashlib.sha256((names + data.encoded.text).encode()).hexdigest()[:8]
 
 
 @cache
@@ -101,3 +100,56 @@ def _side(labels: Labels) -> dict[str, Any]:
 
 def _rounded(totals: Any) -> list[float] | None:
     return None if totals is None else [float(f"{one:.4g}") for one in totals.tolist()]
+
+
+MOST_WHOLE = 25  # tokens of a whole map; longer texts have the strongest sources of each token
+STRONGEST = 5
+CELL = "padding:2px 5px;border:1px solid #999;text-align:right"
+
+
+def static_table(data: PageData) -> str:
+    """The map that the page shows at first, as a closed `<details>` with styles inside its elements, in ASCII."""
+    method = data.methods[0]
+    panel = method.panels[min(data.layer, len(method.panels) - 1)]
+    name = ", ".join(filter(None, [method.name, panel.label]))
+    scores = panel.scores
+    width = len(data.columns.tokens)
+    parts = [_whole(data, scores)] if width <= MOST_WHOLE else [_strongest(data, scores)]
+    what = f"{name}: each row is an output token" + ("" if width <= MOST_WHOLE else f", with its {STRONGEST} strongest")
+    table = (
+        f'<table style="border-collapse:collapse;font-size:12px"><caption>{escape(what)}</caption>{parts[0]}</table>'
+    )
+    text = f'<details><summary style="cursor:pointer">Table: {escape(name)}</summary>{table}</details>'
+    return text.encode("ascii", "xmlcharrefreplace").decode()
+
+
+def _whole(data: PageData, scores: Tensor) -> str:
+    highest = float(scores.abs().max()) or 1.0
+    heads = "".join(_head(token, "col") for token in data.columns.tokens)
+    rows = []
+    for token, row in zip(data.rows.tokens, scores.tolist(), strict=True):
+        cells = "".join(_cell(value, highest) for value in row)
+        rows.append(f"<tr>{_head(token, 'row')}{cells}</tr>")
+    return f"<thead><tr><td></td>{heads}</tr></thead><tbody>{''.join(rows)}</tbody>"
+
+
+def _strongest(data: PageData, scores: Tensor) -> str:
+    rows = []
+    for token, row in zip(data.rows.tokens, scores, strict=True):
+        places = row.abs().argsort(descending=True, stable=True)[:STRONGEST].tolist()
+        named = [f"<bdi>{escape(data.columns.tokens[i])}</bdi> {row[i].item():.3f}" for i in places]
+        rows.append(f'<tr>{_head(token, "row")}<td style="padding:2px 5px">{", ".join(named)}</td></tr>')
+    return f"<tbody>{''.join(rows)}</tbody>"
+
+
+def _head(token: str, scope: str) -> str:
+    return f'<th scope="{scope}" style="{CELL}"><bdi>{escape(token)}</bdi></th>'
+
+
+def _cell(value: float, highest: float) -> str:
+    # Pale enough for black text, on light and on dark pages. Notebooks that are not trusted lose gradients,
+    # and keep the black of the text. So the color is plain.
+    strongest = (255, 140, 60) if value < 0 else (66, 146, 198)
+    weight = abs(value) / highest * 0.85
+    shade = "".join(f"{round(255 - (255 - one) * weight):02x}" for one in strongest)
+    return f'<td style="{CELL};background-color:#{shade};color:#000">{value:.2f}</td>'
