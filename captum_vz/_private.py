@@ -22,12 +22,11 @@ from captum._utils.typing import TargetType
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn.modules.dropout import _DropoutNd as DropoutModule
-from torch.overrides import _get_current_function_mode as current_function_mode
 from torch.overrides import _get_current_function_mode_stack as function_modes
 from torch.overrides import _pop_mode as pop_function_mode
 from torch.overrides import _push_mode as push_function_mode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+from torch.utils._pytree import tree_leaves, tree_map
 
 __all__ = [
     "ATTENTION_NAME",
@@ -44,7 +43,6 @@ __all__ = [
     "TorchDispatchMode",
     "accelerate_hook",
     "attention_name",
-    "current_function_mode",
     "eager_stance",
     "format_additional_forward_args",
     "format_output",
@@ -53,8 +51,6 @@ __all__ = [
     "forward_pre_hooks",
     "function_mode_state",
     "function_modes",
-    "has_dispatch_modes",
-    "has_function_modes",
     "is_replica",
     "is_transformed",
     "modules_of",
@@ -70,10 +66,8 @@ __all__ = [
     "softmax_axis",
     "sort_key_list",
     "storage_id",
-    "tree_flatten",
     "tree_leaves",
     "tree_map",
-    "tree_unflatten",
     "uncompiled",
     "without_function_modes",
     "without_hooks",
@@ -98,16 +92,6 @@ OUTPUT_CAPTURING = "transformers.utils.output_capturing"
 # Operators of torch that compute a softmax, and that copy or reshape a tensor, below all functions and modules.
 SOFTMAX = frozenset({torch.ops.aten._softmax.default, torch.ops.aten._safe_softmax.default})
 COPIES = frozenset({torch.ops.aten._to_copy.default, torch.ops.aten._unsafe_view.default})
-
-
-def has_function_modes() -> bool:
-    """Whether a function mode is active."""
-    return bool(torch._C._len_torch_function_stack())
-
-
-def has_dispatch_modes() -> bool:
-    """Whether a dispatch mode is active."""
-    return bool(torch._C._len_torch_dispatch_stack())
 
 
 def is_transformed() -> bool:

@@ -13,7 +13,6 @@ from torch.overrides import TorchFunctionMode
 from transformers import AttentionInterface, BertConfig, BertModel
 
 from captum_vz import _private
-from captum_vz._engine.numerics import matmul
 
 PACKAGE = Path(_private.__file__).parent
 OTHERS = ("captum", "torch", "transformers", "accelerate")
@@ -54,7 +53,7 @@ def own_names() -> set[str]:
 
 
 def test_no_other_file_reads_private_names() -> None:
-    """Python's own are documented. The operators of oneDNN are looked for before they are used."""
+    """Python's own are documented."""
     of_python = {"_asdict", "_exit", "_getframe"}
     own = own_names()
     found = {
@@ -62,8 +61,7 @@ def test_no_other_file_reads_private_names() -> None:
         for path in PACKAGE.rglob("*.py")
         if path.name != "_private.py" and (names := foreign_names(path, own) - of_python)
     }
-    assert set(found) == {"_engine/numerics/matmul.py"}
-    assert found["_engine/numerics/matmul.py"] <= set(matmul.OPERATORS)
+    assert not found
 
 
 def test_private_names_stand_in_one_module() -> None:
@@ -120,17 +118,10 @@ class Functions(TorchFunctionMode):
         return "seen" if func is torch.add else func(*args, **(kwargs or {}))
 
 
-class Operations(_private.TorchDispatchMode):
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*args, **(kwargs or {}))
-
-
 def test_modes() -> None:
     x = torch.ones(2)
-    assert not _private.has_function_modes() and not _private.has_dispatch_modes()
+    assert not _private.function_modes()
     with Functions() as mode:
-        assert _private.has_function_modes()
-        assert _private.current_function_mode() is mode
         assert _private.function_modes() == [mode]
         assert torch.add(x, x) == "seen"
         _private.pop_function_mode()
@@ -138,8 +129,6 @@ def test_modes() -> None:
         _private.push_function_mode(mode)
         with _private.without_function_modes():
             assert isinstance(torch.add(x, x), Tensor)
-    with Operations():
-        assert _private.has_dispatch_modes()
 
 
 def test_state_of_function_modes() -> None:

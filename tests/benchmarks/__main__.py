@@ -29,7 +29,6 @@ HEADS = (
     "seq/maps",
     "seq/fast",
     "maps/(floor+fwd)",
-    "maps/(torch's+fwd)",
     "row/fwd",
     "maps of peak",
     "fast of peak",
@@ -89,10 +88,7 @@ def one_length(
         "row": lambda: explain.attribute(ids, token=-1),
         "forward": lambda: model(ids),
     }
-    for floor_name, by_torch in {"floor": False, "torch's floor": True}.items():
-        contenders[floor_name] = floor(
-            size, len(layers), pairs, dtype, device, 512 if device == "cpu" else 16384, by_torch
-        )
+    contenders["floor"] = floor(size, len(layers), pairs, dtype, device, 512 if device == "cpu" else 16384)
     if with_definition:
         contenders["sequential"] = sequential(model, layers, size, ids)
     seconds = medians(contenders, rounds, device)
@@ -104,11 +100,9 @@ def one_length(
         seconds["forward"],
         definition,
         seconds["floor"],
-        seconds["torch's floor"],
         definition / seconds["maps"],
         definition / seconds["fast"],
         seconds["maps"] / (seconds["floor"] + seconds["forward"]),
-        seconds["maps"] / (seconds["torch's floor"] + seconds["forward"]),
         seconds["row"] / seconds["forward"],
         *(operations(contenders[way]) / seconds[way] / peak for way, peak in zip(("maps", "fast"), peaks, strict=True)),
     )

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from captum_vz._engine.numerics.matmul import Product
 from captum_vz.functional import cosine_distance, normalize_rows
 from tests.benchmarks.measure import medians
 from tests.benchmarks.models import Size
@@ -47,18 +46,13 @@ def sequential(model: nn.Module, layers: list[nn.Module], size: Size, ids: Tenso
     return run
 
 
-def floor(
-    size: Size, layers: int, pairs: int, dtype: torch.dtype, device: str, chunk: int, by_torch: bool = False
-) -> Callable[[], None]:
-    """The feed-forward's last matrix on all pairs, in chunks: a lower bound, because every exact map needs it.
-
-    The product is the package's fastest one, or (`by_torch`) torch's default, which a plain forward pass uses.
-    """
+def floor(size: Size, layers: int, pairs: int, dtype: torch.dtype, device: str, chunk: int) -> Callable[[], None]:
+    """The feed-forward's last matrix on all pairs, in chunks: a lower bound, because every exact map needs it."""
     chunk = min(chunk, pairs)
     width, out = size.last
     left = torch.randn(chunk, width, device=device, dtype=dtype)
     weight = torch.randn(out, width, device=device, dtype=dtype)
-    product = partial(linear, weight=weight) if by_torch else Product(weight.T, count=pairs)
+    product = partial(linear, weight=weight)
 
     def run() -> None:
         for _ in range(layers):
@@ -69,10 +63,10 @@ def floor(
 
 
 def highest_rate(dtype: torch.dtype, device: str) -> float:
-    """Peak operations a second: those of a large matrix product, by the package's fastest product."""
+    """Peak operations a second: those of a large matrix product, in torch's default product."""
     size = 2048 if device == "cpu" else 8192
     rows, weight = torch.randn(2, size, size, device=device).to(dtype)
-    product = Product(weight, count=size)
+    product = partial(linear, weight=weight)
     return 2 * size**3 / medians({"product": lambda: product(rows)}, 5, device)["product"]
 
 

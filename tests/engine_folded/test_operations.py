@@ -66,8 +66,7 @@ def operations(
     Rotary positions are left out, which transformers 5.16 computes by a product.
     """
     model, layer = build()
-    # torch counts its own products, but not those of oneDNN.
-    with monkeypatch.context() as patch, torch.backends.mkldnn.flags(enabled=False):
+    with monkeypatch.context() as patch:
         patch.setattr(value_zeroing, "REPLAYS", value_zeroing.REPLAYS[first:])
         with FlopCounterMode(display=False) as counter:
             ValueZeroing(model, layer, **precision).attribute(torch.arange(tokens)[None], **options)
@@ -128,7 +127,6 @@ def test_folded_replay(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("captum_vz._engine.replay.folded.replay.has_fast_bfloat16", lambda device: True)
-    monkeypatch.setattr("captum_vz._engine.numerics.matmul.STEP", 1)  # without padding of products
     pairs = tokens * (tokens + 1) // 2 if causal else tokens * tokens
     traced = SAMPLED_TARGETS + 1 + 1  # some targets, one known row of the chunk, and one that is NaN
     rows = pairs + tokens + 1  # each target with nothing zeroed, and one known row

@@ -17,14 +17,13 @@ from captum_vz._engine.capture.module_state import ModuleState
 from captum_vz._engine.capture.recorder import Recorder
 from captum_vz._engine.capture.records import LayerRecord
 from captum_vz._engine.numerics.budget import is_out_of_memory, keep_freed_memory
-from captum_vz._engine.numerics.matmul import OneDnnLinears
 from captum_vz._engine.numerics.perturbation import nudged
 from captum_vz._engine.numerics.tensors import alike_tensors, map_each
 from captum_vz._engine.taps.changes import Changes, undoing
 from captum_vz._engine.taps.handler import AttentionHandler
 from captum_vz._engine.taps.projection import attach_to_named
 from captum_vz._engine.taps.projection_table import ValueProjection
-from captum_vz._private import DropoutModule, is_replica, push_function_mode, sort_key_list, tree_leaves, tree_map
+from captum_vz._private import DropoutModule, is_replica, sort_key_list, tree_leaves, tree_map
 from captum_vz.errors import RefusedError, UnsupportedLayerError
 
 # (index of the layer, its result), in the order in which the layers ran.
@@ -48,9 +47,7 @@ def run_and_record(
         layers: The layers to record.
         compute: Makes the result of one run. It is called when the layer returns, and the record is dropped then.
         device_ids: The devices of a DataParallel model, in the order of their shares of the batch.
-        replays: Whether `compute` replays layers. Then inputs and outputs of modules are kept until the layer returns,
-            and layers multiply as replays do. What runs before the first layer is torch's own to the last bit, because
-            it may choose between numbers that are nearly equal (the best queries of a detector).
+        replays: Whether `compute` replays layers. Then inputs and outputs of modules are kept until the layer returns.
         given: Where the user says that the values of each layer are. Empty: the taps find them.
         chosen: The numbers of the runs of each layer that are recorded. None: all.
 
@@ -64,13 +61,10 @@ def run_and_record(
     results: dict[torch.device | None, LayerResults] = {None: []}  # by the device of a replica
     owners: dict[tuple[torch.device, int], nn.Module] = {}
     lock = threading.Lock()
-    onednn = OneDnnLinears()  # entered while a layer runs, and left before it is replayed
     count: Counter[int] = Counter()
 
     def begin(index: int, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AttentionHandler:
         args, kwargs = on_its_device(layer, (args, kwargs))
-        if replays and onednn.gain(layer.parameters()):
-            push_function_mode(onednn)
         number, count[id(layer)] = count[id(layer)], count[id(layer)] + 1
         if chosen is not None and number not in chosen[index]:
             return AttentionHandler()
@@ -90,7 +84,6 @@ def run_and_record(
         return Recorder(record)
 
     def end(recorder: AttentionHandler, arguments: tuple[Any, Any], output: Any, hooks: list[Any]) -> None:
-        onednn.__exit__()
         if not isinstance(recorder, Recorder):
             return
         record = recorder.record

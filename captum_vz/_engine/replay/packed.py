@@ -6,14 +6,12 @@ The context of each pair is computed beforehand, and the attention answers it. T
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from captum_vz._engine.numerics.matmul import OneDnnLinears
 from captum_vz._engine.numerics.perturbation import PROBE_STRENGTHS, with_noise
 from captum_vz._engine.numerics.tensors import first_tensor, gather_rows
 from captum_vz._engine.numerics.tolerance import (
@@ -131,8 +129,6 @@ class PackedPairs:
         self.attention = attention
         self.runner = site.runner()
         self.first_tensor_only = first_tensor_only
-        # A function mode costs time at each function.
-        self.around: Any = OneDnnLinears if OneDnnLinears.gain(layer.parameters) else nullcontext
         self.later = number + 1 < len(layer.attentions)
         self._earlier: list[tuple[ModuleAnswer, Tensor]] = []
         for before in layer.attentions[:number]:
@@ -170,7 +166,7 @@ class PackedPairs:
             answer.context = gather_rows(clean, batch, out)[None]
         self.answer.context = context[None]
         handler = self.answer if isinstance(self.answer, AttentionHandler) else None
-        output = self.runner.run(handler, arguments, around=self.around)
+        output = self.runner.run(handler, arguments)
         for asked in (self.answer, *(answer for answer, _ in self._earlier)):
             asked.check_used()
         output = self.attention.batch_first(output)

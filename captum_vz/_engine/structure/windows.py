@@ -20,7 +20,6 @@ from captum_vz._engine.capture.interventions import FillSlots
 from captum_vz._engine.capture.layer_runner import LayerRunner, Streams
 from captum_vz._engine.capture.records import AttentionRecord, LayerRecord
 from captum_vz._engine.numerics.budget import is_out_of_memory
-from captum_vz._engine.numerics.matmul import OneDnnLinears
 from captum_vz._engine.numerics.perturbation import is_changed, nudged, replaced
 from captum_vz._engine.numerics.tensors import first_tensor
 from captum_vz._engine.numerics.tolerance import CannotReplayError
@@ -82,7 +81,7 @@ class Windows:
         return handler.calls
 
     def _run(self, hidden: Tensor, handler: FillSlots) -> Tensor:
-        output = self.runner.run(handler, self.runner.arguments_with(self._hidden, hidden), around=OneDnnLinears)
+        output = self.runner.run(handler, self.runner.arguments_with(self._hidden, hidden))
         handler.check_all_filled()
         return output
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from captum_vz._engine.capture.records import VersionedTensor
-from captum_vz._engine.numerics.matmul import Product, padded
 from captum_vz._engine.numerics.tolerance import CANCELLATION, TOO_LITTLE_LEFT, CannotReplayError, check_reproduced
 from captum_vz._engine.replay.folded.plan import PairChunk
 from captum_vz._engine.structure.modules import Norm
@@ -23,7 +23,7 @@ class FirstLinear:
     """A linear module that takes the norm's output: `W n(p - u) = s(p - u) (base - sum_h a_h W g(f_h)) + constant`.
 
     Attributes:
-        product: Multiplies with the module's matrix W.
+        weight: The transpose of the module's matrix W, `(features, d)`.
         composed: The attention's projection times W, `(head, d_head, features)`. None: they are multiplied one by one.
         base: `W g(p)` of each target, `(target, features)`.
         constant: `W beta`, plus W's own bias, `(1, features)`.
@@ -31,7 +31,7 @@ class FirstLinear:
     """
 
     module: nn.Module
-    product: Product
+    weight: Tensor
     composed: Tensor | None
     base: Tensor
     constant: Tensor
@@ -41,7 +41,7 @@ class FirstLinear:
         """`W g(f_h(j))` of vectors with `directions (member * head, d)` and `values (member, head, d_head)`."""
         if self.composed is not None:
             return (values.transpose(0, 1) @ self.composed).transpose(0, 1).flatten(0, 1)
-        return self.product(directions.to(self.product.weight.dtype)).to(directions.dtype)
+        return functional.linear(directions.to(self.weight.dtype), self.weight).to(directions.dtype)
 
 
 @dataclass(frozen=True)
@@ -49,13 +49,15 @@ class LaterLinear:
     """A linear module that runs later, on what changes with the pairs.
 
     Attributes:
-        product: Multiplies with the module's matrix.
+        weight: The transpose of the module's matrix, `(d, features)`.
+        bias: The module's own bias. None: it has none, or only changes are multiplied.
         clean: Its input `(target, features)` and output `(target, d)` in the clean pass, and a buffer for a chunk's
             changes of the input. If given, only these changes are multiplied, in bfloat16.
     """
 
     module: nn.Module
-    product: Product
+    weight: Tensor
+    bias: Tensor | None
     clean: tuple[Tensor, Tensor, Tensor] | None
 
 
@@ -118,19 +120,17 @@ class FoldedModules:
         later, buffer = self.laters[number], self._buffer_of(x)
         rows = x.flatten(0, -2)
         if later.clean is None:
-            # With the unused rows of the buffer, so that no copy is needed to pad to a size that oneDNN has compiled.
-            given = rows if buffer is None else buffer[: padded(len(rows))]
-            return later.product(given)[: len(rows)].view(*x.shape[:-1], -1)
+            return functional.linear(x, later.weight, later.bias)
         inputs, outputs, buffer_of_changes = later.clean
-        change = buffer_of_changes[: padded(len(rows))]
+        change = buffer_of_changes[: len(rows)]
         # In place if no other linear module needs the input, so that less memory goes through the caches.
         changed = rows if buffer is not None and len(self.laters) == 1 else torch.empty_like(rows)
-        each = map(self.chunk.by_span, (rows, changed, change[: len(rows)]))
+        each = map(self.chunk.by_span, (rows, changed, change))
         for span, given, of_span, halves in zip(self.chunk.spans, *each, strict=True):
             torch.sub(given, inputs[span.targets], out=of_span)
             halves.copy_(of_span)
         result = outputs.index_select(0, self.chunk.target)
-        return result.add_(later.product(change)[: len(rows)]).view(*x.shape[:-1], -1)
+        return result.add_(functional.linear(change, later.weight)).view(*x.shape[:-1], -1)
 
     def activated(self, activation: Activation, x: Tensor) -> Tensor:
         """The output of an activation, in place if `x` is the buffer of a first linear module."""

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from captum_vz._engine.numerics.matmul import OneDnnLinears, Product, padded
 from captum_vz._engine.numerics.tensors import for_query_heads, gather_rows
 from captum_vz._engine.numerics.tolerance import (
     CannotReplayError,
@@ -72,8 +70,7 @@ class FoldedLayer:
         self._problem, self._pairs, self._new_packed = problem, pairs, new_packed
         self._dtype = torch.bfloat16 if in_bfloat16 else problem.output.dtype  # in which changes are multiplied
         sizes = [len(chunk.target) for block in blocks for chunk in block.chunks]
-        self._rows, self._longest = sum(sizes), max(sizes)
-        self._vectors = sum(len(block.source) for block in blocks) * len(pairs.heads)
+        self._longest = max(sizes)
         self.outputs = gather_rows(problem.output, pairs.batch, pairs.out)
         self.changed = self.outputs.new_empty(self._longest, self.outputs.shape[-1])
         self.base = self.outputs
@@ -93,8 +90,7 @@ class FoldedLayer:
         if not self.projection.abs().amax():  # in a fifth of the time that any() takes
             raise CannotReplayError("the projection of these heads is zero, and rounding would give them a score")
         if structure.norm is not None:
-            with OneDnnLinears():
-                self.base = structure.projection(contexts)
+            self.base = structure.projection(contexts)
             scale = structure.norm.scale(self._clean_input)
             firsts = [self._first(structure.norm, scale, module, composed) for module in structure.firsts]
             self.modules = FoldedModules(structure.norm, scale, firsts, [*map(self._later, structure.laters)])
@@ -198,26 +194,24 @@ class FoldedLayer:
         weight, constant = matrix(module), module(norm.beta[None])
         assert weight is not None  # narrows the type: the structure names linear modules only
         base = (self._in_clean_pass(module, 1) - constant) / scale
-        count = self.projection.shape[:2].numel() if composed else self._vectors
-        product = Product(weight.to(self._dtype), count=count)
+        weight = weight.to(self._dtype)
         both = None
         if composed:
             into_norm = self.projection if self.scale is None else self.projection * self.scale
             directions = norm.direction(into_norm).to(self._dtype)  # (head, d_head, d)
-            both = product(directions.flatten(0, 1)).to(base.dtype).unflatten(0, self.projection.shape[:2])
-        result = base.new_empty(padded(self._longest), base.shape[1])
-        return FirstLinear(module, product, both, base, constant, result)
+            both = (directions @ weight).to(base.dtype)
+        result = base.new_empty(self._longest, base.shape[1])
+        return FirstLinear(module, weight.T, both, base, constant, result)
 
     def _later(self, module: nn.Module) -> LaterLinear:
         weight = matrix(module)
         assert weight is not None  # as above
         if self._dtype != torch.bfloat16:
             bias = module.bias if isinstance(module.bias, Tensor) else None
-            return LaterLinear(module, Product(weight, bias, self._rows), None)
+            return LaterLinear(module, weight.T, bias, None)
         inputs, outputs = (self._in_clean_pass(module, place) for place in (0, 1))
-        change = inputs.new_zeros(padded(self._longest), inputs.shape[1], dtype=self._dtype)
-        product = Product(weight.to(self._dtype), count=self._rows)
-        return LaterLinear(module, product, (inputs, outputs, change))
+        change = inputs.new_empty(self._longest, inputs.shape[1], dtype=self._dtype)
+        return LaterLinear(module, weight.T.to(self._dtype), None, (inputs, outputs, change))
 
     def _runner(self, structure: FeedForwardStructure, modules: FoldedModules) -> PackedPairs:
         """Runs the layer with the norm, the linear modules and the activations answered."""
@@ -229,7 +223,6 @@ class FoldedLayer:
             raise CannotReplayError("a module after the attention has a hook, which would not be called")
         runner = self._projected(structure)
         runner.runner.replace_forwards(forwards)
-        runner.around = nullcontext  # products are answered, and a function mode costs time at each other function
         return runner
 
 

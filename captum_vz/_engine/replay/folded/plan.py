@@ -10,8 +10,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from captum_vz._engine.numerics.matmul import padded
-
 # How many (source, head) vectors are folded at a time: enough that the product pays for its call.
 VECTORS = 1024
 
@@ -204,6 +202,4 @@ def _chunk(spans: tuple[GroupSpan, ...], target: Tensor, group: Tensor, clean: s
 def _pairs_at_a_time(pairs: int, targets: int, rows: int) -> int:
     """How many pairs a chunk has, so that it has about `rows` rows with its known rows."""
     chunks = max(1, round((pairs + targets) / rows))
-    others = -(-targets // chunks) + 1
-    # Products are padded to few numbers of rows.
-    return max(1, padded(-(-pairs // chunks) + others) - others)
+    return max(1, -(-pairs // chunks))

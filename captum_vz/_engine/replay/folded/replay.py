@@ -20,8 +20,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from captum_vz._engine.numerics.budget import budget_of, is_out_of_memory
-from captum_vz._engine.numerics.matmul import has_fast_bfloat16
+from captum_vz._engine.numerics.budget import budget_of, has_fast_bfloat16, is_out_of_memory
 from captum_vz._engine.numerics.tensors import gather_rows
 from captum_vz._engine.numerics.tolerance import (
     TOO_LITTLE_LEFT,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -17,9 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from captum_vz._engine.capture.interventions import StopRunError
-from captum_vz._engine.numerics.matmul import with_onednn
 from captum_vz._engine.numerics.tolerance import CannotReplayError, is_same_function
-from captum_vz._engine.replay.answers import ModuleAnswer
 from captum_vz._engine.structure.modules import Norm, matrix, read_norm
 
 if TYPE_CHECKING:
@@ -69,10 +66,6 @@ class Trace:
         if any(x.dim() > 1 for x in outer):
             raise CannotReplayError("a module with submodules has a matrix of its own")
         self._with_parameters = [m for m in innermost if any(True for _ in m.parameters())]
-        # Only products go through a function mode. On few rows, asking at each function takes longer than computing.
-        replay.around = nullcontext
-        if isinstance(replay.answer, ModuleAnswer):
-            replay.answer.projection = tuple(map(with_onednn, replay.answer.projection))
         replay.runner.replace_forwards({m: _recording(m, self._runs, self._end) for m in innermost})
 
     def run(self, batch: Tensor, out: Tensor, context: Tensor) -> Tensor:
@@ -161,12 +154,10 @@ def _activation(module: nn.Module, x: Tensor, y: Tensor) -> Activation | None:
 
 def _recording(module: nn.Module, runs: list[Run], end: list[nn.Module]) -> Callable[..., Any]:
     # Given the lists and not the trace. The trace holds the replay, which holds this function, and would outlive it.
-    run = module if matrix(module) is None else with_onednn(module)
-
     def forward(*args: Any, **kwargs: Any) -> Any:
         if any(module is one for one in end):
             raise StopRunError(_by_position(args[0]))
-        output = run(*args, **kwargs)
+        output = module(*args, **kwargs)
         if args and isinstance(args[0], Tensor) and isinstance(output, Tensor):
             runs.append((module, _by_position(args[0]), _by_position(output)))
         return output
