@@ -152,6 +152,7 @@ class ValueZeroingEffect(ForwardPassAttribution):
 
         def compute(record: LayerRecord) -> Tensor:
             runs.note(record)
+            record.inputs = inputs, additional_forward_args
             site = attention_site(record, attentions[record.index])
             if site.windows is not None or site.is_reordered():
                 raise UnsupportedLayerError(

@@ -53,6 +53,7 @@ def judge(
     """Compare scores `(batch, out, in)` row by row."""
     # NaN counts as infinitely wrong, so that it fails.
     errors = (found.double() - expected.double()).abs().nan_to_num(torch.inf)
+    errors = errors.masked_fill(errors < torch.finfo(found.dtype).eps ** 2, 0)  # a squared distance that is rounding
     shares = (errors.amax(-1) / largest.clamp_min(1e-300)).nan_to_num(torch.inf)
     excess = (shares / allowed).nan_to_num(torch.inf)
     worst = int(excess.argmax())

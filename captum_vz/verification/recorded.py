@@ -182,15 +182,17 @@ def half_squared_distance_of_directions(a: Tensor, b: Tensor) -> Tensor:
 def _padding(weights: Tensor, batch: int, out: int) -> Tensor:
     """Which targets are padding, `(batch, out)`, by their weights.
 
-    A padded target does not see itself, or it sees nothing, and then all its weights are equal.
+    No target sees padding. Padding sees nothing, and then all its weights are equal. Or all tokens that somebody sees
+    see themselves too, so that only a mask of tokens can hide it.
     """
     count = weights.shape[-1]
     if weights.dim() != 3 or len(weights) % batch or out != count or out == 1:
         return torch.zeros(batch, out, dtype=torch.bool, device=weights.device)
     weights = weights.unflatten(0, (batch, -1))
-    sees_itself = weights.amax(1).diagonal(dim1=1, dim2=2) > 0
     sees_nothing = (weights.amax(-1) - weights.amin(-1) < 1e-6).all(1)
-    return ~sees_itself | sees_nothing
+    sees = (weights.amax(1) > 0) & ~sees_nothing[:, :, None]
+    is_seen, sees_itself = sees.any(1), sees.diagonal(dim1=1, dim2=2)
+    return ~is_seen & (sees_nothing | (sees_itself | ~is_seen).all(1, keepdim=True))
 
 
 def _tensors(output: Any) -> list[Tensor]:

@@ -153,6 +153,7 @@ class LayerRecord:
         warnings: What the user is warned of.
         given: Where the user says that the values are.
         layout: How the attention sees the layer's tokens: "tokens", "streams" (several vectors each) or "windows".
+        inputs: What the user's call was given. Empty: it is unknown.
     """
 
     layer: nn.Module
@@ -173,6 +174,7 @@ class LayerRecord:
     warnings: list[str] = field(default_factory=list)
     given: ValueProjection | None = None
     layout: str = "tokens"
+    inputs: tuple[Any, ...] = ()
 
     def __post_init__(self) -> None:
         self.name = self.name or type(self.layer).__name__

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -22,6 +23,7 @@ from captum_vz._engine.structure.dependence import (
     values_follow_token_order,
 )
 from captum_vz._engine.structure.windows import Windows, find_streams, find_windows, is_rearranged
+from captum_vz._engine.taps.transformers import MADE_OF
 from captum_vz._private import tree_leaves
 from captum_vz.errors import RefusedError, UnsupportedLayerError
 
@@ -190,8 +192,9 @@ def _over_positions(layer: LayerRecord, attention: AttentionRecord) -> tuple[Att
 def padding_masks(layer: LayerRecord, attention: AttentionRecord, windows: bool = False) -> tuple[Tensor, Tensor]:
     """Which rows `(batch, out)` and which sources `(batch, in)` of an attention are no padding.
 
-    Padding is what no token sees in self-attention, not even the token itself. In sparse attention the layer chooses
-    what is seen, so the mask that it was given is read too. A source that no valid row sees is padding.
+    Padding is what no token sees in self-attention, not even the token itself, if the inputs hide it or if it sees
+    nothing. In sparse attention the layer chooses what is seen, so the mask that it was given is read too. A source
+    that no valid row sees is padding.
     """
     # The self-attention of these tokens comes first. Attentions with another number of tokens are passed over.
     first = attention if windows else min(layer.attentions, key=lambda one: one.shape.out != attention.shape.out)
@@ -210,12 +213,47 @@ def padding_masks(layer: LayerRecord, attention: AttentionRecord, windows: bool 
         start = first_own_source(LayerRunner(layer), first) if sources > out else None
         if start is None or start + out > sources:
             start = sources - out - layer.encoder_sources(first)  # the tokens in a cache come first
-        rows = seen.any(1)[:, start : start + out]
-        if not seen[:, :, start : start + out].triu().any():
-            rows = rows | seen.any(2)  # where no token sees itself or a later one, nobody sees the last one
+        own = slice(start, start + out)
+        rows = seen.any(1)[:, own]
+        if not rows.all():
+            rows = rows | (seen.any(2) & ~_hidden_by_inputs(layer, first, seen[:, :, own], own))
         given = layer.kwargs.get("attention_mask")
         if isinstance(given, Tensor) and given.shape[2:] == (out, sources) and first.inline is None:
-            rows = rows | mask_as_bool(given).any(1).any(1)[:, start : start + out]
+            rows = rows | mask_as_bool(given).any(1).any(1)[:, own]
     if attention.visible is None:
         return rows, torch.ones(batch, attention.shape.sources, dtype=torch.bool, device=rows.device)
-    return rows, (attention.is_seen() & rows[:, :, None]).any(1)
+    shown = (attention.is_seen() & rows[:, :, None]).any(1)
+    inline = attention.inline if attention is first else None
+    if inline is not None and inline.row.sequence_first and shown.shape == rows.shape:
+        shown = shown | rows  # XLNet's mask was changed, so that tokens that only see themselves see nothing
+    return rows, shown
+
+
+def _hidden_by_inputs(layer: LayerRecord, attention: AttentionRecord, seen: Tensor, own: slice) -> Tensor:
+    """Which tokens a mask of tokens hides, and no pattern of the attention, bool `(batch, out)`.
+
+    `seen (batch, out, out)` are the layer's own tokens, the sources `own`.
+    """
+    assert attention.visible is not None
+    visible, (batch, _, out, sources) = attention.visible, attention.shape
+    unseen = ~seen.any(1)
+    if visible.shape[2] == 1 and len(visible) == batch:  # by its shape, it hides tokens from all tokens
+        return unseen
+    of_call = tree_leaves([dict(x) if isinstance(x, Mapping) else x for x in layer.inputs])
+    given = [x for x in (*tree_leaves((layer.args, layer.kwargs)), *of_call) if isinstance(x, Tensor)]
+    of_pairs = any(isinstance(x, Tensor) and x.shape[-2:] == (out, sources) for x in of_call)
+    if attention.inline is not None and not of_pairs and (seen.diagonal(dim1=1, dim2=2) | unseen).all():
+        return unseen  # families that compute attention inline make masks of tokens: all others see themselves
+    # What one example hides and another one shows, where the pattern of the attention is the same in all.
+    alike = ((seen == seen.any(0) & ~unseen[:, None]) | ~seen.any(2, keepdim=True)).all(1).all(1)
+    hidden = unseen & alike[:, None] & ~unseen.all(0)
+    for mask in (*given, *(getattr(x, MADE_OF) for x in given if hasattr(x, MADE_OF))):
+        if mask.shape in ((batch, sources), (batch, 1, 1, sources), (batch, out)):
+            tokens = mask.reshape(batch, -1).to(unseen.device)
+            tokens = tokens if tokens.shape[1] == out else tokens[:, own]
+            factors = ((tokens == 0) | (tokens == 1)).all()
+            if factors or ((tokens == 0) | ~mask_as_bool(tokens)).all():
+                shows = tokens.bool() if factors else mask_as_bool(tokens)
+                for one in (~shows, shows):  # a mask may mark what is hidden, or what is not
+                    hidden = hidden | one if unseen[one].all() else hidden
+    return hidden

@@ -23,6 +23,8 @@ from captum_vz._private import ATTENTION_NAME, BUILTIN_ATTENTION, attention_name
 from captum_vz.errors import UnsupportedLayerError
 
 EAGER = "eager_attention_forward"
+# The attribute of a mask that holds the mask of tokens which it was made of.
+MADE_OF = "captum_vz_made_of"
 
 
 class LoadedAlias(str):
@@ -153,7 +155,10 @@ def _mask_function(*args: Any, config: Any = None, **kwargs: Any) -> Tensor | No
     from transformers.masking_utils import eager_mask, sdpa_mask
 
     function = sdpa_mask if attention_name(config) == "sdpa" else eager_mask
-    return function(*args, config=config, **kwargs)
+    mask = function(*args, config=config, **kwargs)
+    if mask is not None and kwargs.get("attention_mask") is not None:
+        setattr(mask, MADE_OF, kwargs["attention_mask"])
+    return mask
 
 
 @cache

@@ -128,8 +128,8 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
         Returns:
             A map `(batch, out, in)`, or `(batch, in)` with one output token for each example, in at least float32. A
             list of maps if `layer` is a list. Rows sum to 1, unless `normalize=False`. Rows and columns of padding are
-            0, where the model's own attention mask defines the padding. Tokens that a model appends to fill its windows
-            (Longformer) are left out. If another row is zero, it stays zero, with a warning.
+            0. Padding is a token that none sees, and that a mask of tokens hides or that sees nothing. Tokens that a
+            model appends to fill its windows (Longformer) are left out. Any other zero row stays zero, with a warning.
 
         Raises:
             RefusedError: Wrong arguments. A layer that `forward_func` does not run, whose attention cannot be read, or
@@ -217,6 +217,7 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
                 if mixing is not None:
                     mixing.note(record)
                 runs.note(record)
+                record.inputs = arguments[:2]
                 site = attention_site(record, attentions[record.index], self.accepts_streams)
                 batch, _, out, _ = site.shape
                 end = end_of_inputs(site, arguments.inputs, wanted.token)
