@@ -46,7 +46,8 @@ ENGINE = "captum_vz._engine"
 NOT_COUNTED = "captum_vz.generation"
 LONGEST_CHAIN = 7
 # The files that may register hooks. Hooks that stay behind would change the user's model.
-HOOK_FILES = {"_engine.capture.hooks", "_engine.capture.embeddings", "_engine.whole_model.clean_cache"}
+HOOK_FILES = {"_engine.capture.hooks", "_engine.capture.embeddings"}
+HOOK_FILES |= {"_engine.whole_model.clean_cache", "_engine.whole_model.randomness"}
 # The verification records layers by hooks of its own, because it shares no code with the engine.
 HOOK_FILES |= {"verification.recorded"}
 # Every folder but `attr`, which holds one method a file, has at most nine files.

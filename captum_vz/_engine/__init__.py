@@ -26,6 +26,7 @@ from captum_vz._engine.value_zeroing import (
     value_zeroing_scores,
 )
 from captum_vz._engine.whole_model.mixing import OtherMixing
+from captum_vz._engine.whole_model.randomness import DrawnInputs
 from captum_vz._engine.whole_model.replay import ModelReplay
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "AttentionBlock",
     "AttentionSite",
     "Decomposition",
+    "DrawnInputs",
     "EmbeddingLeaf",
     "LayerRecord",
     "ModelReplay",

@@ -132,9 +132,8 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
             model appends to fill its windows (Longformer) are left out. Any other zero row stays zero, with a warning.
 
         Raises:
-            RefusedError: Wrong arguments. A layer that `forward_func` does not run, whose attention cannot be read, or
-                that cannot be replayed. Dropout in train mode. Values that are not finite. The model is unchanged
-                after an error.
+            RefusedError: Wrong arguments. A layer that does not run, cannot be replayed, or hides its attention.
+                Dropout, or other random numbers. Values that are not finite. The model is unchanged after an error.
         """
         if attribute_to_layer_input:
             reason = "attributes to source tokens through the attention of the layer"
@@ -249,6 +248,7 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
                     given=self._given(layers),
                     chosen=runs.chosen,
                 )
+                runs.output = outputs[0] if later else None
         for place, (asked, scores) in later.items():
             with torch.set_grad_enabled(self.needs_graph):
                 maps[place] = maps[place][0], asked.finish(scores(outputs[0]), self.normalize)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from captum_vz._engine import LayerRecord, alike_tensors, first_tensor, given_states
+from captum_vz._engine import DrawnInputs, LayerRecord, alike_tensors, first_tensor, given_states
 from captum_vz._private import tree_leaves
 from captum_vz.attr._base.blocks import is_attention_module, refuse_attention_modules
 from captum_vz.errors import ArgumentError, RefusedError, UnsupportedLayerError
@@ -27,7 +27,10 @@ class Runs:
 
     Attributes:
         chosen: The numbers of the runs of each layer that are recorded. None: all.
+        output: What the pass returned, if scores depend on it. None: they do not.
     """
+
+    output: Any = None
 
     def __init__(self, forward: Callable[[], Any], layers: Sequence[nn.Module], run: int | None) -> None:
         self._forward = forward
@@ -38,6 +41,7 @@ class Runs:
         self._several: dict[int, tuple[int, int]] = {}  # by layer: a run with outputs of one shape, their number
         self._attention_modules: dict[int, nn.Module] = {}
         self._last = _Last()
+        self._drawn = DrawnInputs()
         self.chosen = None if run is None else self._choose(run)
 
     def note(self, record: LayerRecord) -> None:
@@ -45,6 +49,7 @@ class Runs:
 
         The run is related to an earlier run if each layer in between was given the output of the layer before it.
         """
+        self._drawn.note(record)
         if len(found := alike_tensors(record.output)) > 1:
             self._several[record.index] = record.number, len(found)
         if is_attention_module(record):
@@ -58,7 +63,7 @@ class Runs:
 
     @contextmanager
     def checked(self, whole_blocks: bool = False) -> Iterator[None]:
-        """Refuse unrelated runs at the end of a `with` block, unless `run` chooses some.
+        """Refuse random inputs at the end of a `with` block, and unrelated runs, unless `run` chooses some.
 
         With `whole_blocks`, also refuse attention modules inside of blocks, and layers whose first output the model
         does not use.
@@ -73,6 +78,7 @@ class Runs:
         finally:
             self._last = _Last()  # which holds a layer's output
         self._refuse_unrelated()
+        self._drawn.check(self._forward, self._layers, self.output)
         if whole_blocks:
             self._refuse_other_outputs()
         if whole_blocks and self._attention_modules:

@@ -1,0 +1,161 @@
+"""Whether what layers are given in a pass depends on random numbers, and which module draws these."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+from captum_vz._engine.capture.hooks import layer_hooks
+from captum_vz._engine.capture.layer_runner import LAYER_ERRORS, is_cache
+from captum_vz._engine.capture.module_state import random_states
+from captum_vz._engine.capture.records import LayerRecord
+from captum_vz._engine.numerics.budget import is_out_of_memory
+from captum_vz._engine.numerics.tolerance import is_reproduced
+from captum_vz._engine.taps.changes import Changes, undoing
+from captum_vz._engine.taps.handler import AttentionHandler
+from captum_vz._private import is_replica, tree_leaves
+from captum_vz.errors import RefusedError
+
+FIX = (
+    "pass a forward_func that calls torch.manual_seed(0) before the model (or seeds numpy or random, if these are "
+    "drawn from)"
+)
+
+
+class DrawnInputs:
+    """The inputs of layers in a pass in which random numbers were drawn. Create it before the pass.
+
+    A model may draw numbers and not use them, or another thread draws them. So what the pass gave to the layers is
+    compared with what a second call of the forward function gives them.
+    """
+
+    def __init__(self) -> None:
+        self._before = random_states()
+        self._given: dict[tuple[int, int], list[Tensor]] = {}  # by the index of the layer, and the number of the run
+        self._filled = False  # whether a layer was given a key-value cache with tokens of earlier calls
+
+    def note(self, record: LayerRecord) -> None:
+        """Keep the inputs of a layer that has run, if random numbers were drawn before."""
+        if is_replica(record.layer) or not (self._given or self._before != random_states()):
+            return
+        arguments = record.args, record.kwargs
+        self._given[record.index, record.number] = [x.clone() for x in _tensors(arguments)]
+        place = next((m.layer_idx for m in record.layer.modules() if isinstance(getattr(m, "layer_idx", None), int)), 0)
+        caches = filter(is_cache, tree_leaves(arguments, is_leaf=is_cache))
+        own = next((x.shape[1] for x in record.states), 0)
+        self._filled |= record.number == 0 and any(int(one.get_seq_length(place)) > own for one in caches)
+
+    def check(self, forward: Callable[[], Any], layers: Sequence[nn.Module], output: Any = None) -> None:
+        """Raise RefusedError if the inputs of the layers depend on random numbers. `forward` is called once more.
+
+        So is the `output` of the pass, if it is used.
+        """
+        if not self._given and (output is None or self._before == random_states()):
+            return
+        if self._filled:
+            raise RefusedError(
+                "forward_func draws random numbers and holds a filled key-value cache. So it cannot be called again to "
+                "see whether its layers are given other numbers in each call. Call model.eval(), or pass the whole "
+                "sequence without a cache."
+            )
+        try:
+            found, again = _repeated(lambda: _inputs_and_output(forward, layers))
+        except LAYER_ERRORS as error:
+            if is_out_of_memory(error):
+                raise
+            raise RefusedError(
+                f"forward_func draws random numbers, and fails if it is called again ({type(error).__name__}: {error})."
+                f" So it is unknown whether each call has the same result. Call model.eval(), or {FIX}."
+            ) from error
+        for (index, number), given in self._given.items():
+            if not _are_same(given, found.get((index, number), [])):
+                place = "the explained layer" if len(layers) == 1 else f"layer {index} of the explained layers"
+                _refuse(forward, f"gives {place} ({type(layers[index]).__name__}) another input")
+        if output is not None and not _are_same(_tensors(output), _tensors(again)):
+            _refuse(forward, "has another output")
+
+
+def _refuse(forward: Callable[[], Any], change: str) -> None:
+    found = _repeated(lambda: _drawing_modules(forward))
+    shown, remedy = "forward_func itself draws random numbers", f"Switch this off. Or fix the numbers: {FIX}."
+    if found:
+        name, module = next((one for one in found if one[1].training), found[0])
+        named = f"{name} ({type(module).__name__})" if name else type(module).__name__
+        shown = f"{named} draws random numbers {'in train' if module.training else 'also in eval'} mode"
+        remedy = f"Call model.eval() first. Or fix the numbers: {FIX}." if module.training else remedy
+    raise RefusedError(f"{shown}, so each call of forward_func {change}. {remedy}")
+
+
+def _repeated(call: Callable[[], Any]) -> Any:
+    """What a call returns that runs the user's model once more. The generators are then as before."""
+
+    def run(changes: Changes) -> Any:
+        changes.undo.append(partial(torch.set_rng_state, torch.get_rng_state()))
+        changes.undo.append(partial(random.setstate, random.getstate()))
+        changes.undo.append(partial(np.random.set_state, np.random.get_state()))
+        if torch.cuda.is_initialized():
+            changes.undo.append(partial(torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all()))
+        with torch.no_grad():
+            return call()
+
+    return undoing(run)
+
+
+def _inputs_and_output(
+    forward: Callable[[], Any], layers: Sequence[nn.Module]
+) -> tuple[dict[tuple[int, int], list[Tensor]], Any]:
+    """The tensors that each layer is given in each run, and what `forward` returns."""
+    given: dict[tuple[int, int], list[Tensor]] = {}
+    count: Counter[int] = Counter()
+
+    def begin(index: int, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AttentionHandler:
+        given[index, count[id(layer)]] = [x.clone() for x in _tensors((args, kwargs))]
+        count[id(layer)] += 1
+        return AttentionHandler()
+
+    with layer_hooks(layers, begin, lambda *_: None):
+        return given, forward()
+
+
+def _drawing_modules(forward: Callable[[], Any]) -> list[tuple[str, nn.Module]]:
+    """The innermost modules that draw random numbers, in their order, with their names in the outermost module."""
+    running: list[tuple[nn.Module, Any, int]] = []  # with the state, and the number of modules found, when they began
+    found: list[tuple[str, nn.Module]] = []
+
+    def before(module: nn.Module, inputs: Any) -> None:
+        running.append((module, random_states(), len(found)))
+
+    def after(module: nn.Module, inputs: Any, output: Any) -> None:
+        begun = [place for place, (one, _, _) in enumerate(running) if one is module]
+        if not begun:  # of another thread
+            return
+        _, states, count = running[begun[-1]]
+        if len(found) == count and states != random_states():
+            names = {id(one): name for name, one in running[0][0].named_modules()}
+            found.append((names.get(id(module), ""), module))
+        del running[begun[-1] :]
+
+    with Changes() as changes:
+        changes.hook(partial(register_module_forward_pre_hook, before), partial(register_module_forward_hook, after))
+        forward()
+    return found
+
+
+def _tensors(arguments: Any) -> list[Tensor]:
+    return [x for x in tree_leaves(arguments) if isinstance(x, Tensor) and x.numel()]
+
+
+def _are_same(given: list[Tensor], found: list[Tensor]) -> bool:
+    """Whether two calls gave a layer the same numbers, up to rounding."""
+    if [x.shape for x in given] != [x.shape for x in found]:
+        return False
+    pairs = [(new, old) if old.dim() else (new[None], old[None]) for new, old in zip(found, given, strict=True)]
+    return all(is_reproduced(new, old) if old.is_floating_point() else torch.equal(new, old) for new, old in pairs)
