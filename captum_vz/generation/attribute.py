@@ -53,7 +53,8 @@ def attribute_generation(
             :class:`~captum_vz.ValueZeroingEffect`, or a class of Captum that explains inputs. Or a function of (model,
             layers) that returns such a method, such as a `functools.partial`. Or the method itself. In a model with an
             encoder, a class computes maps of the cross-attention, and :class:`~captum_vz.ALTIPlus` includes the
-            encoder.
+            encoder. A method that was made with `attention="self"`, and a rollout of one stack, are then refused,
+            because their sources are not the tokens of the prompt.
         model: A model of transformers with `generate`, in eval mode.
         tokenizer: Its tokenizer. It makes ids of texts, and labels of ids.
         prompt: A text. Chat messages, which become ids by the tokenizer's chat template. Token ids, a list or tensor.
@@ -134,9 +135,8 @@ def _joint(method: Any, device: Any, text: FinishedText, options: dict[str, Any]
     alone = groups if isinstance(method, MapAggregation) else member[-1]
     columns = [*member[:-1], alone]
     sources = columns + [groups + 1 + step for step in range(new - 1)]
-    if text.encoder_decoder:  # the sources of one attention are the encoder's tokens or the decoder's
-        prompt = len(text.prompt.ids)
-        sources = sources[prompt:] if getattr(method, "attention", "cross") == "self" else member[:prompt]
+    if text.encoder_decoder:  # the sources of cross-attention are the encoder's tokens
+        sources = member[: len(text.prompt.ids)]
     rows: Rows = rows_of(method, text, device, torch.tensor([sources]), **options)
     first = [columns.index(group) if group in columns else -1 for group in range(groups)]
     scores = rows.scores[:, [max(place, 0) for place in first]]

@@ -42,7 +42,8 @@ def build_method(method: Any, model: Any, tokenizer: Any) -> Any:
     """The method of a class, or of a function of the model and its layers. An instance is returned as it is.
 
     A class of Captum becomes a :class:`~captum_vz.TokenAttribution`. In a model with an encoder, a class with the
-    argument `attention` gets "cross". A function is returned that makes :class:`LayerAttentionGradient` for each step.
+    argument `attention` gets "cross", and methods without maps from the encoder are refused. A function is returned
+    that makes :class:`LayerAttentionGradient` for each step.
     """
     if isinstance(method, Attribution):
         return _checked(method, model)
@@ -51,7 +52,7 @@ def build_method(method: Any, model: Any, tokenizer: Any) -> Any:
     if of_class and issubclass(kind, TokenAttribution):
         return method(model, tokenizer=tokenizer)
     if of_class and issubclass(kind, ModelFreeAttribution):
-        return method(causal=True)
+        return _checked(method(causal=True), model)
     ours = of_class and kind.__module__.split(".")[0] != "captum"
     if of_class and issubclass(kind, Attribution) and not ours:
         return TokenAttribution(model, method, tokenizer)
@@ -61,17 +62,13 @@ def build_method(method: Any, model: Any, tokenizer: Any) -> Any:
             "layers), or a method that was made of them."
         )
     options: dict[str, Any] = {}
-    if getattr(model.config, "is_encoder_decoder", False):
+    if _has_encoder(model):
         layers = find_layers(model, "decoder")
         if of_class and issubclass(kind, ALTIPlus):
             layers = [*find_layers(model, "encoder"), *layers]
-        elif of_class and not issubclass(kind, MapAggregation) and "attention" in inspect.signature(kind).parameters:
-            options["attention"] = "cross"
         elif of_class:
-            raise ArgumentError(
-                f"{kind.__name__} has no maps from an encoder to its decoder: pass ALTIPlus, ValueZeroing, "
-                "LayerAttention or ValueZeroingEffect for a model with an encoder."
-            )
+            _check_sources(kind, getattr(method, "keywords", {}).get("attention", "cross"))
+            options["attention"] = "cross"
     else:
         layers = find_layers(model)
     if of_class and issubclass(kind, LayerAttentionGradient):
@@ -145,19 +142,16 @@ def _so_far(options: dict[str, Any], text: FinishedText, step: int) -> dict[str,
 
 def _columns(rows: Tensor, method: Any, text: FinishedText, steps: int) -> Tensor:
     """Rows `(n, in)` with a column for each given and each generated token, `(n, m + n)`."""
-    given, prompt = len(text.conditions), len(text.prompt.ids)
-    before = 0  # columns of the encoder, which self-attention of the decoder does not have
-    wanted = given + steps - 1
-    if text.encoder_decoder and not isinstance(method, ALTIPlus):
-        before = prompt if getattr(method, "attention", "cross") == "self" else 0
-        wanted = wanted - prompt if before else prompt
+    given = len(text.conditions)
+    of_encoder = text.encoder_decoder and not isinstance(method, ALTIPlus)
+    wanted = len(text.prompt.ids) if of_encoder else given + steps - 1
     if rows.shape[1] != wanted:
         raise UnsupportedLayerError(
             f"The rows of {_title(method)} have {rows.shape[1]} columns, but the text has {wanted} tokens: the model "
             "adds tokens, or merges them. Such models cannot be explained token by token."
         )
     columns = rows.new_zeros(len(rows), given + len(text.generated))
-    columns[:, before : before + wanted] = rows
+    columns[:, :wanted] = rows
     return columns
 
 
@@ -193,10 +187,37 @@ def _checked(method: Any, model: Any) -> Any:
             f"{type(method).__name__} takes no token ids: pass the class, such as captum.attr.IntegratedGradients, or "
             "a TokenAttribution."
         )
+    if _has_encoder(model) and not isinstance(method, (ALTIPlus, TokenAttribution)):
+        _check_sources(type(method), getattr(method, "attention", None))
     forward = getattr(method, "forward_func", None)
     if isinstance(forward, nn.Module) and forward is not model and all(forward is not one for one in model.modules()):
         raise ArgumentError(f"{_title(method)} explains another model than the one given. Make it of this model.")
     return method
+
+
+def _has_encoder(model: Any) -> bool:
+    return bool(getattr(model.config, "is_encoder_decoder", False))
+
+
+def _check_sources(kind: Any, attention: Any) -> None:
+    """Refuse a method whose sources are not the tokens of the encoder, which are the prompt.
+
+    Args:
+        kind: The class of the method.
+        attention: The attention that the method explains.
+    """
+    name = kind.__name__
+    if issubclass(kind, MapAggregation) or "attention" not in inspect.signature(kind).parameters:
+        raise ArgumentError(
+            f"{name} has no maps from an encoder to its decoder: pass ALTIPlus, ValueZeroing, LayerAttention or "
+            "ValueZeroingEffect for a model with an encoder."
+        )
+    if not (isinstance(attention, str) and attention == "cross"):
+        shown = repr(attention) if isinstance(attention, str) else "a module"
+        raise ArgumentError(
+            f"attention of {name} is {shown}, but only the cross-attention of the decoder has the tokens of the prompt "
+            f"as sources. Pass the class {name}, or make the method with attention='cross'."
+        )
 
 
 def _names(method: Any, count: int) -> tuple[str, ...]:

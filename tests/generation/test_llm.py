@@ -82,6 +82,15 @@ def test_columns_of_an_encoder(name: str) -> None:
     torch.testing.assert_close(result.token_attr.sum(1), torch.ones(2, dtype=torch.float64))
 
 
+@pytest.mark.parametrize("name", ["t5", "bart"])
+@pytest.mark.parametrize("kind", [ValueZeroing, ValueZeroingRollout])
+def test_self_attention_of_a_decoder_is_refused(kind: Any, name: str) -> None:
+    model = case_of(name).model
+    method = LLMTokenMaps(kind(model, find_layers(model, "decoder")), TOKENS)
+    with pytest.raises(ArgumentError, match=r"from an encoder|cross-attention of the decoder"):
+        method.attribute(TextTokenInput(TEXT, TOKENS), target="has upset")
+
+
 TEMPLATES = {
     "list": TextTemplateInput("the {} of some {} has", ["pictures", "woman 's theater"]),
     "dict": TextTemplateInput("the {b} of some {a} has", {"b": "pictures", "a": "woman 's theater"}),

@@ -25,6 +25,7 @@ from captum_vz import (
     LayerAttentionGradient,
     LayerAttentionNorm,
     PositionAttribution,
+    RandomAttribution,
     RefusedError,
     Rollout,
     TokenAttribution,
@@ -140,11 +141,47 @@ def test_alti_plus_has_source_and_prefix(name: str) -> None:
         torch.testing.assert_close(rows(found)[step, : 6 + step, -1], expected, **CLOSE)
 
 
-def test_self_attention_of_a_decoder() -> None:
-    model = case_of("bart").model
-    found = found_by(ValueZeroing(model, find_layers(model, "decoder")), "bart")
-    assert not found.scores[:, :5].any()
-    torch.testing.assert_close(rows(found).sum(1), torch.ones_like(found.prompt_share))
+WITHOUT_PROMPT: dict[str, Any] = {
+    "self": lambda model, decoder: ValueZeroing(model, decoder),
+    "self, by a function": lambda model, decoder: lambda model, layers: ValueZeroing(model, layers),
+    "self, by a partial": lambda model, decoder: partial(ValueZeroing, attention="self"),
+    "self, gradient": lambda model, decoder: partial(LayerAttentionGradient, attention="self"),
+    "self, by its modules": lambda model, decoder: LayerAttention(model, decoder, attention=self_attentions(decoder)),
+    "effect": lambda model, decoder: ValueZeroingEffect(model, decoder),
+    "encoder": lambda model, decoder: ValueZeroing(model, find_layers(model, "encoder")),
+    "alti": lambda model, decoder: LayerALTI(model, decoder),
+    "hidden": lambda model, decoder: HiddenTokenAttribution(model, decoder),
+    "rollout": lambda model, decoder: ValueZeroingRollout(model, decoder),
+    "rollout of maps": lambda model, decoder: Rollout(LayerAttention(model, decoder)),
+    "rollout of the encoder": lambda model, decoder: AttentionRollout(model, find_layers(model, "encoder")),
+    "flow": lambda model, decoder: AttentionFlow(model, decoder),
+    "position": lambda model, decoder: PositionAttribution(causal=True),
+    "random": lambda model, decoder: RandomAttribution,
+}
+
+
+def self_attentions(decoder: Any) -> list[Any]:
+    return [layer.layer[0].SelfAttention if hasattr(layer, "layer") else layer.self_attn for layer in decoder]
+
+
+@pytest.mark.parametrize("new", [NEW, [*NEW, 30]])  # with five, the decoder is as long as the prompt
+@pytest.mark.parametrize("form", WITHOUT_PROMPT)
+@pytest.mark.parametrize("name", ENCODER_DECODER)
+def test_sources_outside_the_prompt_are_refused(name: str, form: str, new: list[int]) -> None:
+    model = case_of(name).model
+    method = WITHOUT_PROMPT[form](model, find_layers(model, "decoder"))
+    with pytest.raises(ArgumentError, match=r"from an encoder|cross-attention of the decoder"):
+        found_by(method, name, new=new)
+
+
+@pytest.mark.parametrize("name", ENCODER_DECODER)
+def test_instance_of_cross_attention_is_the_class(name: str) -> None:
+    model = case_of(name).model
+    layers = find_layers(model, "decoder")
+    for kind in (ValueZeroing, ValueZeroingEffect):
+        expected = rows(found_by(kind, name))
+        for method in (kind(model, layers, attention="cross"), partial(kind, attention="cross")):
+            torch.testing.assert_close(rows(found_by(method, name)), expected)
 
 
 @pytest.mark.parametrize("method", [ValueZeroing, ValueZeroingRollout, AttentionRollout, ALTI, LayerAttention])
