@@ -115,14 +115,40 @@ def test_sensitivity_max_is_relative_change(method: Any, form: str) -> None:
     attribution = configuration.build()
     embeddings, further = configuration.arguments.values()
     keywords = {"target": TARGETS[form], "additional_forward_args": further}
-    # sensitivity_max hands over a tuple and takes the answer for one: an input method's is, a layer method's is not.
-    explain = attribution.attribute if method in STACK_METHODS else lambda x, **k: (attribution.attribute(x, **k),)
-    found = sensitivity_max(explain, embeddings, perturb_func=moved, n_perturb_samples=2, **keywords)
+    found = sensitivity_max(attribution.attribute, embeddings, perturb_func=moved, n_perturb_samples=2, **keywords)
 
     before = attribution.attribute(embeddings, **keywords)
     after = attribution.attribute(moved(embeddings), **keywords)
     for b in range(len(embeddings)):
         assert found[b].item() == pytest.approx(((before[b] - after[b]).norm() / before[b].norm()).item(), rel=1e-8)
+    assert (found > 0).all()
+
+
+@pytest.mark.parametrize("examples", [1, 2])
+@pytest.mark.parametrize("samples", [1, 3])
+@each_method
+def test_sensitivity_max_of_the_method_itself(method: Any, samples: int, examples: int) -> None:
+    """It takes the answer for a tuple. Of one example and one sample, it would compare single rows without a word."""
+    configuration = on_embeddings(method)
+    attribution = configuration.build()
+    embeddings, further = configuration.arguments.values()
+    keywords = {"target": 1, "additional_forward_args": further[:examples]}
+
+    def by_hand(inputs: Any, **keywords: Any) -> Any:
+        return tuple(tensors(attribution.attribute(inputs, **keywords)))
+
+    found, expected = (
+        sensitivity_max(
+            explain,
+            embeddings[:examples],
+            perturb_func=moved,
+            n_perturb_samples=samples,
+            max_examples_per_batch=2,
+            **keywords,
+        )
+        for explain in (attribution.attribute, by_hand)
+    )
+    assert torch.equal(found, expected)
     assert (found > 0).all()
 
 

@@ -51,6 +51,12 @@ class Readout:
                 "logits from hidden states as `unembedding`."
             )
         rows = matrix(unembedding)
+        weight = getattr(unembedding, "weight", None)
+        if rows is None and isinstance(unembedding, nn.Linear) and isinstance(weight, Tensor):
+            raise ArgumentError(
+                f"unembedding is a Linear whose weight is a {type(weight).__name__}, which holds no plain numbers. "
+                "Expected a plain weight, because each logit needs a direction. Pass a dequantised copy of the module."
+            )
         if rows is None:
             raise ArgumentError(
                 f"unembedding is a {type(unembedding).__name__}. Expected: a linear module, because each logit needs a "

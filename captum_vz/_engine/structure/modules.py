@@ -44,7 +44,8 @@ def matrix(module: nn.Module) -> Tensor | None:
     """Return the `(in, out)` matrix of a linear module, with or without bias. None for any other module."""
     # Subclasses do not count, because they may store the weight in another form (quantised, adapted).
     kind, weight = type(module), getattr(module, "weight", None)
-    if not isinstance(weight, Tensor) or weight.is_meta:  # offloaded: the weight holds no numbers
+    # Nor do weights of other classes, which torchao quantises, and offloaded ones, which hold no numbers.
+    if not isinstance(weight, Tensor) or type(weight) not in (Tensor, nn.Parameter) or weight.is_meta:
         return None
     if kind in (nn.Linear, nn.modules.linear.NonDynamicallyQuantizableLinear):
         return weight.T
