@@ -15,7 +15,7 @@ from captum_vz._engine.numerics.budget import SHORT_OF_MEMORY, is_out_of_memory
 from captum_vz._engine.numerics.tensors import for_query_heads
 from captum_vz._engine.numerics.tolerance import CannotReplayError, same_numbers, with_rounding
 from captum_vz._engine.replay.base import Replay, ReplayProblem
-from captum_vz._engine.replay.definition import DefinitionReplay
+from captum_vz._engine.replay.definition import DefinitionReplay, sampled_outputs
 from captum_vz._engine.replay.folded.replay import FoldedReplay
 from captum_vz._engine.replay.packed import PackedReplay
 from captum_vz._engine.replay.trust import LayerTrust
@@ -112,7 +112,7 @@ def value_zeroing_scores(site: AttentionSite, distance: OutputDistance, **asked:
         # The user's functions are called once before any replay, so that their errors are not taken for a replay's.
         rounding = _rounding(problem.clean, distance)
         _check_intervention(problem)
-        scores = _replayed(problem, distance)
+        scores = _replayed(problem, distance, rounding)
     largest = scores.amax(-1)[problem.targets.batch, problem.targets.row]
     rounded = int(((largest > 0) & (largest < rounding.to(largest))).sum())
     if rounded:
@@ -125,7 +125,7 @@ def value_zeroing_scores(site: AttentionSite, distance: OutputDistance, **asked:
     return scores
 
 
-def _replayed(problem: ReplayProblem, distance: OutputDistance) -> Tensor:
+def _replayed(problem: ReplayProblem, distance: OutputDistance, rounding: Tensor) -> Tensor:
     """The scores of the first replay that holds, in chunks that fit into memory."""
     site, targets = problem.site, problem.targets
     trace = ReplayTrace(site.layer.name, site.attention.tap)
@@ -141,6 +141,8 @@ def _replayed(problem: ReplayProblem, distance: OutputDistance) -> Tensor:
                     clean, prepared = chunk.clean, distance.prepare(chunk.clean)
                 changed = distance.between(distance.prepare(chunk.output), prepared.index_select(0, chunk.clean_row))
                 scores[targets.batch[chunk.target], targets.row[chunk.target], chunk.group] = changed.to(scores)
+            if not problem.trust.library and not isinstance(replay, DefinitionReplay):
+                _check_sample(problem, distance, scores, rounding)
         except CannotReplayError as reason:
             trace.failed[replay.name] = str(reason)
             del waiting[0]
@@ -162,6 +164,18 @@ def _replayed(problem: ReplayProblem, distance: OutputDistance) -> Tensor:
         f"{trace.layer} cannot be replayed: no replay reproduces its clean output on its own clean input. "
         + (left_out or f"Tried {reasons}. {advice}")
     )
+
+
+def _check_sample(problem: ReplayProblem, distance: OutputDistance, scores: Tensor, rounding: Tensor) -> None:
+    """Raise CannotReplayError if some scores of a layer of unknown code are not those of the definition."""
+    targets = problem.targets
+    for target, group, output in sampled_outputs(problem, scores):
+        clean = distance.prepare(problem.clean[target])
+        expected = distance.between(distance.prepare(output), clean).to(scores)
+        found = scores[targets.batch[target], targets.row[target], group]
+        bound = 0.01 * torch.maximum(expected.abs(), found.abs()) + 8 * rounding[target].abs().to(scores)
+        if ((found - expected).abs() > bound).any():
+            raise CannotReplayError("some of its scores are not those of the definition")
 
 
 def _check_intervention(problem: ReplayProblem) -> None:

@@ -100,21 +100,17 @@ def test_hidden_sources_cost_nothing() -> None:
 def test_zero_values_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     # Without the folded replay, which is not taken where no pair is left.
     monkeypatch.setattr(value_zeroing, "REPLAYS", value_zeroing.REPLAYS[1:])
-    case, inputs = FAMILIES["bert"].build(), case_of("bert")[1]
-    of = ValueZeroing(case.model, case.layers[0])
-    values = case.layers[0].attention.self.value
+    layer = FAMILIES["bert"].build().layers[0]
+    torch.nn.init.zeros_(layer.attention.self.value.bias)
+    states = torch.randn(BATCH, TOKENS, layer.attention.self.value.in_features, dtype=torch.float64)
 
     def without(tokens: range) -> int:
-        with torch.no_grad(), values.register_forward_hook(without_each(tokens)):
-            return operations(lambda: of.attribute(inputs))
+        zeros = states.index_fill(1, torch.tensor(list(tokens), dtype=torch.long), 0)
+        return operations(lambda: ValueZeroing(layer, layer).attribute(zeros))
 
     with pytest.warns(UserWarning, match=" zero"):
-        rest = without(range(TOKENS))  # the cost of a hooked layer without its pairs
+        rest = without(range(TOKENS))  # the cost of the layer without its pairs
     assert without(range(0, TOKENS, 2)) - rest < 0.6 * (without(range(0)) - rest)
-
-
-def without_each(tokens: range) -> Callable[[Any, Any, Tensor], Tensor]:
-    return lambda module, args, values: values.index_fill(1, torch.tensor(list(tokens), dtype=torch.long), 0)
 
 
 def test_other_layers_cost_nothing() -> None:

@@ -311,3 +311,23 @@ def test_encoder_as_long_as_the_decoder(name: str) -> None:
     tokens = torch.randint(4, ENCODER_SIZE["vocab_size"], (1, 7))
     source = {key: x[:1] for key, x in case.inputs.items() if key in ("input_ids", "input_features")}
     check_one_by_one(replace(case, inputs={**source, "decoder_input_ids": tokens}))
+
+
+class UntilAllAreDone(nn.Module):
+    """Enlarges all positions as long as one of them is not done, as adaptive computation does."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(30):
+            if (x.norm(dim=-1) > 5).all():
+                break
+            x = x * (1 + 0.02 * x.sigmoid())
+        return x
+
+
+# The first seeds are cases in which packed pairs change each other and the clean tokens beside them are right.
+@pytest.mark.parametrize("seed", [6, 50, 273, 305, 370, 391, *quick(range(20, 40))])
+@pytest.mark.filterwarnings("ignore:.*depend on each other")
+def test_loops_that_end_for_all_tokens(seed: int) -> None:
+    torch.manual_seed(seed)
+    block, x = Block(after=UntilAllAreDone()), torch.randn(1, 5, WIDTH, dtype=torch.float64)
+    assert_same(ValueZeroing(block, block).attribute(x), zeroed_one_by_one(block, x))

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 # From this number of runs of one layer on, a warning names their cost.
 MANY_RUNS = 64
+# How many groups of the largest scores are checked in layers of unknown code.
+SAMPLE = 3
 # How much larger than all values a value is that no window may overlook.
 LOUD_FACTOR = 8
 
@@ -105,6 +107,28 @@ def _group_steps(problem: ReplayProblem) -> Steps:
             number = torch.where(active[:, group] & chosen, group, NO_POSITION)
             steps.append((partial(_run, problem, zeroed), number[:, None].expand(batch, out)))
     return steps
+
+
+def sampled_outputs(problem: ReplayProblem, scores: Tensor) -> Iterator[tuple[Tensor, int, Tensor]]:
+    """The outputs `(n, d)` of some targets `(n,)` by the definition, each with the group that is zeroed in one example.
+
+    A layer of unknown code may do something for all its positions as long as one of them needs it. Packed pairs show
+    this in no clean output. The sample has the groups of the largest and the smallest of `scores (batch, row, group)`.
+    """
+    site, (batch, groups) = problem.site, problem.members.shape[:2]
+    totals = scores.sum(1).flatten()
+    order = totals.argsort(descending=True)[: int(totals.ne(0).sum())].tolist()
+    for number in dict.fromkeys([*order[:SAMPLE], *order[-1:]]):
+        example, group = divmod(number, groups)
+        members = problem.members[example, group] % (site.shape.sources + 1)
+        zeroed = torch.zeros(batch, site.shape.sources + 1, dtype=torch.bool, device=members.device)
+        zeroed[example] = zeroed[example].index_fill(0, members, True)
+        target = ((problem.targets.batch == example) & problem.active[:, group]).nonzero().flatten()
+        try:
+            output = _run(problem, zeroed[:, :-1] & site.source_mask)
+        except CannotReplayError:  # it needs a cache, for example: no run shows anything
+            return
+        yield target, group, output[problem.targets.batch[target], problem.targets.out[target]]
 
 
 def _run(problem: ReplayProblem, zeroed: Tensor | None = None) -> Tensor:
