@@ -7,7 +7,7 @@ recorded layer is), `replay` and `decomposition`, then `whole_model` and the dri
 
 from captum_vz._engine.capture.embeddings import EmbeddingLeaf, first_module_holding
 from captum_vz._engine.capture.float32 import HALF, in_float32, is_half
-from captum_vz._engine.capture.forward_pass import given_states, run_and_record
+from captum_vz._engine.capture.forward_pass import LayerPass, given_states
 from captum_vz._engine.capture.records import LayerRecord
 from captum_vz._engine.decomposition.attention_block import AttentionBlock
 from captum_vz._engine.decomposition.readout import Readout
@@ -39,6 +39,7 @@ __all__ = [
     "Decomposition",
     "DrawnInputs",
     "EmbeddingLeaf",
+    "LayerPass",
     "LayerRecord",
     "ModelReplay",
     "OtherMixing",
@@ -59,7 +60,6 @@ __all__ = [
     "is_half",
     "is_out_of_memory",
     "repeat_examples",
-    "run_and_record",
     "traced_replays",
     "value_zeroing_scores",
 ]

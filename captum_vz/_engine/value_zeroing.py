@@ -112,51 +112,37 @@ def value_zeroing_scores(site: AttentionSite, distance: OutputDistance, **asked:
         # The user's functions are called once before any replay, so that their errors are not taken for a replay's.
         rounding = _rounding(problem.clean, distance)
         _check_intervention(problem)
-        scores = _replayed(problem, distance, rounding)
-    largest = scores.amax(-1)[problem.targets.batch, problem.targets.row]
-    rounded = int(((largest > 0) & (largest < rounding.to(largest))).sum())
-    if rounded:
-        dtype = str(scores.dtype).removeprefix("torch.")
-        advice = "" if dtype == "float64" else ": run the model in float64 (model.double())"
-        site.layer.warnings.append(
-            f"{rounded} rows of layer {site.layer.index} ({site.layer.name}) change by hardly more than {dtype} "
-            f"rounds{advice}"
-        )
-    return scores
-
-
-def _replayed(problem: ReplayProblem, distance: OutputDistance, rounding: Tensor) -> Tensor:
-    """The scores of the first replay that holds, in chunks that fit into memory."""
-    site, targets = problem.site, problem.targets
-    trace = ReplayTrace(site.layer.name, site.attention.tap)
-    if _traces.wanted is not None:
-        _traces.wanted.append(trace)
-    waiting = [replay for replay in REPLAYS if _traces.only in (None, replay.name) and replay.fits(problem)]
-    while waiting:
-        replay, scores = waiting[0], problem.empty_map()
-        clean: Tensor | None = None
-        try:
-            for chunk in replay(problem):
-                if chunk.clean is not clean:
-                    clean, prepared = chunk.clean, distance.prepare(chunk.clean)
-                changed = distance.between(distance.prepare(chunk.output), prepared.index_select(0, chunk.clean_row))
-                scores[targets.batch[chunk.target], targets.row[chunk.target], chunk.group] = changed.to(scores)
-            if not problem.trust.library and not isinstance(replay, DefinitionReplay):
-                _check_sample(problem, distance, scores, rounding)
-        except CannotReplayError as reason:
-            trace.failed[replay.name] = str(reason)
-            del waiting[0]
-            continue
-        except (RuntimeError, MemoryError) as error:
-            rows = min(problem.chunk_rows, int(problem.active.sum()))
-            if not is_out_of_memory(error) or rows <= 1:
-                raise
-        else:
-            trace.replay, trace.layout = replay, site.layer.layout
-            return scores
-        # Outside of the except block, whose error would keep the chunk's memory.
-        site.layer.warnings.append(SHORT_OF_MEMORY)
-        problem = replace(problem, chunk_rows=rows // 2)
+        trace, targets = _new_trace(site), problem.targets
+        waiting = [replay for replay in REPLAYS if _traces.only in (None, replay.name)]
+        while waiting:
+            replay, scores = waiting[0], problem.empty_map()
+            if not replay.fits(problem):
+                del waiting[0]
+                continue
+            clean: Tensor | None = None
+            try:
+                for chunk in replay(problem):
+                    if chunk.clean is not clean:
+                        clean, prepared = chunk.clean, distance.prepare(chunk.clean)
+                    moved = distance.between(distance.prepare(chunk.output), prepared.index_select(0, chunk.clean_row))
+                    scores[targets.batch[chunk.target], targets.row[chunk.target], chunk.group] = moved.to(scores)
+                if not problem.trust.library and not isinstance(replay, DefinitionReplay):
+                    _check_sample(problem, distance, scores, rounding)
+            except CannotReplayError as reason:
+                trace.failed[replay.name] = str(reason)
+                del waiting[0]
+                continue
+            except (RuntimeError, MemoryError) as error:
+                rows = min(problem.chunk_rows, int(problem.active.sum()))
+                if not is_out_of_memory(error) or rows <= 1:
+                    raise
+            else:
+                trace.replay, trace.layout = replay, site.layer.layout
+                _warn_of_rounding(problem, scores, rounding)
+                return scores
+            # Outside of the except block, whose error would keep the chunk's memory.
+            site.layer.warnings.append(SHORT_OF_MEMORY)
+            problem = replace(problem, chunk_rows=rows // 2)
     reasons = "; ".join(f"{name}: {reason}" for name, reason in trace.failed.items() if name != "folded pairs")
     left_out = left_out_by_replays(site.layer.layer).rstrip()
     advice = "Pass a single Transformer block in eval mode, whose output at each token depends on its input alone."
@@ -164,6 +150,25 @@ def _replayed(problem: ReplayProblem, distance: OutputDistance, rounding: Tensor
         f"{trace.layer} cannot be replayed: no replay reproduces its clean output on its own clean input. "
         + (left_out or f"Tried {reasons}. {advice}")
     )
+
+
+def _new_trace(site: AttentionSite) -> ReplayTrace:
+    trace = ReplayTrace(site.layer.name, site.attention.tap)
+    if _traces.wanted is not None:
+        _traces.wanted.append(trace)
+    return trace
+
+
+def _warn_of_rounding(problem: ReplayProblem, scores: Tensor, rounding: Tensor) -> None:
+    largest = scores.amax(-1)[problem.targets.batch, problem.targets.row]
+    rounded = int(((largest > 0) & (largest < rounding.to(largest))).sum())
+    if rounded:
+        dtype = str(scores.dtype).removeprefix("torch.")
+        advice = "" if dtype == "float64" else ": run the model in float64 (model.double())"
+        layer = problem.site.layer
+        layer.warnings.append(
+            f"{rounded} rows of layer {layer.index} ({layer.name}) change by hardly more than {dtype} rounds{advice}"
+        )
 
 
 def _check_sample(problem: ReplayProblem, distance: OutputDistance, scores: Tensor, rounding: Tensor) -> None:

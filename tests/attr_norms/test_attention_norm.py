@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from captum_vz import LayerAttentionNorm, find_layers
-from captum_vz._engine import AttentionBlock, Decomposition, LayerRecord, attention_site, decompositions, run_and_record
+from captum_vz._engine import AttentionBlock, Decomposition, LayerPass, LayerRecord, attention_site, decompositions
 from tests.budget import set_budget
 from tests.engine.compare import assert_same
 from tests.reference import FAMILIES, Case
@@ -70,7 +70,7 @@ def decomposition_of(case: Case, include: str, layer_index: int = 0) -> Decompos
         found.extend(decompositions(AttentionBlock(attention_site(record, "self")), include, None, None))
         return torch.zeros(1)
 
-    run_and_record(lambda: case.model(**case.inputs), [case.layers[layer_index]], keep)
+    LayerPass([case.layers[layer_index]], keep).run(lambda: case.model(**case.inputs))
     return found[-1]  # of a layer that runs several times, the last run counts
 
 

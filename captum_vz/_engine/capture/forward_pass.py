@@ -30,20 +30,10 @@ from captum_vz.errors import RefusedError, UnsupportedLayerError
 LayerResults = list[tuple[int, Tensor]]
 
 
-def run_and_record(
-    forward: Callable[[], Any],
-    layers: Sequence[nn.Module],
-    compute: Callable[[LayerRecord], Tensor],
-    *,
-    device_ids: list[int] | None = None,
-    replays: bool = False,
-    given: Sequence[ValueProjection] = (),
-    chosen: Sequence[Sequence[int]] | None = None,
-) -> LayerResults:
-    """Run `forward` once, and compute `(batch, ...)` from the record of each run of each layer.
+class LayerPass:
+    """One pass of the user's forward function, and a result `(batch, ...)` for each run of each layer.
 
     Args:
-        forward: The user's call.
         layers: The layers to record.
         compute: Makes the result of one run. It is called when the layer returns, and the record is dropped then.
         device_ids: The devices of a DataParallel model, in the order of their shares of the batch.
@@ -51,22 +41,66 @@ def run_and_record(
         given: Where the user says that the values of each layer are. Empty: the taps find them.
         chosen: The numbers of the runs of each layer that are recorded. None: all.
 
-    Raises:
-        UnsupportedLayerError: A layer was not run.
-        RefusedError: A layer has active dropout.
+    Attributes:
+        results: The results, after :meth:`run`.
     """
-    for layer in layers:
-        check_no_dropout(layer)
-    keep_freed_memory()
-    results: dict[torch.device | None, LayerResults] = {None: []}  # by the device of a replica
-    owners: dict[tuple[torch.device, int], nn.Module] = {}
-    lock = threading.Lock()
-    count: Counter[int] = Counter()
 
-    def begin(index: int, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AttentionHandler:
+    results: LayerResults
+
+    def __init__(
+        self,
+        layers: Sequence[nn.Module],
+        compute: Callable[[LayerRecord], Tensor],
+        *,
+        device_ids: list[int] | None = None,
+        replays: bool = False,
+        given: Sequence[ValueProjection] = (),
+        chosen: Sequence[Sequence[int]] | None = None,
+    ) -> None:
+        self.layers, self.compute, self.device_ids = layers, compute, device_ids
+        self.replays, self.given, self.chosen = replays, given, chosen
+        self._results: dict[torch.device | None, LayerResults] = {None: []}  # by the device of a replica
+        self._owners: dict[tuple[torch.device, int], nn.Module] = {}
+        self._lock = threading.Lock()
+        self._count: Counter[int] = Counter()
+
+    def run(self, forward: Callable[[], Any]) -> Any:
+        """What `forward` returns. A pass runs once.
+
+        Raises:
+            UnsupportedLayerError: A layer was not run.
+            RefusedError: A layer has active dropout.
+        """
+        for layer in self.layers:
+            check_no_dropout(layer)
+        keep_freed_memory()
+        output = undoing(partial(self._run, forward))
+        of_model = self._results.pop(None)
+        self.results = _join(self._results, self.device_ids) if self._results else of_model
+        for index, layer in enumerate(self.layers):
+            if not any(index == run for run, _ in self.results):
+                parts = (
+                    "No model runs a ModuleList. If it holds the parts of a block (vit-pytorch, x-transformers), pass "
+                    "the attention module in it: its map leaves out the rest of the block."
+                )
+                raise UnsupportedLayerError(
+                    f"forward_func did not run layer {index} of {len(self.layers)}, a {type(layer).__name__}. Pass a "
+                    "layer of the model that forward_func calls in this thread, and not of a copy (torch.jit and "
+                    "torch.export make one). The inputs have to reach the layer, by `layer(...)`: `layer.forward(...)` "
+                    f"calls no hooks. {parts if isinstance(layer, nn.ModuleList) else ''}".rstrip()
+                )
+        return output
+
+    def _run(self, forward: Callable[[], Any], changes: Changes) -> Any:
+        attach_to_named(self.layers, self.given, changes)
+        with torch.no_grad(), layer_hooks(self.layers, self.begin, self.end):
+            return forward()
+
+    def begin(self, index: int, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AttentionHandler:
+        """The handler of a run of a layer that begins."""
         args, kwargs = on_its_device(layer, (args, kwargs))
-        number, count[id(layer)] = count[id(layer)], count[id(layer)] + 1
-        if chosen is not None and number not in chosen[index]:
+        number, self._count[id(layer)] = self._count[id(layer)], self._count[id(layer)] + 1
+        if self.chosen is not None and number not in self.chosen[index]:
             return AttentionHandler()
         called = next(one for one in type(layer).__mro__ if "__call__" in vars(one))
         if not called.__module__.startswith(("torch.", "transformers.")):
@@ -74,8 +108,9 @@ def run_and_record(
                 f"The layer {type(layer).__name__} has a __call__ of its own (of {called.__name__}), and hooks see "
                 "only what forward does: move what __call__ does to forward."
             )
-        state, row = ModuleState(layer, (args, kwargs)), given[index] if given else None
-        record = LayerRecord(layer, args, kwargs, index, "", number, keep_module_io=replays, state=state, given=row)
+        state, given = ModuleState(layer, (args, kwargs)), self.given[index] if self.given else None
+        keep = self.replays
+        record = LayerRecord(layer, args, kwargs, index, "", number, keep_module_io=keep, state=state, given=given)
         if any(type(x).__name__ == "DTensor" for x in record.parameters):
             raise UnsupportedLayerError(
                 f"The layer {type(layer).__name__} is spread over processes (DTensor, tensor parallelism), and each of "
@@ -83,7 +118,8 @@ def run_and_record(
             )
         return Recorder(record)
 
-    def end(recorder: AttentionHandler, arguments: tuple[Any, Any], output: Any, hooks: list[Any]) -> None:
+    def end(self, recorder: AttentionHandler, arguments: tuple[Any, Any], output: Any, hooks: list[Any]) -> None:
+        """Compute the result of a run of a layer that returns."""
         if not isinstance(recorder, Recorder):
             return
         record = recorder.record
@@ -95,38 +131,17 @@ def run_and_record(
         record.hooks = hooks
         recorder.finish(output)
         with record.state.restored():
-            result = compute(record)
-        with lock:
+            result = self.compute(record)
+        with self._lock:
             device = result.device if is_replica(record.layer) else None
-            if device is not None and owners.setdefault((device, record.index), record.layer) is not record.layer:
+            owner = record.layer if device is None else self._owners.setdefault((device, record.index), record.layer)
+            if owner is not record.layer:
                 raise RefusedError(
                     f"forward_func ran more than one replica of layer {record.index} on {device}, so the order of "
                     "their shares of the batch is unknown. List each device once in DataParallel's device_ids, and "
                     "run the model once."
                 )
-            results.setdefault(device, []).append((record.index, result))
-
-    def run(changes: Changes) -> None:
-        attach_to_named(layers, given, changes)
-        with torch.no_grad(), layer_hooks(layers, begin, end):
-            forward()
-
-    undoing(run)
-    of_model = results.pop(None)
-    found = _join(results, device_ids) if results else of_model
-    for index, layer in enumerate(layers):
-        if not any(index == run for run, _ in found):
-            parts = (
-                "No model runs a ModuleList. If it holds the parts of a block (vit-pytorch, x-transformers), pass the "
-                "attention module in it: its map leaves out the rest of the block."
-            )
-            raise UnsupportedLayerError(
-                f"forward_func did not run layer {index} of {len(layers)}, a {type(layer).__name__}. Pass a layer of "
-                "the model that forward_func calls in this thread, and not of a copy (torch.jit and torch.export make "
-                "one). The inputs have to reach the layer, by `layer(...)`: `layer.forward(...)` calls no hooks. "
-                f"{parts if isinstance(layer, nn.ModuleList) else ''}".rstrip()
-            )
-    return found
+            self._results.setdefault(device, []).append((record.index, result))
 
 
 def given_states(

@@ -80,7 +80,7 @@ def layer_hooks(
             )
             # In a context of its own. transformers' collector of attentions and hidden states, which follows the
             # user's pass by a context variable, would otherwise collect those of replays.
-            return changes.in_new_context(end, handler, (args, kwargs), output, [] if same else hooks)
+            return changes.new_context().run(end, handler, (args, kwargs), output, [] if same else hooks)
 
         return before, returned, after
 

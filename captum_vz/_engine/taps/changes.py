@@ -82,11 +82,11 @@ class Changes:
         self.undo.append(partial(variable.set, variable.get()))
         variable.set(value)
 
-    def in_new_context(self, function: Callable[..., T], *args: Any) -> T:
-        """Call a function in a context that knows of these changes, and of no other variable."""
+    def new_context(self) -> Context:
+        """A context that knows of these changes, and of no other variable."""
         context = Context()
         context.run(current_pass.set, self)
-        return context.run(function, *args)
+        return context
 
     def enter(self, mode: TorchFunctionMode) -> None:
         """Enter a function mode of this thread."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel.scatter_gather import scatter
 
-from captum_vz._engine.capture.forward_pass import LayerResults, check_no_dropout, run_and_record
+from captum_vz._engine.capture.forward_pass import LayerPass, LayerResults, check_no_dropout
 from captum_vz._engine.capture.hooks import layer_hooks
 from captum_vz._engine.capture.interventions import Intervene
 from captum_vz._engine.capture.layer_runner import LAYER_ERRORS
@@ -81,25 +81,18 @@ class ModelReplay:
 
         `chosen` holds the numbers of the runs of each layer that are recorded. None: all.
         """
-        outputs: list[Any] = []
         self._all_runs = chosen is None
+        this = LayerPass(self.layers, compute, device_ids=self.device_ids, given=self.given, chosen=chosen)
 
-        def run(changes: Changes) -> LayerResults:
+        def run(changes: Changes) -> Any:
             self._cache.fill(changes)
-            return run_and_record(
-                lambda: outputs.append(forward()),
-                self.layers,
-                compute,
-                device_ids=self.device_ids,
-                given=self.given,
-                chosen=chosen,
-            )
+            return this.run(forward)
 
-        results = undoing(run)
+        output = undoing(run)
         for module in self._cache.outermost:
             check_no_dropout(module)
-        self._output = first_numbers(outputs[0])
-        return outputs[0], results
+        self._output = first_numbers(output)
+        return output, this.results
 
     def zero_in(self, site: AttentionSite, heads: tuple[int, ...] | None) -> None:
         """Zero values in this run of this attention, in these heads (None: all)."""

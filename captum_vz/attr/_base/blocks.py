@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from captum_vz._engine import LayerRecord, attention_site, find_layers, first_module_holding, run_and_record
+from captum_vz._engine import LayerPass, LayerRecord, attention_site, find_layers, first_module_holding
 from captum_vz.errors import RefusedError, UnsupportedLayerError
 
 
@@ -61,6 +61,6 @@ def _is_explained(forward: Callable[[], Any], block: nn.Module) -> bool:
         return torch.empty(0)
 
     with suppress(RefusedError):
-        run_and_record(forward, [block], find)
+        LayerPass([block], find).run(forward)
         return True
     return False

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from captum_vz._engine import (
     AttentionSite,
     EmbeddingLeaf,
+    LayerPass,
     LayerRecord,
     OtherMixing,
     attention_site,
-    run_and_record,
 )
 from captum_vz._private import NullProgress, TargetType, is_replica, progress
 from captum_vz.attr._base.captum import ForwardPassAttribution, logged, warn
@@ -203,7 +203,6 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
         groups = FeatureGroups(arguments.feature_mask, device_ids)
         # A replica does not know which examples it has, so it computes all rows. Rows are selected at the end.
         shares = bool(device_ids) and wanted.depends_on_example
-        outputs: list[Any] = []
         notes: list[str] = []
         lengths: dict[int, int] = {}
         later: dict[int, tuple[Wanted, Callable[[Any], Tensor]]] = {}  # by the number of the run
@@ -239,8 +238,7 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
             mixing = OtherMixing() if find_other_mixing else None
             runs = Runs(bind_forward(self.forward_func, *arguments[:2]), layers, arguments.run)
             with runs.checked(whole_blocks=self.replays_layers):
-                maps = run_and_record(
-                    lambda: outputs.append(forward()),
+                this = LayerPass(
                     layers,
                     compute,
                     device_ids=device_ids,
@@ -248,13 +246,15 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
                     given=self._given(layers),
                     chosen=runs.chosen,
                 )
-                runs.output = outputs[0] if later else None
+                output = this.run(forward)
+                runs.output = output if later else None
+        maps = this.results
         for place, (asked, scores) in later.items():
             with torch.set_grad_enabled(self.needs_graph):
-                maps[place] = maps[place][0], asked.finish(scores(outputs[0]), self.normalize)
+                maps[place] = maps[place][0], asked.finish(scores(output), self.normalize)
             notes.extend(asked.site.layer.warnings)
         if shares:
             maps = [(index, wanted.rows_of(one)) for index, one in maps]
         if notes:
             warn(f"{self.get_name()}: {'; '.join(dict.fromkeys(notes))}.")
-        return MapRun(maps, lengths, outputs[0], mixing, there[0] if there else None)
+        return MapRun(maps, lengths, output, mixing, there[0] if there else None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +20,7 @@ from captum_vz._private import (
     run_forward,
     uncompiled,
 )
-from captum_vz.attr._call.misuse import check_inputs, check_readable, explained_errors, unmasked_padding
+from captum_vz.attr._call.misuse import ExplainedErrors, check_inputs, check_readable, unmasked_padding
 from captum_vz.errors import ArgumentError
 
 # A tensor or a tuple of tensors, as in Captum. Or a mapping, such as a tokenizer's BatchEncoding, passed by keyword.
@@ -166,7 +167,7 @@ def bind_forward(forward_func: Callable[..., Any], inputs: Inputs, additional_fo
         tensors = {str(name): value for name, value in inputs.items()}
         check_inputs(inputs)
         _refuse_empty(tensors.values())
-        return _explained(lambda: forward_func(**tensors), inputs)
+        return ExplainedErrors(token_input(inputs))(partial(forward_func, **tensors))
     if inputs is None:
         raise ArgumentError(
             "inputs is None: pass what forward_func takes, a tensor, a tuple of tensors, or a tokenizer's output."
@@ -174,17 +175,8 @@ def bind_forward(forward_func: Callable[..., Any], inputs: Inputs, additional_fo
     check_inputs(inputs)
     formatted = format_tensor_into_tuples(inputs)
     _refuse_empty(formatted)
-    return _explained(lambda: run_forward(forward_func, formatted, None, additional_forward_args), inputs)
-
-
-def _explained(forward: Callable[[], Any], inputs: Inputs) -> Callable[[], Any]:
-    """`forward`, with errors that wrong inputs explain."""
-
-    def run() -> Any:
-        with explained_errors(token_input(inputs)):
-            return forward()
-
-    return run
+    forward = partial(run_forward, forward_func, formatted, None, additional_forward_args)
+    return ExplainedErrors(token_input(inputs))(forward)
 
 
 def _refuse_empty(inputs: Any) -> None:

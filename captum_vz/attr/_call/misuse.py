@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ContextDecorator
 from typing import Any
 
 import torch
@@ -157,21 +157,25 @@ def check_no_cache(inputs: Any, further: Any) -> None:
             )
 
 
-@contextmanager
-def explained_errors(tokens: Any) -> Iterator[None]:
-    """Name the mistake in the inputs, if the model raises an error in the `with` block because of it.
+class ExplainedErrors(ContextDecorator):
+    """Names the mistake in the inputs, if the model raises an error in the `with` block because of it.
 
     Args:
         tokens: The input that holds token ids or embeddings. The shape of other inputs is not known.
     """
-    try:
-        yield
-    except _MODEL_ERRORS as error:
-        reason = None if is_out_of_memory(error) else _wrong_ids(error) or _wrong_axes(tokens)
-        if reason is None:
-            raise
-        said = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise ArgumentError(f"forward_func failed ({said[:200]}). {reason}.") from error
+
+    def __init__(self, tokens: Any) -> None:
+        self.tokens = tokens
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if not isinstance(error, _MODEL_ERRORS) or is_out_of_memory(error):
+            return
+        if reason := _wrong_ids(error) or _wrong_axes(self.tokens):
+            said = f"{type(error).__name__}: {error}".splitlines()[0]
+            raise ArgumentError(f"forward_func failed ({said[:200]}). {reason}.") from error
 
 
 def _wrong_ids(error: BaseException) -> str | None:

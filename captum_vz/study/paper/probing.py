@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor, nn
 
-from captum_vz._engine import LayerRecord, first_tensor, run_and_record
+from captum_vz._engine import LayerPass, LayerRecord, first_tensor
 from captum_vz.errors import UnsupportedLayerError
 from captum_vz.metrics import BOUNDARIES, description_length, summarize
 from captum_vz.metrics.extra import study_extra
@@ -37,9 +38,6 @@ def target_states(
         inputs = pad(tokenizer, batch, model.device)
         targets = torch.tensor([example.target for example in batch], device=model.device)
 
-        def run(inputs: dict[str, Tensor] = inputs) -> Any:
-            return model(**inputs)
-
         def at_target(record: LayerRecord, targets: Tensor = targets) -> Tensor:
             states = first_tensor(record.output)
             if states is None or states.ndim != 3:
@@ -49,7 +47,9 @@ def target_states(
                 )
             return states[torch.arange(len(states), device=states.device), targets].float().cpu()
 
-        batches.append(torch.stack([states for _, states in run_and_record(run, layers, at_target)]))
+        this = LayerPass(layers, at_target)
+        this.run(partial(model, **inputs))
+        batches.append(torch.stack([states for _, states in this.results]))
     return torch.cat(batches, dim=1)
 
 
