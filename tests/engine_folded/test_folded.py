@@ -12,7 +12,7 @@ from torch.nn import functional
 from transformers import BertConfig, BertModel
 
 from captum_vz._engine.replay.folded import plan
-from captum_vz._engine.replay.folded.layer import FoldedLayer
+from captum_vz._engine.replay.folded.replay import FoldedLayer
 from tests.budget import set_budget
 from tests.engine.blocks import WIDTH, Block, Convolution, Mean, sequences
 from tests.engine.parameters import quick

@@ -17,7 +17,7 @@ from transformers import BertConfig, BertModel, GPT2Config, GPT2Model, LlamaConf
 from captum_vz import ValueZeroing
 from captum_vz._engine import value_zeroing
 from captum_vz._engine.numerics.budget import budget_of
-from captum_vz._engine.replay.folded.layer import SAMPLED_TARGETS
+from captum_vz._engine.replay.folded.replay import SAMPLED_TARGETS
 from captum_vz._engine.replay.packed import BLOCK
 from tests.budget import set_budget
 from tests.engine_folded.replays import HIGHEST, MEDIUM, set_chunk_rows

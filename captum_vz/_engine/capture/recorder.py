@@ -82,8 +82,7 @@ class Recorder(AttentionHandler):
         values = first_tensor(output)
         attention = self._running[-1] if self._running else record.layer
         holder = attention if record.given is None else record.layer
-        seen = values is not None and (self._running or record.given is not None)
-        if values is not None and seen and is_value_projection(module, holder, record.given):
+        if values is not None and (self._running or record.given) and is_value_projection(module, holder, record.given):
             self._inline_values.setdefault(id(attention), []).append(values)
         if isinstance(module, nn.Parameter):
             return
@@ -98,10 +97,10 @@ class Recorder(AttentionHandler):
             self._follow_context(record.attentions[-1], module, inputs, output)
 
     def finish(self, output: Any) -> None:
-        """See the layer return. The user may have said that a module of its own projects its values."""
+        """Called when the layer returns. Records attention whose values the user named."""
         self.record.output = output
-        if id(self.record.layer) in self._inline_values:
-            self._record_inline(self.record.layer, self._inline_values.pop(id(self.record.layer)), output)
+        if projected := self._inline_values.pop(id(self.record.layer), None):
+            self._record_inline(self.record.layer, projected, output)
 
     def _follow_context(
         self, attention: AttentionRecord, module: nn.Module, inputs: tuple[Any, ...], output: Any

@@ -20,8 +20,13 @@ from captum_vz._engine.numerics.perturbation import PROBE_STRENGTHS, is_changed,
 from captum_vz._engine.numerics.tolerance import CannotReplayError, check_reproduced, is_reproduced
 from captum_vz._engine.replay.base import ReplayChunk, ReplayProblem
 from captum_vz._engine.replay.trust import run_with_noise
-from captum_vz._engine.structure.dependence import values_depend_on_own_position
-from captum_vz._engine.structure.windows import MANY_POSITIONS, NO_POSITION, Windows, find_sources
+from captum_vz._engine.structure.dependence import (
+    MANY_POSITIONS,
+    NO_POSITION,
+    Windows,
+    find_sources,
+    values_depend_on_own_position,
+)
 from captum_vz.functional.interventions import ZeroValue
 
 if TYPE_CHECKING:

@@ -9,9 +9,14 @@ from captum_vz._engine.capture.interventions import AddToValues
 from captum_vz._engine.capture.layer_runner import LayerRunner
 from captum_vz._engine.capture.records import AttentionRecord, LayerRecord
 from captum_vz._engine.numerics.tolerance import CannotReplayError
-from captum_vz._engine.structure.dependence import first_tokens, mixes_outside, reads_other_states, reads_own_states
+from captum_vz._engine.structure.dependence import (
+    first_tokens,
+    is_rearranged,
+    mixes_outside,
+    reads_other_states,
+    reads_own_states,
+)
 from captum_vz._engine.structure.find_layers import is_stack
-from captum_vz._engine.structure.windows import is_rearranged
 from captum_vz._private import modules_of
 from captum_vz.errors import RefusedError, UnsupportedLayerError
 

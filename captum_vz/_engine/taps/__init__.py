@@ -6,8 +6,7 @@ with one class, and one entry in `TAPS`.
 
 from captum_vz._engine.taps.handler import AttentionTap
 from captum_vz._engine.taps.projection import ProjectionTap
-from captum_vz._engine.taps.sdpa import SdpaTap
-from captum_vz._engine.taps.sdpa_by_name import SdpaByNameTap
+from captum_vz._engine.taps.sdpa import SdpaByNameTap, SdpaTap
 from captum_vz._engine.taps.transformers import TransformersTap
 
 TAPS: tuple[AttentionTap, ...] = (TransformersTap(), SdpaTap(), SdpaByNameTap(), ProjectionTap())

@@ -20,8 +20,7 @@ from captum_vz._engine.numerics.perturbation import binary_digits
 from captum_vz._engine.numerics.tensors import clone_tensor, first_tensor
 from captum_vz._engine.numerics.tolerance import CannotReplayError
 from captum_vz._engine.replay.trust import is_library_code
-from captum_vz._engine.structure.dependence import mixes_outside, run_on, values_depend_on_own_position
-from captum_vz._engine.structure.windows import find_streams
+from captum_vz._engine.structure.dependence import find_streams, mixes_outside, run_on, values_depend_on_own_position
 from captum_vz._engine.taps.handler import AttentionCall, AttentionHandler
 from captum_vz._private import is_replica, tree_leaves, tree_map
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from captum_vz._engine.capture.hooks import layer_hooks
+from captum_vz._engine.capture.forward_pass import layer_hooks
 from captum_vz._engine.capture.layer_runner import LAYER_ERRORS, is_cache
 from captum_vz._engine.capture.module_state import random_states
 from captum_vz._engine.capture.records import LayerRecord

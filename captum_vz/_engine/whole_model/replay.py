@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel.scatter_gather import scatter
 
-from captum_vz._engine.capture.forward_pass import LayerPass, LayerResults, check_no_dropout
-from captum_vz._engine.capture.hooks import layer_hooks
+from captum_vz._engine.capture.forward_pass import LayerPass, LayerResults, check_no_dropout, layer_hooks
 from captum_vz._engine.capture.interventions import Intervene
 from captum_vz._engine.capture.layer_runner import LAYER_ERRORS
 from captum_vz._engine.numerics.budget import budget_of, is_out_of_memory

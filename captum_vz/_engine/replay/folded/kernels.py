@@ -1,21 +1,187 @@
-"""What a layer's norm, linear modules and activations return in the folded replay, for one chunk of pairs at a time."""
+"""What follows a layer's attention, and what its norm, linear modules and activations return for a chunk of pairs.
+
+The structure is read from traced runs of packed positions. No layer is known by name. One position of a traced run has
+a context of NaN. A module whose input at this position is NaN depends on the context. The first such module must be a
+norm of the residual stream, and some linear modules must take the norm's output. Or no module depends on the context,
+as in layers whose feed-forward runs in parallel to the attention.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from captum_vz._engine.capture.interventions import StopRunError
 from captum_vz._engine.capture.records import VersionedTensor
-from captum_vz._engine.numerics.tolerance import CANCELLATION, TOO_LITTLE_LEFT, CannotReplayError, check_reproduced
+from captum_vz._engine.numerics.tolerance import (
+    CANCELLATION,
+    TOO_LITTLE_LEFT,
+    CannotReplayError,
+    check_reproduced,
+    is_same_function,
+)
 from captum_vz._engine.replay.folded.plan import PairChunk
-from captum_vz._engine.structure.modules import Norm
+from captum_vz._engine.structure.modules import Norm, matrix, read_norm
 
 if TYPE_CHECKING:
-    from captum_vz._engine.replay.folded.structure import Activation
+    from captum_vz._engine.capture.records import AttentionRecord
+    from captum_vz._engine.replay.packed import PackedPairs
+
+Activation: TypeAlias = Callable[[Tensor], Tensor]
+# Number of float32 entries that the cache of one core holds.
+PIECE = 1 << 18
+# A module, its input and its output, `(n, features)`.
+Run = tuple[nn.Module, Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class FeedForwardStructure:
+    """What follows the attention.
+
+    Attributes:
+        projection: The attention's output projection, a linear module.
+        weight: Its matrix, `(head * d_head, d)`.
+        norm: The norm that takes the residual stream. None: no module depends on the attention, and the layer's output
+            is a sum of the attention's output and other terms.
+        firsts: The linear modules that take the norm's output.
+        laters: The linear modules that depend on it later.
+        activations: The modules that take the output of the first linear modules and compute a known activation.
+    """
+
+    projection: nn.Module
+    weight: Tensor
+    norm: Norm | None = None
+    firsts: tuple[nn.Module, ...] = ()
+    laters: tuple[nn.Module, ...] = ()
+    activations: tuple[tuple[nn.Module, Activation], ...] = ()
+
+
+class Trace:
+    """Runs packed positions and records input and output of each innermost module, `(n, features)`."""
+
+    def __init__(self, replay: PackedPairs) -> None:
+        self._replay = replay
+        self._end: list[nn.Module] = []
+        self._runs: list[Run] = []
+        modules = [m for m in replay.runner.layer.modules() if m is not replay.answer]
+        innermost = [m for m in modules if not any(True for _ in m.children())]
+        # A vector of such a module, as a layer scale, is used by its own code. A matrix may hold experts.
+        outer = [x for m in modules if m not in innermost for x in m.parameters(recurse=False)]
+        if any(x.dim() > 1 for x in outer):
+            raise CannotReplayError("a module with submodules has a matrix of its own")
+        self._with_parameters = [m for m in innermost if any(True for _ in m.parameters())]
+        replay.runner.replace_forwards({m: _recording(m, self._runs, self._end) for m in innermost})
+
+    def run(self, batch: Tensor, out: Tensor, context: Tensor) -> Tensor:
+        """The layer's output at positions `(batch, out)` with contexts `(n, head * d_head)`."""
+        self._runs.clear()
+        return self._replay.run(batch, out, context)
+
+    def run_until(self, module: nn.Module, batch: Tensor, out: Tensor, context: Tensor) -> Tensor:
+        """The input of a module. The run ends there."""
+        self._end.append(module)
+        try:
+            self.run(batch, out, context)
+        except StopRunError as stopped:
+            return stopped.args[0]
+        finally:
+            self._end.clear()
+        raise CannotReplayError("a module that ran once did not run again")
+
+    def structure(self, attention: AttentionRecord, context: Tensor) -> FeedForwardStructure:
+        """The structure that the last run shows. The context of its last position was NaN.
+
+        CannotReplayError: the structure is not supported.
+        """
+        # Each module runs once and on each position. So none of them selects positions, as experts do.
+        expected = {*map(id, self._with_parameters)}
+        ran = [m for m, x, _ in self._runs if id(m) in expected and len(x) == len(context)]
+        if len(ran) != len(expected) or {*map(id, ran)} != expected:
+            raise CannotReplayError("not each module with parameters ran once, on each position")
+        projection = attention.projection
+        if projection is None:
+            takes_context = [module for module, x, _ in self._runs if _equal(x, context)]
+            projection = takes_context[0] if takes_context else None
+        weight = None if projection is None else matrix(projection)
+        if projection is None or weight is None:
+            raise CannotReplayError("the context goes through no plain linear projection")
+        runs = [run for run in self._runs if id(run[0]) in expected]
+        dependent = [(m, x, y) for m, x, y in runs if m is not projection and x[-1].isnan().any()]
+        while dependent and _is_layer_scale(*dependent[0]):
+            dependent.pop(0)
+        if not dependent:
+            return FeedForwardStructure(projection, weight)
+        module, x, normed = dependent[0]
+        norm = read_norm(module, x[:-1], normed[:-1])
+        firsts = tuple(m for m, x, _ in dependent if matrix(m) is not None and _equal(x, normed))
+        if not firsts:
+            raise CannotReplayError("no plain linear module takes the output of the norm after the attention")
+        laters = tuple(m for m, _, _ in dependent if matrix(m) is not None and m not in firsts)
+        first_outputs = [y for m, _, y in dependent if m in firsts]
+        after = [(m, x, y) for m, x, y in self._runs if any(_equal(x, output) for output in first_outputs)]
+        known = [(m, _activation(m, x, y)) for m, x, y in after]
+        activations = tuple((m, f) for m, f in known if f is not None)
+        return FeedForwardStructure(projection, weight, norm, firsts, laters, activations)
+
+
+def _is_layer_scale(module: nn.Module, x: Tensor, y: Tensor) -> bool:
+    """Whether a module multiplies its input by its only parameter, a vector."""
+    parameters = list(module.parameters())
+    return len(parameters) == 1 and parameters[0].dim() <= 1 and is_same_function(x * parameters[0], y)
+
+
+def gelu_by_tanh(x: Tensor) -> Tensor:
+    """GELU approximated by tanh, in place: `x * sigmoid(2 * t)`, where `t` is the argument of tanh."""
+    if x.device.type != "cpu":
+        return torch.ops.aten.gelu_(x, approximate="tanh")
+    # Pieces that stay in the cache take two thirds of the time of torch's own kernel.
+    for piece in x.view(-1).split(PIECE):
+        factor = piece * piece
+        torch.addcmul(piece, factor, piece, value=0.044715, out=factor)
+        piece.mul_(factor.mul_(math.sqrt(8 / math.pi)).sigmoid_())
+    return x
+
+
+# They overwrite their input, so that a chunk's widest tensor exists only once.
+ACTIVATIONS: tuple[Activation, ...] = (torch.ops.aten.gelu_, gelu_by_tanh, torch.ops.aten.silu_, torch.relu_)
+
+
+def _activation(module: nn.Module, x: Tensor, y: Tensor) -> Activation | None:
+    """The known activation that turns `x` into `y`. It is tested on large inputs too, where the module may clamp."""
+    contiguous = torch.contiguous_format
+    found = next((f for f in ACTIVATIONS if is_same_function(f(x.clone(memory_format=contiguous)), y)), None)
+    if found is None:
+        return None
+    far = torch.linspace(-64, 64, x.shape[-1], dtype=x.dtype, device=x.device).expand(2, -1)
+    return found if is_same_function(found(far.clone()), module(far.clone())) else None
+
+
+def _recording(module: nn.Module, runs: list[Run], end: list[nn.Module]) -> Callable[..., Any]:
+    # Given the lists and not the trace. The trace holds the replay, which holds this function, and would outlive it.
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        if any(module is one for one in end):
+            raise StopRunError(_by_position(args[0]))
+        output = module(*args, **kwargs)
+        if args and isinstance(args[0], Tensor) and isinstance(output, Tensor):
+            runs.append((module, _by_position(args[0]), _by_position(output)))
+        return output
+
+    return forward
+
+
+def _by_position(value: Tensor) -> Tensor:
+    return value.reshape(-1, value.shape[-1])
+
+
+def _equal(found: Tensor, expected: Tensor) -> bool:
+    """Whether two inputs are equal at all positions except the last, whose context was NaN."""
+    return found.shape == expected.shape and torch.equal(found[:-1], expected[:-1])
 
 
 @dataclass(frozen=True)
