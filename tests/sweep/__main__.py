@@ -1,6 +1,6 @@
 """Compare ValueZeroing with a naive twin on every model type of transformers, and write RESULTS.md.
 
-python -m tests.sweep                         # sentences of seven tokens: the first table
+python -m tests.sweep                         # sentences of seven tokens, and the first of them: the first table
 python -m tests.sweep --long                  # 36, 29 and 20 tokens, for types that are packed: the second table
 python -m tests.sweep --types bert gpt2       # prints rows, writes no table
 python -m tests.sweep --resume rows.jsonl     # keeps rows in this file, and skips types that it has
@@ -54,6 +54,7 @@ def main() -> None:
         print(*rows, sep="\n", flush=True)
     all_rows = [row for model_type in model_types for row in kept.by_type[model_type]]
     print(dict(Counter(outcomes_of_types(all_rows).values())))
+    print("stacks, one example:", dict(Counter(row.alone for row in all_rows if row.alone)))
     if arguments.long:
         print("folds:", dict(Counter(folding_of_types(all_rows).values())))
     if not arguments.types:

@@ -9,7 +9,7 @@ from typing import Any
 from transformers import PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from tests.sweep.exceptions import EXCEPTIONS
+from tests.sweep.exceptions import EXCEPTIONS, RELEASED
 
 WIDTH = 64
 HEADS = 4
@@ -54,11 +54,11 @@ WIDTHS = (
 KEPT = {"transformers_version", "id2label", "label2id", "torch_dtype", "dtype", "vision_feature_layer"}
 
 
-def tiny_config(model_type: str, shallow: bool = False) -> PreTrainedConfig:
-    """The config of a small model of this type; `shallow` keeps all widths."""
+def tiny_config(model_type: str, shallow: bool = False, released: str = "") -> PreTrainedConfig:
+    """The config of a small model of this type; `shallow` keeps all widths, `released` names an entry of RELEASED."""
     config_class = CONFIG_MAPPING[model_type]
-    fields = _shrunk(config_class(), shallow)
-    return config_class(**_merged(fields, EXCEPTIONS.get(model_type, {})))
+    fields = _merged(_shrunk(config_class(), shallow), EXCEPTIONS.get(model_type, {}))
+    return config_class(**fields | RELEASED.get(model_type, {}).get(released, {}))
 
 
 def _merged(fields: dict[str, Any], exceptions: dict[str, Any]) -> dict[str, Any]:

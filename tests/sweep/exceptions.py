@@ -139,3 +139,24 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     },
     "zamba2": {"attention_hidden_size": 128, "attention_head_dim": 32, "mamba_headdim": 32},
 }
+
+# Settings of released models that are not the default of their type: model type -> name -> fields.
+RELEASED: dict[str, dict[str, dict[str, Any]]] = {
+    "deberta": {
+        "relative attention": {
+            "relative_attention": True,
+            "pos_att_type": ["c2p", "p2c"],
+            "position_biased_input": False,
+        }
+    },
+    "deberta-v2": {
+        "relative attention": {
+            "relative_attention": True,
+            "pos_att_type": ["c2p", "p2c"],
+            "position_biased_input": False,
+            "position_buckets": 16,
+            "share_att_key": True,
+            "norm_rel_ebd": "layer_norm",
+        }
+    },
+}

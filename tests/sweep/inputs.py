@@ -36,6 +36,15 @@ def candidate_inputs(model: nn.Module, lengths: tuple[int, ...] = SHORT) -> Iter
         yield from (part | _decoder(names, config, part, mask) | extra for part in parts)
 
 
+def first_example(inputs: dict[str, Any]) -> dict[str, Any]:
+    """The first example of a batch: of each tensor that has as many entries as the first tensor has, the first."""
+    batch = next(len(value) for value in inputs.values() if isinstance(value, Tensor))
+    return {
+        name: value[:1] if isinstance(value, Tensor) and value.dim() and len(value) == batch else value
+        for name, value in inputs.items()
+    }
+
+
 def padding_mask(lengths: tuple[int, ...]) -> Tensor:
     """Ones for the tokens of each sentence, zeros for the padding after them, `(batch, tokens)`."""
     return (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]).long()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -10,22 +13,27 @@ from transformers import PreTrainedModel
 
 from captum_vz import find_layers
 from tests.sweep.compare import compare, describe
-from tests.sweep.inputs import LONG, SHORT
+from tests.sweep.exceptions import RELEASED
+from tests.sweep.inputs import LONG, SHORT, first_example
 from tests.sweep.models import small_models, working_inputs
 from tests.sweep.replays import folding_threshold
-from tests.sweep.rows import Row
+from tests.sweep.rows import BUGS, OUTCOMES, Row
 from tests.sweep.twin import record
 
 
 def sweep_type(model_type: str, long: bool = False) -> list[Row]:
     """All rows of one model type, for sentences of seven tokens or for `long` ones, with folding wherever possible."""
     with folding_threshold(on=False) if long else nullcontext():
-        return _sweep_type(model_type, long)
+        return [
+            replace(row, stack=", ".join(filter(None, [row.stack, released])))
+            for released in ("", *RELEASED.get(model_type, ()))
+            for row in _sweep_type(model_type, long, released)
+        ]
 
 
-def _sweep_type(model_type: str, long: bool) -> list[Row]:
+def _sweep_type(model_type: str, long: bool, released: str) -> list[Row]:
     rows: list[Row] = []
-    models = small_models(model_type)
+    models = small_models(model_type, released)
     while True:
         try:
             model = next(models, None)
@@ -70,6 +78,8 @@ def sweep_model(model_type: str, model: nn.Module, long: bool) -> list[Row]:
                 done.update(layers)
                 found = [row for run in runs for row in compare(model_type, label, forward, inputs, run, long)]
                 rows += worst_of_each_kind(found)
+                if not long:
+                    sweep_alone(rows, label, forward, first_example(inputs), layers)
             else:
                 note = describe(problem) if problem else "its inputs do not reach it"
                 missed[Row(model_type, label, "not run", note=note)] = layers
@@ -77,6 +87,24 @@ def sweep_model(model_type: str, model: nn.Module, long: bool) -> list[Row]:
     if rows:
         return rows + [row for row, layers in missed.items() if layers]
     return sorted(missed, key=lambda row: row.outcome == "no layers")[:1]
+
+
+def sweep_alone(
+    rows: list[Row], label: str, forward: Callable[..., Any], inputs: dict[str, Any], layers: list[nn.Module]
+) -> None:
+    """Note in each of these rows what comes out for a batch of one example: the worst outcome of its attention."""
+    try:
+        runs = record(lambda: forward(**inputs), layers)
+    except Exception:  # some models run on several examples only
+        return
+    ranks = [*BUGS, *(outcome for outcome in OUTCOMES if outcome not in BUGS)]
+    alone = [row for run in runs for row in compare("", label, forward, inputs, run)]
+    for row in rows:
+        found = [one for one in alone if one.stack == row.stack]
+        if found:
+            worst = min(found, key=lambda one: ranks.index(one.outcome))
+            row.alone = worst.outcome
+            row.note = row.note or worst.note
 
 
 def stacks_of(model: nn.Module) -> dict[str, list[nn.Module]]:

@@ -15,7 +15,7 @@ from tests.sweep.inputs import SHORT, candidate_inputs
 LARGEST = 200_000_000  # parameters
 
 
-def small_models(model_type: str) -> Iterator[nn.Module]:
+def small_models(model_type: str, released: str = "") -> Iterator[nn.Module]:
     """Models of this type: first a narrow one, then one of full width with few layers.
 
     Raises:
@@ -24,7 +24,7 @@ def small_models(model_type: str) -> Iterator[nn.Module]:
     problem = None
     for shallow in (False, True):
         try:
-            model = _build(model_type, shallow)
+            model = _build(model_type, shallow, released)
         except Exception as error:  # a constructor may raise anything on sizes that do not fit
             problem = problem or error
             continue
@@ -34,8 +34,8 @@ def small_models(model_type: str) -> Iterator[nn.Module]:
         raise problem
 
 
-def _build(model_type: str, shallow: bool) -> nn.Module:
-    config = tiny_config(model_type, shallow)
+def _build(model_type: str, shallow: bool, released: str) -> nn.Module:
+    config = tiny_config(model_type, shallow, released)
     config._attn_implementation = "eager"
     model_class = MODEL_MAPPING[type(config)]
     if isinstance(model_class, list | tuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torch import Tensor
@@ -49,6 +49,7 @@ class Row:
     difference: float | None = None
     note: str = ""
     folds: str = ""  # a key of FOLDED, or "" in the sweep of short sentences
+    alone: str = ""  # the outcome of a batch of one example, or "" in the sweep of long sentences
 
     def judge(self, pairs: list[tuple[Tensor, Tensor]], tolerance: float) -> None:
         """Set the outcome from pairs of scores: those of captum_vz, and those of the twin."""
@@ -59,13 +60,13 @@ class Row:
     def __str__(self) -> str:
         difference = "" if self.difference is None else f"{self.difference:.1e}"
         cells = f"{self.model_type:28} {self.stack:28} {self.outcome:12} {self.way:25} {difference:8}"
-        return f"{cells} {self.folds:12} {self.note}" if self.folds else f"{cells} {self.note}"
+        return f"{cells} {self.folds or self.alone:12} {self.note}"
 
     def line(self, long: bool) -> str:
         """The row in Markdown."""
         difference = "" if self.difference is None else f"{self.difference:.0e}"
         cells = [self.model_type, self.stack, self.outcome, self.way, difference]
-        cells += [self.folds] * long + [self.note.replace("|", "\\|")]
+        cells += [self.folds if long else self.alone, self.note.replace("|", "\\|")]
         return "| " + " | ".join(cells) + " |"
 
 
@@ -126,7 +127,8 @@ then compares the scores of words of two tokens, and the scores of words in the 
 The difference is the largest one, divided by the largest score.
 
 A type with several stacks counts once. It counts as disagreeing or failing if any of its stacks does, else by its \
-best outcome. A stack whose layers are replayed in several ways has a row for each way.
+best outcome. A stack whose layers are replayed in several ways has a row for each way. The first table has one more \
+column: the outcome of a batch of one example, the first of the batch.
 
 There are two ways of replay: packed pairs of tokens; and the definition, which runs the batch once for each source. \
 Some layers see their tokens in windows or in another order. Windows means that their positions are found first."""
@@ -140,6 +142,7 @@ def _section(heading: str) -> str:
 
 def _written(rows: list[Row], long: bool, versions: str) -> str:
     counts = Counter(outcomes_of_types(rows).values())
+    alone = Counter(outcomes_of_types(replace(row, outcome=row.alone) for row in rows if row.alone).values())
     command = "python -m tests.sweep" + " --long" * long
     order = list(OUTCOMES)
     rows = sorted(rows, key=lambda row: (order.index(row.outcome), row.model_type, row.stack, row.folds))
@@ -150,14 +153,14 @@ def _written(rows: list[Row], long: bool, versions: str) -> str:
             "",
             f"Written by `{command}` with {versions}.",
             "",
-            "| model types | outcome | meaning |",
-            "|---|---|---|",
-            *(f"| {counts[one]} | {one} | {text} |" for one, text in shown.items()),
-            f"| {sum(counts.values())} | | all |",
+            f"| model types | {'' if long else 'one example | '}outcome | meaning |",
+            f"|---|---|---|{'' if long else '---|'}",
+            *(f"| {counts[one]} | {'' if long else f'{alone[one]} | '}{one} | {text} |" for one, text in shown.items()),
+            f"| {sum(counts.values())} | {'' if long else f'{sum(alone.values())} | '}| all |",
             "",
             *(_about_folding(rows) if long else ()),
-            f"| model type | stack | outcome | replay | difference | {'folds | ' * long}why |",
-            "|---|---|---|---|---|---|" + "---|" * long,
+            f"| model type | stack | outcome | replay | difference | {'folds' if long else 'one example'} | why |",
+            "|---|---|---|---|---|---|---|",
             *(row.line(long) for row in rows),
         ]
     )

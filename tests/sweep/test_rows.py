@@ -11,7 +11,7 @@ from tests.sweep.__main__ import Kept
 from tests.sweep.rows import Row, folding_of_types, outcomes_of_types, packed_types, reasons, write_table
 
 SHORT = [
-    Row("bert", "", "agrees", "packed pairs", 2e-7),
+    Row("bert", "", "agrees", "packed pairs", 2e-7, alone="agrees"),
     Row("bloom", "", "agrees", "definition", 3e-7),
     Row("albert", "", "agrees", "packed pairs", 1e-7),
     Row("mamba", "", "no layers", note="a | b"),
@@ -37,7 +37,7 @@ def test_table_leaves_other_table(results: Path, first: str) -> None:
         write_table(LONG if long else SHORT, long, "torch 9")
     both = results.read_text()
     assert both.index("| bert |") < both.index("| bart |")
-    assert "| mamba |  | no layers |  |  | a \\| b |" in both
+    assert "| mamba |  | no layers |  |  |  | a \\| b |" in both
     write_table(LONG[:2], True, "torch 10")
     changed = results.read_text()
     assert "| dbrx |" not in changed

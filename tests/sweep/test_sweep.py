@@ -6,6 +6,7 @@ import pytest
 import transformers
 from packaging.version import Version
 
+from tests.sweep.exceptions import RELEASED
 from tests.sweep.model_type import sweep_type
 
 PACKED = {"packed pairs"}
@@ -109,7 +110,9 @@ def test_maps_equal_twin(model_type: str) -> None:
     if model_type == "qwen2_5_vl_vision" and Version(transformers.__version__) < Version("5.17"):
         pytest.skip("transformers 5.16 builds this model only as a part of another")
     assert {row.outcome for row in rows} == {"agrees"}, [str(row) for row in rows]
+    assert {row.alone for row in rows} <= {"agrees", ""}, [str(row) for row in rows]
     assert (MAIN | OTHER)[model_type] <= {row.way for row in rows}
+    assert set(RELEASED.get(model_type, ())) <= {row.stack for row in rows}
     if model_type in TWO_ATTENTIONS:
         assert any(row.stack.endswith("cross") for row in rows), [str(row) for row in rows]
 
