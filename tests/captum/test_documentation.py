@@ -7,8 +7,6 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-
 import captum_vz
 from captum_vz import attr, functional, metrics
 
@@ -35,22 +33,20 @@ def undocumented(called: Callable[..., Any], documentation: str | None) -> list[
     return [name for name in inspect.signature(called).parameters if name not in ("self", *documented)]
 
 
-@pytest.mark.parametrize("name", CLASSES)
-def test_constructor_arguments(name: str) -> None:
-    assert undocumented(CLASSES[name].__init__, CLASSES[name].__doc__) == []
+def test_constructor_arguments() -> None:
+    missing = {name: undocumented(one.__init__, one.__doc__) for name, one in CLASSES.items()}
+    assert not {name: arguments for name, arguments in missing.items() if arguments}
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_arguments(name: str) -> None:
-    assert undocumented(FUNCTIONS[name], FUNCTIONS[name].__doc__) == []
+def test_arguments() -> None:
+    missing = {name: undocumented(one, one.__doc__) for name, one in FUNCTIONS.items()}
+    assert not {name: arguments for name, arguments in missing.items() if arguments}
 
 
-@pytest.mark.parametrize("name", [*PUBLIC, *METHODS])
-def test_length(name: str) -> None:
-    documented = {**PUBLIC, **METHODS}[name]
-    assert len((inspect.getdoc(documented) or "").splitlines()) <= TWO_SCREENS
+def test_length() -> None:
+    lengths = {name: len((inspect.getdoc(one) or "").splitlines()) for name, one in {**PUBLIC, **METHODS}.items()}
+    assert not {name: length for name, length in lengths.items() if length > TWO_SCREENS}
 
 
-@pytest.mark.parametrize("name", CLASSES)
-def test_example(name: str) -> None:
-    assert ">>>" in (CLASSES[name].__doc__ or "")
+def test_example() -> None:
+    assert not [name for name, one in CLASSES.items() if ">>>" not in (one.__doc__ or "")]
