@@ -132,8 +132,8 @@ class LayerVerification:
             return judge(name, self.index, of_sources, expected, largest, allowed, "the definition")
 
         served = against("map", found)
-        note = served.note or f"{_way(traces[-1]) if traces else 'no replay'}; the definition zeroes values {at}"
-        yield Check("map", served.outcome, self.index, served.difference, served.allowed, note)
+        note, way = served.note or f"the definition zeroes values {at}", _way(traces[-1]) if traces else ""
+        yield Check("map", served.outcome, self.index, served.difference, served.allowed, note, way)
         for name in (replay.name for replay in REPLAYS):
             yield self._by_replay(name, against)
         yield self._zeros(found[:, :, definition.sources], expected, largest)

@@ -40,6 +40,8 @@ class Check:
         difference: The largest difference, as a share of the largest score of its row.
         allowed: The largest difference that passes, for the row that is closest to its limit.
         note: What was found, in words.
+        way: How the map came about: where the attention was read, how it sees the layer's tokens, which replay gave the
+            map, and why replays before it did not. Only of the check "map".
     """
 
     name: str
@@ -48,6 +50,7 @@ class Check:
     difference: float | None = None
     allowed: float | None = None
     note: str = ""
+    way: str = ""
 
     @property
     def is_bad(self) -> bool:
@@ -137,10 +140,23 @@ class VerificationReport:
         return name, layers, "" if no_worst else str(worst.layer), *numbers, outcome
 
     def notes(self) -> Iterator[tuple[str, str]]:
-        """Why checks were skipped for the whole model."""
+        """How the maps of layers came about, and why checks were skipped for the whole model."""
+        ways: dict[tuple[str, str], list[int]] = {}
+        for check in self.checks:
+            if check.way and check.layer is not None:
+                ways.setdefault((self.layers[check.layer], check.way), []).append(check.layer)
+        for (kind, way), layers in ways.items():
+            yield f"{kind} {_ranges(layers)}", way
         for check in self.checks:
             if check.layer is None and check.outcome == SKIPPED:
                 yield check.name, check.note
+
+
+def _ranges(numbers: list[int]) -> str:
+    """Increasing numbers in words: `0-3, 5`."""
+    starts = [one for one in numbers if one - 1 not in numbers]
+    ends = [one for one in numbers if one + 1 not in numbers]
+    return ", ".join(f"{one}" if one == end else f"{one}-{end}" for one, end in zip(starts, ends, strict=True))
 
 
 def _is_of(check: Check, kind: str) -> bool:

@@ -208,12 +208,17 @@ class Wrong:
             yield chunk._replace(output=torch.where(wrong, chunk.output + 0.01, chunk.output))
 
 
+def library_layer() -> nn.Module:
+    """A layer whose replays are not compared with the definition. In layers of unknown code, they are."""
+    return nn.TransformerEncoderLayer(WIDTH, 4, 24, batch_first=True).double().eval()
+
+
 @pytest.mark.parametrize("target", [None, 3])
 @pytest.mark.parametrize("name", ["packed pairs", "definition"])
 def test_wrong_replay_is_found(name: str, target: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     replays = [Wrong(one, target) if one.name == name else one for one in value_zeroing.REPLAYS]
     monkeypatch.setattr(value_zeroing, "REPLAYS", tuple(replays))
-    block = Block()
+    block = library_layer()
     report = verify(block, sequences(2), block)
     (served,), (wrong,) = named(report, "map"), named(report, f"replay: {name}")
     assert wrong.outcome == "failed"
@@ -233,11 +238,11 @@ class WrongInChunks(Wrong):
 def test_map_that_depends_on_the_chunk_size_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     replays = tuple(WrongInChunks(one, None) for one in value_zeroing.REPLAYS)
     monkeypatch.setattr(value_zeroing, "REPLAYS", replays)
-    block = Block()
+    block = library_layer()
     report = verify(block, sequences(2), block)
     assert {check.outcome for check in named(report, "map")} == {"passed"}
     assert {check.outcome for check in named(report, "chunk sizes")} == {"failed"}
-    assert report.verdict.startswith("failed: chunk sizes of layer 0 (Block)")
+    assert report.verdict.startswith("failed: chunk sizes of layer 0 (TransformerEncoderLayer)")
     assert {check.name for check in report.checks if check.outcome == "failed"} == {"chunk sizes"}
 
 
@@ -364,6 +369,16 @@ def test_report_as_text_and_json() -> None:
     assert lines[0].split() == ["check", "layers", "worst", "difference", "allowed", "outcome"]
     assert lines[-1] == report.verdict
     assert [line.split()[0] for line in lines if line.endswith(" failed")] == ["padding"]
+
+
+def test_report_says_how_maps_came_about() -> None:
+    """By layer: the tap, the layout, the replay, and why replays before it failed."""
+    stack = Stack(Block(), Block(), Block(after=Convolution()))
+    notes = [(name, note) for name, note in verify(stack, texts(6)).notes() if "read at" in note]
+    way = "read at AttentionInterface, seen as tokens, by"
+    assert notes[0] == ("Block 0-1", f"{way} packed pairs")
+    assert notes[1][0] == "Block 2"
+    assert notes[1][1].startswith(f"{way} definition (not packed pairs: ")
 
 
 def test_command_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
