@@ -53,6 +53,11 @@ class DrawnInputs:
         own = next((x.shape[1] for x in record.states), 0)
         self._filled |= record.number == 0 and any(int(one.get_seq_length(place)) > own for one in caches)
 
+    @property
+    def noted(self) -> bool:
+        """Whether random numbers were drawn before a layer ran."""
+        return bool(self._given)
+
     def check(self, forward: Callable[[], Any], layers: Sequence[nn.Module], output: Any = None) -> None:
         """Raise RefusedError if the inputs of the layers depend on random numbers. `forward` is called once more.
 

@@ -36,6 +36,11 @@ from captum_vz.attr._call.parts import Attention, attentions_of_layers
 from captum_vz.attr._call.target import WantedTokens
 from captum_vz.errors import ArgumentError
 
+SHUFFLED = (
+    "random numbers are drawn before the layers. If these order or choose the tokens (ViTMAE's patches), rows and "
+    "columns of maps are in that order"
+)
+
 
 class LayerMaps(LayerAttribution, ForwardPassAttribution):
     """Base of the methods that compute one map `(batch, out, in)` for each layer.
@@ -248,6 +253,8 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
                 )
                 output = this.run(forward)
                 runs.output = output if later else None
+        if runs.drawn.noted:
+            notes.append(SHUFFLED)
         maps = this.results
         for place, (asked, scores) in later.items():
             with torch.set_grad_enabled(self.needs_graph):

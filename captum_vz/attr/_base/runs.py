@@ -28,6 +28,7 @@ class Runs:
     Attributes:
         chosen: The numbers of the runs of each layer that are recorded. None: all.
         output: What the pass returned, if scores depend on it. None: they do not.
+        drawn: The inputs that depend on random numbers.
     """
 
     output: Any = None
@@ -41,7 +42,7 @@ class Runs:
         self._several: dict[int, tuple[int, int]] = {}  # by layer: a run with outputs of one shape, their number
         self._attention_modules: dict[int, nn.Module] = {}
         self._last = _Last()
-        self._drawn = DrawnInputs()
+        self.drawn = DrawnInputs()
         self.chosen = None if run is None else self._choose(run)
 
     def note(self, record: LayerRecord) -> None:
@@ -49,7 +50,7 @@ class Runs:
 
         The run is related to an earlier run if each layer in between was given the output of the layer before it.
         """
-        self._drawn.note(record)
+        self.drawn.note(record)
         if len(found := alike_tensors(record.output)) > 1:
             self._several[record.index] = record.number, len(found)
         if is_attention_module(record):
@@ -78,7 +79,7 @@ class Runs:
         finally:
             self._last = _Last()  # which holds a layer's output
         self._refuse_unrelated()
-        self._drawn.check(self._forward, self._layers, self.output)
+        self.drawn.check(self._forward, self._layers, self.output)
         if whole_blocks:
             self._refuse_other_outputs()
         if whole_blocks and self._attention_modules:
