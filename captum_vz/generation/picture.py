@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from matplotlib.axes import Axes
@@ -16,35 +17,35 @@ from captum_vz.visualization.pictures.description.picture import Picture
 from captum_vz.visualization.pictures.parts.labels import write_plain_labels
 from captum_vz.visualization.pictures.parts.style import COLORS, FONT_SIZE, SIGNED_COLORS, shortened
 
-if TYPE_CHECKING:
-    from captum_vz.generation.result import GenerationAttribution
-
 # In inches. A cell is as high as a line of text.
 CELL, LETTER, MARGIN = 0.17, 0.075, 0.9
 MOST_COLUMNS = 64  # of a panel, about ten inches
 
 
-def draw_steps(found: GenerationAttribution, layer: int, mask: Tensor | None, prefix: bool) -> Figure:
-    """Draw one layer of a result. See :meth:`GenerationAttribution.plot`."""
-    scores = found.scores[..., layer]
-    names = [shortened(label) for label in found.prompt.labels]
-    kept = range(len(names)) if mask is None else [i for i, hidden in enumerate(mask.tolist()) if not hidden]
-    columns, labels = scores[:, list(kept)], [names[i] for i in kept]
-    split = len(labels)
-    if prefix:
-        columns = torch.cat([columns, found.prefix[:, :-1, layer]], dim=1)
-        labels += [shortened(label) for label in found.generated.labels[:-1]]
-    if not labels:
+def draw_steps(
+    columns: Tensor, generated: Sequence[str], sources: Sequence[str], *, split: int, share: Tensor, title: str
+) -> Figure:
+    """Draw scores, generated tokens from top to bottom. See :meth:`GenerationAttribution.plot`.
+
+    Args:
+        columns: The scores, `(n, columns)`.
+        generated: The labels of the rows.
+        sources: The labels of the columns.
+        split: How many first columns are prompt tokens. A line stands after them.
+        share: The share of the prompt in each row, `(n,)`. It is left out if scores are signed.
+        title: The title.
+    """
+    if not sources:
         raise ArgumentError("The mask leaves out all prompt tokens: there is nothing to draw. Keep at least one.")
+    labels, steps = [shortened(label) for label in sources], [shortened(label) for label in generated]
     signed = bool((columns < 0).any())
     highest = float(columns.abs().max()) or 1.0
     colors, lowest = (SIGNED_COLORS, -highest) if signed else (COLORS, 0.0)
     panels = math.ceil(len(labels) / MOST_COLUMNS)
     width = math.ceil(len(labels) / panels)
-    steps = [shortened(label) for label in found.generated.labels]
-    share = None if signed else [f"{value:.2f}" for value in found.prompt_share[:, layer].tolist()]
+    shares = None if signed else [f"{value:.2f}" for value in share.tolist()]
     top = LETTER * max(map(len, labels)) + 0.25
-    side = LETTER * max(map(len, steps)) + (0.0 if share is None else 0.9)
+    side = LETTER * max(map(len, steps)) + (0.0 if shares is None else 0.9)
     inches = (max(width * CELL, 2.2) + side + MARGIN, panels * (len(steps) * CELL + top) + 0.9)
     figure = Picture(figsize=inches, dpi=150, layout="constrained")
     axes: list[Axes] = figure.subplots(panels, 1, squeeze=False).flatten().tolist()
@@ -54,19 +55,19 @@ def draw_steps(found: GenerationAttribution, layer: int, mask: Tensor | None, pr
         part = columns[:, start : start + width]
         shown[:, : part.shape[1]] = part
         image = panel.imshow(shown.numpy(), cmap=colors, vmin=lowest, vmax=highest, aspect="auto")
-        _label(panel, labels[start : start + width], steps, share if index == 0 else None, panels > 1)
+        _label(panel, labels[start : start + width], steps, shares if index == 0 else None)
         if start < split < start + part.shape[1]:
             panel.axvline(split - start - 0.5, color="black", linewidth=0.8)
     bar = figure.colorbar(image, ax=axes, shrink=min(1, 3 / inches[1]), anchor=(0, 1), aspect=15, pad=0.02)
     bar.set_label("score" if signed else "share of the row", fontsize=FONT_SIZE)
     bar.ax.tick_params(labelsize=FONT_SIZE - 1)
     figure.supylabel("generated token", fontsize=FONT_SIZE + 1)
-    figure.suptitle(f"{found.method}, {found.layers[layer]}", fontsize=FONT_SIZE + 2)
+    figure.suptitle(title, fontsize=FONT_SIZE + 2)
     set_content(axes[0], _content(columns, steps, labels, "score" if signed else "share of the row"))
     return figure
 
 
-def _label(panel: Axes, columns: list[str], steps: list[str], share: list[str] | None, ruled: bool) -> None:
+def _label(panel: Axes, columns: list[str], steps: list[str], share: list[str] | None) -> None:
     panel.xaxis.tick_top()
     write_plain_labels(panel.xaxis, range(len(columns)), columns, rotation=90, fontsize=FONT_SIZE)
     write_plain_labels(panel.yaxis, range(len(steps)), steps, fontsize=FONT_SIZE)

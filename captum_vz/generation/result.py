@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from captum.attr import LLMAttributionResult
 from matplotlib.figure import Figure
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from captum_vz.errors import ArgumentError
 from captum_vz.functional import normalize_rows
-from captum_vz.generation import tables
 from captum_vz.generation.picture import draw_steps
 from captum_vz.generation.words import TokenText
 from captum_vz.visualization import View, view
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+FORMAT = "captum_vz generation 1"
 
 
 @dataclass(frozen=True)
@@ -106,7 +111,22 @@ class GenerationAttribution:
             mask: Prompt tokens whose rows are left out, `(m,)`.
             layer: One layer. None: all layers.
         """
-        return tables.to_pandas(self, mask, layer)
+        try:
+            import pandas as pd
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError("to_pandas needs pandas: pip install pandas, or the extra [study].") from error
+        kept = self._kept(mask)
+        layers = range(len(self.layers)) if layer is None else [self.layer_index(layer)]
+        rows = []
+        for index in layers:
+            for step, token in enumerate(self.generated.labels):
+                for part, text, scores, sources in (
+                    ("prompt", self.prompt, self.scores[step, :, index].tolist(), kept),
+                    ("generated", self.generated, self.prefix[step, :, index].tolist(), range(step)),
+                ):
+                    name = self.layers[index]
+                    rows += [(name, step, token, part, i, text.labels[i], scores[i]) for i in sources]
+        return pd.DataFrame(rows, columns=["layer", "step", "token", "part", "source", "source_token", "score"])
 
     def to_json(self, path: str | PathLike[str] | None = None, *, mask: Tensor | None = None) -> str:
         """The tokens and all scores as JSON. Scores are lists of layers, of generated tokens, of sources.
@@ -115,16 +135,51 @@ class GenerationAttribution:
             path: A file to which the text is written as well.
             mask: Prompt tokens that are of no interest, `(m,)`. It is written, and no score is left out.
         """
-        return tables.to_json(self, path, mask)
+        hidden = self.check_mask(mask)
+        record = {
+            "method": self.method,
+            "text": self.text,
+            "prompt": list(self.prompt.labels),
+            "prompt_ids": list(self.prompt.ids),
+            "generated": list(self.generated.labels),
+            "generated_ids": list(self.generated.ids),
+            "layers": list(self.layers),
+            "mask": None if hidden is None else hidden.tolist(),
+            "scores": self.scores.permute(2, 0, 1).tolist(),
+            "prefix": self.prefix.permute(2, 0, 1).tolist(),
+            "prompt_share": self.prompt_share.T.tolist(),
+        }
+        text = json.dumps(record, ensure_ascii=False)
+        if path is not None:
+            Path(path).write_text(text, "utf-8")
+        return text
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the result to one file, in the format of safetensors. :meth:`load` reads it."""
-        tables.save(self, path)
+        about = {
+            "prompt": asdict(self.prompt),
+            "generated": asdict(self.generated),
+            "layers": self.layers,
+            "method": self.method,
+            "text": self.text,
+        }
+        tensors = {"scores": self.scores.contiguous(), "prefix": self.prefix.contiguous()}
+        save_file(tensors, path, {"format": FORMAT, "about": json.dumps(about)})
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> GenerationAttribution:
         """Read a result that :meth:`save` wrote. It has no model, so `grouped` needs `joint=False`."""
-        return cls(**tables.load(path))
+        try:
+            with safe_open(path, "pt") as file:
+                metadata = file.metadata() or {}
+                if metadata.get("format") != FORMAT:
+                    raise ArgumentError(f"{path} holds no result of a generation: pass a file that save wrote.")
+                scores, prefix = (file.get_tensor(name) for name in ("scores", "prefix"))
+        except SafetensorError as error:
+            raise ArgumentError(f"{path} cannot be read: {error}. Pass a file that save wrote.") from error
+        about = json.loads(metadata["about"])
+        prompt, generated = (_tokens(about[name]) for name in ("prompt", "generated"))
+        return cls(scores, prefix, prompt, generated, tuple(about["layers"]), about["method"], about["text"])
 
     def plot(self, layer: int = -1, *, mask: Tensor | None = None, prefix: bool = False) -> Figure:
         """Draw the scores of a layer: generated tokens from top to bottom, prompt tokens from left to right.
@@ -136,7 +191,17 @@ class GenerationAttribution:
             mask: Prompt tokens that are left out, `(m,)`.
             prefix: Whether to draw the generated tokens as columns as well.
         """
-        return draw_steps(self, self.layer_index(layer), self.check_mask(mask), prefix)
+        index, kept = self.layer_index(layer), self._kept(mask)
+        given = [self.prompt.labels[i] for i in kept]
+        scores, before = self.scores[:, kept, index], self.prefix[:, :-1, index]
+        return draw_steps(
+            torch.cat([scores, before], dim=1) if prefix else scores,
+            self.generated.labels,
+            [*given, *self.generated.labels[:-1]] if prefix else given,
+            split=len(given),
+            share=self.prompt_share[:, index],
+            title=f"{self.method}, {self.layers[index]}",
+        )
 
     def view(
         self,
@@ -159,8 +224,7 @@ class GenerationAttribution:
         Returns:
             A view. A notebook shows it, and `save(path)` writes it to one file.
         """
-        left_out = self.check_mask(mask)
-        kept = [i for i in range(len(self.prompt.ids)) if left_out is None or not left_out[i]]
+        kept = self._kept(mask)
         maps = torch.cat([self.scores[:, kept], self.prefix], dim=1)
         words = max(self.prompt.words, default=-1) + 1
         return view(
@@ -217,8 +281,18 @@ class GenerationAttribution:
             )
         return mask
 
+    def _kept(self, mask: Any) -> list[int]:
+        """The positions of the prompt tokens that a mask does not leave out."""
+        hidden = self.check_mask(mask)
+        return [i for i in range(len(self.prompt.ids)) if hidden is None or not hidden[i]]
+
 
 def summed(scores: Tensor, member: list[int]) -> Tensor:
     """Scores `(n, m, layers)` with one column for each group, `(n, groups, layers)`: the sum of its tokens."""
     index = torch.tensor(member)[None, :, None].expand_as(scores)
     return scores.new_zeros(len(scores), max(member) + 1, scores.shape[2]).scatter_add(1, index, scores)
+
+
+def _tokens(fields: dict[str, Any]) -> TokenText:
+    sections = tuple((str(name), int(start), int(stop)) for name, start, stop in fields.pop("sections"))
+    return TokenText(**{name: tuple(values) for name, values in fields.items()}, sections=sections)
