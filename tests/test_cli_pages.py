@@ -20,7 +20,7 @@ import torch
 
 from captum_vz.cli import main
 from captum_vz.cli.command import parser
-from captum_vz.cli.output.console import print_table
+from captum_vz.cli.output import print_table
 from captum_vz.visualization import terminal_text
 from tests.command import alone_in, forget
 
@@ -162,7 +162,7 @@ def test_terminal_without_rich_is_plain(monkeypatch: pytest.MonkeyPatch, capsys:
     piped = capsys.readouterr()
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    monkeypatch.setattr("captum_vz.cli.output.console.find_spec", lambda name: None)
+    monkeypatch.setattr("captum_vz.cli.output.find_spec", lambda name: None)
     for name in [name for name in sys.modules if name.split(".")[0] == "rich"]:
         monkeypatch.setitem(sys.modules, name, None)  # an import of it fails
     assert main(["explain", SENTENCE]) == 0

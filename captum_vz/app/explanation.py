@@ -1,29 +1,36 @@
-"""One text run through a model: the layers' maps, their rollout, and the scores of one token."""
+"""One text explained, by one method or several: scores, maps, their picture and their interactive view."""
 
 from __future__ import annotations
 
 import re
 import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from captum_vz import ValueZeroing
 from captum_vz.app.models import Loaded
 from captum_vz.errors import ArgumentError
 from captum_vz.generation.words import TokenText
+from captum_vz.study import Table, compare
 from captum_vz.study.examples.text import (
     PreparedText,
     content_specials,
     max_tokens,
     predicts_next,
     prepare_text,
+    word_id,
 )
-from captum_vz.study.methods import METHODS, Batch, Method, rollout_of
-from captum_vz.visualization import readable_tokens
+from captum_vz.study.methods import METHODS, Batch, Method, check_methods, rollout_of
+from captum_vz.visualization import View, draw_maps, readable_tokens, view
+
+if TYPE_CHECKING:
+    from captum_vz.study.one_text.truth import Truth
 
 
 @dataclass
@@ -202,3 +209,138 @@ def _predictions(model: Any, tokenizer: Any, text: PreparedText) -> list[tuple[s
     likeliest = model(**text.inputs).logits[0, text.token].float().softmax(-1).topk(3)
     words = readable_tokens(tokenizer, likeliest.indices.tolist())
     return list(zip(words, likeliest.values.tolist(), strict=True))
+
+
+def compared(
+    text: str,
+    loaded: Loaded,
+    methods: Sequence[str] | None,
+    token: str | None,
+    layer: int,
+    target: str | None = None,
+    foil: str | None = None,
+    advance: Callable[[str], object] | None = None,
+    option: str = "",
+) -> Table:
+    """:func:`~captum_vz.study.compare` for a model that was loaded by its name.
+
+    Warnings name what the user may not have meant, as in :func:`explain`. `option`
+    stands before the names of options in messages, such as "--".
+
+    Raises:
+        ArgumentError: A method is unknown; there is no such token, layer or target; or the text is empty or too long.
+    """
+    model, tokenizer, layers = loaded
+    _check_words(tokenizer, target, foil, option)
+    try:
+        names = check_methods(methods)
+        if any(METHODS[name].layered for name in names):
+            check_layer(layer, depth_of(loaded), option)
+        for remark in remarks(text, loaded, prepare_text(model, tokenizer, text, token), token, option):
+            warnings.warn(remark, stacklevel=2)
+        return compare(
+            model,
+            tokenizer,
+            text,
+            None if methods is None else names,
+            target,
+            foil=foil,
+            layer=layer,
+            layers=layers,
+            token=token,
+            advance=advance,
+        )
+    except ValueError as error:
+        raise _named(error, option) from error
+
+
+def _named(error: ValueError, option: str) -> ArgumentError:
+    """An error of an argument, with `option` before the name of the argument."""
+    named = str(error).startswith(("token ", "layer ", "methods "))
+    return ArgumentError(f"{option}{error}" if named else str(error))
+
+
+def _check_words(tokenizer: Any, target: str | None, foil: str | None, option: str) -> None:
+    for name, word in (("target", target), ("foil", foil)):
+        try:
+            if word is not None:
+                word_id(tokenizer, word)
+        except ValueError as error:
+            raise ArgumentError(
+                f"{option}{name} is {word!r}, which is no single token of the tokenizer: pass another word."
+            ) from error
+
+
+def blanked_out(
+    text: str,
+    loaded: Loaded,
+    token: str | None,
+    target: str | None = None,
+    foil: str | None = None,
+    option: str = "",
+) -> Truth:
+    """:func:`~captum_vz.study.one_text.truth.blank_out_text` for a text and written words.
+
+    Raises:
+        ArgumentError: A word is not one token, or there is no such token.
+        RefusedError: The model predicts no words.
+        ModuleNotFoundError: The extra `study` is not installed.
+    """
+    from captum_vz.study.one_text.truth import blank_out_text
+
+    model, tokenizer, _ = loaded
+    _check_words(tokenizer, target, foil, option)
+    try:
+        prepared = prepare_text(model, tokenizer, text, token)
+    except ValueError as error:
+        raise _named(error, option) from error
+    target_ids, foil_ids = ([word_id(tokenizer, word)] if word is not None else None for word in (target, foil))
+    return blank_out_text(model, tokenizer, prepared, target_ids, foil_ids)
+
+
+def draw_explanation(found: Explanation) -> Figure:
+    """The maps of all layers and their rollout, or the scores of a method without layer maps."""
+    if not found.maps:
+        scores = {found.method: found.scores.double().cpu()}
+        return Table(tuple(found.tokens), found.token, scores, found.layer or 0, {}, {found.method: found.scope}).plot()
+    panels = {f"layer {index}": one for index, one in enumerate(found.maps)}
+    if found.rollout is not None:
+        panels["rollout"] = found.rollout
+    # Rows sum to 1, so pictures of any two texts have the same scale.
+    look: dict[str, Any] = {"scale": "root", "vmax": 1.0, "label": "share of the row (rows sum to 1)"}
+    title = f"{METHODS[found.method].title}: the maps of the layers, and their rollout"
+    return draw_maps(panels, found.tokens, found.token, title=title, **look)
+
+
+def explanation_view(title: str, found: Sequence[Explanation]) -> View:
+    """The maps of one text by one or several methods, with their rollouts.
+
+    Value Zeroing has its distances where they were computed, so that the page shows how much there was to divide.
+    Methods without layer maps have one row, the row of the explained token. They are shown only if no method has maps.
+
+    Args:
+        title: The heading.
+        found: The explanations of the same token of the same text.
+    """
+    first = found[0]
+    with_maps = [one for one in found if one.maps]
+    if not with_maps:
+        rows = {one.method: {one.scope or "scores": one.scores[None]} for one in found}
+        named = [first.tokens[first.token]]
+        sides: dict[str, Any] = {"columns": first.tokens, "column_words": first.words, "special": first.special}
+        return view(rows, named, **sides, offset=first.token, token=0, title=title)
+    maps = {one.method: one.distances or one.maps for one in with_maps}
+    rollouts = {one.method: one.rollout for one in with_maps if one.rollout is not None}
+    layer = -1 if first.layer is None else first.layer
+    depths = {len(one.maps) + (one.method in rollouts) for one in with_maps}
+    shown = layer if len(depths) == 1 else 0
+    return view(
+        maps,
+        first.tokens,
+        rollout=rollouts or None,
+        words=first.words,
+        special=first.special,
+        token=first.token,
+        layer=shown,
+        title=title,
+    )

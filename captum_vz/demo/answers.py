@@ -1,4 +1,4 @@
-"""What the page shows for a text: computed, limited in length, and with all text escaped."""
+"""What the page shows for a text, and the files to download: limited in length, and with all text escaped."""
 
 from __future__ import annotations
 
@@ -7,31 +7,32 @@ import shutil
 import tempfile
 import warnings
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
-from captum_vz import ValueZeroing, ValueZeroingRollout
-from captum_vz.app.comparison import compared
-from captum_vz.app.explanation import Explanation, check_room, explain
+from matplotlib.figure import Figure
+
+from captum_vz import ValueZeroing, ValueZeroingRollout, __version__
+from captum_vz.app.explanation import Explanation, check_room, compared, draw_explanation, explain, explanation_view
 from captum_vz.app.explanation import remarks as remarks_on
 from captum_vz.app.models import Loaded, load
-from captum_vz.app.pages import frame, note, table
-from captum_vz.app.pictures import draw_explanation
-from captum_vz.app.views import explanation_view
-from captum_vz.demo.files import Files
+from captum_vz.app.pages import frame, note, page, table
 from captum_vz.errors import ArgumentError, RefusedError
 from captum_vz.generation import GenerationAttribution, attribute_generation
 from captum_vz.study.examples.text import prepare_text
+from captum_vz.visualization import View, add_provenance, weights_fingerprint
 
+TITLE: Final = "Which token does each token draw on?"
 CHARACTERS_PER_TOKEN: Final = 16  # of the longest text, before it is tokenized
 MOST_METHODS: Final = 6
 MOST_NEW_TOKENS: Final = 32
 KEPT: Final = 16  # folders with files to download
 #: What a model or its files may raise for a text or a name that they cannot use.
 ERRORS: Final = (AssertionError, IndexError, LookupError, MemoryError, OSError, RuntimeError, TypeError, ValueError)
+_fingerprint: Final = lru_cache(maxsize=2)(weights_fingerprint)
 
 
 @dataclass(frozen=True)
@@ -163,6 +164,56 @@ class Answers:
             shutil.rmtree(self._written.popleft(), ignore_errors=True)
         self._written.append(Path(tempfile.mkdtemp(dir=self._folder)))
         return self._written[-1]
+
+
+class Files:
+    """The files of one answer, which a visitor downloads. They say where their numbers come from.
+
+    Args:
+        folder: An empty folder.
+        loaded: The model.
+        model: Its name.
+        method: The methods, as one text.
+        text: The text that is explained.
+    """
+
+    def __init__(self, folder: Path, loaded: Loaded, model: str, method: str, text: str) -> None:
+        self.folder = folder
+        weights = _fingerprint(loaded.model)
+        kind = type(loaded.model).__name__
+        self.origin = {"model": model, "model class": kind, "weights": weights, "method": method, "text": text}
+
+    @property
+    def paths(self) -> list[str]:
+        """All files, by name."""
+        return [str(path) for path in sorted(self.folder.iterdir())]
+
+    def save_page(self, view: View) -> None:
+        """The view as a page, with a table that says where the numbers come from."""
+        rows = [["package", f"captum_vz {__version__}"], *map(list, self.origin.items())]
+        origin = table("Where the numbers come from", ["field", "value"], rows)
+        (self.folder / "page.html").write_text(page(TITLE, frame(view), origin), "ascii")
+
+    def save_picture(self, figure: Figure, name: str, method: str | None = None) -> str:
+        """A figure as PNG and SVG, whose metadata say where the numbers come from. The path of the PNG.
+
+        Args:
+            figure: The figure.
+            name: The name of the files, without an ending.
+            method: The method that the figure shows. None: all methods of the answer.
+        """
+        fields: dict[str, Any] = self.origin | ({} if method is None else {"method": method})
+        add_provenance(figure, name=fields.pop("model"), **fields)
+        for ending in ("png", "svg"):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # characters that the font does not have
+                figure.savefig(self.folder / f"{name}.{ending}")
+        return str(self.folder / f"{name}.png")
+
+    def save_json(self, record: Mapping[str, Any], name: str) -> None:
+        """Numbers as JSON, with where they come from."""
+        provenance = {"package": f"captum_vz {__version__}", **self.origin}
+        (self.folder / f"{name}.json").write_text(json.dumps({**record, "provenance": provenance}), "utf-8")
 
 
 def _explained(

@@ -6,8 +6,7 @@ from importlib.util import find_spec
 from typing import Any, Final
 
 from captum_vz.app.models import AGREEMENT, CAUSAL, MINILM
-from captum_vz.demo.answers import MOST_METHODS, MOST_NEW_TOKENS, Answers
-from captum_vz.demo.files import TITLE
+from captum_vz.demo.answers import MOST_METHODS, MOST_NEW_TOKENS, TITLE, Answers
 from captum_vz.generation.words import KINDS
 from captum_vz.study import METHODS
 from captum_vz.visualization import read_provenance

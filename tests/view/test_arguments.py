@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from captum_vz import ValueZeroing
-from captum_vz.app.explanation import explain
+from captum_vz.app.explanation import explain, explanation_view
 from captum_vz.app.models import load
-from captum_vz.app.views import explanation_view
 from captum_vz.errors import ArgumentError
 from captum_vz.generation import attribute_generation
 from captum_vz.study import Table

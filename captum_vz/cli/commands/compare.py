@@ -8,15 +8,12 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from captum_vz.app.comparison import blanked_out, compared
-from captum_vz.app.explanation import explain
+from captum_vz.app.explanation import blanked_out, compared, explain, explanation_view
 from captum_vz.app.models import Loaded, load
 from captum_vz.app.pages import frame, page, paragraph, table
-from captum_vz.app.views import explanation_view
 from captum_vz.cli.errors import CommandError, tell
 from captum_vz.cli.options import add_command, add_methods, add_model, add_outputs, check_files, check_text
-from captum_vz.cli.output.console import counted, print_table, share_cell, working
-from captum_vz.cli.output.files import name_files, save_page, save_picture
+from captum_vz.cli.output import counted, name_files, print_table, save_page, save_picture, share_cell, working
 from captum_vz.study import DEFAULT_METHODS, METHODS, Table
 from captum_vz.visualization import View
 

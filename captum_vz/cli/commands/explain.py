@@ -7,13 +7,10 @@ import json
 import sys
 from typing import Any, Final
 
-from captum_vz.app.explanation import Explanation, explain
+from captum_vz.app.explanation import Explanation, draw_explanation, explain, explanation_view
 from captum_vz.app.models import load
-from captum_vz.app.pictures import draw_explanation
-from captum_vz.app.views import explanation_view
 from captum_vz.cli.options import add_command, add_model, add_outputs, check_files, check_text, one_of
-from captum_vz.cli.output.console import is_terminal, print_table, share_cell, working
-from captum_vz.cli.output.files import name_files, save_page, save_picture
+from captum_vz.cli.output import is_terminal, name_files, print_table, save_page, save_picture, share_cell, working
 from captum_vz.study import METHODS
 from captum_vz.visualization import terminal_text
 

@@ -24,8 +24,7 @@ from captum_vz.cli.options import (
     positive,
     read_text,
 )
-from captum_vz.cli.output.console import is_terminal, print_table, share_cell, working
-from captum_vz.cli.output.files import name_files, save_page, save_picture
+from captum_vz.cli.output import is_terminal, name_files, print_table, save_page, save_picture, share_cell, working
 from captum_vz.generation import GenerationAttribution, attribute_generation
 from captum_vz.generation.prompts import read_prompts
 from captum_vz.generation.words import KINDS, TokenText

@@ -10,7 +10,7 @@ from typing import Any, Final
 from captum_vz.app.models import find_models, load, sources
 from captum_vz.cli.errors import CommandError, study_errors
 from captum_vz.cli.options import add_command, add_model, add_run, positive, start_run
-from captum_vz.cli.output.console import working
+from captum_vz.cli.output import working
 from captum_vz.study.examples.blimp import select_blimp
 from captum_vz.study.examples.example import Example
 from captum_vz.testbed import agreement_sentences
@@ -51,7 +51,7 @@ def add_paper(commands: Any) -> None:
 def run(options: argparse.Namespace) -> None:
     """Run the evaluations and print the report."""
     try:
-        from captum_vz.cli.output.reports import print_reproduction, reproduction_json, reproduction_page, show
+        from captum_vz.cli.reports import print_reproduction, reproduction_json, reproduction_page, show
         from captum_vz.study import reproduce
         from captum_vz.study.paper.report import REPORT
     except ModuleNotFoundError as error:

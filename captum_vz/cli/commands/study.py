@@ -127,7 +127,7 @@ def _words(path: Path, name: str, value: Any) -> list[str]:
 def run(options: argparse.Namespace) -> None:
     """Run the study and print the means of the last layers."""
     try:
-        from captum_vz.cli.output.reports import print_study, show, study_json, study_page
+        from captum_vz.cli.reports import print_study, show, study_json, study_page
         from captum_vz.study import run_study
         from captum_vz.study.results import SUMMARY, check_used
     except ModuleNotFoundError as error:

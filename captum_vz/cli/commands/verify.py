@@ -10,8 +10,7 @@ from captum_vz import verify
 from captum_vz.app.models import AGREEMENT, load
 from captum_vz.app.pages import page, paragraph, table
 from captum_vz.cli.options import add_command, add_model, add_outputs, check_files, check_text, read_text
-from captum_vz.cli.output.console import is_terminal, print_table, working
-from captum_vz.cli.output.files import save_page
+from captum_vz.cli.output import is_terminal, print_table, save_page, working
 from captum_vz.verification import VerificationReport
 
 TEXT = "The keys to the old cabinet are on the table, but nobody has found them yet."

@@ -1,10 +1,51 @@
-"""From word positions in a sentence pair to token positions."""
+"""From the words of a sentence to the tokens of a tokenizer, and files of such sentences."""
 
-from typing import NamedTuple
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
-from captum_vz.text.words import MASK, Record, word_spans
+__all__ = [
+    "MASK",
+    "EncodedRecord",
+    "Record",
+    "encode_record",
+    "form_ids",
+    "read_json_lines",
+    "record_spans",
+    "split_words",
+    "word_spans",
+]
+
+# A sentence with the keys that `captum_vz.testbed.mask_target` describes.
+Record = dict[str, Any]
+
+MASK: Final = "[MASK]"
+
+_WORD: Final = re.compile(r"[^\s.,;:!?]+|[.,;:!?]")
+
+
+def split_words(sentence: str) -> list[str]:
+    """The words of a sentence: split at white space, punctuation marks as words of their own.
+
+    >>> split_words("The pictures of some hat [MASK] scaring Marcus's sister.")
+    ['The', 'pictures', 'of', 'some', 'hat', '[MASK]', 'scaring', "Marcus's", 'sister', '.']
+    """
+    return [sentence[start:end] for start, end in word_spans(sentence)]
+
+
+def word_spans(sentence: str) -> list[tuple[int, int]]:
+    """The characters `[start, end)` of each word of :func:`split_words`.
+
+    >>> word_spans("Jill left.")
+    [(0, 4), (5, 9), (9, 10)]
+    """
+    return [match.span() for match in _WORD.finditer(sentence)]
 
 
 class EncodedRecord(NamedTuple):
@@ -111,3 +152,30 @@ def record_spans(record: Record) -> list[tuple[int, int]]:
         end = start + len(word)
         spans.append((start, end))
     return spans
+
+
+def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The number of each line that is not empty, from 1, and its object.
+
+    Raises:
+        ValueError: The file is not text in UTF-8, or a line is not a JSON object. The message names the line.
+    """
+    data = path.read_bytes()
+    try:
+        text = data.decode("utf-8-sig")  # some programs write a byte order mark
+    except UnicodeDecodeError as error:
+        number = data.count(b"\n", 0, error.start) + 1
+        raise ValueError(f"{path}, line {number}: it is not text in UTF-8.") from error
+    # Only a line feed ends a line, because JSON strings may hold other separators.
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            fields = json.loads(line)
+        except ValueError as error:
+            raise ValueError(f"{path}, line {number}: {error}") from error
+        except RecursionError as error:
+            raise ValueError(f"{path}, line {number}: it is nested too deep for Python's JSON.") from error
+        if not isinstance(fields, dict):
+            raise ValueError(f"{path}, line {number}: expected a JSON object, got {line.strip()[:60]}")
+        yield number, fields

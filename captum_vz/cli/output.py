@@ -1,15 +1,20 @@
-"""Tables on stdout, and progress on stderr: with rich in a terminal, plain lines elsewhere."""
+"""What commands write: tables and progress in a terminal, plain lines elsewhere, pictures and pages in files."""
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Final
 
+from captum_vz.cli.errors import CommandError
+from captum_vz.visualization import add_provenance
 from captum_vz.visualization.pictures.parts.style import MARK
 from captum_vz.visualization.terminal import BAR, WHITE, bar, columns_of, printable, shade
 
@@ -188,3 +193,43 @@ def _print_rich(heads: Sequence[str], rows: Sequence[Sequence[Any]], right: Sequ
         cells = [cell if isinstance(cell, Text) else Text(printable(str(cell))) for cell in row]
         table.add_row(*cells, style=f"bold {MARK}" if place == marked else "")
     _console().print(table)
+
+
+def save_picture(figure: Any, options: argparse.Namespace, model: Any, method: str) -> None:
+    """Write a figure of matplotlib to `--output`, as PNG unless the name says otherwise.
+
+    The file carries where its numbers come from: the model and a fingerprint of its weights, the method, the text and
+    the command. :func:`captum_vz.visualization.read_provenance` reads it.
+
+    Args:
+        figure: The figure.
+        options: The options of the command.
+        model: The model.
+        method: The method.
+    """
+    path: Path = options.output
+    add_provenance(
+        figure, model=model, name=options.model, method=method, text=options.text, command=options.command_line
+    )
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # characters that the font does not have
+            figure.savefig(path, format=path.suffix[1:] or "png")
+    except (OSError, ValueError) as error:
+        raise CommandError(f"cannot write {path}: {getattr(error, 'strerror', None) or error}.") from error
+
+
+def save_page(text: str, path: Path) -> None:
+    """Write an HTML page."""
+    try:
+        path.write_text(text, "utf-8")
+    except OSError as error:
+        raise CommandError(f"cannot write {path}: {error.strerror or error}.") from error
+
+
+def name_files(picture: Path | None, page: Path | None) -> None:
+    """Print the names of the files that were written."""
+    if picture is not None:
+        print(f"picture: {picture}")
+    if page is not None:
+        print(f"page: {page}")

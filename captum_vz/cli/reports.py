@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from captum_vz.app.pages import heading, page, paragraph, picture, table
 from captum_vz.cli.options import is_main_process
-from captum_vz.cli.output.console import is_terminal, print_table
-from captum_vz.cli.output.files import name_files, save_page
+from captum_vz.cli.output import is_terminal, name_files, print_table, save_page
 from captum_vz.study.results import with_interval
 
 if TYPE_CHECKING:
