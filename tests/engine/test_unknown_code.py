@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -280,10 +281,59 @@ def numpy_alone(x: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return attend(query, key, value) + torch.from_numpy(value.numpy())
 
 
-@pytest.mark.parametrize("compute", [only_without_gradients, numpy_alone])
-def test_code_that_is_another_with_gradients(compute: Callable[..., Tensor]) -> None:
+@pytest.mark.parametrize("inference", [False, True])
+@pytest.mark.parametrize(
+    ("compute", "cause"),
+    [(only_without_gradients, "returns other numbers under"), (numpy_alone, "fails under")],
+)
+def test_code_that_is_another_with_gradients(compute: Callable[..., Tensor], cause: str, inference: bool) -> None:
     block, x = block_of(Computed(compute)), sequences(2)
-    with pytest.raises(UnsupportedLayerError, match="Block computes something else with gradients"):
+    message = rf"Block {cause} torch\.enable_grad, .*Make forward independent of torch\.is_grad_enabled"
+    with torch.inference_mode(inference), pytest.raises(UnsupportedLayerError, match=message) as raised:
+        ValueZeroing(block, block).attribute(x)
+    assert "one call of" not in str(raised.value)
+
+
+class Keeps(Projections):
+    """Writes its values, times a factor, into a tensor that it keeps, and adds this tensor to the context."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor, self.kept = factor, {"values": torch.zeros(2, 7, WIDTH, dtype=torch.float64)}
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        context = attend(*(parts := self.heads(x)))
+        kept = self.kept["values"]
+        kept[:, : x.shape[1]] = self.factor * merged(parts[2])[: len(kept)]
+        return self.output(merged(context) + kept[: len(x), : x.shape[1]])
+
+
+@pytest.mark.parametrize("inference", [False, True])
+@pytest.mark.parametrize("factor", [0.0, 0.5])
+def test_values_written_into_kept_tensor(factor: float, inference: bool) -> None:
+    """The decision is the same in inference mode, in which the kept tensor cannot be part of a graph."""
+    with torch.inference_mode(inference):
+        block, x = block_of(Keeps(factor)), sequences(2)
+        if factor:
+            with pytest.raises(UnsupportedLayerError, match="Block uses its values outside the attention"):
+                ValueZeroing(block, block).attribute(x)
+            return
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            found = ValueZeroing(block, block).attribute(x)
+        assert_same(found, zeroed_one_by_one(block, x, value="attention.value"))
+
+
+def test_values_used_in_inference_mode() -> None:
+    """A part of the layer that no graph shows runs in a mode of its own."""
+
+    def hidden(x: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        with torch.inference_mode():
+            more = by_hand(query, key, x.unflatten(-1, (HEADS, -1)).transpose(1, 2))
+        return attend(query, key, value) + more
+
+    block, x = block_of(Computed(hidden)), sequences(2)
+    with pytest.raises(UnsupportedLayerError, match=r"Block enters torch\.inference_mode.*Use torch\.no_grad there"):
         ValueZeroing(block, block).attribute(x)
 
 
@@ -375,7 +425,7 @@ def test_values_used_twice_without_gradients(use: str) -> None:
     with pytest.raises(UnsupportedLayerError, match="Block uses its values outside the attention"):
         ValueZeroing(block, block).attribute(x)
     attention.forward = torch.inference_mode()(attention.forward)  # type: ignore[method-assign]
-    with pytest.raises(UnsupportedLayerError, match=r"Block runs in torch\.inference_mode"):
+    with pytest.raises(UnsupportedLayerError, match=r"Block enters torch\.inference_mode"):
         ValueZeroing(block, block).attribute(x)
 
 

@@ -36,6 +36,13 @@ if TYPE_CHECKING:
 # Names of a graph's nodes that multiply by a matrix, and of nodes that may belong to an attention.
 PRODUCT = re.compile("mm|mv|matmul|linear|convolution", re.IGNORECASE)
 ATTENTION = re.compile("(Safe)?Softmax|ScaledDotProduct")
+# Parts of messages.
+UNTESTED = "so the package cannot check where it uses its values"
+INDEPENDENT = "Make forward independent of torch.is_grad_enabled()"
+ONE_CALL = (
+    "so some heads cannot be read. Compute all heads by one call of torch.nn.functional.scaled_dot_product_attention "
+    "on (batch, head, token, feature)"
+)
 
 
 def check_unknown_code(site: AttentionSite, values_once: bool = True) -> None:
@@ -54,12 +61,7 @@ def check_unknown_code(site: AttentionSite, values_once: bool = True) -> None:
             "off what is random in it (stochastic depth, dropout by hand), or pass another layer."
         )
     if problem is not None:
-        raise UnsupportedLayerError(
-            f"The layer {site.layer.name} {problem} outside the attention that can be read, which then shows only a "
-            "part of what a value does. Compute all heads by one call of torch.nn.functional."
-            "scaled_dot_product_attention on (batch, head, token, feature), use the values nowhere else, and use "
-            "torch.no_grad in the place of torch.inference_mode. Or pass another layer."
-        )
+        raise UnsupportedLayerError(f"The layer {site.layer.name} {problem}, or pass another layer.")
 
 
 def _draws(site: AttentionSite) -> bool:
@@ -71,9 +73,9 @@ def _draws(site: AttentionSite) -> bool:
 
 
 def _problem(site: AttentionSite, values_once: bool) -> str | None:
-    """Why the attention does not show all, in words. None: it does, or no two runs of the layer agree."""
-    runner, untested = site.runner(), "computes something else with gradients than without, so that nothing shows it"
-    problem: str | None = untested
+    """Why the attention does not show all, and what to do. None: it does, or no two runs of the layer agree."""
+    runner = site.runner()
+    problem: str | None = None
     try:
         clean = runner.run(SiteHandler(site.attention))
     except CannotReplayError:
@@ -82,17 +84,16 @@ def _problem(site: AttentionSite, values_once: bool) -> str | None:
         try:
             with inference_mode(False), torch.enable_grad():
                 graph = _Graph(site, keep)
-                if any(values.is_inference() for values in graph.values):
-                    return "runs in torch.inference_mode, so that nothing shows what it computes"
+                if graph.in_inference_mode:
+                    return f"enters torch.inference_mode, {UNTESTED}. Use torch.no_grad there"
                 if is_reproduced(graph.output.detach(), clean):
                     problem = _other_use(site, graph, values_once)
                     break
+            problem = f"returns other numbers under torch.enable_grad, {UNTESTED}. {INDEPENDENT}"
         except (CannotReplayError, RefusedError, *LAYER_ERRORS) as error:
             if is_out_of_memory(error):
                 raise
-    if clean.is_inference() and problem is untested:  # out of this mode, a layer cannot write into what it keeps
-        site.layer.warnings.append(f"nothing shows what {site.layer.name} does with its values: use torch.no_grad")
-        return None
+            problem = f"fails under torch.enable_grad, {UNTESTED}: {str(error).rstrip('.')}. {INDEPENDENT}"
     steady = problem is None or all(is_reproduced(runner.run(SiteHandler(site.attention)), clean) for _ in range(2))
     return problem if steady else None
 
@@ -106,6 +107,8 @@ class _Graph(AttentionHandler, TorchFunctionMode):
         answers: Context and weights of each call of attention. They are computed unless they are given.
         values: The values of each call.
         edges: Where in the graph each result of torch's functions is. None: it needs no gradient.
+        in_inference_mode: Whether the layer switches gradients off in a way that cannot be undone.
+        clones: What stands for tensors that were made in inference mode, which no graph can hold, by their ids.
     """
 
     def __init__(self, site: AttentionSite, keep: bool, answers: Any = (), zeroed: Mapping[int, Tensor] = {}) -> None:
@@ -114,6 +117,8 @@ class _Graph(AttentionHandler, TorchFunctionMode):
         self.answers: list[tuple[Tensor, Tensor | None]] = [*answers]
         self.values: list[Tensor] = []
         self.edges: list[GradientEdge | None] = []
+        self.in_inference_mode = False
+        self.clones: dict[int, tuple[Tensor, Tensor]] = {}
         runner = site.runner()
         # Copies are saved, because a layer may write over what is saved. Weights that need no gradients are leaves.
         with saved_tensors_hooks(lambda x: x if x.is_leaf else x.clone(), lambda x: x):
@@ -133,12 +138,19 @@ class _Graph(AttentionHandler, TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         if self.keep and func is SET_GRADIENTS:
             return None
-        result = func(*args, **(kwargs or {}))
+        self.in_inference_mode |= torch.is_inference_mode_enabled()
+        args, kwargs = tree_map(self._in_graph, (args, kwargs or {}))
+        result = func(*args, **kwargs)
         if isinstance(result, Tensor):
             if (zeroed := self.zeroed.get(len(self.edges))) is not None:
                 result = result.masked_fill(zeroed, 0)
             self.edges.append(None if result.grad_fn is None else get_gradient_edge(result))
         return result
+
+    def _in_graph(self, value: Any) -> Any:
+        if not isinstance(value, Tensor) or self.in_inference_mode or not value.is_inference():
+            return value
+        return self.clones.setdefault(id(value), (value, value.clone()))[1]
 
     def moved_without(self, zeroed: Mapping[int, Tensor]) -> Tensor:
         """Which positions of the output change with `zeroed` entries, and the attention of this run."""
@@ -162,30 +174,30 @@ def _start_of_graph(value: Any) -> Any:
 
 
 def _other_use(site: AttentionSite, graph: _Graph, values_once: bool) -> str | None:
-    """What leads to the output outside the attention that is read, in words. None: nothing that counts."""
+    """What leads to the output outside the attention that is read, and what to do. None: nothing that counts."""
     attention = site.attention
     if attention.inline is not None:  # zeroed where they are projected, and used by the module's own code
         return None
     own = slice(attention.calls_before, attention.calls_before + attention.calls)
     contexts = {get_gradient_edge(context).node for context, _ in graph.answers[own]}
     if values_once and not all(contexts.isdisjoint(_ancestors(values.grad_fn)) for values in graph.values[own]):
-        return "uses a context as values"
+        return "uses a context as values, so no value belongs to one token. Pass a layer with one attention"
     projections = [(v.transpose(1, 2).flatten(2), *one) for v in graph.values[own] for one in graph.projections(v)]
     made_of: dict[int, Tensor] = {}  # the entries that the values are made of, by the number of the function
     for rows, number, edge, _ in projections:
         if values_once and site.windows is None and _mixes(rows, edge) and _sums(rows, edge):
-            return "mixes its projected values"
+            return "mixes its projected values, so no value belongs to one token. Mix tokens before the projection"
         made_of[number] = _depends(rows, edge) | made_of.get(number, False)
     # Mostly nothing else uses what the projections return, which one run shows.
     if made_of and graph.moved_without({number: torch.ones_like(one) for number, one in made_of.items()}).any():
         if values_once and graph.moved_without(made_of).any():
-            return "uses its values"
+            return "uses its values outside the attention that is read. Use them in this attention alone"
         for rows, number, edge, axis in projections:
             others = ~made_of[number] | (not values_once)
             for one in binary_digits(rows):
                 halves = [_depends(rows, edge, half).any(axis, keepdim=True) & others for half in (one, ~one)]
                 if (graph.moved_without({number: halves[0]}) & graph.moved_without({number: halves[1]})).any():
-                    return "mixes its tokens by other features of its value projection"
+                    return f"mixes its tokens by other features of its value projection, {ONE_CALL}"
     starts = {get_gradient_edge(context).node for context, _ in graph.answers}
     for node in _ancestors(graph.output.grad_fn):
         if ATTENTION.match(node.name()) and starts.isdisjoint(_ancestors(node)):
@@ -193,7 +205,7 @@ def _other_use(site: AttentionSite, graph: _Graph, values_once: bool) -> str | N
             axis = softmax_axis(node)  # linear attention has one over the tokens of its keys
             over_tokens = axis not in (-1, len(shape) - 1) and shape[axis] == attention.shape.sources
             if over_tokens or shape[-2:] == attention.shape[2:] or "Scaled" in node.name():
-                return "computes another attention"
+                return f"computes another attention, {ONE_CALL}"
     return None
 
 
