@@ -56,7 +56,7 @@ def test_padded_target_warns_once(method: Any, target: Any) -> None:
     case = FAMILIES["bert"].case  # three examples of 7, 5 and 3 tokens
     answer, (message,) = told(case, method, token=target)
     name = method.get_name()
-    assert message == f"{name}: the target token of an example is padding, its row stays zero."
+    assert message == f"{name}: the target token of an example is padding, so its row is zero."
     targets = [target] * 3 if isinstance(target, int) else [int(one) for one in target]
     rows = answer if isinstance(answer, list) else [answer]
     for row in rows:
@@ -89,7 +89,7 @@ def test_warning_names_class_and_line(name: str) -> None:
         run(configuration.build(), configuration.arguments)
     (one,) = caught
     assert one.filename == __file__
-    assert str(one.message) == f"{name}: the target token of an example is padding, its row stays zero."
+    assert str(one.message) == f"{name}: the target token of an example is padding, so its row is zero."
 
 
 @pytest.mark.parametrize("target", [None, 1])
@@ -104,6 +104,20 @@ def test_unchanged_row_warns(target: int | None) -> None:
     assert not maps[1].any()
     assert maps[0].any()
     assert maps[2].any()
+
+
+def test_changes_below_rounding_name_float64() -> None:
+    """Values so small that float32 loses them are no reason for a row of zeros in float64."""
+    case = FAMILIES["bert"].build()
+    with torch.no_grad():
+        value = case.layers[1].attention.self.value
+        value.weight.mul_(1e-10)
+        value.bias.mul_(1e-10)
+    exact = ValueZeroing(case.model.double(), case.layers[1]).attribute(case.inputs)
+    assert exact.sum(-1).count_nonzero() == 15
+    case.model.float()
+    with pytest.warns(UserWarning, match=r"no source changes these tokens in float32.*run the model in float64"):
+        assert not ValueZeroing(case.model, case.layers[1]).attribute(case.inputs).any()
 
 
 @pytest.mark.parametrize("target", [None, 1])

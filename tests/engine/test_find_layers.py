@@ -222,8 +222,10 @@ def test_attention_module_of_a_block_that_is_refused() -> None:
 
     model, x = nn.Sequential(Block(), Three(), Block()), sequences(2)
     first, second = model[0], model[1]
-    with pytest.raises(UnsupportedLayerError, match="called attention 3 times"):
+    with pytest.raises(UnsupportedLayerError, match="called attention 3 times") as raised:
         ValueZeroing(model, second).attribute(x)
+    assert "Pass attention=layer.get_submodule(name), where name is 'attention', 'others.one' or" in str(raised.value)
+    assert "not a stack" not in str(raised.value)
     given = second.attention_norm(first(x)).detach()
     expected = zeroed_one_by_one(second.attention, given, value="value")
     assert_same(ValueZeroing(model, second.attention).attribute(x), expected)

@@ -211,7 +211,7 @@ def test_module_is_the_same_as_its_word(attention: str, name: str) -> None:
 def test_error_names_the_modules(model: Stack, inputs: Any) -> None:
     layer = model.layers[0]
     names = "'parts.0', 'cross' or 'parts.1'"
-    with pytest.raises(UnsupportedLayerError, match=rf"attention 3 times .*get_submodule\({names}\)"):
+    with pytest.raises(UnsupportedLayerError, match=rf"3 times .*get_submodule\(name\), where name is {names}\."):
         ValueZeroing(model, layer).attribute(inputs)
 
 

@@ -182,7 +182,7 @@ class AddsMean(Block):
 def test_call_around_forward(method: Any) -> None:
     """Hooks see what forward returns, and not what the layer returns."""
     layer = AddsMean()
-    with pytest.raises(UnsupportedLayerError, match=r"AddsMean has a __call__ of its own .* move what __call__ does"):
+    with pytest.raises(UnsupportedLayerError, match=r"AddsMean has a __call__ of its own .* wraps a layer of"):
         method(layer, layer).attribute(sequences(2))
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from captum_vz import LayerAttention, ValueZeroing, find_layers
 from tests.captum.footprint import footprint
-from tests.engine.blocks import WIDTH, Block, Noise, SelfAttention, sequences, zeroed_one_by_one
+from tests.engine.blocks import WIDTH, Block, Noise, Projections, SelfAttention, block_of, sequences, zeroed_one_by_one
 from tests.engine.compare import assert_same
 from tests.engine.parameters import quick
 from tests.reference import FAMILIES, Case
@@ -114,6 +114,20 @@ def test_dropout_of_the_attention_function(method: Any) -> None:
     refused(block, block, r"attention of Block runs with dropout 0.5, .* Call model.eval\(\) first", method=method)
     block.attention.rates = [0.0]
     assert_same(method(block, block).attribute(sequences(2)), expected)
+
+
+def test_dropout_of_torchs_function_in_eval_mode() -> None:
+    """torch's function drops weights in eval mode too, so no mode helps."""
+
+    class Careless(Projections):
+        def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+            context = nn.functional.scaled_dot_product_attention(*self.heads(x), dropout_p=0.5)
+            return self.output(context.transpose(1, 2).flatten(2))
+
+    block = block_of(Careless())
+    message = r"of Block runs with dropout 0.5 in eval mode, .* dropout_p=0.5 if self.training else 0.0"
+    refused(block, block, message)
+    refused(block.train(), block, r"dropout 0.5, .* Call model.eval\(\) first")
 
 
 def test_dropout_rate_in_eval_mode() -> None:

@@ -216,7 +216,8 @@ class LayerPass:
         if not called.__module__.startswith(("torch.", "transformers.")):
             raise UnsupportedLayerError(
                 f"The layer {type(layer).__name__} has a __call__ of its own (of {called.__name__}), and hooks see "
-                "only what forward does: move what __call__ does to forward."
+                "only what forward does. Move this code to forward. If the class wraps a layer of another library, "
+                "explain the model of that library."
             )
         state, given = ModuleState(layer, (args, kwargs)), self.given[index] if self.given else None
         keep = self.replays

@@ -27,7 +27,7 @@ LAYER_ERRORS = (RuntimeError, ValueError, LookupError, TypeError, AttributeError
 
 @dataclass(frozen=True)
 class Streams:
-    """The layout of a layer whose tokens have several vectors each. All vectors of a token are taken for one vector.
+    """The layout of a layer whose tokens have several vectors each. They are concatenated to one vector.
 
     There are `count` streams, along the `axis` of the layer's tensors. With one stream, the axis has length 1.
     """

@@ -97,7 +97,7 @@ class Recorder(AttentionHandler):
             self._follow_context(record.attentions[-1], module, inputs, output)
 
     def finish(self, output: Any) -> None:
-        """Called when the layer returns. Records attention whose values the user named."""
+        """Called when the layer returns. Records attention of the layer's own forward, whose values the user named."""
         self.record.output = output
         if projected := self._inline_values.pop(id(self.record.layer), None):
             self._record_inline(self.record.layer, projected, output)

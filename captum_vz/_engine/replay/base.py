@@ -25,7 +25,7 @@ ZERO = ZeroValue()
 
 @dataclass(frozen=True)
 class TargetRows:
-    """The wanted rows that are no padding, `(target,)`: their examples, places in the map, and positions `out`."""
+    """Wanted rows without padding: their examples `batch`, rows of the map `row` and positions `out`, `(target,)`."""
 
     batch: Tensor
     row: Tensor
@@ -152,7 +152,7 @@ class Replay(Protocol):
     name: str
 
     def fits(self, problem: ReplayProblem) -> bool:
-        """Whether this replay is for such a layer at all, and pays. If not, it is passed over in silence."""
+        """Whether this replay is for such a layer, and pays. If False, the driver skips it and reports nothing."""
 
     def __call__(self, problem: ReplayProblem) -> Iterator[ReplayChunk]:
         """Outputs with values zeroed, some pairs at a time, in any order.

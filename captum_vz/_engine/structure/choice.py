@@ -68,9 +68,12 @@ def choose_attention(layer: LayerRecord, attention: str) -> AttentionRecord:
                 f"attention: {error}. Name the part whose rows the attention sums."
             ) from error
     if chosen.dropout:
+        eval_mode, remedy = "", "Call model.eval() first."
+        if not chosen.module.training:
+            eval_mode, remedy = " in eval mode", f"Pass dropout_p={chosen.dropout} if self.training else 0.0."
         raise RefusedError(
-            f"The attention of {name} runs with dropout {chosen.dropout}, so no two runs of it agree. Call "
-            "model.eval() first."
+            f"The attention of {name} runs with dropout {chosen.dropout}{eval_mode}, so no two runs of it agree. "
+            + remedy
         )
     return chosen
 
@@ -93,10 +96,10 @@ def _self_or_cross(layer: LayerRecord, attention: str) -> AttentionRecord:
     is_cross = attention == "cross"
     stacks = len(found) > 1 and any(map(is_stack, modules_of(layer.layer)))
     if len(found) > 2 or stacks:
-        raise UnsupportedLayerError(
-            f"The layer {name} called attention {len(found)} times in one run. Pass a single Transformer block, such "
-            "as one of captum_vz.find_layers(model), and not a stack of them." + ("" if stacks else _advice(layer))
-        )
+        advice = "" if stacks else _advice(layer)
+        single = " Pass a single Transformer block, such as one of captum_vz.find_layers(model), and not a stack."
+        advice = f"{advice} If the layer is a stack of blocks, pass one of them." if advice else single
+        raise UnsupportedLayerError(f"The layer {name} called attention {len(found)} times in one run.{advice}")
     if is_cross and len(found) != 2:
         raise UnsupportedLayerError(
             f"The layer {name} has no second attention, so there is no cross-attention to explain. Pass "
@@ -126,7 +129,7 @@ def _advice(layer: LayerRecord) -> str:
     named = {module: repr(name) for name, module in layer.layer.named_modules() if name}
     names = list(dict.fromkeys(named[one.module] for one in layer.attentions if one.module in named))
     one_of = " or ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
-    return f" Pass attention=layer.get_submodule({one_of}), the module of the one you mean." if names else ""
+    return f" Pass attention=layer.get_submodule(name), where name is {one_of}." if names else ""
 
 
 def _check_named_values(layer: LayerRecord, attention: AttentionRecord) -> None:

@@ -1,8 +1,8 @@
-"""What a pass changes outside of itself, and how each change is taken back.
+"""What a pass changes outside of itself, and how each change is undone.
 
-An interruption (Ctrl-C) may come at any line, also while hooks, names and modes are set or taken back. So a change is
-noted before it is made, to take it back does nothing where nothing was made, and a pass takes back twice. What is left
-all the same, the next pass takes back.
+An interruption (Ctrl-C) may come at any line, also while hooks, names and modes are set or undone. Each change is noted
+before it is made. Undoing a change that was not made has no effect. A pass undoes its changes twice, and the next pass
+undoes what an interruption left.
 """
 
 from __future__ import annotations

@@ -108,10 +108,10 @@ class AttentionHandler:
         return call.compute(call.values)
 
     def on_enter(self, module: nn.Module) -> None:
-        """See a submodule of the layer begin."""
+        """Called before a submodule of the layer runs."""
 
     def on_exit(self, module: nn.Module | nn.Parameter, inputs: tuple[Any, ...], output: Any) -> Any:
-        """See a submodule of the layer return. What is returned here, unless None, replaces the submodule's output."""
+        """Called after a submodule of the layer runs. What this returns, unless None, replaces its output."""
         return None
 
 

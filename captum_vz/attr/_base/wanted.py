@@ -11,7 +11,7 @@ from captum_vz._engine import AttentionSite
 from captum_vz.attr._call.target import gather_rows
 from captum_vz.functional import normalize_rows
 
-PADDED_TARGET = "the target token of an example is padding, its row stays zero"
+PADDED_TARGET = "the target token of an example is padding, so its row is zero"
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,10 @@ class Wanted:
                 warnings.append(PADDED_TARGET)
         count = int((zero & tokens).sum())
         if count:
+            dtype = str(scores.dtype).removeprefix("torch.")
+            lost = f" in {dtype}. If their values are tiny, run the model in float64 (model.double())"
             warnings.append(
                 f"{count} rows of layer {self.site.layer.index} ({self.site.layer.name}) are zero: no source changes "
-                "these tokens"
+                f"these tokens{'' if dtype == 'float64' else lost}"
             )
         return warnings
