@@ -7,7 +7,8 @@ recorded layer is), `replay` and `decomposition`, then `whole_model` and the dri
 
 from captum_vz._engine.capture.embeddings import EmbeddingLeaf, first_module_holding
 from captum_vz._engine.capture.float32 import HALF, in_float32, is_half
-from captum_vz._engine.capture.forward_pass import LayerPass, given_states
+from captum_vz._engine.capture.forward_pass import LayerPass, given_states, layer_hooks
+from captum_vz._engine.capture.layer_runner import is_cache
 from captum_vz._engine.capture.records import LayerRecord
 from captum_vz._engine.decomposition.attention_block import AttentionBlock
 from captum_vz._engine.decomposition.readout import Readout
@@ -17,6 +18,7 @@ from captum_vz._engine.numerics.tensors import alike_tensors, first_tensor, repe
 from captum_vz._engine.replay.unknown_code import check_unknown_code
 from captum_vz._engine.structure.find_layers import find_layers
 from captum_vz._engine.structure.site import AttentionSite, attention_site
+from captum_vz._engine.taps.handler import AttentionHandler
 from captum_vz._engine.taps.projection_table import ValueProjection
 from captum_vz._engine.value_zeroing import (
     REPLAYS,
@@ -26,7 +28,7 @@ from captum_vz._engine.value_zeroing import (
     value_zeroing_scores,
 )
 from captum_vz._engine.whole_model.mixing import OtherMixing
-from captum_vz._engine.whole_model.randomness import DrawnInputs
+from captum_vz._engine.whole_model.randomness import DrawnInputs, repeated
 from captum_vz._engine.whole_model.replay import ModelReplay
 
 __all__ = [
@@ -35,6 +37,7 @@ __all__ = [
     "REPLAYS",
     "SHORT_OF_MEMORY",
     "AttentionBlock",
+    "AttentionHandler",
     "AttentionSite",
     "Decomposition",
     "DrawnInputs",
@@ -57,9 +60,12 @@ __all__ = [
     "first_tensor",
     "given_states",
     "in_float32",
+    "is_cache",
     "is_half",
     "is_out_of_memory",
+    "layer_hooks",
     "repeat_examples",
+    "repeated",
     "traced_replays",
     "value_zeroing_scores",
 ]

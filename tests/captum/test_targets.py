@@ -111,13 +111,15 @@ def test_a_class_is_refused(method: Any, target: Any) -> None:
 
 def test_output_of_other_tokens_is_refused() -> None:
     model, layers, ids = classifier()
-    for output in (torch.zeros(2, 5, 30), torch.zeros(2, 4), [torch.zeros(2, 4, 30)]):
+    shown = "which has no axis of the layer's 4 output tokens"
+    outputs = {torch.zeros(2, 5, 30): shown, torch.zeros(2, 3): shown, (torch.zeros(2, 4, 30),): "object of type tuple"}
+    for output, message in outputs.items():
 
         def forward(ids: Tensor, output: Any = output) -> Any:
             model(ids)
             return output
 
-        with pytest.raises(ArgumentError, match="which has no axis of the layer's 4 output tokens"):
+        with pytest.raises(ArgumentError, match=message):
             LayerAttention(forward, layers).attribute(ids, target=(1, 0))
 
 

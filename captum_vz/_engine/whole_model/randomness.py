@@ -72,7 +72,7 @@ class DrawnInputs:
                 "sequence without a cache."
             )
         try:
-            found, again = _repeated(lambda: _inputs_and_output(forward, layers))
+            found, again = repeated(lambda: _inputs_and_output(forward, layers))
         except LAYER_ERRORS as error:
             if is_out_of_memory(error):
                 raise
@@ -89,7 +89,7 @@ class DrawnInputs:
 
 
 def _refuse(forward: Callable[[], Any], change: str) -> None:
-    found = _repeated(lambda: _drawing_modules(forward))
+    found = repeated(lambda: _drawing_modules(forward))
     shown, remedy = "forward_func itself draws random numbers", f"Switch this off. Or fix the numbers: {FIX}."
     if found:
         name, module = next((one for one in found if one[1].training), found[0])
@@ -99,7 +99,7 @@ def _refuse(forward: Callable[[], Any], change: str) -> None:
     raise RefusedError(f"{shown}, so each call of forward_func {change}. {remedy}")
 
 
-def _repeated(call: Callable[[], Any]) -> Any:
+def repeated(call: Callable[[], Any]) -> Any:
     """What a call returns that runs the user's model once more. The generators are then as before."""
 
     def run(changes: Changes) -> Any:

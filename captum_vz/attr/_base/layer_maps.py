@@ -34,6 +34,7 @@ from captum_vz.attr._call.arguments import (
 from captum_vz.attr._call.misuse import check_numbers, check_one_of
 from captum_vz.attr._call.parts import Attention, attentions_of_layers
 from captum_vz.attr._call.target import WantedTokens
+from captum_vz.attr._call.token_axis import LayerTokens, check_target
 from captum_vz.errors import ArgumentError
 
 SHUFFLED = (
@@ -110,9 +111,10 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
         Args:
             inputs: The inputs of `forward_func` (token ids, embeddings, pixels, audio). A tensor or a tuple of tensors
                 is passed by position, a mapping (a tokenizer's output) by keyword. Dimension 0 is the batch.
-            target: An index into the output of `forward_func`, in Captum's forms. The output has the shape `(batch,
-                tokens, ...)`. The first index names a token, whose row is returned. So `target=(token, entry)` is the
-                same call as for Captum's gradient methods. If the output has no token axis, pass `token` instead.
+            target: An index into the output of `forward_func` `(batch, tokens, ...)`, in Captum's forms. The first
+                index names a token, whose row is returned. So `target=(token, entry)` is the same call as for Captum's
+                gradient methods. The tokens must be those of the layer. Unless the structure of the model shows this,
+                `forward_func` runs once more, with noise in the token. If this shows other tokens, pass `token`.
             additional_forward_args: Further arguments for `forward_func`, after `inputs`: a tuple, or one object.
             feature_mask: Integers `(1 or batch, in)`. Tokens with the same number form one feature (a word, a span, an
                 image region). All tokens of a feature have its score, and rows sum to 1 over features.
@@ -146,8 +148,7 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
         wanted = WantedTokens.parse(token, target)
         arguments = Arguments(inputs, additional_forward_args, feature_mask, perturbations_per_eval, show_progress, run)
         found = self._run(wanted, arguments)
-        for tokens in dict.fromkeys(found.tokens.values()):
-            wanted.check(found.output, tokens, self.get_name())
+        check_target(wanted, found.output, [*found.tokens.values()], self.forward_func, arguments, self.get_name())
         maps = dict(found.maps)  # the last run of a layer that runs more than once
         results = [wanted.select(maps[index]) for index in range(len(maps))]
         return results if isinstance(self.layer, (list, tuple, nn.ModuleList)) else results[0]
@@ -209,7 +210,7 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
         # A replica does not know which examples it has, so it computes all rows. Rows are selected at the end.
         shares = bool(device_ids) and wanted.depends_on_example
         notes: list[str] = []
-        lengths: dict[int, int] = {}
+        tokens: dict[int, LayerTokens] = {}
         later: dict[int, tuple[Wanted, Callable[[Any], Tensor]]] = {}  # by the number of the run
         there: list[Tensor] = []
         count = itertools.count()
@@ -224,13 +225,14 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
                 site = attention_site(record, attentions[record.index], self.accepts_streams)
                 batch, _, out, _ = site.shape
                 end = end_of_inputs(site, arguments.inputs, wanted.token)
-                lengths[record.index] = end or out
+                real, first = site.target_mask[:, :end], site.attention.tokens_first
+                tokens[record.index] = LayerTokens(layers[record.index], record.number, end or out, real, first)
                 rows = None if shares else wanted.positions(batch, end or out, site.attention.values.device)
                 leaf = forward_func.vectors if isinstance(forward_func, EmbeddingLeaf) else None
                 asked = Wanted(site, rows, groups.of(site, end), arguments.perturbations_per_eval, end, leaf)
                 scores = self.layer_scores(site, asked)
                 if not is_replica(record.layer):
-                    there.append(site.target_mask[:, :end])
+                    there.append(real)
                 bar.update()
                 place = next(count)
                 if isinstance(scores, Tensor):
@@ -264,4 +266,4 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
             maps = [(index, wanted.rows_of(one)) for index, one in maps]
         if notes:
             warn(f"{self.get_name()}: {'; '.join(dict.fromkeys(notes))}.")
-        return MapRun(maps, lengths, output, mixing, there[0] if there else None)
+        return MapRun(maps, tokens, output, mixing, there[0] if there else None)

@@ -19,6 +19,7 @@ from captum_vz.attr._base.wanted import PADDED_TARGET
 from captum_vz.attr._call.arguments import Arguments, Inputs
 from captum_vz.attr._call.misuse import check_one_of
 from captum_vz.attr._call.target import WantedTokens
+from captum_vz.attr._call.token_axis import check_target
 from captum_vz.errors import ArgumentError
 from captum_vz.functional import Residual, normalize_rows, pool_groups, receptive_fields
 
@@ -94,7 +95,8 @@ class MapAggregation(ForwardPassAttribution):
             inputs: The inputs of `forward_func` (token ids, embeddings, pixels, audio). A tensor or a tuple of tensors
                 is passed by position, a mapping (a tokenizer's output) by keyword. Dimension 0 is the batch.
             target: An index into the output of `forward_func` `(batch, tokens, ...)`, in Captum's forms. The first
-                index names an output token, whose row is returned. If the output has no token axis, pass `token`.
+                index names an output token, whose row is returned. If the output has no axis of the last layer's
+                tokens, pass `token`.
             additional_forward_args: Further arguments for `forward_func`, after `inputs`: a tuple, or one object.
             feature_mask: Integers `(1 or batch, in)`. Tokens with the same number form one feature. Each map is pooled
                 to features before the maps are joined. A feature's row is the mean of its tokens' rows. All tokens of a
@@ -132,6 +134,11 @@ class MapAggregation(ForwardPassAttribution):
         self._check_options()
         found = self.maps._run(wanted.all_rows, arguments, self.other_mixing == "refuse")
         maps = self._joined(found, wanted, feature_mask, all_layers)
+        if found.tokens:
+            last = found.tokens[found.maps[-1][0]]
+            check_target(wanted, found.output, [last], self.forward_func, arguments, self.get_name())
+        else:
+            wanted.check_without_output(self.get_name())
         results = [format_output(isinstance(inputs, tuple), (one,)) for one in maps]
         return results if all_layers else results[-1]
 
@@ -185,10 +192,6 @@ class MapAggregation(ForwardPassAttribution):
         if self.other_mixing == "refuse":
             refuse_other_mixing(self.get_name(), self.layer, run)
         rows = wanted.positions(maps[-1].shape[0], maps[-1].shape[1], maps[-1].device)
-        if run.tokens:
-            wanted.check(run.output, maps[-1].shape[1], self.get_name())
-        else:
-            wanted.check_without_output(self.get_name())
         return [wanted.select(one) for one in self._join_features(maps, rows, feature_mask, all_layers)]
 
     def _check_order(self, run: MapRun) -> None:

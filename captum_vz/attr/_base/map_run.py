@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from captum_vz._engine import EmbeddingLeaf, LayerRecord, OtherMixing
 from captum_vz._private import is_replica
+from captum_vz.attr._call.token_axis import LayerTokens
 from captum_vz.errors import ArgumentError, UnsupportedLayerError
 
 
@@ -20,14 +21,14 @@ class MapRun:
 
     Attributes:
         maps: (index of the layer, its map), in the order in which the layers ran.
-        tokens: The number of output tokens of each layer that ran. Empty if the model was not run.
+        tokens: The output tokens of each layer that ran. Empty if the model was not run.
         output: The output of `forward_func`.
         mixing: The places where something other than the layers' attention mixes tokens. None: not searched.
         there: Whether each output token of the first layer is not padding, `(batch, out)`. None: not known.
     """
 
     maps: list[tuple[int, Tensor]]
-    tokens: dict[int, int]
+    tokens: dict[int, LayerTokens]
     output: Any = None
     mixing: OtherMixing | None = None
     there: Tensor | None = None

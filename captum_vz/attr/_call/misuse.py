@@ -40,7 +40,7 @@ CAPTUM_KEYWORDS: dict[str, tuple[str, str | None]] = {
     "show_progress": _NO_MODEL,
 }
 # The errors that a model may raise on wrong inputs.
-_MODEL_ERRORS = (RuntimeError, ValueError, LookupError, TypeError, AttributeError)
+MODEL_ERRORS = (RuntimeError, ValueError, LookupError, TypeError, AttributeError)
 
 
 def check_call(attribute: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -171,7 +171,7 @@ class ExplainedErrors(ContextDecorator):
         pass
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if not isinstance(error, _MODEL_ERRORS) or is_out_of_memory(error):
+        if not isinstance(error, MODEL_ERRORS) or is_out_of_memory(error):
             return
         if reason := _wrong_ids(error) or _wrong_axes(self.tokens):
             said = f"{type(error).__name__}: {error}".splitlines()[0]

@@ -113,12 +113,17 @@ class WantedTokens:
         if self.target is None:
             return
         found = tensor_of(output)
-        if found is None or found.ndim < 3 or found.shape[1] != tokens:
-            shown = f"an object of type {type(output).__name__}" if found is None else f"shape {tuple(found.shape)}"
+        if found is None:
             raise ArgumentError(
-                f"forward_func returned {shown}, which has no axis of the layer's {tokens} output tokens, (batch, "
-                f"{tokens}, ...). {name} explains tokens and no classes: pass token=0 for the [CLS] of a BERT "
-                "classifier, token=-1 for the last token of a decoder. ValueZeroingEffect explains the class."
+                f"forward_func returned an object of type {type(output).__name__}, in which target indexes no tensor: "
+                "expected a tensor, logits or last_hidden_state. Pass token=, or a forward_func that returns one "
+                "tensor, such as lambda ids: model(ids).start_logits."
+            )
+        if found.ndim < 2 or found.shape[1] != tokens or (found.ndim == 2 and tokens == 1):
+            raise ArgumentError(
+                f"forward_func returned shape {tuple(found.shape)}, which has no axis of the layer's {tokens} output "
+                f"tokens, (batch, {tokens}, ...). {name} explains tokens and no classes: pass token=0 for the [CLS] of "
+                "a BERT classifier, token=-1 for the last token of a decoder. ValueZeroingEffect explains the class."
             )
         check_indices(tuple(found.shape), self.target, "target")
 

@@ -1,0 +1,348 @@
+"""`target` names a token of the layer only if the axis that it indexes is the axis of the layer's tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import (
+    AlbertConfig,
+    AlbertForMaskedLM,
+    BartConfig,
+    BartForConditionalGeneration,
+    BertConfig,
+    BertForQuestionAnswering,
+    BertForTokenClassification,
+    EncoderDecoderConfig,
+    EncoderDecoderModel,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MarianConfig,
+    MarianMTModel,
+    PvtV2Config,
+    PvtV2Model,
+    T5Config,
+    T5ForConditionalGeneration,
+    WhisperConfig,
+    WhisperForConditionalGeneration,
+)
+
+from captum_vz import AttentionRollout, LayerAttention, ValueZeroing, find_layers
+from captum_vz.errors import ArgumentError
+from tests.reference.case import randomize
+
+TOKENS, WIDTH, WORDS = 6, 16, 30
+NOT_SHOWN = r"not shown that axis 1 of the output .* Pass token= .* attention='cross' .* ValueZeroingEffect explains"
+HALVES = {"encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 24, "decoder_ffn_dim": 24}
+HALVES |= {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "d_model": WIDTH, "vocab_size": WORDS}
+IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2, "forced_eos_token_id": 2}
+BERT = {"vocab_size": WORDS, "hidden_size": WIDTH, "num_hidden_layers": 2, "num_attention_heads": 2}
+BERT |= {"intermediate_size": 24}
+T5 = {"vocab_size": WORDS, "d_model": WIDTH, "d_kv": 8, "d_ff": 24, "num_layers": 2, "num_heads": 2}
+SOUND = {"num_mel_bins": 4, "max_source_positions": TOKENS, "max_target_positions": 8}
+GPT2 = {"vocab_size": WORDS, "n_embd": WIDTH, "n_layer": 2, "n_head": 2, "n_positions": 12}
+
+ENCODER_DECODERS: dict[str, Callable[[], nn.Module]] = {
+    "bart": lambda: BartForConditionalGeneration(BartConfig(**HALVES, **IDS)),
+    "marian": lambda: MarianMTModel(MarianConfig(**HALVES, **IDS, max_position_embeddings=12)),
+    "t5": lambda: T5ForConditionalGeneration(T5Config(**T5, decoder_start_token_id=0)),
+    "whisper": lambda: WhisperForConditionalGeneration(WhisperConfig(**HALVES, **IDS, **SOUND)),
+    "two berts": lambda: EncoderDecoderModel(
+        EncoderDecoderConfig.from_encoder_decoder_configs(BertConfig(**BERT), BertConfig(**BERT))
+    ),
+}
+ONE_STACK: dict[str, Callable[[], nn.Module]] = {
+    "gpt2": lambda: GPT2LMHeadModel(GPT2Config(**GPT2)),
+    "llama": lambda: LlamaForCausalLM(LlamaConfig(**BERT, num_key_value_heads=1)),
+    "bert": lambda: BertForTokenClassification(BertConfig(**BERT)),
+    "albert": lambda: AlbertForMaskedLM(AlbertConfig(**BERT, embedding_size=8)),
+}
+
+
+def ids(batch: int = 1) -> Tensor:
+    return torch.randint(4, WORDS, (batch, TOKENS), generator=torch.Generator().manual_seed(1))
+
+
+def built(build: Callable[[], nn.Module]) -> nn.Module:
+    model = build().eval()
+    randomize(model)
+    return model
+
+
+def stack_of(model: nn.Module, side: str) -> list[nn.Module]:
+    if isinstance(model, EncoderDecoderModel):
+        return list(model.encoder.encoder.layer if side == "encoder" else model.decoder.bert.encoder.layer)
+    return find_layers(model, side)
+
+
+def inputs_of(model: nn.Module) -> dict[str, Tensor]:
+    """As many tokens for the decoder as the encoder has."""
+    if isinstance(model, WhisperForConditionalGeneration):
+        sound = torch.randn(1, 4, 2 * TOKENS, generator=torch.Generator().manual_seed(1))
+        return {"input_features": sound, "decoder_input_ids": ids()}
+    return {"input_ids": ids(), "decoder_input_ids": ids().flip(1)}
+
+
+def moves(forward: Callable[[], Tensor], last: nn.Module, token: int) -> list[int]:
+    """The entries of axis 1 that have a gradient with respect to one token that the last layer of a stack returns."""
+    kept: list[Tensor] = []
+
+    def keep(module: nn.Module, args: Any, output: Any) -> Any:
+        kept.append((output if isinstance(output, Tensor) else output[0]).detach().requires_grad_())
+        return kept[-1] if isinstance(output, Tensor) else (kept[-1], *output[1:])
+
+    handle = last.register_forward_hook(keep)
+    with torch.enable_grad():
+        output = forward()
+    handle.remove()
+    weights = torch.randn(output.shape[2:], generator=torch.Generator().manual_seed(2))
+    found = []
+    for place in range(output.shape[1]):
+        number = (output[0, place] * weights).sum()
+        gradient = torch.autograd.grad(number, kept[-1], retain_graph=True, allow_unused=True)[0]
+        if gradient is not None and gradient[0, token].any():
+            found.append(place)
+    return found
+
+
+@pytest.mark.parametrize("as_function", [False, True], ids=["model", "function"])
+@pytest.mark.parametrize("name", ENCODER_DECODERS)
+def test_tokens_of_the_encoder_are_refused(name: str, as_function: bool) -> None:
+    model = built(ENCODER_DECODERS[name])
+    inputs = inputs_of(model)
+    layers = stack_of(model, "encoder")
+    assert moves(lambda: model(**inputs).logits, layers[-1], 2) != [2]
+    forward = (lambda **given: model(**given).logits) if as_function else model
+    for layer in (layers[0], layers[-1], layers):
+        with pytest.raises(ArgumentError, match=NOT_SHOWN):
+            ValueZeroing(forward, layer).attribute(inputs, target=(2, 5))
+    with pytest.raises(ArgumentError, match=NOT_SHOWN):
+        AttentionRollout(forward, layers).attribute(inputs, target=[(2, 5)])
+
+
+@pytest.mark.parametrize("as_function", [False, True], ids=["model", "function"])
+@pytest.mark.parametrize("name", ENCODER_DECODERS)
+def test_tokens_of_the_decoder_are_named(name: str, as_function: bool) -> None:
+    model = built(ENCODER_DECODERS[name])
+    inputs = inputs_of(model)
+    layers = stack_of(model, "decoder")
+    assert moves(lambda: model(**inputs).logits, layers[-1], 2) == [2]
+    forward = (lambda **given: model(**given).logits) if as_function else model
+    for attention in ("self", "cross"):
+        method = ValueZeroing(forward, layers, attention=attention)
+        pairs = zip(method.attribute(inputs, target=(2, 5)), method.attribute(inputs, token=2), strict=True)
+        assert all(torch.equal(by_target, by_token) for by_target, by_token in pairs)
+
+
+@pytest.mark.parametrize("name", ONE_STACK)
+def test_structure_of_a_library_model_is_enough(name: str) -> None:
+    model = built(ONE_STACK[name])
+    layers = find_layers(model)
+    assert moves(lambda: model(ids()).logits, layers[-1], 2) == [2]
+    calls: list[Any] = []
+    model.register_forward_hook(lambda *given: calls.append(1))
+    found = ValueZeroing(model, layers[0]).attribute(ids(3), target=[(2, 1), (0, 1), (5, 1)])
+    assert calls == [1]
+    assert torch.equal(found, ValueZeroing(model, layers[0]).attribute(ids(3), token=[2, 0, 5]))
+
+
+@pytest.mark.parametrize("name", ONE_STACK)
+def test_a_function_is_called_once_more(name: str) -> None:
+    model = built(ONE_STACK[name])
+    layers = find_layers(model)
+    calls: list[Any] = []
+    model.register_forward_hook(lambda *given: calls.append(1))
+    method = ValueZeroing(lambda x: model(x).logits, layers)
+    states = torch.get_rng_state()
+    found = method.attribute(ids(3), target=[(2, 1), (0, 1), (5, 1)])
+    assert calls == [1, 1]
+    assert torch.equal(torch.get_rng_state(), states)
+    pairs = zip(found, method.attribute(ids(3), token=[2, 0, 5]), strict=True)
+    assert all(torch.equal(by_target, by_token) for by_target, by_token in pairs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_axis_is_shown_in_any_precision(dtype: torch.dtype) -> None:
+    model = built(ONE_STACK["llama"]).to(dtype)
+    method = LayerAttention(lambda x: model(x).logits, find_layers(model)[0])
+    assert torch.equal(method.attribute(ids(), target=(2, 1)), method.attribute(ids(), token=2))
+    model = built(ENCODER_DECODERS["bart"]).to(dtype)
+    with pytest.raises(ArgumentError, match="not shown"):
+        LayerAttention(model, find_layers(model, "encoder")[0]).attribute(ids(), target=(2, 5))
+
+
+def test_start_logits_have_the_tokens_axis() -> None:
+    model = built(lambda: BertForQuestionAnswering(BertConfig(**BERT)))
+    layer = find_layers(model)[0]
+    method = ValueZeroing(lambda x: model(x).start_logits, layer)
+    assert torch.equal(method.attribute(ids(2), target=3), method.attribute(ids(2), token=3))
+    with pytest.raises(ArgumentError, match=r"of type QuestionAnsweringModelOutput, .* model\(ids\)\.start_logits"):
+        ValueZeroing(model, layer).attribute(ids(2), target=3)
+
+
+class Block(nn.Module):
+    """A Transformer layer that may also read other states, as a decoder does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attn, self.cross = (nn.MultiheadAttention(WIDTH, 2, batch_first=True) for _ in range(2))
+        self.norm, self.linear = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, read: Tensor | None = None) -> Tensor:
+        x = x + self.attn(x, x, x, need_weights=False)[0]
+        if read is not None:
+            x = x + self.cross(x, read, read, need_weights=False)[0]
+        return x + self.linear(self.norm(x)).relu()
+
+
+class Model(nn.Module):
+    """Blocks, and a function that makes logits of what they return. `rest` is a function of the model and the vectors.
+
+    Args:
+        rest: It runs the blocks, and returns logits whose axis 1 is as long as the tokens of the blocks.
+    """
+
+    def __init__(self, rest: Callable[[Model, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(4))
+        self.head, self.mix = nn.Linear(WIDTH, WORDS), nn.Linear(TOKENS, TOKENS)
+        self.rest = rest
+
+    def run(self, x: Tensor, start: int = 0, stop: int = 4, read: Tensor | None = None) -> Tensor:
+        for block in self.blocks[start:stop]:
+            x = block(x, read)
+        return x
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.rest(self, x)
+
+
+def with_class_token(model: Model, x: Tensor) -> Tensor:
+    return model.head(model.run(torch.cat([x[:, :1] * 0, x], 1)))
+
+
+def with_places_between(model: Model, x: Tensor) -> Tensor:
+    for block in model.blocks:
+        x = block(x + torch.arange(TOKENS)[None, :, None].clamp_max(2) // 2)
+    return model.head(x)
+
+
+SAME_TOKENS: dict[str, Callable[[Model, Tensor], Tensor]] = {
+    "head": lambda model, x: model.head(model.run(x)),
+    "log probabilities": lambda model, x: model.head(model.run(x)).log_softmax(-1),
+    "several numbers": lambda model, x: model.head(model.run(x)).unflatten(-1, (5, 6)),
+    "class token": with_class_token,
+    "added between": with_places_between,
+    "hidden classes": lambda model, x: model.head(model.run(x)).index_fill(2, torch.tensor([3]), -torch.inf),
+    "padding is zero": lambda model, x: model.head(model.run(x)).index_fill(1, torch.tensor([5]), 0.0),
+}
+OTHER_TOKENS: dict[str, Callable[[Model, Tensor], Tensor]] = {
+    "last tokens, in a window": lambda model, x: model.head(model.run(torch.cat([x, x], 1)))[:, TOKENS:],
+    "pooled to this length": lambda model, x: model.head(model.mix(model.run(x).mT).mT),
+    "reversed": lambda model, x: model.head(model.run(x)).flip(1),
+    "moved by one": lambda model, x: model.head(model.run(x)).roll(1, 1),
+    "a decoder in the same list": lambda model, x: model.head(model.run(x.flip(1), 2, 4, model.run(x, 0, 2))),
+    "classes": lambda model, x: model.head(model.run(x).mean(1))[:, :TOKENS],
+    "classes of each": lambda model, x: model.head(model.run(x).mean(1)).unflatten(-1, (TOKENS, 5)),
+    "constant": lambda model, x: 0 * model.head(model.run(x)),
+}
+
+
+def vectors() -> Tensor:
+    return torch.randn(2, TOKENS, WIDTH, generator=torch.Generator().manual_seed(3))
+
+
+@pytest.mark.parametrize("place", [0, 1, 3])
+@pytest.mark.parametrize("kind", SAME_TOKENS)
+def test_tokens_of_unknown_models_are_named(kind: str, place: int) -> None:
+    model = built(lambda: Model(SAME_TOKENS[kind]))
+    method = ValueZeroing(model, model.blocks[place])
+    whole = method.attribute((vectors(),))
+    found = method.attribute((vectors(),), target=[(2, 1), (4, 1)])
+    torch.testing.assert_close(found, torch.stack([whole[0, 2], whole[1, 4]]))
+
+
+@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize("kind", OTHER_TOKENS)
+def test_other_axes_of_this_length_are_refused(kind: str, place: int) -> None:
+    model = built(lambda: Model(OTHER_TOKENS[kind]))
+    target = [1, 4] if kind == "classes" else [(1, 1), (4, 1)]
+    with pytest.raises(ArgumentError, match=r"not shown|which has no axis"):
+        ValueZeroing(model, model.blocks[place]).attribute((vectors(),), target=target)
+
+
+def test_layers_without_a_list() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lower, self.upper, self.head = Block(), Block(), nn.Linear(WIDTH, 9)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.upper(self.lower(x)))
+
+    model = built(Two)
+    method = ValueZeroing(model, model.upper)
+    assert torch.equal(method.attribute(vectors(), target=(2, 1)), method.attribute(vectors(), token=2))
+    with pytest.raises(ArgumentError, match="not shown"):
+        ValueZeroing(model, model.lower).attribute(vectors(), target=(2, 1))
+
+
+def test_layers_in_a_sequential() -> None:
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), Block(), Block(), nn.Linear(WIDTH, 9)).eval()
+    for layer in model[1:3]:
+        method = ValueZeroing(model, layer)
+        assert torch.equal(method.attribute(vectors(), target=(2, 1)), method.attribute(vectors(), token=2))
+
+
+def test_layers_with_the_tokens_first() -> None:
+    def layers() -> nn.Module:
+        layer = nn.TransformerEncoderLayer(WIDTH, 2, 24, dropout=0.0)
+        return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+    encoder, head = built(layers), nn.Linear(WIDTH, 9)
+    forward = lambda x: head(encoder(x.transpose(0, 1))).transpose(0, 1)  # noqa: E731 - as a user writes it
+    method = ValueZeroing(forward, encoder.layers[0])
+    assert torch.equal(method.attribute(vectors(), target=(2, 1)), method.attribute(vectors(), token=2))
+
+
+def test_a_model_with_two_towers() -> None:
+    def forward(x: Tensor) -> Tensor:
+        one.run(x)
+        return other(x)
+
+    one, other = (built(lambda: Model(SAME_TOKENS["head"])) for _ in range(2))
+    method = ValueZeroing(forward, other.blocks[-1])
+    assert torch.equal(method.attribute(vectors(), target=(2, 1)), method.attribute(vectors(), token=2))
+    with pytest.raises(ArgumentError, match="not shown"):
+        ValueZeroing(forward, one.blocks[-1]).attribute(vectors(), target=(2, 1))
+
+
+def test_a_filled_cache_is_not_filled_twice() -> None:
+    model = built(ONE_STACK["llama"])
+    cache = model(ids(), use_cache=True).past_key_values
+    forward = lambda x: model(x, past_key_values=cache).logits  # noqa: E731 - as a user writes it
+    with pytest.raises(ArgumentError, match="not shown"):
+        LayerAttention(forward, find_layers(model)[1]).attribute(ids()[:, :2], target=(1, 5))
+    assert cache.get_seq_length() == TOKENS + 2
+    cache.crop(-2)
+    found = LayerAttention(model, find_layers(model)[1]).attribute(
+        {"input_ids": ids()[:, :2], "past_key_values": cache}, target=(1, 5)
+    )
+    assert cache.get_seq_length() == TOKENS + 2
+    assert found.shape == (1, TOKENS + 2)
+
+
+def test_channels_of_an_image_are_no_tokens() -> None:
+    config = {"depths": [1, 1], "hidden_sizes": [8, 4], "num_attention_heads": [1, 1], "num_encoder_blocks": 2}
+    config |= {"patch_sizes": [2, 2], "strides": [2, 2], "sr_ratios": [1, 1], "mlp_ratios": [1, 1], "image_size": 4}
+    model = built(lambda: PvtV2Model(PvtV2Config(**config)))
+    picture = torch.randn(1, 3, 4, 4)
+    assert model(picture).last_hidden_state.shape[1] == 4
+    for layer in find_layers(model):
+        with pytest.raises(ArgumentError, match=r"not shown|which has no axis"):
+            ValueZeroing(model, layer).attribute(picture, target=(2, 0))
