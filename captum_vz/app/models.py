@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import logging
 import os
 import threading
@@ -14,7 +15,10 @@ from typing import Any, Final, NamedTuple
 
 import huggingface_hub
 import transformers
+from huggingface_hub.errors import EntryNotFoundError
+from safetensors import safe_open
 from torch import nn
+from torch.nn.modules import module as torch_modules
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -22,6 +26,7 @@ from transformers import (
     AutoModelForMaskedLM,
     AutoModelForTextEncoding,
     AutoTokenizer,
+    PreTrainedConfig,
 )
 
 from captum_vz import find_layers
@@ -36,6 +41,12 @@ EMBEDDED: Final[dict[str, Any]] = {AGREEMENT: AGREEMENT_FOLDER, CAUSAL: CAUSAL}
 
 HUB_SECONDS = 5  # that a request to the hub may take, to see whether there is a network
 SHOWN = 4  # names of weights in a message
+MOST_LAYERS = 10_000  # that run; layers that share their weights need no memory
+# What a model may have for each tensor and for each byte of its checkpoint, and what any model may have.
+MODULES, NUMBERS = (10, 10_000), (32, 2**27)
+SIZES = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "hidden_size")
+WEIGHTS = "model.safetensors"
+SAVED_CONFIG = "Pass the config.json with which the weights were saved."
 
 # A model whose weights include a head for words is loaded with it, to show its predictions.
 HEADS = {"ForMaskedLM": AutoModelForMaskedLM, "ForCausalLM": AutoModelForCausalLM, "LMHeadModel": AutoModelForCausalLM}
@@ -59,7 +70,8 @@ def load(name: str, hub: bool = True) -> Loaded:
         hub: Whether the Hugging Face hub may be asked. Otherwise, nothing is downloaded.
 
     Raises:
-        ArgumentError: There is no such model, or it is not complete. Weights that it lacks would be random.
+        ArgumentError: There is no such model, it is not complete (weights that it lacks would be random), or its sizes
+            do not fit its checkpoint.
     """
     if name in EMBEDDED:
         embedded, words = load_agreement_model(EMBEDDED[name])
@@ -69,6 +81,8 @@ def load(name: str, hub: bool = True) -> Loaded:
     try:
         with _quiet():
             model, report = _load_model(source, is_local)
+    except ArgumentError as error:
+        raise ArgumentError(f"cannot load the model {name!r}: {error}") from error
     except Exception as error:
         raise ArgumentError(f"cannot load the model {name!r}: {_reason(error)}") from error
     check_weights(name, model, report)
@@ -137,19 +151,91 @@ def _answer_of_hub(source: str) -> int | None:
 def _load_model(source: str, is_local: bool) -> tuple[Any, Mapping[str, Any]]:
     """The model, and what transformers says of its weights. No code of the checkpoint runs: no pickle, no module."""
     config = AutoConfig.from_pretrained(source, trust_remote_code=False, local_files_only=is_local)
+    _check_sizes(config)
     architecture = (config.architectures or [""])[0]
     autos = (HEADS | ENCODERS).items()
     auto = next((auto for ending, auto in autos if architecture.endswith(ending)), AutoModel)
-    model, report = auto.from_pretrained(
-        source,
-        config=config,
-        trust_remote_code=False,
-        use_safetensors=True,
-        local_files_only=is_local,
-        output_loading_info=True,
-        ignore_mismatched_sizes=True,  # the report lists them, and they are refused
-    )
+    with _no_larger_than(_weight_files(source, config, is_local)):
+        model, report = auto.from_pretrained(
+            source,
+            config=config,
+            trust_remote_code=False,
+            use_safetensors=True,
+            local_files_only=is_local,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # the report lists them, and they are refused
+            attn_implementation="eager",  # a config may name a kernel of the hub, which would be fetched and run
+        )
     return model.eval(), report
+
+
+def _check_sizes(config: Any) -> None:
+    """Refuse sizes with which no model can be built or run."""
+    for part in (config, *(one for one in vars(config).values() if isinstance(one, PreTrainedConfig))):
+        for name in SIZES:
+            size = getattr(part, name, None)
+            if isinstance(size, int) and (size < 1 or (name == SIZES[0] and size > MOST_LAYERS)):
+                most = f" to {MOST_LAYERS}" if name == SIZES[0] else " or more"
+                raise ArgumentError(f"{name} of its config.json is {size}: expected 1{most}. {SAVED_CONFIG}")
+
+
+def _weight_files(source: str, config: Any, is_local: bool) -> list[str]:
+    """The files of the weights. An index may name files of the model's own folder only."""
+
+    def file(name: str) -> str | None:
+        if os.path.isdir(source):
+            path = os.path.join(source, name)
+            return path if os.path.isfile(path) else None
+        with suppress(EntryNotFoundError):
+            return huggingface_hub.hf_hub_download(source, name, local_files_only=is_local)
+        return None
+
+    named = getattr(config, "transformers_weights", None)
+    names = [WEIGHTS, f"{WEIGHTS}.index.json"] if named is None else [named]
+    found = next((path for path in map(file, names) if path is not None), None)
+    if found is None or not found.endswith(".json"):
+        return [] if found is None else [found]
+    with open(found, encoding="utf-8") as index:
+        parts = sorted(set(json.load(index)["weight_map"].values()))
+    folder = os.path.abspath(os.path.dirname(found))
+    for part in parts:
+        if not os.path.abspath(os.path.join(folder, part)).startswith(os.path.join(folder, "")):
+            raise ArgumentError(
+                f"{os.path.basename(found)} names {part!r}, which is outside of the folder of the model. Pass a folder "
+                "that holds all its weights."
+            )
+    return [path for path in map(file, parts) if path is not None]
+
+
+@contextmanager
+def _no_larger_than(files: Sequence[str]) -> Iterator[None]:
+    """Stop the building of a model that is much larger than its checkpoint.
+
+    Transformers builds all modules without memory, and then takes memory for weights that the checkpoint lacks.
+    """
+    tensors = 0
+    for path in files:
+        with safe_open(path, "pt") as weights:
+            tensors += len(weights.keys())
+    room = sum(map(os.path.getsize, files))
+    most = {"modules": MODULES[0] * tensors + MODULES[1], "numbers": NUMBERS[0] * room + NUMBERS[1]}
+    built, thread = dict.fromkeys(most, 0), threading.get_ident()
+
+    def add(what: str, count: int) -> None:
+        built[what] += count if threading.get_ident() == thread else 0
+        if built[what] > most[what]:
+            raise ArgumentError(
+                f"its config.json asks for more than {most[what]:,} {what}, but its checkpoint holds {tensors} tensors "
+                f"in {room:,} bytes. {SAVED_CONFIG}"
+            )
+
+    with (
+        torch_modules.register_module_module_registration_hook(lambda *_: add("modules", 1)),
+        torch_modules.register_module_parameter_registration_hook(
+            lambda _, __, weight: add("numbers", 0 if weight is None else weight.numel())
+        ),
+    ):
+        yield
 
 
 def check_weights(name: str, model: Any, report: Mapping[str, Any]) -> None:
@@ -181,7 +267,7 @@ def check_weights(name: str, model: Any, report: Mapping[str, Any]) -> None:
     if mismatched:
         raise ArgumentError(
             f"the weights of {name!r} do not fit: the checkpoint holds {_some(mismatched)} of {type(model).__name__}. "
-            "Pass the config.json with which the weights were saved."
+            f"{SAVED_CONFIG}"
         )
     if missing:
         instead = f" It holds others that the model does not use: {_some(unexpected)}." if unexpected else ""
@@ -235,9 +321,11 @@ def _reason(error: Exception) -> str:
         )
     if type(error).__name__ in ("SafetensorError", "KeyError"):
         return f"one of its files is damaged or not complete ({lines[0]}). Copy or download it again."
+    if isinstance(error, ZeroDivisionError):
+        return f"a size of its config.json is 0 ({lines[0]}). {SAVED_CONFIG}"
     if "trust_remote_code" in str(error):
         return "it needs Python code of its own, which this command does not run. Load it in Python, and use a class."
-    return lines[0] if lines else type(error).__name__
+    return " ".join(lines[: 1 + lines[0].endswith(":")]) if lines else type(error).__name__
 
 
 @contextmanager
