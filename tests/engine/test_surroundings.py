@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from accelerate import cpu_offload, dispatch_model
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.utils.parametrize import register_parametrization
-from transformers import AttentionInterface
+from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 
-from captum_vz import LayerAttention, ValueZeroing, find_layers
+from captum_vz import LayerAttention, LayerAttentionGradient, ValueZeroing, find_layers
 from captum_vz._engine.capture.float32 import in_float32
+from captum_vz.errors import UnsupportedLayerError
 from tests.engine.blocks import zeroed_one_by_one
 from tests.engine.parameters import quick
 from tests.reference import FAMILIES
@@ -74,16 +79,117 @@ def sharper(module: nn.Module, query: Tensor, *args: object, **kwargs: object) -
     return sdpa_attention_forward(module, query * 3, *args, **kwargs)
 
 
-def test_registered_attention_is_refused(ids: Tensor, plain: list[Tensor]) -> None:
-    """The weights would be those of eager attention, which may compute something else."""
-    AttentionInterface.register("sharper", sharper)
-    model = llama()
-    model.set_attn_implementation("sharper")
-    with pytest.raises(AssertionError, match=r"attention is 'sharper', a function of tests\.engine"):
-        maps_of(model, ids)
-    assert model.config._attn_implementation == "sharper"
-    model.set_attn_implementation("sdpa")
-    assert_same(maps_of(model, ids), plain)
+def unlike(module: nn.Module, *args: Tensor, **kwargs: object) -> tuple[Tensor, None]:
+    """A gate for each feature, by which no weights give the context."""
+    context = sdpa_attention_forward(module, *args, **kwargs)[0]
+    return context * torch.linspace(0.5, 1.5, context.shape[-1], dtype=context.dtype), None
+
+
+def clamped(module: nn.Module, *args: Tensor, **kwargs: object) -> tuple[Tensor, None]:
+    return sdpa_attention_forward(module, *args, **kwargs)[0].tanh(), None
+
+
+def forward_looking(module: nn.Module, *parts: Tensor, **kwargs: object) -> tuple[Tensor, None]:
+    """Sees all tokens, whatever the mask says."""
+    context = functional.scaled_dot_product_attention(*parts[:3], enable_gqa=True)
+    return context.transpose(1, 2).contiguous(), None
+
+
+def plainly(*args: Any, **kwargs: Any) -> Any:
+    return sdpa_attention_forward(*args, **kwargs)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def registered() -> Iterator[None]:
+    functions = (sharper, unlike, clamped, forward_looking, plainly)
+    for function in functions:
+        AttentionInterface.register(function.__name__, function)
+    AttentionInterface.register("masked", plainly)
+    for name in ("masked", "forward_looking"):
+        AttentionMaskInterface.register(name, sdpa_mask)
+    yield
+    for name in ("masked", *(function.__name__ for function in functions)):
+        del AttentionInterface._global_mapping[name]
+        AttentionMaskInterface._global_mapping.pop(name, None)
+
+
+class Given(nn.Module):
+    """A layer with the other arguments that its model gives it."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner, self.args, self.kwargs = inner, (), {}
+
+    def forward(self, x: Tensor) -> Any:
+        return self.inner(x, *self.args, **self.kwargs)
+
+
+@torch.no_grad()
+def twin_of(model: nn.Module, layer: nn.Module, ids: Tensor) -> Tensor:
+    given = Given(layer)
+
+    def keep(_: nn.Module, args: Any, kwargs: Any) -> None:
+        given.args, given.kwargs = args, kwargs
+
+    with layer.register_forward_pre_hook(keep, with_kwargs=True):
+        model(ids, use_cache=False)
+    (x, *given.args) = given.args
+    value = "self_attn.v_proj" if hasattr(layer, "self_attn") else "attention.self.value"
+    return zeroed_one_by_one(given, x, value=f"inner.{value}")
+
+
+@pytest.mark.parametrize("function", ["plainly", "sharper", "forward_looking"])
+@pytest.mark.parametrize("family", ["llama", "bert"])
+def test_registered_attention(family: str, function: str) -> None:
+    """Value Zeroing and the weights are those of the user's function, which runs in the twin."""
+    case = FAMILIES[family].build()
+    model, layer, ids = case.model, case.layers[1], case.inputs["input_ids"]
+    model.set_attn_implementation(function)
+    found = ValueZeroing(model, layer).attribute(ids)
+    assert model.config._attn_implementation == function
+    torch.testing.assert_close(found, twin_of(model, layer, ids))
+    weights = LayerAttention(model, layer).attribute(ids)
+    torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights[..., 0]))
+    causal = family == "llama" and function != "forward_looking"
+    assert bool(weights.triu(1).any()) is not causal
+    if function == "plainly":
+        model.set_attn_implementation("sdpa")
+        torch.testing.assert_close(found, ValueZeroing(model, layer).attribute(ids))
+
+
+def test_registered_attention_with_gradients() -> None:
+    case = FAMILIES["bert"].build()
+    model, layer, ids = case.model, case.layers[1], case.inputs["input_ids"]
+    method = LayerAttentionGradient(model, layer, objective=lambda output: output[0][:, 0].sum(-1))
+    expected = method.attribute(ids)
+    model.set_attn_implementation("plainly")
+    torch.testing.assert_close(method.attribute(ids), expected)
+
+
+def test_registered_attention_and_mask() -> None:
+    """Without a mask function of its name, transformers gives the function no mask, and padding is seen."""
+    case = FAMILIES["bert"].build()
+    expected = ValueZeroing(case.model, case.layers).attribute(case.inputs)
+    case.model.set_attn_implementation("masked")
+    torch.testing.assert_close(ValueZeroing(case.model, case.layers).attribute(case.inputs), expected)
+    for name in ("plainly", "forward_looking"):
+        case.model.set_attn_implementation(name)
+        without = {"input_ids": case.inputs["input_ids"]}
+        found = [ValueZeroing(case.model, case.layers).attribute(inputs) for inputs in (case.inputs, without)]
+        torch.testing.assert_close(*found)
+
+
+def test_registered_attention_that_sums_no_values(ids: Tensor) -> None:
+    model = llama().double()
+    layer = model.layers[1]
+    model.set_attn_implementation("clamped")
+    with pytest.raises(UnsupportedLayerError, match="LlamaAttention returns no sums of its values"):
+        ValueZeroing(model, layer).attribute(ids)
+    model.set_attn_implementation("unlike")
+    with pytest.raises(UnsupportedLayerError, match="LlamaAttention returns no sums of its values"):
+        ValueZeroing(model, layer).attribute(ids)
+    named = ValueZeroing(model, layer, values=layer.self_attn.v_proj).attribute(ids)
+    torch.testing.assert_close(named, twin_of(model, layer, ids))
 
 
 def test_parametrized_attention() -> None:
@@ -98,9 +204,8 @@ def test_parametrized_attention() -> None:
     for implementation in ("eager", "sdpa"):
         model.set_attn_implementation(implementation)
         assert_same(ValueZeroing(model, layer).attribute(case.inputs["input_ids"]), expected)
-    AttentionInterface.register("sharper", sharper)
-    model.set_attn_implementation("sharper")
-    with pytest.raises(AssertionError, match="attention is 'sharper'"):
+    model.set_attn_implementation("clamped")
+    with pytest.raises(UnsupportedLayerError, match="returns no sums of its values"):
         ValueZeroing(model, layer).attribute(case.inputs["input_ids"])
 
 

@@ -55,5 +55,5 @@ def test_nonlinear_attention_is_refused() -> None:
         context, weights = attend(values)
         return context.tanh(), weights
 
-    with pytest.raises(AssertionError, match="attention function of Identity is not linear in its values"):
+    with pytest.raises(AssertionError, match="attention function of Identity returns no sums of its values"):
         used_by(squashed)

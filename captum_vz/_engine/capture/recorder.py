@@ -21,6 +21,7 @@ from captum_vz._engine.taps.handler import AttentionCall, AttentionHandler
 from captum_vz._engine.taps.projection import is_value_projection, visible_by_argument
 from captum_vz._engine.taps.projection_table import family_of
 from captum_vz._private import own_modules, own_parameters
+from captum_vz.errors import UnsupportedLayerError
 
 
 class Recorder(AttentionHandler):
@@ -41,7 +42,12 @@ class Recorder(AttentionHandler):
                 f"a plain run of {type(module).__name__} returns NaN for tokens that see nothing, because the number "
                 "that hides tokens is -inf in its softmax. Here it is float32's lowest number, and the output is finite"
             )
-        used = call.weights_used(module, context, weights)
+        try:
+            used = call.weights_used(module, context, weights)
+        except UnsupportedLayerError:
+            if record.given is None:
+                raise
+            return context, weights  # the user has said where the values are
         last = record.attentions[-1] if record.attentions else None
         again = last is not None and last.module is module and last.output is None  # the module still runs
         if last is not None and again and call.module is not None:  # for another part of the same attention
@@ -59,7 +65,7 @@ class Recorder(AttentionHandler):
                 module,
                 AttentionShape(*weights.shape),
                 call.values.clone(),  # some layers write over them
-                call.visible,
+                call.visible if call.obeys_mask or _hides(call.visible, used) else None,
                 used,
                 context.clone(),  # some modules gate the context in place
                 call.dropout,
@@ -158,6 +164,11 @@ class Recorder(AttentionHandler):
                 output=output,
             )
         )
+
+
+def _hides(visible: Tensor | None, weights: Tensor) -> bool:
+    """Whether hidden sources have no weight, except for tokens that see nothing."""
+    return visible is not None and not weights.masked_fill(visible | ~visible.any(-1, keepdim=True), 0).any()
 
 
 def _same(expected: Tensor, found: Any) -> bool:

@@ -53,6 +53,7 @@ class AttentionCall:
         dropout: The dropout rate of the weights.
         plain: Computes the context and more with the mask that a plain run uses. None: it is that of `compute`.
         explained: Whether the weights are known to give the context: `compute` multiplies them with the values.
+        obeys_mask: Whether hidden sources are known to have no weight.
     """
 
     module: nn.Module | None
@@ -62,6 +63,7 @@ class AttentionCall:
     dropout: float = 0.0
     plain: Callable[[], Any] | None = None
     explained: bool = False
+    obeys_mask: bool = True
 
     def weights_used(self, module: nn.Module, context: Tensor, weights: Tensor) -> Tensor:
         """The weights `(batch, head, out, in)` whose product with the values is `context`.
@@ -75,8 +77,9 @@ class AttentionCall:
         weights = self._weights_by_unit_values(weights.shape[1])
         if not _explain(weights, self.values, context):
             raise UnsupportedLayerError(
-                f"The attention function of {type(module).__name__} is not linear in its values, so the contribution "
-                "of one value is undefined. Let it return the plain context, and do the rest after it."
+                f"The attention function of {type(module).__name__} returns no sums of its values, so the contribution "
+                "of one value is undefined. Let it return the plain context, and do the rest after it. Or say where "
+                "the values are: ValueZeroing(model, layer, values=layer.attn.to_v)."
             )
         return weights
 

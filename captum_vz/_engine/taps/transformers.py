@@ -2,7 +2,8 @@
 
 While a pass runs, the configs of the explained layers name our attention function. It receives queries, keys and
 values. For models loaded with sdpa it computes what torch's function computes. For all others it computes the numbers
-by the model's own `eager_attention_forward`, with its soft caps, sinks and position biases.
+by the model's own `eager_attention_forward`, with its soft caps, sinks and position biases. A function that the user
+registered is called itself, unless it computes what torch's function computes.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from captum_vz._engine.numerics.tensors import mask_as_bool, weighted_values
+from captum_vz._engine.numerics.tolerance import same_numbers
 from captum_vz._engine.taps.changes import Changes, original
 from captum_vz._engine.taps.handler import AttentionCall, check_not_overridden, current_handler, handled_by
 from captum_vz._private import ATTENTION_NAME, BUILTIN_ATTENTION, attention_name, modules_of, sdpa_of_transformers
@@ -60,29 +62,44 @@ def _attention(
     """The attention function that is registered with transformers under our name."""
     handler, config = current_handler(), getattr(module, "config", None)
     loaded = (original(config, ATTENTION_NAME) or "eager") if hasattr(config, ATTENTION_NAME) else None
-    mask = _mask_of(loaded, attention_mask, module, query, key, kwargs.get("is_causal"))
-    function = sdpa_of_transformers() if loaded == "sdpa" else _eager_function(module)
+    of_user = _function_of_user(loaded)
+    by_torch = loaded == "sdpa" or of_user is not None
+    given = None if of_user is not None and not isinstance(attention_mask, Tensor) else attention_mask
+    mask = _mask_of("sdpa" if by_torch else loaded, given, module, query, key, kwargs.get("is_causal"))
+    function = of_user or (sdpa_of_transformers() if by_torch else _eager_function(module))
 
     def run(mask: Tensor | None, values: Tensor, dropout: float = 0.0) -> Any:
         return function(module, query, key, values, mask, dropout=dropout, **kwargs)[:2]
 
     def compute(values: Tensor) -> tuple[Tensor, Tensor]:
-        if loaded != "sdpa":
+        if not by_torch:
             return run(mask, values, dropout)
         biased = _with_biases(mask, kwargs.get("position_bias"))
         context, weights = weighted_values(query, key, biased, kwargs.get("scaling"), values)
         return context.contiguous(), weights  # some modules view it
 
+    def compute_as_user(values: Tensor) -> tuple[Tensor, Tensor]:
+        with handled_by(None):
+            context = run(attention_mask, values, dropout)[0]
+        return context, query.new_full((*query.shape[:3], key.shape[2]), torch.nan)  # found by `weights_used`
+
     if handler is None:
-        return run(attention_mask if loaded == "sdpa" else mask, value, dropout)
+        return run(attention_mask if by_torch else mask, value, dropout)
+    if of_user is not None and not _same(compute_as_user(value)[0], compute(value)[0]):
+        visible = None if given is None else mask_as_bool(given)
+        return handler.on_attention(AttentionCall(module, value, compute_as_user, visible, dropout, obeys_mask=False))
     plain = partial(run, attention_mask, value) if loaded == "eager" and mask is not attention_mask else None
-    if loaded != "eager":  # the model would call torch's function, which a user may replace
+    if loaded != "eager" and of_user is None:  # the model would call torch's function, which a user may replace
         with handled_by(None):
             check_not_overridden(BUILTIN_ATTENTION, query, key, value, enable_gqa=True)
     if loaded != "sdpa" and not module.training:  # eager functions drop nothing in eval mode, whatever the rate
         dropout = 0.0
     visible = None if mask is None else mask_as_bool(mask)
-    return handler.on_attention(AttentionCall(module, value, compute, visible, dropout, plain, loaded == "sdpa"))
+    return handler.on_attention(AttentionCall(module, value, compute, visible, dropout, plain, by_torch))
+
+
+def _same(context: Tensor, expected: Tensor) -> bool:
+    return context.shape == expected.shape and same_numbers(context, expected, torch.finfo(context.dtype).eps ** 0.6)
 
 
 def _eager_function(module: nn.Module) -> Callable[..., Any]:
@@ -151,11 +168,11 @@ def _with_biases(mask: Tensor | None, biases: Tensor | None) -> Tensor | None:
 
 
 def _mask_function(*args: Any, config: Any = None, **kwargs: Any) -> Tensor | None:
-    """The mask that the loaded implementation is given."""
-    from transformers.masking_utils import eager_mask, sdpa_mask
+    """The mask that the loaded implementation is given. None: transformers knows no mask for it."""
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
-    function = sdpa_mask if attention_name(config) == "sdpa" else eager_mask
-    mask = function(*args, config=config, **kwargs)
+    function = ALL_MASK_ATTENTION_FUNCTIONS.get(getattr(attention_name(config), "loaded", "eager"))
+    mask = None if function is None else function(*args, config=config, **kwargs)
     if mask is not None and kwargs.get("attention_mask") is not None:
         setattr(mask, MADE_OF, kwargs["attention_mask"])
     return mask
@@ -170,23 +187,18 @@ def _register() -> None:
     AttentionMaskInterface.register(NAME, _mask_function)
 
 
-def _check_not_custom(config: Any) -> None:
-    """Refuse an attention function that the user registered: eager attention may compute something else.
+def _function_of_user(name: Any) -> Callable[..., Any] | None:
+    """The attention function of this name, if the user registered it.
 
     The functions of transformers compute what eager attention computes. So do the kernels of its hub, whose names have
     a slash.
     """
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    name = getattr(config, ATTENTION_NAME)
-    function = ALL_ATTENTION_FUNCTIONS.get(name) if isinstance(name, str) and name not in (NAME, "eager") else None
-    function = getattr(function, "func", function)
-    if function is not None and "/" not in name and not str(function.__module__).startswith("transformers."):
-        raise UnsupportedLayerError(
-            f"The model's attention is {name!r}, a function of {function.__module__} that was registered with "
-            "transformers' AttentionInterface. The weights are read from the model's eager attention, which may "
-            "compute something else. Call model.set_attn_implementation('eager') first to explain eager attention."
-        )
+    known = not isinstance(name, str) or name in (NAME, "eager") or "/" in name
+    function = None if known else ALL_ATTENTION_FUNCTIONS.get(name)
+    code = getattr(function, "func", function)
+    return None if str(getattr(code, "__module__", "transformers.")).startswith("transformers.") else function
 
 
 def _config_of(module: nn.Module) -> Any:
@@ -200,14 +212,11 @@ class TransformersTap:
     """Sees attention that layers call through transformers' AttentionInterface."""
 
     def attach(self, layers: Sequence[nn.Module], changes: Changes) -> None:
-        """UnsupportedLayerError: the attention function of a layer was registered by the user."""
         found: list[Any] = [_config_of(module) for layer in layers for module in modules_of(layer)]
         configs = {id(config): config for config in found if hasattr(config, ATTENTION_NAME)}
         if configs:
             _register()
         for config in configs.values():
-            _check_not_custom(config)
-        for config in configs.values():
-            name = LoadedAlias(NAME)
-            name.loaded = "sdpa" if original(config, ATTENTION_NAME) == "sdpa" else "eager"
+            name, loaded = LoadedAlias(NAME), original(config, ATTENTION_NAME)
+            name.loaded = loaded if loaded == "sdpa" or _function_of_user(loaded) is not None else "eager"
             changes.replace(config, ATTENTION_NAME, name)
