@@ -10,16 +10,13 @@ import torch
 from torch import Tensor
 
 from captum_vz._engine import LayerRecord, ModelReplay, attention_site, is_half
-from captum_vz._private import (
-    NullProgress,
-    format_output,
-    progress,
-)
+from captum_vz._private import NullProgress, format_output, progress
 from captum_vz.attr._base.captum import ForwardPassAttribution, in_steps, logged, warn
 from captum_vz.attr._base.runs import Runs
 from captum_vz.attr._call.arguments import FeatureGroups, Inputs, bind_forward, copies_of, end_of_inputs
 from captum_vz.attr._call.heads import Heads, select_heads
 from captum_vz.attr._call.misuse import check_no_cache, check_numbers
+from captum_vz.attr._call.padding import LeftPadding
 from captum_vz.attr._call.parts import Attention, Values, attentions_of_layers
 from captum_vz.attr._call.target import Indices, parse_indices, pick, tensor_of
 from captum_vz.errors import ArgumentError, RefusedError, UnsupportedLayerError
@@ -160,15 +157,17 @@ class ValueZeroingEffect(ForwardPassAttribution):
                     f"{self.get_name()} cannot zero values. Use ValueZeroing for the maps of such layers."
                 )
             model.zero_in(site, select_heads(self.heads, record.index, len(layers), site.shape.heads))
+            padding.note(site)
             ends.append(end_of_inputs(site, inputs))
             notes.extend([*record.warnings, *([HALF_PRECISION] if is_half(record) else [])])
             each = torch.arange(site.shape.sources, device=site.source_mask.device).expand_as(site.source_mask)
             return (each if (groups := masks.of(site, ends[-1])) is None else groups).where(site.source_mask, -1)
 
         forward = bind_forward(self.forward_func, inputs, additional_forward_args)
-        runs = Runs(forward, layers, run)
+        runs, padding = Runs(forward, layers, run), LeftPadding()
         with runs.checked():
             output, groups = model.run_clean(forward, compute, runs.chosen)
+        notes.extend(padding.warnings(self.forward_func, inputs, additional_forward_args))
         if notes:
             warn(f"{self.get_name()}: {'; '.join(dict.fromkeys(notes))}.")
         members = _members([one for _, one in groups])

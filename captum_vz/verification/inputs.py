@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from captum_vz.attr._call.padding import map_tensors, tokens_of_example
+
 PADDED = 2
-
-
-def map_tensors(change: Callable[[Tensor, str], Tensor], value: Any, name: str = "") -> Any:
-    """Apply `change` to each tensor of the inputs, with its name in a mapping."""
-    if isinstance(value, Tensor):
-        return change(value, name)
-    if isinstance(value, tuple):
-        return tuple(map_tensors(change, one) for one in value)
-    if isinstance(value, Mapping):
-        return {key: map_tensors(change, one, str(key)) for key, one in value.items()}
-    return value
 
 
 def sizes_of(inputs: Any) -> list[int]:
@@ -65,10 +56,4 @@ def padded(inputs: Any, mask: Tensor, pad_id: int) -> Any:
 def unpadded(inputs: Any, mask: Tensor, index: int) -> tuple[Any, Tensor]:
     """One example of a padded batch without its padding, and the positions of its tokens in the batch."""
     kept = mask[index].nonzero()[:, 0]
-
-    def change(x: Tensor, _: str) -> Tensor:
-        if x.shape[:2] == mask.shape:
-            return x[index : index + 1, kept]
-        return x[index : index + 1] if x.dim() and len(x) == len(mask) else x
-
-    return map_tensors(change, inputs), kept
+    return tokens_of_example(inputs, mask, index, kept), kept

@@ -22,6 +22,7 @@ ADVICE = {
     "zeros": "Do not use maps of this layer, and report the layer to the developers of captum_vz with this table.",
     "chunk sizes": "Pass perturbations_per_eval=1, and report the layer with this table.",
     "batch": "The model itself mixes the examples of a batch. Pass one example at a time.",
+    "positions": "The maps are right for the inputs as given, but the model itself moves the tokens.",
     "padding": "The model does not ignore padded tokens, for example because it does not use attention_mask. Pass "
     "examples one at a time without padding, or correct the model.",
     "rounding": "The changes of some rows are as small as rounding errors. Run the model in float64: model.double().",

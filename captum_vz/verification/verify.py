@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from captum_vz._engine import find_layers
 from captum_vz.attr import ValueZeroing
 from captum_vz.attr._call.arguments import Inputs, as_layers, bind_forward
+from captum_vz.attr._call.padding import left_padding
 from captum_vz.errors import ArgumentError, RefusedError
 from captum_vz.verification.inputs import alone, mask_of, padded, paired, sizes_of, unpadded
 from captum_vz.verification.layers import LayerVerification
@@ -43,7 +44,8 @@ def verify(
     - *rounding*: how far the definition in float32 (of a float64 model, in float64) is from that in float64.
     - *chunk sizes*: `perturbations_per_eval` changes no score.
     - *batch*: the map of an example is the same alone and in a batch.
-    - *padding*: padding changes no score. This needs a mapping of inputs with an `attention_mask`.
+    - *padding*: padding changes no score. This needs a mapping of inputs with an `attention_mask`. If padding on the
+      left moves the positions of tokens, a failed check *positions* says so.
 
     A map may differ by rounding. 0.2 % of the largest score of the row are allowed in float32, and 1e-5 in float64. Ten
     times the difference that *rounding* finds for the row are added. Each layer takes two runs for each source, and the
@@ -161,6 +163,8 @@ def _model_checks(subject: _Subject, verified: dict[int, tuple[Any, LayerVerific
         pad_id = getattr(getattr(subject.model, "config", None), "pad_token_id", None)
         yield from compared("padding", (padded(subject.inputs, mask, pad_id or 0), None), lambda x: x)
     else:
+        for cause in left_padding(subject.model, subject.inputs, None, layers[0]):
+            yield Check("positions", FAILED, note=cause)
         for index, known in rows.items():
             real = mask.bool().cpu()
             scores = known.found.masked_fill(real[:, :, None] & real[:, None], 0)

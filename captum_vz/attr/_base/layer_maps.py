@@ -32,6 +32,7 @@ from captum_vz.attr._call.arguments import (
     end_of_inputs,
 )
 from captum_vz.attr._call.misuse import check_numbers, check_one_of
+from captum_vz.attr._call.padding import LeftPadding
 from captum_vz.attr._call.parts import Attention, attentions_of_layers
 from captum_vz.attr._call.target import WantedTokens
 from captum_vz.attr._call.token_axis import LayerTokens, check_target
@@ -224,6 +225,7 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
                 record.inputs = arguments[:2]
                 site = attention_site(record, attentions[record.index], self.accepts_streams)
                 batch, _, out, _ = site.shape
+                padding.note(site)
                 end = end_of_inputs(site, arguments.inputs, wanted.token)
                 real, first = site.target_mask[:, :end], site.attention.tokens_first
                 tokens[record.index] = LayerTokens(layers[record.index], record.number, end or out, real, first)
@@ -243,6 +245,7 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
                 return placeholder(record, self.get_name())
 
             mixing = OtherMixing() if find_other_mixing else None
+            padding = LeftPadding()
             runs = Runs(bind_forward(self.forward_func, *arguments[:2]), layers, arguments.run)
             with runs.checked(whole_blocks=self.replays_layers):
                 this = LayerPass(
@@ -264,6 +267,7 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
             notes.extend(asked.site.layer.warnings)
         if shares:
             maps = [(index, wanted.rows_of(one)) for index, one in maps]
+        notes.extend(padding.warnings(self.forward_func, *arguments[:2]))
         if notes:
             warn(f"{self.get_name()}: {'; '.join(dict.fromkeys(notes))}.")
         return MapRun(maps, tokens, output, mixing, there[0] if there else None)

@@ -148,13 +148,19 @@ def check_inputs(inputs: Any) -> None:
 
 def check_no_cache(inputs: Any, further: Any) -> None:
     """Refuse a key-value cache of transformers: it holds examples, which are not repeated for copies of the inputs."""
+    if (kind := has_cache(inputs, further)) is not None:
+        raise ArgumentError(
+            f"The inputs hold a key-value cache ({kind}), which cannot be repeated for copies of the inputs. Pass the "
+            "whole sequence, without a cache."
+        )
+
+
+def has_cache(inputs: Any, further: Any) -> str | None:
+    """The class of a key-value cache of transformers in the arguments of a call. None: there is none."""
     named = inputs.values() if isinstance(inputs, Mapping) else ()
-    for value in (*named, *(further if isinstance(further, tuple) else (further,))):
-        if any(one.__module__ == "transformers.cache_utils" for one in type(value).__mro__):
-            raise ArgumentError(
-                f"The inputs hold a key-value cache ({type(value).__name__}), which cannot be repeated for copies of "
-                "the inputs. Pass the whole sequence, without a cache."
-            )
+    values = (*named, *(further if isinstance(further, tuple) else (further,)))
+    caches = (x for x in values if any(one.__module__ == "transformers.cache_utils" for one in type(x).__mro__))
+    return next((type(one).__name__ for one in caches), None)
 
 
 class ExplainedErrors(ContextDecorator):
