@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import shutil
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from captum_vz.cli.errors import CommandError
+from captum_vz.study.storage.files import temporary_beside, write_through
 from captum_vz.visualization import add_provenance
 from captum_vz.visualization.pictures.parts.style import MARK
 from captum_vz.visualization.terminal import BAR, WHITE, bar, columns_of, printable, shade
@@ -211,18 +213,37 @@ def save_picture(figure: Any, options: argparse.Namespace, model: Any, method: s
     add_provenance(
         figure, model=model, name=options.model, method=method, text=options.text, command=options.command_line
     )
+    kind = path.suffix[1:].lower() or "png"
+    # In memory, because matplotlib's writers raise errors of several kinds on a full disk.
+    drawn: io.StringIO | io.BytesIO = io.StringIO() if kind == "pgf" else io.BytesIO()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # characters that the font does not have
-            figure.savefig(path, format=path.suffix[1:] or "png")
-    except (OSError, ValueError) as error:
-        raise CommandError(f"cannot write {path}: {getattr(error, 'strerror', None) or error}.") from error
+            figure.savefig(drawn, format=kind)
+    except ValueError as error:
+        raise CommandError(f"cannot write {path}: {error}.") from error
+    _write(path, drawn.getvalue())
 
 
 def save_page(text: str, path: Path) -> None:
-    """Write an HTML page."""
+    """Write a page, or another text."""
+    _write(path, text)
+
+
+def _write(path: Path, content: str | bytes) -> None:
+    """Write a file whole or not at all, under a temporary name. After an error, an older file is as it was."""
+    data = content.encode() if isinstance(content, str) else content
+    target = path.resolve()  # a link stays a link
+    in_place = path.exists() and (not path.is_file() or path.is_relative_to("/dev"))  # a device or a pipe
     try:
-        path.write_text(text, "utf-8")
+        if in_place or not os.access(target.parent, os.W_OK):
+            path.write_bytes(data)
+            return
+        with temporary_beside(target) as temporary:
+            write_through(temporary, data)
+            if target.exists():
+                shutil.copymode(target, temporary)
+            os.replace(temporary, target)
     except OSError as error:
         raise CommandError(f"cannot write {path}: {error.strerror or error}.") from error
 

@@ -87,11 +87,17 @@ def write_student_copy(source: Path, output: Path) -> tuple[int, int]:
     if not any(SOLUTION in _tags(cell) for cell in notebook.cells):
         raise ArgumentError(f"{source} has no cell tagged '{SOLUTION}': pass a lesson with exercises and solutions.")
     copy = student_copy(notebook)
+    written: str = nbformat.writes(copy)  # type: ignore[no-untyped-call]  # as above
     try:
-        with output.open("x", encoding="utf-8") as file:  # a student may have worked in the file
-            nbformat.write(copy, file)  # type: ignore[no-untyped-call]  # as above
+        file = output.open("x", encoding="utf-8")
     except FileExistsError as error:
         raise ArgumentError(
             f"{output} exists, and may hold a student's work: pass another name with --output."
         ) from error
+    try:
+        with file:
+            file.write(f"{written.rstrip()}\n")
+    except OSError:  # a full disk: a part of the copy would stand in the way of the next try
+        output.unlink(missing_ok=True)
+        raise
     return len(copy.cells), len(notebook.cells) - len(copy.cells)

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any, Final
 
+from captum_vz.cli.errors import CommandError
 from captum_vz.cli.options import add_command, check_files
 from captum_vz.testbed.lab import write_student_copy
 
@@ -40,5 +41,8 @@ def run(options: argparse.Namespace) -> None:
     """Write the copy."""
     output: Path = options.output or Path(f"{options.notebook.stem}_student.ipynb")
     check_files(None, output)
-    cells, left_out = write_student_copy(options.notebook, output)
+    try:
+        cells, left_out = write_student_copy(options.notebook, output)
+    except OSError as error:
+        raise CommandError(f"cannot write {output}: {error.strerror or error}.") from error
     print(f"{output}: {cells} cells, {left_out} cells with solutions or answers left out")

@@ -53,14 +53,11 @@ def write_new(path: Path, data: bytes) -> bool:
 @contextmanager
 def _written(path: Path, data: bytes) -> Iterator[Path]:
     """A temporary file that holds the data, in the folder of `path`. It is gone after the `with` block."""
-    temporary = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}{TEMPORARY}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(temporary, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        yield temporary
+        with temporary_beside(path) as temporary:
+            write_through(temporary, data)
+            yield temporary
     except OSError as error:
         remedy = "free space, and " if error.errno in _SPACE else ""
         remedy = "make the folder writable, and " if error.errno in _PERMISSION else remedy
@@ -69,9 +66,25 @@ def _written(path: Path, data: bytes) -> Iterator[Path]:
             f"cannot write {path}: {error.strerror}. Finished files stay: {remedy}start again with the same settings "
             "to continue",
         ) from error
+
+
+@contextmanager
+def temporary_beside(path: Path) -> Iterator[Path]:
+    """A name for a temporary file in the folder of `path`. A file of that name is gone after the `with` block."""
+    temporary = path.with_name(f".{path.name[:40]}.{socket.gethostname()}.{os.getpid()}{TEMPORARY}")
+    try:
+        yield temporary
     finally:
         with suppress(OSError):  # only the first error is reported
             temporary.unlink(missing_ok=True)
+
+
+def write_through(path: Path, data: bytes) -> None:
+    """Writes a file, and returns when all of it is on the disk. Some disks notice only then that they are full."""
+    with open(path, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def remove_temporary(folder: Path) -> None:

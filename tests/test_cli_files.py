@@ -1,0 +1,135 @@
+"""The files that the command writes are whole or missing, whatever the disk does."""
+
+import json
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from captum_vz.cli import main
+from tests.command import alone_in, refused
+
+SENTENCE = "the pictures of some hat [MASK] scaring marcus."
+PROMPT = "the pictures of some hat"
+CELLS = [
+    {"cell_type": "markdown", "id": "a", "metadata": {}, "source": "# A lesson"},
+    {"cell_type": "code", "id": "b", "metadata": {}, "source": "x = 1" * 300, "outputs": [], "execution_count": None},
+    {
+        "cell_type": "code",
+        "id": "c",
+        "metadata": {"tags": ["solution"]},
+        "source": "x = 2",
+        "outputs": [],
+        "execution_count": None,
+    },
+]
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="limits, links and devices are those of POSIX")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "lesson.ipynb").write_text(
+        json.dumps({"cells": CELLS, "metadata": {}, "nbformat": 4, "nbformat_minor": 5})
+    )
+    return alone_in(tmp_path, monkeypatch)
+
+
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """No file of this process can be longer than 1,000 bytes. Each of the command's files is longer."""
+    import resource  # on POSIX only
+
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+COMMANDS = [
+    ["explain", SENTENCE, "--output", "new.png"],
+    ["explain", SENTENCE, "--output", "new.svg"],
+    ["explain", SENTENCE, "--output", "new.pdf"],
+    ["explain", SENTENCE, "--output", "new"],
+    ["explain", SENTENCE, "--html", "new.html"],
+    ["compare", SENTENCE, "--methods", "random", "--output", "new.png"],
+    ["compare", SENTENCE, "--methods", "random", "--html", "new.html"],
+    ["generate", PROMPT, "--max-new-tokens", "1", "--output", "new.png"],
+    ["generate", PROMPT, "--max-new-tokens", "1", "--html", "new.html"],
+    ["verify", "--output", "new.json"],
+    ["verify", "--html", "new.html"],
+]
+
+
+@pytest.mark.parametrize("older", [False, True])
+@pytest.mark.parametrize("arguments", COMMANDS, ids=lambda one: f"{one[0]} {one[-1]}")
+def test_full_disk_leaves_no_part_of_a_file(
+    arguments: list[str], older: bool, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = Path(arguments[-1])
+    if older:
+        path.write_text("older")
+    before = sorted(folder.iterdir())
+    with full_disk():
+        assert f"cannot write {path}: File too large." in refused(capsys, *arguments)
+    assert sorted(folder.iterdir()) == before
+    assert not older or path.read_text() == "older"
+
+
+def test_full_disk_leaves_no_part_of_a_lesson(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A part would stand in the way of the next try, because an existing copy is not replaced."""
+    with full_disk():
+        told = refused(capsys, "lab", "student", "lesson.ipynb", "--output", "new.ipynb")
+    assert told == "captum-vz: cannot write new.ipynb: File too large.\n"
+    assert [path.name for path in folder.iterdir()] == ["lesson.ipynb"]
+    assert main(["lab", "student", "lesson.ipynb", "--output", "new.ipynb"]) == 0
+    assert len(json.loads(Path("new.ipynb").read_text())["cells"]) == 2
+
+
+def test_stopped_picture_leaves_no_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(file: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fsync", stopped)
+    assert main(["explain", SENTENCE, "--output", "new.png"]) == 130
+    assert [path.name for path in folder.iterdir()] == ["lesson.ipynb"]
+
+
+def test_replaced_file_keeps_its_rights_and_links(folder: Path) -> None:
+    (folder / "there").mkdir()
+    real, link = folder / "there" / "real.png", folder / "link.png"
+    real.write_text("older")
+    real.chmod(0o640)
+    link.symlink_to(real)
+    assert main(["explain", SENTENCE, "--output", "link.png"]) == 0
+    assert link.readlink() == real
+    assert Image.open(real).format == "PNG"
+    assert stat.S_IMODE(real.stat().st_mode) == 0o640
+    assert [path.name for path in real.parent.iterdir()] == ["real.png"]
+
+
+def test_long_name_is_written(folder: Path) -> None:
+    name = f"{'n' * 250}.png"
+    assert main(["explain", SENTENCE, "--output", name]) == 0
+    assert Image.open(folder / name).format == "PNG"
+
+
+def test_devices_are_written_in_place() -> None:
+    """A renamed file would take the place of the device."""
+    assert main(["explain", SENTENCE, "--html", "/dev/null"]) == 0
+    assert stat.S_ISCHR(Path("/dev/null").stat().st_mode)
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="the superuser may write everywhere")
+def test_file_of_a_folder_that_is_not_writable(folder: Path) -> None:
+    closed = folder / "closed"
+    closed.mkdir()
+    (closed / "page.html").write_text("older")
+    closed.chmod(0o500)
+    assert main(["explain", SENTENCE, "--html", "closed/page.html"]) == 0
+    assert (closed / "page.html").read_text().startswith("<!doctype html>")
