@@ -11,8 +11,8 @@ from matplotlib.ticker import MaxNLocator
 
 from captum_vz.study.methods import METHODS
 from captum_vz.study.scoring.metrics import METRICS
-from captum_vz.visualization.pictures.description.content import Content, set_content
-from captum_vz.visualization.pictures.description.picture import Picture
+from captum_vz.visualization.pictures.description import Content, set_content
+from captum_vz.visualization.pictures.parts.picture import Picture
 from captum_vz.visualization.pictures.parts.style import FONT_SIZE
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ function           takes                              returns
 ================== ================================== ========================================
 """
 
-from captum_vz.visualization.llm import as_llm_result
+from captum_vz.visualization.captum_forms import as_llm_result, image_grid, save_html, text_record, text_records
 from captum_vz.visualization.pictures import (
     Description,
     add_provenance,
@@ -33,14 +33,11 @@ from captum_vz.visualization.pictures import (
     draw_maps,
     draw_route,
     draw_row,
-    image_grid,
     read_provenance,
     save_figure,
     weights_fingerprint,
 )
-from captum_vz.visualization.records import save_html, text_record, text_records
-from captum_vz.visualization.terminal import terminal_text
-from captum_vz.visualization.tokens import readable_tokens
+from captum_vz.visualization.terminal import readable_tokens, terminal_text
 from captum_vz.visualization.view import View, view
 
 __all__ = [

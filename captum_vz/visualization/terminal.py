@@ -1,9 +1,10 @@
-"""Text for a terminal."""
+"""Tokens as readable text, and text for a terminal."""
 
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 
@@ -117,3 +118,29 @@ def printable(token: str) -> str:
     """
     kept = _JOINERS if any(not c.isascii() and c not in _JOINERS for c in token) else ""
     return "".join(c if c.isprintable() or c in kept else c.encode("unicode_escape").decode() for c in token)
+
+
+def readable_tokens(tokenizer: Any, ids: Iterable[int]) -> list[str]:
+    """Readable strings of tokens, such as "the" for GPT-2's "Ġthe".
+
+    A token that is only a part of a character keeps its name in the vocabulary.
+
+    Args:
+        tokenizer: A tokenizer of transformers.
+        ids: The token ids of one sentence.
+
+    Returns:
+        A string for each id, with escapes for control characters.
+
+    >>> from captum_vz.testbed import load_agreement_model
+    >>> _, tokenizer = load_agreement_model()
+    >>> readable_tokens(tokenizer, tokenizer("a wug [MASK]")["input_ids"])
+    ['[CLS]', 'a', 'w', '##u', '##g', '[MASK]', '[SEP]']
+    """
+    return [_readable(tokenizer, int(index)) for index in ids]
+
+
+def _readable(tokenizer: Any, index: int) -> str:
+    text = tokenizer.decode([index]).strip()
+    whole = text and "\N{REPLACEMENT CHARACTER}" not in text
+    return printable(text if whole else tokenizer.convert_ids_to_tokens(index))

@@ -2,15 +2,14 @@
 
 from captum_vz.visualization.pictures.audio import draw_audio
 from captum_vz.visualization.pictures.comparison import draw_comparison
-from captum_vz.visualization.pictures.description.describe import Description, describe
-from captum_vz.visualization.pictures.description.provenance import (
+from captum_vz.visualization.pictures.description import Description, describe
+from captum_vz.visualization.pictures.maps import draw_maps
+from captum_vz.visualization.pictures.provenance import (
     add_provenance,
     read_provenance,
     save_figure,
     weights_fingerprint,
 )
-from captum_vz.visualization.pictures.images import image_grid
-from captum_vz.visualization.pictures.maps import draw_maps
 from captum_vz.visualization.pictures.route import draw_route
 from captum_vz.visualization.pictures.rows import draw_row
 
@@ -23,7 +22,6 @@ __all__ = [
     "draw_maps",
     "draw_route",
     "draw_row",
-    "image_grid",
     "read_provenance",
     "save_figure",
     "weights_fingerprint",

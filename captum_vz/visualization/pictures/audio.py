@@ -13,15 +13,15 @@ from matplotlib.figure import Figure, SubFigure
 from torch import Tensor
 
 from captum_vz.errors import ArgumentError
-from captum_vz.visualization.pictures.description.content import Content, set_content
-from captum_vz.visualization.pictures.description.picture import (
+from captum_vz.visualization.pictures.description import Content, set_content
+from captum_vz.visualization.pictures.parts.fonts import set_label
+from captum_vz.visualization.pictures.parts.picture import (
     add_axes,
     axes_list,
     new_picture,
     size_of,
     target_figure,
 )
-from captum_vz.visualization.pictures.parts.fonts import set_label
 from captum_vz.visualization.pictures.parts.scales import make_scale
 from captum_vz.visualization.pictures.parts.style import FONT_SIZE, MARK, shortened
 

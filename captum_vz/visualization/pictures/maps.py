@@ -11,17 +11,7 @@ from matplotlib.patches import Rectangle
 from torch import Tensor
 
 from captum_vz.errors import ArgumentError
-from captum_vz.visualization.pictures.description.content import set_content
-from captum_vz.visualization.pictures.description.picture import (
-    add_axes,
-    axes_list,
-    is_outer,
-    name_axes,
-    new_picture,
-    size_of,
-    size_of_axes,
-    target_figure,
-)
+from captum_vz.visualization.pictures.description import set_content
 from captum_vz.visualization.pictures.parts.labels import (
     fit_titles,
     hide_labels,
@@ -31,6 +21,16 @@ from captum_vz.visualization.pictures.parts.labels import (
 )
 from captum_vz.visualization.pictures.parts.layout import PAGE, Wanted, make_grid
 from captum_vz.visualization.pictures.parts.panels import Panels, map_content, prepare_panels
+from captum_vz.visualization.pictures.parts.picture import (
+    add_axes,
+    axes_list,
+    is_outer,
+    name_axes,
+    new_picture,
+    size_of,
+    size_of_axes,
+    target_figure,
+)
 from captum_vz.visualization.pictures.parts.scales import Scale, ScaleName, add_colorbar, make_scale
 from captum_vz.visualization.pictures.parts.sources import Chosen, Words
 from captum_vz.visualization.pictures.parts.style import FONT_SIZE, MARK

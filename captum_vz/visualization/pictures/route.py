@@ -15,8 +15,11 @@ from torch import Tensor
 from captum_vz.errors import ArgumentError
 from captum_vz.functional import Residual, add_residual
 from captum_vz.visualization._checks import one_example, position_of
-from captum_vz.visualization.pictures.description.content import Content, set_content
-from captum_vz.visualization.pictures.description.picture import (
+from captum_vz.visualization.pictures.description import Content, set_content
+from captum_vz.visualization.pictures.parts.fonts import set_label
+from captum_vz.visualization.pictures.parts.labels import level_offsets, levels_for, text_width, write_labels
+from captum_vz.visualization.pictures.parts.layout import PAGE
+from captum_vz.visualization.pictures.parts.picture import (
     add_axes,
     axes_list,
     new_picture,
@@ -24,9 +27,6 @@ from captum_vz.visualization.pictures.description.picture import (
     size_of_axes,
     target_figure,
 )
-from captum_vz.visualization.pictures.parts.fonts import set_label
-from captum_vz.visualization.pictures.parts.labels import level_offsets, levels_for, text_width, write_labels
-from captum_vz.visualization.pictures.parts.layout import PAGE
 from captum_vz.visualization.pictures.parts.sources import Words, make_axis
 from captum_vz.visualization.pictures.parts.style import FONT_SIZE, LINE, MARK, quoted, short_number, shortened
 

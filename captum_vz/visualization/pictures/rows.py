@@ -12,7 +12,7 @@ from torch import Tensor
 
 from captum_vz.errors import ArgumentError
 from captum_vz.visualization._checks import one_example, position_of
-from captum_vz.visualization.pictures.description.content import Content
+from captum_vz.visualization.pictures.description import Content
 from captum_vz.visualization.pictures.parts.layout import PAGE
 from captum_vz.visualization.pictures.parts.sources import Axis, Chosen, Words, make_axis
 from captum_vz.visualization.pictures.parts.style import quoted

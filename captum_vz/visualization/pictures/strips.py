@@ -12,15 +12,7 @@ from matplotlib.patches import Rectangle
 from torch import Tensor
 
 from captum_vz.errors import ArgumentError
-from captum_vz.visualization.pictures.description.content import Content, set_content
-from captum_vz.visualization.pictures.description.picture import (
-    add_axes,
-    axes_list,
-    new_picture,
-    size_of,
-    size_of_axes,
-    target_figure,
-)
+from captum_vz.visualization.pictures.description import Content, set_content
 from captum_vz.visualization.pictures.parts.fonts import set_label
 from captum_vz.visualization.pictures.parts.labels import (
     level_offsets,
@@ -29,6 +21,14 @@ from captum_vz.visualization.pictures.parts.labels import (
     write_heading,
     write_labels,
     write_plain_labels,
+)
+from captum_vz.visualization.pictures.parts.picture import (
+    add_axes,
+    axes_list,
+    new_picture,
+    size_of,
+    size_of_axes,
+    target_figure,
 )
 from captum_vz.visualization.pictures.parts.scales import Scale, add_colorbar, make_scale
 from captum_vz.visualization.pictures.parts.style import FONT_SIZE, MARK, ink_on, short_number, shortened

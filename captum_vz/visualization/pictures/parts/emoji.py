@@ -14,7 +14,7 @@ from matplotlib.artist import Artist
 from matplotlib.text import Text
 from matplotlib.transforms import Affine2D
 
-from captum_vz.visualization.pictures.description.content import root_figure
+from captum_vz.visualization.pictures.description import root_figure
 
 Pixels = npt.NDArray[np.uint8]
 

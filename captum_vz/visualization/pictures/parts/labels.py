@@ -16,7 +16,7 @@ from matplotlib.figure import Figure, FigureBase
 from matplotlib.font_manager import FontProperties
 from matplotlib.transforms import Affine2D, ScaledTranslation, blended_transform_factory
 
-from captum_vz.visualization.pictures.description.content import set_heading
+from captum_vz.visualization.pictures.description import set_heading
 from captum_vz.visualization.pictures.parts.fonts import font_families, set_label, writable
 from captum_vz.visualization.pictures.parts.style import DPI, FONT_SIZE, LINE, MARK, QUIET, SMALLEST_FONT
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from captum_vz.errors import ArgumentError
-from captum_vz.visualization.pictures.description.content import Content
+from captum_vz.visualization.pictures.description import Content
 from captum_vz.visualization.pictures.parts.sources import Axis, Chosen, Words, make_axis
 from captum_vz.visualization.pictures.parts.style import LONGEST_LABEL, shortened
 

@@ -11,8 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure, FigureBase
 
 from captum_vz.errors import ArgumentError
-from captum_vz.visualization.pictures.description.content import root_figure
-from captum_vz.visualization.pictures.description.metadata import alt_text_of, metadata_for
+from captum_vz.visualization.pictures.description import alt_text_of, metadata_for, root_figure
 from captum_vz.visualization.pictures.parts.style import DPI, FONT_SIZE
 
 

@@ -16,8 +16,7 @@ from matplotlib.figure import FigureBase
 from torch import Tensor, nn
 
 from captum_vz.errors import ArgumentError
-from captum_vz.visualization.pictures.description.content import provenance_of, root_figure, set_provenance
-from captum_vz.visualization.pictures.description.metadata import KEY, metadata_for
+from captum_vz.visualization.pictures.description import KEY, metadata_for, provenance_of, root_figure, set_provenance
 
 AnyFigure = TypeVar("AnyFigure", bound=FigureBase)
 _SVG = "{http://www.w3.org/2000/svg}"
