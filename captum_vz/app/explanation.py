@@ -30,7 +30,7 @@ from captum_vz.study.methods import METHODS, Batch, Method, check_methods, rollo
 from captum_vz.visualization import View, draw_maps, readable_tokens, view
 
 if TYPE_CHECKING:
-    from captum_vz.study.one_text.truth import Truth
+    from captum_vz.study.scoring.truth import Truth
 
 
 @dataclass
@@ -279,14 +279,14 @@ def blanked_out(
     foil: str | None = None,
     option: str = "",
 ) -> Truth:
-    """:func:`~captum_vz.study.one_text.truth.blank_out_text` for a text and written words.
+    """:func:`~captum_vz.study.scoring.truth.blank_out_text` for a text and written words.
 
     Raises:
         ArgumentError: A word is not one token, or there is no such token.
         RefusedError: The model predicts no words.
         ModuleNotFoundError: The extra `study` is not installed.
     """
-    from captum_vz.study.one_text.truth import blank_out_text
+    from captum_vz.study.scoring.truth import blank_out_text
 
     model, tokenizer, _ = loaded
     _check_words(tokenizer, target, foil, option)

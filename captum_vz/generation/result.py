@@ -23,8 +23,8 @@ from captum_vz.functional import normalize_rows
 from captum_vz.generation.words import TokenText
 from captum_vz.visualization import View, view
 from captum_vz.visualization.pictures.description import Content, set_content
-from captum_vz.visualization.pictures.parts.picture import Picture
 from captum_vz.visualization.pictures.parts.labels import write_plain_labels
+from captum_vz.visualization.pictures.parts.picture import Picture
 from captum_vz.visualization.pictures.parts.style import COLORS, FONT_SIZE, SIGNED_COLORS, shortened
 
 if TYPE_CHECKING:

@@ -17,12 +17,11 @@ for studies of another kind. Everything except `compare` and the examples needs 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from captum_vz.study.comparison import Table, compare
 from captum_vz.study.examples.blimp import BlimpSelection, blimp_examples, select_blimp
 from captum_vz.study.examples.encoding import BadExampleError, Encoded, encode
 from captum_vz.study.examples.example import Example, read_jsonl, write_jsonl
 from captum_vz.study.methods import DEFAULT_METHODS, METHODS, Method
-from captum_vz.study.one_text.comparison import compare
-from captum_vz.study.one_text.table import Table
 
 if TYPE_CHECKING:
     from captum_vz.study.paper.evaluations import reproduce

@@ -13,9 +13,7 @@ from matplotlib.figure import Figure
 from captum_vz.metrics import summarize
 from captum_vz.metrics.extra import study_extra
 from captum_vz.study.figures import draw_summary
-from captum_vz.study.storage.files import write_whole
-from captum_vz.study.storage.shards import MANIFEST, read_settings, shards_of
-from captum_vz.study.storage.stamped import check_weights, read_table
+from captum_vz.study.storage import MANIFEST, check_weights, read_settings, read_table, shards_of, write_whole
 
 with study_extra("captum_vz.study"):
     import pandas as pd

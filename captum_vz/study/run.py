@@ -21,12 +21,22 @@ from captum_vz.study.examples.example import Example
 from captum_vz.study.methods import check_methods
 from captum_vz.study.results import ALL, Study, write_results
 from captum_vz.study.scoring.metrics import check_metrics, check_removal
-from captum_vz.study.scoring.rows import Row, is_out_of_memory
-from captum_vz.study.scoring.scorer import Scorer
-from captum_vz.study.storage.files import remove_temporary, write_whole
-from captum_vz.study.storage.models import Source, fingerprint, on_device
-from captum_vz.study.storage.shards import Shard, claim, shards_of
-from captum_vz.study.storage.stamped import Stamp, check_made_of, check_weights, read_stamp, to_parquet
+from captum_vz.study.scoring.scorer import Row, Scorer, is_out_of_memory
+from captum_vz.study.storage import (
+    Shard,
+    Source,
+    Stamp,
+    check_made_of,
+    check_weights,
+    claim,
+    fingerprint,
+    on_device,
+    read_stamp,
+    remove_temporary,
+    shards_of,
+    to_parquet,
+    write_whole,
+)
 
 with study_extra("captum_vz.study"):
     import pyarrow as pa

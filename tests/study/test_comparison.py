@@ -39,7 +39,7 @@ from captum_vz.metrics import kendall
 from captum_vz.study import DEFAULT_METHODS, METHODS, Table, compare
 from captum_vz.study.examples.text import prepare_text
 from captum_vz.study.methods import family_of
-from captum_vz.study.one_text.truth import blank_out_text
+from captum_vz.study.scoring.truth import blank_out_text
 from captum_vz.testbed import load_agreement_model
 from tests.study.conftest import Decoder, Shipped
 

@@ -14,7 +14,7 @@ from captum_vz.metrics import description_length, probing_correlation
 from captum_vz.study import METHODS as ALL_METHODS
 from captum_vz.study import Example, Reproduction, Study, encode, reproduce
 from captum_vz.study.examples.encoding import pad
-from captum_vz.study.paper.probing import FEWEST
+from captum_vz.study.paper.evaluations import FEWEST
 from captum_vz.study.paper.report import TABLE_3
 from captum_vz.testbed import agreement_sentences
 from tests.study.conftest import Shipped

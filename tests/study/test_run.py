@@ -22,9 +22,8 @@ from accelerate import PartialState
 
 from captum_vz.metrics import summarize
 from captum_vz.study import METHODS as ALL_METHODS
-from captum_vz.study import Example, Scorer, Study, run_study
+from captum_vz.study import Example, Scorer, Study, run_study, storage
 from captum_vz.study.figures import method_color
-from captum_vz.study.storage import files as files_module
 from captum_vz.testbed import load_agreement_model
 from tests.study.conftest import Decoder, Shipped
 
@@ -200,7 +199,7 @@ def test_killed_before_rename_continues(bad: list[Example], reference: Study, tm
 
             return step_or_die
 
-        files_module.os.replace, files_module.os.link = dying(rename), dying(link)  # in this process only
+        storage.os.replace, storage.os.link = dying(rename), dying(link)  # in this process only
         study(folder, bad)
 
     in_a_process(lambda: killed_at(1)).join()
@@ -351,7 +350,7 @@ def test_full_disk_keeps_finished_shards(
         synced(file)
 
     with monkeypatch.context() as patched:
-        patched.setattr(files_module.os, "fsync", full)
+        patched.setattr(storage.os, "fsync", full)
         with pytest.raises(OSError, match=f"cannot write .*{os.strerror(number)}.*start again") as caught:
             study(folder, bad)
         assert caught.value.errno == number
@@ -422,7 +421,7 @@ def test_four_processes_share_shards(bad: list[Example], reference: Study, tmp_p
             written.append(goal.name)
             rename(source, goal)
 
-        files_module.os.replace = noted  # in this process only
+        storage.os.replace = noted  # in this process only
         found = study(folder, bad)
         (tmp_path / f"{rank}.json").write_text(json.dumps([len(found.summary), written]))
 

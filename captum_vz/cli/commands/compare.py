@@ -18,7 +18,7 @@ from captum_vz.study import DEFAULT_METHODS, METHODS, Table
 from captum_vz.visualization import View
 
 if TYPE_CHECKING:
-    from captum_vz.study.one_text.truth import Truth
+    from captum_vz.study.scoring.truth import Truth
 
 EXAMPLES: Final = (
     'compare "the pictures of some hat [MASK] scaring marcus."',

@@ -29,7 +29,7 @@ from captum_vz.generation import GenerationAttribution, attribute_generation
 from captum_vz.generation.prompts import read_prompts
 from captum_vz.generation.words import KINDS, TokenText
 from captum_vz.study import METHODS
-from captum_vz.study.methods.outputs import effect_of_layer
+from captum_vz.study.methods import effect_of_layer
 from captum_vz.visualization import terminal_text
 
 STRONGEST = 3  # prompt tokens in a line of the table

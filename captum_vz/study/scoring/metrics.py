@@ -22,7 +22,7 @@ from captum_vz.metrics import (
     sufficiency,
 )
 from captum_vz.study.examples.encoding import Encoded
-from captum_vz.study.methods.names import chosen_names
+from captum_vz.study.methods import chosen_names
 
 
 @dataclass(frozen=True)

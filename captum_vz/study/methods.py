@@ -1,14 +1,15 @@
-"""The list of methods: `compare`, studies, the command line and the tests read it."""
+"""The methods that can be compared, by their names, and what they say about a batch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
+import torch
 from captum.attr import InputXGradient, IntegratedGradients, Saliency
-from torch import Tensor
+from torch import Tensor, nn
 
 from captum_vz import (
     ALTI,
@@ -29,15 +30,183 @@ from captum_vz import (
     ValueZeroingEffect,
     ValueZeroingRollout,
 )
-from captum_vz.study.methods.batch import Batch, JoinedClass, MapsClass
-from captum_vz.study.methods.names import chosen_names
-from captum_vz.study.methods.outputs import (
-    alti_logit_rows,
-    attention_gradient_rows,
-    effect_of_layer,
-    effect_rows,
-    gradient_rows,
-)
+from captum_vz.attr import LayerMaps, MapAggregation, MapRun
+from captum_vz.errors import UnsupportedLayerError
+from captum_vz.functional import normalize_rows
+
+
+def chosen_names(
+    argument: str, names: Iterable[str] | None, known: Collection[str], default: tuple[str, ...]
+) -> tuple[str, ...]:
+    """The names without repetitions, in the order given; None: the default.
+
+    Args:
+        argument: The name of the argument, for the error.
+        names: What the user passed: names, or one name.
+        known: All names of the registry.
+        default: The names of None.
+
+    Raises:
+        ValueError: A name is not in the registry, or there is no name.
+    """
+    if names is None:
+        return default
+    chosen = (names,) if isinstance(names, str) else tuple(dict.fromkeys(names))
+    if not chosen or any(name not in known for name in chosen):
+        raise ValueError(f"{argument} is {list(chosen)}: pass some of {', '.join(known)}.")
+    return chosen
+
+
+#: A class of layer maps, or a function with its options, called with the model and the layers.
+MapsClass = Callable[..., LayerMaps]
+
+#: A class that joins the maps of many layers, or a function, called with the model and the layers.
+JoinedClass = Callable[..., MapAggregation]
+
+
+class Batch:
+    """A model and some of its inputs, with the token that is explained in each.
+
+    Args:
+        model: A model of transformers in eval mode, or any that is called with the inputs by keyword.
+        tokenizer: Its tokenizer.
+        layers: The layers that are explained, in the order in which they run.
+        inputs: What the model takes, by keyword; `input_ids` among them.
+        token: The position of one token in each example, not negative.
+        targets: The class (a token id) that is explained by methods that explain the model's output, one for each
+            example. None: the class that the model predicts.
+        foils: The class whose logit is subtracted from the target's logit, one for each example. None: no class.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        layers: Sequence[nn.Module],
+        inputs: Mapping[str, Tensor],
+        token: Sequence[int],
+        targets: Sequence[int] | None = None,
+        foils: Sequence[int] | None = None,
+    ) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self.layers = list(layers)
+        self.inputs = dict(inputs)
+        self.token = list(token)
+        self.targets = targets
+        self.foils = foils
+        self._runs: dict[MapsClass, MapRun] = {}
+
+    def layer_rows(self, maps: MapsClass) -> list[Tensor]:
+        """The row of each example's token in each layer's map, `(batch, tokens)`, in the order of the layers' runs.
+
+        Whole maps are used where another method has computed them. Otherwise only the wanted rows are computed.
+        """
+        if maps in self._runs:
+            examples = torch.arange(len(self.token))
+            return [one[examples, self.token] for one in self.whole_maps(maps)]
+        run = maps(self.model, self.layers).run(self.inputs, token=self.token)
+        return [one[:, 0] for _, one in run.maps]
+
+    def whole_maps(self, maps: MapsClass) -> list[Tensor]:
+        """All maps `(batch, out, in)`, one for each run of a layer: ALBERT's only layer runs many times."""
+        return [one for _, one in self._run(maps).maps]
+
+    def joined_rows(self, kind: JoinedClass, maps: MapsClass, all_layers: bool) -> list[Tensor]:
+        """The row of each example's token in the joined maps, up to each layer or through all layers."""
+        return kind(self.model, self.layers).join_run(self._run(maps), token=self.token, all_layers=all_layers)
+
+    def joined_maps(self, kind: JoinedClass, maps: MapsClass, all_layers: bool) -> list[Tensor]:
+        """The joined maps `(batch, out, in)`, up to each layer or through all layers."""
+        return kind(self.model, self.layers).join_run(self._run(maps), all_layers=all_layers)
+
+    def _run(self, maps: MapsClass) -> MapRun:
+        if maps not in self._runs:
+            self._runs[maps] = maps(self.model, self.layers).run(self.inputs, find_other_mixing=True)
+        return self._runs[maps]
+
+
+def encoder_of(model: Any) -> Any:
+    """The encoder of a model that has an encoder and a decoder; any other model as it is."""
+    both = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
+    return model.get_encoder() if both else model
+
+
+def gradient_rows(kind: Any, batch: Batch, **options: Any) -> list[Tensor]:
+    """The scores of a Captum method on the word embeddings: the Euclidean norm of each token's vector, as shares."""
+    target, foil = explained_classes(batch)
+    method = TokenAttribution(batch.model, kind, batch.tokenizer, reduce="l2")
+    return [normalize_rows(method.attribute(batch.inputs, target=target, foil=foil, **options))]
+
+
+def attention_gradient_rows(batch: Batch) -> list[Tensor]:
+    """Attention times the positive gradient of the target's logit, one row for each layer."""
+    target, foil = explained_classes(batch)
+
+    def logit(output: Any) -> Tensor:
+        read = _at(output.logits, target)
+        return read if foil is None else read - _at(output.logits, foil)
+
+    method = LayerAttentionGradient(batch.model, batch.layers, objective=logit)
+    return [one[:, 0] for _, one in method.run(batch.inputs, token=batch.token).maps]
+
+
+def effect_rows(batch: Batch, together: bool) -> list[Tensor]:
+    """How much the target's logit changes without each token's value: absolute changes, as shares.
+
+    Args:
+        batch: The batch.
+        together: Whether values are zeroed in all layers at once. Otherwise in one layer after the other.
+    """
+    target, foil = explained_classes(batch)
+    chosen: list[Any] = [batch.layers] if together else list(batch.layers)
+    effects = [
+        ValueZeroingEffect(batch.model, layer).attribute(batch.inputs, target=target, foil=foil) for layer in chosen
+    ]
+    return [normalize_rows(one.abs()) for one in effects]
+
+
+def effect_of_layer(model: Any, layers: Sequence[Any], layer: int = -1) -> ValueZeroingEffect:
+    """The effect of the values of one layer."""
+    return ValueZeroingEffect(model, layers[layer])
+
+
+def alti_logit_rows(batch: Batch) -> list[Tensor]:
+    """How much each token adds to the target's logit through attention: absolute amounts, as shares."""
+    target, foil = explained_classes(batch)
+    added = ALTILogit(batch.model, batch.layers).attribute(batch.inputs, target=target, foil=foil)
+    return [normalize_rows(added.abs())]
+
+
+def explained_classes(batch: Batch) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]] | None]:
+    """The indices of the target's logit and of the foil's in the output, one for each example.
+
+    An index is `(class,)` where the logits are `(batch, classes)`, and `(token, class)` where they have a token axis.
+
+    Raises:
+        UnsupportedLayerError: The model returns no logits.
+    """
+    with torch.no_grad():
+        logits = getattr(batch.model(**batch.inputs), "logits", None)
+    if not isinstance(logits, Tensor) or logits.ndim not in (2, 3):
+        raise UnsupportedLayerError(
+            f"{type(batch.model).__name__} gives no logits, but the method explains a logit. Pass a model with a head."
+        )
+    places: list[tuple[int, ...]] = [()] * len(logits) if logits.ndim == 2 else [(token,) for token in batch.token]
+    targets = batch.targets
+    if targets is None:
+        targets = [int(row[place].argmax()) for row, place in zip(logits, places, strict=True)]
+    foils = batch.foils
+    return _indices(places, targets), None if foils is None else _indices(places, foils)
+
+
+def _indices(places: list[tuple[int, ...]], classes: Sequence[int]) -> list[tuple[int, ...]]:
+    return [(*place, number) for place, number in zip(places, classes, strict=True)]
+
+
+def _at(logits: Tensor, indices: list[tuple[int, ...]]) -> Tensor:
+    """The logit at one index for each example, `(batch,)`."""
+    return torch.stack([row[index] for row, index in zip(logits, indices, strict=True)])
 
 
 @dataclass(frozen=True)

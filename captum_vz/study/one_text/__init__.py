@@ -1,1 +1,0 @@
-"""Many methods for one text, side by side."""
