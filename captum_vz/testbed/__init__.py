@@ -29,10 +29,10 @@ function                   returns
 ('[MASK]', ['documentary'])
 """
 
+from captum_vz.testbed.data import expand_contractions, held_out, mask_target, read_paradigm
 from captum_vz.testbed.evaluation import prefers_good
+from captum_vz.testbed.grammar import agreement_sentences
 from captum_vz.testbed.model import load_agreement_model
-from captum_vz.testbed.sentences.data import expand_contractions, held_out, mask_target, read_paradigm
-from captum_vz.testbed.sentences.grammar import agreement_sentences
 from captum_vz.text import EncodedRecord, encode_record, form_ids, split_words
 
 __all__ = [

@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from captum_vz.testbed.data import held_out
+from captum_vz.testbed.grammar import agreement_sentences
 from captum_vz.testbed.model import load_agreement_model
-from captum_vz.testbed.sentences.data import held_out
-from captum_vz.testbed.sentences.grammar import agreement_sentences
 from captum_vz.text import Record, encode_record, form_ids
 
 #: The number of sentence pairs of the grammar that `measure` draws.

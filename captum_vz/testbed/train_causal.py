@@ -15,10 +15,10 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from captum_vz.testbed.data import held_out
 from captum_vz.testbed.evaluation import share_right
+from captum_vz.testbed.grammar import agreement_sentences
 from captum_vz.testbed.model import load_agreement_model
-from captum_vz.testbed.sentences.data import held_out
-from captum_vz.testbed.sentences.grammar import agreement_sentences
 from captum_vz.testbed.train import (
     LEARNING_RATE,
     MAX_LENGTH,

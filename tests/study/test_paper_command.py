@@ -10,7 +10,7 @@ from transformers import BertConfig, BertForMaskedLM
 
 from captum_vz.cli import main
 from captum_vz.testbed import agreement_sentences
-from captum_vz.testbed.sentences.data import HELD_OUT_PARADIGMS
+from captum_vz.testbed.data import HELD_OUT_PARADIGMS
 from tests.command import assert_records_equal_file, refused
 from tests.test_cli import byte_level_tokenizer
 

@@ -7,7 +7,7 @@ import pytest
 from transformers import BertForMaskedLM, PreTrainedTokenizerFast
 
 from captum_vz.testbed import agreement_sentences, load_agreement_model
-from captum_vz.testbed.sentences.data import HELD_OUT_PARADIGMS, Record
+from captum_vz.testbed.data import HELD_OUT_PARADIGMS, Record
 
 KINDS = ("anaphor", "determiner_noun", "determiner_adjective_noun", "relational_noun", "subject_verb")
 PAIRS = 40

@@ -13,7 +13,7 @@ from captum_vz.testbed import (
     read_paradigm,
     split_words,
 )
-from captum_vz.testbed.sentences.data import HELD_OUT_PARADIGMS, drop_held_out, training_records, word_spans
+from captum_vz.testbed.data import HELD_OUT_PARADIGMS, drop_held_out, training_records, word_spans
 from tests.testbed.conftest import PAIRS, write_paradigm
 
 CONTRACTIONS = {

@@ -7,7 +7,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import BertForMaskedLM, PreTrainedTokenizerFast
 
 from captum_vz.testbed import agreement_sentences, encode_record, form_ids, split_words
-from captum_vz.testbed.sentences.data import Record
+from captum_vz.testbed.data import Record
 
 Embedded = tuple[BertForMaskedLM, PreTrainedTokenizerFast]
 

@@ -3,7 +3,7 @@
 import pytest
 
 from captum_vz.testbed import agreement_sentences, split_words
-from captum_vz.testbed.sentences.data import Record
+from captum_vz.testbed.data import Record
 from tests.testbed.conftest import KINDS
 
 # The number of a form, independent of the code of the grammar.

@@ -12,8 +12,8 @@ import torch
 from transformers import AutoModelForMaskedLM, AutoTokenizer, BertForMaskedLM, PreTrainedTokenizerFast
 
 from captum_vz.testbed import agreement_sentences, form_ids, held_out, load_agreement_model, mask_target, prefers_good
+from captum_vz.testbed.data import HELD_OUT_PARADIGMS, Record
 from captum_vz.testbed.model import AGREEMENT_FOLDER
-from captum_vz.testbed.sentences.data import HELD_OUT_PARADIGMS, Record
 from captum_vz.testbed.train import GRAMMAR_PAIRS, GRAMMAR_SEED
 from tests.testbed.conftest import KINDS
 

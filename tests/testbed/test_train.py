@@ -10,9 +10,8 @@ from safetensors.torch import load_file
 from transformers import PreTrainedTokenizerFast
 
 from captum_vz.testbed import agreement_sentences, held_out, load_agreement_model, prefers_good, train
-from captum_vz.testbed.sentences.data import HELD_OUT_PARADIGMS
-from captum_vz.testbed.tokenizer import build_tokenizer, drop_matches
-from captum_vz.testbed.train import main, train_model, training_pairs
+from captum_vz.testbed.data import HELD_OUT_PARADIGMS
+from captum_vz.testbed.train import build_tokenizer, drop_matches, main, train_model, training_pairs
 from tests.testbed.conftest import BLIMP_SEED, PAIRS
 
 TINY = ["--epochs=1", "--grammar-pairs=100", "--layers=1", "--width=16", "--heads=2"]

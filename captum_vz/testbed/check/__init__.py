@@ -39,7 +39,7 @@ Not yet. value_zeroing_row: there is no answer yet. Expected numbers of shape (1
 
 from captum_vz.testbed.check.attention import attention, value, verified
 from captum_vz.testbed.check.effects import cross_map, effect, joint_row
-from captum_vz.testbed.check.layers import generation_slice, rollout
+from captum_vz.testbed.check.layers import generation_slice, neighbor_share, pair_share, path_share, rollout
 from captum_vz.testbed.check.maps import SENTENCE, value_zeroing_map, value_zeroing_row
 from captum_vz.testbed.check.places import (
     copied_from,
@@ -51,7 +51,6 @@ from captum_vz.testbed.check.places import (
     source_read,
 )
 from captum_vz.testbed.check.ranking import average_precision, blank_out, deletion, kendall
-from captum_vz.testbed.check.reading import neighbor_share, pair_share, path_share
 from captum_vz.testbed.check.verdict import Verdict
 
 __all__ = [

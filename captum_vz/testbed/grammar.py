@@ -9,8 +9,8 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
-from captum_vz.testbed.sentences import lexicon as lex
-from captum_vz.testbed.sentences.data import mask_target
+from captum_vz.testbed import lexicon as lex
+from captum_vz.testbed.data import mask_target
 from captum_vz.text import Record
 
 
