@@ -14,7 +14,9 @@ from captum_vz._engine.decomposition.attention_block import AttentionBlock
 from captum_vz._engine.decomposition.readout import Readout
 from captum_vz._engine.decomposition.vectors import INCLUDES, Decomposition, decompositions
 from captum_vz._engine.numerics.budget import SHORT_OF_MEMORY, budget_of, is_out_of_memory
-from captum_vz._engine.numerics.tensors import alike_tensors, first_tensor, repeat_examples
+from captum_vz._engine.numerics.tensors import alike_tensors, first_tensor
+from captum_vz._engine.numerics.tolerance import is_reproduced
+from captum_vz._engine.replay.trust import keeps_examples_apart
 from captum_vz._engine.replay.unknown_code import check_unknown_code
 from captum_vz._engine.structure.find_layers import find_layers
 from captum_vz._engine.structure.site import AttentionSite, attention_site
@@ -63,6 +65,8 @@ __all__ = [
     "is_cache",
     "is_half",
     "is_out_of_memory",
+    "is_reproduced",
+    "keeps_examples_apart",
     "layer_hooks",
     "repeat_examples",
     "repeated",

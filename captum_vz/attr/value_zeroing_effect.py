@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from captum_vz._engine import LayerRecord, ModelReplay, attention_site, is_half
-from captum_vz._private import NullProgress, format_output, progress
-from captum_vz.attr._base.captum import ForwardPassAttribution, in_steps, logged, warn
+from captum_vz._engine import LayerRecord, ModelReplay, attention_site, is_half, keeps_examples_apart
+from captum_vz._private import format_output
+from captum_vz.attr._base.captum import ForwardPassAttribution, logged, warn
 from captum_vz.attr._base.runs import Runs
-from captum_vz.attr._call.arguments import FeatureGroups, Inputs, bind_forward, copies_of, end_of_inputs
+from captum_vz.attr._call.arguments import FeatureGroups, Inputs, bind_forward, end_of_inputs, examples_of
 from captum_vz.attr._call.heads import Heads, select_heads
 from captum_vz.attr._call.misuse import check_no_cache, check_numbers
 from captum_vz.attr._call.padding import LeftPadding
 from captum_vz.attr._call.parts import Attention, Values, attentions_of_layers
 from captum_vz.attr._call.target import Indices, parse_indices, pick, tensor_of
+from captum_vz.attr._zeroed_numbers import ZeroedNumbers
 from captum_vz.errors import ArgumentError, RefusedError, UnsupportedLayerError
 from captum_vz.functional import widen
 from captum_vz.functional.interventions import Intervention, get_intervention
@@ -44,6 +46,13 @@ class ValueZeroingEffect(ForwardPassAttribution):
     For 32 tokens, this takes about as long as 25 forward passes. Modules that ran before the first selected layer are
     not run again. In later linear layers, positions that cannot have changed are skipped, such as the positions before
     the source in a causal model.
+
+    The copies share a batch, so a model that decides by the whole batch (an early exit, a norm, experts of limited
+    capacity) gives other numbers for them. A model of transformers without experts is trusted. Any other model, a
+    function as `forward_func` or as `target`, and an intervention of your own are checked: a few zeroed inputs also run
+    without other examples. If these numbers differ, one example is computed again, with one run for each source, and a
+    warning says so. Several examples are refused. Where the model's own code reads numbers out of its tensors (`if`,
+    `item()`), one example always takes one run for each source, and several examples get a warning.
 
     Args:
         forward_func: A model, or a function that runs the layers. The examples of a batch must not affect each other.
@@ -118,7 +127,8 @@ class ValueZeroingEffect(ForwardPassAttribution):
                 are zeroed together. All tokens of a feature have its effect.
             attribute_to_layer_input: Must be False, because values are zeroed, not a layer's input or output.
             perturbations_per_eval: The largest number of sources that are zeroed in one run of the model. One more
-                copy runs with no value zeroed. None: as many as fit in memory. The effects are the same.
+                copy runs with no value zeroed. None: as many as fit in memory. The effects are the same. So 1 does not
+                keep the copies of a model apart that decides by its whole batch.
             show_progress: Whether to show a progress bar, with one step for each run of the model.
             foil: The index of the number that is subtracted, in the same forms ("why target rather than foil?").
             run: The input whose values are zeroed, of several, see :meth:`LayerMaps.attribute`.
@@ -129,8 +139,8 @@ class ValueZeroingEffect(ForwardPassAttribution):
 
         Raises:
             RefusedError: Wrong arguments. A layer that `forward_func` does not run, or whose attention cannot be read.
-                Dropout in train mode. An output that is not finite, or not one number for each example at `target`. A
-                model whose examples depend on each other. The model is unchanged after an error.
+                Dropout in train mode. An output that is not finite, or not one number for each example at `target`.
+                Several examples that depend on each other. The model is unchanged after an error.
         """
         if attribute_to_layer_input:
             raise ArgumentError(
@@ -145,6 +155,7 @@ class ValueZeroingEffect(ForwardPassAttribution):
         model = ModelReplay(layers, device_ids, self._given(layers), get_intervention(self.intervention))
         check_no_cache(inputs, additional_forward_args)
         notes: list[str] = []
+        dtypes: list[torch.dtype] = []
         ends: list[int | None] = []
 
         def compute(record: LayerRecord) -> Tensor:
@@ -159,7 +170,9 @@ class ValueZeroingEffect(ForwardPassAttribution):
             model.zero_in(site, select_heads(self.heads, record.index, len(layers), site.shape.heads))
             padding.note(site)
             ends.append(end_of_inputs(site, inputs))
-            notes.extend([*record.warnings, *([HALF_PRECISION] if is_half(record) else [])])
+            half = is_half(record)
+            notes.extend([*record.warnings, *([HALF_PRECISION] if half else [])])
+            dtypes.append(torch.bfloat16 if half else record.first_output.dtype)
             each = torch.arange(site.shape.sources, device=site.source_mask.device).expand_as(site.source_mask)
             return (each if (groups := masks.of(site, ends[-1])) is None else groups).where(site.source_mask, -1)
 
@@ -172,26 +185,20 @@ class ValueZeroingEffect(ForwardPassAttribution):
             warn(f"{self.get_name()}: {'; '.join(dict.fromkeys(notes))}.")
         members = _members([one for _, one in groups])
         batch = len(members)
-        question.read(output, batch, 1)
-        order = _order(members)
-        effects = members.new_zeros(order.shape, dtype=torch.float32)
+        clean, order = question.read(output, batch, 1), _order(members)
+
+        def forward_on(examples: Sequence[int]) -> Callable[[], Any]:
+            return bind_forward(self.forward_func, *examples_of(inputs, additional_forward_args, examples, batch))
+
+        numbers = ZeroedNumbers(model, forward_on, partial(question.read, batch=batch), members, order, clean)
         at_a_time = min(filter(None, (perturbations_per_eval, max(1, model.copies_that_fit() - 1))))
-        steps, title = -(-order.shape[1] // at_a_time), f"{self.get_name()} attribution"
-        with progress(desc=title, total=steps) if show_progress else NullProgress() as bar:
-
-            def zero(start: int, stop: int) -> None:
-                nonlocal effects
-                zeroed = members == order.T[start:stop, :, None]
-                zeroed = torch.cat([zeroed, torch.zeros_like(zeroed[:1])])
-                copied = copies_of(inputs, additional_forward_args, len(zeroed), batch)
-                output = model.run(bind_forward(self.forward_func, *copied), zeroed)
-                numbers = question.read(output, batch, len(zeroed)).unflatten(0, (len(zeroed), batch))
-                effects = effects.to(numbers)
-                effects[:, start:stop] = (numbers[-1] - numbers[:-1]).T
-                bar.update()
-
-            if note := in_steps(zero, order.shape[1], at_a_time):
-                warn(f"{self.get_name()}: {note}.")
+        own_code = callable(target) or isinstance(self.intervention, Intervention)
+        apart = not own_code and keeps_examples_apart(self.forward_func)
+        # Two runs agree up to the rounding of the least precise numbers in the model.
+        checked = None if apart else max([clean.dtype, *dtypes], key=lambda dtype: torch.finfo(dtype).eps)
+        effects, note = numbers.effects(at_a_time, f"{self.get_name()} attribution" if show_progress else None, checked)
+        if note:
+            warn(f"{self.get_name()}: {note}.")
         scores = effects.new_zeros(batch, max(int(members.max()), 0) + 1).scatter(1, order.to(effects.device), effects)
         scores = scores.gather(1, members.clamp_min(0).to(scores.device)) * (members >= 0).to(scores.device)
         return format_output(isinstance(inputs, tuple), (scores[:, : ends[0]],))

@@ -424,7 +424,9 @@ def test_sources_run_in_one_batch(name: str, chosen: Any) -> None:
     forward = Counted(case)
     of = ValueZeroingEffect(forward, case.layers[chosen])
     scores = of.attribute(case.inputs, read)
-    assert forward.examples == [3, 3 * (scores.shape[1] + 1)]  # and one copy that is left as it is
+    assert forward.examples[:2] == [3, 3 * (scores.shape[1] + 1)]  # and one copy that is left as it is
+    assert forward.examples[2:] == [3] * len(forward.examples[2:])  # a function is not trusted: a few runs more
+    assert 4 <= len(forward.examples[2:]) <= 6
     forward.examples.clear()
     of.attribute(case.inputs, read, perturbations_per_eval=2)
     assert max(forward.examples) == 3 * 3
@@ -437,7 +439,7 @@ def test_memory_bounds_the_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     widest = 3 * 7 * 48 * 8  # the feed-forward layer's
     set_budget(monkeypatch, copies_bytes=4 * widest)
     assert_same(ValueZeroingEffect(forward, case.layers).attribute(case.inputs, read), expected)
-    assert forward.examples == [3, 12, 12, 6]
+    assert forward.examples[:4] == [3, 12, 12, 6]
     set_budget(monkeypatch, copies_bytes=1)
     assert_same(ValueZeroingEffect(forward, case.layers).attribute(case.inputs, read), expected)
 
@@ -448,7 +450,7 @@ def test_features_of_examples_share_a_run() -> None:
     forward = Counted(case)
     groups = torch.tensor([[0, 0, 1, 1, 2, 2, 3], [4, 4, 5, 5, 6, 6, 6], [7, 7, 8, 8, 8, 8, 8]])
     found = ValueZeroingEffect(forward, case.layers).attribute(case.inputs, read, feature_mask=groups)
-    assert forward.examples == [3, 3 * 5]
+    assert forward.examples[:2] == [3, 3 * 5]
     assert_same(found, naive_effect(case, groups=groups))
 
 

@@ -91,13 +91,14 @@ def weighted_values(
     return context.transpose(1, 2).to(values), weights.to(dtype)
 
 
-def repeat_examples(value: Any, copies: int, batch: int) -> Any:
+def repeat_examples(value: Any, copies: int, batch: int, alone: int | None = None) -> Any:
     """Repeat a tensor with one entry for each of the `batch` examples: all examples, `copies` times in a row.
 
-    Any other value is returned unchanged.
+    With `alone`, this example stands in the place of each. Any other value is returned unchanged.
     """
     if not isinstance(value, Tensor) or not value.dim() or len(value) != batch:
         return value
+    value = value if alone is None else value[alone].expand_as(value)
     return value.repeat(copies, *[1] * (value.dim() - 1))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -27,6 +28,8 @@ from captum_vz._private import accelerate_hook, modules_of, own_parameters
 # Packages whose classes of modules, and whose functions, count as library code.
 CLASSES = ("torch.nn.", "transformers.", "captum_vz._engine.")
 FUNCTIONS = (*CLASSES, "torch.", "contextlib.", "accelerate.hooks.")
+# Words in the names of classes whose tokens may compete for experts of limited capacity.
+COMPETING = re.compile("expert|router|moe|sparse", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,19 @@ def is_library_code(layer: nn.Module) -> bool:
         all(map(_is_library_class, {type(module) for module in modules}))
         and all(map(_holds_library_code, modules))
         and not any(is_hooked(module) for module in modules if module is not layer)
+    )
+
+
+def keeps_examples_apart(model: Any) -> bool:
+    """Whether the examples of a batch cannot affect each other: a model of transformers, in eval mode, no experts.
+
+    Statistics of a batch (BatchNorm) count in train mode, and where no others were kept.
+    """
+    if not type(model).__module__.startswith("transformers.") or is_hooked(model) or not is_library_code(model):
+        return False
+    return not any(
+        module.training or COMPETING.search(type(module).__name__) or getattr(module, "running_mean", module) is None
+        for module in modules_of(model)
     )
 
 

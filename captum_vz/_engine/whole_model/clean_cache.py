@@ -64,15 +64,15 @@ class CleanCache:
         changes.hook(partial(register_module_forward_pre_hook, self.entered))
         changes.hook(partial(register_module_forward_hook, self.returned))
 
-    def answer(self, changes: Changes, copies: int, batch: int, whole: bool) -> None:
+    def answer(self, changes: Changes, copies: int, batch: int, whole: bool, alone: int | None) -> None:
         """Let modules return cached outputs in a run on `copies` copies, until the changes are taken back.
 
         The copies are concatenated: all `batch` examples, then all of them again. Outputs with one entry for each
-        example are repeated. If `whole` is False, only the outputs of linear modules are reused.
+        example are repeated, see `repeat_examples`. Without `whole`, only outputs of linear modules are reused.
         """
         # Without `_reached`, the layers ran in other threads (replicas), and which modules ran before them is unknown.
         reused = [one for one in self._outputs if one[1] is not None or (whole and self._reached)]
-        changes.set(_answering, CacheReader(copies, batch, reused))
+        changes.set(_answering, CacheReader(copies, batch, alone, reused))
         for module in dict.fromkeys(module for module, _, _ in reused):
             changes.wrap(module, "forward", partial(partial, _forward_or_cached, module))
 
@@ -106,9 +106,11 @@ class CleanCache:
 class CacheReader:
     """Cached outputs for one run on copies. Each module gets its outputs of the clean pass in the same order."""
 
-    def __init__(self, copies: int, batch: int, outputs: Sequence[tuple[nn.Module, Tensor | None, Any]]) -> None:
+    def __init__(
+        self, copies: int, batch: int, alone: int | None, outputs: Sequence[tuple[nn.Module, Tensor | None, Any]]
+    ) -> None:
         self.copies = copies
-        self.batch = batch
+        self.repeated = partial(repeat_examples, copies=copies, batch=batch, alone=alone)
         self.outputs: dict[int, deque[tuple[Tensor | None, Any]]] = {}
         for module, x, y in outputs:
             self.outputs.setdefault(id(module), deque()).append((x, y))
@@ -119,7 +121,7 @@ class CacheReader:
             x, y = outputs.popleft()
             if x is None:
                 # Cloned because the model may write to it.
-                return tree_map(lambda one: clone_tensor(repeat_examples(one, self.copies, self.batch)), y)
+                return tree_map(lambda one: clone_tensor(self.repeated(one)), y)
             if args and isinstance(args[0], Tensor) and args[0].shape == (self.copies * len(x), *x.shape[1:]):
                 return self._rows(args[0], x, y, forward)
         return forward(*args, **kwargs)

@@ -67,6 +67,7 @@ class ModelReplay:
         self.intervention = intervention
         self.device_ids = device_ids
         self.given = given
+        self.begun: Counter[int] = Counter()  # how often each layer began in the last run
         self._cache = CleanCache(layers)
         self._runs: dict[tuple[int, torch.device], list[_Run]] = {}
         self._output: Tensor | None = None
@@ -108,13 +109,15 @@ class ModelReplay:
         device = torch.device("cpu") if self._output is None else self._output.device
         return budget_of(device).copies_bytes // max(self._cache.largest, 1)
 
-    def run(self, forward: Callable[[], Any], zeroed: Tensor) -> Any:
+    def run(self, forward: Callable[[], Any], zeroed: Tensor, alone: int | None = None) -> Any:
         """What `forward` returns on copies, with values zeroed where `zeroed (copies, batch, in)` is True.
 
-        In the last copy nothing may be zeroed: it must reproduce the clean pass. RefusedError: it does not.
+        In the last copy nothing may be zeroed: it must reproduce the clean pass. RefusedError: it does not. With
+        `alone`, each example of the only copy is this one, with the same values zeroed. Nothing is reproduced then: the
+        model may run a layer more often than in the clean pass, or less often.
         """
         try:
-            return self._run(forward, zeroed)
+            return self._run(forward, zeroed, alone)
         except (CannotReplayError, AssertionError, *LAYER_ERRORS) as error:
             if is_out_of_memory(error):
                 raise
@@ -122,13 +125,14 @@ class ModelReplay:
             # an error of the model's own is raised again.
             if self._answers_whole:
                 self._answers_whole = False
-                return self.run(forward, zeroed)
+                return self.run(forward, zeroed, alone)
             if isinstance(error, AssertionError):
                 raise
             if isinstance(error, CannotReplayError):
+                advice = "Pass" if zeroed.shape[1] == 1 else "Pass one example at a time, or"
                 raise RefusedError(
                     f"The model ran on {len(zeroed)} copies of its inputs, and the unchanged copy gave another output "
-                    f"than the first run: {error}. Pass a forward_func that treats the examples of a batch "
+                    f"than the first run: {error}. {advice} a forward_func that treats the examples of a batch "
                     "independently, uses no random numbers, and changes no state from call to call."
                 ) from error
             raise RefusedError(
@@ -138,28 +142,33 @@ class ModelReplay:
                 "sequence instead."
             ) from error
 
-    def _run(self, forward: Callable[[], Any], zeroed: Tensor) -> Any:
+    def _run(self, forward: Callable[[], Any], zeroed: Tensor, alone: int | None) -> Any:
         copies, batch = zeroed.shape[:2]
         shares = self._shares(zeroed.flatten(0, 1))
-        begun: Counter[int] = Counter()
+        self.begun.clear()
         finished: Counter[int] = Counter()
 
         def begin(index: int, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AttentionHandler:
             devices = [device for number, device in self._runs if number == index]
             if len(devices) > 1:  # a replica
                 devices = [x.device for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
-            number, begun[id(layer)] = begun[id(layer)], begun[id(layer)] + 1
-            of_run = next((one for one in self._runs[index, devices[0]] if one.number == number), None)
+            number, self.begun[id(layer)] = self.begun[id(layer)], self.begun[id(layer)] + 1
+            recorded = self._runs[index, devices[0]]
+            further = recorded[-1] if alone is not None and self._all_runs else None
+            of_run = next((one for one in recorded if one.number == number), further)
             if of_run is None and self._all_runs:
                 raise CannotReplayError(f"layer {index} runs more than {number} times")
-            return AttentionHandler() if of_run is None else _InRun(of_run, shares[devices[0]], self.intervention)
+            if of_run is None:
+                return AttentionHandler()
+            return _InRun(of_run, shares[devices[0]], self.intervention, alone)
 
         def end(handler: AttentionHandler, arguments: Any, output: Any, hooks: Any) -> None:
             if not isinstance(handler, _InRun):
                 return
             handler.check_called()
             found = first_tensor(output)
-            if len(handler.zeroed) == copies * batch:  # a replica's share need not end with a whole copy
+            # A replica's share need not end with a whole copy.
+            if alone is None and len(handler.zeroed) == copies * batch:
                 found = None if found is None else handler.attention.batch_first(found)
                 _check_last_copy(handler.of_run.output, found, copies)
             finished[handler.of_run.index] += 1
@@ -167,10 +176,12 @@ class ModelReplay:
         def run(changes: Changes) -> Any:
             attach_to_named(self.layers, self.given, changes)
             with torch.no_grad(), layer_hooks(self.layers, begin, end):
-                self._cache.answer(changes, copies, batch, self._answers_whole)
+                self._cache.answer(changes, copies, batch, self._answers_whole, alone)
                 return forward()
 
         output = undoing(run)
+        if alone is not None:
+            return output
         expected = Counter(index for (index, _), runs in self._runs.items() for _ in runs)
         if finished != expected:
             raise CannotReplayError(f"its layers ran {dict(finished)} times, not {dict(expected)}")
@@ -188,13 +199,14 @@ class ModelReplay:
 class _InRun(Intervene):
     """Changes values in one run of a layer on copies."""
 
-    def __init__(self, run: _Run, zeroed: Tensor, intervention: Intervention) -> None:
-        if len(zeroed) % len(run.real) and intervention.reads_others and not run.real.all():
+    def __init__(self, run: _Run, zeroed: Tensor, intervention: Intervention, alone: int | None) -> None:
+        real = run.real if alone is None else run.real[alone : alone + 1]
+        if len(zeroed) % len(real) and intervention.reads_others and not real.all():
             raise RefusedError(
                 f"{type(intervention).__name__} reads all values of a sequence, but replicas of the model have parts "
                 "of the copies, in which padding is unknown. Pass the module that DataParallel wraps."
             )
-        real = run.real.repeat(max(1, len(zeroed) // len(run.real)), 1)
+        real = real.repeat(max(1, len(zeroed) // len(real)), 1)
         super().__init__(run.attention, zeroed[:, None, :] & run.heads[:, None], intervention, real)
         self.of_run = run
 

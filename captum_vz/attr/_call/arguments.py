@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from torch.nn.parallel.scatter_gather import scatter
 
-from captum_vz._engine import AttentionSite, repeat_examples
+from captum_vz._engine import AttentionSite
 from captum_vz._private import (
     format_additional_forward_args,
     format_tensor_into_tuples,
@@ -115,13 +115,18 @@ def _unmasked_padding(site: AttentionSite, inputs: Inputs, ids: Tensor) -> list[
     return unmasked_padding(ids.to(known.device), config, known)
 
 
-def copies_of(inputs: Any, additional_forward_args: Any, copies: int, batch: int) -> tuple[Any, Any]:
-    """The arguments of the user's call for several copies of the batch."""
+def examples_of(inputs: Any, additional_forward_args: Any, examples: Sequence[int], batch: int) -> tuple[Any, Any]:
+    """The arguments of the user's call for some examples of the batch, in this order. Examples may come twice."""
+
+    def pick(value: Any) -> Any:
+        of_batch = isinstance(value, Tensor) and value.dim() and len(value) == batch
+        return value[torch.tensor(examples, device=value.device)] if of_batch else value
+
     if isinstance(inputs, Mapping):
-        return {name: repeat_examples(value, copies, batch) for name, value in inputs.items()}, None
-    copied = tuple(repeat_examples(value, copies, batch) for value in format_tensor_into_tuples(inputs))
+        return {name: pick(value) for name, value in inputs.items()}, None
     further = format_additional_forward_args(additional_forward_args)
-    return copied, None if further is None else tuple(repeat_examples(value, copies, batch) for value in further)
+    picked = tuple(pick(value) for value in format_tensor_into_tuples(inputs))
+    return picked, None if further is None else tuple(pick(value) for value in further)
 
 
 def as_layers(layer: Any) -> list[nn.Module]:

@@ -1,0 +1,357 @@
+"""ValueZeroingEffect of models whose copies in one batch decide together, against one run of one example at a time."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+from captum_vz import ValueZeroingEffect, find_layers
+from captum_vz._engine import keeps_examples_apart
+from captum_vz.errors import RefusedError
+from captum_vz.functional.interventions import ZeroValue
+from captum_vz.testbed import load_agreement_model
+from tests.engine.blocks import WIDTH, Block
+from tests.engine.compare import assert_same
+from tests.reference import FAMILIES
+from tests.sweep.models import small_models
+
+TOKENS = 6
+PER_EVAL = [None, 1]
+
+
+class Together(nn.Module):
+    """Three blocks and three classes. A subclass says what the examples of a batch share."""
+
+    def __init__(self, threshold: float = 0.0) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+        self.head = nn.Linear(WIDTH, 3)
+        self.threshold = threshold
+        self.double().eval()
+        with torch.no_grad():
+            for block in self.blocks:
+                block.attention.output.weight.mul_(3)
+
+    @property
+    def zeroed(self) -> list[nn.Module]:
+        """The layers in which values are zeroed: those that run for any threshold."""
+        return list(self.blocks)
+
+    def confidence(self, x: Tensor) -> Tensor:
+        return self.head(x.mean(1)).softmax(-1).amax(-1)
+
+    def decides(self, x: Tensor) -> Tensor:
+        """The number that is compared with the threshold, for each example."""
+        for block in self.blocks[:1]:
+            x = block(x)
+        return self.confidence(x)
+
+
+class Exit(Together):
+    """Leaves after the first block if all examples are sure. Values are zeroed in the first block."""
+
+    together: Callable[[Tensor], Tensor] = torch.all
+
+    @property
+    def zeroed(self) -> list[nn.Module]:
+        return [self.blocks[0]]
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+            if type(self).together(self.confidence(x) > self.threshold):
+                break
+        return self.head(x.mean(1))
+
+
+class ExitIfAny(Exit):
+    """Leaves if one example is sure."""
+
+    together = torch.any
+
+
+class Loop(Together):
+    """Runs its block again until all examples are sure, as adaptive computation does."""
+
+    @property
+    def zeroed(self) -> list[nn.Module]:
+        return [self.blocks[0]]
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(4):
+            x = self.blocks[0](x)
+            if (self.confidence(x) > self.threshold).all():
+                break
+        return self.head(x.mean(1))
+
+
+class LargestEntry(Together):
+    """Divides by the largest entry of the batch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+            x = x / x.abs().max()
+        return self.head(x.mean(1))
+
+
+class Statistics(Together):
+    """Normalises by the mean and variance of the batch, as BatchNorm does in train mode."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+            x = (x - x.mean((0, 1))) / x.std((0, 1))
+        return self.head(x[:, 0])
+
+
+class Crowded(Together):
+    """Serves the tokens with the largest norms, half of all in the batch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+            norms = x.norm(dim=-1).flatten()
+            served = torch.zeros_like(norms).index_fill(0, norms.topk(len(norms) // 2).indices, 1)
+            x = x + served.view(*x.shape[:2], 1) * x.roll(1, -1)
+        return self.head(x.mean(1))
+
+
+class OneAtATime(Together):
+    """Refuses a batch of several examples."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert len(x) == 1
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x.mean(1))
+
+
+@torch.no_grad()
+def with_zeroed(model: Together, token: int, run: Callable[[], Tensor]) -> Tensor:
+    """What `run` gives while the value of one token is zero, by plain hooks."""
+    handles = [
+        block.attention.value.register_forward_hook(lambda _, args, v: v.index_fill(1, torch.tensor([token]), 0.0))
+        for block in model.zeroed
+    ]
+    try:
+        return run()
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@torch.no_grad()
+def naive(model: Together, x: Tensor) -> Tensor:
+    """The effect of each token on class 0, one example and one token at a time."""
+    rows = []
+    for one in x.split(1):
+        lost = [with_zeroed(model, token, lambda one=one: model(one)[:, 0]) for token in range(x.shape[1])]
+        rows.append(model(one)[:, :1] - torch.stack(lost, 1))
+    return torch.cat(rows)
+
+
+def near_thresholds(model: Together, x: Tensor) -> Iterable[float]:
+    """Thresholds between the numbers that the examples decide by, with and without each value."""
+    with torch.no_grad():
+        numbers = [model.decides(x), *(with_zeroed(model, j, lambda: model.decides(x)) for j in range(x.shape[1]))]
+    ordered = torch.cat(numbers).sort().values
+    return ((ordered[1:] + ordered[:-1]) / 2).tolist()
+
+
+def sentences(batch: int, seed: int) -> Tensor:
+    torch.manual_seed(seed)
+    return torch.randn(batch, TOKENS, WIDTH, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("per_eval", PER_EVAL)
+@pytest.mark.parametrize("kind", [Exit, ExitIfAny, Loop])
+@pytest.mark.filterwarnings("ignore:.*cannot share a batch")
+def test_one_example_near_thresholds(kind: type[Together], per_eval: int | None) -> None:
+    for seed in range(2):
+        x = sentences(1, seed)
+        model = kind()
+        for threshold in near_thresholds(model, x):
+            model.threshold = threshold
+            found = ValueZeroingEffect(model, model.zeroed).attribute(x, 0, perturbations_per_eval=per_eval)
+            assert_same(found, naive(model, x))
+
+
+@pytest.mark.parametrize("per_eval", PER_EVAL)
+@pytest.mark.parametrize("kind", [Exit, ExitIfAny, Loop])
+def test_two_examples_near_thresholds(kind: type[Together], per_eval: int | None) -> None:
+    """Two examples that decide together are refused, or a warning says that they may decide together."""
+    outcomes = Counter[str]()
+    for seed in range(1):
+        x = sentences(2, seed)
+        model = kind()
+        for threshold in near_thresholds(model, x):
+            model.threshold = threshold
+            with warnings.catch_warnings(record=True) as seen:
+                warnings.simplefilter("always")
+                try:
+                    found = ValueZeroingEffect(model, model.zeroed).attribute(x, 0, perturbations_per_eval=per_eval)
+                except RefusedError as error:
+                    outcomes["refused" if "one example at a time" in str(error) else "other"] += 1
+                    continue
+            if (found - naive(model, x)).abs().max() > 1e-9:
+                assert any("may decide once for all examples" in str(one.message) for one in seen)
+                outcomes["warned"] += 1
+    assert not outcomes["other"]
+    assert outcomes["refused"] > 2 * outcomes["warned"]
+
+
+@pytest.mark.parametrize("per_eval", PER_EVAL)
+@pytest.mark.parametrize("kind", [LargestEntry, Statistics, Crowded, OneAtATime])
+def test_one_example_of_a_shared_scale(kind: type[Together], per_eval: int | None) -> None:
+    messages = []
+    for seed in range(3):
+        x = sentences(1, seed)
+        model = kind()
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            found = ValueZeroingEffect(model, model.zeroed).attribute(x, 0, perturbations_per_eval=per_eval)
+        assert_same(found, naive(model, x))
+        messages += [str(one.message) for one in seen]
+    assert f"the model ran {TOKENS} times more, once for each source" in messages[0]
+
+
+@pytest.mark.parametrize("per_eval", PER_EVAL)
+@pytest.mark.parametrize("kind", [LargestEntry, Statistics, Crowded])
+def test_two_examples_of_a_shared_scale(kind: type[Together], per_eval: int | None) -> None:
+    for seed in range(3):
+        model = kind()
+        with pytest.raises(RefusedError, match="one example at a time"):
+            ValueZeroingEffect(model, model.zeroed).attribute(sentences(2, seed), 0, perturbations_per_eval=per_eval)
+
+
+class Apart(Together):
+    """Keeps its examples apart, and reads a number, as a check for NaN does."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+            assert not x.isnan().any()
+        return self.head(x.mean(1))
+
+
+@pytest.mark.filterwarnings("error")
+def test_harmless_reads_give_no_warning() -> None:
+    model, x = Apart(), sentences(1, 0)
+    assert_same(ValueZeroingEffect(model, model.zeroed).attribute(x, 0), naive(model, x))
+
+
+def test_harmless_reads_in_a_batch() -> None:
+    model, x = Apart(), sentences(3, 0)
+    with pytest.warns(UserWarning, match="To be sure of all, pass one example at a time"):
+        found = ValueZeroingEffect(model, model.zeroed).attribute(x, 0)
+    assert_same(found, naive(model, x))
+
+
+def test_target_that_shares_a_scale() -> None:
+    """A function as target is code from elsewhere too."""
+    case = FAMILIES["bert"].case.example(0)
+
+    def share(output: Any) -> Tensor:
+        numbers: Tensor = output.last_hidden_state[:, 2, 3]
+        return numbers / numbers.abs().max()
+
+    with pytest.warns(UserWarning, match="cannot share a batch"):
+        found = ValueZeroingEffect(case.model, case.layers).attribute(case.inputs, share)
+    assert not found.any() or (found.abs() == 2).any()  # a single number over its own size is 1 or -1
+
+
+def test_intervention_that_mixes_examples() -> None:
+    class Mixed(ZeroValue):
+        def new_values(self, values: Tensor, zeroed: Tensor) -> Tensor:
+            return torch.where(zeroed[..., None], values.mean(0, keepdim=True), values)
+
+        def new_context(self, weights: Tensor, values: Tensor, zeroed: Tensor) -> Tensor:
+            return weights @ self.new_values(values, zeroed)
+
+    model, x = Statistics(), sentences(2, 0)
+    plain = nn.Sequential(*model.blocks)
+    with pytest.raises(RefusedError, match="one example at a time"):
+        ValueZeroingEffect(plain, list(plain), intervention=Mixed()).attribute(x, (0, 0))
+
+
+@pytest.mark.parametrize("intervention", ["mean", "knockout"])
+def test_other_interventions_run_alone(intervention: str) -> None:
+    """The first layer is given the same in each batch, and what follows it is one example's."""
+    x = sentences(1, 0)
+    model = OneAtATime()
+
+    def several(x: Tensor) -> Tensor:
+        return torch.cat([model(one) for one in x.split(1)])
+
+    copies = nn.Sequential(*model.blocks)
+    expected = ValueZeroingEffect(
+        lambda x: model.head(copies(x).mean(1)), list(copies), intervention=intervention
+    ).attribute(x, 0)
+    with pytest.warns(UserWarning, match="cannot share a batch"):
+        found = ValueZeroingEffect(model, list(model.blocks), intervention=intervention).attribute(x, 0)
+    assert_same(found, expected)
+    assert expected.abs().max() > 1e-3
+    assert torch.equal(several(x), model(x))
+
+
+# Library models.
+
+
+@pytest.mark.parametrize("texts", [1, 2])
+def test_runs_of_a_library_model(texts: int) -> None:
+    """The clean pass and one run of all copies. Code from elsewhere takes a few runs more, for the same numbers."""
+    model, tokenizer = load_agreement_model()
+    inputs = tokenizer(["the hats [MASK] here.", "the picture [MASK] here."][:texts], padding=True, return_tensors="pt")
+    layers, ran = find_layers(model), []
+
+    def count(module: nn.Module, args: Any) -> None:
+        if module is layers[0]:
+            ran.append(module)
+
+    def effect(forward_func: Any) -> tuple[Tensor, int]:
+        ran.clear()
+        with register_module_forward_pre_hook(count):
+            return ValueZeroingEffect(forward_func, layers).attribute(inputs, (3, 5)), len(ran)
+
+    trusted, runs = effect(model)
+    checked, more = effect(lambda **given: model(**given))
+    assert runs == 2
+    assert 2 < more <= 2 + 3 * texts
+    assert torch.equal(trusted, checked)
+    model.bert.embeddings.training = True  # it holds dropout, whose own switch is off
+    try:
+        assert effect(model)[1] == more
+    finally:
+        model.bert.embeddings.training = False
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "vit", "bart-decoder", "t5-encoder"])
+def test_library_models_are_trusted(name: str) -> None:
+    model = FAMILIES[name].build().model
+    assert keeps_examples_apart(model)
+    assert not keeps_examples_apart(lambda **inputs: model(**inputs))
+    with model.register_forward_hook(lambda module, args, output: output):
+        assert not keeps_examples_apart(model)
+    model.train()
+    assert not keeps_examples_apart(model)
+
+
+@pytest.mark.parametrize("kind", ["switch_transformers", "nllb-moe"])
+def test_experts_are_not_trusted(kind: str) -> None:
+    assert not any(keeps_examples_apart(model) for model in small_models(kind))
+
+
+def test_batch_statistics_are_not_trusted() -> None:
+    model = FAMILIES["bert"].build().model
+    model.pooler = nn.BatchNorm1d(3).eval()
+    assert keeps_examples_apart(model)
+    model.pooler = nn.BatchNorm1d(3, track_running_stats=False).eval()
+    assert not keeps_examples_apart(model)
