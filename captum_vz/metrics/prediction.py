@@ -10,11 +10,15 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from captum_vz._engine import HALF, keeps_examples_apart
 from captum_vz.errors import ArgumentError, RefusedError
 from captum_vz.metrics._rows import describe, flags
 
 # The token id in the place of a removed token, or "delete": the tokens after it move up.
 Removal = int | Literal["delete"]
+
+# By how much a probability may differ between a sentence alone and in a batch, and that in half precision.
+ROUNDING, IN_HALF = 1e-3, 0.05
 
 
 class SentenceTensors(NamedTuple):
@@ -84,7 +88,9 @@ class Prediction:
         removal: The id of the token in the place of removed ones (`tokenizer.unk_token_id`,
             `tokenizer.mask_token_id`), or "delete".
         over: What the probabilities sum to 1 over: the "forms", or the "vocabulary".
-        batch_size: The number of sentences in a batch. The numbers are the same for any value.
+        batch_size: The number of sentences in a batch. The numbers are the same for any value, unless the sentences of
+            a batch affect each other (an early exit, experts of limited capacity). A few sentences of each call are
+            also run alone, except in models of transformers without experts, and a difference is refused.
 
     Raises:
         RefusedError: An argument is wrong. The model is in train mode. The logits have another shape or hold a NaN. A
@@ -158,21 +164,40 @@ class Prediction:
         answer = answer.to(self.ids.device)
         # Small shares of few tokens are often the same tokens. The model is run once for each set.
         asked, again = torch.cat([examples[:, None], removed.long()], dim=1).unique(dim=0, return_inverse=True)
+        found, _ = self._probability(answer, asked, self.batch_size)
+        if self.batch_size > 1 and len(asked) > 1 and not keeps_examples_apart(self.model):
+            order = found.argsort()
+            checked = order[[0, len(order) // 2, -1]].unique()
+            alone, dtype = self._probability(answer, asked[checked], 1)
+            if not ((alone - found[checked]).abs() <= (IN_HALF if dtype in HALF else ROUNDING)).all():
+                raise RefusedError(
+                    f"The model gives the probabilities {alone.tolist()} for sentences alone, and "
+                    f"{found[checked].tolist()} in batches of up to {self.batch_size}. So the sentences of a batch "
+                    "affect each other. Pass batch_size=1."
+                )
+        return found[again]
+
+    def _probability(self, answer: Tensor, asked: Tensor, batch_size: int) -> tuple[Tensor, torch.dtype]:
+        """The probabilities `(n,)` for rows `(n, 1 + tokens)` of an example and its removed tokens, and the dtype."""
         found = []
-        for chunk, at_target in self._logits(asked[:, 0], asked[:, 1:].bool()):
+        for chunk, at_target in self._logits(asked[:, 0], asked[:, 1:].bool(), batch_size):
+            dtype, at_target = at_target.dtype, at_target.double()
             candidates = at_target
             if self.over == "forms" and self.forms is not None:
                 candidates = at_target.gather(1, self.forms[chunk])
             own = at_target.gather(1, answer[chunk][:, None])
             found.append((own - candidates.logsumexp(-1, keepdim=True)).exp()[:, 0].cpu())
-        return torch.cat(found)[again]
+        return torch.cat(found), dtype
 
     @torch.no_grad()
-    def _logits(self, examples: Tensor, removed: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    def _logits(
+        self, examples: Tensor, removed: Tensor, batch_size: int | None = None
+    ) -> Iterator[tuple[Tensor, Tensor]]:
         """For each chunk the indices of its examples and their logits at the target, `(chunk, vocabulary)`."""
         device = self.ids.device
+        size = batch_size or self.batch_size
         most = 0 if self.forms is None else int(self.forms.max())
-        for chunk, out in zip(examples.split(self.batch_size), removed.split(self.batch_size), strict=True):
+        for chunk, out in zip(examples.split(size), removed.split(size), strict=True):
             chunk = chunk.to(device)
             ids, mask, target = _without(
                 self.ids[chunk], self.mask[chunk], self.target[chunk], out.to(device), self.removal
@@ -188,7 +213,7 @@ class Prediction:
                 raise ArgumentError(
                     f"forms has the id {most}, but the model's vocabulary has the entries 0 to {logits.shape[2] - 1}."
                 )
-            at_target = logits[torch.arange(len(ids), device=device), target].double()
+            at_target = logits[torch.arange(len(ids), device=device), target]
             if at_target.isnan().any():
                 raise RefusedError("The model gave NaN for a logit at the target.")
             yield chunk, at_target

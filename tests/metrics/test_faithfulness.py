@@ -48,6 +48,25 @@ def test_blank_out_of_linear_model(removal: Any) -> None:
             assert effects[b, j].item() == pytest.approx(expected, abs=1e-12)
 
 
+@pytest.mark.parametrize("removal", REMOVALS)
+def test_sentences_that_decide_together(removal: Any) -> None:
+    """One logit is divided by the largest of the batch, so a sentence alone has the logit 1 or -1."""
+
+    def together(input_ids: Tensor, attention_mask: Tensor) -> SimpleNamespace:
+        logits = additive(input_ids, attention_mask).logits
+        return SimpleNamespace(logits=logits / logits.abs().max())
+
+    with pytest.raises(RefusedError, match="Pass batch_size=1"):
+        blank_out(Prediction(together, sentences(), removal))
+    effects = blank_out(Prediction(together, sentences(), removal, batch_size=1))
+    for b, (ids, content) in enumerate(zip(IDS, CONTENT, strict=True)):
+        total = WEIGHTS[ids].sum().item()
+        for j, token in enumerate(ids.tolist()):
+            left = total - WEIGHTS[token].item()
+            expected = sigmoid(total / abs(total)) - sigmoid(left / abs(left)) if content[j] else 0.0
+            assert effects[b, j].item() == pytest.approx(expected, abs=1e-12)
+
+
 def test_weights_are_perfectly_faithful() -> None:
     faithful = spearman(WEIGHTS[IDS], blank_out(toy()), CONTENT)
     torch.testing.assert_close(faithful, torch.ones(2, dtype=torch.float64))
@@ -140,7 +159,7 @@ def test_token_number_rounded_up_exactly() -> None:
 
         whole = torch.ones_like(ids)
         fractions = (0.07, 0.14, 0.29, 0.57, 1.0)
-        prediction = Prediction(count, MaskedSentences(ids, None, 0, whole, [GOOD, BAD]), UNK)
+        prediction = Prediction(count, MaskedSentences(ids, None, 0, whole, [GOOD, BAD]), UNK, batch_size=1)
         comprehensiveness(prediction, torch.arange(n + 1.0)[None], fractions)
         exact = [ceil(Fraction(str(q)) * n) for q in fractions]
         assert sorted(length for length in lengths if length) == sorted(set(exact))
@@ -153,7 +172,7 @@ def test_repeated_sets_run_once() -> None:
         ran.extend(input_ids)
         return additive(input_ids, attention_mask)
 
-    prediction = Prediction(watch, sentences(), UNK)
+    prediction = Prediction(watch, sentences(), UNK, batch_size=1)  # no sentence runs again to be compared
     examples = torch.tensor([1, 0, 1, 0])
     removed = torch.stack([CONTENT[1], CONTENT[0], CONTENT[1], torch.zeros(7).bool()])
     found = prediction.probability(torch.tensor([GOOD, GOOD]), examples, removed)
