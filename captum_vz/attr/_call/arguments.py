@@ -20,7 +20,8 @@ from captum_vz._private import (
     run_forward,
     uncompiled,
 )
-from captum_vz.attr._call.misuse import ExplainedErrors, check_inputs, check_readable, unmasked_padding
+from captum_vz.attr._call.misuse import check_inputs, check_readable, unmasked_padding
+from captum_vz.attr._call.model_errors import ExplainedErrors
 from captum_vz.errors import ArgumentError
 
 # A tensor or a tuple of tensors, as in Captum. Or a mapping, such as a tokenizer's BatchEncoding, passed by keyword.
@@ -172,7 +173,7 @@ def bind_forward(forward_func: Callable[..., Any], inputs: Inputs, additional_fo
         tensors = {str(name): value for name, value in inputs.items()}
         check_inputs(inputs)
         _refuse_empty(tensors.values())
-        return ExplainedErrors(token_input(inputs))(partial(forward_func, **tensors))
+        return _explained(partial(forward_func, **tensors), inputs)
     if inputs is None:
         raise ArgumentError(
             "inputs is None: pass what forward_func takes, a tensor, a tuple of tensors, or a tokenizer's output."
@@ -180,8 +181,15 @@ def bind_forward(forward_func: Callable[..., Any], inputs: Inputs, additional_fo
     check_inputs(inputs)
     formatted = format_tensor_into_tuples(inputs)
     _refuse_empty(formatted)
-    forward = partial(run_forward, forward_func, formatted, None, additional_forward_args)
-    return ExplainedErrors(token_input(inputs))(forward)
+    return _explained(partial(run_forward, forward_func, formatted, None, additional_forward_args), inputs)
+
+
+def _explained(forward: Callable[[], Any], inputs: Inputs) -> Callable[[], Any]:
+    """`forward`, with errors that wrong inputs explain."""
+    tokens = token_input(inputs)
+    if tokens is None and isinstance(inputs, Mapping):
+        tokens = inputs.get("decoder_input_ids")
+    return ExplainedErrors(tokens)(forward)
 
 
 def _refuse_empty(inputs: Any) -> None:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ContextDecorator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from captum_vz._engine import is_out_of_memory
 from captum_vz._private import modules_of
 from captum_vz.errors import ArgumentError, UnsupportedLayerError
 
@@ -39,8 +37,6 @@ CAPTUM_KEYWORDS: dict[str, tuple[str, str | None]] = {
     "perturbations_per_eval": _NO_MODEL,
     "show_progress": _NO_MODEL,
 }
-# The errors that a model may raise on wrong inputs.
-MODEL_ERRORS = (RuntimeError, ValueError, LookupError, TypeError, AttributeError)
 
 
 def check_call(attribute: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -161,62 +157,6 @@ def has_cache(inputs: Any, further: Any) -> str | None:
     values = (*named, *(further if isinstance(further, tuple) else (further,)))
     caches = (x for x in values if any(one.__module__ == "transformers.cache_utils" for one in type(x).__mro__))
     return next((type(one).__name__ for one in caches), None)
-
-
-class ExplainedErrors(ContextDecorator):
-    """Names the mistake in the inputs, if the model raises an error in the `with` block because of it.
-
-    Args:
-        tokens: The input that holds token ids or embeddings. The shape of other inputs is not known.
-    """
-
-    def __init__(self, tokens: Any) -> None:
-        self.tokens = tokens
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if not isinstance(error, MODEL_ERRORS) or is_out_of_memory(error):
-            return
-        if reason := _wrong_ids(error) or _wrong_axes(self.tokens):
-            said = f"{type(error).__name__}: {error}".splitlines()[0]
-            raise ArgumentError(f"forward_func failed ({said[:200]}). {reason}.") from error
-
-
-def _wrong_ids(error: BaseException) -> str | None:
-    """The mistake in the ids that an embedding was given when the error was raised. None: no mistake."""
-    traceback = error.__traceback__
-    while traceback is not None:
-        frame, traceback = traceback.tb_frame, traceback.tb_next
-        module, ids = frame.f_locals.get("self"), frame.f_locals.get("input")
-        if not (
-            isinstance(module, nn.Embedding) and isinstance(ids, Tensor) and ids.numel() and ids.device.type == "cpu"
-        ):
-            continue
-        if ids.is_floating_point():
-            return f"An Embedding was given {ids.dtype}: pass token ids as integers, or embeddings as inputs_embeds"
-        low, high = int(ids.min()), int(ids.max())
-        if low < 0 or high >= module.num_embeddings:
-            return (
-                f"An Embedding of {module.num_embeddings} entries was given ids from {low} to {high}: pass ids of the "
-                "model's own tokenizer, and no more tokens than the model has positions"
-            )
-    return None
-
-
-def _wrong_axes(tokens: Any) -> str | None:
-    """The mistake in the axes of token ids `(batch, tokens)` or embeddings `(batch, tokens, d)`. None: no mistake."""
-    if not isinstance(tokens, Tensor):
-        return None
-    shape = tuple(tokens.shape)
-    if tokens.dim() <= 1:
-        return f"inputs is {shape}, without an axis for the batch: pass (batch, tokens), such as inputs[None]"
-    if tokens.dim() == 2 and tokens.is_floating_point():
-        return f"inputs is {shape}: embeddings have the axes (batch, tokens, d), so pass one example as inputs[None]"
-    if tokens.dim() > 2 and not tokens.is_floating_point():
-        return f"inputs is {shape}, but token ids have two axes: pass (batch, tokens)"
-    return None
 
 
 def unmasked_padding(ids: Tensor, config: Any, known: Tensor | None = None) -> list[str]:

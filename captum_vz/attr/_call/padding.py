@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from captum_vz._engine import AttentionSite, LayerPass, LayerRecord, attention_site, is_out_of_memory, repeated
 from captum_vz._private import is_replica
 from captum_vz.attr._call.arguments import bind_forward
-from captum_vz.attr._call.misuse import MODEL_ERRORS, has_cache
+from captum_vz.attr._call.misuse import has_cache
+from captum_vz.attr._call.model_errors import MODEL_ERRORS
 
 
 def map_tensors(change: Callable[[Tensor, str], Tensor], value: Any, name: str = "") -> Any:

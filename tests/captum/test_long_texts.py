@@ -1,0 +1,114 @@
+"""A text longer than the model is refused with both lengths, whatever the model itself raises."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from captum.attr import Saliency
+from torch import Tensor, nn
+
+from captum_vz import LayerAttention, TokenAttribution, ValueZeroing, ValueZeroingEffect, find_layers, verify
+from captum_vz.errors import ArgumentError
+
+POSITIONS = 10
+BERT = {"vocab_size": 30, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+BERT |= {"max_position_embeddings": POSITIONS}
+GPT2 = {"vocab_size": 30, "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": POSITIONS}
+HALVES = {"encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "d_model": 16}
+HALVES |= {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "vocab_size": 30}
+IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2}
+# The model, its config, and how many tokens it takes.
+MODELS: dict[str, tuple[str, dict[str, Any], int]] = {
+    "bert": ("BertModel", BERT, POSITIONS),
+    "roberta": ("RobertaModel", BERT, POSITIONS - 2),  # positions of padding come first
+    "electra": ("ElectraModel", BERT, POSITIONS),
+    "distilbert": (
+        "DistilBertModel",
+        {"vocab_size": 30, "dim": 16, "n_layers": 1, "n_heads": 2, "max_position_embeddings": POSITIONS},
+        POSITIONS,
+    ),
+    "albert": ("AlbertModel", BERT, POSITIONS),
+    "deberta": ("DebertaModel", BERT, POSITIONS),
+    "deberta-v2": ("DebertaV2Model", {**BERT, "relative_attention": True}, POSITIONS),
+    "mpnet": ("MPNetModel", BERT, POSITIONS - 2),
+    "convbert": ("ConvBertModel", BERT, POSITIONS),
+    "gpt2": ("GPT2Model", GPT2, POSITIONS),
+    "opt": ("OPTModel", {**BERT, "ffn_dim": 16, "word_embed_proj_dim": 16}, POSITIONS),
+    "codegen": ("CodeGenModel", {**GPT2, "rotary_dim": 2, "n_head": 4}, POSITIONS),
+    "ctrl": ("CTRLModel", {**GPT2, "dff": 16}, POSITIONS),
+    "clip": ("CLIPTextModel", BERT, POSITIONS),
+    "mpt": ("MptModel", {"vocab_size": 30, "d_model": 16, "n_layers": 1, "n_heads": 2, "max_seq_len": 10}, 10),
+    "bart": ("BartModel", {**HALVES, **IDS, "max_position_embeddings": POSITIONS}, POSITIONS),
+}
+
+
+def built(name: str) -> tuple[nn.Module, int]:
+    kind, config, allowed = MODELS[name]
+    model_class = getattr(transformers, kind)
+    return model_class(model_class.config_class(**config)).eval(), allowed
+
+
+def ids(count: int) -> Tensor:
+    return torch.randint(4, 30, (2, count), generator=torch.Generator().manual_seed(1))
+
+
+def layers_of(model: nn.Module) -> list[nn.Module]:
+    return find_layers(model, "encoder" if isinstance(model, transformers.BartModel) else None)
+
+
+@pytest.mark.parametrize("by_name", [False, True], ids=["tensor", "mapping"])
+@pytest.mark.parametrize("name", MODELS)
+def test_both_lengths_are_named(name: str, by_name: bool) -> None:
+    model, allowed = built(name)
+    method = ValueZeroing(model, layers_of(model)[0])
+
+    def inputs(count: int) -> Any:
+        return {"input_ids": ids(count), "attention_mask": torch.ones(2, count).long()} if by_name else ids(count)
+
+    assert method.attribute(inputs(allowed)).shape == (2, allowed, allowed)
+    for count in (allowed + 1, 3 * POSITIONS):
+        message = rf"The inputs have {count} tokens, but .* has {allowed} positions: pass at most {allowed} tokens.*"
+        with pytest.raises(ArgumentError, match=message) as error:
+            method.attribute(inputs(count))
+        assert f"max_length={allowed}" in str(error.value)
+        assert isinstance(error.value.__cause__, (RuntimeError, IndexError, ValueError))
+
+
+def test_decoder_ids_of_whisper() -> None:
+    sound = {"num_mel_bins": 4, "max_source_positions": 6, "max_target_positions": POSITIONS}
+    model = transformers.WhisperModel(transformers.WhisperConfig(**HALVES, **IDS, **sound)).eval()
+    inputs = {"input_features": torch.randn(2, 4, 12), "decoder_input_ids": ids(POSITIONS + 1)}
+    with pytest.raises(ArgumentError, match="have 11 tokens, but WhisperDecoder has 10 positions"):
+        ValueZeroing(model, find_layers(model, "decoder")[0]).attribute(inputs)
+
+
+def test_all_entry_points() -> None:
+    model, _ = built("bert")
+    layers, message = find_layers(model), "The inputs have 25 tokens, but BertEmbeddings has 10 positions"
+    calls = {
+        "effect": lambda: ValueZeroingEffect(model, layers).attribute(ids(25), target=(0, 1)),
+        "captum": lambda: TokenAttribution(model, Saliency, None).attribute(ids(25), target=(0, 1), baselines="zero"),
+        "verify": lambda: verify(model, ids(25)),
+        "function": lambda: LayerAttention(lambda x: model(x)[0], layers).attribute(ids(25)),
+        "embeddings": lambda: LayerAttention(model, layers).attribute({"inputs_embeds": torch.randn(2, 25, 16)}),
+    }
+    for call in calls.values():
+        with pytest.raises(ArgumentError, match=message):
+            call()
+
+
+def test_other_errors_are_not_blamed_on_the_length() -> None:
+    model, _ = built("gpt2")
+    layer = find_layers(model)[0]
+    with pytest.raises(ArgumentError, match=r"An Embedding of 30 entries was given ids from 25 to 33: pass ids of"):
+        ValueZeroing(model, layer).attribute(torch.arange(25, 34)[None])
+
+    def fails(x: Tensor) -> Any:
+        model(x)
+        raise ValueError("no 30 of 10")
+
+    with pytest.raises(ValueError, match="no 30 of 10"):
+        ValueZeroing(fails, layer).attribute(ids(8))
