@@ -19,7 +19,7 @@ from captum_vz._engine.numerics.tolerance import is_reproduced
 from captum_vz._engine.replay.trust import keeps_examples_apart
 from captum_vz._engine.replay.unknown_code import check_unknown_code
 from captum_vz._engine.structure.find_layers import find_layers
-from captum_vz._engine.structure.site import AttentionSite, attention_site
+from captum_vz._engine.structure.site import AttentionSite, attention_site, not_finite
 from captum_vz._engine.taps.handler import AttentionHandler
 from captum_vz._engine.taps.projection_table import ValueProjection
 from captum_vz._engine.value_zeroing import (
@@ -68,6 +68,7 @@ __all__ = [
     "is_reproduced",
     "keeps_examples_apart",
     "layer_hooks",
+    "not_finite",
     "repeat_examples",
     "repeated",
     "traced_replays",

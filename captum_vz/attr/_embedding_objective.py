@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from captum_vz._engine import not_finite
 from captum_vz.attr._call.target import Indices, pick, tensor_of
 from captum_vz.errors import ArgumentError, RefusedError
 
@@ -64,10 +65,7 @@ class EmbeddingObjective(nn.Module):
         from_ids = pick(from_ids, _without_last(target))
         from_embeddings = pick(self(embedded, *self.batched.values(), None), _without_last(target))
         if not from_ids.isfinite().all():
-            raise RefusedError(
-                "forward_func gives values that are not finite (NaN or infinity): check its weights and inputs. "
-                "float16 overflows above 65504: load the model in bfloat16 or float32."
-            )
+            raise RefusedError(f"forward_func gives {not_finite(from_ids.dtype)}")
         tolerance = torch.finfo(from_ids.dtype).eps ** 0.5 * from_ids.abs().max().clamp_min(1)
         if not ((from_ids - from_embeddings).abs() <= tolerance).all():
             raise RefusedError(

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from captum_vz._engine import LayerRecord, ModelReplay, attention_site, is_half, keeps_examples_apart
+from captum_vz._engine import LayerRecord, ModelReplay, attention_site, is_half, keeps_examples_apart, not_finite
 from captum_vz._private import format_output
 from captum_vz.attr._base.captum import ForwardPassAttribution, logged, warn
 from captum_vz.attr._base.runs import Runs
@@ -261,7 +261,7 @@ class _Question:
                 "(batch, classes) pass a class as target, for classes of tokens a tuple (token, class)."
             )
         if not numbers.isfinite().all():
-            raise RefusedError(f"{name} numbers that are not finite (NaN or infinity): check weights and inputs.")
+            raise RefusedError(f"{name} {not_finite(numbers.dtype)}")
         return widen(numbers.detach().reshape(-1))
 
 

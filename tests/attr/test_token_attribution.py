@@ -342,7 +342,7 @@ def test_nan_output_is_refused() -> None:
     bag = Bag(nn.ReLU()).eval()
     with torch.no_grad():
         next(bag.parameters()).fill_(torch.nan)
-    with pytest.raises(AssertionError, match=r"values that are not finite .* check its weights and inputs"):
+    with pytest.raises(AssertionError, match=r"values that are not finite .* Check weights and inputs"):
         TokenAttribution(bag, Saliency, TINY).attribute(TINY_IDS, target=0)
 
 

@@ -305,7 +305,7 @@ def test_classes_masked_by_infinity() -> None:
     x = torch.randn(2, 5, BLOCK_WIDTH, dtype=torch.float64)
     plain = ValueZeroingEffect(lambda x: block(x)[:, 0], block).attribute(x, target=0)
     assert_same(ValueZeroingEffect(masked, block).attribute(x, target=0), plain)
-    with pytest.raises(AssertionError, match="numbers that are not finite"):
+    with pytest.raises(AssertionError, match="values that are not finite"):
         ValueZeroingEffect(masked, block).attribute(x, target=2)
 
 
@@ -631,7 +631,7 @@ def test_dropout_in_the_model_is_refused() -> None:
         ({"target": 3}, r"target \(3,\) picks \(3, 32\) for 3 examples: one number for each example is explained"),
         ({"target": lambda out: out.sum()}, r"target gave \(\) for 3 examples"),
         ({"target": lambda out: 1.0}, "target gave float for 3 examples"),
-        ({"target": lambda out: out[:, 2, 3] / 0}, "target gave numbers that are not finite"),
+        ({"target": lambda out: out[:, 2, 3] / 0}, "target gave values that are not finite"),
         ({"target": (2, 3), "attribute_to_layer_input": True}, "attribute_to_layer_input=True has no meaning here"),
         ({"target": (2, 3), "perturbations_per_eval": 0}, "perturbations_per_eval is 0: pass an integer of at least 1"),
         ({"target": (2, 3), "feature_mask": torch.zeros(1, 3).long()}, r"feature_mask is \(1, 3\), but the layer's"),

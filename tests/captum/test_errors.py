@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import nn
 
-from captum_vz import LayerAttention, ValueZeroing, ValueZeroingRollout, find_layers
+from captum_vz import LayerAttention, ValueZeroing, ValueZeroingEffect, ValueZeroingRollout, find_layers
 from tests.captum.configurations import LAYER_METHODS, METHODS, Configuration
 from tests.reference.case import Case
 from tests.reference.families import FAMILIES
@@ -147,6 +148,21 @@ def test_numbers_that_overflow_float16(method: Any) -> None:
     case = overflowing_case()
     with pytest.raises(AssertionError, match=r"not finite .*float16 overflows above 65504: load the model in bfloat16"):
         method(case.model, case.layers).attribute(case.inputs)
+
+
+@pytest.mark.parametrize("method", [ValueZeroing, ValueZeroingEffect])
+@pytest.mark.parametrize("kind", ["Mpt", "Bloom"])
+def test_numbers_that_float64_hides_tokens_by(method: Any, kind: str) -> None:
+    config = getattr(transformers, f"{kind}Config")(vocab_size=30, hidden_size=16, n_layers=2, n_heads=2)
+    model = getattr(transformers, f"{kind}Model")(config).eval().double()
+    ids = torch.arange(4, 10).view(1, 6).repeat(2, 1)
+    inputs = {"input_ids": ids, "attention_mask": torch.tensor([[1] * 6, [0, 0, 1, 1, 1, 1]])}
+    target = {"target": (-1, 1)} if method is ValueZeroingEffect else {}
+    assert model(**inputs).last_hidden_state.isnan().any()
+    with pytest.raises(AssertionError, match=r"in torch\.float64\. Some models .* load the model in float32") as error:
+        method(model, find_layers(model)).attribute(inputs, **target)
+    assert "float16" not in str(error.value)
+    method(model.float(), find_layers(model)).attribute(inputs, **target)
 
 
 def overflowing_case() -> Case:

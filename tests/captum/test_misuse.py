@@ -117,6 +117,31 @@ def test_swapped_arguments(method: Any) -> None:
         method(case().layers[0], case().model).attribute(case().inputs)
 
 
+@pytest.mark.parametrize("name", ["embeddings", "embeddings.word_embeddings", "embeddings.position_embeddings"])
+@each_method
+def test_embeddings_as_layer(method: Any, name: str) -> None:
+    embedding = case().model.get_submodule(name)
+    message = rf"layer is an embedding \({type(embedding).__name__}\), .*find_layers\(model\).*TokenAttribution"
+    for layer in (embedding, [embedding, *case().layers]):
+        with pytest.raises(ArgumentError, match=message):
+            method(case().model, layer).attribute(case().inputs)
+
+
+def test_blocks_that_hold_an_embedding() -> None:
+    class EmbeddedBlock(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.places = torch.nn.Embedding(6, 16)
+            self.attention = torch.nn.MultiheadAttention(16, 2, batch_first=True)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = x + self.places.weight
+            return x + self.attention(x, x, x)[0]
+
+    block = EmbeddedBlock().eval()
+    assert ValueZeroing(block, block).attribute(torch.randn(1, 6, 16)).shape == (1, 6, 6)
+
+
 @pytest.mark.parametrize(
     ("keyword", "remedy"),
     [

@@ -67,10 +67,7 @@ class AttentionSite:
         """The output. RefusedError: it is not finite."""
         output = self.output
         if not math.isfinite(output.detach().abs().amax().item()):
-            raise RefusedError(
-                f"{self.layer.name} returned values that are not finite (NaN or infinity) in {output.dtype}. float16 "
-                "overflows above 65504: load the model in bfloat16 or float32, and check its weights and inputs."
-            )
+            raise RefusedError(f"{self.layer.name} returned {not_finite(output.dtype)}")
         return output
 
     @cached_property
@@ -101,10 +98,7 @@ class AttentionSite:
                 "ValueZeroing can explain it, because it needs no weights."
             )
         if not weights.isfinite().all():
-            raise RefusedError(
-                f"The attention of {self.layer.name} has weights that are not finite (NaN or infinity) in "
-                f"{weights.dtype}. float16 overflows above 65504: load the model in bfloat16 or float32."
-            )
+            raise RefusedError(f"The attention weights of {self.layer.name} have {not_finite(weights.dtype)}")
         return weights
 
     def end_of_inputs(self, tokens: int | None) -> int | None:
@@ -190,6 +184,16 @@ def _over_positions(layer: LayerRecord, attention: AttentionRecord) -> tuple[Att
     batch, out, sources = windows.shape
     shape = AttentionShape(batch, attention.shape.heads, out, sources)
     return replace(attention, shape=shape, visible=None, weights=None, context=None), windows
+
+
+def not_finite(dtype: torch.dtype) -> str:
+    """What to say of values that are not finite, and what to do in this dtype."""
+    advice = {
+        torch.float16: "float16 overflows above 65504: load the model in bfloat16 or float32. ",
+        torch.float64: "Some models hide tokens by the lowest float64, which is -inf in a softmax in float32: load the "
+        "model in float32. ",
+    }
+    return f"values that are not finite (NaN or infinity) in {dtype}. {advice.get(dtype, '')}Check weights and inputs."
 
 
 def padding_masks(layer: LayerRecord, attention: AttentionRecord, windows: bool = False) -> tuple[Tensor, Tensor]:

@@ -20,7 +20,7 @@ from captum_vz._private import (
     run_forward,
     uncompiled,
 )
-from captum_vz.attr._call.misuse import check_inputs, check_readable, unmasked_padding
+from captum_vz.attr._call.misuse import check_inputs, check_no_embeddings, check_readable, unmasked_padding
 from captum_vz.attr._call.model_errors import ExplainedErrors
 from captum_vz.errors import ArgumentError
 
@@ -141,6 +141,7 @@ def as_layers(layer: Any) -> list[nn.Module]:
             "captum_vz.find_layers(model) returns all its Transformer layers, and model.get_submodule(name) one module."
         )
     check_readable(layers)
+    check_no_embeddings(layers)
     if len({id(entry) for entry in layers}) != len(layers):
         raise ArgumentError(
             "layer lists the same module more than once: expected distinct modules. List each module once, also if it "

@@ -127,6 +127,19 @@ def check_readable(layers: Sequence[nn.Module]) -> None:
                 )
 
 
+def check_no_embeddings(layers: Sequence[nn.Module]) -> None:
+    """Refuse embeddings, which are the layers of Captum's gradient methods on text."""
+    for layer in layers:
+        parts = [type(one).__name__.lower() for one in modules_of(layer)]
+        named = "embed" in parts[0] and not any("att" in one for one in parts)
+        if isinstance(layer, nn.Embedding) or (named and any(isinstance(x, nn.Embedding) for x in modules_of(layer))):
+            raise ArgumentError(
+                f"layer is an embedding ({type(layer).__name__}), which has no attention: pass Transformer layers, as "
+                "captum_vz.find_layers(model) returns them. Captum's own methods explain embeddings: "
+                "TokenAttribution(model, LayerIntegratedGradients, tokenizer, layer)."
+            )
+
+
 def check_inputs(inputs: Any) -> None:
     """Refuse inputs other than a tensor, a tuple of tensors or a mapping."""
     advice = "pass a tensor, a tuple of tensors, or a tokenizer's output (tokenizer(text, return_tensors='pt'))"
