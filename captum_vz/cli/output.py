@@ -69,7 +69,6 @@ def print_table(
     right: Sequence[int] = (),
     marked: int | None = None,
     bars: Sequence[float] | None = None,
-    plain: str | None = None,
 ) -> None:
     """Print a table: with rich in a terminal, as plain columns otherwise.
 
@@ -82,11 +81,7 @@ def print_table(
         right: The columns that are aligned at the right.
         marked: The row that is printed in the colour of a mark.
         bars: A share for each row, drawn in a last column that is as wide as the terminal allows.
-        plain: The text without colours, for stdout that is no terminal or shows none. None: the columns.
     """
-    if not is_terminal(sys.stdout) and plain is not None:
-        print(plain)
-        return
     between, edges = (3, 2) if is_terminal(sys.stdout) else (GAP, 0)
     columns = [list(column) for column in zip(heads, *rows, strict=True)]
     room = columns_of_stdout() - edges
