@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal
 
-from captum_vz.attr._base.of_maps import OtherMixingRule, of_maps
+from captum_vz.attr._base.map_aggregation import OtherMixingRule, of_maps
 from captum_vz.attr.layer_alti import LayerALTI
 from captum_vz.attr.rollout import Rollout
 from captum_vz.functional import Residual

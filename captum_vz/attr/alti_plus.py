@@ -10,9 +10,8 @@ from torch import Tensor
 
 from captum_vz._engine import AttentionBlock, AttentionSite, attention_site
 from captum_vz.attr._base.captum import warn
-from captum_vz.attr._base.map_aggregation import MapAggregation
+from captum_vz.attr._base.map_aggregation import MapAggregation, OtherMixingRule, of_maps
 from captum_vz.attr._base.map_run import MapRun
-from captum_vz.attr._base.of_maps import OtherMixingRule, of_maps
 from captum_vz.attr._base.wanted import PADDED_TARGET, Wanted
 from captum_vz.attr._call.arguments import Arguments
 from captum_vz.attr._call.target import WantedTokens, gather_rows

@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from captum_vz.attr._base.map_aggregation import MapAggregation
-from captum_vz.attr._base.of_maps import OtherMixingRule, of_maps
-from captum_vz.attr._call.heads import Heads
+from captum_vz.attr._base.map_aggregation import MapAggregation, OtherMixingRule, of_maps
+from captum_vz.attr._call.parts import Heads
 from captum_vz.attr.layer_attention import LayerAttention
 from captum_vz.functional import Residual, attention_flow
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from captum_vz.attr._base.of_maps import OtherMixingRule, of_maps
-from captum_vz.attr._call.heads import Heads
+from captum_vz.attr._base.map_aggregation import OtherMixingRule, of_maps
+from captum_vz.attr._call.parts import Heads
 from captum_vz.attr.layer_attention import LayerAttention
 from captum_vz.attr.rollout import Rollout
 from captum_vz.functional import Residual

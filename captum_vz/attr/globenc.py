@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from captum_vz.attr._base.of_maps import OtherMixingRule, of_maps
+from captum_vz.attr._base.map_aggregation import OtherMixingRule, of_maps
 from captum_vz.attr.layer_attention_norm import LayerAttentionNorm
 from captum_vz.attr.rollout import Rollout
 from captum_vz.functional import Residual

@@ -5,9 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from captum_vz.attr._base.layer_maps import LayerMaps
-from captum_vz.attr._base.map_aggregation import MapAggregation
+from captum_vz.attr._base.map_aggregation import MapAggregation, OtherMixingRule
 from captum_vz.attr._base.model_free import ModelFreeAttribution
-from captum_vz.attr._base.of_maps import OtherMixingRule
 from captum_vz.attr._call.target import gather_rows
 from captum_vz.attr.hidden_token_attribution import HiddenTokenAttribution
 from captum_vz.errors import ArgumentError

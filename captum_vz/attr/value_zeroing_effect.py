@@ -15,10 +15,9 @@ from captum_vz._private import format_output
 from captum_vz.attr._base.captum import ForwardPassAttribution, logged, warn
 from captum_vz.attr._base.runs import Runs
 from captum_vz.attr._call.arguments import FeatureGroups, Inputs, bind_forward, end_of_inputs, examples_of
-from captum_vz.attr._call.heads import Heads, select_heads
 from captum_vz.attr._call.misuse import check_no_cache, check_numbers
 from captum_vz.attr._call.padding import LeftPadding
-from captum_vz.attr._call.parts import Attention, Values, attentions_of_layers
+from captum_vz.attr._call.parts import Attention, Heads, Values, attentions_of_layers, select_heads
 from captum_vz.attr._call.target import Indices, parse_indices, pick, tensor_of
 from captum_vz.attr._zeroed_numbers import ZeroedNumbers
 from captum_vz.errors import ArgumentError, RefusedError, UnsupportedLayerError

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from captum_vz._engine import DrawnInputs, LayerRecord, alike_tensors, first_tensor, given_states
 from captum_vz._private import tree_leaves
-from captum_vz.attr._base.blocks import is_attention_module, refuse_attention_modules
+from captum_vz.attr._call.misuse import is_attention_module, refuse_attention_modules
 from captum_vz.errors import ArgumentError, RefusedError, UnsupportedLayerError
 
 
