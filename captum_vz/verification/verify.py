@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from captum_vz._engine import find_layers
 from captum_vz.attr import ValueZeroing
 from captum_vz.attr._call.arguments import Inputs, as_layers, bind_forward
-from captum_vz.attr._call.padding import left_padding
+from captum_vz.attr._call.padding import left_padding, map_tensors, tokens_of_example
 from captum_vz.errors import ArgumentError, RefusedError
-from captum_vz.verification.inputs import alone, mask_of, padded, paired, sizes_of, unpadded
 from captum_vz.verification.layers import LayerVerification
 from captum_vz.verification.recorded import plain_run
 from captum_vz.verification.report import FAILED, PASSED, REFUSED, SKIPPED, Check, VerificationReport
@@ -192,3 +192,51 @@ def _row_sums(maps: list[Tensor], indices: list[int]) -> Iterator[Check]:
         good = bool(one.isfinite().all() and (one >= 0).all() and difference <= 1e-4)
         note = "" if good else f"a row sums to {1 + float(difference)}, or has entries that are negative or not finite"
         yield Check("rows", PASSED if good else FAILED, index, float(difference), 1e-4, note)
+
+
+PADDED = 2
+
+
+def sizes_of(inputs: Any) -> list[int]:
+    """The size of dimension 0 of each tensor of the inputs."""
+    sizes: list[int] = []
+
+    def note(x: Tensor, _: str) -> Tensor:
+        sizes.extend(x.shape[:1])
+        return x
+
+    map_tensors(note, inputs)
+    return sizes
+
+
+def alone(value: Any, index: int, batch: int) -> Any:
+    """One example of a batch. Tensors that have no entry for each example are kept."""
+    return map_tensors(lambda x, _: x[index : index + 1] if x.dim() and len(x) == batch else x, value)
+
+
+def paired(value: Any) -> Any:
+    """One example, and after it the same tokens in reverse order as a second example."""
+    return map_tensors(lambda x, _: torch.cat([x, x.flip(1)]) if x.dim() > 1 and len(x) == 1 else x, value)
+
+
+def mask_of(inputs: Any) -> Tensor | None:
+    """The mask of padding in the inputs, `(batch, tokens)`, if they are a mapping that has one."""
+    mask = inputs.get("attention_mask") if isinstance(inputs, Mapping) else None
+    return mask if isinstance(mask, Tensor) and mask.dim() == 2 else None
+
+
+def padded(inputs: Any, mask: Tensor, pad_id: int) -> Any:
+    """The inputs with padding tokens after the others, which the mask marks."""
+
+    def change(x: Tensor, name: str) -> Tensor:
+        if x.shape[:2] != mask.shape:
+            return x
+        return pad(x, (0, 0) * (x.dim() - 2) + (0, PADDED), value=pad_id if name == "input_ids" else 0)
+
+    return map_tensors(change, inputs)
+
+
+def unpadded(inputs: Any, mask: Tensor, index: int) -> tuple[Any, Tensor]:
+    """One example of a padded batch without its padding, and the positions of its tokens in the batch."""
+    kept = mask[index].nonzero()[:, 0]
+    return tokens_of_example(inputs, mask, index, kept), kept
