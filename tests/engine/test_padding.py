@@ -15,8 +15,8 @@ from captum_vz import LayerAttention, ValueZeroing, find_layers, verify
 from tests.engine.assumptions import Layer, mask_of
 from tests.engine.blocks import Block, as_added, sequences, zeroed_one_by_one
 from tests.engine.compare import assert_same
+from tests.engine.odd import by_call
 from tests.engine.parameters import quick
-from tests.engine.test_torch_layers import twin
 from tests.reference.case import randomize
 
 TOKENS = 5
@@ -85,9 +85,9 @@ def test_masks_of_torch_layers(name: str, norm_first: bool) -> None:
     hides = ~(PATTERNS[name] | (FIRST | LAST) & ITSELF)  # torch's layers return NaN for a token that sees nothing
     x, padding = sequences(2, TOKENS), torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
     found = ValueZeroing(layer, layer, normalize=False).attribute(x, additional_forward_args=(hides,))
-    assert_same(found, twin(layer, (x, hides), {}, TOKENS))
+    assert_same(found, by_call(layer, x, hides))
     found = ValueZeroing(layer, layer, normalize=False).attribute(x, additional_forward_args=(hides, padding))
-    expected = twin(layer, (x, hides, padding), {}, TOKENS)
+    expected = by_call(layer, x, hides, padding)
     assert_same(found[~padding], expected[~padding].nan_to_num(0))
     assert not found[padding].any()
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from captum_vz import LayerAttention, ValueZeroing, ValueZeroingRollout, find_layers
-from tests.engine.test_torch_layers import raw, twin
+from tests.engine.odd import by_call
 
 try:
     timm: Any = importlib.import_module("timm")
@@ -53,9 +53,10 @@ def arguments(layer: nn.Module, model: nn.Module, pixels: Tensor) -> list[Any]:
 def test_maps_equal_the_twins(images: tuple[Any, Tensor]) -> None:
     model, pixels = images
     for layer in find_layers(model):
-        found = raw(layer, model, pixels)
+        found = ValueZeroing(model, layer, normalize=False).attribute(pixels)
         assert found.amax(-1).gt(1e-8).all()
-        expected = twin(layer, *arguments(layer, model, pixels), found.shape[-1])
+        args, kwargs = arguments(layer, model, pixels)
+        expected = by_call(layer, *args, sources=found.shape[-1], **kwargs)
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-13)
 
 

@@ -1,0 +1,338 @@
+"""Odd layers that use their values, or other heads, where the attention that is read does not show it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from tests.engine.blocks import HEADS, WIDTH, Convolution, Projections, block_of, sequences
+from tests.engine.odd import Odd, Table, by_call, by_hook, rows
+
+
+class Computed(Projections):
+    """Attention whose context is computed by a function of the module, its input, its queries, keys and values.
+
+    Without `projects`, the function is given the module and its input alone.
+    """
+
+    def __init__(self, compute: Callable[..., Any], inner: nn.Module | None = None, projects: bool = True) -> None:
+        super().__init__()
+        self.compute, self.inner, self.projects = compute, inner, projects
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        context = self.compute(self, x, *(self.heads(x) if self.projects else ()))
+        return self.output(merged(context) if context.dim() == 4 else context)
+
+
+class Fused(Computed):
+    """The same with queries, keys and values of one projection."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.fused = nn.Linear(WIDTH, 3 * WIDTH)
+
+    def heads(self, x: Tensor) -> list[Tensor]:
+        return list(self.fused(x).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4))
+
+
+def odd(
+    compute: Callable[..., Any],
+    refused: str = "",
+    *,
+    kind: type[Computed] = Computed,
+    inner: nn.Module | None = None,
+    projects: bool = True,
+    wrap: Callable[[Any], Any] = lambda forward: forward,
+    batch: int = 2,
+    **fields: Any,
+) -> Odd:
+    """A row of the table. `wrap` makes the attention's forward."""
+    attention = kind(compute, inner, projects)
+    attention.forward = wrap(attention.forward)  # type: ignore[method-assign]
+    refused = f"Block {refused}" if refused else ""
+    return Odd(block_of(attention), sequences(batch), refused, **{"twin": by_call, **fields})
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return functional.scaled_dot_product_attention(query, key, value)
+
+
+def merged(context: Tensor) -> Tensor:
+    return context.transpose(1, 2).flatten(2)
+
+
+def on_five_axes(*parts: Tensor) -> Tensor:
+    return attend(*(one[:, None] for one in parts))[:, 0]
+
+
+def by_hand(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return (query @ key.mT / query.shape[-1] ** 0.5).softmax(-1) @ value
+
+
+def by_exponentials(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    scores = (query[:, :, :, None] * key[:, :, None]).sum(-1).exp()
+    return (scores[..., None] * value[:, :, None]).sum(3) / scores.sum(-1, keepdim=True)
+
+
+def by_name(*parts: Tensor, function: Any = torch._C._nn.scaled_dot_product_attention) -> Any:
+    """Calls torch's function under a name that is in no module's file."""
+    return function(*parts)
+
+
+class Kernel(torch.autograd.Function):
+    """Attention by a kernel that has no backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, *parts: Tensor) -> Tensor:
+        return by_hand(*parts)
+
+
+def by_kernel(*parts: Tensor) -> Any:
+    return Kernel.apply(*parts)
+
+
+def linear_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return query.softmax(-1) @ (key.softmax(2).mT @ value)
+
+
+def linear_by_last_axes(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return query.softmax(-1) @ (key.softmax(-2).mT @ value)
+
+
+def by_numpy(*parts: Tensor) -> Tensor:
+    return torch.from_numpy(by_hand(*parts).detach().numpy())
+
+
+def in_a_thread(*parts: Tensor) -> Tensor:
+    with ThreadPoolExecutor() as pool:
+        return pool.submit(torch.no_grad()(by_hand), *parts).result()
+
+
+def hidden_heads(other: Callable[..., Any], kind: type[Computed], first: bool, **fields: Any) -> Odd:
+    """Half of the heads by the function that is read, the others by another one."""
+
+    def compute(own: Any, x: Tensor, *parts: Tensor) -> Tensor:
+        seen, others = zip(*(one.chunk(2, 1) for one in parts), strict=True)
+        return torch.cat([other(*others), attend(*seen)] if first else [attend(*seen), other(*others)], 1)
+
+    return odd(compute, "mixes its tokens by other features of its value projection", kind=kind, **fields)
+
+
+def second_attention(other: Callable[..., Any], first: bool) -> Odd:
+    """A second attention beside the first, with projections of its own."""
+
+    def compute(own: Any, x: Tensor, *parts: Tensor) -> Tensor:
+        if first:
+            return other(*own.inner.heads(x)) + attend(*parts)
+        return attend(*parts) + other(*own.inner.heads(x))
+
+    return odd(compute, "computes another attention", inner=Projections(), by="zeroing attention")
+
+
+def without_own_direction(own: Any, context: Tensor, value: Tensor) -> Tensor:
+    along = functional.normalize(value, dim=-1)
+    return context - (context * along).sum(-1, keepdim=True) * along
+
+
+USES: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
+    "subtracted": without_own_direction,
+    "skip": lambda own, context, value: context + value,
+    "convolved": lambda own, context, value: context + own.inner(value),
+    "gate": lambda own, context, value: context * value.sigmoid(),
+}
+WITHOUT_GRADIENTS: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
+    "detached": lambda own, context, value: context + value.detach(),
+    "numpy": lambda own, context, value: context + torch.from_numpy(value.detach().numpy()),
+    "threshold": lambda own, context, value: context * (value > 0),
+    "place of the largest": lambda own, context, value: context + value.argmax(-1, keepdim=True),
+    "rounded": lambda own, context, value: context + value.round(),
+}
+USED = "uses its values outside the attention"
+
+
+def used_twice(name: str, grouped: bool, copied: bool, mode: Any = None) -> Odd:
+    """Uses its values once more, before or after the attention. A mode may switch gradients off."""
+
+    def compute(own: Any, x: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        if grouped:
+            value = value[:, :1].expand(-1, HEADS, -1, -1)
+        given = value.contiguous().clone() if copied else value
+        return (USES | WITHOUT_GRADIENTS)[name](own, merged(attend(query, key, given)), merged(value))
+
+    refused = r"enters torch\.inference_mode" if mode is torch.inference_mode else USED
+    by = "zeroing effect" if name in USES and mode is None else "zeroing"
+    return odd(compute, refused, inner=Convolution(), by=by, **({} if mode is None else {"wrap": mode()}))
+
+
+def loudest_before(own: Any, x: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    loudest = value.norm(dim=-1).mean(1).topk(3).indices
+    marked = torch.zeros_like(x[..., 0]).scatter(1, loudest, 1)
+    return attend(query, key, value) * (1 + marked)[:, None, :, None]
+
+
+def in_two_calls(own: Any, x: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    first, second = (one.contiguous() for one in value.chunk(2, 1))
+    seen = attend(query[:, :2], key[:, :2], first), attend(query[:, 2:], key[:, 2:], second)
+    return torch.cat([seen[0] + first.detach(), seen[1]], 1)
+
+
+KEPT: dict[str, Tensor] = {}
+
+
+def kept_elsewhere(own: Any, x: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    KEPT["values"] = value.contiguous()
+    return attend(query, key, KEPT["values"]) + KEPT["values"].detach()
+
+
+class AsFunction(torch.autograd.Function):
+    """Attention by torch's function, with a backward pass of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, *parts: Tensor) -> Tensor:
+        ctx.save_for_backward(*parts)
+        return attend(*parts)
+
+    @staticmethod
+    def backward(ctx: Any, *shares: Tensor) -> Any:
+        with torch.enable_grad():
+            parts = [one.detach().requires_grad_() for one in ctx.saved_tensors]
+            return torch.autograd.grad(by_hand(*parts), parts, shares)
+
+
+def turned(own: Any, x: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Values are turned by an angle of their place."""
+    angle = torch.arange(x.shape[1], dtype=x.dtype)[:, None]
+    value = value * angle.cos() + torch.cat([-value[..., 2:], value[..., :2]], -1) * angle.sin()
+    return attend(query, key, value)
+
+
+def writes_parameters(own: Any, x: Tensor, *parts: Tensor) -> Tensor:
+    with torch.no_grad():
+        own.query.bias += 0
+    return attend(*parts)
+
+
+def memory(own: Any, x: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Learned keys and values, which are no sequence's."""
+    slots = own.inner[0]
+    return merged(attend(query, slots.expand(len(x), -1, -1, -1), slots)) + slots.mean()
+
+
+def itself(own: Any, x: Tensor) -> Tensor:
+    """The input is values, keys and queries."""
+    parts = x.unflatten(-1, (HEADS, -1)).transpose(1, 2)
+    return merged(attend(parts, parts, parts)) + x
+
+
+def packed(own: Any, x: Tensor) -> Tensor:
+    """One projection makes queries, keys, values, a gate and the feed-forward layer's hidden states."""
+    *parts, gate, hidden = own.inner(x).chunk(5, -1)
+    context = merged(attend(*(one.unflatten(-1, (HEADS, -1)).transpose(1, 2) for one in parts)))
+    return context * gate.sigmoid() + hidden.relu()
+
+
+def in_place(own: Any, x: Tensor, *parts: Tensor) -> Tensor:
+    context = merged(attend(*parts))
+    context *= 2
+    x = x.clone()
+    x.relu_()
+    context += x
+    return context
+
+
+class Beside(Computed):
+    """A convolution of the layer's input outside the attention."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        assert self.inner is not None
+        return super().forward(x) + self.inner(x)
+
+
+class Adapted(nn.Module):
+    """Two projections make a value, as with LoRA."""
+
+    def __init__(self, base: nn.Module) -> None:
+        super().__init__()
+        self.base, self.down, self.up = base, nn.Linear(WIDTH, 2, bias=False), nn.Linear(2, WIDTH, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x) + 2 * self.up(self.down(x))
+
+
+class WithAdapters(Computed):
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.query, self.value = Adapted(self.query), Adapted(self.value)  # type: ignore[assignment]
+
+
+def plain(own: Any, x: Tensor, *parts: Tensor) -> Tensor:
+    return attend(*parts)
+
+
+def once(name: str, grad: str) -> Odd:
+    found = {
+        "one projection": lambda: odd(packed, inner=nn.Linear(WIDTH, 5 * WIDTH), projects=False),
+        "convolution beside": lambda: odd(plain, inner=Convolution(), kind=Beside),
+        "in place": lambda: odd(in_place),
+    }[name]()
+    found.layer.requires_grad_(grad == "on")
+    found.around = partial(torch.inference_mode, grad == "inference")
+    return found
+
+
+def around_the_projections(reentrant: bool) -> Odd:
+    return odd(plain, wrap=lambda forward: lambda x, mask: checkpoint(forward, x, use_reentrant=reentrant))
+
+
+def checkpointed(reentrant: bool) -> Odd:
+    return odd(lambda own, x, *parts: checkpoint(attend, *parts, use_reentrant=reentrant))
+
+
+SWITCH = (False, True)
+OTHERS = (on_five_axes, by_hand, by_exponentials, linear_attention, by_name, by_numpy, in_a_thread)
+ATTENTIONS: Table = {
+    **rows("heads", partial(hidden_heads, by="zeroing attention gradient effect"), OTHERS, (Computed, Fused), SWITCH),
+    **rows("heads", hidden_heads, (by_kernel,), (Computed, Fused), (False,)),
+    **rows("second attention", second_attention, (*OTHERS[:2], by_name, linear_attention, linear_by_last_axes), SWITCH),
+    **rows("used twice", used_twice, USES | WITHOUT_GRADIENTS, SWITCH, SWITCH),
+    **rows("used twice", used_twice, USES, (False,), (True,), (torch.no_grad, torch.inference_mode)),
+    **rows("checkpoint", checkpointed, SWITCH),
+    **rows("checkpoint around the projections", around_the_projections, SWITCH),
+    **rows("once", once, ("one projection", "convolution beside", "in place"), ("on", "off", "inference")),
+    "used before: a gate": lambda: odd(lambda own, x, q, k, v: (v > 0).to(v) * attend(q, k, v), USED),
+    "used before: the loudest": lambda: odd(loudest_before, USED),
+    "used: one number": lambda: odd(lambda own, x, q, k, v: attend(q, k, v) + 0.1 * v.sum().item(), USED),
+    "used: in two calls": lambda: odd(in_two_calls, USED),
+    "used: written into": lambda: odd(lambda own, x, q, k, v: v.add_(attend(q, k, v).detach()), USED),
+    "used: kept elsewhere": lambda: odd(kept_elsewhere, USED),
+    "values are mixed": lambda: odd(
+        lambda own, x, q, k, v: attend(q, k, v + v.roll(1, 2)), "mixes its projected values"
+    ),
+    "values are a context": lambda: odd(
+        lambda own, x, q, k, v: attend(q, k, attend(q, k, v)), "uses a context as values"
+    ),
+    "under vmap": lambda: odd(
+        lambda own, x, *parts: torch.vmap(attend)(*parts), "called no attention that can be read"
+    ),
+    "in an autograd function": lambda: odd(lambda own, x, *parts: AsFunction.apply(*parts)),
+    "difference of two": lambda: odd(
+        lambda own, x, q, k, v: attend(q.flip(-1), k.flip(-1), v) - 0.5 * attend(q.flip(2, 3), k.flip(-1), v)
+    ),
+    "gated by queries": lambda: odd(lambda own, x, q, k, v: attend(q, k, v) * q.sigmoid()),
+    "from the end": lambda: odd(lambda own, x, *parts: attend(*(one.flip(2) for one in parts)).flip(2), twin=by_hook),
+    "turned": lambda: odd(turned),
+    "values of an adapter": lambda: odd(plain, kind=WithAdapters),
+    "writes into parameters": lambda: odd(writes_parameters),
+    "memory": lambda: odd(memory, inner=nn.ParameterList([torch.randn(1, HEADS, 6, WIDTH // HEADS)]), batch=1),
+    "its input is its values": lambda: odd(itself, projects=False),
+    "keys are the values": lambda: odd(
+        lambda own, x, q, k, v: attend(q, own.inner(v), v), inner=nn.LayerNorm(WIDTH // HEADS)
+    ),
+}

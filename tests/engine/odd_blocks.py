@@ -1,0 +1,366 @@
+"""Odd layers that do more than those of transformers: in the attention, with further arguments, with a state."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from functools import partial, wraps
+from itertools import cycle
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor, nn
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from captum_vz.errors import RefusedError
+from tests.engine.blocks import (
+    HEADS,
+    WIDTH,
+    Block,
+    Conditioned,
+    Convolution,
+    Reader,
+    SelfAttention,
+    as_added,
+    direction,
+    eager_attention_forward,
+    mask_of_window,
+    scale_each_position,
+    sequences,
+)
+from tests.engine.odd import Odd, Table, by_hook, rows
+
+layer_norm = nn.functional.layer_norm
+FINISHES: dict[str, Callable[[SelfAttention, Tensor, Tensor], Tensor]] = {
+    "gate by the input": lambda own, context, x: own.output(context * own.query(x).sigmoid()),
+    "gate by the context": lambda own, context, x: own.output(context) * context.sigmoid(),
+    "gate in place": lambda own, context, x: own.output(context.mul_(own.query(x).sigmoid())),
+    "norm before the projection": lambda own, context, x: own.output(layer_norm(context, (WIDTH,))),
+    "residual and norm inside": lambda own, context, x: layer_norm(x + own.output(context), (WIDTH,)),
+    "no projection": lambda own, context, x: context,
+    "projection without a module": lambda own, context, x: context @ own.output.weight.T,
+    "two projections": lambda own, context, x: own.output(context) + own.key(context),
+    "projection thrown away": lambda own, context, x: (own.key(context), own.output(context))[1],
+    "shift of the projection": lambda own, context, x: own.output(context) + 1e-3,
+    "heads that talk": lambda own, context, x: own.output(
+        context.unflatten(-1, (HEADS, -1)).flip(-2).cumsum(-2).flatten(-2)
+    ),
+    "neighbours inside": lambda own, context, x: own.output(context + context.roll(1, dims=1)),
+}
+
+
+def finished(finish: str, size: tuple[int, int], masked: bool) -> Odd:
+    x, mask = sequences(*size), mask_of_window(size[1], window=3)
+    return Odd(Block(finish=FINISHES[finish]), (x, mask) if masked else x)
+
+
+def direction_of_the_projection(own: SelfAttention, context: Tensor, x: Tensor) -> Tensor:
+    return direction(context @ own.output.weight.T)
+
+
+def direction_with_neighbours(own: SelfAttention, context: Tensor, x: Tensor) -> Tensor:
+    return direction_of_the_projection(own, context, x) + context.roll(1, dims=1)
+
+
+class NormOfAttention(Block):
+    """A block without a residual connection around the attention, or the attention alone."""
+
+    def __init__(self, alone: bool) -> None:
+        super().__init__()
+        self.alone = alone
+        self.attention.output = nn.Linear(WIDTH, WIDTH, bias=False).double()
+        self.norm.eps = 1e-300
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        attended = self.attention(self.attention_norm(x), mask)
+        return attended if self.alone else x + self.feed_forward(self.norm(attended))
+
+
+def nearly_all(name: str, batch: int, tokens: int) -> Odd:
+    """All weights but one are 1e-13."""
+    mask = torch.full((1, 1, tokens, tokens), -30.0, dtype=torch.float64)
+    mask[..., 2] = 0
+    finish = {"module": direction_of_the_projection, "neighbours": direction_with_neighbours}.get(name)
+    block = Block(finish=finish) if finish else NormOfAttention(alone=name == "alone")
+    return Odd(block, (sequences(batch, tokens), mask))
+
+
+class GatedProjection(nn.Module):
+    """The projection of NeoMME: a submodule that takes the context and the attention's input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.output = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, context: Tensor, x: Tensor) -> Tensor:
+        return self.output(context * self.gate(x).sigmoid())
+
+
+def gated_projection(**fields: Any) -> Odd:
+    block = Block(finish=lambda own, context, x: own.output(context, x))
+    block.attention.add_module("output", GatedProjection().double())
+    return Odd(block, sequences(2), **fields)
+
+
+class Skipping(Block):
+    """Some positions skip the attention. The feed-forward layer may be parallel to the attention."""
+
+    def __init__(self, parallel: bool) -> None:
+        super().__init__()
+        self.parallel = parallel
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        y = x + (x[..., :1] > 0) * self.attention(self.attention_norm(x), mask)
+        return y + self.feed_forward(self.norm(x if self.parallel else y))
+
+
+def skipping(size: tuple[int, int], parallel: bool, last: float) -> Odd:
+    x = sequences(*size)
+    x[:, 0, 0], x[:, -1, 0] = 1, last
+    return Odd(Skipping(parallel), x)
+
+
+def scale_each_example(x: Tensor, condition: Tensor) -> Tensor:
+    return x * condition[:, None, :]
+
+
+# What a further tensor is used for, and its shape, from (batch, tokens). The shape alone does not identify the axes.
+CONDITIONS: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], Callable[[int, int], tuple[int, ...]]]] = {
+    "each example": (scale_each_example, lambda batch, tokens: (batch, WIDTH)),
+    "all examples": (scale_each_example, lambda batch, tokens: (1, WIDTH)),
+    "each position": (scale_each_position, lambda batch, tokens: (batch, tokens, WIDTH)),
+    "position of all": (scale_each_position, lambda batch, tokens: (1, tokens, WIDTH)),
+    "table of positions": (scale_each_position, lambda batch, tokens: (tokens, WIDTH)),
+    "number a position": (lambda x, condition: x * condition[..., None], lambda batch, tokens: (batch, tokens)),
+    "length": (
+        lambda x, condition: x * (1 + (torch.arange(x.shape[1]) < condition[:, None]))[..., None],
+        lambda batch, tokens: (batch,),
+    ),
+    "sequence first": (lambda x, condition: x * condition.transpose(0, 1), lambda *size: (*size[::-1], WIDTH)),
+}
+
+
+def condition(kind: str, size: tuple[int, int]) -> Odd:
+    use, shape = CONDITIONS[kind]
+    given = torch.rand(shape(*size), dtype=torch.float64) + 0.5
+    if kind == "length":
+        given = torch.randint(1, size[1] + 1, size[:1])
+    return Odd(Conditioned(use), (sequences(*size), given), token=0)
+
+
+def mask_for_each_head(batch: int) -> Odd:
+    visible = (torch.rand(batch, HEADS, HEADS, HEADS) < 0.5) | torch.eye(HEADS, dtype=torch.bool)
+    return Odd(Block(), (sequences(batch, HEADS), as_added(visible)))
+
+
+def tokens_skip_themselves(tokens: int) -> Odd:
+    visible = ~torch.eye(tokens, dtype=torch.bool).expand(2, 1, -1, -1).clone()
+    visible[1, ..., -2:] = False  # these tokens are padding
+    real = visible.any(2)[..., None][:, 0]
+    return Odd(Block(), (sequences(2, tokens), as_added(visible)), twin=lambda *given: by_hook(*given) * real)
+
+
+def cross_attention(size: tuple[int, int], hidden: int) -> Odd:
+    """Hidden sources of a cross-attention are no padding of its targets."""
+    tokens, sources = size
+    visible = torch.ones(2, 1, tokens, sources, dtype=torch.bool)
+    visible[:, ..., sources - hidden :] = False
+    visible[1, ..., 3:] = False
+    given = sequences(2, tokens), as_added(visible), sequences(2, sources) + 1
+    return Odd(Reader().double().eval(), given, twin=partial(by_hook, value="value", sources=sources))
+
+
+def by_interface(own: SelfAttention, x: Tensor, mask: Tensor | None, default: Any) -> Tensor:
+    parts = [one(x).unflatten(-1, (HEADS, -1)).transpose(1, 2) for one in (own.query, own.key, own.value)]
+    attend = ALL_ATTENTION_FUNCTIONS.get_interface(own.config._attn_implementation, default)
+    return own.output(attend(own, *parts, mask)[0].flatten(2))
+
+
+class ByKeyword(SelfAttention):
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        names = ("query", "key", "value")
+        parts = {name: getattr(self, name)(x).unflatten(-1, (HEADS, -1)).transpose(1, 2) for name in names}
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
+        return self.output(attend(module=self, attention_mask=mask, dropout=0.0, **parts)[0].flatten(2))
+
+
+def sharp_eager_attention_forward(module: nn.Module, query: Tensor, *args: Any, **kwargs: Any) -> Any:
+    return eager_attention_forward(module, 3 * query, *args, **kwargs)
+
+
+class Sharp(SelfAttention):
+    """Names one of the two functions of its file, as Llama 4's vision layers do."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        return by_interface(self, x, mask, sharp_eager_attention_forward)
+
+
+class Decorated(Sharp):
+    @wraps(Sharp.forward)
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        return super().forward(*args, **kwargs)
+
+
+class Inherited(Sharp):
+    pass
+
+
+class Extended(Inherited):
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        return 2 * super().forward(x, mask)
+
+
+class Undecided(SelfAttention):
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        default = eager_attention_forward if mask is None else sharp_eager_attention_forward
+        return by_interface(self, x, mask, default)
+
+
+def boolean_eager_attention_forward(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor, **kwargs: Any
+) -> tuple[Tensor, Tensor]:
+    scores = (query @ key.transpose(2, 3)).masked_fill(~attention_mask, torch.finfo(query.dtype).min)
+    return (scores.softmax(-1) @ value).transpose(1, 2), scores.softmax(-1)
+
+
+class Boolean(SelfAttention):
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        return by_interface(self, x, mask, boolean_eager_attention_forward)
+
+
+def of_kind(kind: type[SelfAttention], *masks: Tensor, **fields: Any) -> Odd:
+    block = Block()
+    block.attention.__class__ = kind
+    return Odd(block, (sequences(2), *masks), **fields)
+
+
+class Wordy(Block):
+    # The signature differs from that of the base class, because this is what is tested.
+    def forward(self, *, hidden: Tensor, options: dict[str, Any]) -> tuple[Tensor, None, str]:  # type: ignore[override]
+        return super().forward(hidden, options["masks"][0]), None, "more"
+
+
+class Wording(nn.Module):
+    """Calls its block by keywords."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = Wordy()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.block(hidden=x, options={"masks": (mask_of_window(6, window=3),), "name": "test"})[0]
+
+
+def wordy() -> Odd:
+    model = Wording()
+    twin = lambda layer, x: by_hook(model, x, value="block.attention.value")  # noqa: E731
+    return Odd(model.block, sequences(2), model=model, twin=twin)
+
+
+def attention_as_layer() -> Odd:
+    block = Block()
+    twin = lambda layer, x: by_hook(layer, block.attention_norm(x), value="value")  # noqa: E731
+    return Odd(block.attention, sequences(2), model=block, twin=twin)
+
+
+class Unsteady(nn.Module):
+    """Scales what it is given by what a function returns in each run."""
+
+    def __init__(self, scale: Callable[[], Any]) -> None:
+        super().__init__()
+        self.scale = scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale()
+
+
+class SomePlaces(nn.Module):
+    """Changes some positions beyond those of the clean pass."""
+
+    def __init__(self, longest: int, every: int) -> None:
+        super().__init__()
+        self.longest, self.every = longest, every
+
+    def forward(self, x: Tensor) -> Tensor:
+        index = torch.arange(x.shape[1])
+        return torch.where(((index % self.every == 0) & (index >= self.longest))[:, None], x.flip(-1), x)
+
+
+def after(*modules: nn.Module, size: tuple[int, int] = (2, 6), **fields: Any) -> Odd:
+    """Modules between the attention and the feed-forward layer."""
+    return Odd(Block(after=nn.Sequential(*modules)), sequences(*size), **fields)
+
+
+def drawing(draw: str, convolved: bool) -> Odd:
+    """Drops now and then. The runs that check the layer mostly agree, so only the generators show it."""
+    modules = *([Convolution()] if convolved else []), Unsteady(lambda: 1.0 if DRAWS[draw]() < 0.999 else 0.0)
+    return after(*modules, refused="draws random numbers also in eval mode", error=RefusedError, by="zeroing effect")
+
+
+def counting(late: int, period: int, length: int, **arguments: Any) -> Odd:
+    """A number outside the layer changes its output after some runs."""
+    runs: list[int] = []
+
+    def scale() -> float:
+        runs.append(0)
+        return 0.5 if len(runs) > late and len(runs) % period else 1.0
+
+    modules = *([Convolution()] if late else []), Unsteady(scale)
+    return after(*modules, size=(1, length), refused="Block cannot be replayed", arguments=arguments)
+
+
+def others_draw() -> Odd:
+    """Random numbers that the model draws before its layer say nothing of the layer."""
+    block = Block(after=Unsteady(lambda: 1.0))
+    return Odd(block, sequences(2), model=lambda x: block(x + 0 * torch.rand(())))
+
+
+class Counted(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.arange(1, 1 + x.shape[1])[:, None]
+
+
+SWITCH = (False, True)
+DRAWS = {"torch": lambda: float(torch.rand(())), "python": random.random, "numpy": numpy.random.rand}
+BLOCKS: Table = {
+    **rows("finish", finished, FINISHES, [(2, 6)], SWITCH),
+    **rows("value that is nearly all", nearly_all, ("module", "neighbours", "norm", "alone"), (1,), (6,)),
+    **rows("value that is nearly all", nearly_all, ("module", "neighbours", "norm", "alone"), (2,), (20,)),
+    "projection with a gate": gated_projection,
+    "norms of a projection with a gate": partial(
+        gated_projection, refused="has no output projection that can be recognised", by="norm"
+    ),
+    **rows("skipped attention", skipping, [(1, 5), (2, 8), (2, 20)], SWITCH, (1.0, -1.0)),
+    **rows("condition", condition, CONDITIONS, [(3, 6), (4, 4)]),
+    "attention as layer": attention_as_layer,
+    "projection as layer": lambda: Odd(
+        (block := Block()).attention.output, sequences(2), "layer Linear called no attention", model=block
+    ),
+    **rows("mask for each head", mask_for_each_head, (1, 3, HEADS)),
+    **rows("tokens that skip themselves", tokens_skip_themselves, (6, 20)),
+    **rows("cross-attention as layer", cross_attention, [(5, 5), (5, 8), (8, 5)], (0, 2)),
+    **rows("counts positions", lambda batch: after(Counted(), size=(batch, 6)), (1, 2)),
+    **rows("function", of_kind, (ByKeyword, Sharp, Decorated, Inherited, Extended)),
+    "function: Boolean": lambda: of_kind(Boolean, torch.ones(6, 6, dtype=torch.bool).tril()[None, None]),
+    "function: Undecided": partial(
+        of_kind, Undecided, refused=r"Undecided names eager_\w+ and sharp_\w+, so .* name one function"
+    ),
+    "keywords and further outputs": wordy,
+    **rows("draws", drawing, DRAWS, SWITCH),
+    "draws for gradients only": lambda: after(
+        Unsteady(lambda: 1.0 + 0 * (random.random() if torch.is_grad_enabled() else 0.0))
+    ),
+    "others draw": others_draw,
+    "counts all runs": partial(counting, 0, 2, 6),
+    **rows("counts runs", partial(counting, length=24, perturbations_per_eval=1), (12, 20), (2, 3)),
+    **rows("places beyond", lambda size, every: after(SomePlaces(size, every), size=(1, size)), (5, 6, 8), (16,)),
+    "places beyond: 40": lambda: after(SomePlaces(40, 640), size=(1, 40)),
+}
+# All numbers of rows, because the last rows of a product may be rounded in another way.
+SIZES = [one for one in [*zip(cycle((1, 2)), range(3, 19)), (1, 20)] if one not in ((1, 5), (2, 8))]
+SLOW_BLOCKS: Table = {
+    **rows("finish", finished, FINISHES, [(1, 6), (1, 20)], SWITCH),
+    **rows("skipped attention", skipping, SIZES, SWITCH, (1.0, -1.0)),
+    **rows("condition", condition, CONDITIONS, [(1, 6), (16, 16), (3, WIDTH), (WIDTH, 3), (1, 1), (5, 1)]),
+}

@@ -1,0 +1,80 @@
+"""Unknown code that computes something else under another mode of gradients. The decision is the same in all modes."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from captum_vz import ValueZeroing
+from captum_vz.errors import UnsupportedLayerError
+from tests.engine.blocks import HEADS, WIDTH, Projections, block_of, sequences, zeroed_one_by_one
+from tests.engine.compare import assert_same
+from tests.engine.odd_attentions import Computed, attend, by_hand, merged
+
+
+def only_without_gradients(module: object, x: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return attend(query, key, value) + (0 if torch.is_grad_enabled() else value)
+
+
+def numpy_alone(module: object, x: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return attend(query, key, value) + torch.from_numpy(value.numpy())
+
+
+@pytest.mark.parametrize("inference", [False, True])
+@pytest.mark.parametrize(
+    ("compute", "cause"),
+    [(only_without_gradients, "returns other numbers under"), (numpy_alone, "fails under")],
+)
+def test_code_that_is_another_with_gradients(compute: Callable[..., Tensor], cause: str, inference: bool) -> None:
+    block, x = block_of(Computed(compute)), sequences(2)
+    message = rf"Block {cause} torch\.enable_grad, .*Make forward independent of torch\.is_grad_enabled"
+    with torch.inference_mode(inference), pytest.raises(UnsupportedLayerError, match=message) as raised:
+        ValueZeroing(block, block).attribute(x)
+    assert "one call of" not in str(raised.value)
+
+
+class Keeps(Projections):
+    """Writes its values, times a factor, into a tensor that it keeps, and adds this tensor to the context."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor, self.kept = factor, {"values": torch.zeros(2, 7, WIDTH, dtype=torch.float64)}
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        context = attend(*(parts := self.heads(x)))
+        kept = self.kept["values"]
+        kept[:, : x.shape[1]] = self.factor * merged(parts[2])[: len(kept)]
+        return self.output(merged(context) + kept[: len(x), : x.shape[1]])
+
+
+@pytest.mark.parametrize("inference", [False, True])
+@pytest.mark.parametrize("factor", [0.0, 0.5])
+def test_values_written_into_kept_tensor(factor: float, inference: bool) -> None:
+    """In inference mode, the kept tensor cannot be part of a graph."""
+    with torch.inference_mode(inference):
+        block, x = block_of(Keeps(factor)), sequences(2)
+        if factor:
+            with pytest.raises(UnsupportedLayerError, match="Block uses its values outside the attention"):
+                ValueZeroing(block, block).attribute(x)
+            return
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            found = ValueZeroing(block, block).attribute(x)
+        assert_same(found, zeroed_one_by_one(block, x, value="attention.value"))
+
+
+def test_values_used_in_inference_mode() -> None:
+    """A part of the layer that no graph shows runs in a mode of its own."""
+
+    def hidden(module: object, x: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        with torch.inference_mode():
+            more = by_hand(query, key, x.unflatten(-1, (HEADS, -1)).transpose(1, 2))
+        return attend(query, key, value) + more
+
+    block, x = block_of(Computed(hidden)), sequences(2)
+    with pytest.raises(UnsupportedLayerError, match=r"Block enters torch\.inference_mode.*Use torch\.no_grad there"):
+        ValueZeroing(block, block).attribute(x)
