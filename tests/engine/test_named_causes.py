@@ -217,14 +217,31 @@ def test_effects_with_a_cache() -> None:
         with torch.no_grad():
             return case.model(input_ids=ids, past_key_values=deepcopy(cache))
 
-    with pytest.raises(RefusedError, match=r"fails on \d copies of its inputs .* cache, pass the whole sequence"):
-        ValueZeroingEffect(forward, case.layers).attribute(ids, target=(0, 1))
+    # The cache has no copies. One example needs none.
+    with pytest.warns(UserWarning, match="cannot share a batch, because they fail"):
+        found = ValueZeroingEffect(forward, case.layers[-1]).attribute(ids, lambda out: out.last_hidden_state[:, 0, 1])
+    for token in range(3):
+        changed = deepcopy(cache)
+        changed.layers[len(case.layers) - 1].values[:, :, token] = 0
+        with torch.no_grad():
+            lost = case.model(input_ids=ids, past_key_values=changed).last_hidden_state[:, 0, 1]
+        assert_same(found[:, token], forward(ids).last_hidden_state[:, 0, 1] - lost)
 
 
-def test_effects_of_a_batch_held_back() -> None:
-    layer, x = Block(), sequences(1)
-    held = torch.zeros(1, 1, dtype=torch.float64)
+@pytest.mark.parametrize("batch", [1, 2])
+def test_effects_of_a_batch_held_back(batch: int) -> None:
+    """One example needs no copies. Several are refused."""
+    layer, x = Block(), sequences(batch)
+    held = torch.zeros(batch, 1, dtype=torch.float64)
+    holding = ValueZeroingEffect(lambda x: torch.cat([layer(x).sum(1), held], 1), layer)
+    cutting = ValueZeroingEffect(lambda x: layer(x).sum(1)[:batch], layer)
+    if batch == 1:
+        expected = ValueZeroingEffect(lambda x: layer(x).sum(1), layer).attribute(x, target=0)
+        for method in (holding, cutting):
+            with pytest.warns(UserWarning, match="cannot share a batch, because they fail"):
+                assert_same(method.attribute(x, target=0), expected)
+        return
     with pytest.raises(RefusedError, match=r"fails on 7 copies .* one entry for each example, pass this"):
-        ValueZeroingEffect(lambda x: torch.cat([layer(x).sum(1), held], 1), layer).attribute(x, target=0)
-    with pytest.raises(RefusedError, match=r"for 7 copies it returned \(1, 16\), and \(1, 16\) for the inputs alone"):
-        ValueZeroingEffect(lambda x: layer(x).sum(1)[:1], layer).attribute(x, target=0)
+        holding.attribute(x, target=0)
+    with pytest.raises(RefusedError, match=r"for 7 copies it returned \(2, 16\), and \(2, 16\) for the inputs alone"):
+        cutting.attribute(x, target=0)
