@@ -48,6 +48,7 @@ __all__ = [
     "format_output",
     "format_tensor_into_tuples",
     "forward_hooks",
+    "forward_hooks_with_kwargs",
     "forward_pre_hooks",
     "function_mode_state",
     "function_modes",
@@ -129,6 +130,13 @@ def modules_of(module: nn.Module) -> list[nn.Module]:
 def forward_hooks(module: nn.Module) -> OrderedDict[int, Callable[..., Any]]:
     """The hooks that are called after a module's forward, in their order."""
     return module._forward_hooks  # type: ignore[return-value]  # torch has a dict of its own type there
+
+
+def forward_hooks_with_kwargs(module: nn.Module) -> list[Callable[..., Any]]:
+    """Those of the forward hooks that are also called with keyword arguments."""
+    return [
+        hook for number, hook in module._forward_hooks.copy().items() if number in module._forward_hooks_with_kwargs
+    ]
 
 
 def forward_pre_hooks(module: nn.Module) -> OrderedDict[int, Callable[..., Any]]:

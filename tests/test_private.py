@@ -190,6 +190,9 @@ def test_hooks() -> None:
     module.register_forward_pre_hook(hooks[0])
     module.register_forward_hook(hooks[1])
     assert [*_private.forward_pre_hooks(module).values(), *_private.forward_hooks(module).values()] == hooks
+    handle = module.register_forward_hook(lambda *given: None, with_kwargs=True)
+    assert _private.forward_hooks_with_kwargs(module) == [_private.forward_hooks(module)[handle.id]]
+    handle.remove()
     copied = _private.without_hooks(module)
     x = torch.ones(1, 2)
     assert torch.equal(copied(x), module(x)) and called == ["pre", "post"]

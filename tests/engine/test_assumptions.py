@@ -29,8 +29,6 @@ REFUSED = {
     *(f"returns {name}" for name in ("nothing", "one vector", "tokens first", "another axis", "not finite")),
     *(f"attention: {name}" for name in ("over features", "half by hand", "values beside", "five axes")),
     "attention: dropout in eval mode",
-    "hook: the layer steered",
-    "hook: the layer averaged",
     # A softmax over tokens is taken for the one of a linear attention, although the layer adds no attention here.
     "beside: shares of tokens",
 }

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from captum_vz import LayerAttention, ValueZeroing, ValueZeroingRollout
+from captum_vz import LayerAttention, LayerAttentionNorm, ValueZeroing, ValueZeroingRollout
+from captum_vz.errors import RefusedError, UnsupportedLayerError
 from tests.engine.compare import assert_same
 from tests.engine.parameters import quick
 from tests.reference import FAMILIES, naive_attention, naive_value_zeroing
@@ -88,12 +89,113 @@ def test_layer_hook_on_the_input() -> None:
         assert_same(maps[index], naive_value_zeroing(before, index))
 
 
-def test_layer_hook_on_the_output() -> None:
-    """The hook is no part of the layer's forward, so the layer does not return the recorded output."""
+def through_autoencoder(x: Tensor) -> Tensor:
+    """What a sparse autoencoder with random weights makes of each token."""
+    generator = torch.Generator().manual_seed(0)
+    encoder = torch.randn(x.shape[-1], 40, generator=generator).to(x) / 4
+    return (x @ encoder - 0.1).relu() @ encoder.mT
+
+
+def patched(x: Tensor) -> Tensor:
+    x = x.clone()
+    x[:, 2] = torch.linspace(-1, 1, x.shape[-1]).to(x)
+    return x
+
+
+def patched_in_place(x: Tensor) -> None:
+    x[:, 1] = x[:, 0]
+
+
+EDITS: dict[str, Any] = {
+    "steering": lambda x: 1.5 * x + torch.linspace(-1, 1, x.shape[-1]).to(x),
+    "autoencoder": through_autoencoder,
+    "patch": patched,
+    "patch in place": patched_in_place,
+    "tokens mixed": lambda x: x + x.mean(1, keepdim=True),
+}
+
+
+def editing(edit: Any, with_kwargs: bool = False) -> Any:
+    def hook(module: nn.Module, *rest: Any) -> Any:
+        assert len(rest) == 2 + with_kwargs
+        output = rest[-1]
+        if isinstance(output, tuple):
+            edited = edit(output[0])
+            return None if edited is None else (edited, *output[1:])
+        return edit(output)
+
+    return hook
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama"])
+@pytest.mark.parametrize("edit", EDITS)
+def test_layer_hook_on_the_output(edit: str, name: str) -> None:
+    """The map is the map of the layer with the user's hooks."""
+    case = FAMILIES[name].build()
+    with_kwargs = edit == "patch"
+    case.layers[1].register_forward_hook(editing(EDITS[edit], with_kwargs), with_kwargs=with_kwargs)
+    case.layers[2].register_forward_hook(editing(EDITS["steering"]))
+    case.layers[2].register_forward_hook(editing(EDITS[edit]))
+    maps = ValueZeroing(case.model, case.layers).attribute(case.inputs)
+    for index, layer_map in enumerate(maps):
+        assert_same(layer_map, naive_value_zeroing(case, index))
+
+
+def test_layer_hook_that_clamps() -> None:
+    """The hook changes nothing in the plain run, and much where a value is zeroed."""
+    case, bounds = FAMILIES["bert"].build(), []
+
+    def clamp(x: Tensor) -> Tensor:
+        bounds.append((x.amin(1, keepdim=True), x.amax(1, keepdim=True)))
+        return x.clamp(*bounds[0])
+
+    hook = case.layers[1].register_forward_hook(editing(clamp))
+    found = ValueZeroing(case.model, case.layers[1]).attribute(case.inputs)
+    assert_same(found, naive_value_zeroing(case, 1))
+    hook.remove()
+    assert not torch.allclose(found, naive_value_zeroing(case, 1), atol=1e-3)
+
+
+def test_layer_hook_in_inference_mode() -> None:
+    case = FAMILIES["gpt2"].build()
+    calls: list[Any] = []
+    case.layers[0].register_forward_hook(lambda module, args, output: calls.append(output))
+    case.layers[1].register_forward_hook(editing(patched_in_place))
+    with torch.inference_mode():
+        found = ValueZeroing(case.model, case.layers).attribute(case.inputs)
+    assert len(calls) == 1
+    for index, layer_map in enumerate(found):
+        assert_same(layer_map.clone(), naive_value_zeroing(case, index))
+
+
+def test_random_layer_hook_is_refused() -> None:
     case = FAMILIES["bert"].build()
-    case.layers[1].register_forward_hook(lambda module, args, output: 1.5 * output + 1)
-    with pytest.raises(AssertionError, match="BertLayer cannot be replayed"):
+
+    def noisy(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+        return output + torch.randn_like(output)
+
+    case.layers[1].register_forward_hook(noisy)
+    with pytest.raises(RefusedError, match="draws random numbers also in eval mode"):
         ValueZeroing(case.model, case.layers).attribute(case.inputs)
+
+
+def test_layer_hook_that_counts_is_named() -> None:
+    case, runs = FAMILIES["bert"].build(), []
+
+    def counting(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+        runs.append(0)
+        return output * len(runs)
+
+    case.layers[1].register_forward_hook(counting)
+    with pytest.raises(UnsupportedLayerError, match=r"output goes through the hook \S+counting.* same in each run"):
+        ValueZeroing(case.model, case.layers[1]).attribute(case.inputs)
+
+
+def test_layer_hook_and_decompositions() -> None:
+    case = FAMILIES["bert"].build()
+    case.layers[1].register_forward_hook(editing(EDITS["steering"]))
+    with pytest.raises(UnsupportedLayerError, match=r"a hook on the layer changes its output \(\S+hook\)"):
+        LayerAttentionNorm(case.model, case.layers[1]).attribute(case.inputs)
 
 
 @each_method

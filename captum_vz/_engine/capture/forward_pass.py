@@ -35,6 +35,7 @@ from captum_vz._private import (
     DropoutModule,
     accelerate_hook,
     forward_hooks,
+    forward_hooks_with_kwargs,
     is_replica,
     modules_of,
     sort_key_list,
@@ -55,9 +56,9 @@ def layer_hooks(
     """Handle the attention of each of `layers` whenever it runs inside the `with` block.
 
     `begin(index of the layer, layer, args, kwargs)` makes the handler of a run. `end(handler, (args, kwargs), output,
-    hooks)` is called when the layer returns, with the arguments and the output after all hooks, and the user's hooks if
-    they changed the output. What it returns, unless None, replaces the output. All hooks are gone when the block is
-    left, also by an error.
+    hooks)` is called when the layer returns, with the arguments and the output after all hooks. `hooks` are the user's
+    if they changed the output, each with whether it takes keyword arguments. What `end` returns, unless None, replaces
+    the output. All hooks are gone when the block is left, also by an error.
     """
     this_pass = current_pass.get()
 
@@ -67,7 +68,7 @@ def layer_hooks(
         return current_pass.get() is this_pass or is_replica(module)
 
     def hooks_of(index: int) -> tuple[Callable[..., None], Callable[..., None], Callable[..., Any]]:
-        running: dict[int, tuple[H, AttentionHandler | None, list[VersionedTensor]]] = {}
+        running: dict[int, tuple[H, AttentionHandler | None, list[tuple[Tensor, VersionedTensor]]]] = {}
 
         # torch stores `with_kwargs` separately from the hook, so another thread may call a hook without kwargs while
         # the hook is being added or removed. Only runs of this pass are handled.
@@ -84,18 +85,20 @@ def layer_hooks(
 
         def returned(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
             if is_ours(module) and user_hooks(forward_hooks(module)):
-                running[id(module)][-1].extend(map(VersionedTensor, _tensors(output)))
+                running[id(module)][-1].extend((one, VersionedTensor(one)) for one in _tensors(output))
 
         def after(module: nn.Module, args: tuple[Any, ...], *kwargs_and_output: Any) -> Any:
             if not is_ours(module):
                 return None
             handler, outer, tensors = running.pop(id(module))
             thread_handler.set(outer)
-            (kwargs, output), hooks = kwargs_and_output, user_hooks(forward_hooks(module))
+            (kwargs, output), with_kwargs = kwargs_and_output, forward_hooks_with_kwargs(module)
+            hooks = [(hook, hook in with_kwargs) for hook in user_hooks(forward_hooks(module))]
             now = _tensors(output) if tensors else []
+            # A hook that returns another tensor may change it in replays, even if it holds the same numbers now.
             same = len(tensors) == len(now) and all(
-                old.is_unmodified() and (old.value is new or torch.equal(old.value, new))
-                for old, new in zip(tensors, now, strict=True)
+                one is new and old.is_unmodified() and (old.value is new or torch.equal(old.value, new))
+                for (one, old), new in zip(tensors, now, strict=True)
             )
             # In a context of its own. transformers' collector of attentions and hidden states, which follows the
             # user's pass by a context variable, would otherwise collect those of replays.

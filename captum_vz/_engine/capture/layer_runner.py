@@ -45,7 +45,7 @@ class Streams:
 
 
 class LayerRunner:
-    """Runs the code of a recorded layer, without its hooks and without key-value caches.
+    """Runs the code of a recorded layer, without key-value caches, and the user's hooks that change its output.
 
     With a `layout`, the hidden states in its `arguments` are one vector a token. Submodules of `layer` may be replaced.
     """
@@ -112,7 +112,7 @@ class LayerRunner:
         if self._record.writes_arguments:
             args, kwargs = map_each(clone_tensor, (args, kwargs))
         try:
-            return self.layer.forward(*args, **kwargs)
+            return self._record.after_hooks(args, kwargs, self.layer.forward(*args, **kwargs))
         except (*LAYER_ERRORS, AssertionError) as error:
             if is_out_of_memory(error):
                 raise
@@ -164,11 +164,11 @@ def with_submodules_replaced(module: nn.Module, replacements: Mapping[nn.Module,
 
 
 def run_again(record: LayerRecord, handler: AttentionHandler | None) -> Any:
-    """What a layer's own forward returns for its clean arguments, without caches."""
+    """What a layer returns for its clean arguments, without caches."""
     arguments = without_caches((record.args, record.kwargs))
     args, kwargs = map_each(clone_tensor, arguments) if record.writes_arguments else arguments
     with handled_by(handler):
-        return record.layer.forward(*args, **kwargs)
+        return record.after_hooks(args, kwargs, record.layer.forward(*args, **kwargs))
 
 
 def without_caches(arguments: Any) -> Any:

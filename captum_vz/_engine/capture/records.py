@@ -149,7 +149,8 @@ class LayerRecord:
         keep_module_io: Whether `module_io` is filled.
         state: What the layer's modules held before this run.
         writes_arguments: Whether the layer writes into its arguments, so that each run needs its own.
-        hooks: The user's hooks on the layer, if they changed what its forward returned.
+        hooks: The user's hooks on the layer, if they changed what its forward returned. Each with whether it takes
+            keyword arguments.
         warnings: What the user is warned of.
         given: Where the user says that the values are.
         layout: How the attention sees the layer's tokens: "tokens", "streams" (several vectors each) or "windows".
@@ -170,7 +171,7 @@ class LayerRecord:
     keep_module_io: bool = False
     state: ModuleState = field(default_factory=ModuleState)
     writes_arguments: bool = False
-    hooks: list[Callable[..., Any]] = field(default_factory=list)
+    hooks: list[tuple[Callable[..., Any], bool]] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     given: ValueProjection | None = None
     layout: str = "tokens"
@@ -205,14 +206,12 @@ class LayerRecord:
             )
         return output
 
-    def check_output_is_of_forward(self) -> None:
-        """Raise UnsupportedLayerError if the user's hooks changed what the layer's forward returned."""
-        if self.hooks:
-            names = ", ".join(getattr(hook, "__qualname__", type(hook).__name__) for hook in self.hooks)
-            raise UnsupportedLayerError(
-                f"{self.name} cannot be replayed: a hook on the layer changes its output ({names}), and replays run "
-                "its forward without hooks. Make it a forward_pre_hook of the next layer, or remove it."
-            )
+    def after_hooks(self, args: Any, kwargs: Any, output: Any) -> Any:
+        """What the user's hooks on the layer make of what its forward returned."""
+        for hook, with_kwargs in self.hooks:
+            changed = hook(self.layer, args, *([kwargs] if with_kwargs else []), output)
+            output = output if changed is None else changed
+        return output
 
     def is_given(self, hidden: Tensor) -> bool:
         """Whether the layer's input is `hidden`: the first argument of this shape holds the same numbers.

@@ -246,6 +246,12 @@ def record_steps(site: AttentionSite) -> tuple[int, StepRecorder]:
             f"The attention of {name} is computed in {attention.calls} parts, which norm-based methods do not support. "
             "ValueZeroing can explain it."
         )
+    if site.layer.hooks:
+        hooks = ", ".join(getattr(hook, "__qualname__", type(hook).__name__) for hook, _ in site.layer.hooks)
+        raise UnsupportedLayerError(
+            f"{name} cannot be decomposed: a hook on the layer changes its output ({hooks}). Make the hook a "
+            "forward_pre_hook of the next layer, or remove it. ValueZeroing can explain the layer."
+        )
     check_no_tokens_in_cache(site.layer, "has to be run again to show its residual connection and norms")
     number = site.layer.attentions.index(attention)
     layer = site.in_float32().layer

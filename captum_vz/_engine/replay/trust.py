@@ -47,8 +47,13 @@ class LayerTrust:
     @classmethod
     def of(cls, layer: LayerRecord) -> LayerTrust:
         """The trust in a recorded layer."""
-        library = is_library_code(layer.layer)
+        library = runs_library_code(layer)
         return cls(library, library and each_module_runs_once(layer))
+
+
+def runs_library_code(layer: LayerRecord) -> bool:
+    """Whether all code that made a layer's output is torch's and transformers'."""
+    return not layer.hooks and is_library_code(layer.layer)
 
 
 def is_library_code(layer: nn.Module) -> bool:

@@ -25,7 +25,7 @@ from captum_vz._engine.numerics.budget import is_out_of_memory
 from captum_vz._engine.numerics.perturbation import binary_digits, fixed_normal, is_changed
 from captum_vz._engine.numerics.tensors import inference_mode
 from captum_vz._engine.numerics.tolerance import CannotReplayError, exceeds_rounding, is_reproduced
-from captum_vz._engine.replay.trust import is_library_code
+from captum_vz._engine.replay.trust import runs_library_code
 from captum_vz._engine.taps.handler import AttentionCall, AttentionHandler, current_handler
 from captum_vz._private import SET_GRADIENTS, softmax_axis, tree_map, without_function_modes
 from captum_vz.errors import RefusedError, UnsupportedLayerError
@@ -50,7 +50,7 @@ def check_unknown_code(site: AttentionSite, values_once: bool = True) -> None:
 
     Library code does neither. With `values_once`, nothing else may use the values of the attention.
     """
-    if is_library_code(site.layer.layer):
+    if runs_library_code(site.layer):
         return
     before = random_states()
     problem = _problem(site, values_once)

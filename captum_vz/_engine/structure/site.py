@@ -123,7 +123,6 @@ class AttentionSite:
 
     def in_float32(self) -> AttentionSite:
         """This site, with a layer in half precision recorded once more in float32. Masks stay the same."""
-        self.layer.check_output_is_of_forward()
         if not is_half(self.layer):
             return self
         # With windows, the attention is the layer's only one, spread over its positions.

@@ -151,15 +151,19 @@ def on_submodule_exit(module: nn.Module, inputs: tuple[Any, ...], output: Any) -
 
 
 def left_out_by_replays(layer: nn.Module) -> str:
-    """What the user has put around a layer's own forward, in two sentences. Empty: nothing."""
-    hooks = [*user_hooks(forward_pre_hooks(layer)), *user_hooks(forward_hooks(layer))]
-    found = [f"the hook {getattr(hook, '__qualname__', type(hook).__name__)}" for hook in hooks]
-    forward = vars(layer).get("forward")
+    """What the user has put around a layer's own forward, and what to do. Empty: nothing."""
+    found, after = (
+        [f"the hook {getattr(hook, '__qualname__', type(hook).__name__)}" for hook in user_hooks(hooks)]
+        for hooks in (forward_pre_hooks(layer), forward_hooks(layer))
+    )
+    forward, text = vars(layer).get("forward"), ""
     if forward is not None and accelerate_hook(layer) is None:
         found.append(f"{getattr(forward, '__qualname__', type(forward).__name__)} in the place of its forward")
-    if not found:
-        return ""
-    return f"The layer carries {' and '.join(found)}, which replays leave out. Make it part of the layer's class. "
+    if found:
+        text = f"The layer carries {' and '.join(found)}, which replays leave out. Make it part of the layer's class. "
+    if after:
+        text += f"The layer's output goes through {' and '.join(after)}, which must return the same in each run. "
+    return text
 
 
 def user_hooks(hooks: Mapping[int, Callable[..., Any]]) -> list[Callable[..., Any]]:

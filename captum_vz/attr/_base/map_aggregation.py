@@ -68,8 +68,7 @@ def refuse_other_mixing(name: str, layer: Any, run: MapRun) -> None:
         )
     mixing = "mix their tokens in another way as well (a recurrent or convolutional module), which no map shows"
     unknown = "do not run on changed inputs, so whether they mix their tokens in another way as well is unknown"
-    hooked = "have a forward hook that changes their output and may mix their tokens"
-    for indices, what in ((run.mixing.mixers, mixing), (run.mixing.untested, unknown), (run.mixing.hooked, hooked)):
+    for indices, what in ((run.mixing.mixers, mixing), (run.mixing.untested, unknown)):
         if indices:
             raise UnsupportedLayerError(
                 f"{name} joins maps of attention, but the layers {_some([names[index] for index in indices])} {what}. "
