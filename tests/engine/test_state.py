@@ -373,7 +373,7 @@ def test_warning_names_state_that_cannot_be_put_back(kept: Any, advance: Any, na
 def test_own_generators_are_refused(kept: Any, advance: Any) -> None:
     block, x = Block(), sequences(1)
     block.after = Advances(kept, advance)
-    with pytest.raises(RefusedError, match=r"Block draws random numbers from what it keeps in kept \(\w+\), so no two"):
+    with pytest.raises(RefusedError, match=r"drew random numbers from what Block keeps in kept \(\w+\), so no two"):
         ValueZeroing(block, [block]).attribute(x)
     block.after = Advances(kept, lambda held: None)
     with warnings.catch_warnings():

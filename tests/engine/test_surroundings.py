@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from transformers.masking_utils import sdpa_mask
 from captum_vz import LayerAttention, LayerAttentionGradient, ValueZeroing, find_layers
 from captum_vz._engine.capture.float32 import in_float32
 from captum_vz.errors import UnsupportedLayerError
-from tests.engine.blocks import zeroed_one_by_one
+from tests.engine.blocks import Block, sequences, zeroed_in_its_batch, zeroed_one_by_one
 from tests.engine.parameters import quick
 from tests.reference import FAMILIES
 
@@ -308,9 +309,25 @@ def test_dynamically_quantised_inputs(tokens: int) -> None:
     case = FAMILIES["bert"].build(torch.float32)
     model = torch.ao.quantization.quantize_dynamic(case.model, {nn.Linear})
     ids = torch.randint(1, 29, (1, tokens))
-    for layer, one in zip(find_layers(model), ValueZeroing(model, find_layers(model)).attribute(ids), strict=True):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = ValueZeroing(model, find_layers(model)).attribute(ids)
+    assert not [one for one in caught if "deprecated" not in str(one.message)]
+    for layer, one in zip(find_layers(model), found, strict=True):
         expected = zeroed_one_by_one(layer, hidden_states(model, layer, ids), value="attention.self.value")
         torch.testing.assert_close(one, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated")
+def test_dynamically_quantised_batch() -> None:
+    model = torch.ao.quantization.quantize_dynamic(Block().float(), {nn.Linear})
+    x = sequences(2).float()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = ValueZeroing(model, model).attribute(x)
+    (message,) = [str(one.message) for one in caught if "deprecated" not in str(one.message)]
+    assert "Block is quantised, and activations of a batch share one scale: pass one sentence at a time" in message
+    torch.testing.assert_close(found, zeroed_in_its_batch(model, x), rtol=0, atol=1e-6)
 
 
 def hidden_states(model: nn.Module, layer: nn.Module, ids: Tensor) -> Tensor:

@@ -97,17 +97,16 @@ class ModuleState:
             changes.undo.append(restore)
             yield
         changed = [(name, value) for name, value, before in others if _content(value) != before]
-        kept = ", ".join(sorted({f"{name} ({type(value).__name__})" for name, value in changed}))
-        if any(_is_random(value) for _, value in changed):
-            raise RefusedError(
-                f"The layer {type(self.modules[0]).__name__} draws random numbers from what it keeps in {kept}, so no "
-                "two runs of it agree. Switch off what is random in it, or pass another layer."
-            )
-        if changed:
+        for name, value in sorted(changed, key=lambda one: not _is_random(one[1]))[:1]:
+            kept = f"{type(self.modules[0]).__name__} keeps in {name} ({type(value).__name__})"
+            if _is_random(value):
+                raise RefusedError(
+                    f"Replays drew random numbers from what {kept}, so no two runs of the layer agree. Switch off what "
+                    "is random in it, or pass another layer."
+                )
             warnings.warn(
-                f"Replays changed what {type(self.modules[0]).__name__} keeps in {kept}, and it cannot be put back. If "
-                "the layer's output depends on it, later runs differ. Keep such state in numbers, tensors, lists or "
-                "dicts, which are put back.",
+                f"Replays changed what {kept}, and it cannot be put back. If the layer's output depends on it, later "
+                "runs differ. Keep such state in numbers, tensors, lists or dicts, which are put back.",
                 stacklevel=2,
             )
 
@@ -170,7 +169,8 @@ def version(x: Tensor) -> int | None:
 
 
 def _is_of_libraries(value: Any) -> bool:
-    return str(type(value).__module__).startswith(_LIBRARIES)  # a class with a slot of this name holds no text there
+    # A class with a slot of this name holds no text there. torch's packed weights are of a class of "torch" itself.
+    return f"{type(value).__module__}.".startswith(_LIBRARIES)
 
 
 def _cannot_be_put_back(value: Any) -> bool:

@@ -27,6 +27,7 @@ from captum_vz._engine.structure.dependence import (
     find_sources,
     values_depend_on_own_position,
 )
+from captum_vz._private import modules_of
 from captum_vz.functional.interventions import ZeroValue
 
 if TYPE_CHECKING:
@@ -100,10 +101,10 @@ def _group_steps(problem: ReplayProblem) -> Steps:
         active[example] = (in_group[example] & reached).any(-1)
     together = problem.trust.independent or _examples_are_independent(problem)
     if not together:
-        site.layer.warnings.append(
-            f"the examples of the batch depend on each other in layer {site.layer.index} ({site.layer.name}), such as "
-            "activations that share one scale. The map is that of this batch. Pass one sentence at a time for its own"
-        )
+        cause = f"the examples of the batch depend on each other in layer {site.layer.index} ({site.layer.name})"
+        if any(".quantized.dynamic." in f"{type(one).__module__}." for one in modules_of(site.layer.layer)):
+            cause = f"{site.layer.name} is quantised, and activations of a batch share one scale"
+        site.layer.warnings.append(f"{cause}: pass one sentence at a time. The map is that of this batch")
     examples = torch.ones(1, batch, device=device) if together else torch.eye(batch, device=device)
     steps: Steps = []
     for chosen in examples.bool():
