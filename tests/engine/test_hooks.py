@@ -194,7 +194,7 @@ def test_layer_hook_that_counts_is_named() -> None:
 def test_layer_hook_and_decompositions() -> None:
     case = FAMILIES["bert"].build()
     case.layers[1].register_forward_hook(editing(EDITS["steering"]))
-    with pytest.raises(UnsupportedLayerError, match=r"a hook on the layer changes its output \(\S+hook\)"):
+    with pytest.raises(UnsupportedLayerError, match=r"A hook on the layer BertLayer changes its output \(\S+hook\)"):
         LayerAttentionNorm(case.model, case.layers[1]).attribute(case.inputs)
 
 

@@ -13,6 +13,7 @@ from accelerate.hooks import ModelHook, SequentialHook, add_hook_to_module
 from torch import Tensor, nn
 
 from captum_vz import ValueZeroing, ValueZeroingEffect
+from captum_vz._engine.capture.records import LayerRecord
 from captum_vz._engine.numerics.perturbation import noise_like
 from captum_vz._engine.replay import packed, trust
 from tests.engine.blocks import HEADS, WIDTH, Block, SelfAttention, direction, sequences, zeroed_one_by_one
@@ -315,12 +316,12 @@ CODE: dict[str, tuple[Callable[[], nn.Module], bool]] = {
 @pytest.mark.parametrize("code", CODE)
 def test_library_code_is_recognised(code: str) -> None:
     module, expected = CODE[code]
-    assert trust.is_library_code(module()) is expected
+    assert trust.is_library_code(LayerRecord(module(), (), {})) is expected
 
 
 def test_changed_class_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nn.Linear, "extra_repr", own(nn.Linear.extra_repr))
-    assert not trust.is_library_code(nn.Linear(2, 2))
+    assert not trust.is_library_code(LayerRecord(nn.Linear(2, 2), (), {}))
 
 
 def test_noise_where_there_are_no_numbers() -> None:

@@ -111,7 +111,12 @@ def test_dropout_of_the_attention_function(method: Any) -> None:
     block.attention.rates = [0.5]
     expected = method(block, block).attribute(sequences(2))
     block.train()
-    refused(block, block, r"attention of Block runs with dropout 0.5, .* Call model.eval\(\) first", method=method)
+    refused(
+        block,
+        block,
+        r"attention of Block drops 0.5 of its weights in train mode. Call model.eval\(\) first",
+        method=method,
+    )
     block.attention.rates = [0.0]
     assert_same(method(block, block).attribute(sequences(2)), expected)
 
@@ -125,9 +130,9 @@ def test_dropout_of_torchs_function_in_eval_mode() -> None:
             return self.output(context.transpose(1, 2).flatten(2))
 
     block = block_of(Careless())
-    message = r"of Block runs with dropout 0.5 in eval mode, .* dropout_p=0.5 if self.training else 0.0"
+    message = r"of Block drops 0.5 of its weights in eval mode. Pass dropout_p=0.5 if self.training else 0.0"
     refused(block, block, message)
-    refused(block.train(), block, r"dropout 0.5, .* Call model.eval\(\) first")
+    refused(block.train(), block, r"drops 0.5 .* Call model.eval\(\) first")
 
 
 def test_dropout_rate_in_eval_mode() -> None:

@@ -26,8 +26,8 @@ from captum_vz._engine.taps.handler import (
     current_handler,
     on_submodule_enter,
     on_submodule_exit,
+    output_hooks,
     thread_handler,
-    user_hooks,
 )
 from captum_vz._engine.taps.projection import attach_to_named
 from captum_vz._engine.taps.projection_table import ValueProjection
@@ -35,7 +35,6 @@ from captum_vz._private import (
     DropoutModule,
     accelerate_hook,
     forward_hooks,
-    forward_hooks_with_kwargs,
     is_replica,
     modules_of,
     sort_key_list,
@@ -84,7 +83,7 @@ def layer_hooks(
                 thread_handler.set(handler)
 
         def returned(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            if is_ours(module) and user_hooks(forward_hooks(module)):
+            if is_ours(module) and output_hooks(module):
                 running[id(module)][-1].extend((one, VersionedTensor(one)) for one in _tensors(output))
 
         def after(module: nn.Module, args: tuple[Any, ...], *kwargs_and_output: Any) -> Any:
@@ -92,8 +91,7 @@ def layer_hooks(
                 return None
             handler, outer, tensors = running.pop(id(module))
             thread_handler.set(outer)
-            (kwargs, output), with_kwargs = kwargs_and_output, forward_hooks_with_kwargs(module)
-            hooks = [(hook, hook in with_kwargs) for hook in user_hooks(forward_hooks(module))]
+            (kwargs, output), hooks = kwargs_and_output, output_hooks(module)
             now = _tensors(output) if tensors else []
             # A hook that returns another tensor may change it in replays, even if it holds the same numbers now.
             same = len(tensors) == len(now) and all(

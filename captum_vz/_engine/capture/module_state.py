@@ -100,15 +100,10 @@ class ModuleState:
         for name, value in sorted(changed, key=lambda one: not _is_random(one[1]))[:1]:
             kept = f"{type(self.modules[0]).__name__} keeps in {name} ({type(value).__name__})"
             if _is_random(value):
-                raise RefusedError(
-                    f"Replays drew random numbers from what {kept}, so no two runs of the layer agree. Switch off what "
-                    "is random in it, or pass another layer."
-                )
-            warnings.warn(
-                f"Replays changed what {kept}, and it cannot be put back. If the layer's output depends on it, later "
-                "runs differ. Keep such state in numbers, tensors, lists or dicts, which are put back.",
-                stacklevel=2,
-            )
+                agree = "so no two runs of the layer agree. Switch this off, or pass another layer."
+                raise RefusedError(f"Replays drew random numbers from what {kept}, {agree}")
+            advice = "Keep state that the output depends on in numbers, tensors, lists or dicts."
+            warnings.warn(f"Replays changed what {kept}, which cannot be put back. {advice}", stacklevel=2)
 
     def _reached(self) -> list[tuple[str, Any]]:
         """All that the attributes and the arguments hold, at any depth, each with the name of its attribute.
@@ -118,12 +113,11 @@ class ModuleState:
         found: dict[int, tuple[str, Any]] = {}
         pairs = (pair for one in self.modules for pair in vars(one).copy().items())
         named = [pair for pair in pairs if pair[0] not in _NOT_ENTERED and type(pair[1]) not in _PLAIN]
-        buffers = (pair for one in self.modules for pair in own_buffers(one).copy().items())
         own = self.modules if self.packages else ()  # library code writes to no parameters, and holds nothing elsewhere
-        parameters = (pair for one in own for pair in own_parameters(one).items())
         classes = {cls for one in own for cls in type(one).__mro__ if self._is_own(cls)}
-        code = (pair for cls in classes for pair in vars(cls).copy().items())
-        waiting = [*(("its arguments", value) for value in self.given), *named, *buffers, *parameters, *code]
+        others: list[Any] = [*map(own_buffers, self.modules), *map(own_parameters, own), *map(vars, classes)]
+        waiting = [*(("its arguments", value) for value in self.given), *named]
+        waiting += [pair for one in others for pair in one.copy().items()]
         while waiting and len(found) < _LARGEST:
             name, value = waiting.pop()
             kind = type(value)  # configs make isinstance slow
@@ -174,13 +168,10 @@ def _is_of_libraries(value: Any) -> bool:
 
 
 def _cannot_be_put_back(value: Any) -> bool:
-    if issubclass(type(value), _PUT_BACK) or (_is_of_libraries(value) and not isinstance(value, torch.Generator)):
-        return False
-    if _is_random(value) or isinstance(value, IOBase):
-        return True
-    if isinstance(getattr(value, "__self__", None), ModuleType):  # a function that is built in
-        return False
-    return not hasattr(value, "__dict__") or hasattr(value, "__slots__")
+    if issubclass(type(value), _PUT_BACK) or _is_random(value) or _is_of_libraries(value):
+        return _is_random(value)
+    built_in = isinstance(getattr(value, "__self__", None), ModuleType)  # a function
+    return isinstance(value, IOBase) or not (built_in or hasattr(value, "__dict__")) or hasattr(value, "__slots__")
 
 
 def _is_random(value: Any) -> bool:
@@ -189,10 +180,9 @@ def _is_random(value: Any) -> bool:
 
 def _content(value: Any) -> Any:
     """What shows whether an object has changed."""
-    if isinstance(value, torch.Generator):  # two pickles of it differ
-        return value.get_state().tolist()
-    # Files are not pickled, nor are generators.
-    shows = pickle.dumps, lambda x: x.tell(), lambda x: repr(x.gi_frame.f_locals), lambda x: repr(x.__reduce_ex__(2))
+    # Files are not pickled, nor are generators. Two pickles of torch's generator of random numbers differ.
+    first = (lambda x: x.get_state().tolist()) if isinstance(value, torch.Generator) else pickle.dumps
+    shows = first, lambda x: x.tell(), lambda x: repr(x.gi_frame.f_locals), lambda x: repr(x.__reduce_ex__(2))
     for show in shows:
         with suppress(Exception):  # whatever the code of an object's own raises
             return show(value)
@@ -204,13 +194,9 @@ def _put_back(container: Any, content: Any) -> None:
     if isinstance(container, np.ndarray):
         if container.tobytes() != content.tobytes():
             container[...] = content
-    elif _identities(container) != _identities(content):
+        return
+    order = sorted if isinstance(container, set) else list
+    now, before = (map(id, [*x, *x.values()] if isinstance(x, dict) else x) for x in (container, content))
+    if order(now) != order(before):
         container.clear()
         (container.update if isinstance(container, (dict, set)) else container.extend)(content)
-
-
-def _identities(container: Any) -> list[int]:
-    """Return the identities of a container's members, which differ if one of them was exchanged."""
-    if isinstance(container, set):
-        return sorted(map(id, container))
-    return list(map(id, [*container, *container.values()] if isinstance(container, dict) else container))

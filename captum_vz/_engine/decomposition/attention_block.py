@@ -248,10 +248,8 @@ def record_steps(site: AttentionSite) -> tuple[int, StepRecorder]:
         )
     if site.layer.hooks:
         hooks = ", ".join(getattr(hook, "__qualname__", type(hook).__name__) for hook, _ in site.layer.hooks)
-        raise UnsupportedLayerError(
-            f"{name} cannot be decomposed: a hook on the layer changes its output ({hooks}). Make the hook a "
-            "forward_pre_hook of the next layer, or remove it. ValueZeroing can explain the layer."
-        )
+        advice = "Make it a forward_pre_hook of the next layer, or remove it. ValueZeroing can explain the layer."
+        raise UnsupportedLayerError(f"A hook on the layer {name} changes its output ({hooks}). {advice}")
     check_no_tokens_in_cache(site.layer, "has to be run again to show its residual connection and norms")
     number = site.layer.attentions.index(attention)
     layer = site.in_float32().layer

@@ -47,22 +47,18 @@ class LayerTrust:
     @classmethod
     def of(cls, layer: LayerRecord) -> LayerTrust:
         """The trust in a recorded layer."""
-        library = runs_library_code(layer)
+        library = is_library_code(layer)
         return cls(library, library and each_module_runs_once(layer))
 
 
-def runs_library_code(layer: LayerRecord) -> bool:
-    """Whether all code that made a layer's output is torch's and transformers'."""
-    return not layer.hooks and is_library_code(layer.layer)
-
-
-def is_library_code(layer: nn.Module) -> bool:
+def is_library_code(layer: LayerRecord) -> bool:
     """Whether all code of a layer is torch's and transformers'."""
-    modules = modules_of(layer)
+    modules = modules_of(layer.layer)
     return (
-        all(map(_is_library_class, {type(module) for module in modules}))
+        not layer.hooks
+        and all(map(_is_library_class, {type(module) for module in modules}))
         and all(map(_holds_library_code, modules))
-        and not any(is_hooked(module) for module in modules if module is not layer)
+        and not any(is_hooked(module) for module in modules if module is not layer.layer)
     )
 
 

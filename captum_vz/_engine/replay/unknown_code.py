@@ -25,7 +25,7 @@ from captum_vz._engine.numerics.budget import is_out_of_memory
 from captum_vz._engine.numerics.perturbation import binary_digits, fixed_normal, is_changed
 from captum_vz._engine.numerics.tensors import inference_mode
 from captum_vz._engine.numerics.tolerance import CannotReplayError, exceeds_rounding, is_reproduced
-from captum_vz._engine.replay.trust import runs_library_code
+from captum_vz._engine.replay.trust import is_library_code
 from captum_vz._engine.taps.handler import AttentionCall, AttentionHandler, current_handler
 from captum_vz._private import SET_GRADIENTS, softmax_axis, tree_map, without_function_modes
 from captum_vz.errors import RefusedError, UnsupportedLayerError
@@ -39,10 +39,7 @@ ATTENTION = re.compile("(Safe)?Softmax|ScaledDotProduct")
 # Parts of messages.
 UNTESTED = "so the package cannot check where it uses its values"
 INDEPENDENT = "Make forward independent of torch.is_grad_enabled()"
-ONE_CALL = (
-    "so some heads cannot be read. Compute all heads by one call of torch.nn.functional.scaled_dot_product_attention "
-    "on (batch, head, token, feature)"
-)
+ONE_CALL = "so some heads cannot be read. Compute all by one call of scaled_dot_product_attention on four axes"
 
 
 def check_unknown_code(site: AttentionSite, values_once: bool = True) -> None:
@@ -50,7 +47,7 @@ def check_unknown_code(site: AttentionSite, values_once: bool = True) -> None:
 
     Library code does neither. With `values_once`, nothing else may use the values of the attention.
     """
-    if runs_library_code(site.layer):
+    if is_library_code(site.layer):
         return
     before = random_states()
     problem = _problem(site, values_once)
@@ -74,8 +71,7 @@ def _draws(site: AttentionSite) -> bool:
 
 def _problem(site: AttentionSite, values_once: bool) -> str | None:
     """Why the attention does not show all, and what to do. None: it does, or no two runs of the layer agree."""
-    runner = site.runner()
-    problem: str | None = None
+    runner, problem = site.runner(), None
     try:
         clean = runner.run(SiteHandler(site.attention))
     except CannotReplayError:
@@ -105,7 +101,6 @@ class _Graph(AttentionHandler, TorchFunctionMode):
         keep: Whether gradients stay on in a layer's own `torch.no_grad()`.
         zeroed: Which entries are zeroed of what some functions return, by the number of the function.
         answers: Context and weights of each call of attention. They are computed unless they are given.
-        values: The values of each call.
         edges: Where in the graph each result of torch's functions is. None: it needs no gradient.
         in_inference_mode: Whether the layer switches gradients off in a way that cannot be undone.
         clones: What stands for tensors that were made in inference mode, which no graph can hold, by their ids.

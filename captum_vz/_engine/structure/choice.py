@@ -68,13 +68,10 @@ def choose_attention(layer: LayerRecord, attention: str) -> AttentionRecord:
                 f"attention: {error}. Name the part whose rows the attention sums."
             ) from error
     if chosen.dropout:
-        eval_mode, remedy = "", "Call model.eval() first."
-        if not chosen.module.training:
-            eval_mode, remedy = " in eval mode", f"Pass dropout_p={chosen.dropout} if self.training else 0.0."
-        raise RefusedError(
-            f"The attention of {name} runs with dropout {chosen.dropout}{eval_mode}, so no two runs of it agree. "
-            + remedy
-        )
+        rate, training = chosen.dropout, chosen.module.training
+        advice = "Call model.eval() first." if training else f"Pass dropout_p={rate} if self.training else 0.0."
+        mode = "train" if training else "eval"
+        raise RefusedError(f"The attention of {name} drops {rate} of its weights in {mode} mode. {advice}")
     return chosen
 
 

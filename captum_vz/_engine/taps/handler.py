@@ -23,6 +23,7 @@ from captum_vz._private import (
     OUTPUT_CAPTURING,
     accelerate_hook,
     forward_hooks,
+    forward_hooks_with_kwargs,
     forward_pre_hooks,
     function_modes,
     without_function_modes,
@@ -175,9 +176,15 @@ def user_hooks(hooks: Mapping[int, Callable[..., Any]]) -> list[Callable[..., An
     return [hook for hook in list(hooks.values()) if not (getattr(hook, "__module__", None) or "").startswith(ours)]
 
 
+def output_hooks(module: nn.Module) -> list[tuple[Callable[..., Any], bool]]:
+    """The user's forward hooks of a module, each with whether it takes keyword arguments."""
+    with_kwargs = forward_hooks_with_kwargs(module)
+    return [(hook, hook in with_kwargs) for hook in user_hooks(forward_hooks(module))]
+
+
 def is_hooked(module: nn.Module) -> bool:
     """Whether a module carries hooks of the user's. They may change what it does, so they have to be called."""
-    return bool(user_hooks(forward_pre_hooks(module)) or user_hooks(forward_hooks(module)))
+    return bool(user_hooks(forward_pre_hooks(module)) or output_hooks(module))
 
 
 def check_not_overridden(function: Callable[..., Tensor], *args: Any, **kwargs: Any) -> None:

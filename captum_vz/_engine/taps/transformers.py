@@ -85,7 +85,9 @@ def _attention(
 
     if handler is None:
         return run(attention_mask if by_torch else mask, value, dropout)
-    if of_user is not None and not _same(compute_as_user(value)[0], compute(value)[0]):
+    if of_user is not None and not same_numbers(
+        compute(value)[0], compute_as_user(value)[0], torch.finfo(value.dtype).eps ** 0.6
+    ):
         visible = None if given is None else mask_as_bool(given)
         return handler.on_attention(AttentionCall(module, value, compute_as_user, visible, dropout, obeys_mask=False))
     plain = partial(run, attention_mask, value) if loaded == "eager" and mask is not attention_mask else None
@@ -96,10 +98,6 @@ def _attention(
         dropout = 0.0
     visible = None if mask is None else mask_as_bool(mask)
     return handler.on_attention(AttentionCall(module, value, compute, visible, dropout, plain, by_torch))
-
-
-def _same(context: Tensor, expected: Tensor) -> bool:
-    return context.shape == expected.shape and same_numbers(context, expected, torch.finfo(context.dtype).eps ** 0.6)
 
 
 def _eager_function(module: nn.Module) -> Callable[..., Any]:

@@ -19,7 +19,7 @@ from captum_vz._engine.capture.records import AttentionRecord, LayerRecord
 from captum_vz._engine.numerics.perturbation import binary_digits
 from captum_vz._engine.numerics.tensors import clone_tensor, first_tensor
 from captum_vz._engine.numerics.tolerance import CannotReplayError
-from captum_vz._engine.replay.trust import runs_library_code
+from captum_vz._engine.replay.trust import is_library_code
 from captum_vz._engine.structure.dependence import find_streams, mixes_outside, run_on, values_depend_on_own_position
 from captum_vz._engine.taps.handler import AttentionCall, AttentionHandler
 from captum_vz._private import is_replica, tree_leaves, tree_map
@@ -53,7 +53,7 @@ class OtherMixing:
         with self._lock:
             if mixes and record.index not in self.mixers:
                 self.mixers.append(record.index)
-            if mixes is None and record.index not in self.untested and not runs_library_code(record):
+            if mixes is None and record.index not in self.untested and not is_library_code(record):
                 self.untested.append(record.index)
             before = self._before.get(place)
             # A copy, because models may write into their tensors later.
@@ -79,7 +79,7 @@ def _mixes(record: LayerRecord, output: Tensor) -> bool | None:
     if streams is not None:
         output = streams.tokens(output)
     hidden = next((x for x in tree_leaves(runner.arguments) if isinstance(x, Tensor) and x.is_floating_point()), None)
-    library, tokens_first = runs_library_code(record), any(one.tokens_first for one in attentions[:1])
+    library, tokens_first = is_library_code(record), any(one.tokens_first for one in attentions[:1])
     if not attentions or hidden is None or hidden.shape != output.shape or (library and hidden.dim() != 3):
         return None
     if not library and values_depend_on_own_position(runner, attentions[0]) is False:
