@@ -96,18 +96,25 @@ def forward_looking(module: nn.Module, *parts: Tensor, **kwargs: object) -> tupl
     return context.transpose(1, 2).contiguous(), None
 
 
+def of_tokens(module: nn.Module, *parts: Any, **kwargs: Any) -> Any:
+    """Takes a mask of tokens, `(batch, in)`."""
+    mask = None if parts[3] is None else parts[3][:, None, None].bool()
+    return sdpa_attention_forward(module, *parts[:3], mask, **kwargs)
+
+
 def plainly(*args: Any, **kwargs: Any) -> Any:
     return sdpa_attention_forward(*args, **kwargs)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def registered() -> Iterator[None]:
-    functions = (sharper, unlike, clamped, forward_looking, plainly)
+    functions = (sharper, unlike, clamped, forward_looking, of_tokens, plainly)
     for function in functions:
         AttentionInterface.register(function.__name__, function)
     AttentionInterface.register("masked", plainly)
     for name in ("masked", "forward_looking"):
         AttentionMaskInterface.register(name, sdpa_mask)
+    AttentionMaskInterface.register("of_tokens", lambda *args, attention_mask=None, **kwargs: attention_mask)
     yield
     for name in ("masked", *(function.__name__ for function in functions)):
         del AttentionInterface._global_mapping[name]
@@ -173,6 +180,10 @@ def test_registered_attention_and_mask() -> None:
     expected = ValueZeroing(case.model, case.layers).attribute(case.inputs)
     case.model.set_attn_implementation("masked")
     torch.testing.assert_close(ValueZeroing(case.model, case.layers).attribute(case.inputs), expected)
+    case.model.set_attn_implementation("of_tokens")
+    found, real = ValueZeroing(case.model, case.layers).attribute(case.inputs), case.inputs["attention_mask"].bool()
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one[real], other[real])
     for name in ("plainly", "forward_looking"):
         case.model.set_attn_implementation(name)
         without = {"input_ids": case.inputs["input_ids"]}

@@ -64,7 +64,7 @@ def _attention(
     loaded = (original(config, ATTENTION_NAME) or "eager") if hasattr(config, ATTENTION_NAME) else None
     of_user = _function_of_user(loaded)
     by_torch = loaded == "sdpa" or of_user is not None
-    given = None if of_user is not None and not isinstance(attention_mask, Tensor) else attention_mask
+    given = attention_mask if of_user is None or getattr(attention_mask, "ndim", 0) == 4 else None
     mask = _mask_of("sdpa" if by_torch else loaded, given, module, query, key, kwargs.get("is_causal"))
     function = of_user or (sdpa_of_transformers() if by_torch else _eager_function(module))
 
