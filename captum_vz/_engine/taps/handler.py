@@ -153,18 +153,13 @@ def on_submodule_exit(module: nn.Module, inputs: tuple[Any, ...], output: Any) -
 
 def left_out_by_replays(layer: nn.Module) -> str:
     """What the user has put around a layer's own forward, and what to do. Empty: nothing."""
-    found, after = (
-        [f"the hook {getattr(hook, '__qualname__', type(hook).__name__)}" for hook in user_hooks(hooks)]
-        for hooks in (forward_pre_hooks(layer), forward_hooks(layer))
-    )
     forward, text = vars(layer).get("forward"), ""
     if forward is not None and accelerate_hook(layer) is None:
-        found.append(f"{getattr(forward, '__qualname__', type(forward).__name__)} in the place of its forward")
-    if found:
-        text = f"The layer carries {' and '.join(found)}, which replays leave out. Make it part of the layer's class. "
-    if after:
-        text += f"The layer's output goes through {' and '.join(after)}, which must return the same in each run. "
-    return text
+        name = f"{getattr(forward, '__qualname__', type(forward).__name__)} in the place of its forward"
+        text = f"The layer carries {name}, which replays leave out. Make it part of the layer's class. "
+    hooks = [f"the hook {getattr(hook, '__qualname__', type(hook).__name__)}" for hook, _ in output_hooks(layer)]
+    same = "which must return the same in each run. "
+    return text + (f"The layer's output goes through {' and '.join(hooks)}, {same}" if hooks else "")
 
 
 def user_hooks(hooks: Mapping[int, Callable[..., Any]]) -> list[Callable[..., Any]]:
