@@ -6,9 +6,8 @@ recorded layer is), `replay` and `decomposition`, then `whole_model` and the dri
 """
 
 from captum_vz._engine.capture.embeddings import EmbeddingLeaf, first_module_holding
-from captum_vz._engine.capture.float32 import HALF, in_float32, is_half
 from captum_vz._engine.capture.forward_pass import LayerPass, given_states, layer_hooks
-from captum_vz._engine.capture.layer_runner import is_cache
+from captum_vz._engine.capture.layer_runner import HALF, in_float32, is_cache, is_half
 from captum_vz._engine.capture.records import LayerRecord
 from captum_vz._engine.decomposition.attention_block import AttentionBlock
 from captum_vz._engine.decomposition.readout import Readout
@@ -16,8 +15,7 @@ from captum_vz._engine.decomposition.vectors import INCLUDES, Decomposition, dec
 from captum_vz._engine.numerics.budget import SHORT_OF_MEMORY, budget_of, is_out_of_memory
 from captum_vz._engine.numerics.tensors import alike_tensors, first_tensor
 from captum_vz._engine.numerics.tolerance import is_reproduced
-from captum_vz._engine.replay.trust import keeps_examples_apart
-from captum_vz._engine.replay.unknown_code import check_unknown_code
+from captum_vz._engine.replay.trust import check_unknown_code, keeps_examples_apart
 from captum_vz._engine.structure.find_layers import find_layers
 from captum_vz._engine.structure.site import AttentionSite, attention_site, not_finite
 from captum_vz._engine.taps.handler import AttentionHandler

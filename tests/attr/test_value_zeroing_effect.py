@@ -18,7 +18,7 @@ from torch.nn.modules import module as torch_modules
 from torch.utils.flop_counter import FlopCounterMode
 
 from captum_vz import ValueZeroing, ValueZeroingEffect, find_layers
-from captum_vz._engine.whole_model import clean_cache
+from captum_vz._engine.whole_model import replay
 from captum_vz.errors import ArgumentError, RefusedError
 from captum_vz.testbed import load_agreement_model
 from tests.budget import set_budget
@@ -487,7 +487,7 @@ def test_unchanged_positions_are_skipped_when_causal(name: str, monkeypatch: pyt
     plain = operations(lambda: case.model(**inputs))
     found, cost = of.attribute(inputs, read), operations(lambda: of.attribute(inputs, read))
     cost_of_last = operations(lambda: last.attribute(inputs, read))
-    monkeypatch.setattr(clean_cache, "MOST_CHANGED", -1)  # as if everything had changed
+    monkeypatch.setattr(replay, "MOST_CHANGED", -1)  # as if everything had changed
     assert_same(of.attribute(inputs, read), found)
     whole = operations(lambda: of.attribute(inputs, read))
     assert whole > 0.95 * plain * (tokens + 2)  # the clean pass, a copy for each token and one more

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from captum_vz import ValueZeroing, ValueZeroingEffect
 from captum_vz._engine.capture.records import LayerRecord
-from captum_vz._engine.numerics.perturbation import noise_like
+from captum_vz._engine.numerics.tensors import noise_like
 from captum_vz._engine.replay import packed, trust
 from tests.engine.blocks import HEADS, WIDTH, Block, SelfAttention, direction, sequences, zeroed_one_by_one
 from tests.engine.compare import assert_same

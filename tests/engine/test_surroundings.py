@@ -19,7 +19,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from captum_vz import LayerAttention, LayerAttentionGradient, ValueZeroing, find_layers
-from captum_vz._engine.capture.float32 import in_float32
+from captum_vz._engine.capture.layer_runner import in_float32
 from captum_vz.errors import UnsupportedLayerError
 from tests.engine.blocks import Block, sequences, zeroed_in_its_batch, zeroed_one_by_one
 from tests.engine.parameters import quick

@@ -17,8 +17,7 @@ from captum_vz._engine.capture.module_state import ModuleState
 from captum_vz._engine.capture.recorder import Recorder
 from captum_vz._engine.capture.records import LayerRecord, VersionedTensor
 from captum_vz._engine.numerics.budget import is_out_of_memory, keep_freed_memory
-from captum_vz._engine.numerics.perturbation import nudged
-from captum_vz._engine.numerics.tensors import alike_tensors, map_each
+from captum_vz._engine.numerics.tensors import alike_tensors, map_each, nudged
 from captum_vz._engine.taps import TAPS
 from captum_vz._engine.taps.changes import Changes, current_pass, undoing
 from captum_vz._engine.taps.handler import (

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from captum_vz._engine.numerics.perturbation import noise_like, with_noise
-from captum_vz._engine.numerics.tensors import first_tensor, for_query_heads
+from captum_vz._engine.numerics.tensors import first_tensor, for_query_heads, noise_like, with_noise
 from captum_vz._engine.numerics.tolerance import CannotReplayError
 from captum_vz._engine.taps.handler import AttentionCall, AttentionHandler
 from captum_vz.functional.interventions import Intervention, contexts_after, values_after

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from captum_vz._engine.capture.module_state import ModuleState, version
-from captum_vz._engine.numerics.perturbation import is_changed
-from captum_vz._engine.numerics.tensors import first_tensor
+from captum_vz._engine.numerics.tensors import first_tensor, is_changed
 from captum_vz._engine.numerics.tolerance import CannotReplayError
 from captum_vz._engine.taps.projection_table import ValueProjection
 from captum_vz._private import modules_of, own_parameters, tree_leaves

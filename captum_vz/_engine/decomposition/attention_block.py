@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from captum_vz._engine.capture.float32 import check_no_tokens_in_cache
-from captum_vz._engine.capture.layer_runner import run_again, without_caches
+from captum_vz._engine.capture.layer_runner import check_no_tokens_in_cache, run_again, without_caches
 from captum_vz._engine.capture.recorder import Recorder
 from captum_vz._engine.capture.records import AttentionRecord, LayerRecord
 from captum_vz._engine.numerics.tensors import first_tensor

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from captum_vz._engine.capture.float32 import HALF, in_float32
+from captum_vz._engine.capture.layer_runner import HALF, in_float32
 from captum_vz._engine.numerics.tolerance import CannotReplayError
 from captum_vz._engine.structure.modules import Norm, matrix, read_norm
 from captum_vz.errors import ArgumentError

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from captum_vz._engine.capture.interventions import ContextHandler, Intervene, ScaleNoise
-from captum_vz._engine.numerics.perturbation import PROBE_STRENGTHS, is_changed, max_abs
+from captum_vz._engine.numerics.tensors import PROBE_STRENGTHS, is_changed, max_abs
 from captum_vz._engine.numerics.tolerance import CannotReplayError, check_reproduced, is_reproduced
 from captum_vz._engine.replay.base import ReplayChunk, ReplayProblem
 from captum_vz._engine.replay.trust import run_with_noise

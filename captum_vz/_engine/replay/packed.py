@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from captum_vz._engine.numerics.perturbation import PROBE_STRENGTHS, with_noise
-from captum_vz._engine.numerics.tensors import first_tensor, for_query_heads, gather_rows
+from captum_vz._engine.numerics.tensors import PROBE_STRENGTHS, first_tensor, for_query_heads, gather_rows, with_noise
 from captum_vz._engine.numerics.tolerance import (
     CannotReplayError,
     check_against_changes,

@@ -1,8 +1,13 @@
-"""What need not be checked of a layer, because its code is known.
+"""What need not be checked of a layer because its code is known, and what runs of unknown code show.
 
 A replay can reproduce the clean output and still be wrong for zeroed values: values may be permuted, the context may be
 clamped outside its clean range, positions may compete. Modules of torch and transformers do none of this, except for
 experts of limited capacity. Code from elsewhere may.
+
+Such code may also use a value once more: subtracted from the output, added to it, convolved, made into a gate. Some
+heads may be computed where no tap sees them. The layer runs with a graph of gradients, in which each attention that is
+read returns a constant. The graph shows what the values are made of, and other heads. In one more run with these
+constants, the values are zeroed where they are projected. If the output changes, something else uses them.
 """
 
 from __future__ import annotations
@@ -10,20 +15,46 @@ from __future__ import annotations
 import inspect
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from types import BuiltinFunctionType, FunctionType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
+from torch.overrides import TorchFunctionMode
 
+from captum_vz._engine.capture.interventions import SiteHandler
+from captum_vz._engine.capture.layer_runner import LAYER_ERRORS
+from captum_vz._engine.capture.module_state import random_states
 from captum_vz._engine.capture.records import LayerRecord
-from captum_vz._engine.numerics.perturbation import PROBE_STRENGTHS, SMALL_STRENGTHS
-from captum_vz._engine.numerics.tolerance import CannotReplayError, is_reproduced
-from captum_vz._engine.taps.handler import is_hooked
-from captum_vz._private import accelerate_hook, modules_of, own_parameters
+from captum_vz._engine.numerics.budget import is_out_of_memory
+from captum_vz._engine.numerics.tensors import (
+    PROBE_STRENGTHS,
+    SMALL_STRENGTHS,
+    binary_digits,
+    fixed_normal,
+    inference_mode,
+    is_changed,
+)
+from captum_vz._engine.numerics.tolerance import CannotReplayError, exceeds_rounding, is_reproduced
+from captum_vz._engine.taps.handler import AttentionCall, AttentionHandler, current_handler, is_hooked
+from captum_vz._private import (
+    SET_GRADIENTS,
+    accelerate_hook,
+    modules_of,
+    own_parameters,
+    softmax_axis,
+    tree_map,
+    without_function_modes,
+)
+from captum_vz.errors import RefusedError, UnsupportedLayerError
+
+if TYPE_CHECKING:
+    from captum_vz._engine.structure.site import AttentionSite
 
 # Packages whose classes of modules, and whose functions, count as library code.
 CLASSES = ("torch.nn.", "transformers.", "captum_vz._engine.")
@@ -52,14 +83,14 @@ class LayerTrust:
 
 
 def is_library_code(layer: LayerRecord) -> bool:
-    """Whether all code of a layer is torch's and transformers'."""
-    modules = modules_of(layer.layer)
-    return (
-        not layer.hooks
-        and all(map(_is_library_class, {type(module) for module in modules}))
-        and all(map(_holds_library_code, modules))
-        and not any(is_hooked(module) for module in modules if module is not layer.layer)
-    )
+    """Whether all code of a layer is torch's and transformers', and no hook changes its output."""
+    return not layer.hooks and _is_of_libraries(layer.layer)
+
+
+def _is_of_libraries(whole: nn.Module) -> bool:
+    modules = modules_of(whole)
+    known = all(map(_is_library_class, {type(module) for module in modules})) and all(map(_holds_library_code, modules))
+    return known and not any(is_hooked(module) for module in modules if module is not whole)
 
 
 def keeps_examples_apart(model: Any) -> bool:
@@ -67,7 +98,7 @@ def keeps_examples_apart(model: Any) -> bool:
 
     Statistics of a batch (BatchNorm) count in train mode, and where no others were kept.
     """
-    if not type(model).__module__.startswith("transformers.") or is_hooked(model) or not is_library_code(model):
+    if not type(model).__module__.startswith("transformers.") or is_hooked(model) or not _is_of_libraries(model):
         return False
     return not any(
         module.training or COMPETING.search(type(module).__name__) or getattr(module, "running_mean", module) is None
@@ -162,3 +193,207 @@ def is_independent(
         if not all(is_reproduced(rows.flatten(0, -2), first.flatten(0, -2)) for rows in (before, after)):
             return False
     return True
+
+
+# Names of a graph's nodes that multiply by a matrix, and of nodes that may belong to an attention.
+PRODUCT = re.compile("mm|mv|matmul|linear|convolution", re.IGNORECASE)
+ATTENTION = re.compile("(Safe)?Softmax|ScaledDotProduct")
+# Parts of messages.
+UNTESTED = "so the package cannot check where it uses its values"
+INDEPENDENT = "Make forward independent of torch.is_grad_enabled()"
+ONE_CALL = "so some heads cannot be read. Compute all by one call of scaled_dot_product_attention on four axes"
+
+
+def check_unknown_code(site: AttentionSite, values_once: bool = True) -> None:
+    """Check that a layer draws no random numbers, and mixes its tokens only in the attention that is read.
+
+    Library code does neither. With `values_once`, nothing else may use the values of the attention.
+    """
+    if is_library_code(site.layer):
+        return
+    before = random_states()
+    problem = _problem(site, values_once)
+    # Another thread may draw numbers too, but hardly also in one more run. Gradients may be why the layer drew.
+    if before != random_states() and _draws(site):
+        raise RefusedError(
+            f"The layer {site.layer.name} draws random numbers also in eval mode, so no two runs of it agree. Switch "
+            "off what is random in it (stochastic depth, dropout by hand), or pass another layer."
+        )
+    if problem is not None:
+        raise UnsupportedLayerError(f"The layer {site.layer.name} {problem}, or pass another layer.")
+
+
+def _draws(site: AttentionSite) -> bool:
+    """Whether random numbers are drawn while the layer runs."""
+    before = random_states()
+    with suppress(CannotReplayError):
+        site.runner().run(SiteHandler(site.attention))
+    return before != random_states()
+
+
+def _problem(site: AttentionSite, values_once: bool) -> str | None:
+    """Why the attention does not show all, and what to do. None: it does, or no two runs of the layer agree."""
+    runner, problem = site.runner(), None
+    try:
+        clean = runner.run(SiteHandler(site.attention))
+    except CannotReplayError:
+        return None
+    for keep in (True, False):  # a layer may write into its parameters under torch.no_grad
+        try:
+            with inference_mode(False), torch.enable_grad():
+                graph = _Graph(site, keep)
+                if graph.in_inference_mode:
+                    return f"enters torch.inference_mode, {UNTESTED}. Use torch.no_grad there"
+                if is_reproduced(graph.output.detach(), clean):
+                    problem = _other_use(site, graph, values_once)
+                    break
+            problem = f"returns other numbers under torch.enable_grad, {UNTESTED}. {INDEPENDENT}"
+        except (CannotReplayError, RefusedError, *LAYER_ERRORS) as error:
+            if is_out_of_memory(error):
+                raise
+            problem = f"fails under torch.enable_grad, {UNTESTED}: {str(error).rstrip('.')}. {INDEPENDENT}"
+    steady = problem is None or all(is_reproduced(runner.run(SiteHandler(site.attention)), clean) for _ in range(2))
+    return problem if steady else None
+
+
+class _Graph(AttentionHandler, TorchFunctionMode):
+    """A run of a layer with gradients, in which each attention returns a start of the graph.
+
+    Attributes:
+        keep: Whether gradients stay on in a layer's own `torch.no_grad()`.
+        zeroed: Which entries are zeroed of what some functions return, by the number of the function.
+        answers: Context and weights of each call of attention. They are computed unless they are given.
+        edges: Where in the graph each result of torch's functions is. None: it needs no gradient.
+        in_inference_mode: Whether the layer switches gradients off in a way that cannot be undone.
+        clones: What stands for tensors that were made in inference mode, which no graph can hold, by their ids.
+    """
+
+    def __init__(self, site: AttentionSite, keep: bool, answers: Any = (), zeroed: Mapping[int, Tensor] = {}) -> None:
+        super().__init__()
+        self.site, self.keep, self.zeroed = site, keep, zeroed
+        self.answers: list[tuple[Tensor, Tensor | None]] = [*answers]
+        self.values: list[Tensor] = []
+        self.edges: list[GradientEdge | None] = []
+        self.in_inference_mode = False
+        self.clones: dict[int, tuple[Tensor, Tensor]] = {}
+        runner = site.runner()
+        # Copies are saved, because a layer may write over what is saved. Weights that need no gradients are leaves.
+        with saved_tensors_hooks(lambda x: x if x.is_leaf else x.clone(), lambda x: x):
+            self.output = runner.run(self, tree_map(_start_of_graph, runner.arguments), around=lambda: self)
+
+    def on_attention(self, call: AttentionCall) -> tuple[Tensor, Tensor | None]:
+        self.values.append(call.values.clone())  # some modules write into both
+        if len(self.values) > len(self.answers):
+            with torch.no_grad(), without_function_modes():  # not counted: runs with answers do not compute them
+                computed, weights_then = call.compute(call.values)
+                self.answers.append((computed.detach().requires_grad_(), weights_then))
+        context, weights = self.answers[len(self.values) - 1]
+        return context.clone(), weights
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if current_handler() is not self:  # an interruption may leave a mode behind, until the next pass
+            return func(*args, **(kwargs or {}))
+        if self.keep and func is SET_GRADIENTS:
+            return None
+        self.in_inference_mode |= torch.is_inference_mode_enabled()
+        args, kwargs = tree_map(self._in_graph, (args, kwargs or {}))
+        result = func(*args, **kwargs)
+        if isinstance(result, Tensor):
+            if (zeroed := self.zeroed.get(len(self.edges))) is not None:
+                result = result.masked_fill(zeroed, 0)
+            self.edges.append(None if result.grad_fn is None else get_gradient_edge(result))
+        return result
+
+    def _in_graph(self, value: Any) -> Any:
+        if not isinstance(value, Tensor) or self.in_inference_mode or not value.is_inference():
+            return value
+        return self.clones.setdefault(id(value), (value, value.clone()))[1]
+
+    def moved_without(self, zeroed: Mapping[int, Tensor]) -> Tensor:
+        """Which positions of the output change with `zeroed` entries, and the attention of this run."""
+        before = self.output.detach()
+        after = _Graph(self.site, self.keep, self.answers, zeroed).output.detach()
+        return is_changed(after, before).any(-1) & exceeds_rounding(after, before)
+
+    def projections(self, values: Tensor) -> Iterator[tuple[int, GradientEdge, int]]:
+        """The functions that project values: their numbers, their results, and the axis of the features there."""
+        for node in _ancestors(values.grad_fn, up_to=PRODUCT):
+            for number, edge in enumerate(self.edges if PRODUCT.search(node.name()) else ()):
+                if edge is not None and node in _ancestors(edge.node):  # the first one made the node
+                    yield number, edge, 1 if "Convolution" in node.name() else -1
+                    break
+
+
+def _start_of_graph(value: Any) -> Any:
+    """A copy of an argument, which the layer may write into."""
+    copied = value.detach().clone() if isinstance(value, Tensor) else value
+    return copied.requires_grad_().clone() if isinstance(value, Tensor) and value.is_floating_point() else copied
+
+
+def _other_use(site: AttentionSite, graph: _Graph, values_once: bool) -> str | None:
+    """What leads to the output outside the attention that is read, and what to do. None: nothing that counts."""
+    attention = site.attention
+    if attention.inline is not None:  # zeroed where they are projected, and used by the module's own code
+        return None
+    own = slice(attention.calls_before, attention.calls_before + attention.calls)
+    contexts = {get_gradient_edge(context).node for context, _ in graph.answers[own]}
+    if values_once and not all(contexts.isdisjoint(_ancestors(values.grad_fn)) for values in graph.values[own]):
+        return "uses a context as values, so no value belongs to one token. Pass a layer with one attention"
+    projections = [(v.transpose(1, 2).flatten(2), *one) for v in graph.values[own] for one in graph.projections(v)]
+    made_of: dict[int, Tensor] = {}  # the entries that the values are made of, by the number of the function
+    for rows, number, edge, _ in projections:
+        if values_once and site.windows is None and _mixes(rows, edge) and _sums(rows, edge):
+            return "mixes its projected values, so no value belongs to one token. Mix tokens before the projection"
+        made_of[number] = _depends(rows, edge) | made_of.get(number, False)
+    # Mostly nothing else uses what the projections return, which one run shows.
+    if made_of and graph.moved_without({number: torch.ones_like(one) for number, one in made_of.items()}).any():
+        if values_once and graph.moved_without(made_of).any():
+            return "uses its values outside the attention that is read. Use them in this attention alone"
+        for rows, number, edge, axis in projections:
+            others = ~made_of[number] | (not values_once)
+            for one in binary_digits(rows):
+                halves = [_depends(rows, edge, half).any(axis, keepdim=True) & others for half in (one, ~one)]
+                if (graph.moved_without({number: halves[0]}) & graph.moved_without({number: halves[1]})).any():
+                    return f"mixes its tokens by other features of its value projection, {ONE_CALL}"
+    starts = {get_gradient_edge(context).node for context, _ in graph.answers}
+    for node in _ancestors(graph.output.grad_fn):
+        if ATTENTION.match(node.name()) and starts.isdisjoint(_ancestors(node)):
+            shape = _depends(graph.output, GradientEdge(*node.next_functions[0])).shape
+            axis = softmax_axis(node)  # linear attention has one over the tokens of its keys
+            over_tokens = axis not in (-1, len(shape) - 1) and shape[axis] == attention.shape.sources
+            if over_tokens or shape[-2:] == attention.shape[2:] or "Scaled" in node.name():
+                return f"computes another attention, {ONE_CALL}"
+    return None
+
+
+def _mixes(x: Tensor, edge: GradientEdge) -> bool:
+    """Whether an entry of what a node returned reaches several tokens of `x`: two tokens differ in some digit."""
+    return any((_depends(x, edge, one) & _depends(x, edge, ~one)).any() for one in binary_digits(x))
+
+
+def _sums(x: Tensor, edge: GradientEdge) -> bool:
+    """Whether tokens of `x` depend on more entries than they have, as sums do, and copies of a token do not."""
+    halves = [half for one in binary_digits(x) for half in (one, ~one)]
+    return any(_depends(x, edge, half).sum() > half.sum() * x.shape[-1] for half in halves)
+
+
+def _ancestors(node: Any, up_to: re.Pattern[str] | None = None) -> Iterator[Any]:
+    """A node of a graph, and all that lead to it."""
+    left, seen = [node], {None}
+    while left:
+        node = left.pop()
+        if node not in seen:
+            seen.add(node)
+            yield node
+            if up_to is None or not up_to.search(node.name()):
+                left.extend(before for before, _ in node.next_functions)
+
+
+def _depends(x: Tensor, edge: GradientEdge, chosen: Tensor | None = None) -> Tensor:
+    """On which entries of what a node returned the entries of `x` at chosen positions depend, bool."""
+    shares = fixed_normal(x) if chosen is None else fixed_normal(x) * chosen[..., None]
+    try:
+        found = torch.autograd.grad(x, edge, shares, retain_graph=True, allow_unused=True)[0]
+    except NotImplementedError:  # a function on the way has no derivative, so they may depend on all
+        return torch.ones((), dtype=torch.bool, device=x.device)
+    return torch.zeros((), dtype=torch.bool, device=x.device) if found is None else found.nan_to_num(0) != 0

@@ -26,15 +26,16 @@ from captum_vz._engine.capture.interventions import FillSlots, SiteHandler, Stop
 from captum_vz._engine.capture.layer_runner import LayerRunner, Streams
 from captum_vz._engine.capture.records import AttentionRecord, LayerRecord
 from captum_vz._engine.numerics.budget import is_out_of_memory
-from captum_vz._engine.numerics.perturbation import (
+from captum_vz._engine.numerics.tensors import (
     PROBE_STRENGTHS,
+    first_tensor,
     fixed_normal,
+    for_query_heads,
     is_changed,
     noise_like,
     nudged,
     replaced,
 )
-from captum_vz._engine.numerics.tensors import first_tensor, for_query_heads
 from captum_vz._engine.numerics.tolerance import CannotReplayError, is_reproduced
 from captum_vz._private import tree_leaves
 from captum_vz.errors import UnsupportedLayerError

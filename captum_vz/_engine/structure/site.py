@@ -10,8 +10,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from captum_vz._engine.capture.float32 import is_half, recorded_in_float32
-from captum_vz._engine.capture.layer_runner import LayerRunner, Streams, is_cache
+from captum_vz._engine.capture.layer_runner import LayerRunner, Streams, is_cache, is_half, recorded_in_float32
 from captum_vz._engine.capture.records import AttentionRecord, AttentionShape, LayerRecord
 from captum_vz._engine.numerics.tensors import mask_as_bool
 from captum_vz._engine.numerics.tolerance import CannotReplayError

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from captum_vz._engine.capture.layer_runner import LayerRunner
 from captum_vz._engine.capture.records import AttentionRecord, LayerRecord
-from captum_vz._engine.numerics.perturbation import binary_digits
-from captum_vz._engine.numerics.tensors import clone_tensor, first_tensor
+from captum_vz._engine.numerics.tensors import binary_digits, clone_tensor, first_tensor
 from captum_vz._engine.numerics.tolerance import CannotReplayError
 from captum_vz._engine.replay.trust import is_library_code
 from captum_vz._engine.structure.dependence import find_streams, mixes_outside, run_on, values_depend_on_own_position
