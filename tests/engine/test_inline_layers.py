@@ -5,6 +5,8 @@ The twin reruns the layer with one value row zeroed, in the family's own code.
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -246,3 +248,17 @@ def test_torch_is_unchanged() -> None:
     assert torch.einsum is einsum
     assert not torch.overrides._get_current_function_mode_stack()
     assert all(not module._forward_hooks for module in model.modules())
+
+
+def test_class_of_a_layer_is_collected() -> None:
+    def explain() -> weakref.ref[type]:
+        class Own(nn.TransformerEncoderLayer):
+            pass
+
+        layer = Own(8, 2, 16, batch_first=True).eval()
+        ValueZeroing(layer, layer).attribute(torch.randn(1, 3, 8))
+        return weakref.ref(Own)
+
+    explained = explain()
+    gc.collect()
+    assert explained() is None

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
-from functools import cache
 from operator import attrgetter
+from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 
@@ -221,14 +221,21 @@ VALUE_PROJECTIONS = {
 }
 
 
+# Weak, so that a class is collected after its layers. A longer table makes the stored rows invalid.
+_ROWS: WeakKeyDictionary[type, tuple[int, ValueProjection | None]] = WeakKeyDictionary()
+
+
 def family_of(module: nn.Module) -> ValueProjection | None:
     """Return the row of a module's class or of a class that it inherits from, or None."""
-    return _row_among(type(module).__mro__, len(VALUE_PROJECTIONS))
+    cls, length = type(module), len(VALUE_PROJECTIONS)
+    found = _ROWS.get(cls)
+    if found is None or found[0] != length:
+        found = _ROWS[cls] = length, _row_among(cls.__mro__)
+    return found[1]
 
 
-@cache
-def _row_among(classes: tuple[type, ...], rows: int) -> ValueProjection | None:
-    """Return the row of the first class that has one, or None. Looked up again if the table has other `rows`."""
+def _row_among(classes: tuple[type, ...]) -> ValueProjection | None:
+    """Return the row of the first class that has one, or None."""
     for cls in classes:
         file = cls.__module__.rsplit(".", 1)[-1]
         row = VALUE_PROJECTIONS.get(f"{file}.{cls.__name__}", VALUE_PROJECTIONS.get(cls.__name__))
