@@ -43,6 +43,15 @@ PROPHETNET = {
     "decoder_ffn_dim": 24,
     "max_position_embeddings": 64,
 }
+VISION = {
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+    "image_size": 8,
+    "patch_size": 4,
+}
+GIT = SIZE | {"vision_config": VISION}
 IDS = torch.tensor([[5, 9, 3, 7, 8, 4], [6, 2, 7, 3, 0, 0]])
 MASK = (IDS != 0).long()
 BOXES = torch.tensor([[1, 2, 30, 40], [5, 6, 20, 22], [9, 1, 12, 30], [3, 3, 8, 9], [2, 8, 9, 50], [7, 7, 9, 9]])
@@ -97,25 +106,28 @@ CASES: dict[str, tuple[str, dict[str, Any], str | None, bool, Zeroing]] = {
     ),
     "BROS": ("BrosModel", SIZE | {"hidden_size": 64}, None, False, of("attention.self.value")),
     "YOSO": ("YosoModel", SIZE, None, False, of("attention.self.value")),
-    "ProphetNet": ("ProphetNetModel", PROPHETNET, "encoder", False, of("self_attn.value_proj")),
+    "ProphetNet": ("ProphetNetModel", PROPHETNET, None, False, of("self_attn.value_proj")),
+    "GIT": ("GitModel", GIT, "layer", False, of("attention.self.value")),
 }
 
 
-def case(name: str) -> tuple[nn.Module, dict[str, Tensor]]:
+def case(name: str) -> tuple[nn.Module, dict[str, Any]]:
     torch.manual_seed(0)
     model_class = getattr(transformers, CASES[name][0])
     model = model_class(model_class.config_class(**CASES[name][1]))
     randomize(model)
-    inputs = {"input_ids": IDS, "attention_mask": MASK}
+    inputs: dict[str, Any] = {"input_ids": IDS, "attention_mask": MASK}
     if name in ("LiLT", "BROS"):
         inputs["bbox"] = BOXES.expand(2, -1, -1).to(torch.float64 if name == "BROS" else torch.int64)
+    if name == "GIT":  # the twin's runs would append to a cache
+        inputs["use_cache"] = False
     if name == "ProphetNet":  # multiplies an integer mask's float32 by float64's smallest number
         inputs["attention_mask"] = MASK.double()
     return (model.encoder if name == "ProphetNet" else model).double().eval(), inputs
 
 
 @torch.no_grad()
-def expected_map(name: str, model: nn.Module, layer: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
+def expected_map(name: str, model: nn.Module, layer: nn.Module, inputs: dict[str, Any]) -> Tensor:
     """The map by its definition, `(batch, out, in)`. Rows and columns of padding are 0."""
     _, _, _, tokens_first, zeroed = CASES[name]
     kept: list[Any] = []
@@ -143,7 +155,7 @@ def expected_map(name: str, model: nn.Module, layer: nn.Module, inputs: dict[str
 @pytest.mark.parametrize("name", CASES)
 def test_maps_equal_the_twins(name: str) -> None:
     model, inputs = case(name)
-    layers = find_layers(model)
+    layers = find_layers(model, stack=CASES[name][2])
     maps = ValueZeroing(model, layers, normalize=False).attribute(inputs)
     for layer, layer_map in zip(layers, maps, strict=True):
         expected = expected_map(name, model, layer, inputs)
@@ -248,6 +260,17 @@ def test_torch_is_unchanged() -> None:
     assert torch.einsum is einsum
     assert not torch.overrides._get_current_function_mode_stack()
     assert all(not module._forward_hooks for module in model.modules())
+
+
+def test_git_with_pictures() -> None:
+    """The tokens of the picture come before the text and see each other."""
+    model, inputs = case("GIT")
+    inputs = inputs | {"pixel_values": torch.randn(2, 3, 8, 8, dtype=torch.float64)}
+    inputs["attention_mask"] = torch.ones_like(IDS)
+    layer = find_layers(model, stack="layer")[1]
+    found = ValueZeroing(model, layer, normalize=False).attribute(inputs)
+    without_mask = {key: value for key, value in inputs.items() if key != "attention_mask"}
+    assert_same(found, expected_map("GIT", model, layer, without_mask))
 
 
 def test_class_of_a_layer_is_collected() -> None:

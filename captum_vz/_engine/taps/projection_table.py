@@ -161,6 +161,7 @@ VALUE_PROJECTIONS = {
     "FlavaSelfAttention": BERT_LIKE,
     "FunnelRelMultiheadAttention": ValueProjection("v_head", "config.n_head"),
     "GLPNEfficientSelfAttention": BERT_LIKE,
+    "GitSelfAttention": BERT_LIKE,
     "GPTJAttention": ValueProjection("v_proj"),
     "GPTNeoSelfAttention": BART_LIKE,
     "GPTNeoXJapaneseAttention": ValueProjection("query_key_value", head_columns=_interleaved),
