@@ -68,10 +68,6 @@ def merged(context: Tensor) -> Tensor:
     return context.transpose(1, 2).flatten(2)
 
 
-def on_five_axes(*parts: Tensor) -> Tensor:
-    return attend(*(one[:, None] for one in parts))[:, 0]
-
-
 def by_hand(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return (query @ key.mT / query.shape[-1] ** 0.5).softmax(-1) @ value
 
@@ -79,11 +75,6 @@ def by_hand(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 def by_exponentials(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     scores = (query[:, :, :, None] * key[:, :, None]).sum(-1).exp()
     return (scores[..., None] * value[:, :, None]).sum(3) / scores.sum(-1, keepdim=True)
-
-
-def by_name(*parts: Tensor, function: Any = torch._C._nn.scaled_dot_product_attention) -> Any:
-    """Calls torch's function under a name that is in no module's file."""
-    return function(*parts)
 
 
 class Kernel(torch.autograd.Function):
@@ -94,44 +85,45 @@ class Kernel(torch.autograd.Function):
         return by_hand(*parts)
 
 
-def by_kernel(*parts: Tensor) -> Any:
-    return Kernel.apply(*parts)
-
-
-def linear_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    return query.softmax(-1) @ (key.softmax(2).mT @ value)
-
-
-def linear_by_last_axes(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    return query.softmax(-1) @ (key.softmax(-2).mT @ value)
-
-
-def by_numpy(*parts: Tensor) -> Tensor:
-    return torch.from_numpy(by_hand(*parts).detach().numpy())
-
-
 def in_a_thread(*parts: Tensor) -> Tensor:
     with ThreadPoolExecutor() as pool:
         return pool.submit(torch.no_grad()(by_hand), *parts).result()
 
 
-def hidden_heads(other: Callable[..., Any], kind: type[Computed], first: bool, **fields: Any) -> Odd:
+OTHERS: dict[str, Callable[..., Any]] = {
+    "on five axes": lambda *parts: attend(*(one[:, None] for one in parts))[:, 0],
+    "by hand": by_hand,
+    "by exponentials": by_exponentials,
+    "linear": lambda query, key, value: query.softmax(-1) @ (key.softmax(2).mT @ value),
+    # Under a name that is in no module's file.
+    "by name": lambda *parts, function=torch._C._nn.scaled_dot_product_attention: function(*parts),
+    "by numpy": lambda *parts: torch.from_numpy(by_hand(*parts).detach().numpy()),
+    "in a thread": in_a_thread,
+    "by a kernel": lambda *parts: Kernel.apply(*parts),
+    "linear by last axes": lambda query, key, value: query.softmax(-1) @ (key.softmax(-2).mT @ value),
+}
+UNREAD = ("on five axes", "by hand", "by name", "linear")
+
+
+def hidden_heads(other: str, kind: type[Computed], first: bool, **fields: Any) -> Odd:
     """Half of the heads by the function that is read, the others by another one."""
 
     def compute(own: Any, x: Tensor, *parts: Tensor) -> Tensor:
         seen, others = zip(*(one.chunk(2, 1) for one in parts), strict=True)
-        return torch.cat([other(*others), attend(*seen)] if first else [attend(*seen), other(*others)], 1)
+        return torch.cat(
+            [OTHERS[other](*others), attend(*seen)] if first else [attend(*seen), OTHERS[other](*others)], 1
+        )
 
     return odd(compute, "mixes its tokens by other features of its value projection", kind=kind, **fields)
 
 
-def second_attention(other: Callable[..., Any], first: bool) -> Odd:
+def second_attention(other: str, first: bool) -> Odd:
     """A second attention beside the first, with projections of its own."""
 
     def compute(own: Any, x: Tensor, *parts: Tensor) -> Tensor:
         if first:
-            return other(*own.inner.heads(x)) + attend(*parts)
-        return attend(*parts) + other(*own.inner.heads(x))
+            return OTHERS[other](*own.inner.heads(x)) + attend(*parts)
+        return attend(*parts) + OTHERS[other](*own.inner.heads(x))
 
     return odd(compute, "computes another attention", inner=Projections(), by="zeroing attention")
 
@@ -287,24 +279,26 @@ def once(name: str, grad: str) -> Odd:
     return found
 
 
-def around_the_projections(reentrant: bool) -> Odd:
-    return odd(plain, wrap=lambda forward: lambda x, mask: checkpoint(forward, x, use_reentrant=reentrant))
-
-
-def checkpointed(reentrant: bool) -> Odd:
-    return odd(lambda own, x, *parts: checkpoint(attend, *parts, use_reentrant=reentrant))
+def checkpointed(again: bool, forward: Any) -> Any:
+    return lambda x, mask: checkpoint(forward, x, use_reentrant=again)
 
 
 SWITCH = (False, True)
-OTHERS = (on_five_axes, by_hand, by_exponentials, linear_attention, by_name, by_numpy, in_a_thread)
+APART = ("by exponentials", "by numpy", "in a thread")
 ATTENTIONS: Table = {
-    **rows("heads", partial(hidden_heads, by="zeroing attention gradient effect"), OTHERS, (Computed, Fused), SWITCH),
-    **rows("heads", hidden_heads, (by_kernel,), (Computed, Fused), (False,)),
-    **rows("second attention", second_attention, (*OTHERS[:2], by_name, linear_attention, linear_by_last_axes), SWITCH),
+    **rows(
+        "heads",
+        partial(hidden_heads, by="zeroing attention gradient effect"),
+        (*UNREAD, *APART),
+        (Computed, Fused),
+        SWITCH,
+    ),
+    **rows("heads", hidden_heads, ("by a kernel",), (Computed, Fused), (False,)),
+    **rows("second attention", second_attention, (*UNREAD, "linear by last axes"), SWITCH),
     **rows("used twice", used_twice, USES | WITHOUT_GRADIENTS, SWITCH, SWITCH),
     **rows("used twice", used_twice, USES, (False,), (True,), (torch.no_grad, torch.inference_mode)),
-    **rows("checkpoint", checkpointed, SWITCH),
-    **rows("checkpoint around the projections", around_the_projections, SWITCH),
+    **rows("checkpoint", lambda again: odd(lambda own, x, *p: checkpoint(attend, *p, use_reentrant=again)), SWITCH),
+    **rows("checkpoint around projections", lambda again: odd(plain, wrap=partial(checkpointed, again)), SWITCH),
     **rows("once", once, ("one projection", "convolution beside", "in place"), ("on", "off", "inference")),
     "used before: a gate": lambda: odd(lambda own, x, q, k, v: (v > 0).to(v) * attend(q, k, v), USED),
     "used before: the loudest": lambda: odd(loudest_before, USED),

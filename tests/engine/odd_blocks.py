@@ -55,12 +55,11 @@ def finished(finish: str, size: tuple[int, int], masked: bool) -> Odd:
     return Odd(Block(finish=FINISHES[finish]), (x, mask) if masked else x)
 
 
-def direction_of_the_projection(own: SelfAttention, context: Tensor, x: Tensor) -> Tensor:
-    return direction(context @ own.output.weight.T)
-
-
-def direction_with_neighbours(own: SelfAttention, context: Tensor, x: Tensor) -> Tensor:
-    return direction_of_the_projection(own, context, x) + context.roll(1, dims=1)
+# Without a residual connection, and a part of the output that is left where one value is nearly all.
+DIRECTIONS: dict[str, Callable[[SelfAttention, Tensor, Tensor], Tensor]] = {
+    "module": lambda own, context, x: direction(context @ own.output.weight.T),
+    "neighbours": lambda own, context, x: direction(context @ own.output.weight.T) + context.roll(1, dims=1),
+}
 
 
 class NormOfAttention(Block):
@@ -81,8 +80,7 @@ def nearly_all(name: str, batch: int, tokens: int) -> Odd:
     """All weights but one are 1e-13."""
     mask = torch.full((1, 1, tokens, tokens), -30.0, dtype=torch.float64)
     mask[..., 2] = 0
-    finish = {"module": direction_of_the_projection, "neighbours": direction_with_neighbours}.get(name)
-    block = Block(finish=finish) if finish else NormOfAttention(alone=name == "alone")
+    block = Block(finish=DIRECTIONS[name]) if name in DIRECTIONS else NormOfAttention(alone=name == "alone")
     return Odd(block, (sequences(batch, tokens), mask))
 
 
@@ -264,27 +262,25 @@ def attention_as_layer() -> Odd:
     return Odd(block.attention, sequences(2), model=block, twin=twin)
 
 
-class Unsteady(nn.Module):
-    """Scales what it is given by what a function returns in each run."""
+class Does(nn.Module):
+    """A module whose forward is a function."""
 
-    def __init__(self, scale: Callable[[], Any]) -> None:
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
-        self.scale = scale
+        self.function = function
 
     def forward(self, x: Tensor) -> Tensor:
-        return x * self.scale()
+        return self.function(x)
 
 
-class SomePlaces(nn.Module):
+def some_places(tokens: int, every: int) -> Odd:
     """Changes some positions beyond those of the clean pass."""
 
-    def __init__(self, longest: int, every: int) -> None:
-        super().__init__()
-        self.longest, self.every = longest, every
-
-    def forward(self, x: Tensor) -> Tensor:
+    def change(x: Tensor) -> Tensor:
         index = torch.arange(x.shape[1])
-        return torch.where(((index % self.every == 0) & (index >= self.longest))[:, None], x.flip(-1), x)
+        return torch.where(((index % every == 0) & (index >= tokens))[:, None], x.flip(-1), x)
+
+    return after(Does(change), size=(1, tokens))
 
 
 def after(*modules: nn.Module, size: tuple[int, int] = (2, 6), **fields: Any) -> Odd:
@@ -294,7 +290,7 @@ def after(*modules: nn.Module, size: tuple[int, int] = (2, 6), **fields: Any) ->
 
 def drawing(draw: str, convolved: bool) -> Odd:
     """Drops now and then. The runs that check the layer mostly agree, so only the generators show it."""
-    modules = *([Convolution()] if convolved else []), Unsteady(lambda: 1.0 if DRAWS[draw]() < 0.999 else 0.0)
+    modules = *([Convolution()] if convolved else []), Does(lambda x: x if DRAWS[draw]() < 0.999 else 0 * x)
     return after(*modules, refused="draws random numbers also in eval mode", error=RefusedError, by="zeroing effect")
 
 
@@ -302,23 +298,18 @@ def counting(late: int, period: int, length: int, **arguments: Any) -> Odd:
     """A number outside the layer changes its output after some runs."""
     runs: list[int] = []
 
-    def scale() -> float:
+    def scaled(x: Tensor) -> Tensor:
         runs.append(0)
-        return 0.5 if len(runs) > late and len(runs) % period else 1.0
+        return 0.5 * x if len(runs) > late and len(runs) % period else x
 
-    modules = *([Convolution()] if late else []), Unsteady(scale)
+    modules = *([Convolution()] if late else []), Does(scaled)
     return after(*modules, size=(1, length), refused="Block cannot be replayed", arguments=arguments)
 
 
 def others_draw() -> Odd:
     """Random numbers that the model draws before its layer say nothing of the layer."""
-    block = Block(after=Unsteady(lambda: 1.0))
+    block = Block(after=Does(lambda x: x))
     return Odd(block, sequences(2), model=lambda x: block(x + 0 * torch.rand(())))
-
-
-class Counted(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x * torch.arange(1, 1 + x.shape[1])[:, None]
 
 
 SWITCH = (False, True)
@@ -340,7 +331,11 @@ BLOCKS: Table = {
     **rows("mask for each head", mask_for_each_head, (1, 3, HEADS)),
     **rows("tokens that skip themselves", tokens_skip_themselves, (6, 20)),
     **rows("cross-attention as layer", cross_attention, [(5, 5), (5, 8), (8, 5)], (0, 2)),
-    **rows("counts positions", lambda batch: after(Counted(), size=(batch, 6)), (1, 2)),
+    **rows(
+        "counts positions",
+        lambda batch: after(Does(lambda x: x * torch.arange(1, 1 + x.shape[1])[:, None]), size=(batch, 6)),
+        (1, 2),
+    ),
     **rows("function", of_kind, (ByKeyword, Sharp, Decorated, Inherited, Extended)),
     "function: Boolean": lambda: of_kind(Boolean, torch.ones(6, 6, dtype=torch.bool).tril()[None, None]),
     "function: Undecided": partial(
@@ -349,13 +344,13 @@ BLOCKS: Table = {
     "keywords and further outputs": wordy,
     **rows("draws", drawing, DRAWS, SWITCH),
     "draws for gradients only": lambda: after(
-        Unsteady(lambda: 1.0 + 0 * (random.random() if torch.is_grad_enabled() else 0.0))
+        Does(lambda x: x + 0 * (random.random() if torch.is_grad_enabled() else 0.0))
     ),
     "others draw": others_draw,
     "counts all runs": partial(counting, 0, 2, 6),
     **rows("counts runs", partial(counting, length=24, perturbations_per_eval=1), (12, 20), (2, 3)),
-    **rows("places beyond", lambda size, every: after(SomePlaces(size, every), size=(1, size)), (5, 6, 8), (16,)),
-    "places beyond: 40": lambda: after(SomePlaces(40, 640), size=(1, 40)),
+    **rows("places beyond", some_places, (5, 6, 8), (16,)),
+    **rows("places beyond", some_places, (40,), (640,)),
 }
 # All numbers of rows, because the last rows of a product may be rounded in another way.
 SIZES = [one for one in [*zip(cycle((1, 2)), range(3, 19)), (1, 20)] if one not in ((1, 5), (2, 8))]

@@ -203,25 +203,15 @@ class Apart(nn.Module):
         return own.output(attend(own, *heads, None)[0].flatten(2)).view(parts[0].shape)
 
 
-class Decoder(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.attention = Apart()
-        self.double().eval()
-
-    def forward(self, targets: Tensor, sources: Tensor) -> Tensor:
-        return self.attention(targets + 1, sources + 1, sources)
-
-
 def apart(sizes: tuple[int, int], prompts: int) -> Odd:
-    model = Decoder()
-    given = tuple(torch.randn(2, prompts, length, WIDTH, dtype=torch.float64) for length in sizes)
+    layer = Apart().double().eval()
 
-    def twin(layer: nn.Module, *given: Tensor) -> Tensor:
-        found = by_hook(model, *given, value="attention.own.value", sources=prompts * sizes[1])
+    def twin(layer: nn.Module, targets: Tensor, sources: Tensor) -> Tensor:
+        found = by_hook(layer, targets + 1, sources + 1, sources, value="own.value", sources=prompts * sizes[1])
         return found.flatten(1, 2)
 
-    return Odd(model.attention, given, model=model, twin=twin)
+    given = tuple(torch.randn(2, prompts, length, WIDTH, dtype=torch.float64) for length in sizes)
+    return Odd(layer, given, model=lambda targets, sources: layer(targets + 1, sources + 1, sources), twin=twin)
 
 
 def drawn(batch: int = 2, length: int = 6) -> Tensor:

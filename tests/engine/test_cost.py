@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from captum_vz import ValueZeroing, ValueZeroingRollout
-from captum_vz._engine import value_zeroing
+from captum_vz._engine import traced_replays
 from captum_vz._engine.capture.recorder import Recorder
 from captum_vz._engine.capture.records import LayerRecord
 from captum_vz._engine.taps.handler import AttentionCall
@@ -66,16 +66,15 @@ def test_cost_of_each_token_form(name: str, form: str) -> None:
 
 
 @each_family
-def test_cost_grows_with_tokens(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Without the folded replay, whose cost also depends on sources. tests/engine_folded counts it.
-    monkeypatch.setattr(value_zeroing, "REPLAYS", value_zeroing.REPLAYS[1:])
-
+def test_cost_grows_with_tokens(name: str) -> None:
     def cost(tokens: int, target: Any) -> int:
         case, inputs = case_of(name, tokens)
         if "decoder" in name:
             inputs["decoder_input_ids"] = inputs["input_ids"]
         plain = operations(lambda: case.model(**inputs))
-        return operations(lambda: ValueZeroing(case.model, case.layers).attribute(inputs, token=target)) - plain
+        # Without the folded replay, whose cost also depends on sources. tests/engine_folded counts it.
+        with traced_replays("packed pairs, first tensor only" if "decoder" in name else "packed pairs"):
+            return operations(lambda: ValueZeroing(case.model, case.layers).attribute(inputs, token=target)) - plain
 
     assert cost(24, -1) < 2.5 * cost(12, -1)
     assert 3 * cost(12, None) < cost(24, None) < 4.5 * cost(12, None)
@@ -97,16 +96,15 @@ def test_hidden_sources_cost_nothing() -> None:
     assert first < last / 2
 
 
-def test_zero_values_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Without the folded replay, which is not taken where no pair is left.
-    monkeypatch.setattr(value_zeroing, "REPLAYS", value_zeroing.REPLAYS[1:])
+def test_zero_values_cost_nothing() -> None:
     layer = FAMILIES["bert"].build().layers[0]
     torch.nn.init.zeros_(layer.attention.self.value.bias)
     states = torch.randn(BATCH, TOKENS, layer.attention.self.value.in_features, dtype=torch.float64)
 
     def without(tokens: range) -> int:
         zeros = states.index_fill(1, torch.tensor(list(tokens), dtype=torch.long), 0)
-        return operations(lambda: ValueZeroing(layer, layer).attribute(zeros))
+        with traced_replays("packed pairs"):  # the folded replay is not taken where no pair is left
+            return operations(lambda: ValueZeroing(layer, layer).attribute(zeros))
 
     with pytest.warns(UserWarning, match=" zero"):
         rest = without(range(TOKENS))  # the cost of the layer without its pairs

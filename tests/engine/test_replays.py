@@ -59,21 +59,22 @@ class Refused:
 
 
 def use(monkeypatch: pytest.MonkeyPatch, *replays: Replay) -> None:
-    """Let maps be computed by these replays only."""
+    """Let maps be computed by these replays only: by replays that are made for a test."""
     monkeypatch.setattr(value_zeroing, "REPLAYS", replays)
 
 
 @each_attention
-def test_every_family_as_packed_pairs(name: str, attention: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_family_as_packed_pairs(name: str, attention: str) -> None:
     case = FAMILIES[name].case
-    use(monkeypatch, REPLAYS["packed pairs"], REPLAYS["packed pairs, first tensor only"])
-    maps = ValueZeroing(case.model, case.layers, attention=attention).attribute(case.inputs)
+    with traced_replays() as traces:
+        maps = ValueZeroing(case.model, case.layers, attention=attention).attribute(case.inputs)
+    assert all(trace.replay is not None and trace.replay.name.startswith("packed pairs") for trace in traces)
     for index, layer_map in enumerate(maps):
         assert_same(layer_map, naive_value_zeroing(case, index, attention=attention))
 
 
 @each_attention
-def test_every_family_by_the_definition(name: str, attention: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_family_by_the_definition(name: str, attention: str) -> None:
     case = FAMILIES[name].case
     of = ValueZeroing(case.model, case.layers, attention=attention)
     some = ValueZeroing(case.model, case.layers, attention=attention, heads=[0, 2], distance="l1", normalize=False)
@@ -84,9 +85,9 @@ def test_every_family_by_the_definition(name: str, attention: str, monkeypatch: 
         return [of.attribute(case.inputs), of.attribute(case.inputs, **row), some.attribute(case.inputs, **groups)]
 
     packed = answers()
-    use(monkeypatch, REPLAYS["definition"])
-    for whole, expected in zip(answers(), packed, strict=True):
-        assert_same(whole, expected)
+    with traced_replays("definition"):
+        for whole, expected in zip(answers(), packed, strict=True):
+            assert_same(whole, expected)
 
 
 def test_refusal_names_each_replay(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,17 +159,17 @@ def replay_of(name: str) -> Replay:
 
 
 @pytest.fixture
-def example(name: str, monkeypatch: pytest.MonkeyPatch) -> Example:
+def example(name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Example]:
     """The example of the replay `name`, where folding is taken for few pairs, and no other replay is."""
     torch.manual_seed(0)
     set_budget(monkeypatch, folding_calls=0)
-    use(monkeypatch, replay_of(name))
-    return EXAMPLES[name]()
+    with traced_replays(replay_of(name).name):
+        yield EXAMPLES[name]()
 
 
 @each_replay
 def test_replay_equals_the_twin(name: str, example: Example) -> None:
-    with traced_replays() as traces:
+    with traced_replays(replay_of(name).name) as traces:
         found = example.method().attribute(example.inputs)
     assert [trace.replay and trace.replay.name for trace in traces] == [replay_of(name).name]
     assert_same(found, example.expected, tolerance=1e-12)
@@ -302,9 +303,9 @@ DEPENDENT: dict[str, Callable[[], tuple[nn.Module, Any]]] = {
 def test_dependent_rows_are_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     set_budget(monkeypatch, folding_calls=0)
-    use(monkeypatch, replay_of(name))
     layer, inputs = DEPENDENT[name]()
-    with traced_replays() as traces, pytest.raises(AssertionError, match="cannot be replayed"):
+    only = traced_replays(replay_of(name).name)
+    with only as traces, pytest.raises(AssertionError, match="cannot be replayed"):
         ValueZeroing(layer, layer).attribute(inputs)
     assert list(traces[0].failed) == [replay_of(name).name]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from captum_vz import ValueZeroing
-from captum_vz._engine import traced_replays, value_zeroing
+from captum_vz._engine import traced_replays
+from captum_vz.errors import UnsupportedLayerError
 from tests.reference import FAMILIES, Case
 from tests.reference.inputs import noise, padded_tokens
 
@@ -19,7 +21,7 @@ LENGTHS = (24, 17, 9)
 MEDIUM: dict[str, Any] = {"matmul_precision": "medium"}
 HIGHEST: dict[str, Any] = {"matmul_precision": "highest"}
 
-_REPLAYS = value_zeroing.REPLAYS
+FOLDED = "folded pairs"
 _ARGUMENTS_OF_CALL = ("token", "feature_mask", "perturbations_per_eval")
 
 
@@ -38,17 +40,18 @@ class Replays:
 
     def folded(self, model: nn.Module, layers: Any, inputs: Any, **options: Any) -> list[Tensor]:
         """Maps by all replays, as users get them."""
-        self.monkeypatch.setattr(value_zeroing, "REPLAYS", _REPLAYS)
         with traced_replays() as traces:
             maps = raw_maps(model, layers, inputs, **options)
-        self.count += sum(trace.replay is _REPLAYS[0] for trace in traces)
-        self.reasons |= {trace.failed[_REPLAYS[0].name] for trace in traces if _REPLAYS[0].name in trace.failed}
+        self.count += sum(trace.replay is not None and trace.replay.name == FOLDED for trace in traces)
+        self.reasons |= {trace.failed[FOLDED] for trace in traces if FOLDED in trace.failed}
         return maps
 
     def packed(self, model: nn.Module, layers: Any, inputs: Any, **options: Any) -> list[Tensor]:
-        """Maps without the folded replay."""
-        self.monkeypatch.setattr(value_zeroing, "REPLAYS", _REPLAYS[1:])
-        return raw_maps(model, layers, inputs, **options)
+        """Maps without the folded replay: by packed pairs, or by the definition."""
+        with suppress(UnsupportedLayerError), traced_replays("packed pairs"):
+            return raw_maps(model, layers, inputs, **options)
+        with traced_replays("definition"):
+            return raw_maps(model, layers, inputs, **options)
 
     def check_agree(self, model: nn.Module, layers: Any, inputs: Any, **options: Any) -> None:
         """Check that every layer folds and that its map is the same without folding."""

@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import BertConfig, BertModel, GPT2Config, GPT2Model, LlamaConfig, LlamaModel
 
 from captum_vz import ValueZeroing
-from captum_vz._engine import value_zeroing
+from captum_vz._engine import traced_replays
 from captum_vz._engine.numerics.budget import budget_of
 from captum_vz._engine.replay.folded.replay import SAMPLED_TARGETS
 from captum_vz._engine.replay.packed import BLOCK
@@ -24,6 +24,7 @@ from tests.engine_folded.replays import HIGHEST, MEDIUM, set_chunk_rows
 
 Build = Callable[[], tuple[torch.nn.Module, torch.nn.Module]]
 
+PACKED = "packed pairs"
 T, d, D, H = 40, 48, 160, 4
 SIZE = {"vocab_size": 50, "hidden_size": d, "num_attention_heads": H, "num_hidden_layers": 1}
 
@@ -55,21 +56,18 @@ def one_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def operations(
     build: Build,
-    first: int,
-    monkeypatch: pytest.MonkeyPatch,
+    only: str | None = None,
     precision: dict[str, Any] = HIGHEST,
     tokens: int = T,
     **options: int,
 ) -> int:
-    """The operations of a map by the replays from number `first` on, and of the model's own pass through the layer.
+    """The operations of a map by one replay or by all, and of the model's own pass through the layer.
 
     Rotary positions are left out, which transformers 5.16 computes by a product.
     """
     model, layer = build()
-    with monkeypatch.context() as patch:
-        patch.setattr(value_zeroing, "REPLAYS", value_zeroing.REPLAYS[first:])
-        with FlopCounterMode(display=False) as counter:
-            ValueZeroing(model, layer, **precision).attribute(torch.arange(tokens)[None], **options)
+    with traced_replays(only), FlopCounterMode(display=False) as counter:
+        ValueZeroing(model, layer, **precision).attribute(torch.arange(tokens)[None], **options)
     rotary = [sum(counts.values()) for name, counts in counter.get_flop_counts().items() if name.endswith("rotary_emb")]
     return counter.get_total_flops() - sum(rotary)
 
@@ -90,27 +88,27 @@ def packed(pairs: int, targets: int, firsts: int) -> int:
 
 
 @each_model
-def test_packed_replay(build: Build, firsts: int, causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packed_replay(build: Build, firsts: int, causal: bool) -> None:
     pairs = T * (T + 1) // 2 if causal else T * T
     expected = forward(T, firsts) + packed(pairs, T, firsts)
     expected += 2 * T * d * causal  # the first token has no context left, which is summed again
-    assert operations(build, 1, monkeypatch) == expected
+    assert operations(build, PACKED) == expected
 
 
 @each_model
-@pytest.mark.parametrize("first", [0, 1])
-def test_one_row(build: Build, firsts: int, causal: bool, first: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("only", [None, PACKED])
+def test_one_row(build: Build, firsts: int, causal: bool, only: str | None) -> None:
     expected = forward(T, firsts) + packed(T, 1, firsts)
-    assert operations(build, first, monkeypatch, token=T - 1) == expected
+    assert operations(build, only, token=T - 1) == expected
 
 
 @each_model
-def test_definition(build: Build, firsts: int, causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_definition(build: Build, firsts: int, causal: bool) -> None:
     zeroed = 2 * T * T * d  # the context of one run
     runs = 2 + (T - 1).bit_length()  # unchanged, all positions perturbed, once a digit: to test the order of values
     expected = forward(T, firsts) + runs * 3 * 2 * T * d * d  # projections only
     expected += (1 + T) * (forward(T, firsts) + zeroed)  # unchanged, and with each source zeroed
-    assert operations(build, 3, monkeypatch) == expected
+    assert operations(build, "definition") == expected
 
 
 @each_model
@@ -141,11 +139,11 @@ def test_folded_replay(
     expected += firsts * (2 * d * d * D + 2 * vectors * d // H * D if composed else 2 * vectors * d * D)
     expected += firsts * 2 * H * rows * D  # sums of these vectors
     expected += 2 * rows * D * d  # the last matrix
-    assert operations(build, 0, monkeypatch, precision, tokens) == expected
+    assert operations(build, None, precision, tokens) == expected
 
 
-def test_folded_replay_saves_a_third(monkeypatch: pytest.MonkeyPatch) -> None:
-    folded, without = (operations(bert, first, monkeypatch) for first in (0, 1))
+def test_folded_replay_saves_a_third() -> None:
+    folded, without = (operations(bert, only) for only in (None, PACKED))
     assert folded < 2 / 3 * without
 
 
@@ -156,12 +154,12 @@ def test_folds_only_where_it_pays(precision: dict[str, Any], share: int, monkeyp
     # The composed matrix costs d rows, and two runs of all targets cost 2 T.
     rows = T * T - T * H * (T / d + 1 / H) - d - 2 * T
     saved = share * rows * 2 * d * D
-    for calls, first in ((0.98 * saved, 0), (1.02 * saved, 1)):
-        expected = operations(bert, first, monkeypatch, precision)
+    for calls, only in ((0.98 * saved, None), (1.02 * saved, PACKED)):
+        expected = operations(bert, only, precision)
         with monkeypatch.context() as patch:
             set_budget(patch, folding_calls=calls)
-            assert operations(bert, 0, monkeypatch, precision) == expected
-    assert operations(bert, 0, monkeypatch, precision) < operations(bert, 1, monkeypatch, precision)
+            assert operations(bert, None, precision) == expected
+    assert operations(bert, None, precision) < operations(bert, PACKED, precision)
 
 
 def test_calls_cost_more_on_other_devices(monkeypatch: pytest.MonkeyPatch) -> None:
