@@ -11,15 +11,16 @@ import torch
 import torch.nn.functional as F
 from accelerate.hooks import ModelHook, SequentialHook, add_hook_to_module
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from captum_vz import ValueZeroing, ValueZeroingEffect
 from captum_vz._engine.capture.records import LayerRecord
 from captum_vz._engine.numerics.tensors import noise_like
-from captum_vz._engine.replay import packed, trust
+from captum_vz._engine.replay import trust
 from tests.engine.blocks import HEADS, WIDTH, Block, SelfAttention, direction, sequences, zeroed_one_by_one
 from tests.engine.compare import assert_same
 from tests.engine.parameters import quick
-from tests.reference import FAMILIES
+from tests.reference import FAMILIES, Case
 
 Order = Callable[[Tensor], Tensor]
 
@@ -228,38 +229,32 @@ def test_positions_that_compete_without_a_module(tokens: int) -> None:
         assert_same(ValueZeroing(block, block).attribute(x, token=tokens // 2), expected)
 
 
-def counted(monkeypatch: pytest.MonkeyPatch, layer: nn.Module, forward: nn.Module, inputs: dict[str, Tensor]) -> int:
-    """How often the order of a layer's values is checked."""
-    asked = []
-
-    def ask(recording: object, call: object) -> bool:
-        asked.append(recording)
-        return True
-
-    monkeypatch.setattr(packed, "values_follow_token_order", ask)
-    ValueZeroing(forward, layer).attribute(inputs)
-    return len(asked)
+def cost(case: Case, layer: nn.Module) -> int:
+    """The operations of a map. Checks of a layer run it more often. tests/engine_folded counts that none is run."""
+    with FlopCounterMode(display=False) as counter:
+        ValueZeroing(case.model, layer).attribute(case.inputs)
+    return counter.get_total_flops()
 
 
 @pytest.mark.parametrize("name", quick(FAMILIES, "bert", "llama", "bart-decoder"))
-def test_library_layers_are_not_checked(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_library_layers_are_not_checked(name: str) -> None:
     """A check would cost as much as several forward passes. Hooks that transformers leaves behind are trusted too."""
     case = FAMILIES[name].case
-    for _ in range(2):
-        assert not counted(monkeypatch, case.layers[0], case.model, case.inputs)
-        case.model(**case.inputs, output_hidden_states=True, output_attentions=True)  # leaves hooks of transformers'
+    plain = cost(case, case.layers[0])
+    case.model(**case.inputs, output_hidden_states=True, output_attentions=True)  # leaves hooks of transformers'
+    assert cost(case, case.layers[0]) == plain
+    with next(case.layers[0].children()).register_forward_hook(lambda module, inputs, output: output):
+        assert cost(case, case.layers[0]) > plain
 
 
 def test_changed_library_layers_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     case = FAMILIES["bert"].case
     layer = case.layers[0]
-    with layer.output.register_forward_hook(lambda module, inputs, output: output):
-        assert counted(monkeypatch, layer, case.model, case.inputs)
-    own = layer.attention.forward
+    plain, own = cost(case, layer), layer.attention.forward
     monkeypatch.setattr(layer.attention, "forward", own)  # as accelerate leaves it
-    assert not counted(monkeypatch, layer, case.model, case.inputs)
+    assert cost(case, layer) == plain
     monkeypatch.setattr(layer.attention, "forward", lambda *args, **kwargs: own(*args, **kwargs))
-    assert counted(monkeypatch, layer, case.model, case.inputs)
+    assert cost(case, layer) > plain
 
 
 class Hook(ModelHook):
@@ -275,11 +270,12 @@ class Hook(ModelHook):
         (SequentialHook(ModelHook(), Hook()), False),
     ],
 )
-def test_hooks_of_accelerate_only_move(hook: ModelHook, trusted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hooks_of_accelerate_only_move(hook: ModelHook, trusted: bool) -> None:
     case = deepcopy(FAMILIES["bert"].case)
+    plain = cost(case, case.layers[0])
     for module in case.layers[0].modules():
         add_hook_to_module(module, hook)
-    assert (not counted(monkeypatch, case.layers[0], case.model, case.inputs)) is trusted
+    assert (cost(case, case.layers[0]) == plain) is trusted
 
 
 class Renamed(nn.Linear):
