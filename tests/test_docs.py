@@ -6,7 +6,7 @@ from unittest.mock import patch
 
 import pytest
 
-from captum_vz._engine.taps.projection_table import VALUE_PROJECTIONS
+from captum_vz._engine.taps.projection import VALUE_PROJECTIONS
 from tests.documents import ROOT, blocks_of, run_blocks
 
 PAGES = sorted((ROOT / "tutorials" / "docs").glob("*.md"))

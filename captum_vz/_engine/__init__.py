@@ -19,7 +19,7 @@ from captum_vz._engine.replay.trust import check_unknown_code, keeps_examples_ap
 from captum_vz._engine.structure.find_layers import find_layers
 from captum_vz._engine.structure.site import AttentionSite, attention_site, not_finite
 from captum_vz._engine.taps.handler import AttentionHandler
-from captum_vz._engine.taps.projection_table import ValueProjection
+from captum_vz._engine.taps.projection import ValueProjection
 from captum_vz._engine.value_zeroing import (
     REPLAYS,
     OutputDistance,

@@ -4,7 +4,7 @@ from captum_vz.attr._base.layer_maps import LayerMaps
 from captum_vz.attr._base.map_aggregation import MapAggregation
 from captum_vz.attr._base.map_run import MapRun
 from captum_vz.attr._base.model_free import ModelFreeAttribution
-from captum_vz.attr._base.wanted import Wanted
+from captum_vz.attr._call.target import Wanted
 from captum_vz.attr.alti import ALTI
 from captum_vz.attr.alti_logit import ALTILogit, LogitTerms
 from captum_vz.attr.alti_plus import ALTIPlus

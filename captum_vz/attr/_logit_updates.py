@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 from captum_vz._engine import AttentionBlock, AttentionSite, Readout, decompositions, first_module_holding, first_tensor
 from captum_vz._private import is_replica
-from captum_vz.attr._base.wanted import Wanted
 from captum_vz.attr._call.arguments import as_layers
-from captum_vz.attr._call.target import WantedTokens, gather_rows, parse_indices
+from captum_vz.attr._call.target import Wanted, WantedTokens, gather_rows, parse_indices
 from captum_vz.attr.layer_alti import LayerALTI, alti_of_attention
 from captum_vz.errors import ArgumentError, UnsupportedLayerError
 

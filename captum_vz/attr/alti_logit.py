@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from captum_vz._engine import Readout
 from captum_vz._private import format_output
 from captum_vz.attr._base.captum import ForwardPassAttribution, logged, warn
-from captum_vz.attr._base.wanted import PADDED_TARGET
 from captum_vz.attr._call.arguments import Arguments, Inputs
-from captum_vz.attr._call.target import WantedTokens
+from captum_vz.attr._call.target import PADDED_TARGET, WantedTokens
 from captum_vz.attr._logit_updates import LayerTerms, LogitTarget, LogitUpdates
 from captum_vz.attr.layer_alti import check_order
 from captum_vz.errors import ArgumentError

@@ -12,9 +12,8 @@ from captum_vz._engine import AttentionBlock, AttentionSite, attention_site
 from captum_vz.attr._base.captum import warn
 from captum_vz.attr._base.map_aggregation import MapAggregation, OtherMixingRule, of_maps
 from captum_vz.attr._base.map_run import MapRun
-from captum_vz.attr._base.wanted import PADDED_TARGET, Wanted
 from captum_vz.attr._call.arguments import Arguments
-from captum_vz.attr._call.target import WantedTokens, gather_rows
+from captum_vz.attr._call.target import PADDED_TARGET, Wanted, WantedTokens, gather_rows
 from captum_vz.attr.layer_alti import LayerALTI, alti_of_attention
 from captum_vz.errors import ArgumentError
 from captum_vz.functional import encoder_decoder_rollout, normalize_rows, rollout

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from captum_vz._engine import AttentionSite
 from captum_vz.attr._base.layer_maps import LayerMaps
-from captum_vz.attr._base.wanted import Wanted
 from captum_vz.attr._call.parts import Attention
+from captum_vz.attr._call.target import Wanted
 from captum_vz.attr.layer_attention import checked_weights
 from captum_vz.errors import ArgumentError, RefusedError, UnsupportedLayerError
 from captum_vz.functional import widen

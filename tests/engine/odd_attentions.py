@@ -324,7 +324,7 @@ ATTENTIONS: Table = {
     "turned": lambda: odd(turned),
     "values of an adapter": lambda: odd(plain, kind=WithAdapters),
     "writes into parameters": lambda: odd(writes_parameters),
-    "memory": lambda: odd(memory, inner=nn.ParameterList([torch.randn(1, HEADS, 6, WIDTH // HEADS)]), batch=1),
+    "memory": lambda: odd(memory, inner=nn.ParameterList([torch.randn(1, HEADS, 6, WIDTH // HEADS)])),
     "its input is its values": lambda: odd(itself, projects=False),
     "keys are the values": lambda: odd(
         lambda own, x, q, k, v: attend(q, own.inner(v), v), inner=nn.LayerNorm(WIDTH // HEADS)

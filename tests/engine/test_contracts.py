@@ -18,7 +18,7 @@ from captum_vz._engine.replay.packed import AnswerContext, ModuleAnswer, context
 from captum_vz._engine.replay.trust import LayerTrust
 from captum_vz._engine.structure.site import attention_site
 from captum_vz._engine.taps.handler import AttentionCall
-from captum_vz._engine.taps.projection_table import BERT_LIKE
+from captum_vz._engine.taps.projection import BERT_LIKE
 from tests.reference import FAMILIES
 
 SHAPE = AttentionShape(batch=1, heads=2, out=3, sources=3)

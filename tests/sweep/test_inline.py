@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from captum_vz import ValueZeroing
-from captum_vz._engine.taps.projection_table import family_of
+from captum_vz._engine.taps.projection import family_of
 from tests.sweep.models import small_models, working_inputs
 from tests.sweep.twin import Product, Products, Run, cosine_distance, hidden_states, record
 

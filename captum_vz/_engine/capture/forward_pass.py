@@ -28,8 +28,7 @@ from captum_vz._engine.taps.handler import (
     output_hooks,
     thread_handler,
 )
-from captum_vz._engine.taps.projection import attach_to_named
-from captum_vz._engine.taps.projection_table import ValueProjection
+from captum_vz._engine.taps.projection import ValueProjection, attach_to_named
 from captum_vz._private import (
     DropoutModule,
     accelerate_hook,

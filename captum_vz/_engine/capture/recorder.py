@@ -18,8 +18,7 @@ from captum_vz._engine.capture.records import (
 from captum_vz._engine.numerics.tensors import first_tensor
 from captum_vz._engine.numerics.tolerance import PROJECTED, is_same_attention, same_numbers
 from captum_vz._engine.taps.handler import AttentionCall, AttentionHandler
-from captum_vz._engine.taps.projection import is_value_projection, visible_by_argument
-from captum_vz._engine.taps.projection_table import family_of
+from captum_vz._engine.taps.projection import family_of, is_value_projection, visible_by_argument
 from captum_vz._private import own_modules, own_parameters
 from captum_vz.errors import UnsupportedLayerError
 
@@ -64,7 +63,7 @@ class Recorder(AttentionHandler):
             AttentionRecord(
                 module,
                 AttentionShape(*weights.shape),
-                call.values.clone(),  # some layers write over them
+                call.values.expand(len(weights), -1, -1, -1).clone(),  # some layers write over them
                 call.visible if call.obeys_mask or _hides(call.visible, used) else None,
                 used,
                 context.clone(),  # some modules gate the context in place

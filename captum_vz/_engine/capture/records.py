@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,9 +13,11 @@ from torch import Tensor, nn
 from captum_vz._engine.capture.module_state import ModuleState, version
 from captum_vz._engine.numerics.tensors import first_tensor, is_changed
 from captum_vz._engine.numerics.tolerance import CannotReplayError
-from captum_vz._engine.taps.projection_table import ValueProjection
 from captum_vz._private import modules_of, own_parameters, tree_leaves
 from captum_vz.errors import UnsupportedLayerError
+
+if TYPE_CHECKING:
+    from captum_vz._engine.taps.projection import ValueProjection
 
 
 class AttentionShape(NamedTuple):
@@ -221,6 +223,12 @@ class LayerRecord:
         given = next((x for x in tensors if x.is_floating_point() and x.shape == hidden.shape), None)
         hidden = hidden if given is None else hidden.to(given)
         return given is not None and (given.equal(hidden) or not is_changed(given, hidden).any())
+
+    def rearranges(self, attention: AttentionRecord) -> bool:
+        """Whether the layer's output is not `(batch, out, d)` with one vector for each row of its attention."""
+        output = first_tensor(self.output)
+        batch, _, out, _ = attention.shape
+        return output is None or output.dim() != 3 or attention.batch_first(output).shape[:2] != (batch, out)
 
     def encoder_sources(self, attention: AttentionRecord) -> int:
         """How many sources, the last ones, are an encoder's tokens that self-attention reads too (T5Gemma 2).

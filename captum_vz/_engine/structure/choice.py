@@ -11,7 +11,6 @@ from captum_vz._engine.capture.records import AttentionRecord, LayerRecord
 from captum_vz._engine.numerics.tolerance import CannotReplayError
 from captum_vz._engine.structure.dependence import (
     first_tokens,
-    is_rearranged,
     mixes_outside,
     reads_other_states,
     reads_own_states,
@@ -137,7 +136,7 @@ def _check_named_values(layer: LayerRecord, attention: AttentionRecord) -> None:
     """
     runner, (batch, _, out, sources) = LayerRunner(layer), attention.shape
     in_tokens = any(attention.batch_first(x).shape[:2] == (batch, sources) for x in layer.states)
-    if not in_tokens and not is_rearranged(layer, attention):
+    if not in_tokens and not layer.rearranges(attention):
         raise CannotReplayError(f"they have {sources} rows in {batch} examples, and no hidden states have this shape")
     for source in dict.fromkeys((0, sources // 2, sources - 1)):
         seen = []
@@ -180,7 +179,7 @@ def _unreadable_before(layer: LayerRecord, attention: AttentionRecord) -> str | 
             parts = set(modules_of(module))
             if not any(seen.module in parts for seen in layer.attentions):
                 return type(module).__name__
-    alone = len(layer.attentions) == 1 and attention.module is not layer.layer and not is_rearranged(layer, attention)
+    alone = len(layer.attentions) == 1 and attention.module is not layer.layer and not layer.rearranges(attention)
     if alone and len(layer.states) > 1:
         runner = LayerRunner(layer)
         own = runner.states[0]

@@ -326,13 +326,6 @@ class Windows:
         return positions
 
 
-def is_rearranged(record: LayerRecord, attention: AttentionRecord) -> bool:
-    """Whether the layer's output is not `(batch, out, d)` with one vector for each row of its attention."""
-    output = first_tensor(record.output)
-    batch, _, out, _ = attention.shape
-    return output is None or output.dim() != 3 or attention.batch_first(output).shape[:2] != (batch, out)
-
-
 def find_windows(record: LayerRecord, attention: AttentionRecord) -> Windows:
     """The positions that an attention sees in windows.
 

@@ -20,7 +20,6 @@ from captum_vz._engine.structure.dependence import (
     find_streams,
     find_windows,
     first_own_source,
-    is_rearranged,
     reads_other_states,
     values_depend_on_own_position,
     values_follow_token_order,
@@ -146,7 +145,7 @@ def attention_site(layer: LayerRecord, attention: str, streams: bool = False) ->
     """
     merge_parts(layer)
     chosen = choose_attention(layer, attention)
-    if not is_rearranged(layer, chosen):
+    if not layer.rearranges(chosen):
         return AttentionSite(layer, chosen, *padding_masks(layer, chosen))
     layout = find_streams(layer, chosen)
     reason = f"the layer has {len(layer.attentions)} attentions"

@@ -1,14 +1,17 @@
 """Value projections of attention modules that compute attention inline, and the masks of their layers.
 
-The weights of inline attention cannot be read. Hooks on the value projection show its values, and let a replay zero
-them. Masks are read from the layer's arguments.
+The weights of inline attention cannot be read. Hooks on the value projection show its values, and let the definition
+zero them. The table of families has one row for each attention class. Masks are read from the layer's arguments.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
 from operator import attrgetter
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +20,237 @@ from torch.overrides import TorchFunctionMode
 from captum_vz._engine.numerics.tensors import mask_as_bool
 from captum_vz._engine.taps.changes import Changes
 from captum_vz._engine.taps.handler import current_handler
-from captum_vz._engine.taps.projection_table import BERT_LIKE, Mask, ValueProjection, family_of
 from captum_vz._private import modules_of, tree_leaves
+
+
+def _values_only(head: int, heads: int, features: int) -> slice:
+    """The projection returns values only, head after head."""
+    return _slice(head, heads, features)
+
+
+def _last_third(head: int, heads: int, features: int) -> slice:
+    """The projection returns all queries, then all keys, then all values, each head after head."""
+    return _slice(2 * heads + head, 3 * heads, features)
+
+
+def _interleaved(head: int, heads: int, features: int) -> slice:
+    """The projection returns the query, key and value of the first head, then those of the next."""
+    return _slice(3 * head + 2, 3 * heads, features)
+
+
+def _in_four_blocks(head: int, heads: int, features: int) -> slice:
+    """The projection returns four blocks of queries, values and keys, one for each core used in training."""
+    in_block = heads // 4
+    block, index = divmod(head, in_block)
+    return _slice((3 * block + 1) * in_block + index, 3 * heads, features)
+
+
+def _slice(number: int, parts: int, features: int) -> slice:
+    """Return part `number` of `features` features that are divided into equal parts."""
+    width = features // parts
+    return slice(number * width, (number + 1) * width)
+
+
+class Mask(Enum):
+    """What the numbers in the masks of a family mean."""
+
+    USUAL = auto()  # added to the scores if it has four axes, else 1 where a source is visible
+    ADDED = auto()  # added to the scores for any number of axes
+    FACTOR = auto()  # 1 where a source is visible, 0 elsewhere
+    HIDES = auto()  # True where a source is hidden
+    BLOCKS = auto()  # (batch, 1, block, row, 3 rows): what a row sees of the previous, its own and the next block
+
+
+@dataclass(frozen=True)
+class ValueProjection:
+    """Where the values of an attention module are.
+
+    Attributes:
+        projection: Name of the submodule whose output `(batch, in, features)` holds the values, or name of a parameter
+            `(d, heads, d_head)` that the hidden states are multiplied by.
+        heads: Name of the attention module's attribute that holds the number of heads.
+        head_columns: (head, heads, features) -> the features that hold the values of this head.
+        groups: Name of the attribute that holds the number of groups of heads. The heads of a group share a value,
+            which follows the queries and the key of the group. `head_columns` is not used then.
+        bias: Name of a parameter that is added to the values after the projection.
+        mask: What the numbers in the masks mean.
+        sequence_first: Whether the tensors of the layer are (tokens, batch, d).
+        transposed: Whether the projection returns (in, batch, features), unlike the other tensors of the layer.
+        second_projection: Name of a submodule that computes a second value of each token, used by other rows (global
+            attention).
+        pads: Whether the model pads its inputs at the end, to a multiple of the length of an attention block.
+        select: projection's output -> the values in it, a view `(batch, in, d)` or `(batch, in, head, d_head)`. The
+            user says so of a layer without a row, and `projection` is then a path in the layer. None: see above.
+    """
+
+    projection: str
+    heads: str = "num_attention_heads"
+    head_columns: Callable[[int, int, int], slice] = _values_only
+    groups: str | None = None
+    bias: str | None = None
+    mask: Mask = Mask.USUAL
+    sequence_first: bool = False
+    transposed: bool = False
+    second_projection: str | None = None
+    pads: bool = False
+    select: Callable[[Tensor], Tensor] | None = None
+
+    def rows(self, projected: Tensor) -> Tensor:
+        """Return a copy of the values in the projection's output, `(batch, in, features)`."""
+        part = self._part(projected)
+        if self.select is not None:
+            return part.clone().flatten(2)
+        # Some have no axis of examples, or grids in place of sequences.
+        return (part[None] if part.dim() == 2 else part.flatten(1, -2)).clone()
+
+    def with_rows(self, rows: Tensor, projected: Tensor) -> Tensor:
+        """Return the projection's output with other values `(batch, in, features)`."""
+        projected = projected.clone()
+        part = self._part(projected)
+        part.copy_(rows.reshape(part.shape))
+        return projected
+
+    def _part(self, projected: Tensor) -> Tensor:
+        """The view of the projection's output that holds the values, examples first."""
+        if self.select is not None:
+            return self.select(projected)
+        return projected.transpose(0, 1) if self.transposed or self.sequence_first else projected
+
+    def columns(self, module: nn.Module, projected: Tensor) -> list[slice]:
+        """Return the features of `rows` that hold the values of each head."""
+        part, features = self._part(projected), self.rows(projected).shape[-1]
+        # Selected heads have an axis, or are taken for one.
+        heads = int(attrgetter(self.heads)(module)) if self.select is None else part.shape[2:-1].numel()
+        if self.groups is None:
+            return [self.head_columns(head, heads, features) for head in range(heads)]
+        groups = int(attrgetter(self.groups)(module))
+        size = heads // groups + 2
+        return [_slice(head * groups // heads * size + size - 1, groups * size, features) for head in range(heads)]
+
+    def zero(self, module: nn.Module) -> list[Tensor] | float:
+        """Return the projection's output for a value of zero, one tensor for each head, or 0.0 for all heads."""
+        if self.bias is None:
+            return 0.0
+        bias, heads = getattr(module, self.bias).detach(), int(attrgetter(self.heads)(module))
+        return [-bias[_values_only(head, heads, len(bias))] for head in range(heads)]
+
+
+BERT_LIKE = ValueProjection("value")
+BART_LIKE = ValueProjection("v_proj", "num_heads")
+LONGFORMER = ValueProjection(
+    "value", "num_heads", mask=Mask.ADDED, transposed=True, second_projection="value_global", pads=True
+)
+BIGBIRD = ValueProjection("value", mask=Mask.FACTOR, pads=True)
+DEFORMABLE = ValueProjection("value_proj", "n_heads")
+
+VALUE_PROJECTIONS = {
+    "BarkSelfAttention": ValueProjection("att_proj", "num_heads", _last_third),
+    "BigBirdBlockSparseAttention": BIGBIRD,
+    "BigBirdPegasusBlockSparseAttention": BIGBIRD,
+    "BigBirdPegasusSelfAttention": BERT_LIKE,
+    "BigBirdSelfAttention": BERT_LIKE,
+    "BlipAttention": ValueProjection("qkv", "num_heads", _last_third),
+    "BlipTextSelfAttention": BERT_LIKE,
+    "BloomAttention": ValueProjection("query_key_value", "num_heads", _interleaved),
+    "BrosSelfAttention": BERT_LIKE,
+    "CanineSelfAttention": BERT_LIKE,
+    "ClvpSelfAttention": BART_LIKE,
+    "CodeGenAttention": ValueProjection("qkv_proj", head_columns=_in_four_blocks),
+    "ConvBertSelfAttention": BERT_LIKE,
+    "CpmAntAttention": ValueProjection("project_v", "num_heads"),
+    "CvtSelfAttention": ValueProjection("projection_value", "num_heads"),
+    "DabDetrDecoderLayerCrossAttention": ValueProjection("cross_attn_value_proj", "decoder_attention_heads"),
+    "DabDetrDecoderLayerSelfAttention": ValueProjection("self_attn_value_proj", "self_attn.attention_heads"),
+    "Data2VecVisionSelfAttention": BERT_LIKE,
+    "DeformableDetrMultiscaleDeformableAttention": DEFORMABLE,
+    "DonutSwinSelfAttention": BERT_LIKE,
+    "FalconAttention": ValueProjection("query_key_value", "num_heads", groups="num_kv_heads"),
+    "FastSpeech2ConformerAttention": ValueProjection("linear_v", "num_heads"),
+    "FlavaSelfAttention": BERT_LIKE,
+    "FunnelRelMultiheadAttention": ValueProjection("v_head", "config.n_head"),
+    "GLPNEfficientSelfAttention": BERT_LIKE,
+    "GitSelfAttention": BERT_LIKE,
+    "GPTJAttention": ValueProjection("v_proj"),
+    "GPTNeoSelfAttention": BART_LIKE,
+    "GPTNeoXJapaneseAttention": ValueProjection("query_key_value", head_columns=_interleaved),
+    "GotOcr2VisionAttention": ValueProjection("qkv", head_columns=_last_third),
+    "GroupViTAttention": BART_LIKE,
+    "HieraMaskUnitAttention": ValueProjection("qkv", "num_heads", _last_third),
+    "IBertSelfAttention": BERT_LIKE,
+    "ImageGPTAttention": ValueProjection("c_attn", "num_heads", _last_third),
+    "Kosmos2_5VisionAttention": ValueProjection("value", "n_heads"),
+    "LEDDecoderAttention": BART_LIKE,
+    "LEDEncoderSelfAttention": LONGFORMER,
+    "LayoutLMv3SelfAttention": BERT_LIKE,
+    "LiltSelfAttention": BERT_LIKE,
+    "LongT5LocalAttention": ValueProjection("v", "n_heads", mask=Mask.BLOCKS),
+    "LongformerSelfAttention": LONGFORMER,
+    "LukeSelfAttention": BERT_LIKE,
+    "MPNetSelfAttention": ValueProjection("v"),
+    "MaskFormerSwinSelfAttention": BERT_LIKE,
+    "MegatronBertSelfAttention": BERT_LIKE,
+    "MgpstrAttention": ValueProjection("qkv", "num_heads", _last_third),
+    "MobileViTSelfAttention": BERT_LIKE,
+    "MptAttention": ValueProjection("Wqkv", "n_heads", _last_third, mask=Mask.HIDES),
+    "MvpAttention": BART_LIKE,
+    "PerceiverSelfAttention": ValueProjection("value", "num_heads"),
+    "ProphetNetAttention": ValueProjection("value_proj", "num_attn_heads"),
+    "ProphetNetNgramSelfAttention": ValueProjection("value_proj", "num_attn_heads"),
+    "PvtEfficientSelfAttention": BERT_LIKE,
+    "PvtV2SelfAttention": BERT_LIKE,
+    "RTDetrMultiscaleDeformableAttention": DEFORMABLE,
+    "RTDetrV2MultiscaleDeformableAttention": DEFORMABLE,
+    "RemBertSelfAttention": BERT_LIKE,
+    "RfDetrMultiscaleDeformableAttention": DEFORMABLE,
+    "RoFormerSelfAttention": BERT_LIKE,
+    "SamHQVisionAttention": ValueProjection("qkv", head_columns=_last_third),
+    "SamVisionAttention": ValueProjection("qkv", head_columns=_last_third),
+    "SegGptAttention": ValueProjection("qkv", head_columns=_last_third),
+    "SpeechT5Attention": BART_LIKE,
+    "Swin2SRSelfAttention": BERT_LIKE,
+    "Swinv2SelfAttention": BERT_LIKE,
+    "TableTransformerAttention": BART_LIKE,
+    "TapasSelfAttention": BERT_LIKE,
+    "TimesformerSelfAttention": ValueProjection("qkv", "num_heads", _last_third),
+    "UnlimitedOcrSamVisionAttention": ValueProjection("qkv", head_columns=_last_third),
+    "ViltSelfAttention": BERT_LIKE,
+    "VisualBertSelfAttention": BERT_LIKE,
+    "VitDetAttention": ValueProjection("qkv", "num_heads", _last_third),
+    "VitsAttention": BART_LIKE,
+    "XGLMAttention": BART_LIKE,
+    "XLNetRelativeAttention": ValueProjection("v", "n_head", sequence_first=True),
+    "YosoSelfAttention": BERT_LIKE,
+    # Class names that several families use: the key starts with the name of the file.
+    "modeling_dab_detr.DetrAttention": BART_LIKE,
+    "modeling_deberta.DisentangledSelfAttention": ValueProjection("in_proj", head_columns=_interleaved, bias="v_bias"),
+    "modeling_deberta_v2.DisentangledSelfAttention": ValueProjection("value_proj"),
+    "modeling_fsmt.Attention": ValueProjection("v_proj", "num_heads", mask=Mask.HIDES, sequence_first=True),
+    "modeling_openai.Attention": ValueProjection("c_attn", "n_head", _last_third),
+    "modeling_sew_d.DisentangledSelfAttention": ValueProjection("value_proj"),
+}
+
+
+# Weak, so that a class is collected after its layers. A longer table makes the stored rows invalid.
+_ROWS: WeakKeyDictionary[type, tuple[int, ValueProjection | None]] = WeakKeyDictionary()
+
+
+def family_of(module: nn.Module) -> ValueProjection | None:
+    """Return the row of a module's class or of a class that it inherits from, or None."""
+    cls, length = type(module), len(VALUE_PROJECTIONS)
+    found = _ROWS.get(cls)
+    if found is None or found[0] != length:
+        found = _ROWS[cls] = length, _row_among(cls.__mro__)
+    return found[1]
+
+
+def _row_among(classes: tuple[type, ...]) -> ValueProjection | None:
+    """Return the row of the first class that has one, or None."""
+    for cls in classes:
+        file = cls.__module__.rsplit(".", 1)[-1]
+        row = VALUE_PROJECTIONS.get(f"{file}.{cls.__name__}", VALUE_PROJECTIONS.get(cls.__name__))
+        if row is not None:
+            return row
+    return None
 
 
 def is_value_projection(

@@ -45,7 +45,7 @@ from captum_vz.functional.interventions import Intervention
 if TYPE_CHECKING:
     from captum_vz._engine.capture.records import AttentionRecord, LayerRecord
     from captum_vz._engine.structure.site import AttentionSite
-    from captum_vz._engine.taps.projection_table import ValueProjection
+    from captum_vz._engine.taps.projection import ValueProjection
 
 # If a larger share of rows has changed, selecting these rows costs more than it saves.
 MOST_CHANGED = 0.8

@@ -23,7 +23,6 @@ from captum_vz._private import NullProgress, TargetType, is_replica, progress
 from captum_vz.attr._base.captum import ForwardPassAttribution, logged, warn
 from captum_vz.attr._base.map_run import MapRun, placeholder, with_graph
 from captum_vz.attr._base.runs import Runs
-from captum_vz.attr._base.wanted import Wanted
 from captum_vz.attr._call.arguments import (
     Arguments,
     FeatureGroups,
@@ -34,7 +33,7 @@ from captum_vz.attr._call.arguments import (
 from captum_vz.attr._call.misuse import check_numbers, check_one_of
 from captum_vz.attr._call.padding import LeftPadding
 from captum_vz.attr._call.parts import Attention, attentions_of_layers
-from captum_vz.attr._call.target import WantedTokens
+from captum_vz.attr._call.target import Wanted, WantedTokens
 from captum_vz.attr._call.token_axis import LayerTokens, check_target
 from captum_vz.errors import ArgumentError
 
@@ -149,7 +148,8 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
         wanted = WantedTokens.parse(token, target)
         arguments = Arguments(inputs, additional_forward_args, feature_mask, perturbations_per_eval, show_progress, run)
         found = self._run(wanted, arguments)
-        check_target(wanted, found.output, [*found.tokens.values()], self.forward_func, arguments, self.get_name())
+        if wanted.target is not None:
+            check_target(wanted, found.output, [*found.tokens.values()], self.forward_func, arguments, self.get_name())
         maps = dict(found.maps)  # the last run of a layer that runs more than once
         results = [wanted.select(maps[index]) for index in range(len(maps))]
         return results if isinstance(self.layer, (list, tuple, nn.ModuleList)) else results[0]

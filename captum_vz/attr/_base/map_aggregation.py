@@ -14,10 +14,9 @@ from captum_vz.attr._base.captum import ForwardPassAttribution, logged, warn
 from captum_vz.attr._base.layer_maps import LayerMaps
 from captum_vz.attr._base.map_run import MapRun, mark_unreached
 from captum_vz.attr._base.model_free import ModelFreeAttribution
-from captum_vz.attr._base.wanted import PADDED_TARGET
 from captum_vz.attr._call.arguments import Arguments, Inputs, as_layers
 from captum_vz.attr._call.misuse import check_one_of
-from captum_vz.attr._call.target import WantedTokens
+from captum_vz.attr._call.target import PADDED_TARGET, WantedTokens
 from captum_vz.attr._call.token_axis import check_target
 from captum_vz.errors import ArgumentError, UnsupportedLayerError
 from captum_vz.functional import Residual, normalize_rows, pool_groups, receptive_fields
@@ -192,7 +191,8 @@ class MapAggregation(ForwardPassAttribution):
         maps = self._joined(found, wanted, feature_mask, all_layers)
         if found.tokens:
             last = found.tokens[found.maps[-1][0]]
-            check_target(wanted, found.output, [last], self.forward_func, arguments, self.get_name())
+            if wanted.target is not None:
+                check_target(wanted, found.output, [last], self.forward_func, arguments, self.get_name())
         else:
             wanted.check_without_output(self.get_name())
         results = [format_output(isinstance(inputs, tuple), (one,)) for one in maps]
