@@ -36,13 +36,12 @@ def candidate_inputs(model: nn.Module, lengths: tuple[int, ...] = SHORT) -> Iter
         yield from (part | _decoder(names, config, part, mask) | extra for part in parts)
 
 
-def first_example(inputs: dict[str, Any]) -> dict[str, Any]:
-    """The first example of a batch: of each tensor that has as many entries as the first tensor has, the first."""
-    batch = next(len(value) for value in inputs.values() if isinstance(value, Tensor))
-    return {
-        name: value[:1] if isinstance(value, Tensor) and value.dim() and len(value) == batch else value
-        for name, value in inputs.items()
-    }
+def first_example(inputs: dict[str, Any]) -> dict[str, Any] | None:
+    """The first example of a batch. None: the examples are joined to one sequence, or are one already."""
+    tensors = {name: value for name, value in inputs.items() if isinstance(value, Tensor) and value.dim()}
+    if len({len(value) for value in tensors.values()} - {1}) != 1:
+        return None
+    return {**inputs, **{name: value[:1] for name, value in tensors.items()}}
 
 
 def padding_mask(lengths: tuple[int, ...]) -> Tensor:

@@ -90,9 +90,11 @@ def sweep_model(model_type: str, model: nn.Module, long: bool) -> list[Row]:
 
 
 def sweep_alone(
-    rows: list[Row], label: str, forward: Callable[..., Any], inputs: dict[str, Any], layers: list[nn.Module]
+    rows: list[Row], label: str, forward: Callable[..., Any], inputs: dict[str, Any] | None, layers: list[nn.Module]
 ) -> None:
     """Note in each of these rows what comes out for a batch of one example: the worst outcome of its attention."""
+    if inputs is None:
+        return
     try:
         runs = record(lambda: forward(**inputs), layers)
     except Exception:  # some models run on several examples only
