@@ -1,7 +1,6 @@
 """The private names of captum, torch, transformers and accelerate that this package leans on, and no others.
 
-A new version may rename them without notice. `tests/test_private.py` says what is expected of each. Operators of oneDNN
-are named in `_engine/numerics/matmul.py`, which does without them where they are missing.
+A new version may rename them without notice. `tests/test_private.py` says what is expected of each.
 """
 
 from __future__ import annotations
