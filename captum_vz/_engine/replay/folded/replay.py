@@ -263,6 +263,9 @@ class FoldedReplay:
     def fits(self, problem: ReplayProblem) -> bool:
         """Whether values are zeroed, and there are enough pairs to pay for reading the layer's structure."""
         if not isinstance(problem.intervention, ZeroValue):
+            if problem.bfloat16_changes:
+                unlike = "only changes of zeroed values are multiplied in bfloat16"
+                problem.site.layer.warnings.append(f"matmul_precision='medium' has no effect: {unlike}")
             return False
         largest = max((x.numel() for x in problem.site.layer.parameters if x.dim() == 2), default=1)
         # In bfloat16 the later matrices cost little too, so twice as many rows must be saved.
