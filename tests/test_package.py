@@ -18,7 +18,7 @@ PACKAGE = Path(captum_vz.__file__).parent
 # From the ground up. A room may import from the rooms below its row, and from itself; "" is captum_vz/__init__.py.
 # Rooms of the engine have rows of their own; "_engine" is its facade.
 ROOMS = [
-    {"errors", "_private", "_start"},
+    {"errors", "_private", "_start", "_files"},
     {"functional"},
     {"_engine.numerics"},
     {"_engine.taps"},

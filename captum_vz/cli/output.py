@@ -14,8 +14,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
+from captum_vz._files import temporary_beside, write_through
 from captum_vz.cli.errors import CommandError
-from captum_vz.study.storage import temporary_beside, write_through
 from captum_vz.visualization import add_provenance
 from captum_vz.visualization.pictures.parts.style import MARK
 from captum_vz.visualization.terminal import BAR, WHITE, bar, columns_of, printable, shade

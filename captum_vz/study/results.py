@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from matplotlib.figure import Figure
 
+from captum_vz._files import write_whole
 from captum_vz.metrics import summarize
 from captum_vz.metrics.extra import study_extra
 from captum_vz.study.figures import draw_summary
-from captum_vz.study.storage import MANIFEST, check_weights, read_settings, read_table, shards_of, write_whole
+from captum_vz.study.storage import MANIFEST, check_weights, read_settings, read_table, shards_of
 
 with study_extra("captum_vz.study"):
     import pandas as pd

@@ -16,6 +16,7 @@ import torch
 from tqdm import tqdm
 
 from captum_vz import __version__
+from captum_vz._files import remove_temporary, write_whole
 from captum_vz.metrics.extra import study_extra
 from captum_vz.study.examples.example import Example
 from captum_vz.study.methods import check_methods
@@ -32,10 +33,8 @@ from captum_vz.study.storage import (
     fingerprint,
     on_device,
     read_stamp,
-    remove_temporary,
     shards_of,
     to_parquet,
-    write_whole,
 )
 
 with study_extra("captum_vz.study"):

@@ -1,20 +1,18 @@
-"""The folder of a study: files that are whole or missing, what made them, and the shards of its rows."""
+"""The folder of a study: what made its files, and the shards of its rows."""
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
-import os
 import re
-import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
+from captum_vz._files import TEMPORARY, safe_name, write_new
 from captum_vz.metrics.extra import study_extra
 
 with study_extra("captum_vz.study"):
@@ -23,114 +21,6 @@ with study_extra("captum_vz.study"):
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-
-#: How the names of this package's temporary files end. Other programs have their own.
-TEMPORARY: Final = ".captum-vz.tmp"
-
-_SPACE: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-_PERMISSION: Final = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR}
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Writes a file under a temporary name, and renames it after all of it has reached the disk.
-
-    At any moment and after any interruption, the file is whole or missing. Two processes may write the same file.
-
-    Raises:
-        OSError: The file could not be written: no space, no permission, no folder. The message says what to do.
-    """
-    with _written(path, data) as temporary:
-        os.replace(temporary, path)
-
-
-def write_new(path: Path, data: bytes) -> bool:
-    """Writes a file as :func:`write_whole` does, unless there is one. Of several processes, one writes it.
-
-    Returns:
-        Whether this call has written it.
-    """
-    with _written(path, data) as temporary:
-        try:
-            os.link(temporary, path)
-        except FileExistsError:
-            return False
-        except OSError:  # a file system without links
-            with suppress(FileExistsError), open(path, "xb") as file:
-                file.write(data)
-                return True
-            return False
-    return True
-
-
-@contextmanager
-def _written(path: Path, data: bytes) -> Iterator[Path]:
-    """A temporary file that holds the data, in the folder of `path`. It is gone after the `with` block."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary_beside(path) as temporary:
-            write_through(temporary, data)
-            yield temporary
-    except OSError as error:
-        remedy = "free space, and " if error.errno in _SPACE else ""
-        remedy = "make the folder writable, and " if error.errno in _PERMISSION else remedy
-        raise OSError(
-            error.errno,
-            f"cannot write {path}: {error.strerror}. Finished files stay: {remedy}start again with the same settings "
-            "to continue",
-        ) from error
-
-
-@contextmanager
-def temporary_beside(path: Path) -> Iterator[Path]:
-    """A name for a temporary file in the folder of `path`. A file of that name is gone after the `with` block."""
-    temporary = path.with_name(f".{path.name[:40]}.{socket.gethostname()}.{os.getpid()}{TEMPORARY}")
-    try:
-        yield temporary
-    finally:
-        with suppress(OSError):  # only the first error is reported
-            temporary.unlink(missing_ok=True)
-
-
-def write_through(path: Path, data: bytes) -> None:
-    """Writes a file, and returns when all of it is on the disk. Some disks notice only then that they are full."""
-    with open(path, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def remove_temporary(folder: Path) -> None:
-    """Removes what killed processes of this package on this machine have left. Other processes are still writing."""
-    ours = re.compile(rf"\..+\.{re.escape(socket.gethostname())}\.(\d+){re.escape(TEMPORARY)}")
-    for path in folder.rglob(f".*{TEMPORARY}"):
-        name = ours.fullmatch(path.name)
-        if name is not None and not _is_running(int(name[1])):
-            with suppress(OSError):
-                path.unlink(missing_ok=True)
-
-
-def safe_name(name: str) -> str:
-    """A name for a file or a folder: the given one if it is safe, otherwise a similar one with a digest.
-
-    >>> safe_name("bert-base-uncased"), safe_name("a/b"), safe_name("..")
-    ('bert-base-uncased', 'a-b-c14cddc0', 'model-5ec1f7e7')
-    """
-    safe = re.sub(r"[^\w.-]+", "-", name, flags=re.ASCII)[-60:].strip(".")
-    if safe and safe == name and not safe.endswith((".csv", ".md", ".png")):  # these are names of results
-        return name
-    return f"{safe or 'model'}-{hashlib.sha256(name.encode(errors='surrogatepass')).hexdigest()[:8]}"
-
-
-def _is_running(process: int) -> bool:
-    if os.name != "posix":  # elsewhere a signal may end the process
-        return True
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:  # it belongs to somebody else
-        return True
-    return True
 
 
 # A model and its tokenizer, or a function that loads them. It is called only if there is work left for this model.

@@ -20,9 +20,10 @@ import pytest
 import torch
 from accelerate import PartialState
 
+from captum_vz import _files
 from captum_vz.metrics import summarize
 from captum_vz.study import METHODS as ALL_METHODS
-from captum_vz.study import Example, Scorer, Study, run_study, storage
+from captum_vz.study import Example, Scorer, Study, run_study
 from captum_vz.study.figures import method_color
 from captum_vz.testbed import load_agreement_model
 from tests.study.conftest import Decoder, Shipped
@@ -199,7 +200,7 @@ def test_killed_before_rename_continues(bad: list[Example], reference: Study, tm
 
             return step_or_die
 
-        storage.os.replace, storage.os.link = dying(rename), dying(link)  # in this process only
+        _files.os.replace, _files.os.link = dying(rename), dying(link)  # in this process only
         study(folder, bad)
 
     in_a_process(lambda: killed_at(1)).join()
@@ -350,7 +351,7 @@ def test_full_disk_keeps_finished_shards(
         synced(file)
 
     with monkeypatch.context() as patched:
-        patched.setattr(storage.os, "fsync", full)
+        patched.setattr(_files.os, "fsync", full)
         with pytest.raises(OSError, match=f"cannot write .*{os.strerror(number)}.*start again") as caught:
             study(folder, bad)
         assert caught.value.errno == number
@@ -421,7 +422,7 @@ def test_four_processes_share_shards(bad: list[Example], reference: Study, tmp_p
             written.append(goal.name)
             rename(source, goal)
 
-        storage.os.replace = noted  # in this process only
+        _files.os.replace = noted  # in this process only
         found = study(folder, bad)
         (tmp_path / f"{rank}.json").write_text(json.dumps([len(found.summary), written]))
 

@@ -17,10 +17,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from captum_vz._files import TEMPORARY, remove_temporary, safe_name, write_new, write_whole
 from captum_vz.errors import UnsupportedLayerError
 from captum_vz.study import METHODS, Example, Study, read_jsonl, reproduce, run_study
 from captum_vz.study.methods import Batch
-from captum_vz.study.storage import TEMPORARY, claim, remove_temporary, safe_name, write_new, write_whole
+from captum_vz.study.storage import claim
 from captum_vz.testbed import load_agreement_model
 from tests.command import refused
 from tests.study.conftest import Shipped

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from captum_vz import find_layers
 from captum_vz._engine import LayerPass, LayerRecord, first_tensor
+from captum_vz._files import safe_name, write_whole
 from captum_vz.errors import RefusedError, UnsupportedLayerError
 from captum_vz.metrics import BOUNDARIES, description_length, probing_correlation, summarize
 from captum_vz.metrics.extra import study_extra
@@ -31,9 +32,7 @@ from captum_vz.study.storage import (
     on_device,
     read_stamp,
     read_table,
-    safe_name,
     to_parquet,
-    write_whole,
 )
 
 with study_extra("captum_vz.study"):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from matplotlib.figure import Figure
 
+from captum_vz._files import write_whole
 from captum_vz.study.figures import (
     LAST_LAYER,
     draw_summary,
@@ -23,7 +24,6 @@ from captum_vz.study.figures import (
 from captum_vz.study.methods import METHODS
 from captum_vz.study.results import ALL, with_interval
 from captum_vz.study.scoring.metrics import METRICS
-from captum_vz.study.storage import write_whole
 from captum_vz.visualization.pictures.parts.style import FONT_SIZE
 
 if TYPE_CHECKING:
