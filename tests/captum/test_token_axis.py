@@ -232,6 +232,7 @@ def with_places_between(model: Model, x: Tensor) -> Tensor:
     return model.head(x)
 
 
+LOWEST = torch.finfo(torch.float32).min
 SAME_TOKENS: dict[str, Callable[[Model, Tensor], Tensor]] = {
     "head": lambda model, x: model.head(model.run(x)),
     "log probabilities": lambda model, x: model.head(model.run(x)).log_softmax(-1),
@@ -239,6 +240,7 @@ SAME_TOKENS: dict[str, Callable[[Model, Tensor], Tensor]] = {
     "class token": with_class_token,
     "added between": with_places_between,
     "hidden classes": lambda model, x: model.head(model.run(x)).index_fill(2, torch.tensor([3]), -torch.inf),
+    "lowest number": lambda model, x: model.head(model.run(x)).index_fill(2, torch.tensor([3]), LOWEST),
     "padding is zero": lambda model, x: model.head(model.run(x)).index_fill(1, torch.tensor([5]), 0.0),
 }
 OTHER_TOKENS: dict[str, Callable[[Model, Tensor], Tensor]] = {
@@ -265,6 +267,25 @@ def test_tokens_of_unknown_models_are_named(kind: str, place: int) -> None:
     whole = method.attribute((vectors(),))
     found = method.attribute((vectors(),), target=[(2, 1), (4, 1)])
     torch.testing.assert_close(found, torch.stack([whole[0, 2], whole[1, 4]]))
+
+
+@pytest.mark.parametrize("make", [lambda x: (9 * x).long(), lambda x: x > 0], ids=["integers", "signs"])
+def test_an_output_without_fractions(make: Callable[[Tensor], Tensor]) -> None:
+    model = built(lambda: Model(lambda model, x: make(model.head(model.run(x)))))
+    method = ValueZeroing(model, model.blocks[1])
+    assert torch.equal(method.attribute(vectors(), target=(2, 1)), method.attribute(vectors(), token=2))
+    with pytest.raises(ArgumentError, match="not shown"):
+        ValueZeroing(lambda x: model(x).flip(1), model.blocks[1]).attribute(vectors(), target=(2, 1))
+
+
+def test_layers_below_the_output() -> None:
+    model = built(lambda: Model(lambda model, x: (model.run(x, 0, 2), model.run(x, 2, 4))[0]))
+    layers = list(model.blocks[:2])
+    method = ValueZeroing(model, layers[1])
+    assert torch.equal(method.attribute(vectors(), target=(2, 1)), method.attribute(vectors(), token=2))
+    for other in (layers[0], layers, model.blocks[3]):
+        with pytest.raises(ArgumentError, match="not shown"):
+            ValueZeroing(model, other).attribute(vectors(), target=(2, 1))
 
 
 @pytest.mark.parametrize("place", [0, 1])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -79,7 +80,10 @@ def check_target(
         first = rest[0]
         forward = bind_forward(forward_func, *arguments[:2])
         stack = _stack_of(first.layer, _model_of(forward_func, forward, first.layer))
-        if not _is_shown(stack, first, forward, clean, wanted):
+        noise_after = partial(_is_shown, stack, first, forward, clean, wanted)
+        alone = not noise_after(len(stack) - 1)
+        # The layers above this one may be of no use for the output.
+        if alone and not noise_after(next(n for n, one in enumerate(stack) if first.layer in modules_of(one))):
             raise ArgumentError(
                 f"target is {wanted.target!r}, but it is not shown that axis 1 of the output {tuple(clean.shape)} has "
                 f"the tokens of the layer {type(first.layer).__name__}: noise in this token after the layer's stack "
@@ -88,7 +92,8 @@ def check_target(
                 "attention='cross' to see the encoder's tokens. ValueZeroingEffect explains the output at target."
             )
         # All layers of a stack have the same tokens.
-        rest = [one for one in rest if not any(one.layer in modules_of(member) for member in stack)]
+        members = [first.layer] if alone else stack
+        rest = [one for one in rest if not any(one.layer in modules_of(member) for member in members)]
 
 
 def _is_known(tokens: LayerTokens, forward_func: Any, inputs: Any, output: Tensor) -> bool:
@@ -153,16 +158,21 @@ def _members(modules: nn.Module) -> list[nn.Module]:
 
 
 def _is_shown(
-    stack: list[nn.Module], tokens: LayerTokens, forward: Callable[[], Any], clean: Tensor, wanted: WantedTokens
+    stack: list[nn.Module],
+    tokens: LayerTokens,
+    forward: Callable[[], Any],
+    clean: Tensor,
+    wanted: WantedTokens,
+    last: int,
 ) -> bool:
     """Whether noise in the wanted token changes the wanted entry of the axis, and no other entry.
 
-    The last layer of the stack gets the noise, because the others' tokens are mixed after them.
+    The layer `last` of the stack gets the noise: mostly the last one, because the others' tokens are mixed after them.
     """
     rows = wanted.positions(len(clean), tokens.count, clean.device)
     assert rows is not None  # a target names tokens
     chosen = torch.zeros(clean.shape[:2], dtype=torch.bool, device=clean.device).scatter(1, rows, True)
-    noise = _NoiseInToken(stack, tokens, chosen)
+    noise = _NoiseInToken(stack, tokens, chosen, last)
 
     def call() -> Any:
         with layer_hooks(stack, noise.begin, noise.end):
@@ -178,22 +188,26 @@ def _is_shown(
         return False
     if noisy is None or noisy.shape != clean.shape:
         return False
+    if not clean.is_floating_point():  # classes, or whether a number is large
+        clean, noisy = clean.double(), noisy.double()
     same = (noisy == clean) | (noisy.isnan() & clean.isnan())
-    rounding = clean.nan_to_num(0, 0, 0).abs().amax() * torch.finfo(clean.dtype).eps ** 0.5
+    # Only what changes says how large the numbers are: the lowest number of a dtype may stand for a class to leave out.
+    rounding = clean.masked_fill(same, 0).nan_to_num(0, 0, 0).abs().amax() * torch.finfo(clean.dtype).eps ** 0.5
     change = (noisy - clean).abs().masked_fill(same, 0).nan_to_num(torch.inf).reshape(*chosen.shape, -1).amax(-1)
     real = tokens.real.to(clean.device) if tokens.real.shape == chosen.shape else torch.ones_like(chosen)
     return torch.equal((change > rounding) & real, chosen & real)
 
 
 class _NoiseInToken:
-    """Adds noise to the `chosen (batch, tokens)` tokens that the last layer of a stack returns.
+    """Adds noise to the `chosen (batch, tokens)` tokens that the layer `last` of a stack returns.
 
-    From the explained layer on, each layer has to be given what the layer before it returned. ValueError: it is not.
+    From the explained layer to this, each layer has to be given what the layer before it returned. ValueError: it is
+    not.
     """
 
-    def __init__(self, stack: list[nn.Module], tokens: LayerTokens, chosen: Tensor) -> None:
+    def __init__(self, stack: list[nn.Module], tokens: LayerTokens, chosen: Tensor, last: int) -> None:
         place = next(place for place, one in enumerate(stack) if tokens.layer in modules_of(one))
-        self._first, self._last = (place, tokens.number), (len(stack) - 1, tokens.number)
+        self._first, self._last = (place, tokens.number), (last, tokens.number)
         self._tokens_first = tokens.tokens_first
         self._chosen = chosen
         self._count: Counter[int] = Counter()
@@ -219,7 +233,7 @@ class _NoiseInToken:
         return handler
 
     def end(self, handler: AttentionHandler, arguments: Any, output: Any, hooks: Any) -> Any:
-        """Add the noise to what the last layer returns."""
+        """Add the noise to what the layer returns."""
         run, hidden = self._runs.pop(handler), first_tensor(output)
         if run == self._first or self._hidden is not None:
             self._hidden = None if hidden is None else hidden.clone()
