@@ -112,3 +112,30 @@ def test_other_errors_are_not_blamed_on_the_length() -> None:
 
     with pytest.raises(ValueError, match="no 30 of 10"):
         ValueZeroing(fails, layer).attribute(ids(8))
+
+
+def test_choices_that_are_too_long() -> None:
+    model = transformers.BertForMultipleChoice(transformers.BertConfig(**BERT)).eval()
+    method = ValueZeroing(model, find_layers(model)[0])
+    assert method.attribute(ids(POSITIONS)[None]).shape == (2, POSITIONS, POSITIONS)
+    with pytest.raises(ArgumentError, match="The inputs have 25 tokens, but BertEmbeddings has 10 positions"):
+        method.attribute(ids(25)[None])
+    with pytest.raises(ValueError, match="Expected input batch_size"):
+        ValueZeroing(lambda x: model(x, labels=torch.zeros(2).long()), find_layers(model)[0]).attribute(ids(8)[None])
+
+
+def test_sound_and_errors_of_a_function_have_no_wrong_axes() -> None:
+    config = {"conv_dim": (8,), "conv_kernel": (10,), "conv_stride": (5,), "num_conv_pos_embeddings": 8}
+    config |= {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    config |= {"num_conv_pos_embedding_groups": 2}
+    model = transformers.Wav2Vec2Model(transformers.Wav2Vec2Config(**config)).eval()
+    layer = find_layers(model)[0]
+    assert ValueZeroing(model, layer).attribute(torch.randn(2, 40)).shape == (2, 7, 7)
+    with pytest.raises(RuntimeError, match="Kernel size can't be greater than actual input size"):
+        ValueZeroing(model, layer).attribute(torch.randn(2, 8))
+
+    def fails(x: Tensor) -> Any:
+        raise ValueError("no such sound")
+
+    with pytest.raises(ValueError, match="no such sound"):
+        ValueZeroing(fails, layer).attribute(torch.randn(2, 40))

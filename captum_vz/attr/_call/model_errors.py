@@ -35,7 +35,7 @@ class ExplainedErrors(ContextDecorator):
         if not isinstance(error, MODEL_ERRORS) or is_out_of_memory(error):
             return
         tokens = self.tokens
-        if reason := _wrong_ids(error, tokens) or _too_long(error, tokens) or _wrong_axes(tokens):
+        if reason := _wrong_ids(error, tokens) or _too_long(error, tokens) or _wrong_axes(error, tokens):
             said = f"{type(error).__name__}: {error}".splitlines()[0]
             raise ArgumentError(f"forward_func failed ({said[:200]}). {reason}.") from error
 
@@ -72,15 +72,21 @@ def _wrong_ids(error: BaseException, tokens: Any) -> str | None:
 
 def _too_long(error: BaseException, tokens: Any) -> str | None:
     """That a model has fewer positions than tokens, if its error names the size of its table of positions."""
-    if not isinstance(tokens, Tensor) or tokens.dim() != (3 if tokens.is_floating_point() else 2):
+    if not isinstance(tokens, Tensor) or tokens.dim() not in ((3,) if tokens.is_floating_point() else (2, 3)):
         return None
+    count = tokens.shape[1 if tokens.is_floating_point() else -1]  # ids of choices are (batch, choices, tokens)
     named = {int(number) for number in re.findall(r"\d+", str(error))}
-    modules = [frame.f_locals.get("self") for frame in _frames(error)]
-    for module in reversed([one for one in modules if isinstance(one, nn.Module)]):
+    for module in reversed(_modules(error)):
         for size, allowed in _position_tables(module):
-            if size in named and allowed < tokens.shape[1]:
-                return _longer(tokens.shape[1], allowed, type(module).__name__)
+            if size in named and allowed < count:
+                return _longer(count, allowed, type(module).__name__)
     return None
+
+
+def _modules(error: BaseException) -> list[nn.Module]:
+    """The modules in which an error was raised, the outermost first."""
+    modules = (frame.f_locals.get("self") for frame in _frames(error))
+    return [one for one in modules if isinstance(one, nn.Module)]
 
 
 def _position_tables(module: nn.Module) -> Iterator[tuple[int, int]]:
@@ -109,13 +115,18 @@ def _longer(count: int, allowed: int, kind: str) -> str:
     )
 
 
-def _wrong_axes(tokens: Any) -> str | None:
+def _wrong_axes(error: BaseException, tokens: Any) -> str | None:
     """The mistake in the axes of token ids `(batch, tokens)` or embeddings `(batch, tokens, d)`. None: no mistake."""
     if not isinstance(tokens, Tensor):
         return None
     shape = tuple(tokens.shape)
     if tokens.dim() <= 1:
         return f"inputs is {shape}, without an axis for the batch: pass (batch, tokens), such as inputs[None]"
+    modules = _modules(error)
+    # Sound has the axes (batch, samples), and ids of choices (batch, choices, tokens).
+    of_text = {getattr(one, "main_input_name", "input_ids") for one in modules} <= {"input_ids", "inputs_embeds"}
+    if not modules or not of_text or "MultipleChoice" in type(modules[0]).__name__:
+        return None
     if tokens.dim() == 2 and tokens.is_floating_point():
         return f"inputs is {shape}: embeddings have the axes (batch, tokens, d), so pass one example as inputs[None]"
     if tokens.dim() > 2 and not tokens.is_floating_point():
