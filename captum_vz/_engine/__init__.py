@@ -15,6 +15,7 @@ from captum_vz._engine.decomposition.vectors import INCLUDES, Decomposition, dec
 from captum_vz._engine.numerics.budget import SHORT_OF_MEMORY, budget_of, is_out_of_memory
 from captum_vz._engine.numerics.tensors import alike_tensors, first_tensor
 from captum_vz._engine.numerics.tolerance import is_reproduced
+from captum_vz._engine.replay.definition import Reads
 from captum_vz._engine.replay.trust import check_unknown_code, keeps_examples_apart
 from captum_vz._engine.structure.find_layers import find_layers
 from captum_vz._engine.structure.site import AttentionSite, attention_site, not_finite
@@ -48,6 +49,7 @@ __all__ = [
     "OtherMixing",
     "OutputDistance",
     "Readout",
+    "Reads",
     "ReplayTrace",
     "ValueProjection",
     "alike_tensors",

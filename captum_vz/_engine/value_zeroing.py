@@ -15,7 +15,7 @@ from captum_vz._engine.numerics.budget import SHORT_OF_MEMORY, is_out_of_memory
 from captum_vz._engine.numerics.tensors import for_query_heads
 from captum_vz._engine.numerics.tolerance import CannotReplayError, same_numbers, with_rounding
 from captum_vz._engine.replay.base import Replay, ReplayProblem
-from captum_vz._engine.replay.definition import DefinitionReplay, sampled_outputs
+from captum_vz._engine.replay.definition import DefinitionReplay, decides_by_numbers, sampled_outputs
 from captum_vz._engine.replay.folded.replay import FoldedReplay
 from captum_vz._engine.replay.packed import PackedReplay
 from captum_vz._engine.replay.trust import LayerTrust, check_unknown_code
@@ -113,6 +113,8 @@ def value_zeroing_scores(site: AttentionSite, distance: OutputDistance, **asked:
         _check_intervention(problem)
         trace, targets = _new_trace(site), problem.targets
         known = REPLAYS[-1:] if site.layer.hooks else REPLAYS  # a hook may count positions
+        if not problem.trust.library and len(known) > 1 and decides_by_numbers(site):
+            known = (*REPLAYS[-1:], *REPLAYS[:-1])
         waiting = [replay for replay in known if _traces.only in (None, replay.name)]
         while waiting:
             replay, scores = waiting[0], problem.empty_map()

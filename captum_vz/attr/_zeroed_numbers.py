@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
-from captum_vz._engine import ModelReplay, is_reproduced
+from captum_vz._engine import ModelReplay, Reads, is_reproduced
 from captum_vz._private import NullProgress, progress
 from captum_vz.attr._base.captum import in_steps
 from captum_vz.errors import RefusedError
@@ -55,7 +52,7 @@ class ZeroedNumbers:
                 too. None: copies are known not to affect each other.
         """
         batch, columns = self.order.shape
-        shared, reads = None, _Reads(self.model.begun)
+        shared, reads = None, Reads(self.model.begun)
         try:
             run = partial(self._on_copies, nullcontext() if checked is None else reads)
             shared, note = self._in_steps(run, at_most, title)
@@ -157,36 +154,3 @@ class ZeroedNumbers:
         # A number may be a difference of large numbers, whose own size does not bound its error.
         one = torch.ones_like(expected)
         return is_reproduced(*(torch.stack([x.to(expected), one], 1).to(dtype) for x in (found, expected)))
-
-
-# How code reads a number or a truth value out of a tensor.
-_READS = frozenset(
-    [getattr(Tensor, name) for name in ("__bool__", "__int__", "__float__", "__index__", "__array__", "__contains__")]
-    + [Tensor.item, Tensor.tolist, Tensor.numpy, Tensor.equal, Tensor.allclose, Tensor.is_nonzero]
-    + [torch.equal, torch.allclose, torch.is_nonzero]
-)
-
-
-class _Reads(TorchFunctionMode):
-    """Notes in a `with` block whether code from elsewhere reads a number after a layer began: it may decide by it.
-
-    An early exit decides once for all copies. A copy whose own decision differs may be none of those that run alone.
-    """
-
-    def __init__(self, begun: Collection[Any]) -> None:
-        super().__init__()
-        self.begun = begun
-        self.found = False
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call the function, and note whether it reads a number."""
-        if func in _READS and self.begun and not self.found:
-            frame = sys._getframe(1)
-            while frame.f_back is not None and _package(frame) == "torch":
-                frame = frame.f_back
-            self.found = _package(frame) not in ("torch", "transformers", "captum_vz")
-        return func(*args, **(kwargs or {}))
-
-
-def _package(frame: FrameType) -> str:
-    return str(frame.f_globals.get("__name__", "")).partition(".")[0]

@@ -229,6 +229,35 @@ def test_positions_that_compete_without_a_module(tokens: int) -> None:
         assert_same(ValueZeroing(block, block).attribute(x, token=tokens // 2), expected)
 
 
+class AtOnce(nn.Module):
+    """Limits the numbers of all positions as soon as one number of any position is large."""
+
+    limit = torch.inf
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.largest: list[float] = []  # of each run
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.linear(x)
+        self.largest.append(float(x.abs().amax()))
+        return x.clamp(-0.3, 0.3) if (x.abs() > self.limit).any() else x
+
+
+@torch.no_grad()
+def test_a_limit_for_all_positions_at_once() -> None:
+    """No number is as large only if one certain source is zeroed."""
+    for seed in range(12):
+        torch.manual_seed(seed)
+        block, x = Block(after=(limited := AtOnce())), torch.randn(1, 12, WIDTH, dtype=torch.float64)
+        zeroed_one_by_one(block, x)
+        limited.limit = sum(sorted(limited.largest)[:2]) / 2
+        expected = zeroed_one_by_one(block, x)
+        assert_same(ValueZeroing(block, block).attribute(x), expected)
+        assert_same(ValueZeroing(block, block).attribute(x, token=4), expected[:, 4])
+
+
 def cost(case: Case, layer: nn.Module) -> int:
     """The operations of a map. Checks of a layer run it more often. tests/engine_folded counts that none is run."""
     with FlopCounterMode(display=False) as counter:

@@ -6,16 +6,20 @@ run of the layer for each group.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import product
-from typing import TYPE_CHECKING
+from types import FrameType
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
-from captum_vz._engine.capture.interventions import ContextHandler, Intervene, ScaleNoise
+from captum_vz._engine.capture.interventions import ContextHandler, Intervene, ScaleNoise, SiteHandler
 from captum_vz._engine.numerics.tensors import PROBE_STRENGTHS, is_changed, max_abs
 from captum_vz._engine.numerics.tolerance import CannotReplayError, check_reproduced, is_reproduced
 from captum_vz._engine.replay.base import ReplayChunk, ReplayProblem
@@ -135,6 +139,51 @@ def sampled_outputs(problem: ReplayProblem, scores: Tensor) -> Iterator[tuple[Te
         except CannotReplayError:  # it needs a cache, for example: no run shows anything
             return
         yield target, group, output[problem.targets.batch[target], problem.targets.out[target]]
+
+
+def decides_by_numbers(site: AttentionSite) -> bool:
+    """Whether the layer's own code reads numbers out of its tensors, by which it may decide for all its positions."""
+    reads = Reads()
+    with suppress(CannotReplayError):
+        site.runner().run(SiteHandler(site.attention), around=lambda: reads)
+    return reads.found
+
+
+# How code reads a number or a truth value out of a tensor.
+_READS = frozenset(
+    [getattr(Tensor, name) for name in ("__bool__", "__int__", "__float__", "__index__", "__array__", "__contains__")]
+    + [Tensor.item, Tensor.tolist, Tensor.numpy, Tensor.equal, Tensor.allclose, Tensor.is_nonzero]
+    + [torch.equal, torch.allclose, torch.is_nonzero]
+)
+
+
+class Reads(TorchFunctionMode):
+    """Notes in a `with` block whether code from elsewhere reads a number: it may decide by it.
+
+    It decides once for all copies in a run, as an early exit does. A copy whose own decision differs may be none of
+    those that run alone.
+
+    Args:
+        begun: What is read counts from the time on at which this holds something, such as layers that began.
+    """
+
+    def __init__(self, begun: Collection[Any] = (True,)) -> None:
+        super().__init__()
+        self.begun = begun
+        self.found = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call the function, and note whether it reads a number."""
+        if func in _READS and self.begun and not self.found:
+            frame = sys._getframe(1)
+            while frame.f_back is not None and _package(frame) == "torch":
+                frame = frame.f_back
+            self.found = _package(frame) not in ("torch", "transformers", "captum_vz")
+        return func(*args, **(kwargs or {}))
+
+
+def _package(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
 
 
 def _run(problem: ReplayProblem, zeroed: Tensor | None = None) -> Tensor:
