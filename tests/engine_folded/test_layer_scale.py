@@ -75,7 +75,7 @@ class Scaled(Block):
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         attended = self.attention(self.attention_norm(x), mask)
-        self.largest = float(attended[..., 0].amax())
+        self.largest = attended[..., 0].amax()  # a number read here would call for the definition
         attended = torch.cat([attended[..., :1].clamp(max=self.limit), attended[..., 1:]], dim=-1)
         x = x + attended * self.scale
         return x + self.feed_forward(self.norm(x))
@@ -103,7 +103,7 @@ def test_limit_before_a_scale(replays: Replays) -> None:
         torch.manual_seed(seed)
         block, x = Scaled(0.1), torch.randn(1, 40, WIDTH, dtype=torch.float64)
         block(x)
-        block.limit = block.largest + 1e-6
+        block.limit = float(block.largest) + 1e-6
         folded, packed = (maps(block, [block], x) for maps in (replays.folded, replays.packed))
         torch.testing.assert_close(folded, packed, rtol=0, atol=1e-14)
     assert replays.count == 0
