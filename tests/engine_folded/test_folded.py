@@ -396,7 +396,7 @@ class CutFeature(Block):
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         attended = self.attention(self.attention_norm(x), mask)
-        self.largest = float(attended[..., 0].amax())
+        self.largest = attended[..., 0].amax()  # a number read here would call for the definition
         attended = torch.cat([attended[..., :1].clamp(max=self.limit), attended[..., 1:]], dim=-1)
         return x + attended + self.feed_forward(self.norm(x if self.parallel else x + attended))
 
@@ -408,7 +408,7 @@ def test_limit_that_single_pairs_reach(parallel: bool, replays: Replays) -> None
         torch.manual_seed(seed)
         block, x = CutFeature(parallel), torch.randn(1, 40, WIDTH, dtype=torch.float64)
         block(x)
-        block.limit = block.largest + 1e-6
+        block.limit = float(block.largest) + 1e-6
         folded, packed = (maps(block, [block], x) for maps in (replays.folded, replays.packed))
         torch.testing.assert_close(folded, packed, rtol=0, atol=1e-14)
     assert replays.count == 0
