@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -54,7 +54,7 @@ class ZeroedNumbers:
         batch, columns = self.order.shape
         shared, reads = None, Reads(self.model.begun)
         try:
-            run = partial(self._on_copies, nullcontext() if checked is None else reads)
+            run = partial(self._on_copies, None if checked is None else reads)
             shared, note = self._in_steps(run, at_most, title)
             if checked is None:
                 return shared, note
@@ -92,18 +92,17 @@ class ZeroedNumbers:
             note = in_steps(step, count, at_most)
         return torch.cat(found, 1), note
 
-    def _on_copies(self, watched: AbstractContextManager[Any], start: int, stop: int) -> Tensor:
+    def _on_copies(self, reads: Reads | None, start: int, stop: int) -> Tensor:
         zeroed = self.members == self.order.T[start:stop, :, None]
         zeroed = torch.cat([zeroed, torch.zeros_like(zeroed[:1])])
         forward = self.forward([*range(zeroed.shape[1])] * len(zeroed))
 
         def run() -> Any:
-            with watched:
+            with nullcontext() if reads is None else reads.watching():
                 return forward()
 
-        output = self.model.run(run, zeroed)
-        with watched:
-            numbers = self.read(output, copies=len(zeroed)).unflatten(0, zeroed.shape[:2])
+        read = partial(self.read, self.model.run(run, zeroed), copies=len(zeroed))
+        numbers = (read() if reads is None else reads.during(read)).unflatten(0, zeroed.shape[:2])
         return (numbers[-1] - numbers[:-1]).T
 
     def _alone(self, example: int, column: int | None) -> Tensor:

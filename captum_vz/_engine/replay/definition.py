@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -31,6 +31,7 @@ from captum_vz._engine.structure.dependence import (
     find_sources,
     values_depend_on_own_position,
 )
+from captum_vz._engine.taps.changes import Changes, undoing
 from captum_vz._private import modules_of
 from captum_vz.functional.interventions import ZeroValue
 
@@ -145,7 +146,7 @@ def decides_by_numbers(site: AttentionSite) -> bool:
     """Whether the layer's own code reads numbers out of its tensors, by which it may decide for all its positions."""
     reads = Reads()
     with suppress(CannotReplayError):
-        site.runner().run(SiteHandler(site.attention), around=lambda: reads)
+        site.runner().run(SiteHandler(site.attention), around=reads.watching)
     return reads.found
 
 
@@ -158,7 +159,7 @@ _READS = frozenset(
 
 
 class Reads(TorchFunctionMode):
-    """Notes in a `with` block whether code from elsewhere reads a number: it may decide by it.
+    """Notes whether code from elsewhere reads a number: it may decide by it.
 
     It decides once for all copies in a run, as an early exit does. A copy whose own decision differs may be none of
     those that run alone.
@@ -171,6 +172,22 @@ class Reads(TorchFunctionMode):
         super().__init__()
         self.begun = begun
         self.found = False
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Watch what a pass runs in a `with` block. The pass takes the mode back if an interruption comes."""
+        with Changes() as changes:
+            changes.enter(self)
+            yield
+
+    def during(self, action: Callable[[], Tensor]) -> Tensor:
+        """What `action` returns, in a pass of its own that is watched."""
+
+        def run(changes: Changes) -> Tensor:
+            changes.enter(self)
+            return action()
+
+        return undoing(run)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call the function, and note whether it reads a number."""
