@@ -10,7 +10,6 @@ from captum_vz._engine.capture.forward_pass import LayerPass, given_states, laye
 from captum_vz._engine.capture.layer_runner import HALF, in_float32, is_cache, is_half
 from captum_vz._engine.capture.records import LayerRecord
 from captum_vz._engine.decomposition.attention_block import AttentionBlock
-from captum_vz._engine.decomposition.readout import Readout
 from captum_vz._engine.decomposition.vectors import INCLUDES, Decomposition, decompositions
 from captum_vz._engine.numerics.budget import SHORT_OF_MEMORY, budget_of, is_out_of_memory
 from captum_vz._engine.numerics.tensors import alike_tensors, first_tensor
@@ -18,6 +17,7 @@ from captum_vz._engine.numerics.tolerance import is_reproduced
 from captum_vz._engine.replay.definition import Reads
 from captum_vz._engine.replay.trust import check_unknown_code, keeps_examples_apart
 from captum_vz._engine.structure.find_layers import find_layers
+from captum_vz._engine.structure.modules import Readout
 from captum_vz._engine.structure.site import AttentionSite, attention_site, not_finite
 from captum_vz._engine.taps.handler import AttentionHandler
 from captum_vz._engine.taps.projection import ValueProjection
