@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 
 # From this number of runs of one layer on, a warning names their cost.
 MANY_RUNS = 64
-# How many groups of the largest scores are checked in layers of unknown code.
-SAMPLE = 3
+# In layers of unknown code, this many groups of the largest scores are checked, or all if there are no more than that.
+SAMPLE, ALL = 3, 16
 # How much larger than all values a value is that no window may overlook.
 LOUD_FACTOR = 8
 
@@ -124,12 +124,13 @@ def sampled_outputs(problem: ReplayProblem, scores: Tensor) -> Iterator[tuple[Te
     """The outputs `(n, d)` of some targets `(n,)` by the definition, each with the group that is zeroed in one example.
 
     A layer of unknown code may do something for all its positions as long as one of them needs it. Packed pairs show
-    this in no clean output. The sample has the groups of the largest and the smallest of `scores (batch, row, group)`.
+    this in no clean output. The sample has the groups of the largest and the smallest of `scores (batch, row, group)`,
+    or all of a short sequence.
     """
     site, (batch, groups) = problem.site, problem.members.shape[:2]
     totals = scores.sum(1).flatten()
     order = totals.argsort(descending=True)[: int(totals.ne(0).sum())].tolist()
-    for number in dict.fromkeys([*order[:SAMPLE], *order[-1:]]):
+    for number in order if len(order) <= ALL else [*order[:SAMPLE], order[-1]]:
         example, group = divmod(number, groups)
         members = problem.members[example, group] % (site.shape.sources + 1)
         zeroed = torch.zeros(batch, site.shape.sources + 1, dtype=torch.bool, device=members.device)
