@@ -106,7 +106,7 @@ class ZeroedNumbers:
         return (numbers[-1] - numbers[:-1]).T
 
     def _alone(self, example: int, column: int | None) -> Tensor:
-        """The number `(1,)` of an example without one of its groups (None: with all), beside no other example.
+        """The number `(1,)` of one example that runs alone, with one of its groups zeroed (None: no group).
 
         The batch holds the example as often as it held examples, because `target` may be a function that counts them.
         """

@@ -118,7 +118,7 @@ def hidden_heads(other: str, kind: type[Computed], first: bool, **fields: Any) -
 
 
 def second_attention(other: str, first: bool) -> Odd:
-    """A second attention beside the first, with projections of its own."""
+    """Adds the output of a second attention, which has its own projections, to the output of the first."""
 
     def compute(own: Any, x: Tensor, *parts: Tensor) -> Tensor:
         if first:
@@ -239,7 +239,7 @@ def in_place(own: Any, x: Tensor, *parts: Tensor) -> Tensor:
     return context
 
 
-class Beside(Computed):
+class ConvolutionAdded(Computed):
     """A convolution of the layer's input outside the attention."""
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -271,7 +271,7 @@ def plain(own: Any, x: Tensor, *parts: Tensor) -> Tensor:
 def once(name: str, grad: str) -> Odd:
     found = {
         "one projection": lambda: odd(packed, inner=nn.Linear(WIDTH, 5 * WIDTH), projects=False),
-        "convolution beside": lambda: odd(plain, inner=Convolution(), kind=Beside),
+        "convolution added": lambda: odd(plain, inner=Convolution(), kind=ConvolutionAdded),
         "in place": lambda: odd(in_place),
     }[name]()
     found.layer.requires_grad_(grad == "on")
@@ -299,7 +299,7 @@ ATTENTIONS: Table = {
     **rows("used twice", used_twice, USES, (False,), (True,), (torch.no_grad, torch.inference_mode)),
     **rows("checkpoint", lambda again: odd(lambda own, x, *p: checkpoint(attend, *p, use_reentrant=again)), SWITCH),
     **rows("checkpoint around projections", lambda again: odd(plain, wrap=partial(checkpointed, again)), SWITCH),
-    **rows("once", once, ("one projection", "convolution beside", "in place"), ("on", "off", "inference")),
+    **rows("once", once, ("one projection", "convolution added", "in place"), ("on", "off", "inference")),
     "used before: a gate": lambda: odd(lambda own, x, q, k, v: (v > 0).to(v) * attend(q, k, v), USED),
     "used before: the loudest": lambda: odd(loudest_before, USED),
     "used: one number": lambda: odd(lambda own, x, q, k, v: attend(q, k, v) + 0.1 * v.sum().item(), USED),

@@ -82,7 +82,7 @@ def check_target(
         stack = _stack_of(first.layer, _model_of(forward_func, forward, first.layer))
         noise_after = partial(_is_shown, stack, first, forward, clean, wanted)
         alone = not noise_after(len(stack) - 1)
-        # The layers above this one may be of no use for the output.
+        # The output may not depend on the layers above this one.
         if alone and not noise_after(next(n for n, one in enumerate(stack) if first.layer in modules_of(one))):
             raise ArgumentError(
                 f"target is {wanted.target!r}, but it is not shown that axis 1 of the output {tuple(clean.shape)} has "
