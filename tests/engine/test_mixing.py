@@ -324,7 +324,7 @@ class UntilAllAreDone(nn.Module):
         return x
 
 
-# With the first seeds, packed pairs change each other's output. Their clean tokens are right, so only the sample shows it.
+# With the first seeds, packed pairs change each other's output. Their clean tokens are right.
 @pytest.mark.parametrize("seed", [6, 50, 273, 305, 370, 391, *quick(range(20, 40))])
 @pytest.mark.filterwarnings("ignore:.*depend on each other")
 def test_loops_that_end_for_all_tokens(seed: int) -> None:
