@@ -8,12 +8,12 @@ recorded layer is), `replay` and `decomposition`, then `whole_model` and the dri
 from captum_vz._engine.capture.embeddings import EmbeddingLeaf, first_module_holding
 from captum_vz._engine.capture.forward_pass import LayerPass, given_states, layer_hooks
 from captum_vz._engine.capture.layer_runner import HALF, in_float32, is_cache, is_half
-from captum_vz._engine.capture.records import LayerRecord
+from captum_vz._engine.capture.records import LayerRecord, ReturnedTensor
 from captum_vz._engine.decomposition.attention_block import AttentionBlock
 from captum_vz._engine.decomposition.vectors import INCLUDES, Decomposition, decompositions
 from captum_vz._engine.numerics.budget import SHORT_OF_MEMORY, budget_of, is_out_of_memory
-from captum_vz._engine.numerics.tensors import alike_tensors, first_tensor
-from captum_vz._engine.numerics.tolerance import is_reproduced
+from captum_vz._engine.numerics.tensors import alike_tensors, first_tensor, once_a_pass
+from captum_vz._engine.numerics.tolerance import OUTPUT_ROUNDING, Readings, is_reproduced
 from captum_vz._engine.replay.definition import Reads
 from captum_vz._engine.replay.trust import check_unknown_code, keeps_examples_apart
 from captum_vz._engine.structure.find_layers import find_layers
@@ -23,6 +23,7 @@ from captum_vz._engine.taps.handler import AttentionHandler
 from captum_vz._engine.taps.projection import ValueProjection
 from captum_vz._engine.value_zeroing import (
     REPLAYS,
+    ImpreciseError,
     OutputDistance,
     ReplayTrace,
     traced_replays,
@@ -35,6 +36,7 @@ from captum_vz._engine.whole_model.replay import ModelReplay
 __all__ = [
     "HALF",
     "INCLUDES",
+    "OUTPUT_ROUNDING",
     "REPLAYS",
     "SHORT_OF_MEMORY",
     "AttentionBlock",
@@ -43,14 +45,17 @@ __all__ = [
     "Decomposition",
     "DrawnInputs",
     "EmbeddingLeaf",
+    "ImpreciseError",
     "LayerPass",
     "LayerRecord",
     "ModelReplay",
     "OtherMixing",
     "OutputDistance",
+    "Readings",
     "Readout",
     "Reads",
     "ReplayTrace",
+    "ReturnedTensor",
     "ValueProjection",
     "alike_tensors",
     "attention_site",
@@ -69,6 +74,7 @@ __all__ = [
     "keeps_examples_apart",
     "layer_hooks",
     "not_finite",
+    "once_a_pass",
     "repeat_examples",
     "repeated",
     "traced_replays",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from captum_vz._engine.numerics.budget import SHORT_OF_MEMORY, is_out_of_memory
 from captum_vz._engine.numerics.tensors import for_query_heads
-from captum_vz._engine.numerics.tolerance import CannotReplayError, same_numbers, with_rounding
+from captum_vz._engine.numerics.tolerance import CannotReplayError, Readings, same_numbers, with_rounding
 from captum_vz._engine.replay.base import Replay, ReplayProblem
 from captum_vz._engine.replay.definition import DefinitionReplay, decides_by_numbers, sampled_outputs
 from captum_vz._engine.replay.folded.replay import FoldedReplay
@@ -38,10 +39,22 @@ REPLAYS: tuple[Replay, ...] = (
 
 @dataclass(frozen=True)
 class OutputDistance:
-    """A distance `between` two outputs `(..., d)`, for which what one of them needs alone was done by `prepare`."""
+    """A distance `between` two outputs `(..., d)`, for which what one of them needs alone was done by `prepare`.
 
-    prepare: Callable[[Tensor], Tensor]
+    Attributes:
+        prepare: Given the outputs, and the readings of its own checks. These raise ImpreciseError.
+        careful: The distance for outputs of which `prepare` is imprecise. None: it never is.
+        rounding: Upper bound on the distance by which rounding alone moves outputs. None: it depends on them.
+    """
+
+    prepare: Callable[[Tensor, Readings], Tensor]
     between: Callable[[Tensor, Tensor], Tensor]
+    careful: OutputDistance | None = None
+    rounding: Callable[[torch.dtype], float] | None = None
+
+
+class ImpreciseError(Exception):
+    """Vectors are too large or too small for a distance. Its careful form is used."""
 
 
 @dataclass
@@ -109,27 +122,38 @@ def value_zeroing_scores(site: AttentionSite, distance: OutputDistance, **asked:
         if not len(problem.targets):
             return problem.empty_map()
         # The user's functions are called once before any replay, so that their errors are not taken for a replay's.
-        rounding = _rounding(problem.clean, distance)
+        rounding = None if distance.rounding is not None else _rounding(problem.clean, distance)
         _check_intervention(problem)
-        trace, targets = _new_trace(site), problem.targets
+        trace, readings = _new_trace(site), problem.readings
         known = REPLAYS[-1:] if site.layer.hooks else REPLAYS  # a hook may count positions
         if not problem.trust.library and len(known) > 1 and decides_by_numbers(site):
             known = (*REPLAYS[-1:], *REPLAYS[:-1])
         waiting = [replay for replay in known if _traces.only in (None, replay.name)]
         while waiting:
-            replay, scores = waiting[0], problem.empty_map()
+            replay = waiting[0]
             if not replay.fits(problem):
                 del waiting[0]
                 continue
+            scores = problem.empty_map()
             clean: Tensor | None = None
+            readings.forget()
             try:
                 for chunk in replay(problem):
                     if chunk.clean is not clean:
-                        clean, prepared = chunk.clean, distance.prepare(chunk.clean)
-                    moved = distance.between(distance.prepare(chunk.output), prepared.index_select(0, chunk.clean_row))
-                    scores[targets.batch[chunk.target], targets.row[chunk.target], chunk.group] = moved.to(scores)
+                        clean, prepared = chunk.clean, distance.prepare(chunk.clean, readings)
+                    output = distance.prepare(chunk.output, readings)
+                    moved = distance.between(output, prepared.index_select(0, chunk.clean_row)).to(scores)
+                    moved = moved if chunk.unchanged is None else moved.masked_fill(chunk.unchanged, 0)
+                    scores.view(-1)[problem.place(chunk)] = moved
                 if not problem.trust.library and not isinstance(replay, DefinitionReplay):
-                    _check_sample(problem, distance, scores, rounding)
+                    readings.read()
+                    _check_sample(problem, distance, scores)
+                _check_scores(problem, distance, scores, rounding)
+                readings.read()
+            except ImpreciseError:
+                assert distance.careful is not None  # a distance that is imprecise has a careful form
+                distance = distance.careful
+                continue
             except CannotReplayError as reason:
                 trace.failed[replay.name] = str(reason)
                 del waiting[0]
@@ -140,7 +164,6 @@ def value_zeroing_scores(site: AttentionSite, distance: OutputDistance, **asked:
                     raise
             else:
                 trace.replay, trace.layout = replay, site.layer.layout
-                _warn_of_rounding(problem, scores, rounding)
                 return scores
             # Outside of the except block, whose error would keep the chunk's memory.
             site.layer.warnings.append(SHORT_OF_MEMORY)
@@ -161,26 +184,46 @@ def _new_trace(site: AttentionSite) -> ReplayTrace:
     return trace
 
 
-def _warn_of_rounding(problem: ReplayProblem, scores: Tensor, rounding: Tensor) -> None:
-    largest = scores.amax(-1)[problem.targets.batch, problem.targets.row]
-    rounded = int(((largest > 0) & (largest < rounding.to(largest))).sum())
-    if rounded:
-        dtype = str(scores.dtype).removeprefix("torch.")
-        advice = "" if dtype == "float64" else ": run the model in float64 (model.double())"
-        layer = problem.site.layer
-        layer.warnings.append(
-            f"{rounded} rows of layer {layer.index} ({layer.name}) change by hardly more than {dtype} rounds{advice}"
-        )
+def _check_scores(problem: ReplayProblem, distance: OutputDistance, scores: Tensor, rounding: Tensor | None) -> None:
+    """Let scores that are not finite be refused, and a warning be given for rows that change no more than rounding."""
+    layer, dtype, targets = problem.site.layer, scores.dtype, problem.targets
+    rows = scores.abs().amax(-1)
+    rows = rows.view(-1) if targets.everything else rows[targets.batch, targets.row]
+    bound = math.inf if distance.rounding is None else distance.rounding(dtype)
+
+    def refuse(largest: float) -> None:
+        if not math.isfinite(largest):
+            raise RefusedError(
+                "distance gave values that are not finite (NaN or infinity): expected finite numbers. Pass a distance "
+                "that is defined for all outputs, zero vectors included."
+            )
+
+    def warn(smallest: float) -> None:
+        if smallest >= bound:
+            return
+        limit = _rounding(problem.clean, distance) if rounding is None else rounding
+        rounded = int(((rows > 0) & (rows < limit.to(rows))).sum())
+        if rounded:
+            name = str(dtype).removeprefix("torch.")
+            advice = "" if name == "float64" else ": run the model in float64 (model.double())"
+            layer.warnings.append(
+                f"{rounded} rows of layer {layer.index} ({layer.name}) change by hardly more than {name} rounds{advice}"
+            )
+
+    smallest, largest = rows.aminmax()
+    problem.readings.add(largest, refuse)
+    problem.readings.add(smallest, warn)
 
 
-def _check_sample(problem: ReplayProblem, distance: OutputDistance, scores: Tensor, rounding: Tensor) -> None:
+def _check_sample(problem: ReplayProblem, distance: OutputDistance, scores: Tensor) -> None:
     """Raise CannotReplayError if some scores of a layer of unknown code are not those of the definition."""
-    targets = problem.targets
+    targets, readings, rounding = problem.targets, problem.readings, _rounding(problem.clean, distance)
     for target, group, output in sampled_outputs(problem, scores):
-        clean = distance.prepare(problem.clean[target])
-        expected = distance.between(distance.prepare(output), clean).to(scores)
+        clean = distance.prepare(problem.clean[target], readings)
+        expected = distance.between(distance.prepare(output, readings), clean).to(scores)
         found = scores[targets.batch[target], targets.row[target], group]
         bound = 0.01 * torch.maximum(expected.abs(), found.abs()) + 8 * rounding[target].abs().to(scores)
+        readings.read()
         if ((found - expected).abs() > bound).any():
             raise CannotReplayError("some of its scores are not those of the definition")
 
@@ -218,5 +261,6 @@ def _check_intervention(problem: ReplayProblem) -> None:
 
 def _rounding(clean: Tensor, distance: OutputDistance) -> Tensor:
     """Upper bound on the distance by which rounding alone moves outputs `(n, d)`, `(n,)`."""
-    prepared, rounded = distance.prepare(torch.cat([clean, with_rounding(clean)])).chunk(2)
+    distance = distance.careful or distance
+    prepared, rounded = distance.prepare(torch.cat([clean, with_rounding(clean)]), Readings()).chunk(2)
     return distance.between(with_rounding(rounded), prepared)  # prepared outputs are rounded as well

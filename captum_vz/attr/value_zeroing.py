@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from captum_vz._engine import HALF, AttentionSite, OutputDistance, in_float32, value_zeroing_scores
+from captum_vz._engine import (
+    HALF,
+    OUTPUT_ROUNDING,
+    AttentionSite,
+    ImpreciseError,
+    OutputDistance,
+    Readings,
+    in_float32,
+    value_zeroing_scores,
+)
 from captum_vz.attr._base.layer_maps import LayerMaps
 from captum_vz.attr._call.arguments import as_list
 from captum_vz.attr._call.misuse import check_one_of
 from captum_vz.attr._call.parts import Attention, Heads, Values, select_heads
 from captum_vz.attr._call.target import Wanted
-from captum_vz.errors import ArgumentError, RefusedError, UnsupportedLayerError
-from captum_vz.functional import Distance, cosine_distance, half_squared_distance, unit_vectors
-from captum_vz.functional.distances import get_distance
+from captum_vz.errors import ArgumentError, UnsupportedLayerError
+from captum_vz.functional import Distance, cosine_distance, half_squared_distance, unit_vectors, widen
+from captum_vz.functional.distances import get_distance, is_safe_length
 from captum_vz.functional.interventions import Intervention, get_intervention
 
 
@@ -136,9 +147,12 @@ class ValueZeroing(LayerMaps):
         by_angle = own is cosine_distance
         distance = half_squared_distance if by_angle else own
 
-        def prepare(outputs: Tensor) -> Tensor:
+        def prepare(outputs: Tensor, readings: Readings) -> Tensor:
             outputs = outputs if norm is None else norm(outputs)
-            return unit_vectors(outputs) if by_angle else outputs
+            return _unit_vectors(outputs, readings) if by_angle else outputs
+
+        def prepare_carefully(outputs: Tensor, readings: Readings) -> Tensor:
+            return unit_vectors(outputs if norm is None else norm(outputs))
 
         def between(zeroed: Tensor, clean: Tensor) -> Tensor:
             distances = distance(zeroed, clean)
@@ -147,11 +161,30 @@ class ValueZeroing(LayerMaps):
                     f"distance gave {tuple(distances.shape)} for two tensors {tuple(zeroed.shape)}: it takes (..., d), "
                     f"(..., d) and gives one number for each pair of vectors, here {tuple(zeroed.shape[:-1])}."
                 )
-            if not distances.isfinite().all():
-                raise RefusedError(
-                    "distance gave values that are not finite (NaN or infinity): expected finite numbers. Pass a "
-                    "distance that is defined for all outputs, zero vectors included."
-                )
             return distances
 
-        return OutputDistance(prepare, between)
+        if not by_angle:
+            return OutputDistance(prepare, between)
+        careful = OutputDistance(prepare_carefully, between)
+        return OutputDistance(prepare, between, careful, _rounding_of_angle if norm is None else None)
+
+
+def _unit_vectors(outputs: Tensor, readings: Readings) -> Tensor:
+    """`unit_vectors` in two calls. Whether that is precise is read later."""
+    outputs = widen(outputs)
+    length = torch.linalg.vector_norm(outputs, dim=-1, keepdim=True)
+    if length.numel():
+        check = partial(_refuse_length, outputs.dtype)
+        for number in length.aminmax():
+            readings.add(number, check)
+    return outputs / length
+
+
+def _refuse_length(dtype: torch.dtype, length: float) -> None:
+    if not is_safe_length(length, length, dtype):
+        raise ImpreciseError
+
+
+def _rounding_of_angle(dtype: torch.dtype) -> float:
+    """Upper bound on the cosine distance by which rounding alone moves outputs: each is rounded, and its direction."""
+    return (2 * OUTPUT_ROUNDING * torch.finfo(dtype).eps) ** 2

@@ -147,6 +147,12 @@ def _same_width(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     return widen(a), widen(b)
 
 
+def is_safe_length(shortest: float, longest: float, dtype: torch.dtype) -> bool:
+    """Whether the squares of vectors of these lengths neither overflow nor underflow."""
+    number = torch.finfo(dtype)
+    return shortest > number.tiny**0.25 and longest < number.max**0.25
+
+
 def unit_vectors(vectors: Tensor) -> Tensor:
     r"""Each vector scaled to length 1.
 
@@ -164,9 +170,10 @@ def unit_vectors(vectors: Tensor) -> Tensor:
     """
     vectors = widen(vectors)
     length = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
-    number = torch.finfo(vectors.dtype)
-    if bool(((length > number.tiny**0.25) & (length < number.max**0.25)).all()):
+    shortest, longest = (one.item() for one in length.aminmax()) if length.numel() else (1.0, 1.0)
+    if is_safe_length(shortest, longest, vectors.dtype):
         return vectors / length
+    number = torch.finfo(vectors.dtype)
     # Scale the largest entry to 1 first, so that no square overflows or underflows.
     vectors = vectors / vectors.abs().amax(-1, keepdim=True).clamp_min(number.tiny)
     return vectors / torch.linalg.vector_norm(vectors, dim=-1, keepdim=True).clamp_min(number.tiny)

@@ -96,21 +96,6 @@ def test_hidden_sources_cost_nothing() -> None:
     assert first < last / 2
 
 
-def test_zero_values_cost_nothing() -> None:
-    layer = FAMILIES["bert"].build().layers[0]
-    torch.nn.init.zeros_(layer.attention.self.value.bias)
-    states = torch.randn(BATCH, TOKENS, layer.attention.self.value.in_features, dtype=torch.float64)
-
-    def without(tokens: range) -> int:
-        zeros = states.index_fill(1, torch.tensor(list(tokens), dtype=torch.long), 0)
-        with traced_replays("packed pairs"):  # the folded replay is not taken where no pair is left
-            return operations(lambda: ValueZeroing(layer, layer).attribute(zeros))
-
-    with pytest.warns(UserWarning, match=" zero"):
-        rest = without(range(TOKENS))  # the cost of the layer without its pairs
-    assert without(range(0, TOKENS, 2)) - rest < 0.6 * (without(range(0)) - rest)
-
-
 def test_other_layers_cost_nothing() -> None:
     case, inputs = case_of("bert")
     plain = operations(lambda: case.model(**inputs))

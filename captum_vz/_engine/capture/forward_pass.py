@@ -17,7 +17,7 @@ from captum_vz._engine.capture.module_state import ModuleState
 from captum_vz._engine.capture.recorder import Recorder
 from captum_vz._engine.capture.records import LayerRecord, VersionedTensor
 from captum_vz._engine.numerics.budget import is_out_of_memory, keep_freed_memory
-from captum_vz._engine.numerics.tensors import alike_tensors, map_each, nudged
+from captum_vz._engine.numerics.tensors import alike_tensors, map_each, nudged, results_of_pass
 from captum_vz._engine.taps import TAPS
 from captum_vz._engine.taps.changes import Changes, current_pass, undoing
 from captum_vz._engine.taps.handler import (
@@ -98,7 +98,9 @@ def layer_hooks(
             )
             # In a context of its own. transformers' collector of attentions and hidden states, which follows the
             # user's pass by a context variable, would otherwise collect those of replays.
-            return changes.new_context().run(end, handler, (args, kwargs), output, [] if same else hooks)
+            context = changes.new_context()
+            context.run(results_of_pass.set, results_of_pass.get())
+            return context.run(end, handler, (args, kwargs), output, [] if same else hooks)
 
         return before, returned, after
 
@@ -202,6 +204,7 @@ class LayerPass:
 
     def _run(self, forward: Callable[[], Any], changes: Changes) -> Any:
         attach_to_named(self.layers, self.given, changes)
+        changes.set(results_of_pass, {})
         with torch.no_grad(), layer_hooks(self.layers, self.begin, self.end):
             return forward()
 

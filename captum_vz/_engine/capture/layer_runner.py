@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import sys
 from collections import UserDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,12 +19,12 @@ import torch
 from torch import Tensor, nn
 
 from captum_vz._engine.capture.recorder import Recorder
-from captum_vz._engine.capture.records import LayerRecord
+from captum_vz._engine.capture.records import AttentionRecord, LayerRecord
 from captum_vz._engine.numerics.budget import is_out_of_memory
-from captum_vz._engine.numerics.tensors import clone_tensor, first_tensor, inference_mode, map_each
+from captum_vz._engine.numerics.tensors import clone_tensor, first_tensor, inference_mode, map_each, remembering
 from captum_vz._engine.numerics.tolerance import CannotReplayError, is_close_in_half
 from captum_vz._engine.taps.changes import without_autocast
-from captum_vz._engine.taps.handler import AttentionHandler, handled_by, left_out_by_replays
+from captum_vz._engine.taps.handler import AttentionCall, AttentionHandler, handled_by, left_out_by_replays
 from captum_vz._private import accelerate_hook, own_modules, tree_leaves, tree_map, without_hooks
 from captum_vz.errors import RefusedError, UnsupportedLayerError
 
@@ -110,7 +110,7 @@ class LayerRunner:
         args, kwargs = self.arguments if arguments is None else arguments
         if self._layout is not None:
             args, kwargs = self._each_state(self._layout.restore, args, kwargs)
-        with handled_by(handler), around():
+        with handled_by(handler), around(), remembering(None):
             output = first_tensor(self._forward(args, kwargs))
         if output is None:
             raise CannotReplayError("run again, it returned no tensor")
@@ -303,3 +303,57 @@ def check_no_tokens_in_cache(record: LayerRecord, reason: str, remedy: str = "")
 
 def _float32(value: Any) -> Any:
     return value.float() if isinstance(value, Tensor) and value.dtype in HALF else value
+
+
+class _Answer:
+    """Holds a context for the next run, and checks that the layer asks for it exactly once."""
+
+    context: Tensor | None = None
+
+    def take(self) -> Tensor:
+        """The context, once."""
+        if self.context is None:
+            raise CannotReplayError("it asked for its attention more than once in one run")
+        context, self.context = self.context, None
+        return context
+
+    def check_used(self) -> None:
+        """Raise CannotReplayError unless the context was asked for."""
+        if self.context is not None:
+            raise CannotReplayError("it never asked for its attention's output")
+
+
+class ModuleAnswer(nn.Module, _Answer):
+    """Takes the place of the attention module, and returns its output for given contexts.
+
+    With `projected`, what is given is the output itself.
+    """
+
+    def __init__(self, attention: AttentionRecord, projected: bool = False) -> None:
+        super().__init__()
+        self.attention = attention
+        # In a tuple, so that it is not registered as a submodule.
+        self.projection: tuple[Callable[[Tensor], Any], ...] = ()
+        if attention.projection is not None and not projected:
+            self.projection = (attention.projection,)
+        returned = attention.output
+        self.others = (None,) * (len(returned) - 1) if isinstance(returned, (tuple, list)) else None
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        output: Any = self.take()
+        for projection in self.projection:
+            output = first_tensor(projection(output))
+        output = self.attention.batch_first(output)
+        return output if self.others is None else (output, *self.others)
+
+
+class AnswerContext(AttentionHandler, _Answer):
+    """Answers the first attention call with a given context, and computes later ones."""
+
+    def __init__(self, heads: Sequence[int]) -> None:
+        self.heads = heads  # (head, d_head)
+
+    def on_attention(self, call: AttentionCall) -> tuple[Tensor, Tensor | None]:
+        if self.context is None:
+            return call.compute(call.values)
+        return self.take().unflatten(-1, tuple(self.heads)), None

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from captum_vz._engine.numerics.tensors import version
 from captum_vz._engine.taps.changes import Changes
 from captum_vz._private import BUFFERS, OWN_ATTRIBUTES, modules_of, own_buffers, own_parameters, tree_leaves
 from captum_vz.errors import RefusedError
@@ -155,11 +156,6 @@ def random_states() -> tuple[Any, ...]:
     states = [x.numpy().tobytes() for x in (torch.get_rng_state(), *devices)]
     of_numpy = tree_leaves(np.random.get_state(legacy=False))
     return *states, random.getstate(), *(x.tobytes() if isinstance(x, np.ndarray) else x for x in of_numpy)
-
-
-def version(x: Tensor) -> int | None:
-    """Return how often a tensor was written to, or None for inference tensors, which have no version counter."""
-    return None if x.is_inference() else x._version
 
 
 def _is_of_libraries(value: Any) -> bool:

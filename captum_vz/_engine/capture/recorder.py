@@ -30,7 +30,8 @@ class Recorder(AttentionHandler):
         self.record = record
         self._running: list[nn.Module] = []  # submodules that have begun, innermost last
         self._inline_values: dict[int, list[Tensor]] = {}  # by the id of the attention module that runs
-        self._projections: list[tuple[nn.Module, Tensor]] = []  # of the last context, and what they made of it
+        self._context: VersionedTensor | None = None  # the last one, as the model was given it
+        self._projections: list[tuple[nn.Module, VersionedTensor]] = []  # and what modules made of it
 
     def on_attention(self, call: AttentionCall) -> tuple[Tensor, Tensor]:
         context, weights = call.compute(call.values)
@@ -58,12 +59,14 @@ class Recorder(AttentionHandler):
             return context, weights
         # scaled_dot_product_attention does not say which module calls it. Two calls from one forward may be self- and
         # cross-attention, or two parts of one attention.
+        self._context = VersionedTensor(context)
         self._projections.clear()
+        values = call.values if len(call.values) == len(weights) else call.values.expand(len(weights), -1, -1, -1)
         record.attentions.append(
             AttentionRecord(
                 module,
                 AttentionShape(*weights.shape),
-                call.values.expand(len(weights), -1, -1, -1).clone(),  # some layers write over them
+                values.clone(),  # some layers write over them
                 call.visible if call.obeys_mask or _hides(call.visible, used) else None,
                 used,
                 context.clone(),  # some modules gate the context in place
@@ -116,18 +119,32 @@ class Recorder(AttentionHandler):
             return
         if module is not attention.module:
             # A submodule with more inputs (a gate's) does not project the context alone.
-            if result is not None and len(inputs) == 1 and _same(attention.context, inputs[0]):
-                self._projections.append((module, result))
+            later = any(_is_view(made, inputs[0]) for _, made in self._projections if inputs)
+            if result is not None and len(inputs) == 1 and not later and self._is_context(attention.context, inputs[0]):
+                self._projections.append((module, VersionedTensor(result)))
             return
         attention.output = output
         if isinstance(module, nn.MultiheadAttention):  # projects without calling its submodule
-            self._projections.append((module.out_proj, module.out_proj(attention.context.flatten(2))))
-        candidates: list[tuple[nn.Module | None, Tensor]] = [(None, attention.context), *self._projections]
-        for projection, projected in candidates:
-            if result is not None and _same(projected, attention.batch_first(result)):
-                attention.projection, attention.replaceable = projection, True
-                break
+            projected = VersionedTensor(module.out_proj(attention.context.flatten(2)))
+            self._projections.append((module.out_proj, projected))
+        if result is not None:
+            self._find_projection(attention, attention.batch_first(result))
         self._projections.clear()
+
+    def _find_projection(self, attention: AttentionRecord, result: Tensor) -> None:
+        """Note whether `result (batch, out, d)` is the context, or what a submodule made of it."""
+        assert attention.context is not None and self._context is not None
+        made: list[tuple[nn.Module | None, VersionedTensor]] = [(None, self._context), *self._projections]
+        # Mostly the result is one of these tensors, which no number has to show.
+        found = [module for module, tensor in made if _is_view(tensor, result)]
+        if not found:
+            numbers = [(None, attention.context), *((module, tensor.value) for module, tensor in self._projections)]
+            found = [module for module, value in numbers if _same(value, result)][:1]
+        if found:
+            attention.projection, attention.replaceable = found[0], True
+
+    def _is_context(self, context: Tensor, found: Any) -> bool:
+        return (self._context is not None and _is_view(self._context, found)) or _same(context, found)
 
     def _record_inline(self, module: nn.Module, projected: list[Tensor], output: Any) -> None:
         given = self.record.given
@@ -168,6 +185,10 @@ class Recorder(AttentionHandler):
 def _hides(visible: Tensor | None, weights: Tensor) -> bool:
     """Whether hidden sources have no weight, except for tokens that see nothing."""
     return visible is not None and not weights.masked_fill(visible | ~visible.any(-1, keepdim=True), 0).any()
+
+
+def _is_view(tensor: VersionedTensor, found: Any) -> bool:
+    return isinstance(found, Tensor) and tensor.value.shape[:2] == found.shape[:2] and tensor.is_seen_in(found)
 
 
 def _same(expected: Tensor, found: Any) -> bool:

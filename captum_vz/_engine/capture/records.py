@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from captum_vz._engine.capture.module_state import ModuleState, version
-from captum_vz._engine.numerics.tensors import first_tensor, is_changed
+from captum_vz._engine.capture.module_state import ModuleState
+from captum_vz._engine.numerics.tensors import first_tensor, is_changed, once_a_pass, version
 from captum_vz._engine.numerics.tolerance import CannotReplayError
 from captum_vz._private import modules_of, own_parameters, tree_leaves
 from captum_vz.errors import UnsupportedLayerError
@@ -40,6 +40,21 @@ class VersionedTensor:
     def is_unmodified(self) -> bool:
         """Whether nothing was written into the tensor since."""
         return version(self.value) == self._version
+
+    def is_seen_in(self, found: Tensor) -> bool:
+        """Whether `found` is a view of the tensor with the same numbers in the same order. No number is read."""
+        value = self.value
+        same_place = found.numel() == value.numel() and found.dtype == value.dtype and found.device == value.device
+        in_order = found is value or (found.is_contiguous() and value.is_contiguous())
+        return same_place and in_order and found.data_ptr() == value.data_ptr() and self.is_unmodified()
+
+
+class ReturnedTensor(VersionedTensor):
+    """The output of a layer, and a copy of it, because models may write into their tensors later."""
+
+    def __init__(self, value: Tensor) -> None:
+        super().__init__(value)
+        self.copy = self.value if value.is_inference() else value.clone()
 
 
 @dataclass(frozen=True)
@@ -132,7 +147,11 @@ class AttentionRecord:
         batch, _, out, sources = self.shape
         if self.visible is None:
             return torch.ones(batch, out, sources, dtype=torch.bool, device=self.values.device)
-        return self.visible.any(1).expand(batch, out, sources)
+        return once_a_pass(_seen_with_any_head, self.visible, self.shape)
+
+
+def _seen_with_any_head(visible: Tensor, shape: AttentionShape) -> Tensor:
+    return visible.any(1).expand(shape.batch, shape.out, shape.sources)
 
 
 @dataclass(eq=False)
@@ -214,15 +233,17 @@ class LayerRecord:
             output = output if changed is None else changed
         return output
 
-    def is_given(self, hidden: Tensor) -> bool:
-        """Whether the layer's input is `hidden`: the first argument of this shape holds the same numbers.
+    def is_given(self, returned: ReturnedTensor) -> bool:
+        """Whether the layer's input is `returned`: the first argument of this shape holds the same numbers.
 
         A decoder's first layer is also given what the encoder's last layer returned, but after its own hidden states.
         """
-        tensors = [x for x in tree_leaves((self.args, self.kwargs)) if isinstance(x, Tensor)]
+        hidden, tensors = returned.copy, [x for x in tree_leaves((self.args, self.kwargs)) if isinstance(x, Tensor)]
         given = next((x for x in tensors if x.is_floating_point() and x.shape == hidden.shape), None)
-        hidden = hidden if given is None else hidden.to(given)
-        return given is not None and (given.equal(hidden) or not is_changed(given, hidden).any())
+        if given is None or returned.is_seen_in(given):
+            return given is not None
+        hidden = hidden.to(given)
+        return given.equal(hidden) or not bool(is_changed(given, hidden).any())
 
     def rearranges(self, attention: AttentionRecord) -> bool:
         """Whether the layer's output is not `(batch, out, d)` with one vector for each row of its attention."""

@@ -4,13 +4,53 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from contextvars import ContextVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from captum_vz._private import tree_leaves, tree_map
 from captum_vz.functional import widen
+
+T = TypeVar("T")
+# What `once_a_pass` computed in this pass. None: no pass runs, or a layer is run again.
+results_of_pass: ContextVar[dict[Any, tuple[Any, list[Tensor]]] | None] = ContextVar("captum_vz_results", default=None)
+
+
+def once_a_pass(compute: Callable[..., T], *given: Any) -> T:
+    """Return `compute(*given)`, or what it returned earlier in this pass.
+
+    For what depends on masks and sizes alone, which the layers of a model share. Tensors are the same if they are one
+    object into which nothing was written. The result must not be written into.
+    """
+    results = results_of_pass.get()
+    tensors = [x for x in given if isinstance(x, Tensor)]
+    if results is None or any(x.is_inference() for x in tensors):  # without a version counter, writes are not seen
+        return compute(*given)
+    key = compute, *((id(x), x._version) if isinstance(x, Tensor) else x for x in given)
+    if key not in results:
+        results[key] = compute(*given), tensors  # kept, so that no other tensor has their ids
+    return results[key][0]
+
+
+def version(x: Tensor) -> int | None:
+    """Return how often a tensor was written to, or None for inference tensors, which have no version counter."""
+    return None if x.is_inference() else x._version
+
+
+class remembering:  # noqa: N801 - read as a function
+    """Lets `once_a_pass` use these results inside a `with` block. None: it computes each time."""
+
+    def __init__(self, results: dict[Any, tuple[Any, list[Tensor]]] | None) -> None:
+        self.results = results
+
+    def __enter__(self) -> None:
+        self.outer = results_of_pass.get()
+        results_of_pass.set(self.results)
+
+    def __exit__(self, *error: object) -> None:
+        results_of_pass.set(self.outer)
 
 
 def first_tensor(output: Any) -> Tensor | None:
@@ -68,6 +108,11 @@ def mask_as_bool(mask: Tensor) -> Tensor:
     return mask > -9e3 if mask.is_floating_point() else mask.bool()
 
 
+def causal_mask(out: int, sources: int, device: torch.device) -> Tensor:
+    """Return the mask that hides what follows a token, bool `(1, 1, out, in)`."""
+    return torch.ones(1, 1, out, sources, dtype=torch.bool, device=device).tril()
+
+
 def weighted_values(
     query: Tensor, key: Tensor, mask: Tensor | None, scale: float | None, values: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -81,14 +126,21 @@ def weighted_values(
     if mask is None:
         weights = scores.softmax(-1)
     else:
-        bias = scores.new_zeros(mask.shape).masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else mask
-        nothing = (bias == -torch.inf).all(-1, keepdim=True)
-        empty = bool(nothing.any())
-        # Such a row is made finite first: the softmax of nothing but -inf is NaN, and so is its gradient.
-        weights = (scores + (bias.masked_fill(nothing, 0) if empty else bias)).softmax(-1)
-        weights = weights.masked_fill(nothing, 0) if empty else weights
+        bias, nothing = once_a_pass(_finite_bias, mask, scores.dtype)
+        weights = (scores + bias).softmax(-1)
+        weights = weights if nothing is None else weights.masked_fill(nothing, 0)
     context = weights @ for_query_heads(values.to(weights), heads)
     return context.transpose(1, 2).to(values), weights.to(dtype)
+
+
+def _finite_bias(mask: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+    """What a mask adds to the scores, and which rows see nothing. None: each row sees something."""
+    bias = mask
+    if mask.dtype == torch.bool:
+        bias = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, -torch.inf)
+    nothing = (bias == -torch.inf).all(-1, keepdim=True)
+    # Such a row is made finite: the softmax of nothing but -inf is NaN, and so is its gradient.
+    return (bias.masked_fill(nothing, 0), nothing) if nothing.any() else (bias, None)
 
 
 def repeat_examples(value: Any, copies: int, batch: int, alone: int | None = None) -> Any:

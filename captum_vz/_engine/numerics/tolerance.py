@@ -6,6 +6,8 @@ hundred times what another order of summation costs.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -28,6 +30,31 @@ class CannotReplayError(Exception):
     """A replay does not hold for this layer. The message says why. The next replay is tried."""
 
 
+class Readings:
+    """Numbers on a device that checks wait for. They are read together, because each read waits for the device."""
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[Tensor, Callable[[float], None]]] = []
+
+    def add(self, number: Tensor, check: Callable[[float], None]) -> None:
+        """Let `check` be called with a number when it is read. It raises an error if its condition does not hold."""
+        self._waiting.append((number, check))
+
+    def read(self) -> None:
+        """Read all numbers, and check them in the order in which they were added."""
+        waiting = self.forget()
+        if waiting:
+            device = waiting[0][0].device  # the layers of a model may be on several
+            numbers = torch.stack([number.to(device) for number, _ in waiting]).tolist()
+            for number, (_, check) in zip(numbers, waiting, strict=True):
+                check(number)
+
+    def forget(self) -> list[tuple[Tensor, Callable[[float], None]]]:
+        """Give up what is waiting, and return it."""
+        waiting, self._waiting = self._waiting, []
+        return waiting
+
+
 def is_cancelled(left: Tensor, context: Tensor) -> Tensor:
     """Where too little is left of contexts `(..., features)`, so that `left` consists of rounding errors.
 
@@ -41,9 +68,18 @@ def check_reproduced(replayed: Tensor, clean: Tensor) -> None:
 
     Each position's largest difference is at most `eps**0.6` of its largest entry.
     """
-    scale = clean.abs().amax(-1)
-    error = ((replayed - clean).abs().amax(-1) / scale.clamp_min(torch.finfo(clean.dtype).tiny)).max().item()
-    if not error < torch.finfo(clean.dtype).eps ** 0.6:
+    error = ((replayed - clean).abs().amax(-1) / scale_of(clean)).max().item()
+    refuse_difference(torch.finfo(clean.dtype).eps, error)
+
+
+def scale_of(clean: Tensor) -> Tensor:
+    """The largest entry of each position of `clean (n, d)`, at least the smallest normal number."""
+    return clean.abs().amax(-1).clamp_min(torch.finfo(clean.dtype).tiny)
+
+
+def refuse_difference(eps: float, error: float) -> None:
+    """Raise CannotReplayError if the largest `error`, as a share of the entries at its position, is not rounding."""
+    if not error < eps**0.6:
         raise CannotReplayError(f"with nothing zeroed, it differs from its clean output by {error:.1e} of its size")
 
 
@@ -65,17 +101,32 @@ def is_reproduced(replayed: Tensor, clean: Tensor) -> bool:
     return True
 
 
-def check_against_changes(error: Tensor, change: Tensor, clean: Tensor) -> None:
-    """Raise CannotReplayError where the replay's error is large in comparison with the change that zeroing makes.
+def error_among_changes(error: Tensor, change: Tensor, scale: Tensor) -> Tensor:
+    """How large the replay's error is in comparison with the change that zeroing makes. It must be at most 4 eps.
 
     A layer may add so little to its residual stream (LayerScale) that `check_reproduced` overlooks all of it. The error
-    `(n,)`, each position's largest difference from its `clean` output `(n, d)` with nothing zeroed, is at most 4 eps of
-    its largest entry, or 1/32 of `change (n,)`, the largest difference that zeroing a value makes.
+    `(n,)`, each position's largest difference from its clean output with nothing zeroed, is at most 4 eps of the `scale
+    (n,)`, its largest entry, or 1/32 of `change (n,)`, the largest difference that zeroing a value makes, not 0.
     """
-    wrong = (error > 4 * torch.finfo(clean.dtype).eps * clean.abs().amax(-1)) & (error > change / 32)
-    if wrong.any():
-        share = (error / change)[wrong].amax()
-        raise CannotReplayError(f"with nothing zeroed, it is wrong by {share:.1e} of the change that zeroing makes")
+    return torch.minimum(error / scale, error / (change / (128 * torch.finfo(scale.dtype).eps))).amax()
+
+
+def refuse_large_error(eps: float, share: float) -> None:
+    """Raise CannotReplayError if what `error_among_changes` returns is too large for a dtype's `eps`."""
+    if not share <= 4 * eps:
+        raise CannotReplayError("with nothing zeroed, it is wrong by more than 1/32 of the change that zeroing makes")
+
+
+def check_against_changes(error: Tensor, change: Tensor, clean: Tensor) -> None:
+    """Raise CannotReplayError unless `error_among_changes` is small, for `clean (n, d)`."""
+    number = torch.finfo(clean.dtype)
+    share = error_among_changes(error, change.clamp_min(number.tiny), scale_of(clean)).item()
+    refuse_large_error(number.eps, share)
+
+
+def is_finite(x: Tensor) -> bool:
+    """Whether all numbers are finite. The extremes show it, in a fraction of the time that `isfinite` takes."""
+    return not x.numel() or all(map(math.isfinite, torch.stack(x.aminmax()).tolist()))
 
 
 def same_numbers(expected: Tensor, found: Tensor, share: float) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from captum_vz._engine.numerics.budget import budget_of
-from captum_vz._engine.numerics.tensors import for_query_heads, gather_rows
+from captum_vz._engine.numerics.tensors import for_query_heads, once_a_pass
+from captum_vz._engine.numerics.tolerance import Readings
 from captum_vz.functional.interventions import Intervention, ZeroValue
 
 if TYPE_CHECKING:
@@ -21,18 +22,35 @@ if TYPE_CHECKING:
 
 
 ZERO = ZeroValue()
+# One unused row or more follow all others, up to a multiple of this number. The last rows of another number may be
+# rounded in another way than the rest (by MKL if it is no multiple of 4). Unchanged rows would then seem to change.
+BLOCK = 8
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TargetRows:
-    """Wanted rows without padding: their examples `batch`, rows of the map `row` and positions `out`, `(target,)`."""
+    """Wanted rows without padding, `(target,)`.
+
+    Attributes:
+        batch: The example of each target.
+        row: Its row of the map.
+        out: Its position.
+        place: Its position, counted through the batch.
+        everything: Whether they are all positions of all examples, in order.
+    """
 
     batch: Tensor
     row: Tensor
     out: Tensor
+    place: Tensor
+    everything: bool
 
     def __len__(self) -> int:
         return len(self.batch)
+
+    def of(self, x: Tensor) -> Tensor:
+        """The entries of `x (batch, out, ...)` at the targets, `(target, ...)`."""
+        return x.flatten(0, 1) if self.everything else x.flatten(0, 1).index_select(0, self.place)
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,9 +65,11 @@ class ReplayProblem:
         intervention: What replaces the values.
         bfloat16_changes: Whether changes may be multiplied in bfloat16.
         heads: Which query heads are zeroed, bool `(head,)`.
+        all_heads: Whether all are.
         members: The sources of each group, `(batch, group, member)`, -1 where a group has fewer members.
         output: The layer's clean output, `(batch, out, d)`.
         chunk_rows: How many positions fit in one chunk.
+        readings: What the checks of a replay wait for. The driver reads it before it uses the map.
     """
 
     site: AttentionSite
@@ -61,9 +81,11 @@ class ReplayProblem:
     bfloat16_changes: bool
     targets: TargetRows
     heads: Tensor
+    all_heads: bool
     members: Tensor
     output: Tensor
     chunk_rows: int
+    readings: Readings = field(default_factory=Readings)
 
     @classmethod
     def of(
@@ -78,10 +100,10 @@ class ReplayProblem:
         bfloat16_changes: bool = False,
     ) -> ReplayProblem:
         """The problem of one map. `heads` are the query heads to zero. None: all."""
-        targets, output = _wanted_targets(site, rows), site.output
+        targets, output = once_a_pass(_wanted_targets, site.target_mask, rows), site.output
         asked = rows, groups, max_groups, intervention, bfloat16_changes
-        members, zeroed = _group_members(site, groups), zeroed_heads(site, heads)
-        return cls(site, trust, *asked, targets, zeroed, members, output, _chunk_rows(site, output))
+        members, zeroed = once_a_pass(_group_members, site.source_mask, groups), zeroed_heads(site, heads)
+        return cls(site, trust, *asked, targets, zeroed, heads is None, members, output, _chunk_rows(site, output))
 
     @cached_property
     def weights(self) -> Tensor:
@@ -91,12 +113,14 @@ class ReplayProblem:
     @cached_property
     def active(self) -> Tensor:
         """The pairs that can change, bool `(target, group)`."""
-        seen = self.reached(self.targets.batch, self.targets.out)  # (target, in)
-        if self.groups is None:
-            return seen
-        members = self.members[self.targets.batch]  # (target, group, member)
-        seen = seen[:, None, :].expand(-1, members.shape[1], -1)
-        return (seen.gather(2, members.clamp_min(0)) & (members >= 0)).any(-1)
+        return self._by_group(self.reached(self.targets.batch, self.targets.out))
+
+    @property
+    def possible(self) -> Tensor:
+        """The pairs that may be active by the masks alone, bool `(target, group)`. Layers of one mask share it."""
+        visible = self.site.attention.visible if self.intervention.needs_weight else None
+        members = None if self.groups is None else self.members
+        return once_a_pass(_possible, self.site.source_mask, visible, self.targets.batch, self.targets.out, members)
 
     def reached(self, batch: Tensor, out: Tensor) -> Tensor:
         """Which sources may change the positions `(batch, out)`, bool `(n, in)`."""
@@ -109,10 +133,19 @@ class ReplayProblem:
         weights = site.attention.weights[batch, :, out] * self.heads[:, None]
         return weights.ne(0).any(1) & site.source_mask[batch]
 
+    def _by_group(self, seen: Tensor) -> Tensor:
+        return seen if self.groups is None else _any_member(seen, self.members[self.targets.batch])
+
     @cached_property
     def clean(self) -> Tensor:
         """The clean output of each target, `(target, d)`."""
-        return gather_rows(self.output, self.targets.batch, self.targets.out)
+        return self.targets.of(self.output)
+
+    def place(self, chunk: ReplayChunk) -> Tensor:
+        """Where the pairs of a chunk stand in the map, counted through it, `(n,)`."""
+        count = self.site.shape.out if self.rows is None else self.rows.shape[1]
+        first = once_a_pass(_first_place, self.targets, count, self.members.shape[1])
+        return first.index_select(0, chunk.target) + chunk.group
 
     def empty_map(self) -> Tensor:
         """A map of zeros, `(batch, row, group)`, in at least float32."""
@@ -132,6 +165,7 @@ class ReplayChunk(NamedTuple):
         output: The target's output then, `(n, d)`.
         clean: Clean outputs, `(m, d)`. The same tensor may come with many chunks.
         clean_row: The row of `clean` that each pair is compared with, `(n,)`.
+        unchanged: Which pairs change nothing, and so get 0, `(n,)`. None: it is unknown.
     """
 
     target: Tensor
@@ -139,14 +173,16 @@ class ReplayChunk(NamedTuple):
     output: Tensor
     clean: Tensor
     clean_row: Tensor
+    unchanged: Tensor | None = None
 
 
 class Replay(Protocol):
     """A way to run a recorded layer again with values of one attention zeroed.
 
-    A replay runs the layer's own code. Before its last chunk it shows that the clean output is reproduced, on each
-    target. It shows that what runs side by side is independent, unless `problem.trust` says so. Its numbers are
-    the same for any `max_groups` and any `chunk_rows`. No tensor of the layer outlives it.
+    A replay runs the layer's own code. It shows that the clean output is reproduced, on each target: what it adds to
+    `problem.readings` is checked before the map is used. It shows that what runs side by side is independent, unless
+    `problem.trust` says so. Its numbers are the same for any `max_groups` and any `chunk_rows`. No tensor of the layer
+    outlives it.
     """
 
     name: str
@@ -163,6 +199,93 @@ class Replay(Protocol):
         """
 
 
+class PackedChunk(NamedTuple):
+    """Pairs that run together, and other rows of the same run. Layers with one mask share it.
+
+    Attributes:
+        target: The target of each pair, `(n,)`.
+        group: The group that is zeroed for it, `(n,)`.
+        position: The example and the position of its target, two tensors `(n,)`.
+        sources: The sources of the groups, a tensor `(n,)` for each member, and which are there, `(n, 1)`. None: all.
+        alone: The pairs whose target sees nothing but the group, `(n, 1)`. None: there are none.
+        clean_row: The place of each pair's target among the unchanged ones, `(n,)`.
+        rows: The target of each row of the run, `(row,)`.
+        signs: By what the context of each row is multiplied, `(row, 1)`.
+        batch: The example of each row.
+        out: The position of each row.
+        checked: The rows that run unchanged: one before the pairs, and the target of each pair after them.
+        unchanged: The targets of these rows.
+    """
+
+    target: Tensor
+    group: Tensor
+    position: tuple[Tensor, Tensor]
+    sources: list[tuple[Tensor, Tensor | None]]
+    alone: Tensor | None
+    clean_row: Tensor
+    rows: Tensor
+    signs: Tensor
+    batch: Tensor
+    out: Tensor
+    checked: Tensor
+    unchanged: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class PairSet:
+    """The pairs of a problem, as far as masks and sizes determine them. See `ReplayProblem`."""
+
+    targets: TargetRows
+    members: Tensor
+    source_mask: Tensor
+    possible: Tensor
+
+    def chunk(self, target: Tensor, group: Tensor, unchanged: Tensor | None = None) -> PackedChunk:
+        """The chunk of the pairs `(target, group)`. Their targets run unchanged too, or else those that are given.
+
+        A layer that mixes positions reproduces its output on the sequence that it knows. So unchanged targets run
+        before and after the pairs, together with other contexts. Where positions compete, only this shows it.
+        """
+        clean_row, batch = target, self.targets.batch[target]
+        if unchanged is None:
+            unchanged, clean_row = target.unique(return_inverse=True)
+        unused = BLOCK - (len(target) + len(unchanged) + 2) % BLOCK
+        first, last = unchanged[:1], unchanged[-1:]
+        rows = torch.cat([first, target, last, unchanged, last.expand(unused)])  # by example
+        signs = self.possible.new_ones(len(rows), 1, dtype=torch.float32)
+        signs[len(target) + 1], signs[len(rows) - unused :] = -1, -1
+        after = torch.arange(len(unchanged), device=rows.device) + len(target) + 2
+        sources = []
+        for source in self.members[batch, group].unbind(-1):
+            there = (source >= 0) & self.source_mask[batch, source.clamp_min(0)]
+            sources.append((source.clamp_min(0), None if there.all() else there[:, None]))
+        alone = (self.possible.sum(-1) == 1)[target, None]
+        return PackedChunk(
+            target,
+            group,
+            (batch, self.targets.out[target]),
+            sources,
+            alone if alone.any() else None,
+            clean_row,
+            rows,
+            signs,
+            self.targets.batch[rows],
+            self.targets.out[rows],
+            torch.cat([after[:1] * 0, after]),
+            torch.cat([first, unchanged]),
+        )
+
+
+def only_chunk(pairs: PairSet) -> PackedChunk:
+    """All possible pairs."""
+    return pairs.chunk(*pairs.possible.nonzero(as_tuple=True))
+
+
+def count_of(possible: Tensor) -> int:
+    """How many pairs there are."""
+    return int(possible.sum())
+
+
 def zeroed_weights(site: AttentionSite, heads: Tensor, batch: Tensor, out: Tensor) -> Tensor:
     """The weights that are zeroed at positions `(batch, out)`, `(n, in, head)`.
 
@@ -173,8 +296,7 @@ def zeroed_weights(site: AttentionSite, heads: Tensor, batch: Tensor, out: Tenso
     if attention.weights is None:  # inline: any source may have weight
         return site.source_mask[batch, :, None]
     weights = attention.weights[batch, :, out] * site.source_mask[batch, None]
-    if not heads.all():
-        weights = weights * heads[:, None]
+    weights = weights * heads[:, None]
     # Values that are zero already are left out, so that rounding cannot give them a score. The largest entry shows
     # them in a quarter of the time that any() takes.
     moves = for_query_heads(attention.values.abs().amax(-1).ne(0), weights.shape[1])
@@ -202,26 +324,54 @@ def fill_neighbours(active: Tensor, members: Tensor, count: int) -> Tensor:
     return blocks.any(-1).repeat_interleave(count, -1)[:, : active.shape[1]] & (members >= 0).any(-1)
 
 
-def _wanted_targets(site: AttentionSite, wanted: Tensor | None) -> TargetRows:
-    rows = site.target_mask
+def _first_place(targets: TargetRows, rows: int, groups: int) -> Tensor:
+    """Where each target's row begins in a map `(batch, rows, groups)`."""
+    return (targets.batch * rows + targets.row) * groups
+
+
+def _wanted_targets(rows: Tensor, wanted: Tensor | None) -> TargetRows:
+    everything = wanted is None and bool(rows.all())
     if wanted is None:
         wanted = torch.arange(rows.shape[1], device=rows.device).expand_as(rows)
     batch, row = rows.gather(1, wanted).nonzero(as_tuple=True)
-    return TargetRows(batch, row, wanted[batch, row])
+    out = wanted[batch, row]
+    return TargetRows(batch, row, out, batch * rows.shape[1] + out, everything)
 
 
 def zeroed_heads(site: AttentionSite, heads: tuple[int, ...] | None) -> Tensor:
     """Which query heads are zeroed, bool `(head,)`. `heads` None: all."""
-    zeroed = torch.ones(site.shape.heads, dtype=torch.bool, device=site.attention.values.device)
-    if heads is None:
-        return zeroed
-    return torch.zeros_like(zeroed).index_fill(0, torch.tensor(heads, device=zeroed.device), True)
+    return once_a_pass(_marked, site.shape.heads, heads, site.attention.values.device)
 
 
-def _group_members(site: AttentionSite, groups: Tensor | None) -> Tensor:
-    device = site.attention.values.device
+def _marked(count: int, chosen: tuple[int, ...] | None, device: torch.device) -> Tensor:
+    if chosen is None:
+        return torch.ones(count, dtype=torch.bool, device=device)
+    return torch.tensor([number in chosen for number in range(count)], device=device)
+
+
+def _possible(
+    source_mask: Tensor, visible: Tensor | None, batch: Tensor, out: Tensor, members: Tensor | None
+) -> Tensor:
+    seen = source_mask[batch]
+    if visible is not None:
+        of_targets = visible.any(1).expand(len(source_mask), -1, -1)
+        of_targets = of_targets.expand(-1, -1, seen.shape[1])
+        of_targets = of_targets[batch, out if of_targets.shape[1] > 1 else torch.zeros_like(out)]
+        # A row that sees nothing may have a weight on each source: the softmax of equal numbers.
+        seen = seen & (of_targets | ~of_targets.any(-1, keepdim=True))
+    return seen if members is None else _any_member(seen, members[batch])
+
+
+def _any_member(seen: Tensor, members: Tensor) -> Tensor:
+    """Whether any member of a group is seen, `(target, group)`. `seen (target, in)`, members `(target, group, m)`."""
+    seen = seen[:, None, :].expand(-1, members.shape[1], -1)
+    return (seen.gather(2, members.clamp_min(0)) & (members >= 0)).any(-1)
+
+
+def _group_members(source_mask: Tensor, groups: Tensor | None) -> Tensor:
+    device = source_mask.device
     if groups is None:
-        return torch.arange(site.shape.sources, device=device).expand(site.shape.batch, -1)[..., None]
+        return torch.arange(source_mask.shape[1], device=device).expand(len(source_mask), -1)[..., None]
     count = int(groups.max()) + 1
     belongs = groups[:, None, :] == torch.arange(count, device=device)[:, None]  # (batch, group, in)
     order = belongs.int().argsort(dim=-1, descending=True, stable=True)

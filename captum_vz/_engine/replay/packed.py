@@ -5,38 +5,55 @@ The context of each pair is computed beforehand, and the attention answers it. T
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from captum_vz._engine.numerics.tensors import PROBE_STRENGTHS, first_tensor, for_query_heads, gather_rows, with_noise
-from captum_vz._engine.numerics.tolerance import (
-    CannotReplayError,
-    check_against_changes,
-    check_reproduced,
-    is_cancelled,
-    is_reproduced,
+from captum_vz._engine.capture.layer_runner import AnswerContext, ModuleAnswer
+from captum_vz._engine.numerics.tensors import (
+    PROBE_STRENGTHS,
+    first_tensor,
+    for_query_heads,
+    gather_rows,
+    once_a_pass,
+    with_noise,
 )
-from captum_vz._engine.replay.base import ReplayChunk, ReplayProblem, pairs_at_a_time
+from captum_vz._engine.numerics.tolerance import (
+    CANCELLATION,
+    CannotReplayError,
+    error_among_changes,
+    is_reproduced,
+    refuse_difference,
+    refuse_large_error,
+    scale_of,
+)
+from captum_vz._engine.replay.base import (
+    BLOCK,
+    PackedChunk,
+    PairSet,
+    ReplayChunk,
+    ReplayProblem,
+    count_of,
+    only_chunk,
+    pairs_at_a_time,
+)
 from captum_vz._engine.replay.trust import is_independent
 from captum_vz._engine.structure.dependence import projects_any_context, values_follow_token_order
-from captum_vz._engine.taps.handler import AttentionCall, AttentionHandler
+from captum_vz._engine.taps.handler import AttentionHandler
 from captum_vz._private import tree_map
 from captum_vz.functional.interventions import ZeroValue, contexts_after
 
 if TYPE_CHECKING:
-    from captum_vz._engine.capture.records import AttentionRecord
-    from captum_vz._engine.replay.base import ReplayProblem
     from captum_vz._engine.structure.site import AttentionSite
 
+T = TypeVar("T")
 # How many targets run first where a replay is likely to fail.
 FIRST_TARGETS = 8
-# One unused row or more follow all others, up to a multiple of this number. The last rows of another number may be
-# rounded in another way than the rest (by MKL if it is no multiple of 4). Unchanged rows would then seem to change.
-BLOCK = 8
 # The number of noisy positions in the test of independence. They are nine tenths of all positions of that run.
 CROWD_SIZE = 60
 # Room for a fixed number may suffice for this crowd, and not for a chunk. So where positions may compete, a crowd as
@@ -63,50 +80,98 @@ class PackedReplay:
         return not self.first_tensor_only or len(problem.site.layer.attentions) > 1
 
     def __call__(self, problem: ReplayProblem) -> Iterator[ReplayChunk]:
+        masks = problem.site.source_mask, problem.possible
+        asked = once_a_pass(PairSet, problem.targets, problem.members, *masks)
+        rows = problem.chunk_rows
         if not problem.trust.independent:
-            tested = max(TESTED_PAIRS, int(TESTED_SHARE * problem.active.sum()))
-            problem = replace(problem, chunk_rows=min(problem.chunk_rows, tested))
-        pairs = packed_pairs(problem, self.first_tensor_only)
-        targets, clean = problem.targets, problem.clean
-        contexts = gather_rows(pairs.contexts, targets.batch, targets.out).flatten(1)
-        # Of each target: the largest error with nothing zeroed, and the largest change by zeroing.
-        error, change = clean.new_zeros(2, len(targets))
-
-        def run(target: Tensor, context: Tensor, unchanged: Tensor) -> tuple[Tensor, Tensor]:
-            """Outputs of targets with ablated contexts, and of `unchanged` targets with clean contexts.
-
-            The latter must equal the recorded output. A layer that mixes positions reproduces its output on the
-            sequence that it knows. So unchanged targets run before and after the pairs, together with other contexts.
-            """
-            unused = BLOCK - (len(target) + len(unchanged) + 2) % BLOCK
-            first, last = unchanged[:1], unchanged[-1:].expand(unused)
-            rows = torch.cat([first, target, last[:1], unchanged, last])  # by example
-            context = torch.cat([contexts[first], context, -contexts[last[:1]], contexts[unchanged], -contexts[last]])
-            answer = pairs.run(targets.batch[rows], targets.out[rows], context)
-            before, answer, _, after, _ = answer.split([1, len(target), 1, len(unchanged), unused])
-            check_reproduced(torch.cat([before, after]), clean[torch.cat([first, unchanged])])
-            return answer, after
-
+            rows = min(rows, max(TESTED_PAIRS, int(TESTED_SHARE * once_a_pass(count_of, asked.possible))))
+            problem = replace(problem, chunk_rows=rows)
+        run = _ChunkRunner(problem, packed_pairs(problem, self.first_tensor_only))
+        count = once_a_pass(count_of, asked.possible)
+        # The layers share the indices of a single chunk. Those of many would take the memory of the pairs themselves.
+        shared = count <= rows and problem.max_groups is None
+        pieces = pairs_at_a_time(asked.possible, rows, problem.max_groups)
+        chunks = [once_a_pass(only_chunk, asked)] if shared and count else (asked.chunk(*some) for some in pieces)
         # A few targets run before a whole chunk does, where the replay is likely to fail or no pair would show it.
         likely_to_fail = not problem.trust.independent or len(problem.site.layer.attentions) > 1
-        if (len(targets) > 1 and likely_to_fail) or not problem.active.any():
-            few = torch.arange(len(targets), device=contexts.device)[-FIRST_TARGETS:]
-            run(few[:0], contexts[:0], few)
-        for target, group in pairs_at_a_time(problem.active, problem.chunk_rows, problem.max_groups):
+        if (len(asked.targets) > 1 and likely_to_fail) or not count:
+            few = torch.arange(len(asked.targets), device=asked.possible.device)[-FIRST_TARGETS:]
+            run(asked.chunk(few[:0], few[:0], few))
+            problem.readings.read()
+        again: list[tuple[PackedChunk, Tensor]] = []
+        for chunk in chunks:
             if isinstance(problem.intervention, ZeroValue):
-                left = contexts[target] - context_change(problem, target, group)
-                cancelled = is_cancelled(left, contexts[target]).nonzero().flatten()
-                if len(cancelled):
-                    left[cancelled] = contexts_of_pairs(problem, target[cancelled], group[cancelled])
+                yield run(chunk, lost=context_change(problem, chunk), shared=shared)
+                problem.readings.add(run.cancelled.amax(), partial(_note_positive, again, (chunk, run.cancelled)))
             else:
-                left = contexts_of_pairs(problem, target, group)
-            # All targets of the chunk run unchanged too. Where positions compete, only this shows it.
-            unchanged, clean_row = target.unique(return_inverse=True)
-            zeroed, again = run(target, left, unchanged)
-            change.scatter_reduce_(0, target, (zeroed - again[clean_row]).abs().amax(-1), "amax")
-            error.scatter_reduce_(0, unchanged, (again - clean[unchanged]).abs().amax(-1), "amax")
-            yield ReplayChunk(target, group, zeroed, again, clean_row)
-        check_against_changes(error, change, clean)
+                yield run(chunk, contexts_of_pairs(problem, chunk.target, chunk.group), shared=shared)
+        share = error_among_changes(run.error, run.change, run.scale)
+        problem.readings.add(share, partial(refuse_large_error, run.eps))
+        problem.readings.read()
+        # Where too little was left of a context, its other sources are summed. Few layers have such pairs.
+        for chunk, cancelled in again:
+            for which in (cancelled > 0).nonzero().flatten().split(rows):
+                part = asked.chunk(chunk.target[which], chunk.group[which])
+                yield run(part, contexts_of_pairs(problem, part.target, part.group))
+
+
+def _note_positive(noted: list[T], what: T, number: float) -> None:
+    if number > 0:
+        noted.append(what)
+
+
+class _ChunkRunner:
+    """Runs chunks of a problem, and keeps what the checks of the whole map need.
+
+    Attributes:
+        eps: The machine epsilon of the outputs.
+        scale: The largest entry of each target's clean output, `(target,)`.
+        error: The largest error of each target with nothing zeroed.
+        change: Its largest change by zeroing.
+        cancelled: Above 0 for pairs of the last chunk of whose contexts too little was left, `(n,)`.
+    """
+
+    cancelled: Tensor
+
+    def __init__(self, problem: ReplayProblem, pairs: PackedPairs) -> None:
+        self._problem, self._pairs = problem, pairs
+        self._contexts = problem.targets.of(pairs.contexts).flatten(1)
+        self._sizes = self._contexts.abs().amax(-1)
+        self.scale = scale_of(problem.clean)
+        number = torch.finfo(self.scale.dtype)
+        self.eps = number.eps
+        self.error, self.change = torch.zeros_like(self.scale), torch.full_like(self.scale, number.tiny)
+
+    def __call__(
+        self, chunk: PackedChunk, contexts: Tensor | None = None, lost: Tensor | None = None, shared: bool = False
+    ) -> ReplayChunk:
+        """Outputs of the pairs with these `contexts`, or with contexts that have `lost` something, `(n, features)`.
+
+        Rows that run unchanged must equal the recorded output.
+        """
+        problem, count = self._problem, len(chunk.target)
+        given, unchanged = self._contexts.index_select(0, chunk.rows), None
+        own = given[1 : 1 + count]
+        if contexts is not None:
+            own.copy_(contexts)
+        elif lost is not None:
+            unchanged = lost.abs().amax(-1) == 0
+            own.sub_(lost)
+            self.cancelled = torch.sub(self._sizes[chunk.target], own.abs().amax(-1), alpha=CANCELLATION)
+            if chunk.alone is not None and problem.all_heads:
+                own.masked_fill_(chunk.alone, 0)
+                self.cancelled = self.cancelled.masked_fill(chunk.alone[:, 0], 0)
+        answer = self._pairs.run(chunk.batch, chunk.out, given.mul_(chunk.signs), shared)
+        zeroed, found = answer[1 : 1 + count], answer.index_select(0, chunk.checked)
+        error = (found - problem.clean.index_select(0, chunk.unchanged)).abs().amax(-1)
+        share = (error / self.scale.index_select(0, chunk.unchanged)).amax()
+        problem.readings.add(share, partial(refuse_difference, self.eps))
+        self.error.scatter_reduce_(0, chunk.unchanged, error, "amax")
+        again = found[1:]
+        if count:
+            change = (zeroed - again.index_select(0, chunk.clean_row)).abs().amax(-1)
+            self.change.scatter_reduce_(0, chunk.target, change, "amax")
+        return ReplayChunk(chunk.target, chunk.group, zeroed, again, chunk.clean_row, unchanged)
 
 
 class PackedPairs:
@@ -145,23 +210,27 @@ class PackedPairs:
         else:
             self.answer = AnswerContext(attention.context.shape[2:])
 
-    def run(self, batch: Tensor, out: Tensor, context: Tensor) -> Tensor:
-        """The layer's output `(n, d)` at positions `(batch, out)` with contexts `(n, head * d_head)`."""
+    def run(self, batch: Tensor, out: Tensor, context: Tensor, shared: bool = False) -> Tensor:
+        """The layer's output `(n, d)` at positions `(batch, out)` with contexts `(n, head * d_head)`.
+
+        With `shared`, other layers run on the same positions. What they share is packed once.
+        """
         if self.later and len(batch):
             parts = batch.unique_consecutive(return_counts=True)[1].tolist()
             if len(parts) > 1:
                 each = zip(batch.split(parts), out.split(parts), context.split(parts), strict=True)
                 return torch.cat([self._run_filled(*part) for part in each])
-        return self._run(batch, out, context)
+        return self._run(batch, out, context, shared)
 
     def _run_filled(self, *part: Tensor) -> Tensor:
         """The output of one example's positions, which unused rows follow, see `BLOCK`."""
         count = len(part[0])
         rows = torch.arange(count + BLOCK - count % BLOCK, device=part[0].device).clamp_max(count - 1)
-        return self._run(*(x[rows] for x in part))[:count]
+        batch, out, context = (x[rows] for x in part)
+        return self._run(batch, out, context)[:count]
 
-    def _run(self, batch: Tensor, out: Tensor, context: Tensor) -> Tensor:
-        arguments = tree_map(self._packing(batch, out), self.runner.arguments)
+    def _run(self, batch: Tensor, out: Tensor, context: Tensor, shared: bool = False) -> Tensor:
+        arguments = tree_map(self._packing(batch, out, shared), self.runner.arguments)
         for answer, clean in self._earlier:
             answer.context = gather_rows(clean, batch, out)[None]
         self.answer.context = context[None]
@@ -174,10 +243,11 @@ class PackedPairs:
             raise CannotReplayError(f"on {len(batch)} packed positions it returned a tensor {tuple(output.shape)}")
         return output[0]
 
-    def _packing(self, batch: Tensor, out: Tensor) -> Callable[[Any], Any]:
+    def _packing(self, batch: Tensor, out: Tensor, shared: bool) -> Callable[[Any], Any]:
         """Takes positions `(batch, out)` of each tensor that has one entry a position: `(1, n, ...)`."""
         left = 1 if self.first_tensor_only else -1  # how many tensors may still be packed; -1: any number
         examples, _, tokens, _ = self.attention.shape
+        states = {id(x) for x in self.runner.states}  # each layer has its own
 
         def pack(value: Any) -> Any:
             nonlocal left
@@ -186,8 +256,9 @@ class PackedPairs:
             rows = self.attention.batch_first(value)
             if left and rows.shape[1] == tokens and rows.shape[0] in (1, examples):
                 left -= 1
-                position = out if rows.shape[0] == 1 else batch * tokens + out
-                return self.attention.batch_first(rows.flatten(0, 1).index_select(0, position)[None])
+                where = (out,) if rows.shape[0] == 1 else (batch, out)
+                own = id(value) in states or not shared
+                return (_packed if own else partial(once_a_pass, _packed))(value, self.attention.tokens_first, *where)
             if not self.later:
                 return value
             # Later attentions really run, on positions of one example, with its own sources and its rows of a mask.
@@ -198,6 +269,14 @@ class PackedPairs:
             return value
 
         return pack
+
+
+def _packed(value: Tensor, tokens_first: bool, *where: Tensor) -> Tensor:
+    """The entries of `value` at positions `(example, position)` or `(position,)`, as one sequence."""
+    rows = value.transpose(0, 1) if tokens_first else value
+    position = where[-1] if len(where) == 1 else where[0] * rows.shape[1] + where[1]
+    packed = rows.flatten(0, 1).index_select(0, position)
+    return packed[:, None] if tokens_first else packed[None]
 
 
 def packed_pairs(problem: ReplayProblem, first_tensor_only: bool = False) -> PackedPairs:
@@ -233,7 +312,7 @@ def _check_independent(pairs: PackedPairs, problem: ReplayProblem) -> None:
         return answer
 
     clean = gather_rows(problem.output, batch, out)[0]
-    counts = int(problem.active.sum()), len(problem.targets)
+    counts = once_a_pass(count_of, problem.possible), len(problem.targets)
     largest = sum(min(problem.chunk_rows, count) for count in counts) + 2 * BLOCK + 2  # positions of a run
     independent = is_independent(run, clean, CROWD_SIZE)
     if independent and largest > CROWD_SIZE:
@@ -242,18 +321,23 @@ def _check_independent(pairs: PackedPairs, problem: ReplayProblem) -> None:
         raise CannotReplayError("a position depends on other positions of the same run")
 
 
-def context_change(problem: ReplayProblem, target: Tensor, group: Tensor) -> Tensor:
+def context_change(problem: ReplayProblem, chunk: PackedChunk) -> Tensor:
     """What each pair's context loses, the sum of weight times value over the group, `(n, head * d_head)`."""
-    values = problem.site.attention.values.transpose(1, 2)  # (batch, in, key-value head, d_head)
-    shared_by = problem.weights.shape[-1] // values.shape[2]
-    batch = problem.targets.batch[target]
-    change = values.new_zeros(())
-    for number, source in enumerate(problem.members[batch, group].unbind(-1)):
-        weight = problem.weights[target, source.clamp_min(0)] * (source >= 0)[:, None]
-        value = values[batch, source.clamp_min(0)]
-        lost = (weight.unflatten(-1, (-1, shared_by))[..., None] * value[:, :, None, :]).flatten(1)
-        change = change + lost if number else lost
-    return change
+    attention, (batch, out) = problem.site.attention, chunk.position
+    if attention.weights is None:
+        raise CannotReplayError("its attention is computed inline, so its contexts cannot be computed")
+    shared_by = attention.weights.shape[1] // attention.values.shape[1]
+    terms = []
+    for source, there in chunk.sources:
+        weight = attention.weights[batch, :, out, source].to(attention.values.dtype)  # (n, head)
+        weight = weight if problem.all_heads else weight * problem.heads
+        weight = weight if there is None else weight * there
+        value = attention.values[batch, :, source]  # (n, key-value head, d_head)
+        if shared_by == 1:
+            terms.append((weight[..., None] * value).flatten(1))
+        else:
+            terms.append((weight.unflatten(1, (-1, shared_by, 1)) * value.unsqueeze(2)).flatten(1))
+    return functools.reduce(torch.add, terms)
 
 
 def contexts_of_pairs(problem: ReplayProblem, target: Tensor, group: Tensor) -> Tensor:
@@ -279,57 +363,3 @@ def contexts_of_pairs(problem: ReplayProblem, target: Tensor, group: Tensor) -> 
         changed = contexts_after(problem.intervention, weights, values, zeroed[None], real)
         contexts[pairs] = changed[0].transpose(0, 1)
     return contexts.flatten(1)
-
-
-class _Answer:
-    """Holds a context for the next run, and checks that the layer asks for it exactly once."""
-
-    context: Tensor | None = None
-
-    def take(self) -> Tensor:
-        """The context, once."""
-        if self.context is None:
-            raise CannotReplayError("it asked for its attention more than once in one run")
-        context, self.context = self.context, None
-        return context
-
-    def check_used(self) -> None:
-        """Raise CannotReplayError unless the context was asked for."""
-        if self.context is not None:
-            raise CannotReplayError("it never asked for its attention's output")
-
-
-class ModuleAnswer(nn.Module, _Answer):
-    """Takes the place of the attention module, and returns its output for given contexts.
-
-    With `projected`, what is given is the output itself.
-    """
-
-    def __init__(self, attention: AttentionRecord, projected: bool = False) -> None:
-        super().__init__()
-        self.attention = attention
-        # In a tuple, so that it is not registered as a submodule.
-        self.projection: tuple[Callable[[Tensor], Any], ...] = ()
-        if attention.projection is not None and not projected:
-            self.projection = (attention.projection,)
-        returned = attention.output
-        self.others = (None,) * (len(returned) - 1) if isinstance(returned, (tuple, list)) else None
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        output: Any = self.take()
-        for projection in self.projection:
-            output = first_tensor(projection(output))
-        output = self.attention.batch_first(output)
-        return output if self.others is None else (output, *self.others)
-
-
-class AnswerContext(AttentionHandler, _Answer):
-    """Answers the first attention call with a given context, and computes later ones."""
-
-    def __init__(self, heads: Sequence[int]) -> None:
-        self.heads = heads  # (head, d_head)
-
-    def on_attention(self, call: AttentionCall) -> tuple[Tensor, Tensor | None]:
-        if self.context is None:
-            return call.compute(call.values)
-        return self.take().unflatten(-1, tuple(self.heads)), None

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from captum_vz._engine.numerics.tensors import mask_as_bool, weighted_values
+from captum_vz._engine.numerics.tensors import causal_mask, mask_as_bool, once_a_pass, weighted_values
 from captum_vz._engine.taps.changes import Changes, original
 from captum_vz._engine.taps.handler import AttentionCall, check_not_overridden, current_handler, handled_by
 from captum_vz._private import BUILTIN_ATTENTION, is_transformed, modules_of
@@ -48,14 +48,18 @@ def attention(
     with handled_by(None):
         check_not_overridden(torchs, query, key, value, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
     if is_causal:
-        attn_mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).tril()
+        attn_mask = once_a_pass(causal_mask, query.shape[2], key.shape[2], query.device)
     visible = None
-    if attn_mask is not None and not is_causal:
-        visible = mask_as_bool(attn_mask)[(None,) * (4 - attn_mask.dim())]
+    if attn_mask is not None and (not is_causal or query.shape[2] == key.shape[2]):
+        visible = once_a_pass(_visible, attn_mask)
     compute = partial(weighted_values, query, key, attn_mask, scale)
     context, weights = handler.on_attention(AttentionCall(None, value, compute, visible, dropout_p, explained=True))
     handler.last_weights = weights
     return context.transpose(1, 2)
+
+
+def _visible(mask: Tensor) -> Tensor:
+    return mask_as_bool(mask)[(None,) * (4 - mask.dim())]
 
 
 def _multi_head(*args: Any, **kwargs: Any) -> Any:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from captum_vz._engine.numerics.tensors import mask_as_bool, weighted_values
+from captum_vz._engine.numerics.tensors import causal_mask, mask_as_bool, once_a_pass, weighted_values
 from captum_vz._engine.numerics.tolerance import same_numbers
 from captum_vz._engine.taps.changes import Changes, original
 from captum_vz._engine.taps.handler import AttentionCall, check_not_overridden, current_handler, handled_by
@@ -96,7 +96,7 @@ def _attention(
             check_not_overridden(BUILTIN_ATTENTION, query, key, value, enable_gqa=True)
     if loaded != "sdpa" and not module.training:  # eager functions drop nothing in eval mode, whatever the rate
         dropout = 0.0
-    visible = None if mask is None else mask_as_bool(mask)
+    visible = None if mask is None else once_a_pass(mask_as_bool, mask)
     return handler.on_attention(AttentionCall(module, value, compute, visible, dropout, plain, by_torch))
 
 
@@ -148,7 +148,7 @@ def _mask_of(
         causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
         if not causal or query.shape[2] == 1:
             return None
-        mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).tril()[None, None]
+        mask = once_a_pass(causal_mask, query.shape[2], key.shape[2], query.device)
     if loaded == "sdpa":
         return mask
     if mask.dtype == torch.bool and loaded != "eager":

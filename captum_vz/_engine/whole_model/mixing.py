@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from captum_vz._engine.capture.layer_runner import LayerRunner
-from captum_vz._engine.capture.records import AttentionRecord, LayerRecord
+from captum_vz._engine.capture.records import AttentionRecord, LayerRecord, ReturnedTensor
 from captum_vz._engine.numerics.tensors import binary_digits, clone_tensor, first_tensor
 from captum_vz._engine.numerics.tolerance import CannotReplayError
-from captum_vz._engine.replay.trust import is_library_code
+from captum_vz._engine.replay.trust import LayerTrust, is_library_code
 from captum_vz._engine.structure.dependence import find_streams, mixes_outside, run_on, values_depend_on_own_position
 from captum_vz._engine.taps.handler import AttentionCall, AttentionHandler
-from captum_vz._private import is_replica, tree_leaves, tree_map
+from captum_vz._private import is_replica, modules_of, tree_leaves, tree_map
 
 
 class OtherMixing:
@@ -38,8 +38,9 @@ class OtherMixing:
         self.pairs: list[tuple[int, int]] = []
         self.mixers: list[int] = []
         self.untested: list[int] = []
+        self._known: dict[Any, bool | None] = {}  # by the kind of a layer
         # By device where replicas of a model run side by side.
-        self._before: dict[torch.device | None, tuple[int, Tensor]] = {}
+        self._before: dict[torch.device | None, tuple[int, ReturnedTensor]] = {}
         self._lock = threading.Lock()
 
     def note(self, record: LayerRecord) -> None:
@@ -47,7 +48,10 @@ class OtherMixing:
         output = first_tensor(record.output)
         if output is None:
             return
-        mixes = _mixes(record, output)
+        kind = _kind(record)
+        mixes = self._known[kind] if kind in self._known else _mixes(record, output)
+        if kind is not None:
+            self._known[kind] = mixes
         place = output.device if is_replica(record.layer) else None
         with self._lock:
             if mixes and record.index not in self.mixers:
@@ -55,10 +59,26 @@ class OtherMixing:
             if mixes is None and record.index not in self.untested and not is_library_code(record):
                 self.untested.append(record.index)
             before = self._before.get(place)
-            # A copy, because models may write into their tensors later.
-            self._before[place] = record.index, output.clone()
+            self._before[place] = record.index, ReturnedTensor(output)
             if before is not None and not record.is_given(before[1]):
                 self.pairs = list(dict.fromkeys([*self.pairs, (before[0], record.index)]))
+
+
+def _kind(record: LayerRecord) -> Any:
+    """Equal for layers of one stack of which one shows for all whether they mix tokens. None: each is looked at.
+
+    NaN shows mixing by any module, also where its numbers are zero. So the code and its settings decide. Experts may
+    make tokens compete by their numbers.
+    """
+    if not record.attentions or not LayerTrust.of(record).independent:
+        return None
+    settings = [
+        (type(module), *((name, x) for name, x in vars(module).items() if type(x) in (bool, str) or x is None))
+        for module in modules_of(record.layer)
+    ]
+    given = [name for name, x in record.kwargs.items() if x is not None]
+    shapes = [(one.shape, one.inline is None) for one in record.attentions]
+    return (*settings, *given, len(record.args), *shapes)
 
 
 def _mixes(record: LayerRecord, output: Tensor) -> bool | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from abc import abstractmethod
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from captum_vz._engine import (
     LayerPass,
     LayerRecord,
     OtherMixing,
+    Readings,
     attention_site,
 )
 from captum_vz._private import NullProgress, TargetType, is_replica, progress
@@ -211,6 +213,9 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
         # A replica does not know which examples it has, so it computes all rows. Rows are selected at the end.
         shares = bool(device_ids) and wanted.depends_on_example
         notes: list[str] = []
+        of_layers: list[list[str]] = []
+        readings = Readings()
+        positions = functools.cache(wanted.positions)  # one tensor for all layers
         tokens: dict[int, LayerTokens] = {}
         later: dict[int, tuple[Wanted, Callable[[Any], Tensor]]] = {}  # by the number of the run
         there: list[Tensor] = []
@@ -227,9 +232,10 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
                 batch, _, out, _ = site.shape
                 padding.note(site)
                 end = end_of_inputs(site, arguments.inputs, wanted.token)
-                real, first = site.target_mask[:, :end], site.attention.tokens_first
-                tokens[record.index] = LayerTokens(layers[record.index], record.number, end or out, real, first)
-                rows = None if shares else wanted.positions(batch, end or out, site.attention.values.device)
+                real = site.target_mask if end is None else site.target_mask[:, :end]
+                run = layers[record.index], record.number, end or out, real, site.attention.tokens_first
+                tokens[record.index] = LayerTokens(*run)
+                rows = None if shares else positions(batch, end or out, site.attention.values.device)
                 leaf = forward_func.vectors if isinstance(forward_func, EmbeddingLeaf) else None
                 asked = Wanted(site, rows, groups.of(site, end), arguments.perturbations_per_eval, end, leaf)
                 scores = self.layer_scores(site, asked)
@@ -238,9 +244,8 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
                 bar.update()
                 place = next(count)
                 if isinstance(scores, Tensor):
-                    result = asked.finish(scores, self.normalize)
-                    notes.extend(record.warnings)
-                    return result
+                    of_layers.append(record.warnings)
+                    return asked.finish(scores, self.normalize, readings)
                 later[place] = asked, scores
                 return placeholder(record, self.get_name())
 
@@ -263,8 +268,10 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
         maps = this.results
         for place, (asked, scores) in later.items():
             with torch.set_grad_enabled(self.needs_graph):
-                maps[place] = maps[place][0], asked.finish(scores(output), self.normalize)
-            notes.extend(asked.site.layer.warnings)
+                maps[place] = maps[place][0], asked.finish(scores(output), self.normalize, readings)
+            of_layers.append(asked.site.layer.warnings)
+        readings.read()
+        notes.extend(itertools.chain.from_iterable(of_layers))
         if shares:
             maps = [(index, wanted.rows_of(one)) for index, one in maps]
         notes.extend(padding.warnings(self.forward_func, *arguments[:2]))

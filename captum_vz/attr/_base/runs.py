@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from captum_vz._engine import DrawnInputs, LayerRecord, alike_tensors, first_tensor, given_states
+from captum_vz._engine import DrawnInputs, LayerRecord, ReturnedTensor, alike_tensors, first_tensor, given_states
 from captum_vz._private import tree_leaves
 from captum_vz.attr._call.misuse import is_attention_module, refuse_attention_modules
 from captum_vz.errors import ArgumentError, RefusedError, UnsupportedLayerError
@@ -60,7 +60,7 @@ class Runs:
         if record.number and record.index not in led:
             self._unclear.add(record.index)
         last.led = {record.index} | led
-        last.output = None if output is None else output.clone()  # models write into their tensors
+        last.output = None if output is None else ReturnedTensor(output)
 
     @contextmanager
     def checked(self, whole_blocks: bool = False) -> Iterator[None]:
@@ -151,7 +151,7 @@ class _Last(threading.local):
     """The output of the layer that ran last in a thread, and the layers that led to it. Replicas run in threads."""
 
     def __init__(self) -> None:
-        self.output: Tensor | None = None
+        self.output: ReturnedTensor | None = None
         self.led: set[int] = set()
 
 

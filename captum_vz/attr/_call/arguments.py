@@ -209,6 +209,7 @@ class FeatureGroups:
             feature_mask = feature_mask[0]
         self.mask: Tensor | None = None
         self.shares: dict[torch.device, Tensor] = {}
+        self._known: dict[Any, Tensor] = {}  # by shape and device, one tensor for all layers
         if feature_mask is None:
             return
         if (
@@ -240,8 +241,12 @@ class FeatureGroups:
                 f"feature_mask is {tuple(mask.shape)}, but the layer's attention has {batch} example(s) of {sources} "
                 f"source tokens: pass integers of shape {' or '.join(map(str, shapes))}."
             )
-        mask = mask[:, dropped:]
-        return pad(mask, (0, every - mask.shape[1]), value=int(mask.max()) + 1).expand(batch, every)
+        key = batch, every, dropped, end, device
+        if key not in self._known:
+            mask = mask[:, dropped:]
+            filled = pad(mask, (0, every - mask.shape[1]), value=int(mask.max()) + 1)
+            self._known[key] = filled.expand(batch, every)
+        return self._known[key]
 
 
 def _describe(value: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from captum_vz._engine import AttentionSite
+from captum_vz._engine import AttentionSite, Readings, once_a_pass
 from captum_vz.errors import ArgumentError
 from captum_vz.functional import normalize_rows
 
@@ -303,30 +304,44 @@ class Wanted:
         pooled = scores.new_zeros(*scores.shape[:2], int(self.groups.max()) + 1)
         return pooled.scatter_add(2, self.groups[:, None, :].expand_as(scores), scores)
 
-    def finish(self, scores: Tensor, normalize: bool) -> Tensor:
-        """The map `(batch, row, in)` of scores `(batch, row, group)`."""
-        self.site.layer.warnings.extend(self._zero_rows(scores))
-        scores = (normalize_rows(scores) if normalize else scores).detach()
+    def finish(self, scores: Tensor, normalize: bool, readings: Readings) -> Tensor:
+        """The map `(batch, row, in)` of scores `(batch, row, group)`. `readings` warns of zero rows when it is read."""
+        total = scores.sum(-1, keepdim=True)
+        self._note_zero_rows(total[..., 0] == 0, scores.dtype, readings)
+        scores = normalize_rows(scores, total) if normalize else scores
+        scores = scores.detach() if scores.requires_grad else scores
         if self.groups is not None:
             spread = scores.gather(2, self.groups[:, None, :].expand(-1, scores.shape[1], -1))
             scores = spread * self.site.source_mask[:, None, :]
-        scores = scores[:, : self.end if self.rows is None else None, : self.end]
-        return pad(scores, (self.site.dropped_sources, 0))
+        if self.end is not None:
+            scores = scores[:, : self.end if self.rows is None else None, : self.end]
+        dropped = self.site.dropped_sources
+        return pad(scores, (dropped, 0)) if dropped else scores
 
-    def _zero_rows(self, scores: Tensor) -> list[str]:
-        """Warnings about wanted rows that are padding, and about tokens whose rows are zero."""
-        tokens, zero = self.site.target_mask, scores.sum(-1) == 0
-        warnings = []
-        if self.rows is not None:
-            tokens = tokens.gather(1, self.rows)
-            if (zero & ~tokens).any():
-                warnings.append(PADDED_TARGET)
-        count = int((zero & tokens).sum())
-        if count:
-            dtype = str(scores.dtype).removeprefix("torch.")
-            lost = f" in {dtype}. If their values are tiny, run the model in float64 (model.double())"
-            warnings.append(
-                f"{count} rows of layer {self.site.layer.index} ({self.site.layer.name}) are zero: no source changes "
-                f"these tokens{'' if dtype == 'float64' else lost}"
-            )
-        return warnings
+    def _note_zero_rows(self, zero: Tensor, dtype: torch.dtype, readings: Readings) -> None:
+        """Warn of wanted rows that are padding, and of tokens whose rows are zero."""
+        # The record of the layer must not outlive the layer's run, so no function holds it.
+        layer, (tokens, all_real) = self.site.layer, once_a_pass(_real_rows, self.site.target_mask, self.rows)
+        if not all_real:
+            if self.rows is not None:
+                readings.add((zero & ~tokens).sum(), partial(_warn_of_padding, layer.warnings))
+            zero = zero & tokens
+        readings.add(zero.sum(), partial(_warn_of_zeros, layer.warnings, layer.index, layer.name, dtype))
+
+
+def _real_rows(tokens: Tensor, rows: Tensor | None) -> tuple[Tensor, bool]:
+    """Which wanted rows are no padding, and whether none of them is."""
+    wanted = tokens if rows is None else tokens.gather(1, rows)
+    return wanted, bool(wanted.all())
+
+
+def _warn_of_padding(warnings: list[str], count: float) -> None:
+    if count:
+        warnings.append(PADDED_TARGET)
+
+
+def _warn_of_zeros(warnings: list[str], index: int, name: str, dtype: torch.dtype, count: float) -> None:
+    if count:
+        lost = f" in {str(dtype).removeprefix('torch.')}. If their values are tiny, run the model in float64 "
+        advice = "" if dtype == torch.float64 else f"{lost}(model.double())"
+        warnings.append(f"{int(count)} rows of layer {index} ({name}) are zero: no source changes these tokens{advice}")

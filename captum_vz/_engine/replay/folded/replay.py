@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from captum_vz._engine.capture.layer_runner import ModuleAnswer
 from captum_vz._engine.numerics.budget import budget_of, has_fast_bfloat16, is_out_of_memory
 from captum_vz._engine.numerics.tensors import for_query_heads, gather_rows
 from captum_vz._engine.numerics.tolerance import (
@@ -42,7 +43,7 @@ from captum_vz._engine.replay.folded.kernels import (
     add_sums,
 )
 from captum_vz._engine.replay.folded.plan import PairChunk, PairTable, plan_chunks
-from captum_vz._engine.replay.packed import ModuleAnswer, PackedPairs, packed_pairs
+from captum_vz._engine.replay.packed import PackedPairs, packed_pairs
 from captum_vz._engine.structure.modules import Norm, matrix
 from captum_vz._engine.taps.handler import is_hooked
 from captum_vz.functional.interventions import ZeroValue
