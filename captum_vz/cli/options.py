@@ -14,8 +14,10 @@ from matplotlib.figure import Figure
 from captum_vz.app.explanation import remarks
 from captum_vz.app.models import AGREEMENT, CAUSAL, MINILM, Loaded
 from captum_vz.cli.errors import CommandError, tell
+from captum_vz.errors import ArgumentError
 from captum_vz.study.examples.text import PreparedText, prepare_text
 from captum_vz.study.methods import METHODS
+from captum_vz.study.scoring.given import load_plugin
 
 #: What `--model` takes, in all commands.
 MODELS: Final = (
@@ -84,8 +86,18 @@ def add_methods(sub: argparse.ArgumentParser) -> None:
 
 
 def add_run(sub: argparse.ArgumentParser) -> None:
-    """Add the options of the commands that run many sentences."""
-    add_methods(sub)
+    """Add the options of the commands that run many sentences. Names of methods are checked after plugins are read."""
+    slow = ", ".join(name for name, method in METHODS.items() if method.slow)
+    names = f"of {', '.join(METHODS)}, or of a plugin (default: all except {slow})"
+    sub.add_argument("--methods", nargs="+", metavar="METHOD", help=names)
+    sub.add_argument(
+        "--plugin",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="Python files that call register_method or register_metric of captum_vz.study; they are run",
+    )
     sub.add_argument(
         "--batch-size",
         type=positive,
@@ -127,6 +139,15 @@ def one_of(kind: str, names: Collection[str]) -> Callable[[str], str]:
         raise argparse.ArgumentTypeError(f"there is no {kind} {word!r}{meant}. Pass some of {', '.join(names)}")
 
     return chosen
+
+
+def check_names(kind: str, names: Sequence[str] | None, known: Collection[str]) -> None:
+    """Refuse unknown names of methods or metrics, which plugins may have added."""
+    try:
+        for name in names or ():
+            one_of(kind, known)(name)
+    except argparse.ArgumentTypeError as error:
+        raise CommandError(f"--{kind}s: {error}") from error
 
 
 def read_text(text: str, loaded: Loaded) -> PreparedText:
@@ -188,6 +209,12 @@ def check_folder(folder: Path) -> None:
 
 def start_run(options: argparse.Namespace) -> None:
     """Check the outputs of a command that runs many sentences."""
+    try:
+        for path in options.plugin:
+            load_plugin(path)
+    except ArgumentError as error:
+        raise CommandError(str(error)) from error
+    check_names("method", options.methods, METHODS)
     if options.output is None:
         raise CommandError(f"{options.command} needs a folder to write to: pass --output FOLDER.")
     check_folder(options.output)

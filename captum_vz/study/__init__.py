@@ -8,6 +8,7 @@ for studies of another kind. Everything except `compare` and the examples needs 
     read_jsonl, write_jsonl  files of them
     encode                   from words to tokens
     METHODS, METRICS         the methods and the metrics by their names
+    register_method, register_metric, load_plugin  methods and metrics of your own
     Scorer                   methods and metrics on a batch of examples; columns in, columns out
     blimp_examples           the paper's sentences, of BLiMP; `select_blimp` also counts the dropped pairs
     reproduce, Reproduction  the paper's three evaluations, of any model
@@ -21,14 +22,15 @@ from captum_vz.study.comparison import Table, compare
 from captum_vz.study.examples.blimp import BlimpSelection, blimp_examples, select_blimp
 from captum_vz.study.examples.encoding import BadExampleError, Encoded, encode
 from captum_vz.study.examples.example import Example, read_jsonl, write_jsonl
-from captum_vz.study.methods import DEFAULT_METHODS, METHODS, Method
+from captum_vz.study.methods import DEFAULT_METHODS, METHODS, Batch, Method
+from captum_vz.study.scoring.given import as_method, load_plugin, register_method
 
 if TYPE_CHECKING:
     from captum_vz.study.paper.evaluations import reproduce
     from captum_vz.study.paper.report import Reproduction
     from captum_vz.study.results import Study
     from captum_vz.study.run import run_study
-    from captum_vz.study.scoring.metrics import DEFAULT_METRICS, METRICS, Metric
+    from captum_vz.study.scoring.metrics import DEFAULT_METRICS, METRICS, EvaluationBatch, Metric, register_metric
     from captum_vz.study.scoring.scorer import Scorer
 
 __all__ = [
@@ -37,8 +39,10 @@ __all__ = [
     "METHODS",
     "METRICS",
     "BadExampleError",
+    "Batch",
     "BlimpSelection",
     "Encoded",
+    "EvaluationBatch",
     "Example",
     "Method",
     "Metric",
@@ -46,10 +50,14 @@ __all__ = [
     "Scorer",
     "Study",
     "Table",
+    "as_method",
     "blimp_examples",
     "compare",
     "encode",
+    "load_plugin",
     "read_jsonl",
+    "register_method",
+    "register_metric",
     "reproduce",
     "run_study",
     "select_blimp",
@@ -59,11 +67,13 @@ __all__ = [
 # These need the extra `study`, and take seconds to import. `compare` does not import them.
 _NEED_EXTRA = {
     "DEFAULT_METRICS": "scoring.metrics",
+    "EvaluationBatch": "scoring.metrics",
     "METRICS": "scoring.metrics",
     "Metric": "scoring.metrics",
     "Reproduction": "paper.report",
     "Scorer": "scoring.scorer",
     "Study": "results",
+    "register_metric": "scoring.metrics",
     "reproduce": "paper.evaluations",
     "run_study": "run",
 }

@@ -17,6 +17,7 @@ from captum_vz import find_layers
 from captum_vz.errors import RefusedError
 from captum_vz.study.examples.text import prepare_text, word_id
 from captum_vz.study.methods import METHODS, Batch, check_methods, encoder_of, family_of, joined_first
+from captum_vz.study.scoring.given import checked_rows
 from captum_vz.visualization import draw_comparison
 from captum_vz.visualization._files import comma_separated, written
 from captum_vz.visualization.pictures.comparison import kendall_tau
@@ -113,7 +114,7 @@ def _rows(
         if advance is not None:
             advance(name)
         try:
-            found[name] = METHODS[name].rows(batch)
+            found[name] = list(checked_rows(name, METHODS[name], batch, ["the text"]))
         except RefusedError as error:
             if not skip:
                 raise

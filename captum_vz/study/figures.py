@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
+from zlib import crc32
 
 from matplotlib import colormaps
 from matplotlib.figure import Figure
@@ -51,11 +52,11 @@ def draw_summary(summary: DataFrame, metric: str) -> Figure:
         of_model = drawn[drawn["model"] == model]
         _by_layer(left, of_model)
         _at_the_end(right, of_model)
-        left.set_ylabel(METRICS[metric].title, fontsize=FONT_SIZE)
-        right.set_xlabel(METRICS[metric].title, fontsize=FONT_SIZE)
+        left.set_ylabel(metric_title(metric), fontsize=FONT_SIZE)
+        right.set_xlabel(metric_title(metric), fontsize=FONT_SIZE)
         write_title(left, f"{model}, by layer")
         write_title(right, f"{model}, {LAST_LAYER}")
-        set_content(left, _content(of_model, str(model), METRICS[metric].title))
+        set_content(left, _content(of_model, str(model), metric_title(metric)))
     return figure
 
 
@@ -66,6 +67,11 @@ def _content(rows: DataFrame, model: str, title: str) -> Content:
     sentence = f"{model}, {title}, {len(rows['method'].unique())} methods. In the {LAST_LAYER}, the largest are {most}."
     columns = ("model", "method", "layer", "mean", "low", "high")
     return Content(sentence, columns, lambda: list(rows[list(columns)].itertuples(index=False, name=None)))
+
+
+def metric_title(metric: str) -> str:
+    """The name of a metric in a figure."""
+    return METRICS[metric].title if metric in METRICS else metric
 
 
 def write_title(panel: Axes, title: str) -> None:
@@ -99,7 +105,8 @@ def _by_layer(panel: Axes, rows: DataFrame) -> None:
             panel.axhline(of_method["mean"].iloc[0], linestyle=":", **look)
             continue
         layers = of_method["layer"].astype(int)
-        style = "--" if METHODS[method].joined else "-"
+        known = METHODS.get(str(method))
+        style = "--" if known is not None and known.joined else "-"
         panel.plot(layers, of_method["mean"], linestyle=style, marker=".", **look)
         panel.fill_between(layers, of_method["low"], of_method["high"], color=look["color"], alpha=0.15, linewidth=0)
     name_layers(panel)
@@ -126,5 +133,7 @@ def method_color(method: str) -> Any:
     """The colour of a method, the same in every figure."""
     if method in _GREYS:
         return _GREYS[method]
-    place = [name for name in METHODS if name not in _GREYS].index(method)
+    known = [name for name, one in METHODS.items() if name not in _GREYS and not one.own]
+    # The place of a method of the user's own depends on its name only, so that it is the same in every process.
+    place = known.index(method) if method in known else crc32(method.encode())
     return _HUES[place % len(_HUES)]

@@ -228,6 +228,9 @@ class Method:
             `joined` nor `maps`. Methods that explain an output explain the logit of each new token. None: the method
             cannot explain generated text.
         options: Further arguments of `attribute` for generated text.
+        version: Names the code of a method of your own. None: a digest of its source does.
+        own: Whether it is a method of your own, not of this package.
+        source: The class, object or function that it was made of. None: `rows`.
     """
 
     title: str
@@ -239,6 +242,9 @@ class Method:
     slow: bool = False
     of_text: Any = None
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    version: str | None = None
+    own: bool = False
+    source: Any = None
 
     @property
     def generative(self) -> Any:
@@ -252,7 +258,7 @@ class Method:
         return f"layers 0 to {layer}" if self.joined is not None and layer else f"layer {layer}"
 
 
-def _layer(title: str, maps: MapsClass, slow: bool = False) -> Method:
+def layer_method(title: str, maps: MapsClass, slow: bool = False) -> Method:
     """A method with one map for each layer."""
     return Method(title, lambda batch: batch.layer_rows(maps), layered=True, maps=maps, slow=slow)
 
@@ -275,7 +281,7 @@ def _gradient(title: str, kind: Any, reduce: Any = "sum", **options: Any) -> Met
     return Method(title, rows, explains_output=True, slow=True, of_text=of_text, options=options)
 
 
-def _baseline(title: str, kind: Any) -> Method:
+def baseline_method(title: str, kind: Any) -> Method:
     """A method that does not look at the model."""
 
     def rows(batch: Batch) -> list[Tensor]:
@@ -296,16 +302,16 @@ _hidden: Final = partial(HiddenTokenAttribution, probes=64)
 
 #: All methods by their names. To add a method, add one row.
 METHODS: Final[dict[str, Method]] = {
-    "value-zeroing": _layer("Value Zeroing", ValueZeroing),
+    "value-zeroing": layer_method("Value Zeroing", ValueZeroing),
     "value-zeroing-rollout": _joined("Value Zeroing, rollout", ValueZeroingRollout, ValueZeroing),
-    "attention": _layer("attention", LayerAttention),
+    "attention": layer_method("attention", LayerAttention),
     "attention-rollout": _joined("attention rollout", AttentionRollout, LayerAttention),
-    "attention-norm": _layer("attention norm", LayerAttentionNorm),
+    "attention-norm": layer_method("attention norm", LayerAttentionNorm),
     "attention-norm-rollout": _joined("attention norm, rollout", _norm_rollout, LayerAttentionNorm),
     "globenc": _joined("GlobEnc", GlobEnc, _encoder_norm),
-    "globenc-layer": _layer("GlobEnc, a layer", _encoder_norm),
+    "globenc-layer": layer_method("GlobEnc, a layer", _encoder_norm),
     "alti": _joined("ALTI", ALTI, LayerALTI),
-    "alti-layer": _layer("ALTI, a layer", LayerALTI),
+    "alti-layer": layer_method("ALTI, a layer", LayerALTI),
     "value-zeroing-effect": _effect("Value Zeroing's effect", together=True),
     "value-zeroing-effect-layer": _effect("Value Zeroing's effect, a layer", together=False),
     "attention-flow": _joined("attention flow", AttentionFlow, LayerAttention, layered=False, slow=True),
@@ -322,10 +328,10 @@ METHODS: Final[dict[str, Method]] = {
     "integrated-gradients": _gradient(
         "integrated gradients", IntegratedGradients, baselines="pad", n_steps=50, internal_batch_size=256
     ),
-    "hidden-token-attribution": _layer("hidden token attribution", _hidden, slow=True),
+    "hidden-token-attribution": layer_method("hidden token attribution", _hidden, slow=True),
     "alti-logit": Method("ALTI-Logit", alti_logit_rows, explains_output=True, slow=True, of_text=ALTILogit),
-    "random": _baseline("random", RandomAttribution),
-    "position": _baseline("position", PositionAttribution),
+    "random": baseline_method("random", RandomAttribution),
+    "position": baseline_method("position", PositionAttribution),
 }
 
 #: The methods of `methods=None`: all except gradients, attention flow, hidden token attribution and ALTI-Logit.

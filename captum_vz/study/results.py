@@ -66,8 +66,8 @@ class Study:
 
     @property
     def skipped(self) -> DataFrame:
-        """The examples that could not be used, with the reason in ``skipped``, and ``method`` if one refused."""
-        rows = self._read(["model", "example", "group", "method", "skipped"])
+        """The examples without numbers, with the reason in ``skipped``, and the ``method`` or ``metric`` it fails."""
+        rows = self._read(["model", "example", "group", "method", "metric", "skipped"])
         return rows[rows["skipped"].notna()].reset_index(drop=True)
 
     @property
@@ -107,9 +107,9 @@ class Study:
         return "\n".join([*lines, *self.skipped_lines()]).rstrip()
 
     def skipped_lines(self) -> list[str]:
-        """A line for each model or method that has skipped examples, with their number."""
+        """A line for each model, method or metric that has skipped examples, with their number."""
         skipped = self.skipped
-        by = skipped.groupby(["model", skipped["method"].fillna("")], sort=False).size()
+        by = skipped.groupby(["model", skipped["method"].fillna(""), skipped["metric"].fillna("")], sort=False).size()
         return [f"{', '.join(filter(None, who))}: {count} examples skipped" for who, count in by.items()]
 
     def plot(self, metric: str) -> Figure:
@@ -134,9 +134,11 @@ def check_used(study: Study) -> None:
     Raises:
         ValueError: There is such a model.
     """
-    used, skipped = set(study.rows(["model"])["model"]), study.skipped
+    rows, skipped, metrics = study.rows(["model", "example"]), study.skipped, study.settings["metrics"]
     for model in study.settings["models"]:
-        if model not in used:
+        useless = skipped[(skipped["model"] == model) & skipped["method"].isna() & skipped["metric"].notna()]
+        counts = useless.groupby("example")["metric"].nunique()
+        if not set(rows[rows["model"] == model]["example"]) - set(counts[counts == len(metrics)].index):
             reasons = skipped[skipped["model"] == model]["skipped"]
             raise ValueError(
                 f"{model!r} could use none of the {study.settings['examples']['count']} examples, most often because: "
@@ -171,17 +173,20 @@ def _by_layer(study: Study, rows: DataFrame) -> Iterator[tuple[str, str, Any, Da
 def summarise(study: Study, skipped: DataFrame, confidence: float, resamples: int) -> DataFrame:
     """The tidy summary of a study, see :attr:`Study.summary`."""
     metrics: list[str] = study.settings["metrics"]
-    rows = study.rows(["model", "method", "layer", "group", *metrics])
+    rows = study.rows(["model", "method", "layer", "group", "example", *metrics])
     groups = [ALL, *(sorted(rows["group"].unique()) if rows["group"].nunique() > 1 else [])]
     found = []
     for model, method, layer, of_layer in _by_layer(study, rows):
         out = skipped[(skipped["model"] == model) & (skipped["method"].isna() | (skipped["method"] == method))]
         for group in groups:
             some = of_layer if group == ALL else of_layer[of_layer["group"] == group]
-            omitted = len(out if group == ALL else out[out["group"] == group])
+            of_group = out if group == ALL else out[out["group"] == group]
             where = {"model": model, "method": method, "layer": layer, "group": group}
             for metric in metrics:
-                values = torch.tensor(some[metric].to_numpy(dtype="float64"))
+                unmeasured = set(of_group[of_group["metric"] == metric]["example"])
+                omitted = len(unmeasured | set(of_group[of_group["metric"].isna()]["example"]))
+                measured = some[~some["example"].isin(unmeasured)] if unmeasured else some
+                values = torch.tensor(measured[metric].to_numpy(dtype="float64"))
                 summary = summarize(values, confidence, resamples)
                 found.append(where | {"metric": metric} | summary._asdict() | {"skipped": omitted})
     names = ["model", "method", "layer", "group", "metric", "mean", "std", "low", "high", "examples", "undefined"]
@@ -189,10 +194,12 @@ def summarise(study: Study, skipped: DataFrame, confidence: float, resamples: in
 
 
 def with_interval(number: float, low: float, high: float, digits: int = 2) -> str:
-    """A number with its interval. A single example has no interval.
+    """A number with its interval. A single example has no interval, and no example no number.
 
     >>> with_interval(0.5, 0.25, 0.75), with_interval(0.5, float("nan"), float("nan"))
     ('0.50 [0.25, 0.75]', '0.50')
     """
+    if number != number:
+        return "-"
     interval = f" [{low:.{digits}f}, {high:.{digits}f}]" if low == low and high == high else ""
     return f"{number:.{digits}f}{interval}"

@@ -19,10 +19,11 @@ from captum_vz import __version__
 from captum_vz._files import remove_temporary, write_whole
 from captum_vz.metrics.extra import study_extra
 from captum_vz.study.examples.example import Example
-from captum_vz.study.methods import check_methods
 from captum_vz.study.results import ALL, Study, write_results
-from captum_vz.study.scoring.metrics import check_metrics, check_removal
-from captum_vz.study.scoring.scorer import Row, Scorer, is_out_of_memory
+from captum_vz.study.scoring.given import given_methods
+from captum_vz.study.scoring.metrics import check_removal, given_metrics
+from captum_vz.study.scoring.rows import Row, is_out_of_memory
+from captum_vz.study.scoring.scorer import Scorer
 from captum_vz.study.storage import (
     Shard,
     Source,
@@ -47,8 +48,8 @@ def run_study(
     models: Mapping[str, Source],
     examples: Iterable[Example],
     output: str | Path,
-    methods: Iterable[str] | None = None,
-    metrics: Iterable[str] | None = None,
+    methods: Any = None,
+    metrics: Any = None,
     *,
     batch_size: int = 32,
     shard_size: int = 64,
@@ -75,8 +76,11 @@ def run_study(
             finished shards, even if no work is left. A function is called only if work is left.
         examples: The examples; their ids are all different.
         output: The folder. It may hold a part of this study, but no other study.
-        methods: Names of :data:`~captum_vz.study.METHODS`. None: :data:`~captum_vz.study.DEFAULT_METHODS`.
-        metrics: Names of :data:`~captum_vz.study.METRICS`. None: cue alignment and blank-out.
+        methods: Names of :data:`~captum_vz.study.METHODS`, or methods of your own, see
+            :func:`~captum_vz.study.as_method`. A method that fails costs its own rows, and the reason is recorded.
+            None: :data:`~captum_vz.study.DEFAULT_METHODS`.
+        metrics: Names of :data:`~captum_vz.study.METRICS`, or a mapping from names to metrics of your own. None: cue
+            alignment and blank-out.
         batch_size: The number of sentences in a batch.
         shard_size: The number of examples in a shard: the most that are computed again if a process is killed.
         content_only: See :class:`~captum_vz.study.Scorer`, like `removal`.
@@ -103,12 +107,12 @@ def run_study(
     >>> summary.query("layer == 3 and group == 'all'")[["method", "metric", "examples"]].values.tolist()
     [['value-zeroing', 'cue_dot', 4]]
     """
-    names, metric_names, examples = check_methods(methods), check_metrics(metrics), list(examples)
+    chosen, measures, examples = given_methods(methods), given_metrics(metrics), list(examples)
     settings = {
         "captum_vz": __version__,
         "models": list(models),
-        "methods": list(names),
-        "metrics": list(metric_names),
+        "methods": list(chosen),
+        "metrics": list(measures),
         "content_only": content_only,
         "removal": removal,
         "batch_size": batch_size,
@@ -123,8 +127,8 @@ def run_study(
     check_removal(removal)
     scorer_of = partial(
         Scorer,
-        methods=names,
-        metrics=metric_names,
+        methods=chosen,
+        metrics=measures,
         batch_size=batch_size,
         content_only=content_only,
         removal=removal,

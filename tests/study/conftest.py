@@ -1,9 +1,12 @@
 """The embedded model, and the grammar's sentences as examples."""
 
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 from transformers import BertForMaskedLM, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
-from captum_vz.study import Example
+from captum_vz.study import METHODS, METRICS, Example
 from captum_vz.testbed import agreement_sentences, load_agreement_model
 
 Shipped = tuple[BertForMaskedLM, PreTrainedTokenizerFast]
@@ -29,6 +32,17 @@ def decoder() -> Decoder:
 @pytest.fixture(scope="session")
 def examples() -> list[Example]:
     return [Example.from_record(record) for record in agreement_sentences(10, seed=3)]
+
+
+@pytest.fixture
+def own_names() -> Iterator[None]:
+    """What a test registers is gone after it."""
+    registered: tuple[dict[str, Any], ...] = (METHODS, METRICS)
+    before = [dict(registry) for registry in registered]
+    yield
+    for registry, known in zip(registered, before, strict=True):
+        registry.clear()
+        registry.update(known)
 
 
 @pytest.fixture

@@ -201,3 +201,49 @@ def test_two_launched_processes_share_work(folder: Path) -> None:
     assert_same_study(Study("two"), Study("one"))
     assert json.loads((folder / "two" / "study.json").read_text())["examples"]["count"] == 6
     assert len(pd.read_csv(folder / "two" / "summary.csv")) == 6
+
+
+PLUGIN = """
+from captum.attr import Saliency
+from captum_vz.study import register_method, register_metric
+
+def ids(batch):
+    return batch.inputs["input_ids"]
+
+def fails(batch):
+    raise OSError("no such file of mine")
+
+register_method("ids", ids)
+register_method("fails", fails)
+register_method("captums", Saliency)
+register_metric("largest", lambda batch, rows: rows.max(-1).values)
+"""
+
+
+def test_plugin_is_read(folder: Path, capsys: pytest.CaptureFixture[str], own_names: None) -> None:
+    (folder / "mine.py").write_text(PLUGIN)
+    own = ["--methods", "ids", "fails", "captums", "random", "--metrics", "largest", "cue_dot"]
+    assert main(["study", "--generated", "4", *own, "--plugin", "mine.py", "--output", "s", "--quiet"]) == 0
+    found = Study("s")
+    assert set(found.rows()["method"]) == {"ids", "captums", "random"}
+    assert set(found.skipped["skipped"]) == {"OSError: no such file of mine"}
+    assert found.summary.query("method == 'captums' and metric == 'largest' and group == 'all'")["examples"].item() == 4
+    assert (folder / "s" / "figures" / "largest.png").is_file()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "told"),
+    [
+        ("none.py", None, "plugin is none.py: expected a Python file"),
+        ("mine.txt", "", "plugin is mine.txt: expected a Python file"),
+        ("odd.py", "x = 1\nmagic()\n", "odd.py, line 2: NameError: name 'magic' is not defined"),
+        ("bad.py", "def", "bad.py: SyntaxError"),
+    ],
+)
+def test_wrong_plugin_is_one_line(
+    name: str, text: str | None, told: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if text is not None:
+        (folder / name).write_text(text)
+    assert told in refused(capsys, "study", "--generated", "2", "--plugin", name, "--output", "s")
+    assert "did you mean" not in refused(capsys, "study", "--generated", "2", "--metrics", "largest", "--output", "s")

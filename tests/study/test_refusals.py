@@ -1,6 +1,5 @@
-"""Studies record refusals of this package. An error of the model's own ends them."""
+"""Studies record refusals and failures with their reason. `compare` raises them."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,24 +28,16 @@ def broken(shipped: Shipped) -> Shipped:
     return Broken(model.config).eval(), tokenizer
 
 
-def score(model: Shipped, examples: list[Example], folder: Path) -> object:
-    return Scorer(*model, ["value-zeroing"], "cue_dot").score(examples)
+def test_models_own_error_is_recorded(broken: Shipped, examples: list[Example], tmp_path: Path) -> None:
+    rows = Scorer(*broken, ["value-zeroing"], "cue_dot").score(examples[:2])
+    assert [row["skipped"] for row in rows] == ["BrokenError: the model's own"] * 2
+    with pytest.raises(ValueError, match="no method can explain 'broken': BrokenError: the model's own"):
+        reproduce({"broken": broken}, examples[:2], tmp_path / "out", ["value-zeroing"], quiet=True)
 
 
-def compare_all(model: Shipped, examples: list[Example], folder: Path) -> object:
-    return compare(*model, "some hat [MASK] small.")
-
-
-def reproduce_all(model: Shipped, examples: list[Example], folder: Path) -> object:
-    return reproduce({"broken": model}, examples, folder / "out", ["value-zeroing"], quiet=True)
-
-
-@pytest.mark.parametrize("run", [score, compare_all, reproduce_all])
-def test_models_own_assertion_is_raised(
-    run: Callable[..., object], broken: Shipped, examples: list[Example], tmp_path: Path
-) -> None:
+def test_models_own_error_is_raised_by_compare(broken: Shipped) -> None:
     with pytest.raises(BrokenError, match="the model's own"):
-        run(broken, examples[:2], tmp_path)
+        compare(*broken, "some hat [MASK] small.")
 
 
 @pytest.fixture

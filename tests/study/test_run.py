@@ -25,6 +25,7 @@ from captum_vz.metrics import summarize
 from captum_vz.study import METHODS as ALL_METHODS
 from captum_vz.study import Example, Scorer, Study, run_study
 from captum_vz.study.figures import method_color
+from captum_vz.study.results import check_used
 from captum_vz.testbed import load_agreement_model
 from tests.study.conftest import Decoder, Shipped
 
@@ -71,8 +72,9 @@ def reference(bad: list[Example], tmp_path_factory: pytest.TempPathFactory) -> S
 
 def test_rows_equal_the_scorer(reference: Study, bad: list[Example], shipped: Shipped) -> None:
     rows = reference.rows()
-    assert rows["example"].nunique() == 8
-    assert len(rows) == 8 * (4 + 4 + 1)
+    assert rows["example"].nunique() == 9  # an example without a cue has scores, but no cue alignment
+    assert len(rows) == 9 * (4 + 4 + 1)
+    assert rows["cue_dot"].isna().sum() == 4 + 4 + 1
     expected = [row for row in Scorer(*shipped, METHODS, "cue_dot").score(bad) if row["skipped"] is None]
     assert rows["example"].tolist() == [row["example"] for row in expected]
     assert rows["layer"].fillna(-1).tolist() == [-1 if row["layer"] is None else row["layer"] for row in expected]
@@ -94,7 +96,7 @@ def test_skipped_examples_are_counted(reference: Study, bad: list[Example]) -> N
 
 
 def test_summary_equals_the_rows(reference: Study, bad: list[Example]) -> None:
-    rows, summary = reference.rows(["method", "layer", "group", "cue_dot"]), reference.summary
+    rows, summary = reference.rows(["method", "layer", "group", "example", "cue_dot"]), reference.summary
     groups = {"all", *(example.group for example in bad)}
     assert len(summary) == len(groups) * (4 + 4 + 1)
     for line in summary.itertuples():
@@ -102,6 +104,7 @@ def test_summary_equals_the_rows(reference: Study, bad: list[Example]) -> None:
             (rows["method"] == line.method) & (rows["layer"].fillna(-1) == (-1 if line.layer is pd.NA else line.layer))
         ]
         some = some if line.group == "all" else some[some["group"] == line.group]
+        some = some[some["example"] != bad[3].id]
         expected = summarize(torch.tensor(some["cue_dot"].to_numpy()), resamples=50)
         assert (line.mean, line.low, line.high) == pytest.approx(expected[:1] + expected[2:4], nan_ok=True)
         assert (line.examples, line.undefined) == expected[4:]
@@ -111,21 +114,25 @@ def test_summary_equals_the_rows(reference: Study, bad: list[Example]) -> None:
 def test_method_refused_everywhere_is_counted(bad: list[Example], decoder: Decoder, tmp_path: Path) -> None:
     found = study(tmp_path / "s", bad, {"NA": decoder}, methods=["globenc", "random"], removal="delete")
     summary = found.summary.query("group == 'all'").set_index("method")
-    usable = found.rows()["example"].nunique()
-    assert 0 < usable < len(bad)
+    encoded = found.rows()["example"].nunique()
+    usable = found.rows()["cue_dot"].notna().sum()
+    assert 0 < usable < encoded < len(bad)
     assert summary["examples"].to_dict() == {"globenc": 0, "random": usable}
     assert summary["skipped"].to_dict() == {"globenc": len(bad), "random": len(bad) - usable}
     assert set(found.summary["model"]) == {"NA"}
     assert re.search(r"globenc +-\n", str(found))
-    assert f"NA: {len(bad) - usable} examples skipped" in str(found)
-    assert f"NA, globenc: {usable} examples skipped" in str(found)
+    assert f"NA: {len(bad) - encoded} examples skipped" in str(found)
+    assert f"NA, cue_dot: {encoded - usable} examples skipped" in str(found)
+    assert f"NA, globenc: {encoded} examples skipped" in str(found)
 
 
 def test_unusable_study_lists_reasons(bad: list[Example], tmp_path: Path) -> None:
     found = study(tmp_path / "s", [replace(example, cue=()) for example in bad], methods=["random"])
     assert len(found.skipped) == 10
-    assert found.summary["skipped"].tolist() == [10]
-    assert str(found).endswith("agreement: 10 examples skipped")
+    assert set(found.summary.query("group == 'all'")["skipped"]) == {10}
+    assert str(found).endswith("agreement, cue_dot: 9 examples skipped\nagreement: 1 examples skipped")
+    with pytest.raises(ValueError, match=r"'agreement' could use none of the 10 examples.*there is no cue"):
+        check_used(found)
 
 
 def test_figure_shows_last_layers(reference: Study) -> None:
@@ -319,7 +326,7 @@ def test_broken_file_is_named(bad: list[Example], shipped: Shipped, tmp_path: Pa
         with pytest.raises(ValueError, match=rf"{re.escape(str(broken))} cannot be read.*delete it"):
             again()
     broken.unlink()
-    assert len(study(folder, bad, methods=["random"]).rows()) == 8
+    assert len(study(folder, bad, methods=["random"]).rows()) == 9
     (folder / "study.json").write_text("{")
     for again in (lambda: Study(folder), lambda: study(folder, bad, methods=["random"])):
         with pytest.raises(ValueError, match=r"study\.json does not hold the settings .*delete the folder"):

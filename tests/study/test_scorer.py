@@ -106,11 +106,17 @@ def test_cue_alignment_over_content_only(shipped: Shipped, examples: list[Exampl
 
 def test_bad_examples_skipped_in_place(shipped: Shipped, examples: list[Example]) -> None:
     bad = replace(examples[1], id="no cue", cue=())
+    worse = replace(bad, id="worse", target=99)
     done: list[int] = []
-    rows = Scorer(*shipped, ["position"], batch_size=2).score([examples[0], bad, *examples[2:5]], done.append)
-    assert [row["example"] for row in rows] == [examples[0].id, "no cue", *(example.id for example in examples[2:5])]
-    assert [row["skipped"] for row in rows] == [None, "there is no cue", None, None, None]
-    assert (rows[1]["method"], rows[1]["group"], rows[1]["scores"]) == (None, bad.group, [])
+    rows = Scorer(*shipped, ["position"], batch_size=2).score([examples[0], bad, worse, *examples[3:5]], done.append)
+    ids = [examples[0].id, *["no cue"] * 3, "worse", *(example.id for example in examples[3:5])]
+    assert [row["example"] for row in rows] == ids
+    told = [(row["method"], row["metric"], row["skipped"]) for row in rows]
+    without = [(None, metric, "there is no cue") for metric in ("cue_dot", "cue_ap")]
+    assert told[1:5] == [("position", None, None), *without, (None, None, told[4][2])]
+    assert told[4][2].startswith("the target is word 99")
+    assert (rows[1]["cue_dot"], rows[1]["group"], rows[4]["scores"]) == (None, bad.group, [])
+    assert -1 <= rows[1]["blank_out"] <= 1
     assert all(set(row) == {*COLUMNS, "cue_dot", "cue_ap", "blank_out"} for row in rows)
     assert sum(done) == 5
 
@@ -131,7 +137,7 @@ def test_decoder_evaluated_before_target(decoder: Decoder, examples: list[Exampl
             assert row["target"] == len(row["tokens"]) - 1
             assert 0 <= row["cue_dot"] <= 1
             assert -1 <= row["blank_out"] <= 1
-    (row,) = Scorer(*decoder, ["random"], ["cue_dot"], content_only=True).score([replace(SHORT, target=1)])
+    _, row = Scorer(*decoder, ["random"], ["cue_dot"], content_only=True).score([replace(SHORT, target=1)])
     assert row["skipped"] == "the cue is the token that is explained, which content_only ignores"
 
 

@@ -297,15 +297,15 @@ def test_lack_of_memory_is_tried_again(
     assert second.stat().st_mtime_ns == before  # only the shard of this example was computed again
 
 
-def test_other_errors_of_a_model_are_raised(
-    examples: list[Example], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_errors_cost_their_rows(examples: list[Example], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def rows(batch: Batch) -> list[Tensor]:
         raise RuntimeError("shapes do not fit")
 
     monkeypatch.setitem(METHODS, "random", replace(METHODS["random"], rows=rows))
-    with pytest.raises(RuntimeError, match="shapes do not fit"):
-        small(tmp_path / "s", examples)
+    found = small(tmp_path / "s", examples)
+    assert set(found.skipped["skipped"]) == {"RuntimeError: shapes do not fit"}
+    assert set(found.skipped["method"]) == {"random"}
+    assert set(found.rows()["method"]) == {"position"}
 
 
 # Broken text files

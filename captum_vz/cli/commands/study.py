@@ -11,18 +11,19 @@ from typing import Any, Final
 
 from captum_vz.app.models import find_models, sources
 from captum_vz.cli.errors import CommandError, study_errors
-from captum_vz.cli.options import add_command, add_model, add_run, one_of, positive, start_run
+from captum_vz.cli.options import add_command, add_model, add_run, check_names, positive, start_run
 from captum_vz.study.examples.example import Example, read_jsonl
 from captum_vz.testbed import agreement_sentences
 
 #: The names of :data:`captum_vz.study.METRICS`, whose import needs the extra `study`, and the default ones.
 METRICS: Final = ("cue_dot", "cue_ap", "blank_out", "comprehensiveness", "sufficiency")
 DEFAULT_METRICS: Final = METRICS[:3]
-_PATHS = ("blimp", "jsonl", "output", "html")
+_PATHS = ("blimp", "jsonl", "output", "html", "plugin")
 EXAMPLES: Final = (
     "study --generated 50 --methods value-zeroing attention random --output results",
     "study --generated 50 --model agreement causal --metrics cue_dot cue_ap --output both --html both.html",
     "study --jsonl sentences.jsonl --output own --json",
+    "study --generated 50 --plugin mine.py --methods mine attention --output own",
     "study config.toml --batch-size 8",
 )
 
@@ -60,9 +61,8 @@ def add_study(commands: Any) -> None:
     sub.add_argument(
         "--metrics",
         nargs="+",
-        type=one_of("metric", METRICS),
         metavar="METRIC",
-        help=f"of {', '.join(METRICS)} (default: {', '.join(DEFAULT_METRICS)})",
+        help=f"of {', '.join(METRICS)}, or of a plugin (default: {', '.join(DEFAULT_METRICS)})",
     )
     sub.add_argument(
         "--shard-size",
@@ -128,11 +128,13 @@ def run(options: argparse.Namespace) -> None:
     """Run the study and print the means of the last layers."""
     try:
         from captum_vz.cli.reports import print_study, show, study_json, study_page
+        from captum_vz.study import METRICS as KNOWN_METRICS
         from captum_vz.study import run_study
         from captum_vz.study.results import SUMMARY, check_used
     except ModuleNotFoundError as error:
         raise CommandError(str(error)) from error
     start_run(options)
+    check_names("metric", options.metrics, KNOWN_METRICS)
     with study_errors():
         examples = _examples(options)
         if not (options.output / SUMMARY).exists():  # a finished study needs no model

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -13,16 +13,18 @@ from torch import Tensor, nn
 from captum_vz import find_layers
 from captum_vz._engine import LayerPass, LayerRecord, first_tensor
 from captum_vz._files import safe_name, write_whole
-from captum_vz.errors import RefusedError, UnsupportedLayerError
+from captum_vz.errors import UnsupportedLayerError
 from captum_vz.metrics import BOUNDARIES, description_length, probing_correlation, summarize
 from captum_vz.metrics.extra import study_extra
 from captum_vz.study.examples.encoding import BadExampleError, Encoded, encode, pad
 from captum_vz.study.examples.example import Example
 from captum_vz.study.examples.text import max_tokens, predicts_next
-from captum_vz.study.methods import METHODS, Batch, check_methods, encoder_of
+from captum_vz.study.methods import Batch, Method, encoder_of
 from captum_vz.study.paper.report import Reproduction
 from captum_vz.study.results import Study, check_used
 from captum_vz.study.run import run_study
+from captum_vz.study.scoring.given import checked_rows, given_methods
+from captum_vz.study.scoring.rows import reason_of
 from captum_vz.study.storage import (
     Source,
     Stamp,
@@ -132,7 +134,7 @@ def reproduce(
     models: Mapping[str, Source],
     examples: Sequence[Example],
     output: str | Path,
-    methods: Iterable[str] | None = None,
+    methods: Any = None,
     *,
     batch_size: int = 32,
     shard_size: int = 64,
@@ -161,8 +163,8 @@ def reproduce(
             predict words, faithfulness and the methods that explain an output are omitted.
         examples: With a cue, the two forms of the target and, for probing, a label.
         output: The folder.
-        methods: Names of :data:`~captum_vz.study.METHODS`. None: :data:`~captum_vz.study.DEFAULT_METHODS`. Methods
-            that refuse a model are omitted from its study, and listed in the report with the reason.
+        methods: See :func:`~captum_vz.study.run_study`. Methods that refuse a model or fail are omitted from its
+            study, and listed in the report with the reason.
         batch_size: See :func:`~captum_vz.study.run_study`, like the four arguments after it.
         shard_size: The largest number of examples that are computed again if a process is killed.
         confidence: The confidence level of the intervals.
@@ -189,7 +191,7 @@ def reproduce(
     ...
     | value-zeroing | 0...
     """
-    names = check_methods(methods)
+    chosen = given_methods(methods)
     if not models or not examples:
         raise ValueError(f"models is {list(models)}, and there are {len(examples)} examples: pass at least 1 of each.")
     folder = Path(output)
@@ -203,7 +205,7 @@ def reproduce(
         _refuse_discriminator(name, model)
         part = folder / safe_name(name)
         first = _first_usable(name, model, tokenizer, examples)
-        usable, refused = _usable(model, tokenizer, first, names)
+        usable, refused = _usable(model, tokenizer, first, chosen)
         if not usable:
             raise ValueError(f"no method can explain {name!r}: {next(iter(refused.values()))}")
         metrics = ["cue_dot", "cue_ap"]
@@ -273,20 +275,22 @@ def _first_usable(name: str, model: Any, tokenizer: Any, examples: Sequence[Exam
     raise ValueError(f"{name!r} can use none of the {len(examples)} examples: {reason}.")
 
 
-def _usable(model: Any, tokenizer: Any, example: Encoded, methods: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """The methods that can explain this model, and why the others refuse it."""
+def _usable(
+    model: Any, tokenizer: Any, example: Encoded, methods: Mapping[str, Method]
+) -> tuple[dict[str, Method], dict[str, str]]:
+    """The methods that can explain this model, and why the others refuse it or fail."""
     model = encoder_of(model)
     forms = example.forms or (None, None)
     targets, foils = (None if form is None else [form] for form in forms)
     inputs = pad(tokenizer, [example], model.device)
     batch = Batch(model, tokenizer, find_layers(model), inputs, [example.target], targets, foils)
-    usable, refused = [], {}
-    for method in methods:
+    usable, refused = {}, {}
+    for name, method in methods.items():
         try:
-            METHODS[method].rows(batch)
-            usable.append(method)
-        except RefusedError as error:
-            refused[method] = str(error)
+            checked_rows(name, method, batch, ["the first"])
+            usable[name] = method
+        except Exception as error:  # a method that fails costs its own rows
+            refused[name] = reason_of(error)
     return usable, refused
 
 

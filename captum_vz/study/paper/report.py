@@ -190,15 +190,17 @@ class Reproduction:
         summary = self.summary[(self.summary["model"] == model) & (self.summary["group"] == ALL)]
         correlation = self.correlation[self.correlation["model"] == model]
         omitted = self.omitted[self.omitted["model"] == model]
-        skipped = self.skipped[self.skipped["model"] == model]["example"].nunique()
+        skipped = self.skipped[self.skipped["model"] == model]
+        useless = skipped[skipped["method"].isna() & skipped["metric"].isna()]["example"].nunique()
         parts = [
-            f"## {model}: {summary['examples'].max()} sentences, {skipped} skipped",
+            f"## {model}: {summary['examples'].max()} sentences, {useless} skipped",
             _ROWS,
             _overview(summary, correlation),
             _notes(summary, correlation),
             *self._by_layer(model, summary),
             *([_SEED] if len(self.probing[self.probing["model"] == model]) else []),
             *_undefined(summary),
+            *_failed(skipped),
             *(f"Without {row.what}: {row.reason}" for row in omitted.itertuples()),
         ]
         return "\n\n".join(parts)
@@ -257,7 +259,8 @@ def _notes(summary: DataFrame, correlation: DataFrame) -> str:
         )
     if "blank_out" in set(summary["metric"]):
         notes.append("*blank-out*: Spearman's correlation with the effect of blanking out each token.")
-        given = [str(name) for name in summary["method"].unique() if METHODS[str(name)].explains_output]
+        explain = {name for name, method in METHODS.items() if method.explains_output}
+        given = [str(name) for name in summary["method"].unique() if name in explain]
         if given:
             notes.append(
                 f"Blank-out compares the two forms of the target word. {', '.join(given)} "
@@ -275,6 +278,16 @@ def _undefined(summary: DataFrame) -> list[str]:
     """A line for each method with sentences that have no value, because constant scores order nothing."""
     without = summary[summary["undefined"] > 0].groupby(["method", "metric"], sort=False)["undefined"].max()
     return [f"{method}: {count} sentences have no {metric}." for (method, metric), count in without.items()]
+
+
+def _failed(skipped: DataFrame) -> list[str]:
+    """A line for each method or metric that has no number for some sentences, with the most frequent reason."""
+    lines = []
+    for who in ("method", "metric"):
+        for name, some in skipped[skipped[who].notna()].groupby(who, sort=False):
+            count = some["example"].nunique()
+            lines.append(f"{name}: {count} sentences skipped, most often because: {some['skipped'].mode()[0]}")
+    return lines
 
 
 def _interval(rows: DataFrame, name: str, value: str) -> str:

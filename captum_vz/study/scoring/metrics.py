@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, cast
 
 import torch
 from torch import Tensor
 
+from captum_vz.errors import ArgumentError
 from captum_vz.metrics import (
     MaskedSentences,
     Prediction,
     blank_out,
     comprehensiveness,
-    content_tokens,
     cue_average_precision,
     cue_dot_product,
     spearman,
     sufficiency,
 )
-from captum_vz.study.examples.encoding import Encoded
+from captum_vz.study.examples.encoding import Encoded, pad
+from captum_vz.study.examples.example import Example
 from captum_vz.study.methods import chosen_names
+from captum_vz.study.scoring.rows import COLUMNS, Row
 
 
 @dataclass(frozen=True)
@@ -31,66 +33,100 @@ class Metric:
 
     Attributes:
         title: Its name in a figure.
-        values: Its values `(rows, batch)` for rows of scores `(rows, batch, tokens)`.
+        values: Its values `(rows, batch)` for rows of scores `(rows, batch, tokens)`: a function of an
+            :class:`~captum_vz.study.EvaluationBatch` and of these rows. NaN says that it is undefined for an example.
         needs_cue: Whether it needs examples with a cue.
         needs_forms: Whether it needs the probabilities of the right and the wrong form.
+        runs_model: Whether it runs the model, or needs the tokenizer. The others only read scores, so a finished study
+            computes them without a model.
+        version: Names the code of a metric of your own. None: a digest of its source does.
+        own: Whether it is a metric of your own, not of this package.
     """
 
     title: str
-    values: Callable[[EvaluationBatch, Tensor], Tensor]
+    values: Callable[[EvaluationBatch, Tensor], Any]
     needs_cue: bool = False
     needs_forms: bool = False
+    runs_model: bool = False
+    version: str | None = None
+    own: bool = False
+
+    @property
+    def needs_model(self) -> bool:
+        """Whether the model is loaded to compute it."""
+        return self.runs_model or self.needs_forms
 
 
 class EvaluationBatch:
     """A batch of examples with what the metrics need: cues, content tokens, and the effects of blanking out.
 
     Args:
-        model: The model.
-        tokenizer: Its tokenizer.
-        inputs: The padded batch.
-        examples: The examples in it.
+        examples: The examples.
+        rows: A row of scores of each example, with its `target`, its `cue` and its `content`.
+        encoded: The examples as tokens, if the metrics run the model; otherwise empty.
+        load: Gives the model and its tokenizer.
         content_only: Whether cue alignment is over the content tokens only.
         removal: The token in the place of a removed token, "unk" or "mask"; or "delete".
     """
 
     def __init__(
         self,
-        model: Any,
-        tokenizer: Any,
-        inputs: dict[str, Tensor],
-        examples: Sequence[Encoded],
+        examples: Sequence[Example],
+        rows: Sequence[Row],
+        encoded: Sequence[Encoded],
+        load: Callable[[], tuple[Any, Any]],
         content_only: bool,
         removal: str,
     ) -> None:
-        self.model = model
-        self.tokenizer = tokenizer
-        self.inputs = inputs
         self.examples = examples
+        self.encoded = encoded
         self.content_only = content_only
         self.removal = removal
+        self._rows = rows
+        self._load = load
+
+    @property
+    def model(self) -> Any:
+        """The model."""
+        return self._load()[0]
+
+    @property
+    def tokenizer(self) -> Any:
+        """Its tokenizer."""
+        return self._load()[1]
+
+    @cached_property
+    def inputs(self) -> dict[str, Tensor]:
+        """The padded batch, on the model's device. Only for metrics that run the model."""
+        return pad(self.tokenizer, self.encoded, self.model.device)
+
+    @property
+    def targets(self) -> list[int]:
+        """The position of each example's target."""
+        return [row["target"] for row in self._rows]
 
     @cached_property
     def cues(self) -> Tensor:
         """Which tokens are cues, booleans `(batch, tokens)`."""
-        cues = torch.zeros(self.inputs["input_ids"].shape, dtype=torch.bool)
-        for row, example in zip(cues, self.examples, strict=True):
-            row[list(example.cue)] = True
-        return cues
+        return self._at("cue")
 
     @cached_property
     def content(self) -> Tensor:
         """Booleans `(batch, tokens)`: all except special tokens, padding and the target."""
-        names = ("cls", "sep", "bos", "eos", "pad")
-        special = [getattr(self.tokenizer, f"{name}_token_id", None) for name in names]
-        content = content_tokens(self.inputs["input_ids"].cpu(), special) & self.attended
-        content[torch.arange(len(self.examples)), [example.target for example in self.examples]] = False
-        return content
+        return self._at("content")
 
-    @property
+    @cached_property
     def attended(self) -> Tensor:
         """Booleans `(batch, tokens)`: all except padding."""
-        return self.inputs["attention_mask"].cpu().bool()
+        counts = torch.tensor([len(row["scores"]) for row in self._rows])
+        return torch.arange(int(counts.max())) < counts[:, None]
+
+    def _at(self, name: str) -> Tensor:
+        """Booleans `(batch, tokens)`: the positions in a column of the rows."""
+        found = torch.zeros_like(self.attended)
+        for one, row in zip(found, self._rows, strict=True):
+            one[list(row[name])] = True
+        return found
 
     @cached_property
     def prediction(self) -> Prediction:
@@ -98,9 +134,9 @@ class EvaluationBatch:
         sentences = MaskedSentences(
             ids=self.inputs["input_ids"],
             mask=self.inputs["attention_mask"],
-            target=[example.target for example in self.examples],
+            target=self.targets,
             content=self.content,
-            forms=torch.tensor([example.forms for example in self.examples]),
+            forms=torch.tensor([one.forms for one in self.encoded]),
         )
         return Prediction(self.model, sentences, removal_of(self.tokenizer, self.removal))
 
@@ -138,6 +174,75 @@ METRICS: Final[dict[str, Metric]] = {
 
 #: The metrics of `metrics=None`.
 DEFAULT_METRICS: Final = ("cue_dot", "cue_ap", "blank_out")
+
+
+def register_metric(
+    name: str,
+    metric: Metric | Callable[[EvaluationBatch, Tensor], Any],
+    *,
+    title: str | None = None,
+    needs_cue: bool = False,
+    needs_forms: bool = False,
+    runs_model: bool = False,
+    version: str | None = None,
+) -> Metric:
+    """Adds a metric of your own to :data:`~captum_vz.study.METRICS`, by a name that studies and the command take.
+
+    Args:
+        name: Its name, the name of a column.
+        metric: A function of an :class:`~captum_vz.study.EvaluationBatch` and rows of scores `(rows, batch, tokens)`
+            that returns `(rows, batch)`. Or a :class:`~captum_vz.study.Metric`, with which the other arguments except
+            `version` are ignored.
+        title: Its name in a figure. None: `name`.
+        needs_cue: See :class:`~captum_vz.study.Metric`, like the three arguments after it.
+        needs_forms: See there.
+        runs_model: See there.
+        version: See there.
+
+    Raises:
+        ArgumentError: The name is taken by a metric of this package or by a column, or `metric` cannot be called.
+
+    >>> from captum_vz.study import METRICS, register_metric
+    >>> register_metric("largest", lambda batch, rows: rows.max(-1).values).title
+    'largest'
+    >>> del METRICS["largest"]
+    """
+    before = METRICS.get(name)
+    if name in {*COLUMNS, "model"} or (before is not None and not before.own):
+        raise ArgumentError(f"name is {name!r}, which captum_vz uses: pass another name.")
+    if isinstance(metric, Metric):
+        made = metric
+    elif callable(metric):
+        made = Metric(title or name, metric, needs_cue, needs_forms, runs_model)
+    else:
+        raise ArgumentError(f"metric is of type {type(metric).__name__}: pass a function of a batch and rows.")
+    METRICS[name] = replace(made, version=version or made.version, own=True)
+    return METRICS[name]
+
+
+def given_metrics(metrics: Any) -> dict[str, Metric]:
+    """The metrics that a user passes, by their names.
+
+    Args:
+        metrics: None for the default metrics, names of :data:`METRICS`, or a mapping from names to metrics or
+            functions.
+
+    Raises:
+        ArgumentError: A name is unknown, or something is no metric.
+    """
+    if not isinstance(metrics, Mapping):
+        return {name: METRICS[name] for name in check_metrics(metrics)}
+    found = {}
+    for name, one in metrics.items():
+        if not isinstance(one, Metric) and not callable(one):
+            raise ArgumentError(f"metric {name!r} is of type {type(one).__name__}: pass a Metric or a function.")
+        if METRICS.get(name, one) is not one or name in {*COLUMNS, "model"}:
+            raise ArgumentError(f"metrics has {name!r}, which is the name of something else: pass another name.")
+        found[name] = one if isinstance(one, Metric) else Metric(name, cast(Any, one), own=True)
+    if not found:
+        check_metrics([])
+    return found
+
 
 _REMOVALS: Final = ("unk", "mask", "delete")
 

@@ -2,108 +2,27 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import Any, Final
+from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from captum_vz import find_layers
-from captum_vz.errors import RefusedError
+from captum_vz.metrics import content_tokens
 from captum_vz.metrics.extra import study_extra
 from captum_vz.study.examples.encoding import BadExampleError, Encoded, encode, pad
 from captum_vz.study.examples.example import Example
 from captum_vz.study.examples.text import max_tokens, predicts_next
-from captum_vz.study.methods import METHODS, Batch, check_methods, encoder_of, joined_first
-from captum_vz.study.scoring.metrics import METRICS, EvaluationBatch, check_metrics, removal_of
+from captum_vz.study.methods import Batch, encoder_of
+from captum_vz.study.scoring.given import checked_rows, given_methods
+from captum_vz.study.scoring.measuring import Measurer
+from captum_vz.study.scoring.metrics import given_metrics, removal_of
+from captum_vz.study.scoring.rows import COLUMNS, Row, reason_of, score_rows, skipped_row
 from captum_vz.visualization import readable_tokens
 
 with study_extra("captum_vz.study"):
     import pyarrow as pa
-
-Row = dict[str, Any]
-
-_NO_MEMORY: Final = re.compile(r"out of memory|not enough memory|(can't|cannot) allocate memory", re.IGNORECASE)
-
-#: How the reason begins for which an example is computed again.
-OUT_OF_MEMORY: Final = "out of memory: "
-
-#: The columns of a row before the metrics, and their types.
-COLUMNS: Final = {
-    "example": pa.string(),
-    "group": pa.string(),
-    "label": pa.string(),
-    "method": pa.string(),
-    "layer": pa.int32(),
-    "skipped": pa.string(),
-    "tokens": pa.list_(pa.string()),
-    "target": pa.int32(),
-    "cue": pa.list_(pa.int32()),
-    "scores": pa.list_(pa.float64()),
-}
-
-
-def score_rows(
-    example: Example,
-    encoded: Encoded,
-    method: str,
-    tokens: Sequence[str],
-    scores: Tensor,
-    values: Mapping[str, Sequence[float]],
-) -> list[Row]:
-    """The rows of one method for one example, one for each layer or one for all.
-
-    Args:
-        example: The example.
-        encoded: The same as token ids.
-        method: The name of the method.
-        tokens: Its tokens, as a person reads them.
-        scores: `(layers, tokens or more)`; scores of padding are dropped.
-        values: For each metric its value in each layer.
-    """
-    about = _about(example) | {
-        "method": method,
-        "skipped": None,
-        "tokens": list(tokens),
-        "target": encoded.target,
-        "cue": list(encoded.cue),
-    }
-    return [
-        about
-        | {"layer": layer if METHODS[method].layered else None, "scores": row[: len(encoded.ids)].tolist()}
-        | {name: each[layer] for name, each in values.items()}
-        for layer, row in enumerate(scores)
-    ]
-
-
-def skipped_row(metrics: Iterable[str], id: str, reason: str, example: Example | None = None) -> Row:
-    """The row of an example that cannot be used, with the reason."""
-    nothing: Row = dict.fromkeys((*COLUMNS, *metrics))
-    about = {"example": id, "group": ""} if example is None else _about(example)
-    return nothing | {"tokens": [], "cue": [], "scores": [], "skipped": reason} | about
-
-
-def ran_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that there is not enough memory, or was raised because another one said so."""
-    seen: list[BaseException] = []
-    cause: BaseException | None = error
-    while cause is not None and cause not in seen:
-        seen.append(cause)
-        cause = cause.__cause__ or cause.__context__
-    kinds = (MemoryError, torch.OutOfMemoryError)
-    # On a CPU, torch raises a RuntimeError that only its text tells from others.
-    return any(isinstance(one, kinds) or _NO_MEMORY.search(str(one)) for one in seen)
-
-
-def is_out_of_memory(row: Row) -> bool:
-    """Whether an example was skipped because there was not enough memory, which another start may have."""
-    return (row["skipped"] or "").startswith(OUT_OF_MEMORY)
-
-
-def _about(example: Example) -> Row:
-    return {"example": example.id, "group": example.group, "label": example.label}
 
 
 class Scorer:
@@ -142,8 +61,11 @@ class Scorer:
     Args:
         model: A model of transformers in eval mode. Of a model with encoder and decoder, the encoder is explained.
         tokenizer: Its tokenizer, a fast one.
-        methods: Names of :data:`~captum_vz.study.METHODS`. None: :data:`~captum_vz.study.DEFAULT_METHODS`.
-        metrics: Names of :data:`~captum_vz.study.METRICS`. None: cue alignment and blank-out.
+        methods: Names of :data:`~captum_vz.study.METHODS`, classes or objects with `attribute`, functions, see
+            :func:`~captum_vz.study.as_method`, or a mapping from names to these. None:
+            :data:`~captum_vz.study.DEFAULT_METHODS`.
+        metrics: Names of :data:`~captum_vz.study.METRICS`, or a mapping from names to functions, see
+            :func:`~captum_vz.study.register_metric`. None: cue alignment and blank-out.
         batch_size: The number of sentences in a batch. Sentences of similar length are batched together.
         content_only: Whether cue alignment ignores special tokens and the target. Rows are then divided by the sum of
             the other scores.
@@ -168,8 +90,8 @@ class Scorer:
         self,
         model: Any,
         tokenizer: Any,
-        methods: Iterable[str] | None = None,
-        metrics: Iterable[str] | None = None,
+        methods: Any = None,
+        metrics: Any = None,
         *,
         batch_size: int = 32,
         content_only: bool = False,
@@ -180,18 +102,16 @@ class Scorer:
         if self.model.training:  # every method would refuse every example
             raise ValueError("The model is in train mode: call model.eval() first.")
         self.tokenizer = tokenizer
-        self.methods = check_methods(methods)
-        self.metrics = check_metrics(metrics)
-        self.needs_cue = any(METRICS[name].needs_cue for name in self.metrics)
-        self.needs_forms = any(METRICS[name].needs_forms for name in self.metrics)
-        if self.needs_forms:
+        self.methods = given_methods(methods)
+        self.metrics = given_metrics(metrics)
+        needing = [name for name, metric in self.metrics.items() if metric.needs_forms]
+        if needing:
             removal_of(tokenizer, removal)
             head = getattr(self.model, "get_output_embeddings", None)
             if head is not None and head() is None:
                 raise ValueError(
-                    f"{type(self.model).__name__} has no head that predicts words, which "
-                    f"{', '.join(name for name in self.metrics if METRICS[name].needs_forms)} needs: pass other "
-                    "metrics, such as cue_dot and cue_ap."
+                    f"{type(self.model).__name__} has no head that predicts words, which {', '.join(needing)} needs: "
+                    "pass other metrics, such as cue_dot and cue_ap."
                 )
         if batch_size < 1:
             raise ValueError(f"batch_size is {batch_size}: pass at least 1.")
@@ -221,7 +141,7 @@ class Scorer:
             try:
                 examples.append(Example.from_dict(fields))
             except ValueError as error:
-                examples.append(skipped_row(self.metrics, str(fields.get("id")), str(error)))
+                examples.append(skipped_row(str(error), str(fields.get("id")), names=self.metrics))
         rows = self._score(examples, None)
         return {name: [row[name] for row in rows] for name in (*COLUMNS, *self.metrics)}
 
@@ -235,13 +155,42 @@ class Scorer:
         Returns:
             For each example in the order given, for each method, for each of its layers a row: ``example`` (its id),
             ``group``, ``label``, ``method``, ``layer`` (from 0; None where a method has no layers), ``tokens``,
-            ``target`` (a position), ``cue`` (positions), ``scores`` (one for each token, summing to 1), and the metrics
-            by their names, NaN where they are undefined. A bad example has a single row with the reason in
-            ``skipped``. A method that refuses an example has one such row. In other rows, ``skipped`` is None.
+            ``target`` (a position), ``cue`` and ``content`` (positions), ``scores`` (one for each token, summing to 1),
+            and the metrics by their names, NaN where they are undefined. A bad example has a single row with the reason
+            in ``skipped``. A method that refuses an example or fails has one such row with its name in ``method``, and
+            a metric one with its name in ``metric``. In other rows, ``skipped`` is None.
         """
         return self._score(list(examples), advance)
 
+    def scores(self, examples: Iterable[Example], advance: Callable[[int], object] | None = None) -> list[Row]:
+        """The rows of :meth:`score` without metrics, which :meth:`measure` adds."""
+        return [row for rows in self._scored(list(examples), advance) for row in rows]
+
+    def measure(self, examples: Iterable[Example], rows: Sequence[Row]) -> list[Row]:
+        """Write the metrics into rows of scores.
+
+        Returns:
+            A row for each metric that was skipped, with the reason.
+        """
+        by_id = {example.id: example for example in examples}
+        return self._measurer.measure(by_id, [row for row in rows if row["skipped"] is None])
+
     def _score(self, examples: Sequence[Example | Row], advance: Callable[[int], object] | None) -> list[Row]:
+        found = self._scored(examples, advance)
+        for place, (example, rows) in enumerate(zip(examples, found, strict=True)):
+            if isinstance(example, Example):
+                found[place] = [row | dict.fromkeys(self.metrics) for row in rows]
+        real = [example for example in examples if isinstance(example, Example)]
+        skipped: dict[str, list[Row]] = {}
+        for row in self.measure(real, [row for rows in found for row in rows]):
+            skipped.setdefault(row["example"], []).append(row)
+        for example, rows in zip(examples, found, strict=True):
+            if isinstance(example, Example):
+                rows += skipped.pop(example.id, [])
+        return [row for rows in found for row in rows]
+
+    def _scored(self, examples: Sequence[Example | Row], advance: Callable[[int], object] | None) -> list[list[Row]]:
+        """For each example its rows of scores."""
         found: list[list[Row]] = [[] for _ in examples]
         encoded: dict[int, Encoded] = {}
         for place, example in enumerate(examples):
@@ -251,30 +200,30 @@ class Scorer:
             try:
                 encoded[place] = self._encode(example)
             except BadExampleError as error:
-                found[place] = [skipped_row(self.metrics, example.id, str(error), example)]
+                found[place] = [skipped_row(str(error), example)]
         if advance is not None:
             advance(len(examples) - len(encoded))
         for places in self._batches(encoded):
             batch = [(example, encoded[place]) for place in places if isinstance(example := examples[place], Example)]
-            for place, by_method in zip(places, self._evaluate(batch, self.methods), strict=True):
+            for place, by_method in zip(places, self._evaluate(batch, list(self.methods)), strict=True):
                 found[place] = [row for method in self.methods for row in by_method[method]]
             if advance is not None:
                 advance(len(places))
-        return [row for rows in found for row in rows]
+        return found
 
-    def _encode(self, example: Example) -> Encoded:
-        most = max_tokens(self.model, self.tokenizer)
-        encoded = encode(
+    @property
+    def _measurer(self) -> Measurer:
+        loaded = (self.model, self.tokenizer)
+        return Measurer(self.metrics, lambda: loaded, self._encode, self.batch_size, self.content_only, self.removal)
+
+    def _encode(self, example: Example, needs_forms: bool = False) -> Encoded:
+        return encode(
             self.tokenizer,
             example,
-            max_tokens=most,
-            needs_cue=self.needs_cue,
-            needs_forms=self.needs_forms,
+            max_tokens=max_tokens(self.model, self.tokenizer),
+            needs_forms=needs_forms,
             until_target=predicts_next(self.model),
         )
-        if self.content_only and self.needs_cue and encoded.target in encoded.cue:
-            raise BadExampleError("the cue is the token that is explained, which content_only ignores")
-        return encoded
 
     def _batches(self, encoded: Mapping[int, Encoded]) -> Iterator[list[int]]:
         """The examples of each batch: of similar length, and either all with two forms or all without."""
@@ -295,27 +244,29 @@ class Scorer:
         targets, foils = ([form[k] for form in forms] or None for k in (0, 1))
         tokens = [one.target for one in encoded]
         batch = Batch(self.model, self.tokenizer, self.layers, inputs, tokens, targets, foils)
-        evaluation = EvaluationBatch(self.model, self.tokenizer, inputs, encoded, self.content_only, self.removal)
         found: list[dict[str, list[Row]]] = [{} for _ in pairs]
-        for method in joined_first(methods):
+        # Methods that join maps run first, so that methods that need rows of these maps find them.
+        for name in sorted(methods, key=lambda name: self.methods[name].joined is None):
+            method = self.methods[name]
             try:
-                scores = torch.stack([rows.detach().double().cpu() for rows in METHODS[method].rows(batch)])
-                values = {name: METRICS[name].values(evaluation, scores) for name in self.metrics}
-            except (RefusedError, RuntimeError, MemoryError) as error:
-                lacks_memory = ran_out_of_memory(error)
-                if not lacks_memory and not isinstance(error, RefusedError):
-                    raise
-                # One example may be the reason for refusing the batch, or need less memory, so each is tried alone.
+                scores = checked_rows(name, method, batch, [example.id for example, _ in pairs])
+            except Exception as error:  # a method that fails costs its own rows, not the study
+                # One example may be the reason, or need less memory, so each is tried alone.
                 for rows, (example, one) in zip(found, pairs, strict=True):
                     if len(pairs) > 1:
-                        rows[method] = self._evaluate([(example, one)], [method])[0][method]
+                        rows[name] = self._evaluate([(example, one)], [name])[0][name]
                     else:
-                        reason = f"{OUT_OF_MEMORY if lacks_memory else ''}{str(error) or type(error).__name__}"
-                        skipped = skipped_row(self.metrics, example.id, reason, example)
-                        rows[method] = [skipped | {"method": method}]
+                        rows[name] = [skipped_row(reason_of(error), example, name)]
                 continue
+            content = _content(self.tokenizer, inputs["input_ids"])
             for place, (example, one) in enumerate(pairs):
-                own = {name: each[:, place].tolist() for name, each in values.items()}
                 words = readable_tokens(self.tokenizer, one.ids)
-                found[place][method] = score_rows(example, one, method, words, scores[:, place], own)
+                kept = [at for at in range(len(one.ids)) if content[place, at] and at != one.target]
+                found[place][name] = score_rows(example, one, name, method.layered, words, kept, scores[:, place])
         return found
+
+
+def _content(tokenizer: Any, ids: Tensor) -> Tensor:
+    """Which tokens are no special tokens, `(batch, tokens)`."""
+    names = ("cls", "sep", "bos", "eos", "pad")
+    return content_tokens(ids.cpu(), [getattr(tokenizer, f"{name}_token_id", None) for name in names])

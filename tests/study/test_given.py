@@ -1,0 +1,313 @@
+"""Methods and metrics of the user's own: classes, objects and functions, and what wrong ones are told."""
+
+from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from captum.attr import FeatureAblation, InputXGradient, IntegratedGradients, LayerGradientXActivation, Saliency
+from torch import Tensor
+
+from captum_vz import (
+    AttentionRollout,
+    LayerAttention,
+    RandomAttribution,
+    TokenAttribution,
+    ValueZeroing,
+    ValueZeroingEffect,
+    find_layers,
+)
+from captum_vz.errors import ArgumentError
+from captum_vz.study import (
+    METHODS,
+    METRICS,
+    Batch,
+    EvaluationBatch,
+    Example,
+    Method,
+    Scorer,
+    encode,
+    register_method,
+    register_metric,
+)
+from tests.study.conftest import Shipped
+
+pytestmark = pytest.mark.usefixtures("own_names")
+
+
+def uneven(batch: Batch) -> Tensor:
+    """Scores of any sign and size, also at padding."""
+    return -(batch.inputs["input_ids"].double() + 1)
+
+
+def scored(shipped: Shipped, examples: list[Example], methods: Any, **options: Any) -> list[dict[str, Any]]:
+    return Scorer(*shipped, methods, "cue_dot", **options).score(examples)
+
+
+def test_function_gives_shares(shipped: Shipped, examples: list[Example]) -> None:
+    for row, example in zip(scored(shipped, examples, uneven), examples, strict=True):
+        sizes = [number + 1 for number in encode(shipped[1], example).ids]
+        assert row["method"] == "uneven"
+        assert row["scores"] == pytest.approx([size / sum(sizes) for size in sizes])
+        (cue,) = row["cue"]
+        assert row["cue_dot"] == pytest.approx(sizes[cue] / sum(sizes))
+
+
+def as_array(batch: Batch) -> Any:
+    return uneven(batch).numpy()
+
+
+def as_lists(batch: Batch) -> Any:
+    return uneven(batch).tolist()
+
+
+def as_integers(batch: Batch) -> Any:
+    return uneven(batch).long()
+
+
+class Named:
+    """A method that is neither captum's nor of this package."""
+
+    def attribute(self, inputs: Any, token: Any = None) -> Any:
+        assert len(token) == len(inputs["input_ids"])
+        return -(inputs["input_ids"].double() + 1)
+
+
+def built(model: Any, layers: Any) -> Named:
+    assert find_layers(model) == layers
+    return Named()
+
+
+@pytest.mark.parametrize(
+    "method", [as_array, as_lists, as_integers, Named, Named(), built, Method("m", lambda batch: _shares(batch))]
+)
+def test_all_forms_give_the_same(method: Any, shipped: Shipped, examples: list[Example]) -> None:
+    expected = scored(shipped, examples[:4], uneven)
+    for row, other in zip(scored(shipped, examples[:4], method), expected, strict=True):
+        assert row["skipped"] is None
+        np.testing.assert_allclose(row["scores"], other["scores"], rtol=1e-12)
+
+
+def _shares(batch: Batch) -> np.ndarray:
+    sizes = uneven(batch).abs() * batch.inputs["attention_mask"]
+    return (sizes / sizes.sum(-1, keepdim=True)).numpy()
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        (ValueZeroing, "value-zeroing"),
+        (AttentionRollout, "attention-rollout"),
+        (RandomAttribution, "random"),
+        (ValueZeroingEffect, "value-zeroing-effect"),
+        (Saliency, "saliency"),
+        (InputXGradient, "input-x-gradient"),
+        (partial(LayerAttention), "attention"),
+        (METHODS["attention"], "attention"),
+    ],
+)
+def test_classes_equal_the_registry(given: Any, name: str, shipped: Shipped, examples: list[Example]) -> None:
+    expected = scored(shipped, examples[:3], name)
+    found = scored(shipped, examples[:3], {"mine": given})
+    assert [row["layer"] for row in found] == [row["layer"] for row in expected]
+    for row, other in zip(found, expected, strict=True):
+        assert row["skipped"] is None
+        np.testing.assert_allclose(row["scores"], other["scores"], rtol=1e-4, atol=1e-6)
+
+
+def test_objects_equal_the_registry(shipped: Shipped, examples: list[Example]) -> None:
+    model, tokenizer = shipped
+    layers = find_layers(model)
+    pairs: dict[str, Any] = {
+        "value-zeroing": ValueZeroing(model, layers),
+        "attention-rollout": AttentionRollout(model, layers),
+        "value-zeroing-effect": ValueZeroingEffect(model, layers),
+        "saliency": TokenAttribution(model, partial(Saliency), tokenizer, reduce="l1"),
+    }
+    for name in ("value-zeroing", "attention-rollout", "value-zeroing-effect"):
+        for row, other in zip(
+            scored(shipped, examples[:3], {"mine": pairs[name]}), scored(shipped, examples[:3], name), strict=True
+        ):
+            assert row["skipped"] is None
+            np.testing.assert_allclose(row["scores"], other["scores"], rtol=1e-4, atol=1e-6)
+
+
+def test_captums_object_gets_ids_and_mask(shipped: Shipped, examples: list[Example]) -> None:
+    model, tokenizer = shipped
+
+    def logits(ids: Tensor, mask: Tensor) -> Tensor:
+        return model(input_ids=ids, attention_mask=mask).logits
+
+    method = LayerGradientXActivation(logits, model.get_input_embeddings())
+    for row, example in zip(scored(shipped, examples[:4], {"mine": method}), examples, strict=False):
+        encoded = encode(tokenizer, example)
+        ids = torch.tensor([encoded.ids])
+        vectors = model.get_input_embeddings()(ids).detach().requires_grad_()
+        assert encoded.forms is not None
+        model(inputs_embeds=vectors).logits[0, encoded.target, encoded.forms[0]].backward()
+        assert vectors.grad is not None
+        sizes = (vectors.grad * vectors).norm(dim=-1)[0]
+        np.testing.assert_allclose(row["scores"], (sizes / sizes.sum()).detach(), rtol=1e-3, atol=1e-5)
+
+
+def test_captums_perturbations_run(shipped: Shipped, examples: list[Example]) -> None:
+    (row,) = scored(shipped, examples[:1], FeatureAblation)
+    assert row["skipped"] is None
+    assert row["method"] == "FeatureAblation"
+
+
+def wrong(kind: str) -> Callable[[Batch], Any]:
+    """A method whose scores have a wrong form."""
+
+    def rows(batch: Batch) -> Any:
+        count, tokens = batch.inputs["input_ids"].shape
+        return {
+            "three": torch.ones(3),
+            "wider": torch.ones(count, tokens + 2),
+            "batch": torch.ones(count + 1, tokens),
+            "maps": torch.ones(count, tokens, tokens),
+            "layers": [torch.ones(count, tokens)] * 2,
+            "none": None,
+            "empty": [],
+            "text": "scores",
+            "infinite": torch.full((count, tokens), torch.inf),
+        }[kind]
+
+    return rows
+
+
+CAME = {
+    "three": r"\(3,\) of torch.float32",
+    "wider": r"\(1, 14\) of torch.float32",
+    "batch": r"\(2, 12\) of torch.float32",
+    "maps": r"\(1, 12, 12\) of torch.float32",
+    "layers": "2 tensors",
+    "none": "an object of type NoneType",
+    "empty": r"\(0,\) of torch.float32",
+    "text": "an object of type str",
+    "infinite": "a row with the sum inf",
+}
+
+
+@pytest.mark.parametrize("kind", CAME)
+def test_wrong_rows_are_an_error(kind: str, shipped: Shipped, examples: list[Example]) -> None:
+    assert len(encode(shipped[1], examples[0]).ids) == 12
+    rows = scored(shipped, examples[:2], {"bad": wrong(kind), "position": "position"})
+    skipped = [row for row in rows if row["skipped"] is not None]
+    assert [(row["method"], row["example"]) for row in skipped] == [("bad", one.id) for one in examples[:2]]
+    told = rf"^method 'bad', example 'anaphor 0': the method returned {CAME[kind]}.*; expected "
+    with pytest.raises(AssertionError, match=told):
+        raise AssertionError(skipped[0]["skipped"])
+    assert [row["skipped"] for row in rows if row["method"] == "position"] == [None, None]
+
+
+@pytest.mark.parametrize("change", [lambda row: row * 2, lambda row: -row, lambda row: row + 0.01])
+def test_method_without_shares_is_an_error(
+    change: Callable[[Tensor], Tensor], shipped: Shipped, examples: list[Example]
+) -> None:
+    """A Method says that its rows are shares. Nothing is divided silently."""
+    method = Method("m", lambda batch: [change(torch.from_numpy(_shares(batch)))])
+    for row in scored(shipped, examples[:2], method):
+        assert "expected shares, which are not negative, sum to 1" in row["skipped"]
+
+
+def test_nan_is_an_undefined_answer(shipped: Shipped, examples: list[Example]) -> None:
+    def unknown(batch: Batch) -> Tensor:
+        return torch.full(batch.inputs["input_ids"].shape, torch.nan)
+
+    for row in scored(shipped, examples[:2], unknown):
+        assert row["skipped"] is None
+        assert np.isnan(row["scores"]).all()
+        assert np.isnan(row["cue_dot"])
+
+
+def failing(batch: Batch) -> Tensor:
+    raise KeyError("no such layer")
+
+
+def test_failing_method_costs_its_rows(shipped: Shipped, examples: list[Example]) -> None:
+    rows = scored(shipped, examples[:3], [failing, uneven])
+    assert [row["skipped"] for row in rows if row["method"] == "failing"] == ["KeyError: 'no such layer'"] * 3
+    assert [row["skipped"] for row in rows if row["method"] == "uneven"] == [None] * 3
+
+
+def largest(batch: EvaluationBatch, rows: Tensor) -> Tensor:
+    return rows.max(-1).values
+
+
+def test_own_metric_equals_a_loop(shipped: Shipped, examples: list[Example]) -> None:
+    rows = Scorer(*shipped, ["value-zeroing", "position"], {"largest": largest, "cue_dot": METRICS["cue_dot"]})
+    for row in rows.score(examples):
+        assert row["largest"] == max(row["scores"])
+
+
+def test_failing_metric_costs_its_numbers(shipped: Shipped, examples: list[Example]) -> None:
+    def picky(batch: EvaluationBatch, rows: Tensor) -> Tensor:
+        if any(example.id == examples[1].id for example in batch.examples):
+            raise ZeroDivisionError("nothing here")
+        return rows.max(-1).values
+
+    scorer = Scorer(*shipped, ["position", "random"], {"picky": picky, "largest": largest})
+    rows = scorer.score(examples[:3])
+    skipped = [row for row in rows if row["skipped"] is not None]
+    assert {(row["example"], row["metric"], row["skipped"]) for row in skipped} == {
+        (examples[1].id, "picky", "ZeroDivisionError: nothing here")
+    }
+    assert [row["method"] for row in skipped] == ["position", "random"]
+    for row in rows:
+        if row["skipped"] is None:
+            assert row["picky"] == (None if row["example"] == examples[1].id else row["largest"])
+
+
+@pytest.mark.parametrize(
+    ("values", "came"),
+    [(torch.ones(3), r"\(3,\)"), (torch.full((1, 1), torch.inf), "infinity"), (None, "an object of type NoneType")],
+)
+def test_wrong_metric_is_an_error(values: Any, came: str, shipped: Shipped, examples: list[Example]) -> None:
+    rows = Scorer(*shipped, ["random"], {"bad": lambda batch, rows: values}).score(examples[:1])
+    assert rows[0]["bad"] is None
+    told = f"^metric 'bad', example 'anaphor 0': the metric returned {came}.*expected finite numbers or NaN"
+    with pytest.raises(AssertionError, match=told):
+        raise AssertionError(rows[1]["skipped"])
+
+
+def test_registered_names_are_taken(shipped: Shipped, examples: list[Example]) -> None:
+    register_method("mine", uneven, title="my own")
+    register_metric("largest", largest)
+    register_method("mine", uneven)  # a notebook's cell runs twice
+    (row,) = Scorer(*shipped, ["mine"], ["largest"]).score(examples[:1])
+    assert row["largest"] == max(row["scores"])
+
+
+@pytest.mark.parametrize(
+    ("use", "told"),
+    [
+        (lambda: register_method("attention", uneven), "'attention', which is a method of captum_vz"),
+        (lambda: register_method("mine", 5), "method is of type int: pass a name, a class or object"),
+        (lambda: register_method("mine", SimpleNamespace), "SimpleNamespace, which has no 'attribute'"),
+        (lambda: register_metric("cue_dot", largest), "'cue_dot', which captum_vz uses"),
+        (lambda: register_metric("scores", largest), "'scores', which captum_vz uses"),
+    ],
+)
+def test_wrong_registrations_refused(use: Callable[[], object], told: str) -> None:
+    with pytest.raises(ArgumentError, match=told):
+        use()
+
+
+def test_names_are_unique(shipped: Shipped) -> None:
+    with pytest.raises(ArgumentError, match="methods has 'uneven' twice"):
+        Scorer(*shipped, [uneven, uneven, partial(uneven)], "cue_dot")
+    with pytest.raises(ArgumentError, match="methods has 'random' twice, or it is a registered method"):
+        Scorer(*shipped, {"random": uneven}, "cue_dot")
+
+
+def test_object_of_another_model_refused(shipped: Shipped, examples: list[Example]) -> None:
+    model, _ = shipped
+    other = type(model)(model.config).eval()
+    rows = scored(shipped, examples[:1], ValueZeroing(other, find_layers(other)))
+    assert "the object was made for another model (BertForMaskedLM): pass its class" in rows[0]["skipped"]
+    bound = IntegratedGradients(other)
+    assert "was made for another model" in scored(shipped, examples[:1], bound)[0]["skipped"]
