@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,33 +9,24 @@ import torch
 from accelerate.big_modeling import attach_align_device_hook_on_blocks
 from accelerate.hooks import ModelHook, SequentialHook, add_hook_to_module
 from torch import Tensor
-from torch.utils import backend_registration
 
 from captum_vz import ALTILogit, ALTIPlus, GlobEnc, ValueZeroing, ValueZeroingEffect, find_layers
 from tests.captum.configurations import METHODS, ONE_THREAD_METHODS, PAIRS
 from tests.captum.footprint import footprint
 from tests.engine.compare import assert_same
-from tests.engine.elsewhere import second_device
 from tests.engine.parameters import quick
 from tests.reference import FAMILIES, Case, Family
 from tests.reference.alti_logit import LANGUAGE_MODELS
+from tests.rehearsal.device import AVAILABLE, ELSEWHERE
 
-pytestmark = pytest.mark.skipif(
-    not hasattr(backend_registration, "_DummyDeviceGuard"), reason="this torch has no devices made in Python"
-)
-
-
-@pytest.fixture
-def elsewhere() -> Iterator[torch.device]:
-    with second_device() as device:
-        yield device
+pytestmark = pytest.mark.skipif(not AVAILABLE, reason="this torch has no devices made in Python")
 
 
-def spread(family: Family, elsewhere: torch.device) -> Case:
+def spread(family: Family) -> Case:
     """A model with all layers but the first on the second device, as `accelerate.dispatch_model` places them."""
     case = family.build()
     stack = family.layers
-    places = {f"{stack}.{number}": elsewhere for number in range(1, len(case.layers))}
+    places = {f"{stack}.{number}": ELSEWHERE for number in range(1, len(case.layers))}
     for place, _ in case.model.named_modules():
         holds_layers = f"{stack}.".startswith(place and f"{place}.")
         if not holds_layers and not any(place.startswith(layer) for layer in places):
@@ -55,15 +45,15 @@ def tensors(answer: Any) -> list[Tensor]:
 
 @pytest.mark.parametrize("method", quick([one for one in METHODS if one not in ONE_THREAD_METHODS], ValueZeroing))
 @pytest.mark.parametrize("name", quick(["bert", "gpt2", "llama", "bart-decoder"], "bert"))
-def test_layers_on_two_devices(name: str, method: Any, elsewhere: torch.device) -> None:
-    case, whole = spread(FAMILIES[name], elsewhere), FAMILIES[name].case
+def test_layers_on_two_devices(name: str, method: Any) -> None:
+    case, whole = spread(FAMILIES[name]), FAMILIES[name].case
     before = footprint(case.model)
     wrappers = [(vars(module)["forward"], module._hf_hook) for module in case.layers]
-    assert {p.device.type for p in case.layers[1].parameters()} == {elsewhere.type}
+    assert {p.device.type for p in case.layers[1].parameters()} == {ELSEWHERE.type}
     found = tensors(method(case.model, case.layers).attribute(case.inputs))
     expected = tensors(method(whole.model, whole.layers).attribute(whole.inputs))
     places = [one.device for one in found]
-    assert places == ([torch.device("cpu")] + [elsewhere] * (len(places) - 1))
+    assert places == ([torch.device("cpu")] + [ELSEWHERE] * (len(places) - 1))
     assert_same([one.cpu() for one in found], expected)
     assert footprint(case.model) == before
     assert [(vars(module)["forward"], module._hf_hook) for module in case.layers] == wrappers
@@ -72,8 +62,8 @@ def test_layers_on_two_devices(name: str, method: Any, elsewhere: torch.device) 
 @pytest.mark.filterwarnings("ignore:.*matmul_precision='medium':UserWarning")  # warns that nothing is faster there
 @pytest.mark.parametrize("options", [{"heads": [1]}, {"matmul_precision": "medium"}], ids=str)
 @pytest.mark.parametrize("groups", [None, PAIRS])
-def test_options_on_two_devices(options: dict[str, Any], groups: Tensor | None, elsewhere: torch.device) -> None:
-    case, whole = spread(FAMILIES["gpt2"], elsewhere), FAMILIES["gpt2"].case
+def test_options_on_two_devices(options: dict[str, Any], groups: Tensor | None) -> None:
+    case, whole = spread(FAMILIES["gpt2"]), FAMILIES["gpt2"].case
     found, expected = (
         ValueZeroing(one.model, one.layers, **options).attribute(one.inputs, token=1, feature_mask=groups)
         for one in (case, whole)
@@ -125,14 +115,14 @@ def terms_of_the_logit(case: Case) -> Any:
         (effect, FAMILIES["bert"]),
     ),
 )
-def test_aggregations_on_two_devices(explain: Any, family: Family, elsewhere: torch.device) -> None:
-    found, expected = (tensors(explain(case)) for case in (spread(family, elsewhere), family.case))
+def test_aggregations_on_two_devices(explain: Any, family: Family) -> None:
+    found, expected = (tensors(explain(case)) for case in (spread(family), family.case))
     assert {one.device.type for one in found} == {"cpu"}  # where the first layer is
     assert_same(found, expected)
 
 
-def test_layer_with_several_hooks(elsewhere: torch.device) -> None:
-    case, whole = spread(FAMILIES["llama"], elsewhere), FAMILIES["llama"].case
+def test_layer_with_several_hooks() -> None:
+    case, whole = spread(FAMILIES["llama"]), FAMILIES["llama"].case
     add_hook_to_module(case.layers[1], ModelHook(), append=True)
     assert isinstance(case.layers[1]._hf_hook, SequentialHook)
     found = ValueZeroing(case.model, case.layers[1]).attribute(case.inputs)
