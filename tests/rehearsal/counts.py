@@ -52,7 +52,9 @@ class Launches:
 
 
 class Counter(TorchDispatchMode):
-    """Counts the operations inside a `with` block. `launches` says how many there were so far."""
+    """Counts the operations inside a `with` block. After the block, `launches` holds the counts."""
+
+    launches = Launches()
 
     def __enter__(self) -> Counter:
         self._kernels = self._views = 0
@@ -63,6 +65,8 @@ class Counter(TorchDispatchMode):
     def __exit__(self, *error: Any) -> None:
         torch._C._set_only_lift_cpu_tensors(False)
         super().__exit__(*error)
+        reads, uploads = Traffic.reads - self._reads, Traffic.uploads - self._uploads
+        self.launches = Launches(self._kernels, self._views, reads, uploads)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -74,8 +78,3 @@ class Counter(TorchDispatchMode):
                 answer.alias_info is not None and not answer.alias_info.is_write for answer in func._schema.returns
             )
         return func(*args, **kwargs)
-
-    @property
-    def launches(self) -> Launches:
-        reads, uploads = Traffic.reads - self._reads, Traffic.uploads - self._uploads
-        return Launches(self._kernels, self._views, reads, uploads)

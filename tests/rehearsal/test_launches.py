@@ -1,0 +1,60 @@
+"""No method starts more kernels, or waits for the device more often, than it did. Counts are exact."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
+
+from tests.engine.parameters import quick
+from tests.rehearsal.device import AVAILABLE
+from tests.rehearsal.launches import cost
+
+pytestmark = pytest.mark.skipif(not AVAILABLE, reason="this torch has no devices made in Python")
+
+MAPS, ROLLOUT, ATTENTION, NORMS, ALTI = (110, 5), (170, 5), (25, 3), (80, 4), (140, 5)
+
+
+class Bound(NamedTuple):
+    """The most kernels and reads of one more layer beyond the forward pass, and the targets of both."""
+
+    kernels: float
+    reads: float
+    target: tuple[int, int] | None = None
+
+
+# To lower a bound, take the numbers of `python -m tests.benchmarks.launches`. Views count as kernels.
+BOUNDS = {
+    ("ValueZeroing", "BERT"): Bound(239, 18, MAPS),
+    ("ValueZeroing", "GPT-2"): Bound(322, 29, MAPS),
+    ("ValueZeroing", "LLaMA"): Bound(337, 27, MAPS),
+    ("ValueZeroing, one row", "BERT"): Bound(246, 19, MAPS),
+    ("ValueZeroing, one row", "GPT-2"): Bound(290, 26, MAPS),
+    ("ValueZeroing, one row", "LLaMA"): Bound(301, 24, MAPS),
+    ("ValueZeroingRollout", "BERT"): Bound(550, 37, ROLLOUT),
+    ("ValueZeroingRollout", "GPT-2"): Bound(641, 49, ROLLOUT),
+    ("ValueZeroingRollout", "LLaMA"): Bound(804, 47, ROLLOUT),
+    ("LayerAttention", "BERT"): Bound(32, 4, ATTENTION),
+    ("LayerAttention", "GPT-2"): Bound(69, 11, ATTENTION),
+    ("LayerAttention", "LLaMA"): Bound(59, 9, ATTENTION),
+    ("LayerAttentionNorm", "BERT"): Bound(295, 14, NORMS),
+    ("LayerAttentionNorm", "GPT-2"): Bound(319, 25, NORMS),
+    ("LayerAttentionNorm", "LLaMA"): Bound(342, 21, NORMS),
+    ("ALTI", "BERT"): Bound(4044, 251, ALTI),
+    ("ALTI", "GPT-2"): Bound(2271, 147, ALTI),
+    ("ALTI", "LLaMA"): Bound(2293, 134, ALTI),
+    ("GlobEnc", "BERT"): Bound(4298, 265, ALTI),
+    ("ALTILogit", "GPT-2"): Bound(3706, 231, ALTI),
+    ("ALTILogit", "LLaMA"): Bound(3429, 209, ALTI),
+    # One more layer of the encoder and of the decoder. Their parts are three attentions, so the target is 1.5 x 3 ALTI.
+    ("ALTIPlus", "T5"): Bound(32687, 2119, (630, 22)),
+    ("ValueZeroing", "Swin"): Bound(6367, 202),
+}
+SLOW = [("ALTIPlus", "T5"), ("ValueZeroing", "Swin"), ("GlobEnc", "BERT"), ("ALTILogit", "LLaMA"), ("ALTI", "LLaMA")]
+
+
+@pytest.mark.parametrize(("method", "model"), quick(BOUNDS, *(one for one in BOUNDS if one not in SLOW)))
+def test_launches_of_a_layer(method: str, model: str) -> None:
+    found, bound = cost(method, model).method, BOUNDS[method, model]
+    assert found.kernels <= bound.kernels
+    assert found.reads <= bound.reads
