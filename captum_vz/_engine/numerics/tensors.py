@@ -122,12 +122,15 @@ def weighted_values(
     """
     heads, dtype = query.shape[1], query.dtype
     query, key = widen(query), widen(for_query_heads(key, heads))
-    scores = query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)
+    # In place, because these are the largest tensors of a long text.
+    scores = (query @ key.transpose(-2, -1)).mul_(query.shape[-1] ** -0.5 if scale is None else scale)
     if mask is None:
         weights = scores.softmax(-1)
     else:
         bias, nothing = once_a_pass(_finite_bias, mask, scores.dtype)
-        weights = (scores + bias).softmax(-1)
+        fits = torch.broadcast_shapes(scores.shape, bias.shape) == scores.shape
+        same = fits and torch.result_type(scores, bias) == scores.dtype
+        weights = (scores.add_(bias) if same else scores + bias).softmax(-1)
         weights = weights if nothing is None else weights.masked_fill(nothing, 0)
     context = weights @ for_query_heads(values.to(weights), heads)
     return context.transpose(1, 2).to(values), weights.to(dtype)
