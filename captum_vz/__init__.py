@@ -1,5 +1,8 @@
 """Value Zeroing and its attention baselines as Captum attributions."""
 
+from importlib import import_module
+from typing import Any
+
 import captum_vz._start  # noqa: F401  # before torch, whose import Ctrl-C may interrupt
 from captum_vz import attr, functional
 from captum_vz._engine import find_layers
@@ -16,9 +19,17 @@ __all__ = [
     "RefusedError",
     "UnsupportedLayerError",
     "__version__",
+    "explain",  # noqa: F405  # loaded on its first use, below
     "find_layers",
     "functional",
     "to_embeddings",
     "token_scores",
     "verify",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # It needs transformers and matplotlib, which attribution classes do not.
+    if name == "explain":
+        return import_module("captum_vz.app.explaining.explain").explain
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

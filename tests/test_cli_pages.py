@@ -121,7 +121,7 @@ def test_page_of_a_study(command: str, capsys: pytest.CaptureFixture[str]) -> No
 def test_page_that_cannot_be_written_is_told_first(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("captum_vz.cli.commands.explain.load", lambda _: pytest.fail("the model is loaded"))
+    monkeypatch.setattr("captum_vz.cli.commands.explain.subject_of", lambda *_, **__: pytest.fail("loaded"))
     assert main(["explain", SENTENCE, "--html", "nowhere/page.html"]) == 2
     assert "cannot write nowhere/page.html: there is no folder nowhere" in capsys.readouterr().err
 

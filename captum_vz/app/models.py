@@ -20,16 +20,29 @@ from safetensors import safe_open
 from torch import nn
 from torch.nn.modules import module as torch_modules
 from transformers import (
+    MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING,
+    MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
     AutoConfig,
+    AutoFeatureExtractor,
+    AutoImageProcessor,
     AutoModel,
-    AutoModelForCausalLM,
-    AutoModelForMaskedLM,
     AutoModelForTextEncoding,
     AutoTokenizer,
     PreTrainedConfig,
 )
 
 from captum_vz import find_layers
+from captum_vz.app.explaining.tasks import (
+    AUDIO,
+    ENCODER,
+    OF_IMAGES,
+    OF_SOUND,
+    SEQ2SEQ,
+    SEQUENCE,
+    auto_class,
+    task_of,
+    task_of_class,
+)
 from captum_vz.errors import ArgumentError
 from captum_vz.study.methods import encoder_of
 from captum_vz.testbed import load_agreement_model
@@ -47,11 +60,6 @@ MODULES, NUMBERS = (10, 10_000), (32, 2**27)
 SIZES = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "hidden_size")
 WEIGHTS = "model.safetensors"
 SAVED_CONFIG = "Pass the config.json with which the weights were saved."
-
-# A model whose weights include a head for words is loaded with it, to show its predictions.
-HEADS = {"ForMaskedLM": AutoModelForMaskedLM, "ForCausalLM": AutoModelForCausalLM, "LMHeadModel": AutoModelForCausalLM}
-# The checkpoint of an encoder alone, such as T5's, is loaded without a decoder.
-ENCODERS = {"EncoderModel": AutoModelForTextEncoding}
 
 
 class Loaded(NamedTuple):
@@ -73,22 +81,39 @@ def load(name: str, hub: bool = True) -> Loaded:
         ArgumentError: There is no such model, it is not complete (weights that it lacks would be random), or its sizes
             do not fit its checkpoint.
     """
+    whole, tokenizer = load_with_head(name, hub)
+    model = encoder_of(whole)
+    return Loaded(model, tokenizer, find_layers(model))
+
+
+def load_with_head(name: str, hub: bool = True, task: str | None = None) -> tuple[Any, Any]:
+    """The whole model, with its head and its decoder, and its tokenizer; the processor of a model of images or sound.
+
+    Args:
+        name: The name, as for :func:`load`.
+        hub: Whether the Hugging Face hub may be asked.
+        task: The task whose head is loaded, of the registry of tasks. None: the head of the checkpoint.
+
+    Raises:
+        ArgumentError: See :func:`load`. Or the checkpoint lacks the weights of the head.
+    """
     if name in EMBEDDED:
-        embedded, words = load_agreement_model(EMBEDDED[name])
-        return Loaded(embedded, words, find_layers(embedded))
+        return load_agreement_model(EMBEDDED[name])
+    auto = None if task is None else auto_class(task)
     source, is_local = _find(name, hub)
     # The files of a model and the network can raise any error here. The user gets its first line.
     try:
         with _quiet():
-            model, report = _load_model(source, is_local)
+            model, report = _load_model(source, is_local, auto)
     except ArgumentError as error:
         raise ArgumentError(f"cannot load the model {name!r}: {error}") from error
     except Exception as error:
         raise ArgumentError(f"cannot load the model {name!r}: {_reason(error)}") from error
     check_weights(name, model, report)
-    tokenizer = _load_tokenizer(name, source, is_local)
-    model = encoder_of(model)
-    return Loaded(model, tokenizer, find_layers(model))
+    task = task_of(model)
+    if task in (*OF_IMAGES, *OF_SOUND):
+        return model, _load_processor(name, source, is_local, AutoImageProcessor if task in OF_IMAGES else None)
+    return model, _load_tokenizer(name, source, is_local)
 
 
 def find_models(names: Iterable[str], hub: bool = True) -> None:
@@ -148,13 +173,14 @@ def _answer_of_hub(source: str) -> int | None:
     return next(iter(answers), None)
 
 
-def _load_model(source: str, is_local: bool) -> tuple[Any, Mapping[str, Any]]:
-    """The model, and what transformers says of its weights. No code of the checkpoint runs: no pickle, no module."""
+def _load_model(source: str, is_local: bool, auto: Any) -> tuple[Any, Mapping[str, Any]]:
+    """The model, and what transformers says of its weights. No code of the checkpoint runs: no pickle, no module.
+
+    `auto` is the class that loads it. None: the class of its architecture.
+    """
     config = AutoConfig.from_pretrained(source, trust_remote_code=False, local_files_only=is_local)
     _check_sizes(config)
-    architecture = (config.architectures or [""])[0]
-    autos = (HEADS | ENCODERS).items()
-    auto = next((auto for ending, auto in autos if architecture.endswith(ending)), AutoModel)
+    auto = auto or _auto_class(config)
     with _no_larger_than(_weight_files(source, config, is_local)):
         model, report = auto.from_pretrained(
             source,
@@ -167,6 +193,20 @@ def _load_model(source: str, is_local: bool) -> tuple[Any, Mapping[str, Any]]:
             attn_implementation="eager",  # a config may name a kernel of the hub, which would be fetched and run
         )
     return model.eval(), report
+
+
+def _auto_class(config: Any) -> Any:
+    """The class that loads an architecture with its head. The checkpoint of an encoder alone has no decoder."""
+    architecture = (config.architectures or [""])[0]
+    if architecture.endswith("EncoderModel"):
+        return AutoModelForTextEncoding
+    task = task_of_class(architecture)
+    if task == SEQUENCE and type(config) in MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING:
+        task = AUDIO  # models of sound have the same ending
+    # So have models of images and of sound that write text.
+    if task is None or (task == SEQ2SEQ and type(config) not in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING):
+        return AutoModel
+    return auto_class(task)
 
 
 def _check_sizes(config: Any) -> None:
@@ -254,9 +294,9 @@ def check_weights(name: str, model: Any, report: Mapping[str, Any]) -> None:
         ArgumentError: Weights are missing.
     """
     tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
-    explained = encoder_of(model)
+    has_head = task_of(model) != ENCODER
+    explained = model if has_head else encoder_of(model)
     used = {id(one) for one in (*explained.parameters(), *explained.buffers())}
-    has_head = type(model).__name__.endswith(tuple(HEADS))
     missing = [
         key
         for key in sorted(report["missing_keys"])
@@ -302,6 +342,16 @@ def _load_tokenizer(name: str, source: str, is_local: bool) -> Any:
             "same folder, with tokenizer.save_pretrained."
         )
     return tokenizer
+
+
+def _load_processor(name: str, source: str, is_local: bool, auto: Any) -> Any:
+    try:
+        with _quiet():
+            return (auto or AutoFeatureExtractor).from_pretrained(
+                source, trust_remote_code=False, local_files_only=is_local
+            )
+    except Exception as error:
+        raise ArgumentError(f"cannot load the processor of the model {name!r}: {_reason(error)}") from error
 
 
 def _minilm() -> str:

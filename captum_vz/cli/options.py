@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from matplotlib.figure import Figure
 
-from captum_vz.app.explanation import remarks
+from captum_vz.app.checks import remarks
 from captum_vz.app.models import AGREEMENT, CAUSAL, MINILM, Loaded
 from captum_vz.cli.errors import CommandError, tell
 from captum_vz.errors import ArgumentError

@@ -16,8 +16,11 @@ from typing import Any, Final
 from matplotlib.figure import Figure
 
 from captum_vz import ValueZeroing, ValueZeroingRollout, __version__
-from captum_vz.app.explanation import Explanation, check_room, compared, draw_explanation, explain, explanation_view
-from captum_vz.app.explanation import remarks as remarks_on
+from captum_vz.app.checks import check_room, compared
+from captum_vz.app.checks import remarks as remarks_on
+from captum_vz.app.explaining.explain import Wish, explain_subject
+from captum_vz.app.explaining.explanation import Explanation, explanation_view
+from captum_vz.app.explaining.subjects import subject_of_loaded
 from captum_vz.app.models import Loaded, load
 from captum_vz.app.pages import frame, note, page, table
 from captum_vz.errors import ArgumentError, RefusedError
@@ -108,7 +111,7 @@ class Answers:
         shares = table(f"How much {explained} draws on each token", heads, rows, marked=comparison.token)
         files = Files(self._new_folder(), loaded, model, ", ".join(names), text)
         files.save_page(view)
-        layers = files.save_picture(draw_explanation(found[0]), "layers", names[0])
+        layers = files.save_picture(found[0].plot(), "layers", names[0])
         by_method = files.save_picture(comparison.plot(), "methods")
         comparison.to_csv(files.folder / "methods.csv")
         files.save_json(_record(text, model, found), "maps")
@@ -220,11 +223,12 @@ def _explained(
     text: str, loaded: Loaded, methods: Sequence[str], token: str | None, layer: int
 ) -> tuple[list[Explanation], list[str]]:
     """The explanations, and the reasons of methods that refuse the model. If all do, the first reason is raised."""
+    subject = subject_of_loaded(loaded)
     found: list[Explanation] = []
     reasons: dict[str, RefusedError] = {}
     for name in methods:
         try:
-            found.append(explain(text, loaded, name, token, layer, distances=True))
+            found.append(explain_subject(subject, text, None, Wish(name, token=token, layer=layer, distances=True)))
         except ArgumentError:
             raise
         except RefusedError as error:

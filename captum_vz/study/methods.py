@@ -76,6 +76,7 @@ class Batch:
         targets: The class (a token id) that is explained by methods that explain the model's output, one for each
             example. None: the class that the model predicts.
         foils: The class whose logit is subtracted from the target's logit, one for each example. None: no class.
+        feature_mask: The feature of each token, `(1 or batch, tokens)`. None: each token is its own feature.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class Batch:
         token: Sequence[int],
         targets: Sequence[int] | None = None,
         foils: Sequence[int] | None = None,
+        feature_mask: Tensor | None = None,
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
@@ -95,6 +97,7 @@ class Batch:
         self.token = list(token)
         self.targets = targets
         self.foils = foils
+        self.feature_mask = feature_mask
         self._runs: dict[MapsClass, MapRun] = {}
 
     def layer_rows(self, maps: MapsClass) -> list[Tensor]:
@@ -105,7 +108,7 @@ class Batch:
         if maps in self._runs:
             examples = torch.arange(len(self.token))
             return [one[examples, self.token] for one in self.whole_maps(maps)]
-        run = maps(self.model, self.layers).run(self.inputs, token=self.token)
+        run = maps(self.model, self.layers).run(self.inputs, feature_mask=self.feature_mask, token=self.token)
         return [one[:, 0] for _, one in run.maps]
 
     def whole_maps(self, maps: MapsClass) -> list[Tensor]:
@@ -114,15 +117,21 @@ class Batch:
 
     def joined_rows(self, kind: JoinedClass, maps: MapsClass, all_layers: bool) -> list[Tensor]:
         """The row of each example's token in the joined maps, up to each layer or through all layers."""
-        return kind(self.model, self.layers).join_run(self._run(maps), token=self.token, all_layers=all_layers)
+        return kind(self.model, self.layers).join_run(
+            self._run(maps), token=self.token, all_layers=all_layers, feature_mask=self.feature_mask
+        )
 
     def joined_maps(self, kind: JoinedClass, maps: MapsClass, all_layers: bool) -> list[Tensor]:
         """The joined maps `(batch, out, in)`, up to each layer or through all layers."""
-        return kind(self.model, self.layers).join_run(self._run(maps), all_layers=all_layers)
+        return kind(self.model, self.layers).join_run(
+            self._run(maps), all_layers=all_layers, feature_mask=self.feature_mask
+        )
 
     def _run(self, maps: MapsClass) -> MapRun:
         if maps not in self._runs:
-            self._runs[maps] = maps(self.model, self.layers).run(self.inputs, find_other_mixing=True)
+            self._runs[maps] = maps(self.model, self.layers).run(
+                self.inputs, feature_mask=self.feature_mask, find_other_mixing=True
+            )
         return self._runs[maps]
 
 
@@ -286,7 +295,7 @@ def baseline_method(title: str, kind: Any) -> Method:
 
     def rows(batch: Batch) -> list[Tensor]:
         causal = any(getattr(module, "is_causal", False) for module in batch.layers[0].modules())  # in transformers
-        return [kind(causal=causal).attribute(batch.inputs, token=batch.token)]
+        return [kind(causal=causal).attribute(batch.inputs, feature_mask=batch.feature_mask, token=batch.token)]
 
     return Method(title, rows, of_text=kind)
 

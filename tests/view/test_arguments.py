@@ -7,7 +7,9 @@ import pytest
 import torch
 
 from captum_vz import ValueZeroing
-from captum_vz.app.explanation import explain, explanation_view
+from captum_vz.app.explaining.explain import Wish, explain_subject
+from captum_vz.app.explaining.explanation import explanation_view
+from captum_vz.app.explaining.subjects import subject_of_loaded
 from captum_vz.app.models import load
 from captum_vz.errors import ArgumentError
 from captum_vz.generation import attribute_generation
@@ -145,7 +147,9 @@ def test_save_writes_the_page(tmp_path: Any) -> None:
 def test_page_of_a_command_has_distances(method: str) -> None:
     """`explain --html` and the demo show how much there was to divide, without another rollout or other shares."""
     loaded = load("agreement")
-    found = explain("the pictures of some hat [MASK].", loaded, method, None, -1, distances=True)
+    found = explain_subject(
+        subject_of_loaded(loaded), "the pictures of some hat [MASK].", None, Wish(method, distances=True)
+    )
     panels = explanation_view("title", [found]).methods[0].panels
     assert [panel.label for panel in panels] == ["layer 0", "layer 1", "layer 2", "layer 3", "rollout"]
     for panel, scores in zip(panels, [*found.maps, found.rollout], strict=True):

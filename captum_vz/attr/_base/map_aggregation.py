@@ -198,19 +198,22 @@ class MapAggregation(ForwardPassAttribution):
         results = [format_output(isinstance(inputs, tuple), (one,)) for one in maps]
         return results if all_layers else results[-1]
 
-    def join_run(self, run: MapRun, *, token: Any = None, all_layers: bool = False) -> list[Tensor]:
+    def join_run(
+        self, run: MapRun, *, token: Any = None, all_layers: bool = False, feature_mask: Tensor | None = None
+    ) -> list[Tensor]:
         """Join maps that :meth:`LayerMaps.run` has computed. Several methods can join the same maps.
 
         Args:
             run: All rows of all maps, computed with `find_other_mixing` unless `other_mixing` is "ignore".
             token: The output tokens whose rows are returned.
             all_layers: Whether to return the result after each layer, or only the final result.
+            feature_mask: The feature of each token, with which the maps were computed.
 
         Returns:
             The results, `(batch, out, in)` or `(batch, in)` each.
         """
         self._check_options()
-        return self._joined(run, WantedTokens.parse(token, None), None, all_layers)
+        return self._joined(run, WantedTokens.parse(token, None), feature_mask, all_layers)
 
     @abstractmethod
     def join(self, maps: list[Tensor], rows: Tensor | None) -> list[Tensor]:

@@ -8,7 +8,10 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from captum_vz.app.explanation import blanked_out, compared, explain, explanation_view
+from captum_vz.app.checks import blanked_out, compared
+from captum_vz.app.explaining.explain import Wish, explain_subject
+from captum_vz.app.explaining.explanation import explanation_view
+from captum_vz.app.explaining.subjects import subject_of_loaded
 from captum_vz.app.models import Loaded, load
 from captum_vz.app.pages import frame, page, paragraph, table
 from captum_vz.cli.errors import CommandError, tell
@@ -82,7 +85,8 @@ def run(options: argparse.Namespace) -> None:
         save_picture(found.plot(), options, loaded.model, ", ".join(found.scores))
     if options.html is not None:
         with working("maps of all methods"):
-            maps = [explain(options.text, loaded, name, options.token, options.layer, "--") for name in found.scores]
+            subject, wish = subject_of_loaded(loaded), Wish(token=options.token, layer=options.layer, option="--")
+            maps = [explain_subject(subject, options.text, None, replace(wish, method=name)) for name in found.scores]
         save_page(_page(found, truth, explanation_view(options.text, maps), options), options.html)
     if options.json:
         print(json.dumps(_record(found, truth, options)))

@@ -7,18 +7,23 @@ import json
 import sys
 from typing import Any, Final
 
-from captum_vz.app.explanation import Explanation, draw_explanation, explain, explanation_view
-from captum_vz.app.models import load
-from captum_vz.cli.options import add_command, add_model, add_outputs, check_files, check_text, one_of
+from captum_vz.app.explaining.explain import Wish, default_method, explain_subject
+from captum_vz.app.explaining.explanation import Explanation, explanation_view, row_text
+from captum_vz.app.explaining.subjects import subject_of
+from captum_vz.app.explaining.tasks import TASKS
+from captum_vz.cli.errors import CommandError
+from captum_vz.cli.options import add_command, add_model, add_outputs, check_files, check_text, one_of, positive
 from captum_vz.cli.output import is_terminal, name_files, print_table, save_page, save_picture, share_cell, working
 from captum_vz.study import METHODS
-from captum_vz.visualization import terminal_text
 
 EXAMPLES: Final = (
     'explain "the pictures of some hat [MASK] scaring marcus."',
     'explain "the pictures of some hat [MASK] scaring marcus." --layer 0 --token pictures --output maps.png',
     'explain "the pictures of some hat" --model causal --method alti --html page.html',
     'explain "a cat [MASK] on the mat" --model minilm --method attention-rollout --json',
+    'explain "the pictures of some hat [MASK] small." --method value-zeroing-effect --target are --foil is --words',
+    'explain "what a film" --model my-classifier --target POSITIVE',
+    'explain "who wrote it?" --pair "mary wrote the book" --model my-question-answering',
 )
 
 
@@ -28,23 +33,38 @@ def add_explain(commands: Any) -> None:
         commands,
         "explain",
         run,
-        help="score the tokens of a text for one of them",
-        description="Prints how much one token draws on each token of a text. A full bar is a share of 1.",
+        help="score the tokens of a text for one of them, or for what the model predicts",
+        description="Prints how much one token draws on each token of a text, where a full bar is a share of 1. For a "
+        "model with a head for labels or answers, prints how much each token supports the prediction.",
         examples=EXAMPLES,
     )
-    sub.add_argument("text", metavar="TEXT", help="a sentence; [MASK] stands for the model's own mask token")
+    sub.add_argument(
+        "text",
+        metavar="TEXT",
+        help="a sentence, in which [MASK] stands for the model's own mask token; the file of an image or of a sound",
+    )
+    sub.add_argument(
+        "--pair", nargs="+", metavar="TEXT", help="a second text: the text of an answer; the answers to choose from"
+    )
     add_model(sub)
+    sub.add_argument(
+        "--task",
+        type=one_of("task", TASKS),
+        metavar="TASK",
+        help=f"the head to load, one of {', '.join(TASKS)} (default: the head that the model was saved with)",
+    )
     sub.add_argument(
         "--token",
         help="the token to explain: its position, from 0, negative ones from the end; or the token itself "
-        "(default: the mask, else the last token of the text)",
+        "(default: the mask, else the last token of the text; for labels the token that the head reads)",
     )
+    sub.add_argument("--target", help="the label, word or answer that is explained (default: the model's prediction)")
+    sub.add_argument("--foil", help="the label or word whose score is subtracted: why the target, and not the foil?")
     sub.add_argument(
         "--method",
         type=one_of("method", METHODS),
-        default="value-zeroing",
         metavar="METHOD",
-        help=f"one of {', '.join(METHODS)} (default: %(default)s)",
+        help=f"one of {', '.join(METHODS)} (default: value-zeroing; for labels and answers value-zeroing-effect)",
     )
     sub.add_argument(
         "--layer",
@@ -52,6 +72,15 @@ def add_explain(commands: Any) -> None:
         default=-1,
         help="the layer whose scores are printed, from 0, negative ones from the end; the last layer of joined maps "
         "(default: the last)",
+    )
+    sub.add_argument("--words", action="store_true", help="zero the tokens of a word together, and score words")
+    sub.add_argument(
+        "--window",
+        nargs="*",
+        type=positive,
+        metavar="N",
+        help="read a long text in windows of N tokens, of which neighbours share a second number (default: as many as "
+        "the model takes, a quarter shared)",
     )
     add_outputs(
         sub,
@@ -65,18 +94,32 @@ def run(options: argparse.Namespace) -> None:
     """Explain, print and draw."""
     check_text(options.text)
     check_files(options.output, options.html)
+    window = options.window
+    if window is not None and len(window) > 2:
+        raise CommandError(f"--window is given {len(window)} numbers: pass a number of tokens, and what windows share.")
     with working(f"loading {options.model}") as say:
-        loaded = load(options.model)
-        say(f"{options.method}: maps of {len(loaded.layers)} layers")
-        asked = options.text, loaded, options.method, options.token, options.layer
-        found = explain(*asked, option="--", distances=options.html is not None)
+        subject = subject_of(options.model, task=options.task)
+        say(f"{options.method or default_method(subject)}: maps of {len(subject.layers)} layers")
+        wish = Wish(
+            options.method,
+            options.target,
+            options.foil,
+            options.token,
+            options.layer,
+            options.words,
+            True if window == [] else window,
+            options.html is not None,
+            "--",
+        )
+        pair = options.pair
+        found = explain_subject(subject, options.text, pair[0] if pair is not None and len(pair) == 1 else pair, wish)
         if options.output is not None:
             say(f"drawing {options.output}")
-            save_picture(draw_explanation(found), options, loaded.model, options.method)
+            save_picture(found.plot(), options, subject.model, found.method)
         if options.html is not None:
             save_page(explanation_view(f"{options.text} ({options.model})", [found]).html(), options.html)
     if options.json:
-        print(json.dumps(_record(found, options)))
+        print(json.dumps({"text": options.text, "model": options.model, **found.to_dict()}))
         return
     _print(found)
     name_files(options.output, options.html)
@@ -87,31 +130,20 @@ def _print(found: Explanation) -> None:
     if found.layer is not None:
         scope += f" (of 0 to {found.depth - 1})"
     name = ", ".join(filter(None, [found.method, scope]))
-    print(f"{name}: how much {found.tokens[found.token]} draws on each token")
-    if is_terminal(sys.stdout):
-        scores = found.scores.tolist()
-        rows = [
-            (">" if place == found.token else "", str(place), share_cell(word, score), f"{score:.4f}")
-            for place, (word, score) in enumerate(zip(found.tokens, scores, strict=True))
-        ]
-        print_table(("", "", "token", "share"), rows, keys=3, right=(1, 3), marked=found.token, bars=scores)
-    else:
-        print(terminal_text(found.tokens, found.scores, found.token, color=False, full=1))
-    if found.predictions:
-        words = ", ".join(f"{word} {probability:.2f}" for word, probability in found.predictions)
-        print(f"the model predicts: {words}")
-
-
-def _record(found: Explanation, options: argparse.Namespace) -> dict[str, Any]:
-    return {
-        "text": options.text,
-        "model": options.model,
-        "method": options.method,
-        "tokens": found.tokens,
-        "token": {"position": found.token, "text": found.tokens[found.token]},
-        "layer": found.layer,
-        "scores": found.scores.tolist(),
-        "maps": [one.tolist() for one in found.maps],
-        "rollout": None if found.rollout is None else found.rollout.tolist(),
-        "predictions": [{"token": word, "probability": probability} for word, probability in found.predictions],
-    }
+    for row in found.rows:
+        print(f"{name}: {found.heading(row)}")
+        if is_terminal(sys.stdout):
+            scores = row.scores.tolist()
+            highest = max(map(abs, scores), default=0.0) or 1.0
+            shares = [abs(score) / highest for score in scores] if found.is_signed else scores
+            written = [f"{score:+.4f}" if found.is_signed else f"{score:.4f}" for score in scores]
+            rows = [
+                (">" if place == row.token else "", str(place), share_cell(word, share), number)
+                for place, (word, share, number) in enumerate(zip(found.tokens, shares, written, strict=True))
+            ]
+            head = "score" if found.is_signed else "share"
+            print_table(("", "", "token", head), rows, keys=3, right=(1, 3), marked=row.token, bars=shares)
+        else:
+            print(row_text(found, row))
+    for line in found.remarks():
+        print(line)

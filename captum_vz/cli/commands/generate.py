@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from captum_vz.app.explanation import check_layer, check_room, depth_of
+from captum_vz.app.checks import check_layer, check_room, depth_of
 from captum_vz.app.models import CAUSAL, load
 from captum_vz.cli.errors import CommandError, tell
 from captum_vz.cli.options import (

@@ -29,7 +29,11 @@ class PreparedText:
 
 
 def prepare_text(
-    model: Any, tokenizer: Any, text: str | Mapping[str, Any], token: int | str | None = None
+    model: Any,
+    tokenizer: Any,
+    text: str | Mapping[str, Any],
+    token: int | str | None = None,
+    any_length: bool = False,
 ) -> PreparedText:
     """Tokenize a text, check its length, and find the token to explain.
 
@@ -39,6 +43,7 @@ def prepare_text(
         text: A text, in which ``[MASK]`` stands for the tokenizer's own mask token, or what the tokenizer returned for
             one text, with tensors `(1, tokens)`.
         token: The token to explain, see :func:`find_token`.
+        any_length: Whether the text may be longer than the model takes.
 
     Raises:
         ValueError: The text is empty or too long. `text` holds another number of texts. There is no such token. The
@@ -72,7 +77,7 @@ def prepare_text(
             )
         raise ValueError("the text is empty: there is no token to explain. Pass a text with at least one word.")
     most = max_tokens(model, tokenizer)
-    if most is not None and len(numbers) > most:
+    if not any_length and most is not None and len(numbers) > most:
         raise ValueError(f"the text is {len(numbers)} tokens long, but the model takes at most {most}.")
     words = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None
     known = getattr(words, "num_embeddings", None)

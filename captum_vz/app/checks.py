@@ -1,0 +1,160 @@
+"""What is checked and told before a text is explained, and methods that are compared on it."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from captum_vz.app.models import Loaded
+from captum_vz.errors import ArgumentError
+from captum_vz.study import Table, compare
+from captum_vz.study.examples.text import PreparedText, max_tokens, predicts_next, prepare_text, word_id
+from captum_vz.study.methods import METHODS, check_methods
+
+if TYPE_CHECKING:
+    from captum_vz.study.scoring.truth import Truth
+
+
+def depth_of(loaded: Loaded) -> int:
+    """How many maps of layers there are. ALBERT's only layer runs as often as the configuration says."""
+    return max(len(loaded.layers), getattr(loaded.model.config, "num_hidden_layers", 0))
+
+
+def check_layer(layer: int, depth: int, option: str) -> None:
+    """Refuse a layer that is not one of `depth` layers."""
+    if not -depth <= layer < depth:
+        raise ArgumentError(
+            f"{option}layer {layer} is out of range: the model has {depth} layers, {-depth} to {depth - 1}."
+        )
+
+
+def check_room(text: str, loaded: Loaded, new: int) -> None:
+    """Refuse a text that is too long for the model with this number of new tokens."""
+    most, count = max_tokens(loaded.model, loaded.tokenizer), len(loaded.tokenizer(text)["input_ids"])
+    room = new if most is None else most - count + 1  # the last new token is no input
+    if new > room:
+        raise ArgumentError(
+            f"the text is {count} tokens long, and the model takes at most {most}: ask for at most {room} new tokens."
+        )
+
+
+def remarks(text: str, loaded: Loaded, prepared: PreparedText, token: str | None, option: str) -> list[str]:
+    """What a user may not have meant: unknown words, a mask that is none, and the token that is explained instead."""
+    model, tokenizer, _ = loaded
+    mask, names = None if predicts_next(model) else tokenizer.mask_token, prepared.tokens
+    ids = prepared.inputs["input_ids"][0].tolist()
+    masks = [i for i, number in enumerate(ids) if mask is not None and number == tokenizer.mask_token_id]
+    # The unknown token of some decoders also begins or ends each text.
+    ends = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id)
+    unknown = [i for i, number in enumerate(ids) if number == tokenizer.unk_token_id and number not in ends]
+    found = []
+    if unknown:
+        found.append(
+            f"the tokenizer does not know what stands at {_listed(unknown)}: the model is given {names[unknown[0]]}."
+        )
+    for written in dict.fromkeys(re.findall(r"\[mask\]|<mask>", text, re.IGNORECASE)):
+        if tokenizer.mask_token is None:
+            found.append(f"{written} is read as text: the model has no mask token.")
+        elif mask is None:
+            found.append(f"{written} is no mask for a model that predicts the next token: end the text before it.")
+        elif written not in ("[MASK]", mask):
+            found.append(f"{written} is read as text: write [MASK] for the mask.")
+    if token is None and len(masks) > 1:
+        found.append(f"the text has {len(masks)} masks, at {_listed(masks)}: {option}token {masks[0]} is explained.")
+    if token is None and not masks:
+        why = "the last token of the text" if predicts_next(model) else "the text has no mask: its last token"
+        found.append(f"{why} is explained, {option}token {prepared.token}.")
+    return found
+
+
+def _listed(places: list[int]) -> str:
+    return ("position " if len(places) == 1 else "positions ") + ", ".join(map(str, places))
+
+
+def compared(
+    text: str,
+    loaded: Loaded,
+    methods: Sequence[str] | None,
+    token: str | None,
+    layer: int,
+    target: str | None = None,
+    foil: str | None = None,
+    advance: Callable[[str], object] | None = None,
+    option: str = "",
+) -> Table:
+    """:func:`~captum_vz.study.compare` for a model that was loaded by its name.
+
+    Warnings name what the user may not have meant, as in :func:`explain`. `option`
+    stands before the names of options in messages, such as "--".
+
+    Raises:
+        ArgumentError: A method is unknown; there is no such token, layer or target; or the text is empty or too long.
+    """
+    model, tokenizer, layers = loaded
+    _check_words(tokenizer, target, foil, option)
+    try:
+        names = check_methods(methods)
+        if any(METHODS[name].layered for name in names):
+            check_layer(layer, depth_of(loaded), option)
+        for remark in remarks(text, loaded, prepare_text(model, tokenizer, text, token), token, option):
+            warnings.warn(remark, stacklevel=2)
+        return compare(
+            model,
+            tokenizer,
+            text,
+            None if methods is None else names,
+            target,
+            foil=foil,
+            layer=layer,
+            layers=layers,
+            token=token,
+            advance=advance,
+        )
+    except ValueError as error:
+        raise _named(error, option) from error
+
+
+def _named(error: ValueError, option: str) -> ArgumentError:
+    """An error of an argument, with `option` before the name of the argument."""
+    named = str(error).startswith(("token ", "layer ", "methods "))
+    return ArgumentError(f"{option}{error}" if named else str(error))
+
+
+def _check_words(tokenizer: Any, target: str | None, foil: str | None, option: str) -> None:
+    for name, word in (("target", target), ("foil", foil)):
+        try:
+            if word is not None:
+                word_id(tokenizer, word)
+        except ValueError as error:
+            raise ArgumentError(
+                f"{option}{name} is {word!r}, which is no single token of the tokenizer: pass another word."
+            ) from error
+
+
+def blanked_out(
+    text: str,
+    loaded: Loaded,
+    token: str | None,
+    target: str | None = None,
+    foil: str | None = None,
+    option: str = "",
+) -> Truth:
+    """:func:`~captum_vz.study.scoring.truth.blank_out_text` for a text and written words.
+
+    Raises:
+        ArgumentError: A word is not one token, or there is no such token.
+        RefusedError: The model predicts no words.
+        ModuleNotFoundError: The extra `study` is not installed.
+    """
+    from captum_vz.study.scoring.truth import blank_out_text
+
+    model, tokenizer, _ = loaded
+    _check_words(tokenizer, target, foil, option)
+    try:
+        prepared = prepare_text(model, tokenizer, text, token)
+    except ValueError as error:
+        raise _named(error, option) from error
+    target_ids, foil_ids = ([word_id(tokenizer, word)] if word is not None else None for word in (target, foil))
+    return blank_out_text(model, tokenizer, prepared, target_ids, foil_ids)

@@ -1,0 +1,247 @@
+"""The rows of one method for the questions that a model's output asks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from captum_vz import ALTILogit, LayerAttentionGradient, ValueZeroing
+from captum_vz.app.checks import check_layer
+from captum_vz.app.explaining.subjects import Subject
+from captum_vz.app.explaining.tasks import Question
+from captum_vz.app.explaining.windows import Cut, Piece
+from captum_vz.errors import UnsupportedLayerError
+from captum_vz.functional import pool_groups
+from captum_vz.study.methods import METHODS, Batch, rollout_of
+
+
+@dataclass
+class Row:
+    """The scores of all tokens for one thing that is explained.
+
+    Attributes:
+        name: What is explained: a token, a label, a word and its label.
+        token: The position of the token whose row this is, or whose label it explains. None: the whole input.
+        scores: `(in,)`. The rows of a map sum to 1. An effect has a sign: a positive score supports the name.
+        window: The tokens `(start, stop)` that the model read together, if the text was cut. No score lies outside.
+            None: the whole text, or the mean of all windows.
+    """
+
+    name: str
+    token: int | None
+    scores: Tensor
+    window: tuple[int, int] | None = None
+
+
+@dataclass
+class Run:
+    """One method on one piece of a text."""
+
+    subject: Subject
+    method: str
+    piece: Piece
+    groups: Tensor | None = None
+
+    @cached_property
+    def batch(self) -> Batch:
+        """The piece as the registry of methods takes it."""
+        subject = self.subject
+        made = Batch(subject.forward, subject.tokenizer, subject.layers, self.piece.inputs, [0])
+        made.feature_mask = self.groups
+        return made
+
+    def row(self, question: Question, layer: int, option: str) -> tuple[Tensor, int]:
+        """The row `(in,)` of a question, and the number of layers to choose from."""
+        method = METHODS[self.method]
+        place = self._place(question)
+        if method.explains_output:
+            if method.layered:
+                check_layer(layer, len(self.subject.layers), option)
+            return self._of_output(question, place, layer), len(self.subject.layers)
+        self.batch.token = [place]
+        rows = method.rows(self.batch)
+        if method.layered:
+            check_layer(layer, len(rows), option)
+        return rows[layer if method.layered else 0][0], len(rows)
+
+    def _place(self, question: Question) -> int:
+        """The position in this piece. A label of the whole text is read at each piece's own last token."""
+        places = self.piece.places
+        if places is None or question.token in places:
+            return self.piece.local(question.token)
+        return len(places) - 1
+
+    def _of_output(self, question: Question, place: int, layer: int) -> Tensor:
+        """The row of a method that explains a number of the output, as the method's class returns it."""
+        method, subject, inputs = METHODS[self.method], self.subject, self.piece.inputs
+        if not question.field:
+            raise UnsupportedLayerError(
+                f"{type(subject.model).__name__} gives no logits, but {self.method} explains a logit. Pass a model "
+                "with a head, or a method with maps, such as value-zeroing."
+            )
+        reader = question.reader(place)
+        target: Any = reader
+        foil: Any = None
+        if question.is_logit:
+            target = question.index(place, question.entry)
+            foil = None if question.foil is None else question.index(place, question.foil)
+        kind = method.of_text
+        if kind is LayerAttentionGradient:
+            maps: Any = kind(subject.forward, subject.layers[layer], objective=reader)
+            shares: Tensor = maps.attribute(inputs, feature_mask=self.groups, token=place)
+            return shares[0]
+        if kind is ALTILogit and not question.is_logit:
+            raise UnsupportedLayerError(f"{self.method} explains logits: pass value-zeroing-effect.")
+        if isinstance(kind, partial):  # a method of Captum on word embeddings
+            own = {} if question.is_logit else {"objective": reader}
+            made = kind(subject.forward, tokenizer=subject.tokenizer, **own)
+            asked = {"target": target, "foil": foil} if question.is_logit else {}
+            return self._added(made.attribute(inputs, **asked, **method.options))[0]
+        if kind is ALTILogit:
+            return self._added(kind(subject.forward, subject.layers).attribute(inputs, target=target, foil=foil))[0]
+        of_layer = {"layer": layer} if method.layered else {}
+        made = kind(subject.forward, subject.layers, **of_layer)
+        effects: Tensor = made.attribute(inputs, target=target, foil=foil, feature_mask=self.groups)
+        return effects[0]
+
+    def _added(self, scores: Tensor) -> Tensor:
+        """The sum of each feature, at all of its tokens."""
+        if self.groups is None:
+            return scores
+        member = self.groups.to(scores.device).unique(return_inverse=True)[1]
+        return scores.new_zeros(len(scores), int(member.max()) + 1).scatter_add(1, member, scores).gather(1, member)
+
+    def maps(self) -> tuple[list[Tensor], Tensor | None]:
+        """The layers' maps `(out, in)`, and their rollout; nothing for a method without maps."""
+        method = METHODS[self.method]
+        if method.maps is None:
+            return [], None
+        joining = rollout_of(method)
+        rollout = None
+        if joining is not None and joining.joined is not None:
+            rollout = self.batch.joined_maps(joining.joined, method.maps, all_layers=False)[-1][0]
+        return [one[0] for one in self.batch.whole_maps(method.maps)], rollout
+
+    def map_of(self, layer: int) -> Tensor:
+        """The map that the rows are from: of a layer, or joined up to it."""
+        method = METHODS[self.method]
+        assert method.maps is not None
+        if method.joined is None:
+            return self.batch.whole_maps(method.maps)[layer][0]
+        maps = self.batch.joined_maps(method.joined, method.maps, all_layers=method.layered)
+        return maps[layer if method.layered else -1][0]
+
+    def distances(self) -> list[Tensor]:
+        """The maps of Value Zeroing before rows are divided by their sums."""
+        return [one[0] for one in self.batch.whole_maps(partial(ValueZeroing, normalize=False))]
+
+
+@dataclass
+class Scores:
+    """What a method computed for a text.
+
+    Attributes:
+        rows: One row for each question, or for each window.
+        depth: The number of layers from which a layer is chosen.
+        maps: The map of each layer. Of a text in windows, only the chosen layer's, joined.
+        rollout: The joined maps through all layers; None if no method joins these maps, or the text is in windows.
+        distances: The maps of Value Zeroing before rows are divided by their sums.
+    """
+
+    rows: list[Row]
+    depth: int
+    maps: list[Tensor] = field(default_factory=list)
+    rollout: Tensor | None = None
+    distances: list[Tensor] = field(default_factory=list)
+
+
+def computed(
+    subject: Subject,
+    method: str,
+    text: Cut,
+    questions: Sequence[Question],
+    words: Sequence[int] | None,
+    layer: int,
+    distances: bool,
+    option: str,
+) -> Scores:
+    """The rows of a method for each question, and its maps.
+
+    Args:
+        subject: The model.
+        method: The name of the method.
+        text: The text in pieces.
+        questions: What is explained.
+        words: The word of each token, if the tokens of a word are zeroed together.
+        layer: The layer, negative ones from the end.
+        distances: Whether to compute the distances of Value Zeroing as well.
+        option: What stands before the names of options in messages.
+    """
+    runs = []
+    for piece in text.pieces:
+        groups = None
+        if words is not None and piece.places is not None:
+            groups = torch.tensor([[words[place] for place in piece.places]], device=subject.device)
+        runs.append(Run(subject, method, piece, groups))
+    whole, depth, rows = len(runs) == 1, 1, []
+    count = 0 if whole else text.windows[-1][1] + len(_after(text))
+    # Whole maps first: rows are then taken from them.
+    maps, rollout = runs[0].maps() if whole else ([], None)
+    for question in questions:
+        of_all = not question.of_token and not whole
+        chosen = range(len(runs)) if of_all else [text.owner(question.token)]
+        found = []
+        for number in chosen:
+            scores, depth = runs[number].row(question, layer, option)
+            found.append(scores if whole else runs[number].piece.spread(scores, count))
+        token = question.token if question.of_token or not METHODS[method].explains_output else None
+        if of_all and METHODS[method].explains_output:
+            rows.append(Row(question.name, token, torch.stack(found).sum(0) / len(found)))
+            continue
+        rows += [
+            Row(question.name, token, one, None if whole else text.windows[number])
+            for number, one in zip(chosen, found, strict=True)
+        ]
+    if not whole and METHODS[method].maps is not None:
+        maps = [_joined_map(runs, text, layer, count)]
+    own = runs[0].distances() if distances and whole and METHODS[method].maps is ValueZeroing else []
+    return Scores(rows, depth, maps, rollout, own)
+
+
+def _after(text: Cut) -> tuple[int, ...]:
+    """The fixed tokens after all windows."""
+    places = text.pieces[-1].places or ()
+    return tuple(place for place in places if place >= text.windows[-1][1])
+
+
+def _joined_map(runs: Sequence[Run], text: Cut, layer: int, count: int) -> Tensor:
+    """The map of the whole text, each row from the window in which its token has the most context."""
+    maps = [run.map_of(layer) for run in runs]
+    whole = maps[0].new_zeros(count, count)
+    for place in range(count):
+        number = text.owner(place)
+        piece = runs[number].piece
+        whole[place] = piece.spread(maps[number][piece.local(place)], count)
+    return whole
+
+
+def by_words(found: Scores, words: Sequence[int]) -> Scores:
+    """The scores of words instead of tokens. All tokens of a word have its score."""
+    groups = torch.tensor(words, device=found.rows[0].scores.device)
+    firsts = [words.index(word) for word in range(max(words) + 1)]
+
+    def pooled(one: Tensor) -> Tensor:
+        return pool_groups(one[None], groups[None].to(one.device))[0]
+
+    rows = [
+        Row(row.name, None if row.token is None else words[row.token], row.scores[firsts], row.window)
+        for row in found.rows
+    ]
+    maps = [pooled(one) for one in found.maps]
+    rollout = None if found.rollout is None else pooled(found.rollout)
+    return Scores(rows, found.depth, maps, rollout, [pooled(one) for one in found.distances])

@@ -1,0 +1,85 @@
+"""The tokens of one text or two, and what each of them is."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+from transformers import BatchEncoding
+
+from captum_vz.app.explaining.subjects import Subject
+from captum_vz.app.explaining.tasks import ANSWER
+from captum_vz.errors import ArgumentError
+
+
+def encode(tokenizer: Any, text: str, pair: str | None = None) -> BatchEncoding:
+    """The tokenizer's output for a text, with the model's own mask. Typed special tokens at the ends are not doubled.
+
+    >>> from captum_vz.testbed import load_agreement_model
+    >>> import warnings
+    >>> with warnings.catch_warnings(record=True) as told:
+    ...     warnings.simplefilter("always")
+    ...     encode(load_agreement_model()[1], "[CLS] the hat [SEP]").tokens()
+    ['[CLS]', 'the', 'hat', '[SEP]']
+    """
+    given = [one for one in (text, pair) if one is not None]
+    filled = [one.replace("[MASK]", tokenizer.mask_token) if tokenizer.mask_token else one for one in given]
+    added = tokenizer("a", verbose=False)["input_ids"]
+    begin, end = _typed(tokenizer, "cls", "bos"), _typed(tokenizer, "sep", "eos")
+    typed: list[str] = []
+    for place, one in enumerate(filled):
+        kept = one
+        for mark in begin:
+            if added[:1] == [mark[0]] and kept.lstrip().startswith(mark[1]):
+                kept = kept.lstrip()[len(mark[1]) :].lstrip()
+                typed.append(mark[1])
+        for mark in end:
+            if added[-1:] == [mark[0]] and kept.rstrip().endswith(mark[1]):
+                kept = kept.rstrip()[: -len(mark[1])].rstrip()
+                typed.append(mark[1])
+        filled[place] = kept
+    if typed:
+        marks = " and ".join(dict.fromkeys(typed))
+        warnings.warn(f"{marks} of the text is not doubled: the tokenizer adds its special tokens.", stacklevel=4)
+    return tokenizer(*filled, return_tensors="pt", verbose=False)
+
+
+def _typed(tokenizer: Any, *names: str) -> list[tuple[int, str]]:
+    """Ids and texts of special tokens, each once."""
+    found = {getattr(tokenizer, f"{name}_token_id", None): getattr(tokenizer, f"{name}_token", None) for name in names}
+    return [(number, mark) for number, mark in found.items() if number is not None and mark]
+
+
+def second_text(encoding: Any, pair: str | None, task: str) -> list[bool]:
+    """Whether each token is of the second text."""
+    count = encoding["input_ids"].shape[1]
+    if pair is None:
+        return [False] * count
+    if not getattr(encoding, "encodings", None):
+        if task == ANSWER:
+            raise ArgumentError("the tokenizer does not say which tokens are of the second text: pass a fast one.")
+        return [False] * count
+    return [number == 1 for number in encoding.sequence_ids()]
+
+
+def fixed_tokens(special: Sequence[bool], second: Sequence[bool] | None) -> list[bool]:
+    """The tokens that every window has: special tokens at the ends, and the first of two texts."""
+    count = len(special)
+    start = next((i for i, one in enumerate(special) if not one), count)
+    stop = next((i + 1 for i in reversed(range(count)) if not special[i]), 0)
+    if second is not None and any(second):
+        start = second.index(True)
+    return [not start <= place < stop for place in range(count)]
+
+
+def read_token(subject: Subject, ids: Sequence[int]) -> int:
+    """The token that a head for classes reads: the last one of a causal model, else `[CLS]` or, without it, the first.
+
+    Encoder-decoders read their last token, the end of the text.
+    """
+    causal = any(getattr(module, "is_causal", False) is True for module in subject.layers[0].modules())
+    if causal or getattr(subject.model.config, "is_encoder_decoder", False):
+        return len(ids) - 1
+    number = getattr(subject.tokenizer, "cls_token_id", None)
+    return next((place for place, one in enumerate(ids) if one == number), 0)

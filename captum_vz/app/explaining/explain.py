@@ -1,0 +1,381 @@
+"""What a model says about a text, an image or a sound, explained in one call."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cosine_similarity
+
+from captum_vz.app.checks import check_layer, depth_of, remarks
+from captum_vz.app.explaining.computing import Row, Scores, by_words, computed
+from captum_vz.app.explaining.encoding import encode, fixed_tokens, read_token, second_text
+from captum_vz.app.explaining.explanation import Explanation
+from captum_vz.app.explaining.subjects import Subject, read_input, source_names, subject_of
+from captum_vz.app.explaining.tasks import (
+    ANSWER,
+    CAUSAL,
+    CHOICE,
+    ENCODER,
+    MASKED,
+    OF_IMAGES,
+    OF_SOUND,
+    SENTENCE,
+    SEQ2SEQ,
+    SEQUENCE,
+    SPEECH,
+    TOKENS,
+    Asked,
+    Predictions,
+    Question,
+    label_number,
+    questions,
+)
+from captum_vz.app.explaining.windows import Cut, Piece, cut, joined, window_size
+from captum_vz.app.models import Loaded
+from captum_vz.errors import ArgumentError
+from captum_vz.generation import attribute_generation
+from captum_vz.generation.words import TokenText
+from captum_vz.study.examples.text import PreparedText, content_specials, max_tokens, prepare_text
+from captum_vz.study.methods import METHODS
+
+MAPS, EFFECT = "value-zeroing", "value-zeroing-effect"
+#: Tasks whose rows explain the state of a token, unless the user chooses a method.
+BY_MAPS: Final = (MASKED, CAUSAL, SEQ2SEQ, ENCODER)
+#: The tensors of an output that tasks read.
+FIELDS: Final = ("logits", "start_logits", "end_logits")
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What a user asks for, except the model and the text. See :func:`explain` for the meaning of each."""
+
+    method: str | None = None
+    target: int | str | None = None
+    foil: int | str | None = None
+    token: int | str | None = None
+    layer: int = -1
+    words: bool = False
+    window: Any = None
+    distances: bool = False
+    option: str = ""
+
+
+def explain(
+    model: Any,
+    text: Any,
+    text_pair: Any = None,
+    *,
+    tokenizer: Any = None,
+    task: str | None = None,
+    method: str | None = None,
+    target: int | str | None = None,
+    foil: int | str | None = None,
+    token: int | str | None = None,
+    layer: int = -1,
+    words: bool = False,
+    window: Any = None,
+) -> Explanation:
+    """What a model says about a text, an image or a sound, and how much each of its tokens has to do with it.
+
+    ============================ ======================================= ==================================
+    a model with a head for      explains                                by default
+    ============================ ======================================= ==================================
+    classes of a text            the predicted label                     the effect on its logit
+    labels of tokens             each labelled word                      the effect on its label's logit
+    answers                      the start and the end of the answer     the effects on their logits
+    multiple choice              the chosen answer                       the effect on its logit
+    a word at a mask, next words the mask, the last token                its row of Value Zeroing
+    classes of images, of sound  the predicted class                     the effect on its logit
+    letters of speech (CTC)      each letter, at its first frame         the effect on its logit
+    no head                      the mask, the last token                its row of Value Zeroing
+    ============================ ======================================= ==================================
+
+    A SentenceTransformer with two texts explains the cosine similarity of their embeddings by the tokens of the first
+    text; with one text, how far the embedding moves without each token. An encoder-decoder explains the encoder's
+    states, or, with a method that explains the output, each word that it generates, by cross-attention.
+
+    Args:
+        model: The name of a folder, or of an embedded model; a model of transformers; a pipeline of transformers; or a
+            SentenceTransformer.
+        text: The text. A question, for a model that answers. For models of images and of sound an image of Pillow, an
+            array, or the path of a file (sound: WAV).
+        text_pair: A second text: the text of the answer, the other sentence of a pair. A list of answers for multiple
+            choice.
+        tokenizer: The tokenizer of a model that is passed as an object; the processor of its images or sound.
+        task: The task whose head is loaded from a folder. None: the head that the checkpoint has.
+        method: A name of :data:`~captum_vz.study.METHODS`. None: see the table.
+        target: What is explained: a label, by its name or number; a word of the vocabulary; a part of `text_pair`, or
+            an answer of multiple choice. None: what the model predicts.
+        foil: The label or word whose logit is subtracted ("why target rather than foil?").
+        token: The token that is explained, by its position or as it is written. None: see the table; for classes, the
+            token that the head reads, `[CLS]` or the last one.
+        layer: The layer of methods with a map for each layer, negative ones from the end.
+        words: Whether the tokens of a word are zeroed together, so that words have scores.
+        window: The number of tokens that are read together, for a text that is longer than the model takes; or a pair,
+            this number and the number of tokens that two windows share (a quarter by default); or True: as many as
+            the model takes. No row looks outside its window. A label of the whole text is that of the mean logits, and
+            its scores are the mean of the windows' effects.
+
+    Returns:
+        An :class:`~captum_vz.app.explaining.explanation.Explanation`: rows, tokens, predictions; `plot()`, `view()`,
+        `to_pandas()`.
+
+    Raises:
+        ArgumentError: An argument does not fit the model, or the text is empty or too long.
+        RefusedError: The method refuses the model.
+
+    >>> import captum_vz
+    >>> found = captum_vz.explain("agreement", "the pictures of some hat [MASK] scaring marcus.")
+    >>> found.tokens[found.scores.argmax()], found.predictions[0][0]
+    ('pictures', 'are')
+    """
+    wish = Wish(method, target, foil, token, layer, words, window)
+    return explain_subject(subject_of(model, tokenizer, task), text, text_pair, wish)
+
+
+def default_method(subject: Subject) -> str:
+    """The method that explains a model, unless the user chooses one."""
+    return MAPS if subject.task in BY_MAPS else EFFECT
+
+
+def explain_subject(subject: Subject, text: Any, text_pair: Any, wish: Wish) -> Explanation:
+    """:func:`explain` for a model that was found. The command line and the demo call this function as well."""
+    name = wish.method or default_method(subject)
+    if name not in METHODS:
+        raise ArgumentError(f"{wish.option}method is {name!r}: pass one of {', '.join(METHODS)}.")
+    wish = replace(wish, method=name)
+    subject = subject if subject.task == SEQ2SEQ and METHODS[name].explains_output else subject.encoder
+    if METHODS[name].layered:
+        check_layer(wish.layer, depth_of(Loaded(subject.model, subject.tokenizer, subject.layers)), wish.option)
+    if subject.task in (*OF_IMAGES, *OF_SOUND):
+        return _signal(subject, text, text_pair, wish)
+    if not isinstance(text, str):
+        raise ArgumentError(f"the text is of type {type(text).__name__}: pass a string.")
+    if subject.task == CHOICE:
+        return _choice(subject, text, text_pair, wish)
+    if subject.task == SEQ2SEQ:
+        return _generated(subject, text, wish)
+    if subject.task == ANSWER and text_pair is None:
+        raise ArgumentError(
+            f"{type(subject.model).__name__} answers a question from a text: pass the text as "
+            f"{f'{wish.option}pair' if wish.option else 'text_pair'}."
+        )
+    if subject.task == SENTENCE:
+        return _sentences(subject, text, text_pair, wish)
+    return _text(subject, text, text_pair, wish)
+
+
+def _text(
+    subject: Subject, text: str, pair: str | None, wish: Wish, given: tuple[Predictions, Question] | None = None
+) -> Explanation:
+    """A text, or two. `given` are the predictions and the question, if they do not follow from the output."""
+    name = wish.method or MAPS
+    encoding = encode(subject.tokenizer, text, pair)
+    token = wish.token
+    prepared = _prepared(subject, encoding, token, wish.option)
+    ids = prepared.inputs["input_ids"][0].tolist()
+    size, overlap = window_size(wish.window, max_tokens(subject.model, subject.tokenizer), len(ids), wish.option)
+    if token is None and subject.task in (SEQUENCE, CHOICE):
+        prepared = replace(prepared, token=read_token(subject, ids), is_mask=False)
+    told = token if subject.task in BY_MAPS else str(prepared.token)
+    loaded = Loaded(subject.model, subject.tokenizer, subject.layers)
+    for remark in remarks(text, loaded, prepared, None if told is None else str(told), wish.option):
+        warnings.warn(remark, stacklevel=4)
+    read = TokenText.of(subject.tokenizer, ids)
+    content = content_specials(subject.tokenizer).values()
+    special = [mark and number not in content for number, mark in zip(ids, read.special, strict=True)]
+    second = second_text(encoding, pair, subject.task)
+    pieces = cut(prepared.inputs, fixed_tokens(special, second if pair is not None else None), size, overlap)
+    if given is None:
+        asked = Asked(
+            subject.model,
+            subject.tokenizer,
+            _numbers(subject, pieces, len(ids)),
+            ids,
+            prepared.tokens,
+            read.words,
+            read.word_texts,
+            special,
+            second,
+            prepared.token,
+            token is not None,
+            prepared.is_mask,
+            wish.target,
+            wish.foil,
+            wish.option,
+        )
+        predictions, rows = questions(subject.task, asked)
+    else:
+        predictions, rows = given[0], [replace(given[1], token=prepared.token)]
+    words = read.words if wish.words else None
+    found = computed(subject, name, pieces, rows, words, wish.layer, wish.distances, wish.option)
+    if not METHODS[name].explains_output:  # the row is that of a token
+        found.rows = [Row(prepared.tokens[row.token or 0], row.token, row.scores, row.window) for row in found.rows]
+    if words is not None:
+        found = by_words(found, words)
+    windows = pieces.windows if len(pieces.pieces) > 1 else []
+    raw = [str(one) for one in subject.tokenizer.convert_ids_to_tokens(ids)]
+    return Explanation.of(
+        subject, name, wish.layer, found, predictions, prepared.tokens, read, special, raw, wish.words, windows
+    )
+
+
+def _prepared(subject: Subject, encoding: Any, token: Any, option: str) -> PreparedText:
+    try:
+        return prepare_text(subject.model, subject.tokenizer, encoding, token, any_length=True)
+    except ValueError as error:
+        message = str(error)
+        raise ArgumentError(f"{option}{message}" if message.startswith("token ") else message) from error
+
+
+@torch.no_grad()
+def _numbers(subject: Subject, text: Cut, count: int) -> dict[str, Tensor]:
+    """The tensors that a task reads from the output, for the whole text."""
+    if subject.task == ENCODER:
+        return {}
+    outputs = [subject.forward(**piece.inputs) for piece in text.pieces]
+    numbers = [
+        {name: one[0].float() for name in FIELDS if isinstance(one := getattr(output, name, None), Tensor)}
+        for output in outputs
+    ]
+    return joined(numbers, text, count, subject.task in (TOKENS, ANSWER, MASKED, CAUSAL))
+
+
+def _choice(subject: Subject, text: str, answers: Any, wish: Wish) -> Explanation:
+    """The chosen answer of several. Each answer has a logit of its own, from the text and this answer alone."""
+    if isinstance(answers, str) or not isinstance(answers, Sequence) or len(answers) < 2:
+        where = f"{wish.option}pair" if wish.option else "text_pair, a list"
+        raise ArgumentError(f"{type(subject.model).__name__} chooses among answers: pass two or more as {where}.")
+    alone = replace(subject, forward=_OneChoice(subject.model))
+    with torch.no_grad():
+        logits = []
+        for answer in answers:
+            made = encode(subject.tokenizer, text, answer)
+            inputs = {key: one.to(subject.device) for key, one in made.items() if isinstance(one, Tensor)}
+            logits.append(alone.forward(**inputs)[0, 0])
+    shares = torch.stack(logits).float().softmax(0)
+    order = shares.argsort(descending=True, stable=True).tolist()
+    predictions = [(str(answers[place]), shares[place].item()) for place in order]
+    chosen = order[0]
+    if wish.target is not None:
+        chosen = label_number(wish.target, dict(enumerate(answers)), f"{wish.option}target")
+    if wish.foil is not None:
+        raise ArgumentError(f"{wish.option}foil has no meaning here: each answer is read alone. Leave it out.")
+    question = Question(str(answers[chosen]), 0, read=_first_column, of_token=False)
+    return _text(alone, text, answers[chosen], wish, (predictions, question))
+
+
+class _OneChoice:
+    """The logit of one answer, `(batch, 1)`, from inputs `(batch, tokens)`."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    def __call__(self, **inputs: Tensor) -> Tensor:
+        found: Tensor = self.model(**{name: one[:, None] for name, one in inputs.items()}).logits
+        return found
+
+
+def _first_column(output: Tensor) -> Tensor:
+    return output[:, 0]
+
+
+def _sentences(subject: Subject, text: str, other: str | None, wish: Wish) -> Explanation:
+    """The cosine similarity of two embeddings, or of an embedding with itself before values are zeroed."""
+    if wish.target is not None or wish.foil is not None:
+        raise ArgumentError(f"a SentenceTransformer has no labels: leave {wish.option}target and foil out.")
+
+    def embedding(sentence: str) -> Tensor:
+        made = encode(subject.tokenizer, sentence)
+        inputs = {key: one.to(subject.device) for key, one in made.items() if isinstance(one, Tensor)}
+        with torch.no_grad():
+            found: Tensor = subject.forward(**inputs)
+        return found
+
+    reference = embedding(text if other is None else other)
+    predictions: Predictions = []
+    if other is not None:
+        predictions = [("cosine similarity", cosine_similarity(embedding(text), reference).item())]
+    name = "the embedding" if other is None else f"similarity to {other}"
+    question = Question(name, 0, read=_similarity(reference), of_token=False)
+    if not METHODS[wish.method or EFFECT].explains_output:
+        question = replace(question, of_token=True)
+    return _text(subject, text, None, wish, (predictions, question))
+
+
+def _similarity(reference: Tensor) -> Callable[[Tensor], Tensor]:
+    def read(output: Tensor) -> Tensor:
+        return cosine_similarity(output, reference)
+
+    return read
+
+
+def _generated(subject: Subject, text: str, wish: Wish) -> Explanation:
+    """The words that an encoder-decoder generates, by cross-attention."""
+    name = wish.method or EFFECT
+    if wish.target is not None or wish.foil is not None or wish.token is not None or wish.words or wish.window:
+        raise ArgumentError(
+            "generated words are explained one by one: leave target, foil, token, words and window out, or use "
+            "captum_vz.generation.attribute_generation."
+        )
+    found = attribute_generation(
+        METHODS[name].generative, subject.model, subject.tokenizer, text, method_options=dict(METHODS[name].options)
+    )
+    ids = encode(subject.tokenizer, text)["input_ids"][0].tolist()
+    read = TokenText.of(subject.tokenizer, ids)
+    rows = [
+        Row(f"{step} {label}", None, found.scores[step, : len(ids), 0])
+        for step, label in enumerate(found.generated.labels)
+    ]
+    raw = [str(one) for one in subject.tokenizer.convert_ids_to_tokens(ids)]
+    scores = Scores(rows, len(subject.layers))
+    return Explanation.of(
+        subject, name, wish.layer, scores, [(found.text, 1.0)], read.labels, read, read.special, raw, False, []
+    )
+
+
+def _signal(subject: Subject, given: Any, pair: Any, wish: Wish) -> Explanation:
+    """An image or a sound."""
+    if pair is not None or wish.words or wish.window:
+        raise ArgumentError(f"{type(subject.model).__name__} takes no second text, words or windows: leave them out.")
+    name = wish.method or EFFECT
+    piece = Piece(None, read_input(subject, given))
+    pieces = Cut([piece], [(0, 0)])
+    numbers = _numbers(subject, pieces, 0)
+    count = len(next(iter(numbers.values()))) if subject.task == SPEECH else 1
+    token = wish.token
+    if token is not None and not re.fullmatch(r"-?\d+", str(token)):
+        raise ArgumentError(f"{wish.option}token is {token!r}: pass the position of a patch or a frame.")
+    place = 0 if token is None else int(token)
+    names = [str(i) for i in range(count)]
+    asked = Asked(
+        subject.model,
+        subject.tokenizer,
+        numbers,
+        [],
+        names,
+        [],
+        [],
+        [],
+        [],
+        place,
+        token is not None,
+        False,
+        wish.target,
+        wish.foil,
+        wish.option,
+    )
+    predictions, rows = questions(subject.task, asked)
+    found = computed(subject, name, pieces, rows, None, wish.layer, wish.distances, wish.option)
+    labels = source_names(subject, len(found.rows[0].scores), piece.inputs)
+    if not METHODS[name].explains_output:
+        found.rows = [replace(row, name=labels[row.token or 0]) for row in found.rows]
+    return Explanation.of(
+        subject, name, wish.layer, found, predictions, labels, None, [False] * len(labels), labels, False, []
+    )

@@ -1,0 +1,312 @@
+"""What a model with a head says about a text, and which rows explain it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import transformers
+from torch import Tensor
+
+from captum_vz.errors import ArgumentError
+from captum_vz.study.examples.text import predicts_next, word_id
+from captum_vz.visualization import readable_tokens
+
+SEQUENCE, TOKENS, ANSWER, CHOICE = (
+    "sequence-classification",
+    "token-classification",
+    "question-answering",
+    "multiple-choice",
+)
+MASKED, CAUSAL, SEQ2SEQ, ENCODER = "masked-lm", "causal-lm", "seq2seq-lm", "encoder"
+IMAGE, AUDIO, SPEECH, SENTENCE = "image-classification", "audio-classification", "ctc", "sentence-embedding"
+
+#: For each task how the names of its classes end, and the class that loads a checkpoint.
+TASKS: Final[dict[str, tuple[tuple[str, ...], str]]] = {
+    SEQUENCE: (("ForSequenceClassification",), "AutoModelForSequenceClassification"),
+    TOKENS: (("ForTokenClassification",), "AutoModelForTokenClassification"),
+    ANSWER: (("ForQuestionAnswering",), "AutoModelForQuestionAnswering"),
+    CHOICE: (("ForMultipleChoice",), "AutoModelForMultipleChoice"),
+    MASKED: (("ForMaskedLM",), "AutoModelForMaskedLM"),
+    CAUSAL: (("ForCausalLM", "LMHeadModel"), "AutoModelForCausalLM"),
+    SEQ2SEQ: (("ForConditionalGeneration",), "AutoModelForSeq2SeqLM"),
+    IMAGE: (("ForImageClassification",), "AutoModelForImageClassification"),
+    AUDIO: (("ForAudioClassification",), "AutoModelForAudioClassification"),
+    SPEECH: (("ForCTC",), "AutoModelForCTC"),
+}
+#: Tasks whose input is no text.
+OF_IMAGES, OF_SOUND = (IMAGE,), (AUDIO, SPEECH)
+SAMPLES = ("input_values", "input_features")  # the inputs of models of sound
+SHOWN = 5  # predictions that are kept
+LONGEST_ANSWER = 30  # tokens
+
+
+@dataclass(frozen=True)
+class Question:
+    """One row of an explanation.
+
+    Attributes:
+        name: What is explained: a label, a word and its label, the start of an answer.
+        token: The position of the token whose row methods with maps show.
+        field: The tensor of the model's output that holds the explained number; empty for a model without a head.
+        entry: The class in that tensor. None: the tensor has one number for each token.
+        foil: The class whose number is subtracted.
+        of_token: Whether the tensor has an axis of tokens.
+        read: A function that reads the explained number from an output, `(batch,)`. None: it is in the tensor.
+    """
+
+    name: str
+    token: int
+    field: str = "logits"
+    entry: int | None = None
+    foil: int | None = None
+    of_token: bool = True
+    read: Callable[[Any], Tensor] | None = None
+
+    @property
+    def is_logit(self) -> bool:
+        """Whether the explained number is an entry of the output's logits."""
+        return self.field == "logits" and self.read is None
+
+    def index(self, place: int, entry: int | None) -> tuple[int, ...]:
+        """The index of a number in one example's part of the tensor, if the token stands at `place`."""
+        own = () if entry is None else (entry,)
+        return (place, *own) if self.of_token else own
+
+    def reader(self, place: int) -> Callable[[Any], Tensor]:
+        """A function that reads the explained number from an output, `(batch,)`."""
+
+        def of_field(output: Any) -> Tensor:
+            numbers = getattr(output, self.field)
+            found: Tensor = numbers[(slice(None), *self.index(place, self.entry))]
+            return found if self.foil is None else found - numbers[(slice(None), *self.index(place, self.foil))]
+
+        return of_field if self.read is None else self.read
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is known about the input when the rows are chosen.
+
+    Attributes:
+        model: The model.
+        tokenizer: Its tokenizer; None for images and sound.
+        numbers: The tensors of the output for the only example, by their names.
+        ids: The ids of the tokens.
+        labels: The tokens, as a person reads them.
+        words: The number of each token's word.
+        word_texts: The words.
+        special: Whether each token is a special token.
+        second: Whether each token belongs to the second text.
+        token: The position of the explained token.
+        chosen: Whether the user chose it.
+        is_mask: Whether it is a mask.
+        target: What the user wants to be explained: a label or a word.
+        foil: What is subtracted.
+        option: What stands before the names of options in messages.
+    """
+
+    model: Any
+    tokenizer: Any
+    numbers: dict[str, Tensor]
+    ids: Sequence[int]
+    labels: Sequence[str]
+    words: Sequence[int]
+    word_texts: Sequence[str]
+    special: Sequence[bool]
+    second: Sequence[bool]
+    token: int
+    chosen: bool
+    is_mask: bool
+    target: int | str | None = None
+    foil: int | str | None = None
+    option: str = ""
+
+    def label(self, number: int) -> str:
+        """The name of a class."""
+        return str(self.model.config.id2label.get(number, number))
+
+    def classes(self) -> tuple[int | None, int | None]:
+        """The numbers of the target's label and of the foil's."""
+        names: dict[int, str] = self.model.config.id2label
+        return (
+            None if self.target is None else label_number(self.target, names, f"{self.option}target"),
+            None if self.foil is None else label_number(self.foil, names, f"{self.option}foil"),
+        )
+
+    def vocabulary(self) -> tuple[int | None, int | None]:
+        """The ids of the target's word and of the foil's."""
+        found: list[int | None] = []
+        for name, word in (("target", self.target), ("foil", self.foil)):
+            try:
+                found.append(None if word is None else word_id(self.tokenizer, word))
+            except ValueError as error:
+                raise ArgumentError(
+                    f"{self.option}{name} is {word!r}, which is no single token of the tokenizer: pass another word."
+                ) from error
+        return found[0], found[1]
+
+
+Predictions = list[tuple[str, float]]
+
+
+def label_number(wanted: int | str, names: dict[int, str], argument: str) -> int:
+    """The number of a label that is given by its number or its name, in any case.
+
+    >>> label_number("positive", {0: "NEGATIVE", 1: "POSITIVE"}, "target")
+    1
+    """
+    if isinstance(wanted, int) or str(wanted).isdecimal():
+        if int(wanted) in names:
+            return int(wanted)
+    else:
+        for fold in (str, str.casefold):
+            found = [number for number, name in names.items() if fold(str(name)) == fold(wanted)]
+            if found:
+                return found[0]
+    known = [str(name) for name in names.values()]
+    close = difflib.get_close_matches(str(wanted), known, n=1, cutoff=0.5)
+    meant = f" (did you mean {close[0]}?)" if close else ""
+    shown = ", ".join(known[:20]) + (f" and {len(known) - 20} others" if len(known) > 20 else "")
+    raise ArgumentError(f"{argument} is {wanted!r}, which is no label of the model{meant}: pass one of {shown}.")
+
+
+def task_of(model: Any) -> str:
+    """The task of a model, by the name of its class."""
+    task = task_of_class(type(model).__name__) or ENCODER
+    # Models of sound have the same ending.
+    return AUDIO if task == SEQUENCE and getattr(model, "main_input_name", "input_ids") in SAMPLES else task
+
+
+def task_of_class(name: str) -> str | None:
+    """The task of a class of transformers, by its name; None for a class without a head."""
+    return next((task for task, (endings, _) in TASKS.items() if name.endswith(endings)), None)
+
+
+def auto_class(task: str) -> Any:
+    """The class of transformers that loads a checkpoint for a task."""
+    if task not in TASKS:
+        raise ArgumentError(f"task is {task!r}: pass one of {', '.join(TASKS)}.")
+    return getattr(transformers, TASKS[task][1])
+
+
+def questions(task: str, asked: Asked) -> tuple[Predictions, list[Question]]:
+    """What the model predicts, and the rows that explain it."""
+    if task in (SEQUENCE, IMAGE, AUDIO):
+        return _sequence(asked)
+    if task == TOKENS:
+        return _tokens(asked)
+    if task == ANSWER:
+        return _answer(asked)
+    if task == SPEECH:
+        return _speech(asked)
+    if task in (MASKED, CAUSAL):
+        return _words(asked)
+    if asked.target is not None or asked.foil is not None:
+        raise ArgumentError(
+            f"{asked.option}target names a label or a word, but {type(asked.model).__name__} has no head that predicts "
+            "one. Leave the target out, or pass a model with a head."
+        )
+    return [], [Question(asked.labels[asked.token], asked.token, "")]
+
+
+def _sequence(asked: Asked) -> tuple[Predictions, list[Question]]:
+    """The predicted label, or the target's."""
+    logits = asked.numbers["logits"]
+    numbers = _probabilities(logits, asked.model.config)
+    order = numbers.argsort(descending=True, stable=True)[:SHOWN].tolist()
+    predictions = [(asked.label(number), numbers[number].item()) for number in order]
+    target, foil = asked.classes()
+    target = order[0] if target is None else target
+    name = asked.label(target) if foil is None else f"{asked.label(target)} rather than {asked.label(foil)}"
+    return predictions, [Question(name, asked.token, entry=target, foil=foil, of_token=False)]
+
+
+def _probabilities(logits: Tensor, config: Any) -> Tensor:
+    """Probabilities of labels. A regression has no probabilities: its numbers stay."""
+    kind = getattr(config, "problem_type", None)
+    if kind == "regression" or (kind is None and len(logits) == 1):
+        return logits
+    return logits.sigmoid() if kind == "multi_label_classification" else logits.softmax(-1)
+
+
+def _tokens(asked: Asked) -> tuple[Predictions, list[Question]]:
+    """One row for each labelled word: the label of its first token. Without labelled words, one for each word."""
+    logits = asked.numbers["logits"]
+    probabilities = logits.softmax(-1)
+    firsts = [i for i, word in enumerate(asked.words) if not asked.special[i] and word not in asked.words[:i]]
+    best = logits.argmax(-1).tolist()
+    chosen = [asked.token] if asked.chosen else [i for i in firsts if asked.label(best[i]) != "O"] or firsts
+    target, foil = asked.classes()
+    rows, predictions = [], []
+    for place in chosen:
+        word, number = asked.word_texts[asked.words[place]], best[place] if target is None else target
+        predictions.append((f"{word}: {asked.label(best[place])}", probabilities[place, best[place]].item()))
+        name = f"{word}: {asked.label(number)}"
+        name += "" if foil is None else f" rather than {asked.label(foil)}"
+        rows.append(Question(name, place, entry=number, foil=foil))
+    return predictions, rows
+
+
+def _answer(asked: Asked) -> tuple[Predictions, list[Question]]:
+    """The first and the last token of the answer."""
+    start, end = asked.numbers["start_logits"], asked.numbers["end_logits"]
+    allowed = [i for i, of_second in enumerate(asked.second) if of_second and not asked.special[i]]
+    if asked.foil is not None:
+        raise ArgumentError(f"{asked.option}foil has no meaning for an answer: leave it out.")
+    if asked.target is None:
+        spans = [(i, j) for i in allowed for j in allowed if i <= j < i + LONGEST_ANSWER]
+        first, last = max(spans, key=lambda span: (start[span[0]] + end[span[1]]).item())
+    else:
+        first, last = _span(asked, str(asked.target), allowed)
+    probability = start[allowed].softmax(0)[allowed.index(first)] * end[allowed].softmax(0)[allowed.index(last)]
+    text = asked.tokenizer.decode(list(asked.ids[first : last + 1])).strip()
+    rows = [
+        Question(f"start: {asked.labels[first]}", first, "start_logits"),
+        Question(f"end: {asked.labels[last]}", last, "end_logits"),
+    ]
+    return [(text, probability.item())], rows
+
+
+def _span(asked: Asked, answer: str, allowed: Sequence[int]) -> tuple[int, int]:
+    """The tokens of an answer that the user names."""
+
+    def plain(text: str) -> str:
+        return "".join(text.split()).casefold()
+
+    for first in allowed:
+        for last in (one for one in allowed if first <= one < first + LONGEST_ANSWER):
+            if plain(asked.tokenizer.decode(list(asked.ids[first : last + 1]))) == plain(answer):
+                return first, last
+    raise ArgumentError(f"{asked.option}target is {answer!r}, which is no part of the second text: pass a part of it.")
+
+
+def _words(asked: Asked) -> tuple[Predictions, list[Question]]:
+    """The word at a mask, or the next word of a causal model."""
+    logits = asked.numbers["logits"][asked.token]
+    predictions: Predictions = []
+    if asked.is_mask or predicts_next(asked.model):
+        likeliest = logits.softmax(-1).topk(3)
+        names = readable_tokens(asked.tokenizer, likeliest.indices.tolist())
+        predictions = list(zip(names, likeliest.values.tolist(), strict=True))
+    target, foil = asked.vocabulary()
+    target = int(logits.argmax()) if target is None else target
+    name, *others = readable_tokens(asked.tokenizer, [target] if foil is None else [target, foil])
+    name += f" rather than {others[0]}" if others else ""
+    return predictions, [Question(name, asked.token, entry=target, foil=foil)]
+
+
+def _speech(asked: Asked) -> tuple[Predictions, list[Question]]:
+    """One row for each letter that a CTC model writes: its first frame."""
+    best = asked.numbers["logits"].argmax(-1).tolist()
+    probabilities = asked.numbers["logits"].softmax(-1)
+    blank = getattr(asked.model.config, "pad_token_id", 0)
+    starts = [i for i, one in enumerate(best) if one != blank and (i == 0 or best[i - 1] != one)]
+    chosen = [asked.token] if asked.chosen else starts or [0]
+    names = {one: str(one) for one in best}
+    if asked.tokenizer is not None:
+        names = {one: str(asked.tokenizer.convert_ids_to_tokens(one)) for one in best}
+    rows = [Question(f"frame {i}: {names[best[i]]}", i, entry=best[i]) for i in chosen]
+    return [(names[best[i]], probabilities[i, best[i]].item()) for i in starts], rows

@@ -1,0 +1,133 @@
+"""Small models with heads, and a naive twin of the effect: hooks on the value projections."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import (
+    BertConfig,
+    BertForMultipleChoice,
+    BertForQuestionAnswering,
+    BertForSequenceClassification,
+    BertForTokenClassification,
+    PreTrainedTokenizerFast,
+    ViTConfig,
+    ViTForImageClassification,
+    ViTImageProcessorPil,
+    Wav2Vec2Config,
+    Wav2Vec2FeatureExtractor,
+    Wav2Vec2ForCTC,
+    Wav2Vec2ForSequenceClassification,
+)
+
+from captum_vz.testbed import load_agreement_model
+
+SENTENCE = "the pictures of some hat are scaring marcus."
+NAMES = {0: "O", 1: "PERSON", 2: "THING"}
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    return load_agreement_model()[1]
+
+
+def bert(kind: Any, **options: Any) -> Any:
+    """A random BERT whose weights are large enough for clear decisions."""
+    torch.manual_seed(1)
+    config = BertConfig(
+        vocab_size=len(tokenizer()),
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=64,
+        max_position_embeddings=64,
+        initializer_range=0.4,
+        **options,
+    )
+    return kind(config).eval()
+
+
+def classifier(**options: Any) -> Any:
+    return bert(BertForSequenceClassification, id2label=NAMES, **options)
+
+
+def tagger() -> Any:
+    """About half of the tokens of SENTENCE have the label "O"."""
+    model = bert(BertForTokenClassification, id2label=NAMES)
+    with torch.no_grad():
+        logits = model(**tokenizer()(SENTENCE, return_tensors="pt")).logits[0]
+        model.classifier.bias[0] += (logits[:, 1:].amax(1) - logits[:, 0]).median() + 1e-3
+    return model
+
+
+def reader() -> Any:
+    return bert(BertForQuestionAnswering)
+
+
+def chooser() -> Any:
+    return bert(BertForMultipleChoice)
+
+
+def image_classifier() -> tuple[Any, Any]:
+    torch.manual_seed(2)
+    config = ViTConfig(
+        image_size=8,
+        patch_size=4,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=64,
+        initializer_range=0.4,
+        id2label=NAMES,
+    )
+    return ViTForImageClassification(config).eval(), ViTImageProcessorPil(size={"height": 8, "width": 8})
+
+
+def sound_model(kind: Any) -> tuple[Any, Any]:
+    torch.manual_seed(3)
+    config = Wav2Vec2Config(
+        vocab_size=8,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=64,
+        conv_dim=(16, 16),
+        conv_stride=(20, 20),
+        conv_kernel=(20, 20),
+        num_conv_pos_embeddings=4,
+        num_conv_pos_embedding_groups=2,
+        num_feat_extract_layers=2,
+        initializer_range=0.4,
+        id2label=NAMES if kind is Wav2Vec2ForSequenceClassification else None,
+    )
+    return kind(config).eval(), Wav2Vec2FeatureExtractor(sampling_rate=16000)
+
+
+SPEECH = Wav2Vec2ForCTC
+SOUND = Wav2Vec2ForSequenceClassification
+
+
+@torch.no_grad()
+def twin(model: Any, run: Callable[[], Tensor], sources: list[list[int]], projection: str) -> Tensor:
+    """How far the number of `run` falls if the values of a source's tokens are zeroed in all layers, one by one."""
+    projections = [module for name, module in model.named_modules() if name.endswith(projection)]
+    assert projections
+    clean, effects = run(), []
+    for source in sources:
+
+        def zero(module: Any, inputs: Any, output: Tensor, source: list[int] = source) -> Tensor:
+            changed = output.clone()
+            changed[:, source] = 0
+            return changed
+
+        handles = [one.register_forward_hook(zero) for one in projections]
+        try:
+            effects.append(clean - run())
+        finally:
+            for handle in handles:
+                handle.remove()
+    return torch.stack(effects)
+
+
+def one_by_one(count: int) -> list[list[int]]:
+    return [[place] for place in range(count)]

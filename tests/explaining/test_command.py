@@ -1,0 +1,108 @@
+"""The command line, Python and the demo give the same numbers, for the heads of saved models."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import captum_vz
+from captum_vz.cli import main
+from tests.command import alone_in, refused
+from tests.explaining.models import SENTENCE, chooser, classifier, image_classifier, reader, tagger, tokenizer
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    return alone_in(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def saved(capsys: pytest.CaptureFixture[str]) -> Callable[[Any, Any], str]:
+    """Save a model and its tokenizer."""
+
+    def save(model: Any, words: Any) -> str:
+        model.save_pretrained("model")
+        words.save_pretrained("model")
+        capsys.readouterr()
+        return "model"
+
+    return save
+
+
+QUESTION, TEXT = "some hat?", "the pictures of marcus are scaring the teacher."
+CASES: dict[str, tuple[Callable[[], Any], list[str], dict[str, Any]]] = {
+    "classifier": (classifier, [SENTENCE], {}),
+    "label": (classifier, [SENTENCE, "--target", "person", "--foil", "THING"], {"target": "person", "foil": "THING"}),
+    "map": (classifier, [SENTENCE, "--method", "value-zeroing-rollout"], {"method": "value-zeroing-rollout"}),
+    "words": (classifier, ["the wug of", "--words"], {"words": True}),
+    "pair": (classifier, [SENTENCE, "--pair", TEXT], {"text_pair": TEXT}),
+    "window": (classifier, ["hat " * 90, "--window", "20", "5"], {"window": (20, 5)}),
+    "largest window": (classifier, ["hat " * 90, "--window"], {"window": True}),
+    "tagger": (tagger, [SENTENCE], {}),
+    "tagged word": (tagger, [SENTENCE, "--token", "hat"], {"token": "hat"}),
+    "answer": (reader, [QUESTION, "--pair", TEXT], {"text_pair": TEXT}),
+    "choice": (chooser, [QUESTION, "--pair", "marcus", "the hat"], {"text_pair": ["marcus", "the hat"]}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_command_equals_python(case: str, saved: Callable[[Any, Any], str], capsys: pytest.CaptureFixture[str]) -> None:
+    make, arguments, options = CASES[case]
+    name = saved(make(), tokenizer())
+    assert main(["explain", *arguments, "--model", name, "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    found = json.loads(out)
+    expected = captum_vz.explain(name, arguments[0], **options).to_dict()
+    assert {key: found[key] for key in expected} == json.loads(json.dumps(expected))
+    assert main(["explain", *arguments, "--model", name, "--output", "x.png", "--html", "x.html"]) == 0
+    out = capsys.readouterr().out
+    said = expected["predictions"][0]
+    assert f"the model predicts: {said['token']} {said['probability']:.2f}" in out
+    assert all(row["name"] in out for row in expected["rows"])
+    assert Image.open("x.png").format == "PNG"
+    assert "<script" in Path("x.html").read_text()
+
+
+def test_image_file(saved: Callable[[Any, Any], str], capsys: pytest.CaptureFixture[str]) -> None:
+    name = saved(*image_classifier())
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (8, 8, 3), dtype=np.uint8)).save("image.png")
+    assert main(["explain", "image.png", "--model", name, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["scores"] == captum_vz.explain(name, "image.png").scores.tolist()
+    assert "there is no file 'none.png'" in refused(capsys, "explain", "none.png", "--model", name)
+
+
+def test_task_chooses_the_head(saved: Callable[[Any, Any], str], capsys: pytest.CaptureFixture[str]) -> None:
+    """A head that the checkpoint lacks would be random numbers."""
+    name = saved(classifier(), tokenizer())
+    told = refused(capsys, "explain", SENTENCE, "--model", name, "--task", "question-answering")
+    assert "BertForQuestionAnswering needs qa_outputs.bias, qa_outputs.weight, which the checkpoint lacks" in told
+    assert "no task 'qa'" in refused(capsys, "explain", SENTENCE, "--model", name, "--task", "qa")
+    assert main(["explain", SENTENCE, "--model", name, "--task", "sequence-classification"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("make", "arguments", "told"),
+    [
+        (classifier, [SENTENCE, "--target", "sad"], "--target is 'sad', which is no label of the model"),
+        (classifier, ["hat " * 90], "pass --window to read it in windows"),
+        (reader, [QUESTION], "pass the text as --pair"),
+        (reader, [QUESTION, "--pair", TEXT, "--target", "nobody"], "is no part of the second text"),
+        (chooser, [QUESTION], "pass two or more as --pair"),
+        (classifier, [SENTENCE, "--window", "9", "1", "1"], "--window is given 3 numbers"),
+    ],
+)
+def test_wrong_use_is_one_line(
+    make: Callable[[], Any],
+    arguments: list[str],
+    told: str,
+    saved: Callable[[Any, Any], str],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    name = saved(make(), tokenizer())
+    assert told in refused(capsys, "explain", *arguments, "--model", name)

