@@ -308,7 +308,7 @@ def test_a_causal_model_from_a_folder(gpt2: str, capsys: pytest.CaptureFixture[s
         "[MASK] is read as text: the model has no mask token" in explain_and_tell(capsys, "[MASK]", "--model", gpt2)[1]
     )
     found = json.loads(out)
-    assert found["tokens"] == ["a", "is", "Ġ", "b"]  # a single space is shown as in the vocabulary
+    assert found["tokens"] == ["a", "is", "␣", "b"]
     assert found["token"] == {"position": 3, "text": "b"}
     assert [row[3] for row in found["maps"][0][:3]] == [0, 0, 0]
     model = GPT2LMHeadModel.from_pretrained(gpt2).eval()

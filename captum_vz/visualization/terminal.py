@@ -16,6 +16,9 @@ SHADES = (231, 189, 153, 111, 68, 25, 18)
 FIRST_DARK = 5
 BLACK, WHITE = 16, 231
 
+UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # what a part of a character is decoded as
+MOST_PARTS = 16  # tokens of bytes whose characters are shown together
+SPACE = "\N{OPEN BOX}"
 BAR = 24  # characters of a full bar
 # Joiners in Arabic and Indian scripts and in emoji, and the tags of flags.
 _JOINERS = "\u200c\u200d" + "".join(map(chr, range(0xE0020, 0xE0080)))
@@ -121,13 +124,15 @@ def printable(token: str) -> str:
 
 
 def readable_tokens(tokenizer: Any, ids: Iterable[int]) -> list[str]:
-    """Readable strings of tokens, such as "the" for GPT-2's "Ġthe".
+    r"""Readable strings of tokens, such as "the" for GPT-2's "\u0120the".
 
-    A token that is only a part of a character keeps its name in the vocabulary.
+    A character may consist of several tokens of bytes. Each is then written as the character and its number, such as
+    "\u65e5\u2081" and "\u65e5\u2082". A part whose other parts are missing keeps its name in the vocabulary. A token
+    of spaces is written as "\u2423" for each space.
 
     Args:
         tokenizer: A tokenizer of transformers.
-        ids: The token ids of one sentence.
+        ids: The token ids of one sentence, in their order.
 
     Returns:
         A string for each id, with escapes for control characters.
@@ -137,10 +142,39 @@ def readable_tokens(tokenizer: Any, ids: Iterable[int]) -> list[str]:
     >>> readable_tokens(tokenizer, tokenizer("a wug [MASK]")["input_ids"])
     ['[CLS]', 'a', 'w', '##u', '##g', '[MASK]', '[SEP]']
     """
-    return [_readable(tokenizer, int(index)) for index in ids]
+    numbers = [int(index) for index in ids]
+    texts = [str(tokenizer.decode([index])) for index in numbers]
+    found: list[str] = []
+    while len(found) < len(texts):
+        start = len(found)
+        stop = _end_of_character(tokenizer, numbers, texts, start)
+        if stop == start + 1:
+            found.append(_readable(tokenizer, numbers[start], texts[start]))
+            continue
+        whole = printable(tokenizer.decode(numbers[start:stop]).strip())
+        found += [f"{whole}{_subscript(part)}" for part in range(1, stop - start + 1)]
+    return found
 
 
-def _readable(tokenizer: Any, index: int) -> str:
-    text = tokenizer.decode([index]).strip()
-    whole = text and "\N{REPLACEMENT CHARACTER}" not in text
-    return printable(text if whole else tokenizer.convert_ids_to_tokens(index))
+def _end_of_character(tokenizer: Any, numbers: Sequence[int], texts: Sequence[str], start: int) -> int:
+    """The end of the shortest run of parts of characters that is a text; the next token, if there is no such run."""
+    for stop in range(start + 1, min(start + MOST_PARTS, len(texts)) + 1):
+        if UNFINISHED not in texts[stop - 1]:
+            break
+        text = tokenizer.decode(list(numbers[start:stop]))
+        if text.strip() and UNFINISHED not in text:
+            return stop
+    return start + 1
+
+
+def _readable(tokenizer: Any, index: int, text: str) -> str:
+    if text.strip() and UNFINISHED not in text:
+        return printable(text.strip())
+    name = str(tokenizer.convert_ids_to_tokens(index))
+    if text and not text.strip():
+        return printable(text.replace(" ", SPACE))
+    return printable(name.replace("\u2581", SPACE))
+
+
+def _subscript(number: int) -> str:
+    return "".join(chr(ord("\u2080") + int(digit)) for digit in str(number))

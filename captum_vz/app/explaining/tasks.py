@@ -289,12 +289,12 @@ def _words(asked: Asked) -> tuple[Predictions, list[Question]]:
     predictions: Predictions = []
     if asked.is_mask or predicts_next(asked.model):
         likeliest = logits.softmax(-1).topk(3)
-        names = readable_tokens(asked.tokenizer, likeliest.indices.tolist())
+        names = [readable_tokens(asked.tokenizer, [one])[0] for one in likeliest.indices.tolist()]
         predictions = list(zip(names, likeliest.values.tolist(), strict=True))
     target, foil = asked.vocabulary()
     target = int(logits.argmax()) if target is None else target
-    name, *others = readable_tokens(asked.tokenizer, [target] if foil is None else [target, foil])
-    name += f" rather than {others[0]}" if others else ""
+    name = readable_tokens(asked.tokenizer, [target])[0]
+    name += "" if foil is None else f" rather than {readable_tokens(asked.tokenizer, [foil])[0]}"
     return predictions, [Question(name, asked.token, entry=target, foil=foil)]
 
 

@@ -1,0 +1,94 @@
+"""Tokens of bytes are shown as characters."""
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+
+import captum_vz
+from captum_vz.study import compare
+from captum_vz.visualization import readable_tokens, view
+
+
+def byte_tokenizer(*merges: tuple[str, str]) -> PreTrainedTokenizerFast:
+    """A byte-level tokenizer as GPT-2's: one token for each byte, and the pairs of some."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    names = [*letters, *("".join(pair) for pair in merges)]
+    made = Tokenizer(models.BPE(vocab={name: i for i, name in enumerate(names)}, merges=list(merges)))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=made)
+
+
+def sentencepiece_tokenizer() -> PreTrainedTokenizerFast:
+    """Pieces with a mark for spaces, and tokens of bytes for unknown characters, as LLaMA's."""
+    names = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581", "a", "\u2581a"]
+    made = Tokenizer(
+        models.BPE(
+            vocab={name: i for i, name in enumerate(names)},
+            merges=[("\u2581", "a")],
+            byte_fallback=True,
+            unk_token="<unk>",
+        )
+    )
+    made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never", split=False)
+    made.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse(), decoders.Replace("\u2581", " ")])
+    return PreTrainedTokenizerFast(tokenizer_object=made, unk_token="<unk>")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("日本", "日₁ 日₂ 日₃ 本₁ 本₂ 本₃"),
+        ("aé b", "a é₁ é₂ ␣ b"),
+        ("\U0001f600", "\U0001f600₁ \U0001f600₂ \U0001f600₃ \U0001f600₄"),
+        ("a\n", r"a \n"),
+    ],
+)
+@pytest.mark.parametrize("make", [byte_tokenizer, sentencepiece_tokenizer])
+def test_parts_of_characters_are_numbered(text: str, expected: str, make: object) -> None:
+    tokenizer = make()
+    if make is sentencepiece_tokenizer and "b" in text:
+        text, expected = text.replace("b", "a"), expected.replace("␣ b", "a")
+    assert readable_tokens(tokenizer, tokenizer(text)["input_ids"]) == expected.split(" ")
+
+
+def test_token_across_two_characters() -> None:
+    """A token holds the end of one character and the beginning of the next: both are shown."""
+    end, begin = pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str("日本")[0][0][2:4]
+    tokenizer = byte_tokenizer((end, begin))
+    ids = tokenizer("日本")["input_ids"]
+    assert len(ids) == 5
+    assert readable_tokens(tokenizer, ids) == [f"日本{number}" for number in "₁₂₃₄₅"]
+
+
+def test_part_alone_keeps_its_name() -> None:
+    tokenizer = byte_tokenizer()
+    ids = tokenizer("日")["input_ids"]
+    names = tokenizer.convert_ids_to_tokens(ids)
+    assert readable_tokens(tokenizer, ids[:2]) == names[:2]
+    assert readable_tokens(tokenizer, [ids[0], *tokenizer("a")["input_ids"], ids[1]]) == [names[0], "a", names[1]]
+
+
+def test_replacement_character_of_the_text_stays() -> None:
+    tokenizer = byte_tokenizer()
+    ids = tokenizer("\ufffda")["input_ids"]
+    assert readable_tokens(tokenizer, ids) == [*tokenizer.convert_ids_to_tokens(ids[:3]), "a"]
+
+
+def test_characters_in_tables_pictures_and_views() -> None:
+    tokenizer = byte_tokenizer()
+    config = GPT2Config(vocab_size=len(tokenizer), n_embd=16, n_layer=2, n_head=2, bos_token_id=None, eos_token_id=None)
+    model = GPT2LMHeadModel(config).eval()
+    text = "éüñ"  # pictures write the numbers of letters that their fonts lack
+    with pytest.warns(UserWarning, match="last token"):
+        found = captum_vz.explain(model, text, tokenizer=tokenizer)
+    expected = [f"{letter}{number}" for letter in text for number in "₁₂"]
+    assert found.tokens == expected
+    assert found.raw_tokens == tokenizer(text).tokens()
+    assert all(token in str(found) for token in expected)
+    assert list(compare(model, tokenizer, text, ["random"]).tokens) == expected
+    labels = [text.get_text() for axes in found.plot().axes for text in axes.get_xticklabels()]
+    assert set(expected) <= set(labels)
+    assert found.view().rows.tokens == expected
+    assert view(found.maps, found.tokens).rows.tokens == expected
+    assert list(found.to_pandas()["token"]) == expected
