@@ -7,6 +7,7 @@ import captum_vz._start  # noqa: F401  # before torch, whose import Ctrl-C may i
 from captum_vz import attr, functional
 from captum_vz._engine import find_layers
 from captum_vz.attr import *  # noqa: F403  # the names of captum_vz.attr, listed there
+from captum_vz.attr._call.masks import patch_mask, word_mask
 from captum_vz.errors import ArgumentError, RefusedError, UnsupportedLayerError
 from captum_vz.functional import to_embeddings, token_scores
 from captum_vz.verification import verify
@@ -22,9 +23,11 @@ __all__ = [
     "explain",  # noqa: F405  # loaded on its first use, below
     "find_layers",
     "functional",
+    "patch_mask",
     "to_embeddings",
     "token_scores",
     "verify",
+    "word_mask",
 ]
 
 

@@ -119,7 +119,9 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
                 `forward_func` runs once more, with noise in the token. If this shows other tokens, pass `token`.
             additional_forward_args: Further arguments for `forward_func`, after `inputs`: a tuple, or one object.
             feature_mask: Integers `(1 or batch, in)`. Tokens with the same number form one feature (a word, a span, an
-                image region). All tokens of a feature have its score, and rows sum to 1 over features.
+                image region). For one text also a list, such as `encoding.word_ids()`, in which None is a feature of
+                its own. See :func:`~captum_vz.word_mask` and :func:`~captum_vz.patch_mask`. All tokens of a feature
+                have its score, and rows sum to 1 over features.
                 `captum_vz.functional.pool_groups` reduces such a map to one column for each feature.
             attribute_to_layer_input: Must be False, because a map belongs to the attention of a layer.
             perturbations_per_eval: The number of sources that are zeroed at a time. None: as many as fit in memory. The

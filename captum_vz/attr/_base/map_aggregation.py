@@ -15,6 +15,7 @@ from captum_vz.attr._base.layer_maps import LayerMaps
 from captum_vz.attr._base.map_run import MapRun, mark_unreached
 from captum_vz.attr._base.model_free import ModelFreeAttribution
 from captum_vz.attr._call.arguments import Arguments, Inputs, as_layers
+from captum_vz.attr._call.masks import numbered
 from captum_vz.attr._call.misuse import check_one_of
 from captum_vz.attr._call.target import PADDED_TARGET, WantedTokens
 from captum_vz.attr._call.token_axis import check_target
@@ -283,7 +284,7 @@ class MapAggregation(ForwardPassAttribution):
         if feature_mask is None:
             member = torch.arange(there.shape[1], device=there.device).expand_as(there)
         else:
-            mask = feature_mask[0] if isinstance(feature_mask, tuple) else feature_mask
+            mask = numbered(feature_mask)
             features = mask.to(there.device).unique(return_inverse=True)[1].expand_as(there)
             member = features.where(there, features.max() + 1).unique(return_inverse=True)[1]
             maps = [pool_groups(one, member) for one in maps]

@@ -14,6 +14,7 @@ from captum_vz._private import TargetType
 from captum_vz.attr._base.captum import logged
 from captum_vz.attr._base.map_run import MapRun
 from captum_vz.attr._call.arguments import Arguments, Inputs, as_layers, token_input
+from captum_vz.attr._call.masks import numbered
 from captum_vz.attr._call.target import WantedTokens
 from captum_vz.errors import ArgumentError
 from captum_vz.functional import normalize_rows
@@ -116,7 +117,7 @@ class ModelFreeAttribution(Attribution):
                 f"for tokens and 0 for padding, ({batch}, {tokens})."
             )
         features: Any = torch.arange(tokens, device="cpu")[None] if feature_mask is None else feature_mask
-        features = features[0] if isinstance(features, tuple) and len(features) == 1 else features
+        features = numbered(features)
         fits = isinstance(features, Tensor) and features.shape in ((1, tokens), (batch, tokens))
         if not fits or features.is_floating_point():
             shown = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__

@@ -20,6 +20,7 @@ from captum_vz._private import (
     run_forward,
     uncompiled,
 )
+from captum_vz.attr._call.masks import numbered
 from captum_vz.attr._call.misuse import check_inputs, check_no_embeddings, check_readable, unmasked_padding
 from captum_vz.attr._call.model_errors import ExplainedErrors
 from captum_vz.errors import ArgumentError
@@ -205,8 +206,7 @@ class FeatureGroups:
     """A feature_mask with groups numbered from 0. Each layer gets its part, on its device."""
 
     def __init__(self, feature_mask: Any, device_ids: list[int] | None) -> None:
-        if isinstance(feature_mask, tuple) and len(feature_mask) == 1:
-            feature_mask = feature_mask[0]
+        feature_mask = numbered(feature_mask)
         self.mask: Tensor | None = None
         self.shares: dict[torch.device, Tensor] = {}
         self._known: dict[Any, Tensor] = {}  # by shape and device, one tensor for all layers

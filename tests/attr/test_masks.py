@@ -1,0 +1,126 @@
+"""Feature masks of words and of image regions."""
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import DeiTConfig, DeiTModel, Dinov2WithRegistersConfig, Dinov2WithRegistersModel, ViTConfig, ViTModel
+
+from captum_vz import (
+    AttentionRollout,
+    LayerAttention,
+    PositionAttribution,
+    ValueZeroing,
+    ValueZeroingEffect,
+    ValueZeroingRollout,
+    find_layers,
+    patch_mask,
+    word_mask,
+)
+from captum_vz.errors import ArgumentError
+from captum_vz.testbed import load_agreement_model
+
+TEXT = "the wug [MASK] some wug"
+SMALL: dict[str, Any] = {"hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+
+
+def by_hand(words: list[int | None]) -> torch.Tensor:
+    """Each None gets a number that no other token has."""
+    numbers = [1000 + place if word is None else word for place, word in enumerate(words)]
+    return torch.tensor([numbers])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda model, layers: ValueZeroing(model, layers[-1]),
+        ValueZeroingRollout,
+        lambda model, layers: LayerAttention(model, layers[0]),
+        AttentionRollout,
+        ValueZeroingEffect,
+        lambda model, layers: PositionAttribution(),
+    ],
+)
+def test_word_ids_are_a_feature_mask(make: Any) -> None:
+    model, tokenizer = load_agreement_model()
+    inputs = tokenizer(TEXT, return_tensors="pt")
+    words = inputs.word_ids()
+    assert None in words
+    assert len(set(words)) < len(words) - 1
+    place = inputs.tokens().index("[MASK]")
+    method = make(model, find_layers(model))
+    asked: dict[str, Any] = {"token": place}
+    if isinstance(method, ValueZeroingEffect):
+        asked = {"target": (place, 7)}
+    expected = method.attribute(inputs, feature_mask=by_hand(words), **asked)
+    line = torch.tensor([1000 + i if word is None else word for i, word in enumerate(words)])
+    for mask in (words, tuple(words), [words], line, word_mask(inputs), word_mask(words), (word_mask(inputs),)):
+        torch.testing.assert_close(method.attribute(inputs, feature_mask=mask, **asked), expected)
+
+
+def test_words_of_two_texts_and_of_a_batch() -> None:
+    _, tokenizer = load_agreement_model()
+    pair = tokenizer("the hat", "the wug", return_tensors="pt")
+    assert word_mask(pair).tolist() == [[0, 1, 2, 3, 4, 5, 5, 5, 6]]  # "the" twice: two words
+    batch = tokenizer(["the wug", "a hat is"], return_tensors="pt", padding=True)
+    assert word_mask(batch).tolist() == [[0, 1, 2, 2, 2, 3], [0, 1, 2, 3, 4, 5]]
+
+
+@pytest.mark.parametrize("mask", [["a", "b"], [[0, 1], [0]], [0, 1.5], [True, False]])
+def test_wrong_list_is_refused(mask: Any) -> None:
+    model, tokenizer = load_agreement_model()
+    inputs = tokenizer("the hat", return_tensors="pt")
+    with pytest.raises(ArgumentError, match="feature_mask is a list that is no list of words: pass an integer or None"):
+        ValueZeroing(model, find_layers(model)[0]).attribute(inputs, feature_mask=mask)
+
+
+def test_list_of_another_length_is_refused() -> None:
+    model, tokenizer = load_agreement_model()
+    inputs = tokenizer("the hat", return_tensors="pt")
+    with pytest.raises(ArgumentError, match=r"feature_mask is \(1, 3\), but the layer's attention has 1 example"):
+        ValueZeroing(model, find_layers(model)[0]).attribute(inputs, feature_mask=[None, 0, 1])
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "extra"),
+    [(ViTModel, ViTConfig, 1), (DeiTModel, DeiTConfig, 2), (Dinov2WithRegistersModel, Dinov2WithRegistersConfig, 5)],
+)
+def test_patch_mask_counts_pixels(kind: Any, config: Any, extra: int) -> None:
+    model = kind(config(image_size=8, patch_size=2, **SMALL)).eval()
+    pixels = torch.randint(3, 6, (8, 8), generator=torch.Generator().manual_seed(0))
+    expected = []
+    for row in range(0, 8, 2):
+        for column in range(0, 8, 2):
+            region = pixels[row : row + 2, column : column + 2].flatten().tolist()
+            expected.append(max(sorted(set(region)), key=region.count))
+    found = patch_mask(pixels, model)
+    assert found[0, extra:].tolist() == expected
+    assert found[0, :extra].tolist() == list(range(6, 6 + extra))
+    assert patch_mask(pixels[None, None], model).equal(found)
+    image = torch.rand(1, 3, 8, 8)
+    layer = find_layers(model)[0]
+    row = ValueZeroing(model, layer).attribute(image, feature_mask=found, token=0)
+    assert row.shape == found.shape
+    for number in set(expected):
+        assert row[found == number].unique().numel() == 1
+
+
+@pytest.mark.parametrize(
+    ("mask", "told"),
+    [
+        (torch.rand(8, 8), "of torch.float32: pass a tensor of integers"),
+        (None, "of type NoneType: pass a tensor of integers"),
+        (torch.zeros(2, 8, 8).long(), r"\(2, 8, 8\): pass one mask"),
+        (torch.zeros(9, 8).long(), r"\(9, 8\), and a patch of ViTModel is 4"),
+        (torch.zeros(8).long(), r"\(8,\): pass one mask"),
+    ],
+)
+def test_wrong_pixel_mask_is_refused(mask: Any, told: str) -> None:
+    model = ViTModel(ViTConfig(image_size=8, patch_size=4, **SMALL))
+    with pytest.raises(ArgumentError, match=told):
+        patch_mask(mask, model)
+
+
+def test_model_without_patches_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="a patch of BertForMaskedLM is None"):
+        patch_mask(torch.zeros(8, 8).long(), load_agreement_model()[0])
