@@ -8,7 +8,7 @@ import tempfile
 import warnings
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
@@ -16,12 +16,13 @@ from typing import Any, Final
 from matplotlib.figure import Figure
 
 from captum_vz import ValueZeroing, ValueZeroingRollout, __version__
-from captum_vz.app.checks import check_room, compared
+from captum_vz.app.checks import check_room
 from captum_vz.app.checks import remarks as remarks_on
 from captum_vz.app.explaining.explain import Wish, explain_subject
-from captum_vz.app.explaining.explanation import Explanation, explanation_view
-from captum_vz.app.explaining.subjects import subject_of_loaded
-from captum_vz.app.models import Loaded, load
+from captum_vz.app.explaining.explanation import Explanation, explanation_view, side_by_side
+from captum_vz.app.explaining.subjects import Subject, subject_of
+from captum_vz.app.explaining.tasks import CHOICE
+from captum_vz.app.models import Loaded
 from captum_vz.app.pages import frame, note, page, table
 from captum_vz.errors import ArgumentError, RefusedError
 from captum_vz.generation import GenerationAttribution, attribute_generation
@@ -63,7 +64,7 @@ class Answers:
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        self.load: Callable[[str], Loaded] = lru_cache(maxsize=2)(lambda name: load(name, hub=False))
+        self.load: Callable[[str], Subject] = lru_cache(maxsize=2)(lambda name: subject_of(name, hub=False))
         self._folder = Path(tempfile.mkdtemp(prefix="captum-vz-demo-"))
         self._written: deque[Path] = deque()
 
@@ -72,13 +73,20 @@ class Answers:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def explain(
-        self, text: str, model: str, methods: Sequence[str], token: str, layer: float | None
+        self,
+        text: str,
+        model: str,
+        methods: Sequence[str],
+        token: str,
+        layer: float | None,
+        pair: str = "",
+        target: str = "",
     ) -> tuple[Any, ...]:
         """The remarks, the view, the picture of the layers, the table of methods and its picture, and the files."""
         try:
             with warnings.catch_warnings(record=True) as remarks:
                 warnings.simplefilter("always", UserWarning)
-                return self._explain(text, model, methods, token, layer, remarks)
+                return self._explain(text, model, methods, token, layer, pair, target, remarks)
         except ERRORS as error:
             return _refusal(error), "", None, "", None, []
 
@@ -92,30 +100,44 @@ class Answers:
             return _refusal(error), "", None, []
 
     def _explain(
-        self, text: str, model: str, methods: Sequence[str], token: str, layer: float | None, remarks: list[Any]
+        self,
+        text: str,
+        model: str,
+        methods: Sequence[str],
+        token: str,
+        layer: float | None,
+        pair: str,
+        target: str,
+        remarks: list[Any],
     ) -> tuple[Any, ...]:
         if not methods or len(methods) > MOST_METHODS:
             raise ArgumentError(f"{len(methods)} methods are chosen: choose 1 to {MOST_METHODS}.")
-        loaded = self._loaded(text, model)
-        where, place = token.strip() or None, -1 if layer is None else int(layer)
-        found, refused = _explained(text, loaded, methods, where, place)
+        subject = self._subject(text, model, pair)
+        other: Any = pair.strip() or None
+        if other is not None and subject.task == CHOICE:
+            other = [line.strip() for line in other.splitlines() if line.strip()]
+        place = -1 if layer is None else int(layer)
+        wish = Wish(token=token.strip() or None, layer=place, target=target.strip() or None, distances=True)
+        found, refused = _explained(subject, text, other, methods, wish)
         names = [one.method for one in found]
-        comparison = compared(text, loaded, names, where, place)
+        comparison = side_by_side(found)
         view = explanation_view(text, found)
-        explained = comparison.tokens[comparison.token]
+        first = found[0].rows[0]
         heads = ["token", *(", ".join(filter(None, (one.method, one.scope))) for one in found)]
         rows = [
             [f"{place} {name}", *(column[place].item() for column in comparison.scores.values())]
             for place, name in enumerate(comparison.tokens)
         ]
-        shares = table(f"How much {explained} draws on each token", heads, rows, marked=comparison.token)
-        files = Files(self._new_folder(), loaded, model, ", ".join(names), text)
+        caption = found[0].heading(first)
+        shares = table(f"{_sentence(caption)}, as shares", heads, rows, marked=comparison.token)
+        files = Files(self._new_folder(), subject.model, model, ", ".join(names), text)
         files.save_page(view)
         layers = files.save_picture(found[0].plot(), "layers", names[0])
         by_method = files.save_picture(comparison.plot(), "methods")
         comparison.to_csv(files.folder / "methods.csv")
         files.save_json(_record(text, model, found), "maps")
-        told = [f"Explained: {explained}, position {comparison.token}.", *_predicted(found[0]), *refused]
+        where = "" if first.token is None else f", position {first.token}"
+        told = [f"Explained: {first.name}{where}.", *_predicted(found[0]), *refused]
         return note([*told, *_told(remarks)]), frame(view), layers, shares, by_method, files.paths
 
     def _generate(
@@ -123,7 +145,8 @@ class Answers:
     ) -> tuple[Any, ...]:
         if not 1 <= count <= MOST_NEW_TOKENS:
             raise ArgumentError(f"{count:g} new tokens are asked for: choose 1 to {MOST_NEW_TOKENS}.")
-        loaded = self._loaded(text, model)
+        subject = self._subject(text, model)
+        loaded = Loaded(subject.model, subject.tokenizer, subject.layers)
         if not getattr(loaded.model, "can_generate", bool)() or loaded.model.config.is_encoder_decoder:
             raise ArgumentError(f"{model} is a {type(loaded.model).__name__}, which continues no text.")
         prepared = prepare_text(loaded.model, loaded.tokenizer, text)
@@ -138,28 +161,30 @@ class Answers:
         if mask.all():
             raise ArgumentError("All prompt tokens are left out: leave out fewer.")
         view = found.view(mask=mask, title=text)
-        files = Files(self._new_folder(), loaded, model, method, text)
+        files = Files(self._new_folder(), loaded.model, model, method, text)
         files.save_page(view)
         steps = files.save_picture(found.plot(-1, mask=mask if mask.any() else None), "steps")
         files.save_json(json.loads(found.to_json(mask=mask)), "scores")
         return note([f"{text} … {found.text}", *_told(remarks)]), frame(view), steps, files.paths
 
-    def _loaded(self, text: str, model: str) -> Loaded:
+    def _subject(self, text: str, model: str, pair: str = "") -> Subject:
         """The model, if text and model are within the limits."""
         limits = self.limits
         if not isinstance(text, str) or not text.strip():
             raise ArgumentError("The text is empty: write a sentence.")
-        if len(text) > limits.max_characters:
-            raise ArgumentError(
-                f"The text has {len(text)} characters: this page takes at most {limits.max_characters}."
-            )
+        length = len(text) + len(pair)
+        if length > limits.max_characters:
+            raise ArgumentError(f"The text has {length} characters: this page takes at most {limits.max_characters}.")
         if model not in limits.models and not limits.any_model:
             raise ArgumentError(f"{model!r} is not offered here: choose one of {', '.join(limits.models)}.")
-        loaded = self.load(model)
-        count = len(prepare_text(loaded.model, loaded.tokenizer, text).tokens)
+        subject = self.load(model)
+        if subject.tokenizer is None:
+            raise ArgumentError(f"{model} is a {type(subject.model).__name__}, which takes no text: use the command.")
+        count = len(prepare_text(subject.model, subject.tokenizer, text).tokens)
+        count += len(subject.tokenizer(pair)["input_ids"]) if pair.strip() else 0
         if count > limits.max_tokens:
             raise ArgumentError(f"The text has {count} tokens: this page takes at most {limits.max_tokens}.")
-        return loaded
+        return subject
 
     def _new_folder(self) -> Path:
         """A folder for the files of one answer. The oldest folders are deleted."""
@@ -174,16 +199,16 @@ class Files:
 
     Args:
         folder: An empty folder.
-        loaded: The model.
+        explained: The model.
         model: Its name.
         method: The methods, as one text.
         text: The text that is explained.
     """
 
-    def __init__(self, folder: Path, loaded: Loaded, model: str, method: str, text: str) -> None:
+    def __init__(self, folder: Path, explained: Any, model: str, method: str, text: str) -> None:
         self.folder = folder
-        weights = _fingerprint(loaded.model)
-        kind = type(loaded.model).__name__
+        weights = _fingerprint(explained)
+        kind = type(explained).__name__
         self.origin = {"model": model, "model class": kind, "weights": weights, "method": method, "text": text}
 
     @property
@@ -220,15 +245,14 @@ class Files:
 
 
 def _explained(
-    text: str, loaded: Loaded, methods: Sequence[str], token: str | None, layer: int
+    subject: Subject, text: str, pair: Any, methods: Sequence[str], wish: Wish
 ) -> tuple[list[Explanation], list[str]]:
     """The explanations, and the reasons of methods that refuse the model. If all do, the first reason is raised."""
-    subject = subject_of_loaded(loaded)
     found: list[Explanation] = []
     reasons: dict[str, RefusedError] = {}
     for name in methods:
         try:
-            found.append(explain_subject(subject, text, None, Wish(name, token=token, layer=layer, distances=True)))
+            found.append(explain_subject(subject, text, pair, replace(wish, method=name)))
         except ArgumentError:
             raise
         except RefusedError as error:
@@ -257,18 +281,11 @@ def _told(remarks: list[Any]) -> list[str]:
 
 
 def _record(text: str, model: str, found: Sequence[Explanation]) -> dict[str, Any]:
+    shown = ("layer", "scores", "maps", "rollout", "rows", "predictions")
     return {
         "text": text,
         "model": model,
         "tokens": found[0].tokens,
         "token": found[0].token,
-        "methods": {
-            one.method: {
-                "layer": one.layer,
-                "scores": one.scores.tolist(),
-                "maps": [layer.tolist() for layer in one.maps],
-                "rollout": None if one.rollout is None else one.rollout.tolist(),
-            }
-            for one in found
-        },
+        "methods": {one.method: {name: one.to_dict()[name] for name in shown} for one in found},
     }

@@ -95,6 +95,20 @@ def _explain_tab(gr: Any, answers: Answers) -> None:
                 max_choices=MOST_METHODS,
                 elem_id="methods",
             )
+            with gr.Accordion("A second text, a label", open=False):
+                pair = gr.Textbox(
+                    label="Second text",
+                    info="The text of an answer, or the other of two texts. For multiple choice one answer a line.",
+                    lines=2,
+                    max_length=limits.max_characters,
+                    elem_id="pair",
+                )
+                target = gr.Textbox(
+                    label="Target",
+                    info="The label or word that is explained. Empty: what the model predicts.",
+                    max_length=64,
+                    elem_id="target",
+                )
         with gr.Column(scale=2):
             model = _model_field(gr, answers, AGREEMENT, "model")
             token = gr.Textbox(
@@ -119,7 +133,8 @@ def _explain_tab(gr: Any, answers: Answers) -> None:
         layers = _picture(gr, "The map of each layer, and the rollout", "layers-picture")
     with gr.Tab("Downloads"):
         files = gr.Files(label="Files", interactive=False, elem_id="files", elem_classes="captum-vz-files")
-    fields, outputs = [text, model, methods, token, layer], [told, view, layers, shares, by_method, files]
+    fields = [text, model, methods, token, layer, pair, target]
+    outputs = [told, view, layers, shares, by_method, files]
 
     def explain(*values: Any) -> tuple[Any, ...]:
         answer = answers.explain(*values)

@@ -137,7 +137,7 @@ class Table:
 
     Attributes:
         tokens: The tokens, as a person reads them.
-        token: The position of the token that is explained.
+        token: The position of the token that is explained. None: a label of the whole text is explained.
         scores: For each method, by its name, `(tokens,)` in float64 on the CPU: not negative, summing to 1.
         layer: The layer that was asked for.
         refused: The omitted methods, with the reason.
@@ -154,7 +154,7 @@ class Table:
     """
 
     tokens: tuple[str, ...]
-    token: int
+    token: int | None
     scores: Mapping[str, Tensor]
     layer: int
     refused: Mapping[str, str] = field(default_factory=dict)

@@ -106,3 +106,29 @@ def test_wrong_use_is_one_line(
 ) -> None:
     name = saved(make(), tokenizer())
     assert told in refused(capsys, "explain", *arguments, "--model", name)
+
+
+@pytest.mark.parametrize("case", ["classifier", "label", "map", "pair", "tagger", "answer", "choice"])
+def test_demo_equals_python(case: str, saved: Callable[[Any, Any], str]) -> None:
+    answers_of_demo = pytest.importorskip("captum_vz.demo.answers")
+    make, arguments, options = CASES[case]
+    name = saved(make(), tokenizer())
+    method = options.get("method", "value-zeroing-effect")
+    pair = options.get("text_pair", "")
+    asked = (arguments[0], name, [method], options.get("token", ""), -1)
+    second = pair if isinstance(pair, str) else "\n".join(pair)
+    answers = answers_of_demo.Answers(answers_of_demo.Limits((), True, 60))
+    try:
+        if "foil" in options:  # the page has no foil
+            options = {name: one for name, one in options.items() if name != "foil"}
+        told, view, *_, files = answers.explain(*asked, second, options.get("target", ""))
+        assert 'role="status"' in told
+        expected = captum_vz.explain(name, arguments[0], **options).to_dict()
+        record = json.loads(next(Path(file) for file in files if file.endswith("maps.json")).read_text())
+        found = record["methods"][method]
+        assert record["tokens"] == expected["tokens"]
+        assert found["rows"] == json.loads(json.dumps(expected["rows"]))
+        assert expected["predictions"][0]["token"] in told
+        assert view
+    finally:
+        answers.close()

@@ -16,6 +16,7 @@ from captum_vz import LayerAttentionGradient
 from captum_vz.app.explaining.computing import Row, Scores
 from captum_vz.app.explaining.subjects import Subject
 from captum_vz.app.explaining.tasks import Predictions
+from captum_vz.functional import normalize_rows
 from captum_vz.generation.words import TokenText
 from captum_vz.study import Table
 from captum_vz.study.methods import METHODS
@@ -221,6 +222,14 @@ def row_text(found: Explanation, row: Row) -> str:
         line.replace(f"  {number:.4f}", f"  {sign}{number:.4f}")
         for line, number, sign in zip(lines, numbers, signs, strict=True)
     )
+
+
+def side_by_side(found: Sequence[Explanation]) -> Table:
+    """The first rows of several methods on one text, in one table. Amounts with signs become shares that sum to 1."""
+    scores = {one.method: normalize_rows(one.scores.double().abs()).cpu() for one in found}
+    token = next((one.token for one in found if one.token is not None), None)
+    layer = next((one.layer for one in found if one.layer is not None), 0)
+    return Table(tuple(found[0].tokens), token, scores, layer, {}, {one.method: one.scope for one in found})
 
 
 def draw_explanation(found: Explanation) -> Figure:

@@ -92,7 +92,7 @@ def run(options: argparse.Namespace) -> None:
         print(json.dumps(_record(found, truth, options)))
         return
     where = "" if _layer(found) is None else f"layer {found.layer}: "
-    print(f"{where}how much {found.tokens[found.token]} draws on each token")
+    print(f"{where}how much {found.tokens[found.token or 0]} draws on each token")
     _print(found, truth)
     name_files(options.output, options.html)
 
@@ -177,7 +177,7 @@ def _record(found: Table, truth: Truth | None, options: argparse.Namespace) -> d
 
 def _page(found: Table, truth: Truth | None, view: View, options: argparse.Namespace) -> str:
     """The interactive maps of the methods, and the table, as a page."""
-    token = found.tokens[found.token]
+    token = found.tokens[found.token or 0]
     heads = ["token", *(", ".join(filter(None, [name, found.scopes.get(name)])) for name in found.scores)]
     rows: list[list[Any]] = [
         [f"{place} {name}", *(column[place].item() for column in found.scores.values())]
