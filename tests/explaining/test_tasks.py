@@ -1,6 +1,8 @@
 """`explain` for models with heads: predictions, and rows that equal naive twins and the classes called by hand."""
 
 import wave
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ import captum_vz
 from captum_vz import ValueZeroing, ValueZeroingEffect, find_layers
 from captum_vz.errors import ArgumentError
 from captum_vz.generation import attribute_generation
+from captum_vz.study import METHODS, register_method
 from captum_vz.testbed import load_agreement_model
 from tests.explaining.models import (
     NAMES,
@@ -385,3 +388,33 @@ def test_typed_special_tokens_are_not_doubled() -> None:
     expected = captum_vz.explain("agreement", "the hat [MASK] small.")
     assert found.tokens == expected.tokens
     torch.testing.assert_close(found.scores, expected.scores)
+
+
+def test_method_of_the_user() -> None:
+    """A method that was registered has its rows, and is checked."""
+
+    def uniform(batch: Any) -> torch.Tensor:
+        ids = batch.inputs["input_ids"]
+        return torch.ones(ids.shape) / ids.shape[1]
+
+    def wrong(batch: Any) -> torch.Tensor:
+        return torch.ones(1, 3)
+
+    with registered(uniform=uniform, wrong=wrong):
+        found = captum_vz.explain(classifier(), SENTENCE, tokenizer=tokenizer(), method="uniform")
+        assert found.scores.tolist() == pytest.approx([1 / len(found.tokens)] * len(found.tokens))
+        assert found.token == 0
+        with pytest.raises(ArgumentError, match=r"method 'wrong', example 'the text': the method returned \(1, 3\)"):
+            captum_vz.explain(classifier(), SENTENCE, tokenizer=tokenizer(), method="wrong")
+
+
+@contextmanager
+def registered(**methods: Any) -> Iterator[None]:
+    """Methods that are known by their names for one test."""
+    try:
+        for name, method in methods.items():
+            register_method(name, method)
+        yield
+    finally:
+        for name in methods:
+            METHODS.pop(name, None)

@@ -18,6 +18,7 @@ from captum_vz.app.explaining.windows import Cut, Piece
 from captum_vz.errors import UnsupportedLayerError
 from captum_vz.functional import pool_groups
 from captum_vz.study.methods import METHODS, Batch, rollout_of
+from captum_vz.study.scoring.given import checked_rows
 
 
 @dataclass
@@ -59,12 +60,17 @@ class Run:
         """The row `(in,)` of a question, and the number of layers to choose from."""
         method = METHODS[self.method]
         place = self._place(question)
-        if method.explains_output:
+        if method.explains_output and method.of_text is not None:
             if method.layered:
                 check_layer(layer, len(self.subject.layers), option)
             return self._of_output(question, place, layer), len(self.subject.layers)
-        self.batch.token = [place]
-        rows = method.rows(self.batch)
+        batch = self.batch
+        batch.token = [place]
+        batch.targets, batch.foils = (
+            [number] if question.is_logit and number is not None else None for number in (question.entry, question.foil)
+        )
+        checked = method.own and "input_ids" in batch.inputs
+        rows = list(checked_rows(self.method, method, batch, ["the text"])) if checked else method.rows(batch)
         if method.layered:
             check_layer(layer, len(rows), option)
         return rows[layer if method.layered else 0][0], len(rows)

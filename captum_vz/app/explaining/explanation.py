@@ -124,7 +124,7 @@ class Explanation:
     def is_signed(self) -> bool:
         """Whether scores are amounts of an output, with signs, and no shares that sum to 1."""
         method = METHODS[self.method]
-        return method.explains_output and method.of_text is not LayerAttentionGradient
+        return method.explains_output and method.of_text not in (None, LayerAttentionGradient)
 
     def named_rows(self) -> dict[str, Tensor]:
         """The rows by names that differ. A word that occurs twice has its position before it."""
