@@ -31,25 +31,6 @@ def write_whole(path: Path, data: bytes) -> None:
         os.replace(temporary, path)
 
 
-def write_new(path: Path, data: bytes) -> bool:
-    """Writes a file as :func:`write_whole` does, unless there is one. Of several processes, one writes it.
-
-    Returns:
-        Whether this call has written it.
-    """
-    with _written(path, data) as temporary:
-        try:
-            os.link(temporary, path)
-        except FileExistsError:
-            return False
-        except OSError:  # a file system without links
-            with suppress(FileExistsError), open(path, "xb") as file:
-                file.write(data)
-                return True
-            return False
-    return True
-
-
 @contextmanager
 def _written(path: Path, data: bytes) -> Iterator[Path]:
     """A temporary file that holds the data, in the folder of `path`. It is gone after the `with` block."""

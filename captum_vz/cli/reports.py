@@ -79,13 +79,14 @@ def print_reproduction(found: Reproduction) -> None:
 
 def study_json(study: Study) -> str:
     """The settings, the summary and the skipped examples as JSON."""
-    tables = {"summary": _records(study.summary), "skipped": _records(study.skipped)}
+    names = ("summary", "differences", "skipped")
+    tables = {name: _records(getattr(study, name)) for name in names}
     return json.dumps({"settings": study.settings, **tables})
 
 
 def reproduction_json(found: Reproduction) -> str:
     """All tables of the paper's evaluations as JSON."""
-    names = ("summary", "probing", "correlation", "omitted", "skipped")
+    names = ("summary", "differences", "probing", "correlation", "omitted", "skipped")
     return json.dumps({"about": found.about, **{name: _records(getattr(found, name)) for name in names}})
 
 

@@ -11,6 +11,7 @@ do the scores find what the prediction needs?    `blank_out` with `spearman`; `c
 do two methods agree?                            `spearman`, `kendall`, `top_k_overlap`
 does the representation hold the label?          `description_length`, and `probing_correlation` with cue alignment
 how certain is a mean?                           `summarize`
+do two methods differ on the same examples?      `compare_pairs`
 ================================================ ===============================================================
 """
 
@@ -18,6 +19,7 @@ from captum_vz.metrics.agreement import kendall, spearman, top_k_overlap
 from captum_vz.metrics.cue_alignment import cue_average_precision, cue_dot_product
 from captum_vz.metrics.faithfulness import FRACTIONS, blank_out, comprehensiveness, sufficiency
 from captum_vz.metrics.intervals import Correlation, Summary, probing_correlation, summarize
+from captum_vz.metrics.paired import Difference, compare_pairs
 from captum_vz.metrics.prediction import MaskedSentences, Prediction, content_tokens
 from captum_vz.metrics.probing import BOUNDARIES, DescriptionLength, description_length
 
@@ -26,10 +28,12 @@ __all__ = [
     "FRACTIONS",
     "Correlation",
     "DescriptionLength",
+    "Difference",
     "MaskedSentences",
     "Prediction",
     "Summary",
     "blank_out",
+    "compare_pairs",
     "comprehensiveness",
     "content_tokens",
     "cue_average_precision",

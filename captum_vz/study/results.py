@@ -11,10 +11,12 @@ import torch
 from matplotlib.figure import Figure
 
 from captum_vz._files import write_whole
-from captum_vz.metrics import summarize
+from captum_vz.metrics import compare_pairs, summarize
 from captum_vz.metrics.extra import study_extra
-from captum_vz.study.figures import draw_summary
-from captum_vz.study.storage import MANIFEST, check_weights, read_settings, read_table, shards_of
+from captum_vz.study.figures import draw_differences, draw_summary
+from captum_vz.study.folder.reading import read_block
+from captum_vz.study.folder.storage import MANIFEST, blocks_of, check_weights, parts_of, read_settings
+from captum_vz.study.scoring.rows import COLUMNS
 
 with study_extra("captum_vz.study"):
     import pandas as pd
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
 SUMMARY: Final = "summary.csv"
 SKIPPED: Final = "skipped.csv"
+DIFFERENCES: Final = "differences.csv"
 FIGURES: Final = "figures"
 
 #: The group of all examples together, in a summary.
@@ -46,7 +49,7 @@ class Study:
         manifest = self.folder / MANIFEST
         if not manifest.is_file():
             raise FileNotFoundError(f"{manifest} is missing: expected the folder of a study.")
-        #: The arguments of the run.
+        #: The models, methods and metrics of the study, with the identity of their code, and its fixed settings.
         self.settings: dict[str, Any] = read_settings(self.folder)
 
     def rows(self, columns: Sequence[str] | None = None) -> DataFrame:
@@ -90,6 +93,23 @@ class Study:
         )
         return summary.fillna({"group": "", "model": ""})
 
+    @property
+    def differences(self) -> DataFrame:
+        """For each model, metric and pair of methods their paired difference, in the last layers over all examples.
+
+        The columns are ``model``, ``metric``, and those of :class:`~captum_vz.metrics.Difference`.
+
+        Raises:
+            FileNotFoundError: The study is not finished.
+        """
+        path = self.folder / DIFFERENCES
+        if not path.is_file():
+            raise FileNotFoundError(f"{path} is missing: the study is not finished. Start it again to continue.")
+        found = pd.read_csv(
+            path, dtype={"model": str}, keep_default_na=False, na_values={"low": [""], "high": [""], "mean": [""]}
+        )
+        return found
+
     def __str__(self) -> str:
         """The means of each method's last layer over all examples, with their intervals: one line for each method."""
         whole = self.summary.query("group == @ALL")
@@ -104,7 +124,7 @@ class Study:
             order = of_model["method"].unique(), of_model["metric"].unique()
             table = table.loc[order[0], order[1]].rename_axis(index=None, columns=str(model))
             lines += [table.to_string(), ""]
-        return "\n".join([*lines, *self.skipped_lines()]).rstrip()
+        return "\n".join([*lines, *tie_lines(self.differences), *self.skipped_lines()]).rstrip()
 
     def skipped_lines(self) -> list[str]:
         """A line for each model, method or metric that has skipped examples, with their number."""
@@ -116,15 +136,23 @@ class Study:
         """The summary of one metric over all examples as a figure: by layer, and in the last layer."""
         return draw_summary(self.summary, metric)
 
+    def plot_differences(self, metric: str) -> Figure:
+        """The paired differences of the methods in one metric as a figure."""
+        return draw_differences(self.differences, metric)
+
     def _read(self, columns: list[str] | None) -> DataFrame:
         tables: list[DataFrame] = []
-        weights: dict[str, str] = {}
-        for shard in shards_of(self.folder, self.settings):
-            if shard.path.exists():
-                table, stamp = read_table(shard.path, shard.made_of, columns)
-                check_weights(shard.path, shard.model, stamp, weights.setdefault(shard.model, stamp.weights))
-                tables.append(table)
-        rows = pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=columns)
+        for model in self.settings["models"]:
+            weights = None
+            for block in blocks_of(self.settings):
+                parts = parts_of(self.folder, self.settings, model, block)
+                for path, stamp in parts:
+                    weights = weights or stamp.weights
+                    check_weights(path, model, stamp, weights)
+                if parts:
+                    tables.append(read_block(parts, self.settings, columns).assign(model=model))
+        wanted = [*COLUMNS, *self.settings["metrics"], "model"] if columns is None else columns
+        rows = pd.concat(tables, ignore_index=True)[wanted] if tables else pd.DataFrame(columns=wanted)
         return rows.astype({name: "Int64" for name in ("layer", "target") if name in rows})
 
 
@@ -134,7 +162,7 @@ def check_used(study: Study) -> None:
     Raises:
         ValueError: There is such a model.
     """
-    rows, skipped, metrics = study.rows(["model", "example"]), study.skipped, study.settings["metrics"]
+    rows, skipped, metrics = study.rows(["model", "example"]), study.skipped, list(study.settings["metrics"])
     for model in study.settings["models"]:
         useless = skipped[(skipped["model"] == model) & skipped["method"].isna() & skipped["metric"].notna()]
         counts = useless.groupby("example")["metric"].nunique()
@@ -152,11 +180,47 @@ def write_results(folder: Path, confidence: float, resamples: int) -> None:
     skipped = study.skipped
     summary = summarise(study, skipped, confidence, resamples)
     write_whole(folder / SKIPPED, skipped.to_csv(index=False).encode())
+    differences = paired_differences(study, confidence, resamples)
     for metric in study.settings["metrics"]:
-        picture = io.BytesIO()
-        draw_summary(summary, metric).savefig(picture, format="png")
-        write_whole(folder / FIGURES / f"{metric}.png", picture.getvalue())
+        _write_figure(folder / FIGURES / f"{metric}.png", draw_summary(summary, metric))
+        if metric in set(differences["metric"]):
+            _write_figure(folder / FIGURES / f"{metric}-differences.png", draw_differences(differences, metric))
+    write_whole(folder / DIFFERENCES, differences.to_csv(index=False).encode())
     write_whole(folder / SUMMARY, summary.to_csv(index=False).encode())
+
+
+def _write_figure(path: Path, figure: Figure) -> None:
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png")
+    write_whole(path, picture.getvalue())
+
+
+def paired_differences(study: Study, confidence: float, resamples: int) -> DataFrame:
+    """The tidy table of paired differences, see :attr:`Study.differences`."""
+    metrics = list(study.settings["metrics"])
+    rows = study.rows(["model", "method", "layer", "example", *metrics])
+    last = rows.groupby(["model", "method", "example"], sort=False, dropna=False).tail(1)
+    found = []
+    for model in study.settings["models"]:
+        of_model = last[last["model"] == model]
+        for metric in metrics:
+            table = of_model.pivot(index="example", columns="method", values=metric)
+            known = [name for name in study.settings["methods"] if name in table and table[name].notna().any()]
+            values = {name: torch.tensor(table[name].to_numpy(dtype="float64")) for name in known}
+            for one in compare_pairs(values, confidence, resamples):
+                found.append({"model": model, "metric": metric} | one._asdict())
+    names = ["model", "metric", "one", "other", "mean", "low", "high", "p", "examples", "tied"]
+    return pd.DataFrame(found, columns=names)
+
+
+def tie_lines(differences: DataFrame) -> list[str]:
+    """For each model and metric a line with the pairs of methods that do not differ."""
+    lines = []
+    for (model, metric), rows in differences.groupby(["model", "metric"], sort=False):
+        ties = [f"{one} = {other}" for one, other in rows[rows["tied"]][["one", "other"]].itertuples(index=False)]
+        told = ", ".join(ties) if ties else "none"
+        lines.append(f"{model}, {metric}: pairs of methods that do not differ: {told}")
+    return lines
 
 
 def _by_layer(study: Study, rows: DataFrame) -> Iterator[tuple[str, str, Any, DataFrame]]:
@@ -172,7 +236,7 @@ def _by_layer(study: Study, rows: DataFrame) -> Iterator[tuple[str, str, Any, Da
 
 def summarise(study: Study, skipped: DataFrame, confidence: float, resamples: int) -> DataFrame:
     """The tidy summary of a study, see :attr:`Study.summary`."""
-    metrics: list[str] = study.settings["metrics"]
+    metrics = list(study.settings["metrics"])
     rows = study.rows(["model", "method", "layer", "group", "example", *metrics])
     groups = [ALL, *(sorted(rows["group"].unique()) if rows["group"].nunique() > 1 else [])]
     found = []

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -16,30 +15,18 @@ import torch
 from tqdm import tqdm
 
 from captum_vz import __version__
-from captum_vz._files import remove_temporary, write_whole
+from captum_vz._files import remove_temporary
 from captum_vz.metrics.extra import study_extra
 from captum_vz.study.examples.example import Example
+from captum_vz.study.folder.storage import Source, claim, fingerprint, on_device
+from captum_vz.study.folder.work import Plan, Worker
 from captum_vz.study.results import ALL, Study, write_results
 from captum_vz.study.scoring.given import given_methods
+from captum_vz.study.scoring.identity import code_identity
 from captum_vz.study.scoring.metrics import check_removal, given_metrics
-from captum_vz.study.scoring.rows import Row, is_out_of_memory
 from captum_vz.study.scoring.scorer import Scorer
-from captum_vz.study.storage import (
-    Shard,
-    Source,
-    Stamp,
-    check_made_of,
-    check_weights,
-    claim,
-    fingerprint,
-    on_device,
-    read_stamp,
-    shards_of,
-    to_parquet,
-)
 
 with study_extra("captum_vz.study"):
-    import pyarrow as pa
     from accelerate import PartialState
     from accelerate.utils import broadcast_object_list, parse_flag_from_env
 
@@ -68,14 +55,19 @@ def run_study(
     launch`, the processes share the shards, each on its own device. They may run on several machines that share the
     folder.
 
-    The folder holds ``study.json`` (the settings), ``shards``, ``summary.csv``, ``skipped.csv`` and ``figures``.
+    A study grows: a call with other models, methods, metrics or examples adds them to the folder, and computes only
+    what is missing. The results are those of everything in the folder. Metrics that only read scores run no model. A
+    method or a metric whose source has changed is computed again.
+
+    The folder holds ``study.json`` (the settings), ``examples``, ``shards``, ``summary.csv``, ``differences.csv`` (of
+    each pair of methods), ``skipped.csv`` and ``figures``.
 
     Args:
         models: For each name a model in eval mode and its tokenizer, or a function that loads them. The model is moved
             to the process's device, and back. The weights of a passed model are compared with the weights of the
             finished shards, even if no work is left. A function is called only if work is left.
         examples: The examples; their ids are all different.
-        output: The folder. It may hold a part of this study, but no other study.
+        output: The folder. It may hold a study with the same `content_only` and `removal`, which then grows.
         methods: Names of :data:`~captum_vz.study.METHODS`, or methods of your own, see
             :func:`~captum_vz.study.as_method`. A method that fails costs its own rows, and the reason is recorded.
             None: :data:`~captum_vz.study.DEFAULT_METHODS`.
@@ -108,61 +100,38 @@ def run_study(
     [['value-zeroing', 'cue_dot', 4]]
     """
     chosen, measures, examples = given_methods(methods), given_metrics(metrics), list(examples)
-    settings = {
-        "captum_vz": __version__,
-        "models": list(models),
-        "methods": list(chosen),
-        "metrics": list(measures),
-        "content_only": content_only,
-        "removal": removal,
-        "batch_size": batch_size,
-        "shard_size": shard_size,
-        "examples": _check_examples(examples),
-    }
-    # The first settings written to a folder stay there, so they are checked before they are written.
+    _check_examples(examples)
+    fixed = {"captum_vz": __version__, "content_only": content_only, "removal": removal}
     if not models or min(shard_size, batch_size) < 1:
         raise ValueError(
             f"models is {list(models)}, shard_size {shard_size} and batch_size {batch_size}: pass at least 1 of each."
         )
     check_removal(removal)
-    scorer_of = partial(
-        Scorer,
-        methods=chosen,
-        metrics=measures,
-        batch_size=batch_size,
-        content_only=content_only,
-        removal=removal,
-    )
+    options: dict[str, Any] = {"batch_size": batch_size, "content_only": content_only, "removal": removal}
     loaded = {name: source for name, source in models.items() if not callable(source)}
     for model, tokenizer in loaded.values():
-        scorer_of(model, tokenizer)
+        Scorer(model, tokenizer, chosen, measures, **options)
     state = _processes()
     folder = Path(output)
-    _claim(folder, settings, state.is_main_process)
-    shards = shards_of(folder, settings)
-    # All processes look before any of them writes, so that they agree on the shards that are left.
-    stamps = {shard: read_stamp(shard.path) for shard in shards if shard.path.exists()}
-    for shard, stamp in stamps.items():
-        check_made_of(shard.path, stamp, shard.made_of)
+    code = {name: code_identity(one.source or one.rows, one.version) for name, one in chosen.items()}
+    measured = {name: code_identity(one.values, one.version) for name, one in measures.items()}
+    added = (list(models), code, measured, examples, shard_size)
+    settings, blocks = _claimed(state, lambda: claim(folder, fixed, *added))
+    plan = Plan(folder, settings, chosen, measures)
+    # All processes look before any of them writes, so that they agree on the work that is left.
+    left = [work for name in models for block in blocks if (work := plan.work(name, block))]
     for name, (model, tokenizer) in loaded.items():
-        _check_weights(name, fingerprint(model, tokenizer), stamps)
-    left = [shard for shard in shards if shard not in stamps or stamps[shard].again]
+        plan.check_weights(name, fingerprint(model, tokenizer))
     state.wait_for_everyone()
     share = left[state.process_index :: state.num_processes]
-    count = sum(len(examples[shard.start : shard.start + shard_size]) for shard in share)
     hidden = quiet or not share or not state.is_main_process
-    with tqdm(total=count, unit="example", desc="study", disable=hidden) as bar:
+    with tqdm(total=sum(one.block.size for one in share), unit="example", desc="study", disable=hidden) as bar:
         for name, source in models.items():
-            todo = [shard for shard in share if shard.model == name]
-            if not todo:
-                continue
-            with on_device(source, state.device) as (model, tokenizer):
-                scorer = scorer_of(model, tokenizer)
-                weights = fingerprint(model, tokenizer)
-                _check_weights(name, weights, stamps)
-                for shard in todo:
-                    rows = scorer.score(examples[shard.start : shard.start + shard_size], bar.update)
-                    write_whole(shard.path, _parquet(shard, rows, scorer.schema, weights))
+            todo = [work for work in share if work.model == name]
+            with ExitStack() as stack:
+                worker = Worker(plan, name, partial(stack.enter_context, on_device(source, state.device)), options)
+                for work in todo:
+                    worker.do(work, bar.update)
     state.wait_for_everyone()
     if state.is_main_process:
         remove_temporary(folder)
@@ -186,21 +155,22 @@ def _processes() -> Any:
     return state
 
 
-def _claim(folder: Path, settings: dict[str, Any], is_main: bool) -> None:
-    """Write the settings to the folder, or check them there. All processes raise the error of the main process."""
-    wrong: list[Exception | None] = [None]
-    if is_main:
+def _claimed(state: Any, claim: Callable[[], Any]) -> Any:
+    """What the main process gets when it claims the folder. All processes raise its error."""
+    found: list[Any] = [None]
+    if state.is_main_process:
         try:
-            claim(folder, settings)
+            found = [claim()]
         except (ValueError, OSError) as error:
-            wrong = [error]
-    broadcast_object_list(wrong)
-    if wrong[0] is not None:
-        raise wrong[0]
+            found = [error]
+    broadcast_object_list(found)
+    if isinstance(found[0], Exception):
+        raise found[0]
+    return found[0]
 
 
-def _check_examples(examples: Sequence[Example]) -> dict[str, Any]:
-    """The entry of the manifest for the examples: their number, and a digest of their contents."""
+def _check_examples(examples: Sequence[Example]) -> None:
+    """Refuse examples that a summary would confuse."""
     if not examples:
         raise ValueError("examples is empty: pass at least one.")
     repeated = [id for id, count in Counter(example.id for example in examples).items() if count > 1]
@@ -213,17 +183,3 @@ def _check_examples(examples: Sequence[Example]) -> dict[str, Any]:
         raise ValueError(
             f"a group is called {ALL!r}, which names all examples in a summary: give the group another name."
         )
-    lines = "\n".join(json.dumps(example.to_dict(), sort_keys=True) for example in examples)
-    return {"count": len(examples), "sha256": hashlib.sha256(lines.encode()).hexdigest()}
-
-
-def _check_weights(name: str, weights: str, stamps: Mapping[Shard, Stamp]) -> None:
-    for shard, stamp in stamps.items():
-        if shard.model == name:
-            check_weights(shard.path, name, stamp, weights)
-
-
-def _parquet(shard: Shard, rows: Sequence[Row], columns: Any, weights: str) -> bytes:
-    schema = pa.schema([("model", pa.string()), *columns])
-    table = pa.Table.from_pylist([{"model": shard.model} | row for row in rows], schema=schema)
-    return to_parquet(table, Stamp(weights, shard.made_of, again=any(map(is_out_of_memory, rows))))

@@ -19,13 +19,7 @@ from captum_vz.metrics.extra import study_extra
 from captum_vz.study.examples.encoding import BadExampleError, Encoded, encode, pad
 from captum_vz.study.examples.example import Example
 from captum_vz.study.examples.text import max_tokens, predicts_next
-from captum_vz.study.methods import Batch, Method, encoder_of
-from captum_vz.study.paper.report import Reproduction
-from captum_vz.study.results import Study, check_used
-from captum_vz.study.run import run_study
-from captum_vz.study.scoring.given import checked_rows, given_methods
-from captum_vz.study.scoring.rows import reason_of
-from captum_vz.study.storage import (
+from captum_vz.study.folder.storage import (
     Source,
     Stamp,
     check_weights,
@@ -36,6 +30,12 @@ from captum_vz.study.storage import (
     read_table,
     to_parquet,
 )
+from captum_vz.study.methods import Batch, Method, encoder_of
+from captum_vz.study.paper.report import Reproduction
+from captum_vz.study.results import Study, check_used
+from captum_vz.study.run import run_study
+from captum_vz.study.scoring.given import checked_rows, given_methods
+from captum_vz.study.scoring.rows import reason_of
 
 with study_extra("captum_vz.study"):
     import pandas as pd
@@ -246,6 +246,7 @@ def reproduce(
             correlations, ["model", "method", "statistic", "low", "high", "examples", "undefined", "layers"]
         ),
         omitted=pd.DataFrame(omitted, columns=["model", "what", "reason"]),
+        differences=pd.concat([study.differences for study in studies], ignore_index=True),
         skipped=pd.concat([study.skipped for study in studies], ignore_index=True),
         about=about,
     )
@@ -314,7 +315,7 @@ def _probed(
     """The bits of each label in each layer, read from the study's folder, or computed if they are missing."""
     model, state = encoder_of(model), PartialState()
     path, weights = study.folder / PROBING, fingerprint(model, tokenizer)
-    made_of = digest(study.settings, [example.id for example in labels])
+    made_of = digest(study.settings["captum_vz"], [example.to_dict() for example in labels])
     # Other examples may have run out of memory at the last start.
     if state.is_main_process and not (path.exists() and read_stamp(path).made_of == made_of):
         encoded = [encode(tokenizer, example, until_target=predicts_next(model)) for example in labels]

@@ -126,6 +126,8 @@ class Reproduction:
             compression over layers, as :class:`~captum_vz.metrics.Correlation` has it, and the number of ``layers``.
         omitted: What could not be done: ``model``, ``what``, ``reason``.
         skipped: Which examples could not be used, and why, see :attr:`Study.skipped <captum_vz.study.Study.skipped>`.
+        differences: Which methods differ on the same examples, see
+            :attr:`Study.differences <captum_vz.study.Study.differences>`.
         about: How the examples were selected. The report begins with it.
     """
 
@@ -134,6 +136,7 @@ class Reproduction:
     correlation: DataFrame
     omitted: DataFrame
     skipped: DataFrame
+    differences: DataFrame
     about: str = ""
 
     def __str__(self) -> str:
@@ -167,7 +170,7 @@ class Reproduction:
         Raises:
             OSError: A file could not be written: no space, no permission. The message says what to do.
         """
-        for name in ("summary", "probing", "correlation", "omitted", "skipped"):
+        for name in ("summary", "probing", "correlation", "omitted", "skipped", "differences"):
             write_whole(folder / f"{name}.csv", getattr(self, name).to_csv(index=False).encode())
         write_whole(folder / REPORT, f"{self}\n".encode())
         for name, draw in self._figures().items():
@@ -197,6 +200,7 @@ class Reproduction:
             _ROWS,
             _overview(summary, correlation),
             _notes(summary, correlation),
+            *_ties(self.differences[self.differences["model"] == model]),
             *self._by_layer(model, summary),
             *([_SEED] if len(self.probing[self.probing["model"] == model]) else []),
             *_undefined(summary),
@@ -223,8 +227,7 @@ class Reproduction:
 
 _ROWS: Final = (
     "Scores of the last layer; rollouts go through all layers. Brackets hold intervals over sentences. "
-    "Rows are in the order of the methods, not ranked. Methods whose intervals overlap need the interval of their "
-    "difference to be compared."
+    "Rows are in the order of the methods, not ranked. Methods are compared sentence by sentence below the table."
 )
 _SEED: Final = (
     "Each layer's probe was trained once, from one seed. The intervals of compression are over sentences, not over "
@@ -272,6 +275,24 @@ def _notes(summary: DataFrame, correlation: DataFrame) -> str:
                 "its rows are the same methods is assumed."
             )
     return "\n".join(f"- {note}" for note in notes)
+
+
+def _ties(differences: DataFrame) -> list[str]:
+    """What the paired comparisons say: their rule, and for each metric the pairs that do not differ."""
+    if differences.empty:
+        return []
+    rule = (
+        "Paired comparisons: two methods differ if the bootstrap interval of their mean difference excludes 0, and "
+        "Wilcoxon's signed-rank test rejects after Holm's correction for all pairs of the metric. `differences.csv` "
+        "has all of them."
+    )
+    lines = []
+    for metric, rows in differences.groupby("metric", sort=False):
+        ties = [f"{one} = {other}" for one, other in rows[rows["tied"]][["one", "other"]].itertuples(index=False)]
+        lines.append(
+            f"- {metric}: {len(ties)} of {len(rows)} pairs do not differ{': ' if ties else ''}{', '.join(ties)}."
+        )
+    return [rule, "\n".join(lines)]
 
 
 def _undefined(summary: DataFrame) -> list[str]:

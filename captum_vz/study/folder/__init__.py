@@ -1,0 +1,1 @@
+"""The folder of a study: its settings, its examples, and the parts that hold its rows."""

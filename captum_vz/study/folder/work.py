@@ -1,0 +1,189 @@
+"""What a study's folder lacks, and how it is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from captum_vz._files import write_whole
+from captum_vz.metrics.extra import study_extra
+from captum_vz.study.folder.reading import has_cell
+from captum_vz.study.folder.storage import (
+    Block,
+    Loaded,
+    Part,
+    Stamp,
+    check_weights,
+    digest,
+    fingerprint,
+    made_of,
+    part_path,
+    parts_of,
+    read_examples,
+    read_part,
+    to_parquet,
+)
+from captum_vz.study.methods import Method
+from captum_vz.study.scoring.measuring import Measurer
+from captum_vz.study.scoring.metrics import Metric
+from captum_vz.study.scoring.rows import COLUMNS, Row, is_out_of_memory
+from captum_vz.study.scoring.scorer import Scorer
+
+with study_extra("captum_vz.study"):
+    import pyarrow as pa
+
+
+class Missing(NamedTuple):
+    """One part that is missing: methods with their metrics, or metrics of scores that are there."""
+
+    methods: tuple[str, ...]
+    metrics: tuple[str, ...]
+    has_scores: bool
+
+
+class Work(NamedTuple):
+    """What is missing of one model and one block."""
+
+    model: str
+    block: Block
+    parts: list[Part]
+    missing: list[Missing]
+
+
+class Plan:
+    """The study that a folder should hold.
+
+    Args:
+        folder: The folder.
+        settings: Its settings.
+        methods: The wanted methods.
+        metrics: The wanted metrics.
+    """
+
+    def __init__(
+        self, folder: Any, settings: Mapping[str, Any], methods: Mapping[str, Method], metrics: Mapping[str, Metric]
+    ) -> None:
+        self.folder = folder
+        self.settings = settings
+        self.methods = methods
+        self.metrics = metrics
+        self._parts: dict[str, list[Part]] = {}
+
+    def work(self, model: str, block: Block) -> Work | None:
+        """What is missing of one model and one block; None if nothing is.
+
+        Raises:
+            ValueError: A part is broken, or does not belong here.
+        """
+        parts = parts_of(self.folder, self.settings, model, block)
+        self._parts.setdefault(model, []).extend(parts)
+        kept = [part for part in parts if not self._again(part)]
+        without = [name for name in self.methods if not any(has_cell(part, self.settings, name) for part in kept)]
+        missing = [Missing(tuple(without), tuple(self.metrics), True)] if without else []
+        alike: dict[tuple[str, ...], list[str]] = {}
+        for name in self.methods:
+            lacking = tuple(
+                metric
+                for metric in self.metrics
+                if not any(has_cell(part, self.settings, name, metric) for part in kept)
+            )
+            if name not in without and lacking:
+                alike.setdefault(lacking, []).append(name)
+        missing += [Missing(tuple(names), metrics, False) for metrics, names in alike.items()]
+        return Work(model, block, kept, missing) if missing else None
+
+    def check_weights(self, model: str, weights: str) -> None:
+        """Refuse a model with other weights than those that made its parts."""
+        for path, stamp in self._parts.get(model, ()):
+            check_weights(path, model, stamp, weights)
+
+    def path(self, work: Work, missing: Missing) -> Any:
+        """Where a missing part goes. The first part of a block is named by the block alone."""
+        if missing.has_scores and not work.parts:
+            return part_path(self.folder, self.settings, work.model, work.block)
+        suffix = digest(self._identities(missing), missing.has_scores)[:8]
+        return part_path(self.folder, self.settings, work.model, work.block, f"-{suffix}")
+
+    def stamp(self, work: Work, missing: Missing, weights: str, rows: Sequence[Row]) -> Stamp:
+        """The stamp of a new part."""
+        of = made_of(self.settings, work.model, work.block)
+        methods, metrics = self._identities(missing)
+        return Stamp(weights, of, any(map(is_out_of_memory, rows)), methods, metrics, missing.has_scores)
+
+    def _identities(self, missing: Missing) -> tuple[dict[str, str], dict[str, str]]:
+        methods, metrics = self.settings["methods"], self.settings["metrics"]
+        return {name: methods[name] for name in missing.methods}, {name: metrics[name] for name in missing.metrics}
+
+    def _again(self, part: Part) -> bool:
+        """Whether a part ran out of memory, and this call can compute all of it again."""
+        _, stamp = part
+        known = set(stamp.methods) <= set(self.methods) and set(stamp.metrics) <= set(self.metrics)
+        return stamp.again and known
+
+
+class Worker:
+    """Computes the missing parts of one model.
+
+    Args:
+        plan: The plan.
+        model: The name of the model.
+        load: Loads the model onto the device of this process.
+        options: Further arguments of :class:`~captum_vz.study.Scorer`.
+    """
+
+    def __init__(self, plan: Plan, model: str, load: Callable[[], Loaded], options: Mapping[str, Any]) -> None:
+        self.plan = plan
+        self.model = model
+        self.load = load
+        self.options = options
+
+    @cached_property
+    def loaded(self) -> tuple[Any, Any, str]:
+        """The model, its tokenizer and its fingerprint, loaded at the first use."""
+        model, tokenizer = self.load()
+        weights = fingerprint(model, tokenizer)
+        self.plan.check_weights(self.model, weights)
+        return model, tokenizer, weights
+
+    def do(self, work: Work, advance: Callable[[int], object]) -> None:
+        """Compute and write the missing parts of one block."""
+        examples = read_examples(self.plan.folder, work.block)
+        for place, missing in enumerate(work.missing):
+            count = advance if place == 0 else None
+            metrics = {name: self.plan.metrics[name] for name in missing.metrics}
+            if missing.has_scores:
+                methods = {name: self.plan.methods[name] for name in missing.methods}
+                rows = self._scorer(methods, metrics).score(examples, count)
+                weights = self.loaded[2]
+            else:
+                rows = [row for part in work.parts for row in self._stored(part, missing.methods)]
+                by_id = {example.id: example for example in examples}
+                if any(metric.needs_model for metric in metrics.values()):
+                    weights = self.loaded[2]
+                    skipped = self._scorer({}, metrics).measure(examples, rows)
+                else:
+                    options = (self.options[name] for name in ("batch_size", "content_only", "removal"))
+                    measurer = Measurer(metrics, self._no_model, self._no_model, *options)
+                    weights, skipped = work.parts[0].stamp.weights, measurer.measure(by_id, rows)
+                rows = [row | {"tokens": [], "cue": [], "content": [], "scores": []} for row in rows] + skipped
+                if count is not None:
+                    count(len(examples))
+            schema = pa.schema([*COLUMNS.items(), *((name, pa.float64()) for name in metrics)])
+            stamp = self.plan.stamp(work, missing, weights, rows)
+            write_whole(self.plan.path(work, missing), to_parquet(pa.Table.from_pylist(rows, schema=schema), stamp))
+
+    def _scorer(self, methods: Mapping[str, Method], metrics: Mapping[str, Metric]) -> Scorer:
+        model, tokenizer, _ = self.loaded
+        return Scorer(model, tokenizer, methods or None, metrics, **self.options)
+
+    def _stored(self, part: Part, methods: Sequence[str]) -> list[Row]:
+        """The rows of scores of methods that a part holds."""
+        held = [name for name in methods if has_cell(part, self.plan.settings, name)]
+        if not held:
+            return []
+        rows: list[Row] = read_part(part, list(COLUMNS)).to_pylist()
+        return [row for row in rows if row["method"] in held and row["skipped"] is None]
+
+    def _no_model(self, *_: Any, **__: Any) -> Any:
+        raise RuntimeError("the metric runs the model: register it with runs_model=True")

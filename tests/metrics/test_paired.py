@@ -1,0 +1,74 @@
+"""Paired comparisons against scipy on single pairs, and against Holm's procedure written in a loop."""
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from captum_vz.errors import ArgumentError
+from captum_vz.metrics import compare_pairs, summarize
+from captum_vz.metrics.paired import holm
+
+
+def drawn(count: int = 40) -> dict[str, torch.Tensor]:
+    random = np.random.default_rng(3)
+    base = random.normal(size=count)
+    values = {"a": base, "b": base + random.normal(0.4, 0.3, count), "c": base + random.normal(0, 0.3, count)}
+    found = {name: torch.tensor(one) for name, one in values.items()}
+    found["c"][5] = torch.nan
+    return found
+
+
+def naive_holm(ps: list[float]) -> list[float]:
+    """Reject one after the other: the smallest level at which a hypothesis is rejected."""
+    found = []
+    for p in ps:
+        smaller = [other for other in ps if other <= p]
+        steps = [min(1, other * sum(another >= other for another in ps)) for other in smaller]
+        found.append(max(steps))
+    return found
+
+
+def test_pairs_equal_scipy_in_a_loop() -> None:
+    values = drawn()
+    names = [("a", "b"), ("a", "c"), ("b", "c")]
+    found = compare_pairs(values, resamples=200)
+    assert [(one.one, one.other) for one in found] == names
+    ps = []
+    for (one, other), pair in zip(names, found, strict=True):
+        gap = np.array(
+            [x - y for x, y in zip(values[one].tolist(), values[other].tolist(), strict=True) if x == x and y == y]
+        )
+        assert pair.examples == len(gap)
+        assert pair.mean == pytest.approx(gap.mean())
+        whole = summarize(torch.tensor(gap), resamples=200)
+        assert (pair.low, pair.high) == (whole.low, whole.high)
+        ps.append(stats.wilcoxon(gap, zero_method="zsplit").pvalue)
+    assert [pair.p for pair in found] == pytest.approx(naive_holm(ps))
+    assert [pair.tied for pair in found] == [False, True, False]
+
+
+def test_holm_equals_a_loop() -> None:
+    random = np.random.default_rng(0)
+    for count in (1, 2, 5, 20):
+        ps = random.uniform(0, 0.2, count).tolist()
+        assert holm(ps) == pytest.approx(naive_holm(ps))
+
+
+def test_equal_methods_are_tied() -> None:
+    one = torch.linspace(0, 1, 20, dtype=torch.float64)
+    for gap in (0.0, 1e-15):
+        (pair,) = compare_pairs({"a": one, "b": one + gap})
+        assert (pair.p, pair.tied) == (1.0, True)
+
+
+def test_few_examples_are_tied() -> None:
+    (pair,) = compare_pairs({"a": torch.tensor([0.1]), "b": torch.tensor([0.9])})
+    assert pair.tied
+    (pair,) = compare_pairs({"a": torch.tensor([torch.nan]), "b": torch.tensor([0.9])})
+    assert (pair.examples, pair.tied) == (0, True)
+
+
+def test_wrong_values_refused() -> None:
+    with pytest.raises(ArgumentError, match=r"values is a \(2,\) .*, b \(3,\)"):
+        compare_pairs({"a": torch.ones(2), "b": torch.ones(3)})
