@@ -12,6 +12,7 @@ for studies of another kind. Everything except `compare` and the examples needs 
     Scorer                   methods and metrics on a batch of examples; columns in, columns out
     blimp_examples           the paper's sentences, of BLiMP; `select_blimp` also counts the dropped pairs
     reproduce, Reproduction  the paper's three evaluations, of any model
+    sanity_checks            methods on copies of a model with random layers
     run_study, Study         a study in a folder, which continues after a kill, and its results
 """
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from captum_vz.study.results import Study
     from captum_vz.study.run import run_study
     from captum_vz.study.scoring.metrics import DEFAULT_METRICS, METRICS, EvaluationBatch, Metric, register_metric
+    from captum_vz.study.scoring.sanity import randomized_copies, sanity_checks
     from captum_vz.study.scoring.scorer import Scorer
 
 __all__ = [
@@ -55,11 +57,13 @@ __all__ = [
     "compare",
     "encode",
     "load_plugin",
+    "randomized_copies",
     "read_jsonl",
     "register_method",
     "register_metric",
     "reproduce",
     "run_study",
+    "sanity_checks",
     "select_blimp",
     "write_jsonl",
 ]
@@ -73,9 +77,11 @@ _NEED_EXTRA = {
     "Reproduction": "paper.report",
     "Scorer": "scoring.scorer",
     "Study": "results",
+    "randomized_copies": "scoring.sanity",
     "register_metric": "scoring.metrics",
     "reproduce": "paper.evaluations",
     "run_study": "run",
+    "sanity_checks": "scoring.sanity",
 }
 
 

@@ -1,6 +1,7 @@
 """The figures of a study."""
 
 from captum_vz.study.figures.differences import draw_differences
+from captum_vz.study.figures.sanity import draw_sanity
 from captum_vz.study.figures.summary import (
     LAST_LAYER,
     draw_summary,
@@ -15,6 +16,7 @@ from captum_vz.study.figures.summary import (
 __all__ = [
     "LAST_LAYER",
     "draw_differences",
+    "draw_sanity",
     "draw_summary",
     "last_layers",
     "method_color",

@@ -1,0 +1,136 @@
+"""Sanity checks of methods: their scores for a trained model, against those for copies with random layers."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from captum_vz import find_layers
+from captum_vz.errors import ArgumentError
+from captum_vz.metrics import spearman, summarize
+from captum_vz.metrics.extra import study_extra
+from captum_vz.study.examples.example import Example
+from captum_vz.study.methods import encoder_of
+from captum_vz.study.scoring.rows import Row
+from captum_vz.study.scoring.scorer import Scorer
+
+with study_extra("captum_vz.study"):
+    import pandas as pd
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+
+def sanity_checks(
+    model: Any,
+    tokenizer: Any,
+    examples: Iterable[Example],
+    methods: Any = None,
+    *,
+    seed: int = 0,
+    batch_size: int = 32,
+    confidence: float = 0.95,
+    resamples: int = 1999,
+) -> DataFrame:
+    """Spearman's correlation of each method's scores with its scores for copies of the model with random layers.
+
+    Layers become random from the last to the first (:func:`~captum_vz.study.randomized_copies`), and all at once. A
+    correlation near 0 passes the check: the scores depend on what the layers have learned. The rows of the last layer
+    are compared, over all tokens. A baseline without a model has 1.
+
+    Args:
+        model: The trained model in eval mode, which is not changed.
+        tokenizer: Its tokenizer.
+        examples: The examples.
+        methods: See :func:`~captum_vz.study.run_study`.
+        seed: The same seed gives the same random layers.
+        batch_size: The number of sentences in a batch.
+        confidence: The confidence level of the intervals over examples.
+        resamples: The number of bootstrap resamples.
+
+    Returns:
+        For each ``method`` and number of ``random`` layers the ``mean``, its interval ``low`` and ``high``, and the
+        numbers of ``examples`` and of ``undefined`` ones, whose scores are constant or missing in a copy.
+
+    >>> from captum_vz.testbed import agreement_sentences, load_agreement_model
+    >>> examples = [Example.from_record(record) for record in agreement_sentences(4)]
+    >>> found = sanity_checks(*load_agreement_model(), examples, ["attention", "position"], resamples=99)
+    >>> found[found["method"] == "position"]["mean"].tolist()
+    [1.0, 1.0, 1.0, 1.0]
+    """
+    model, examples = encoder_of(model), list(examples)
+    layers = find_layers(model)
+
+    def last_rows(one: Any, own: Any) -> dict[tuple[str, str], Row]:
+        scorer = Scorer(one, tokenizer, methods, "cue_dot", batch_size=batch_size, layers=own)
+        rows = scorer.scores(examples)
+        return {(row["method"], row["example"]): row for row in rows if row["skipped"] is None}
+
+    trained, found = last_rows(model, layers), []
+    for count, changed, own in randomized_copies(model, layers, seed=seed):
+        other = last_rows(changed, own)
+        for method in dict.fromkeys(name for name, _ in trained):
+            values = []
+            for key, row in trained.items():
+                if key[0] == method:
+                    pair = [torch.tensor([one["scores"]]) for one in (row, other.get(key)) if one is not None]
+                    values.append(spearman(*pair).item() if len(pair) == 2 else float("nan"))
+            summary = summarize(torch.tensor(values, dtype=torch.float64), confidence, resamples)._asdict()
+            found.append({"method": method, "random": count} | summary)
+    return pd.DataFrame(found)
+
+
+def randomized_copies(
+    model: nn.Module, layers: Sequence[nn.Module], *, cascading: bool = True, seed: int = 0
+) -> Iterator[tuple[int, nn.Module, list[nn.Module]]]:
+    r"""Copies of a model with random layers.
+
+    .. math:: W_{ij} \sim \mathcal N\big(\operatorname{mean}(W), \operatorname{std}(W)\big)
+
+    for each parameter W of the random layers, for the sanity check of `Adebayo et al. 2018
+    <https://arxiv.org/abs/1810.03292>`_. A method whose scores do not depend on these layers' weights gives the same
+    scores for the copy. Embeddings and the head stay as they are.
+
+    Args:
+        model: The trained model, which is not changed.
+        layers: Its layers, in the order in which they run.
+        cascading: Whether layers become random from the last to the first, one more in each copy. Otherwise there is
+            one copy, in which all are random.
+        seed: The same seed gives the same copies. Layers that are random in two copies are the same in both.
+
+    Yields:
+        The number of random layers, the copy, and its layers.
+
+    Raises:
+        ArgumentError: A layer is not in the model, or there is none.
+
+    >>> model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    >>> for count, random, layers in randomized_copies(model, list(model)):
+    ...     print(count, [bool((one.weight == other.weight).all()) for one, other in zip(random, model)])
+    1 [True, False]
+    2 [False, False]
+    """
+    places = {id(module): name for name, module in model.named_modules()}
+    missing = [type(layer).__name__ for layer in layers if id(layer) not in places]
+    if missing or not layers:
+        raise ArgumentError(f"layers is {missing or 'empty'}: pass layers of the model.")
+    names = list(dict.fromkeys(places[id(layer)] for layer in layers))
+    changed = copy.deepcopy(model)
+    for count, name in enumerate(reversed(names), start=1):
+        _randomize(changed.get_submodule(name), seed * len(names) + count)
+        if cascading or count == len(names):
+            yield count, changed, [changed.get_submodule(places[id(layer)]) for layer in layers]
+
+
+@torch.no_grad()
+def _randomize(layer: nn.Module, seed: int) -> None:
+    """Draw each parameter anew, with its mean and its standard deviation."""
+    generator = torch.Generator().manual_seed(seed)
+    for values in layer.parameters():
+        drawn: Any = torch.randn(values.shape, generator=generator, dtype=torch.float64)
+        spread = values.double().std(correction=0)
+        values.copy_((values.double().mean() + spread * drawn.to(values.device)).to(values.dtype))
