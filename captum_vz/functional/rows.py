@@ -24,7 +24,7 @@ def widen(values: Tensor) -> Tensor:
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
-def normalize_rows(scores: Tensor, total: Tensor | None = None) -> Tensor:
+def normalize_rows(scores: Tensor) -> Tensor:
     r"""Divides each row by its sum, so that it sums to 1.
 
     .. math:: \hat C_{ij} = C_{ij} \big/ \textstyle\sum_k C_{ik}
@@ -34,7 +34,6 @@ def normalize_rows(scores: Tensor, total: Tensor | None = None) -> Tensor:
 
     Args:
         scores: `(..., in)`. A row is the last axis.
-        total: The sums of the rows, `(..., 1)`, if they are known.
 
     Returns:
         `(..., in)` in at least float32. Rows sum to 1, except for rows of zeros, which stay zero (not NaN).
@@ -44,5 +43,5 @@ def normalize_rows(scores: Tensor, total: Tensor | None = None) -> Tensor:
             [0.0000, 0.0000]])
     """
     scores = widen(scores)
-    total = scores.sum(-1, keepdim=True) if total is None else total
+    total = scores.sum(-1, keepdim=True)
     return scores / (total + (total == 0))

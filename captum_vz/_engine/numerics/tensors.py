@@ -95,8 +95,13 @@ def gather_rows(x: Tensor, first: Tensor, second: Tensor) -> Tensor:
 
 def for_query_heads(shared: Tensor, heads: int, dim: int = 1) -> Tensor:
     """Repeat key-value heads along `dim`, because several of the `heads` query heads may share one."""
-    times = heads // shared.shape[dim]
-    return shared if times == 1 else shared.repeat_interleave(times, dim=dim)
+    if heads == shared.shape[dim]:
+        return shared
+    return shared.index_select(dim, once_a_pass(_heads_shared, heads, shared.shape[dim], shared.device))
+
+
+def _heads_shared(heads: int, shared: int, device: torch.device) -> Tensor:
+    return torch.arange(heads, device=device) // (heads // shared)
 
 
 def mask_as_bool(mask: Tensor) -> Tensor:

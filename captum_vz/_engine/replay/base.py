@@ -144,8 +144,8 @@ class ReplayProblem:
     def place(self, chunk: ReplayChunk) -> Tensor:
         """Where the pairs of a chunk stand in the map, counted through it, `(n,)`."""
         count = self.site.shape.out if self.rows is None else self.rows.shape[1]
-        first = once_a_pass(_first_place, self.targets, count, self.members.shape[1])
-        return first.index_select(0, chunk.target) + chunk.group
+        given = self.targets, count, self.members.shape[1], chunk.target, chunk.group
+        return once_a_pass(_places, *given) if chunk.shared else _places(*given)
 
     def empty_map(self) -> Tensor:
         """A map of zeros, `(batch, row, group)`, in at least float32."""
@@ -166,6 +166,7 @@ class ReplayChunk(NamedTuple):
         clean: Clean outputs, `(m, d)`. The same tensor may come with many chunks.
         clean_row: The row of `clean` that each pair is compared with, `(n,)`.
         unchanged: Which pairs change nothing, and so get 0, `(n,)`. None: it is unknown.
+        shared: Whether other layers have the same pairs, in the same tensors.
     """
 
     target: Tensor
@@ -174,6 +175,7 @@ class ReplayChunk(NamedTuple):
     clean: Tensor
     clean_row: Tensor
     unchanged: Tensor | None = None
+    shared: bool = False
 
 
 class Replay(Protocol):
@@ -275,6 +277,11 @@ class PairSet:
             torch.cat([first, unchanged]),
         )
 
+    def chunks(self, rows: int, max_groups: int | None) -> Iterator[PackedChunk]:
+        """All possible pairs, at most `rows` pairs of at most `max_groups` groups at a time."""
+        for pairs in pairs_at_a_time(self.possible, rows, max_groups):
+            yield self.chunk(*pairs)
+
 
 def only_chunk(pairs: PairSet) -> PackedChunk:
     """All possible pairs."""
@@ -324,9 +331,9 @@ def fill_neighbours(active: Tensor, members: Tensor, count: int) -> Tensor:
     return blocks.any(-1).repeat_interleave(count, -1)[:, : active.shape[1]] & (members >= 0).any(-1)
 
 
-def _first_place(targets: TargetRows, rows: int, groups: int) -> Tensor:
-    """Where each target's row begins in a map `(batch, rows, groups)`."""
-    return (targets.batch * rows + targets.row) * groups
+def _places(targets: TargetRows, rows: int, groups: int, target: Tensor, group: Tensor) -> Tensor:
+    """Where the pairs `(target, group)` stand in a map `(batch, rows, groups)`, counted through it."""
+    return ((targets.batch * rows + targets.row) * groups)[target] + group
 
 
 def _wanted_targets(rows: Tensor, wanted: Tensor | None) -> TargetRows:

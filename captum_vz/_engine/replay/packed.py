@@ -40,7 +40,6 @@ from captum_vz._engine.replay.base import (
     ReplayProblem,
     count_of,
     only_chunk,
-    pairs_at_a_time,
 )
 from captum_vz._engine.replay.trust import is_independent
 from captum_vz._engine.structure.dependence import projects_any_context, values_follow_token_order
@@ -90,8 +89,9 @@ class PackedReplay:
         count = once_a_pass(count_of, asked.possible)
         # The layers share the indices of a single chunk. Those of many would take the memory of the pairs themselves.
         shared = count <= rows and problem.max_groups is None
-        pieces = pairs_at_a_time(asked.possible, rows, problem.max_groups)
-        chunks = [once_a_pass(only_chunk, asked)] if shared and count else (asked.chunk(*some) for some in pieces)
+        chunks = (
+            asked.chunks(rows, problem.max_groups) if not shared else [once_a_pass(only_chunk, asked)] * bool(count)
+        )
         # A few targets run before a whole chunk does, where the replay is likely to fail or no pair would show it.
         likely_to_fail = not problem.trust.independent or len(problem.site.layer.attentions) > 1
         if (len(asked.targets) > 1 and likely_to_fail) or not count:
@@ -171,7 +171,7 @@ class _ChunkRunner:
         if count:
             change = (zeroed - again.index_select(0, chunk.clean_row)).abs().amax(-1)
             self.change.scatter_reduce_(0, chunk.target, change, "amax")
-        return ReplayChunk(chunk.target, chunk.group, zeroed, again, chunk.clean_row, unchanged)
+        return ReplayChunk(chunk.target, chunk.group, zeroed, again, chunk.clean_row, unchanged, shared)
 
 
 class PackedPairs:

@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 
 from captum_vz._engine import AttentionSite, Readings, once_a_pass
 from captum_vz.errors import ArgumentError
-from captum_vz.functional import normalize_rows
+from captum_vz.functional import widen
 
 # One index of the output for each example, without the batch axis. Or one index for all examples.
 Indices: TypeAlias = tuple[Any, ...] | list[tuple[Any, ...]] | None
@@ -306,9 +306,11 @@ class Wanted:
 
     def finish(self, scores: Tensor, normalize: bool, readings: Readings) -> Tensor:
         """The map `(batch, row, in)` of scores `(batch, row, group)`. `readings` warns of zero rows when it is read."""
+        scores = widen(scores) if normalize else scores
         total = scores.sum(-1, keepdim=True)
-        self._note_zero_rows(total[..., 0] == 0, scores.dtype, readings)
-        scores = normalize_rows(scores, total) if normalize else scores
+        zero = total == 0
+        self._note_zero_rows(zero, scores.dtype, readings)
+        scores = scores / (total + zero) if normalize else scores  # as `normalize_rows` does
         scores = scores.detach() if scores.requires_grad else scores
         if self.groups is not None:
             spread = scores.gather(2, self.groups[:, None, :].expand(-1, scores.shape[1], -1))
@@ -324,8 +326,8 @@ class Wanted:
         layer, (tokens, all_real) = self.site.layer, once_a_pass(_real_rows, self.site.target_mask, self.rows)
         if not all_real:
             if self.rows is not None:
-                readings.add((zero & ~tokens).sum(), partial(_warn_of_padding, layer.warnings))
-            zero = zero & tokens
+                readings.add((zero[..., 0] & ~tokens).sum(), partial(_warn_of_padding, layer.warnings))
+            zero = zero[..., 0] & tokens
         readings.add(zero.sum(), partial(_warn_of_zeros, layer.warnings, layer.index, layer.name, dtype))
 
 
