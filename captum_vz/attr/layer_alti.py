@@ -47,6 +47,8 @@ class LayerALTI(LayerMaps):
     (True, 1.0)
     """
 
+    needs_steps = True
+
     def __init__(
         self,
         forward_func: Callable[..., Any],

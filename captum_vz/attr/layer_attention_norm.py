@@ -45,9 +45,9 @@ class LayerAttentionNorm(LayerMaps):
     the projection and the norms, because these belong to no source. They leave out the feed-forward, which affects
     "encoder" by :math:`\sigma_2` only. Pre-norm layers (GPT-2, LLaMA, ViT) support "attention" and "residual" only.
 
-    With `feature_mask`, the vectors of a group are summed before the norm is computed. The layer runs once more to find
-    its projection, residual connection and norms, by the inputs and outputs of its submodules. A layer in which they
-    are not found is refused.
+    With `feature_mask`, the vectors of a group are summed before the norm is computed. The projection, the
+    residual connection and the norms are found by the inputs and outputs of the layer's submodules. A layer in which
+    they are not found is refused.
 
     Args:
         forward_func: A model, or a function that runs the layers.
@@ -71,6 +71,8 @@ class LayerAttentionNorm(LayerMaps):
     >>> method.mixing_ratio(inputs).shape == inputs["input_ids"].shape
     True
     """
+
+    needs_steps = True
 
     def __init__(
         self,

@@ -149,6 +149,7 @@ class LayerPass:
         compute: Makes the result of one run. It is called when the layer returns, and the record is dropped then.
         device_ids: The devices of a DataParallel model, in the order of their shares of the batch.
         replays: Whether `compute` replays layers. Then inputs and outputs of modules are kept until the layer returns.
+        steps: Whether `compute` needs the steps of layers. Then copies of their hidden states are kept as long.
         given: Where the user says that the values of each layer are. Empty: the taps find them.
         chosen: The numbers of the runs of each layer that are recorded. None: all.
 
@@ -165,11 +166,12 @@ class LayerPass:
         *,
         device_ids: list[int] | None = None,
         replays: bool = False,
+        steps: bool = False,
         given: Sequence[ValueProjection] = (),
         chosen: Sequence[Sequence[int]] | None = None,
     ) -> None:
         self.layers, self.compute, self.device_ids = layers, compute, device_ids
-        self.replays, self.given, self.chosen = replays, given, chosen
+        self.replays, self.steps, self.given, self.chosen = replays, steps, given, chosen
         self._results: dict[torch.device | None, LayerResults] = {None: []}  # by the device of a replica
         self._owners: dict[tuple[torch.device, int], nn.Module] = {}
         self._lock = threading.Lock()
@@ -224,6 +226,7 @@ class LayerPass:
         state, given = ModuleState(layer, (args, kwargs)), self.given[index] if self.given else None
         keep = self.replays
         record = LayerRecord(layer, args, kwargs, index, "", number, keep_module_io=keep, state=state, given=given)
+        record.steps = [] if self.steps else None
         if any(type(x).__name__ == "DTensor" for x in record.parameters):
             raise UnsupportedLayerError(
                 f"The layer {type(layer).__name__} is spread over processes (DTensor, tensor parallelism), and each of "

@@ -241,6 +241,8 @@ def recorded_in_float32(record: LayerRecord) -> LayerRecord:
         layer = in_float32(record.layer)
         args, kwargs = map_each(_float32, without_caches((record.args, record.kwargs)))
         empty: dict[str, Any] = {"attentions": [], "modules_run": [], "module_rows": {}, "module_io": {}}
+        if record.steps is not None:
+            empty["steps"] = []
         again = replace(record, layer=layer, args=args, kwargs=kwargs, **empty)
         recorder = Recorder(again)
         with without_autocast(record.first_output.device):

@@ -8,11 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from captum_vz._engine.capture.module_state import version
 from captum_vz._engine.capture.records import (
     AttentionRecord,
     AttentionShape,
     InlineValues,
     LayerRecord,
+    Step,
     VersionedTensor,
 )
 from captum_vz._engine.numerics.tensors import first_tensor
@@ -32,6 +34,8 @@ class Recorder(AttentionHandler):
         self._inline_values: dict[int, list[Tensor]] = {}  # by the id of the attention module that runs
         self._context: VersionedTensor | None = None  # the last one, as the model was given it
         self._projections: list[tuple[nn.Module, VersionedTensor]] = []  # and what modules made of it
+        # Tensors of steps and their copies, by id and version. Most tensors are of several steps.
+        self._copies: dict[tuple[int, int | None], tuple[Tensor, Tensor]] = {}
 
     def on_attention(self, call: AttentionCall) -> tuple[Tensor, Tensor]:
         context, weights = call.compute(call.values)
@@ -94,6 +98,10 @@ class Recorder(AttentionHandler):
             self._inline_values.setdefault(id(attention), []).append(values)
         if isinstance(module, nn.Parameter):
             return
+        if record.steps is not None:
+            given = first_tensor(inputs)
+            alone = None if given is None or len(inputs) > 1 else VersionedTensor(given)
+            record.steps.append(Step(module, alone, self._copied(given), self._copied(values)))
         if own_parameters(module) and inputs and isinstance(inputs[0], Tensor):
             record.module_rows.setdefault(id(module), []).append(inputs[0].shape[:-1].numel())
         kept = record.keep_module_io and record.attentions and own_parameters(module) and not own_modules(module)
@@ -103,6 +111,20 @@ class Recorder(AttentionHandler):
             self._record_inline(module, self._inline_values.pop(id(module)), output)
         elif record.attentions:
             self._follow_context(record.attentions[-1], module, inputs, output)
+
+    def _copied(self, value: Tensor | None) -> Tensor | None:
+        """A copy of hidden states. None: the tensor has another size."""
+        # Some layers flatten batch and tokens.
+        if value is None or not any(
+            x.numel() == value.numel() and x.shape[-1:] == value.shape[-1:] for x in self.record.states
+        ):
+            return None
+        number = version(value)
+        if number is None:
+            return value.clone()
+        if (id(value), number) not in self._copies:
+            self._copies[id(value), number] = value, value.clone()
+        return self._copies[id(value), number][1]
 
     def finish(self, output: Any) -> None:
         """Called when the layer returns. Records attention of the layer's own forward, whose values the user named."""

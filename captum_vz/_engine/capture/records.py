@@ -154,6 +154,23 @@ def _seen_with_any_head(visible: Tensor, shape: AttentionShape) -> Tensor:
     return visible.any(1).expand(shape.batch, shape.out, shape.sources)
 
 
+@dataclass(frozen=True)
+class Step:
+    """One run of a submodule. Tensors are copied, because layers may write into them.
+
+    Attributes:
+        module: The submodule.
+        given: The first input itself. None: the submodule has several positional inputs, or none.
+        input: A copy of the first input. None: it has another size than the layer's hidden states.
+        output: A copy of the first output. None: it has another size.
+    """
+
+    module: nn.Module
+    given: VersionedTensor | None
+    input: Tensor | None
+    output: Tensor | None
+
+
 @dataclass(eq=False)
 class LayerRecord:
     """One run of a layer in the clean pass.
@@ -167,6 +184,7 @@ class LayerRecord:
         module_rows: How many vectors each submodule with parameters was given in each of its runs, by id.
         module_io: Input and output of each innermost submodule with parameters that ran after the attention, by id.
         keep_module_io: Whether `module_io` is filled.
+        steps: The runs of its submodules, in the order in which they returned. None: they are not kept.
         state: What the layer's modules held before this run.
         writes_arguments: Whether the layer writes into its arguments, so that each run needs its own.
         hooks: The user's hooks on the layer, if they changed what its forward returned. Each with whether it takes
@@ -189,6 +207,7 @@ class LayerRecord:
     module_rows: dict[int, list[int]] = field(default_factory=dict)
     module_io: dict[int, tuple[VersionedTensor, VersionedTensor]] = field(default_factory=dict)
     keep_module_io: bool = False
+    steps: list[Step] | None = None
     state: ModuleState = field(default_factory=ModuleState)
     writes_arguments: bool = False
     hooks: list[tuple[Callable[..., Any], bool]] = field(default_factory=list)

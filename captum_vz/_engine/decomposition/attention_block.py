@@ -1,24 +1,24 @@
 """What a layer does with its attention's context: the output projection, the residual connection, the norms after them.
 
-These are found in one more run of the layer, by the inputs and outputs of its submodules and not by their names.
+These are found by the inputs and outputs of the layer's submodules in the clean pass, and not by their names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from captum_vz._engine.capture.layer_runner import check_no_tokens_in_cache, run_again, without_caches
-from captum_vz._engine.capture.recorder import Recorder
-from captum_vz._engine.capture.records import AttentionRecord, LayerRecord
+from captum_vz._engine.capture.records import AttentionRecord, LayerRecord, Step
+from captum_vz._engine.numerics.budget import budget_of
 from captum_vz._engine.numerics.tensors import first_tensor
 from captum_vz._engine.numerics.tolerance import CannotReplayError, is_close_up_to_tf32, is_same_sum
-from captum_vz._engine.structure.modules import Norm, matrix, read_norm
-from captum_vz._engine.taps.changes import without_autocast
+from captum_vz._engine.structure.modules import Norm, matrix, plain_layer_norm, read_norm
+from captum_vz._engine.taps.handler import is_hooked
 from captum_vz._private import tree_leaves
 from captum_vz.errors import UnsupportedLayerError
 
@@ -36,7 +36,7 @@ FrozenNorm: TypeAlias = tuple[Norm, Tensor]
 class AttentionBlock:
     """The parts of a recorded layer around one of its attentions, in float32 if the layer is in half precision.
 
-    All tensors are `(batch, out, d)`.
+    All tensors are `(batch, out, d)`. The record must hold the layer's steps.
 
     Attributes:
         rows: Which rows are no padding, bool `(batch, out)`.
@@ -50,43 +50,63 @@ class AttentionBlock:
     def __init__(self, site: AttentionSite) -> None:
         self.name = site.layer.name
         self.rows, self.sources = site.target_mask, site.source_mask
-        number, recorder = record_steps(site)
-        record = recorder.record
-        self.attention = record.attentions[number]
+        layer, self.attention = _recorded(site)
         weights, context = self.attention.weights, self.attention.context
-        assert weights is not None and context is not None  # narrows the types: `record_steps` refuses such layers
-        self.weights, self._context = weights, context.flatten(2)
-        self._steps = recorder.steps
-        self.output = self.attention.batch_first(record.output)
-        given = (x for x in tree_leaves((record.args, record.kwargs)) if isinstance(x, Tensor))
-        self._inputs = [self.attention.batch_first(x) for x in given if x.shape == record.output.shape]
+        assert weights is not None and context is not None  # narrows the types: `_recorded` refuses such layers
+        self.weights, self._context = weights, context
+        self.output = self.attention.batch_first(layer.first_output)
+        assert layer.steps is not None  # narrows the type: the method says `needs_steps`
+        self._steps = _of_shape(layer.steps, layer.first_output.shape, self.attention)
+        self._inputs = _distinct(step.input for step in self._steps)
+        self._outputs = _distinct(step.output for step in self._steps)
+        given = [x for x in tree_leaves((layer.args, layer.kwargs)) if isinstance(x, Tensor)]
+        self._residuals = [self.attention.batch_first(x) for x in given if x.shape == layer.first_output.shape]
         # The residual of a second attention is not the layer's input, but includes the first attention's output.
-        self.is_second = number > 0
+        self.is_second = self.attention is not layer.attentions[0]
         if self.is_second:
-            self._inputs = [step.input for step in self._steps if step.input is not None]
-        self._sample = self.rows.nonzero()[:: max(1, int(self.rows.sum()) // SAMPLE)][:SAMPLE].unbind(1)
-        self._projection, self._projected = recorder.projection, recorder.projected
-        if self.attention.projection is not None:
-            self._projection = self.attention.projection
-            output = first_tensor(self.attention.output)
-            self._projected = None if output is None else self.attention.batch_first(output)
+            self._residuals = self._inputs
+        self._known_sums: dict[int, tuple[Tensor, list[list[bool]]]] = {}
         self.matrix, self.projected = self._project()
 
     def _project(self) -> tuple[Tensor, Tensor]:
         """The output projection `(head * d_head, d)` without bias, and its output with bias."""
-        context, advice = self._context, "ValueZeroing can explain the layer, because it needs no projection."
-        if self._projection is None or self._projected is None:
+        advice = "ValueZeroing can explain the layer, because it needs no projection."
+        found = self._projection()
+        if found is None:
             raise UnsupportedLayerError(
                 f"The layer {self.name} has no output projection that can be recognised. Expected: a submodule whose "
-                f"input is the attention's context {tuple(context.shape)}. {advice}"
+                f"input is the attention's context {tuple(self._context.flatten(2).shape)}. {advice}"
             )
-        matrix, bias = _affine(self._projection, context.shape[-1], context)
-        if not is_close_up_to_tf32(context[self._sample] @ matrix + bias, self._projected[self._sample]):
+        module, projected = found
+        weight = matrix(module)
+        if weight is not None and _is_plain(module):
+            return weight, projected
+        context = self._context.flatten(2)
+        weight, bias = _affine(module, context.shape[-1], context)
+        given, returned = (x.flatten(0, 1)[self._sample] for x in (context, projected))
+        if not is_close_up_to_tf32(given @ weight + bias, returned):
             raise UnsupportedLayerError(
-                f"The layer {self.name} hands its attention's context to a {type(self._projection).__name__}, which is "
+                f"The layer {self.name} hands its attention's context to a {type(module).__name__}, which is "
                 f"not linear. Expected: a linear output projection. {advice}"
             )
-        return matrix, self._projected
+        return weight, projected
+
+    def _projection(self) -> tuple[nn.Module, Tensor] | None:
+        """The submodule that is given the context and returns something else, and what it returns."""
+        attention, output = self.attention, first_tensor(self.attention.output)
+        if attention.projection is not None:
+            return None if output is None else (attention.projection, attention.batch_first(output))
+        steps = [(step, step.given, step.output) for step in self._steps]
+        # Mostly the context is what the attention returned, so that nothing has to be compared.
+        for step, given, returned in steps if attention.replaceable else []:
+            if given is not None and given.value is output and returned is not None and matrix(step.module) is not None:
+                return step.module, returned
+        for step, given, returned in steps:
+            if given is None or returned is None or not given.is_unmodified():
+                continue
+            if _holds(given.value, self._context) and not _holds(returned, self._context):
+                return step.module, returned
+        return None
 
     def residual(self) -> Tensor:
         """The vectors that the layer adds to the attention's output.
@@ -94,15 +114,7 @@ class AttentionBlock:
         They are the layer's input, or for a second attention the sum after the first one. UnsupportedLayerError: no
         such sum is found.
         """
-        for value in self._inputs:
-            total = value + self.projected
-            if self._is_carried_on(total) or self._is(self.output, total) or any(self._is_given(total)):
-                return value
-        raise UnsupportedLayerError(
-            f"The layer {self.name} has no residual connection that can be recognised. Expected: the sum of its input "
-            "and its attention's output, without a scale, gate or norm, as the input of a later submodule or as a term "
-            "of the layer's output. Pass include='attention', which needs no residual."
-        )
+        return self._residuals[self._of_residual]
 
     def norm_after(self) -> tuple[FrozenNorm, Tensor] | None:
         """The norm of the sum of residual and attention, with its output (post-norm). None for pre-norm layers.
@@ -110,12 +122,13 @@ class AttentionBlock:
         A pre-norm layer has a norm there too, but adds the sum itself to its output or hands it to its next attention.
         UnsupportedLayerError: the layer does neither.
         """
-        total = self.residual() + self.projected
-        for step in self._is_given(total):
-            norm = self._as_norm(step)
-            if norm is not None and step.output is not None and self._leads_on(step.output):
-                return norm, step.output
-        if self._is_carried_on(total) or self._leads_on(total):
+        of_input, of_output = self._sums_with_residuals[self._of_residual]
+        for module, given, normed in self._norms:
+            if of_input[_place(given, self._inputs)] and self._leads_on(normed):
+                norm = self._read_norm(module, given, normed)
+                if norm is not None:
+                    return norm, normed
+        if any(of_output[1:]) or self._leads_on(self.residual() + self.projected):
             return None
         raise UnsupportedLayerError(
             f"The layer {self.name} does something to the sum of its residual and its attention's output that is not "
@@ -128,11 +141,10 @@ class AttentionBlock:
 
         UnsupportedLayerError: there is no such norm.
         """
-        for step in reversed(self._steps):
-            if self._is(step.output, self.output) and any(
-                self._adds(step.input, normed, other.output) for other in self._steps
-            ):
-                norm = self._as_norm(step)
+        sums, is_output = self._sums_with(normed), self._sums_with_residuals[-1][1]
+        for module, given, returned in reversed(self._norms):
+            if is_output[1 + _place(returned, self._outputs)] and any(sums[_place(given, self._inputs)][1:]):
+                norm = self._read_norm(module, given, returned)
                 if norm is not None:
                     return norm
         raise UnsupportedLayerError(
@@ -141,37 +153,106 @@ class AttentionBlock:
             "attention. Pass include='layer_norm', which needs no norm at the end."
         )
 
-    def _leads_on(self, value: Tensor) -> bool:
-        """Whether the layer returns `value`, or hands `value` plus a submodule's output to a submodule."""
-        sums = (self._adds(later.input, value, other.output) for later in self._steps for other in self._steps)
-        return self._is(self.output, value) or any(sums)
+    @cached_property
+    def _of_residual(self) -> int:
+        """The number of the residual among the candidates."""
+        for number, (is_input, is_output) in enumerate(self._sums_with_residuals[:-1]):
+            if any(is_input) or any(is_output):
+                return number
+        raise UnsupportedLayerError(
+            f"The layer {self.name} has no residual connection that can be recognised. Expected: the sum of its input "
+            "and its attention's output, without a scale, gate or norm, as the input of a later submodule or as a term "
+            "of the layer's output. Pass include='attention', which needs no residual."
+        )
 
-    def _is_carried_on(self, value: Tensor) -> bool:
-        """Whether the layer's output is `value` plus the output of a submodule."""
-        return any(self._adds(self.output, value, step.output) for step in self._steps)
+    @cached_property
+    def _norms(self) -> list[tuple[nn.Module, Tensor, Tensor]]:
+        """The modules that may be norms, with input and output. Others have no epsilon, or have submodules."""
+        steps = [(step.module, step.input, step.output) for step in self._steps]
+        return [
+            (module, given, returned)
+            for module, given, returned in steps
+            if given is not None and returned is not None and not list(module.children())
+            if any("eps" in name for name in vars(module).copy())
+        ]
 
-    def _is_given(self, value: Tensor) -> Iterator[Step]:
-        """The submodules whose input is `value`."""
-        return (step for step in self._steps if self._is(step.input, value))
-
-    def _is(self, value: Tensor | None, other: Tensor | None) -> bool:
-        return value is not None and other is not None and is_same_sum(value[self._sample], other[self._sample])
-
-    def _adds(self, total: Tensor | None, value: Tensor, other: Tensor | None) -> bool:
-        if total is None or other is None:
-            return False
-        value, other = value[self._sample], other[self._sample]
-        return is_same_sum(total[self._sample], value + other, value.abs() + other.abs())
-
-    def _as_norm(self, step: Step) -> FrozenNorm | None:
+    def _read_norm(self, module: nn.Module, given: Tensor, returned: Tensor) -> FrozenNorm | None:
         """The norm that a submodule applied, or None if it did something else."""
-        if step.input is None or step.output is None or list(step.module.children()):
-            return None
+        norm = plain_layer_norm(module) if _is_plain(module) else None
+        if norm is not None:
+            return norm, norm.normed_and_scale(given)[1]
         try:
-            norm = read_norm(step.module, step.input[self._sample], step.output[self._sample])
+            norm = read_norm(module, self._sampled[id(given)], self._sampled[id(returned)])
         except CannotReplayError:
             return None
-        return norm, norm.scale(step.input)
+        return norm, norm.scale(given)
+
+    @cached_property
+    def _sample(self) -> Tensor:
+        """The positions that are compared, in `(batch * out)`: no padding, unless all positions are padding."""
+        rows = self.rows.flatten()
+        steps = torch.arange(SAMPLE, device=rows.device) * rows.sum() // SAMPLE  # the number of rows is not read
+        return rows.argsort(descending=True, stable=True)[steps]
+
+    @cached_property
+    def _sampled(self) -> dict[int, Tensor]:
+        """All tensors of the layer at the sampled positions, `(n, d)` each, by id."""
+        tensors = [*self._residuals, *self._inputs, *self._outputs, self.output, self.projected]
+        tensors = list({id(x): x for x in tensors}.values())
+        rows = torch.stack(tensors).flatten(1, 2).index_select(1, self._sample)
+        return {id(x): row for x, row in zip(tensors, rows, strict=True)}
+
+    @cached_property
+    def _sums_with_residuals(self) -> list[tuple[list[bool], list[bool]]]:
+        """For each candidate's sum with the attention's output, and for zero last, what equals it.
+
+        These are: which inputs of steps equal the sum; whether the layer's output equals the sum, and the sum plus each
+        output of a step. All are read from the device at once.
+        """
+        at, inputs, outputs = self._sampled, self._inputs, self._outputs
+        projected, output = at[id(self.projected)], at[id(self.output)]
+        zero = torch.zeros_like(projected)
+        values = torch.stack([*(at[id(x)] + projected for x in self._residuals), zero])
+        found = torch.stack([*(at[id(x)] for x in inputs), output, *[output] * len(outputs)])
+        added = torch.stack([*[zero] * len(inputs), zero, *(at[id(x)] for x in outputs)])
+        equal = _are_sums(found, values[:, None], added).tolist()
+        return [(one[: len(inputs)], one[len(inputs) :]) for one in equal]
+
+    def _sums_with(self, value: Tensor) -> list[list[bool]]:
+        """Which inputs of steps, and the layer's output last, equal `value`, and `value` plus each output of a step."""
+        if id(value) not in self._known_sums:
+            at = self._sampled
+            found = torch.stack([*(at[id(x)] for x in self._inputs), at[id(self.output)]])
+            row = at[id(value)] if id(value) in at else value.flatten(0, 1)[self._sample]
+            added = torch.stack([torch.zeros_like(row), *(at[id(x)] for x in self._outputs)])
+            at_once = budget_of(row.device).items_in_chunk(added, added.numel())
+            equal = [_are_sums(few[:, None], row, added) for few in found.split(at_once)]
+            self._known_sums[id(value)] = value, torch.cat(equal).tolist()
+        return self._known_sums[id(value)][1]
+
+    def _leads_on(self, value: Tensor) -> bool:
+        """Whether the layer returns `value`, or hands `value` plus a submodule's output to a submodule."""
+        # It depends on the answers before which value is meant, so this cannot be read together with them.
+        *of_inputs, of_output = self._sums_with(value)
+        return of_output[0] or any(any(one[1:]) for one in of_inputs)
+
+
+def _are_sums(found: Tensor, value: Tensor, added: Tensor) -> Tensor:
+    """Whether `found` is `value + added` up to the order of summation, for `(..., n, d)` as `(...)`."""
+    return is_same_sum(found, value + added, value.abs() + added.abs()).all(-1)
+
+
+def _distinct(values: Iterable[Tensor | None]) -> list[Tensor]:
+    return list({id(x): x for x in values if x is not None}.values())
+
+
+def _place(value: Tensor, values: Sequence[Tensor]) -> int:
+    return next(place for place, one in enumerate(values) if one is value)
+
+
+def _is_plain(module: nn.Module) -> bool:
+    """Whether a module of a known class does nothing but what its class says."""
+    return "forward" not in vars(module) and not is_hooked(module)
 
 
 def _affine(module: nn.Module, width: int, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -189,54 +270,8 @@ def _affine(module: nn.Module, width: int, like: Tensor) -> tuple[Tensor, Tensor
     return project(torch.eye(width, dtype=like.dtype, device=like.device)) - bias, bias
 
 
-@dataclass(frozen=True)
-class Step:
-    """One run of a submodule. Input and output are `(batch, out, d)`, or None if they have another shape."""
-
-    module: nn.Module
-    input: Tensor | None
-    output: Tensor | None
-
-
-class StepRecorder(Recorder):
-    """Records a layer's run and all steps in it, in the order in which they returned.
-
-    `projection` is the first submodule that returned something else than the context it was given, `projected` its
-    output.
-    """
-
-    def __init__(self, record: LayerRecord, number: int, attention: AttentionRecord, shape: torch.Size) -> None:
-        super().__init__(record)
-        self.steps: list[Step] = []
-        self.projection: nn.Module | None = None
-        self.projected: Tensor | None = None
-        self._number, self._attention = number, attention  # which attention of the layer
-        self._shape = shape  # of the layer's output
-
-    def on_exit(self, module: nn.Module | nn.Parameter, inputs: tuple[Any, ...], output: Any) -> None:
-        super().on_exit(module, inputs, output)
-        if isinstance(module, nn.Parameter):
-            return
-        given, returned = first_tensor(inputs), first_tensor(output)
-        self.steps.append(Step(module, self._tokens(given), self._tokens(returned)))
-        if given is None or returned is None or len(inputs) > 1 or self.projection is not None:
-            return
-        if len(self.record.attentions) > self._number:
-            context = self.record.attentions[self._number].context
-            if context is not None and _holds(given, context) and not _holds(returned, context):
-                self.projection, self.projected = module, self._tokens(returned)
-
-    def _tokens(self, value: Tensor | None) -> Tensor | None:
-        """A copy `(batch, out, d)`, because layers may write into their tensors."""
-        # Some layers flatten batch and tokens.
-        fits = value is not None and value.shape[-1:] == self._shape[-1:] and value.numel() == self._shape.numel()
-        if value is None or not fits:
-            return None
-        return self._attention.batch_first(value.reshape(self._shape).clone())
-
-
-def record_steps(site: AttentionSite) -> tuple[int, StepRecorder]:
-    """Run the layer again on its own input and record each step. Also returns which attention of the layer is meant."""
+def _recorded(site: AttentionSite) -> tuple[LayerRecord, AttentionRecord]:
+    """The layer and its attention in float32. UnsupportedLayerError: its vectors cannot be known."""
     site.finite_output()  # raises an error if it is not finite
     site.weights()  # raises an error if they cannot be read
     name, attention = site.layer.name, site.attention
@@ -249,15 +284,23 @@ def record_steps(site: AttentionSite) -> tuple[int, StepRecorder]:
         hooks = ", ".join(getattr(hook, "__qualname__", type(hook).__name__) for hook, _ in site.layer.hooks)
         advice = "Make it a forward_pre_hook of the next layer, or remove it. ValueZeroing can explain the layer."
         raise UnsupportedLayerError(f"A hook on the layer {name} changes its output ({hooks}). {advice}")
-    check_no_tokens_in_cache(site.layer, "has to be run again to show its residual connection and norms")
-    number = site.layer.attentions.index(attention)
-    layer = site.in_float32().layer
-    args, kwargs = without_caches((layer.args, layer.kwargs))
-    output = layer.first_output
-    recorder = StepRecorder(LayerRecord(layer.layer, args, kwargs), number, attention, output.shape)
-    with without_autocast(output.device):
-        recorder.record.output = first_tensor(run_again(layer, recorder))
-    return number, recorder
+    site = site.in_float32()
+    return site.layer, site.attention
+
+
+def _of_shape(steps: Iterable[Step], shape: torch.Size, attention: AttentionRecord) -> list[Step]:
+    """Steps whose tensors are `(batch, out, d)`, or None if the layer's output has another size."""
+    changed: dict[int, Tensor] = {}
+
+    def once(value: Tensor | None) -> Tensor | None:
+        if value is None or value.shape[-1:] != shape[-1:] or value.numel() != shape.numel():
+            return None
+        if id(value) not in changed:  # a tensor of several steps stays one tensor
+            same = value if value.shape == shape else value.reshape(shape)
+            changed[id(value)] = attention.batch_first(same)
+        return changed[id(value)]
+
+    return [replace(step, input=once(step.input), output=once(step.output)) for step in steps]
 
 
 def _holds(value: Tensor, context: Tensor) -> bool:

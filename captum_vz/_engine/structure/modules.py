@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -47,18 +47,36 @@ class Norm:
         return x - x.mean(-1, keepdim=True) if self.centred else x
 
 
+# Weights of other classes, which torchao quantises, hold no plain numbers.
+PLAIN = (Tensor, nn.Parameter)
+
+
+def _holds_numbers(weight: Any) -> TypeGuard[Tensor]:
+    """Return whether a weight is a plain tensor that is not offloaded."""
+    return type(weight) in PLAIN and not weight.is_meta
+
+
 def matrix(module: nn.Module) -> Tensor | None:
     """Return the `(in, out)` matrix of a linear module, with or without bias. None for any other module."""
     # Subclasses do not count, because they may store the weight in another form (quantised, adapted).
     kind, weight = type(module), getattr(module, "weight", None)
-    # Nor do weights of other classes, which torchao quantises, and offloaded ones, which hold no numbers.
-    if not isinstance(weight, Tensor) or type(weight) not in (Tensor, nn.Parameter) or weight.is_meta:
+    if not _holds_numbers(weight):
         return None
     if kind in (nn.Linear, nn.modules.linear.NonDynamicallyQuantizableLinear):
         return weight.T
     if (kind.__module__, kind.__name__) == ("transformers.pytorch_utils", "Conv1D"):
         return weight
     return None
+
+
+def plain_layer_norm(module: nn.Module) -> Norm | None:
+    """Return the norm of a `torch.nn.LayerNorm` over the last axis, without probing. None for any other module."""
+    if type(module) is not nn.LayerNorm or len(module.normalized_shape) != 1:
+        return None
+    if not _holds_numbers(module.weight):
+        return None
+    beta = module.weight.new_zeros(()) if module.bias is None else module.bias
+    return Norm(module, module.weight, beta, True, module.eps)
 
 
 def read_norm(module: nn.Module, x: Tensor, normed: Tensor) -> Norm:

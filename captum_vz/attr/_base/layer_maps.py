@@ -73,6 +73,8 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
 
     #: Whether the method runs layers again. The outputs of a layer's modules are then kept until the layer is done.
     replays_layers: bool = False
+    #: Whether the method needs the steps of layers. Copies of hidden states are then kept until the layer is done.
+    needs_steps: bool = False
     #: Whether the method accepts layers that have several vectors for each token.
     accepts_streams: bool = False
     #: Whether the forward pass records gradients, starting at the input of the stack.
@@ -260,6 +262,7 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
                     compute,
                     device_ids=device_ids,
                     replays=self.replays_layers,
+                    steps=self.needs_steps,
                     given=self._given(layers),
                     chosen=runs.chosen,
                 )

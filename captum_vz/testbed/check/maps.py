@@ -239,6 +239,8 @@ class _TorchLayer(LayerMaps):
 class _ContextMove(LayerMaps):
     """How far the attention's own output moves: a row in which the residual connection is forgotten."""
 
+    needs_steps = True
+
     def __init__(self, forward_func: Any, layer: Any, projected: bool = False) -> None:
         super().__init__(forward_func, layer)
         self.projected = projected
