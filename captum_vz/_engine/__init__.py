@@ -10,7 +10,7 @@ from captum_vz._engine.capture.forward_pass import LayerPass, given_states, laye
 from captum_vz._engine.capture.layer_runner import HALF, in_float32, is_cache, is_half
 from captum_vz._engine.capture.records import LayerRecord, ReturnedTensor
 from captum_vz._engine.decomposition.attention_block import AttentionBlock
-from captum_vz._engine.decomposition.vectors import INCLUDES, Decomposition, decompositions
+from captum_vz._engine.decomposition.vectors import INCLUDES, Decomposition, decompositions, projected_vectors
 from captum_vz._engine.numerics.budget import SHORT_OF_MEMORY, budget_of, is_out_of_memory
 from captum_vz._engine.numerics.tensors import alike_tensors, first_tensor, once_a_pass
 from captum_vz._engine.numerics.tolerance import OUTPUT_ROUNDING, Readings, is_reproduced
@@ -75,6 +75,7 @@ __all__ = [
     "layer_hooks",
     "not_finite",
     "once_a_pass",
+    "projected_vectors",
     "repeat_examples",
     "repeated",
     "traced_replays",

@@ -10,7 +10,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from captum_vz._engine import AttentionBlock, AttentionSite, Readout, decompositions, first_module_holding, first_tensor
+from captum_vz._engine import (
+    AttentionBlock,
+    AttentionSite,
+    Readout,
+    first_module_holding,
+    first_tensor,
+    projected_vectors,
+)
 from captum_vz._private import is_replica
 from captum_vz.attr._call.arguments import as_layers
 from captum_vz.attr._call.target import Wanted, WantedTokens, gather_rows, parse_indices
@@ -51,7 +58,7 @@ class LogitTarget:
         return cls(name, WantedTokens(rows, name=name), entries)
 
     def at(self, rows: Tensor, there: Tensor, count: int) -> Tensor:
-        """The entries at rows `(batch, row)`. Rows that are not `there` are padding and get entry 0."""
+        """The entries at rows `(batch, row)`. Rows that are not `there` are padding, whose entries are not checked."""
         each = torch.as_tensor(self.entries, device=rows.device)
         each = (each[:, None] if each.dim() == 1 else each).expand_as(rows)
         outside = each[((each < -count) | (each >= count)) & there]
@@ -60,7 +67,7 @@ class LogitTarget:
                 f"{self.name} names entry {int(outside[0])}, which is out of range: the vocabulary has {count} "
                 f"entries, {-count} to {count - 1}. Pass one of these."
             )
-        return (each % count).where(there, 0)
+        return each % count
 
 
 def _belong_together(token: Any, entry: Any, of_all: bool) -> bool:
@@ -117,6 +124,7 @@ class LogitUpdates(LayerALTI):
         self.wanted = targets[0].rows
         self.output: Any = None
         self.terms: list[LayerTerms] = []
+        self._directions: dict[Any, tuple[Tensor, Tensor]] = {}
         self.omitted: list[nn.Module] = []  # modules of the stack before the first given layer
 
     def _keep(self, *args: Any, **kwargs: Any) -> Any:
@@ -150,32 +158,31 @@ class LogitUpdates(LayerALTI):
         rows = self.wanted.positions(batch, tokens, parts.output.device)
         assert rows is not None  # a logit's target names tokens
         there = parts.rows.gather(1, rows)
-        directions, constants = [], []
-        for target in self.targets:
-            chosen = target.at(rows, there, self.readout.matrix.shape[1])
-            direction, constant = self.readout.along(chosen, parts.output)
-            directions.append(direction)
-            constants.append(constant)
-        direction, constant = (one[0] - one[1] if len(one) == 2 else one[0] for one in (directions, constants))
+        direction, constant = self._direction(rows, there, parts.output)
         wide = rows[..., None].expand_as(direction)
 
         def along(value: Tensor) -> Tensor:
             return (value.gather(1, wide) * direction).sum(-1) * there
 
-        sources: list[Tensor] = []
-        examples = iter(direction)
-        for some in decompositions(parts, "attention", rows, None):
-            few = torch.stack([next(examples) for _ in some.weights])
-            sources.append((some.weights * torch.einsum("bjkd,bid->bijk", some.vectors, few)).sum(-1))
         return LayerTerms(
             along(parts.residual()),
-            torch.cat(sources),
+            projected_vectors(parts, direction, rows),
             along(parts.projected),
             along(parts.output),
             self.readout.norm.scale(parts.output.gather(1, wide))[..., 0],
             constant * there,
             there,
         )
+
+    def _direction(self, rows: Tensor, there: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
+        """The direction and the constant of the explained entries at each row, the same for all layers."""
+        key = like.device, like.dtype
+        if key not in self._directions:
+            each = [self.readout.along(one.at(rows, there, self.readout.matrix.shape[1]), like) for one in self.targets]
+            both = zip(*each, strict=True)
+            direction, constant = (one[0] - one[1] if len(one) == 2 else one[0] for one in both)
+            self._directions[key] = direction, constant
+        return self._directions[key]
 
     def check(self) -> None:
         """Refuse layers whose terms do not sum to the model's own logits, because the stack is incomplete."""

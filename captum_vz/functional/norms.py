@@ -44,8 +44,11 @@ def head_vectors(values: Tensor, projection: Tensor) -> Tensor:
             f"projection is {tuple(projection.shape)}, but values {tuple(values.shape)} need (head * {width}, d) with "
             f"a multiple of {shared} heads."
         )
-    by_head = projection.unflatten(0, (shared, -1, width))  # (key-value head, its query head, d_head, d)
-    return torch.einsum("bsjw,sqwd->bjsqd", values, by_head).flatten(2, 3)
+    # One product for each key-value head: its values in all examples with the rows of its query heads.
+    by_head = projection.unflatten(0, (shared, -1, width)).transpose(1, 2).flatten(2)  # (.., d_head, query head * d)
+    vectors = values.transpose(0, 1).flatten(1, 2) @ by_head
+    vectors = vectors.view(shared, len(values), values.shape[2], -1, projection.shape[1])
+    return vectors.permute(1, 2, 0, 3, 4).flatten(2, 3)
 
 
 def frozen_norm(vectors: Tensor, scale: Tensor, centred: bool = True) -> Tensor:
@@ -88,7 +91,7 @@ def contributions(weights: Tensor, vectors: Tensor) -> Tensor:
     >>> contributions(torch.tensor([[[[2.0, 1.0]]]]), torch.tensor([[[[1.0, 0.0], [0.0, 3.0]]]]))
     tensor([[[[2., 3.]]]])
     """
-    return torch.einsum("bijk,bjkd->bijd", weights, vectors)
+    return (weights.transpose(1, 2) @ vectors).transpose(1, 2)
 
 
 def contribution_norms(weights: Tensor, vectors: Tensor) -> Tensor:
@@ -110,9 +113,10 @@ def contribution_norms(weights: Tensor, vectors: Tensor) -> Tensor:
     >>> contribution_norms(torch.tensor([[[[1.0, 1.0]]]]), torch.tensor([[[[3.0, 0.0], [0.0, 4.0]]]]))
     tensor([[[5.]]])
     """
+    of_source = weights.transpose(1, 2)  # (batch, in, out, part)
     gram = vectors @ vectors.mT  # (batch, in, part, part)
-    squared = (torch.einsum("bijk,bjkl->bijl", weights, gram) * weights).sum(-1)
-    return squared.clamp_min(0).sqrt()  # rounding may leave small negative numbers
+    squared = (of_source @ gram * of_source).sum(-1)
+    return squared.clamp_min(0).sqrt().transpose(1, 2)  # rounding may leave small negative numbers
 
 
 def mixing_norms(weights: Tensor, vectors: Tensor, rows: Tensor | None = None) -> Tensor:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from captum_vz._engine.numerics.budget import budget_of
+from captum_vz._engine.numerics.tensors import for_query_heads
 from captum_vz.errors import UnsupportedLayerError
 from captum_vz.functional import contributions, head_vectors
 
@@ -31,7 +32,7 @@ class Decomposition:
         weights: `(batch, row, in, part)`.
         vectors: `(batch, in, part, d)`.
         whole: The sum of a row's vectors and of all biases, `(batch, row, d)`.
-        rows: The positions of the rows, `(batch, row)`.
+        rows: The positions of the rows, `(batch, row)`. None: all.
         groups: The group of each source, `(batch, in)`. None: each source is its own group.
         group_count: How many groups the whole batch has.
         residual: The residual of a cross-attention, which belongs to no source token, `(batch, row, d)`.
@@ -40,7 +41,7 @@ class Decomposition:
     weights: Tensor
     vectors: Tensor
     whole: Tensor
-    rows: Tensor
+    rows: Tensor | None
     groups: Tensor | None
     group_count: int
     residual: Tensor | None = None
@@ -85,27 +86,46 @@ def decompositions(
             residual = norm.direction(residual) * scale
         separate, residual = residual.masked_fill(~block.rows[..., None], 0), None
     weights = _weights(block, residual is not None, norms)
-    if rows is None:
-        rows = torch.arange(weights.shape[1], device=weights.device).expand(weights.shape[:2])
-    weights = weights.gather(1, rows[..., None, None].expand(-1, -1, *weights.shape[2:]))
-    wide = rows[..., None].expand(-1, -1, whole.shape[2])
-    whole = whole.masked_fill(~block.rows[..., None], 0).gather(1, wide)
-    separate = None if separate is None else separate.gather(1, wide)
+    whole = whole.masked_fill(~block.rows[..., None], 0)
+    if rows is not None:
+        weights = weights.gather(1, rows[..., None, None].expand(-1, -1, *weights.shape[2:]))
+        wide = rows[..., None].expand(-1, -1, whole.shape[2])
+        whole, separate = whole.gather(1, wide), None if separate is None else separate.gather(1, wide)
     count = weights.shape[2] if groups is None else int(groups.max()) + 1
     values = block.attention.values
-    count_at_once = budget_of(values.device).items_in_chunk(
+    at_once = budget_of(values.device).items_in_chunk(
         values, values.shape[2] * weights.shape[3] * block.matrix.shape[1]
     )
-    for first in range(0, len(weights), count_at_once):
-        of = slice(first, first + count_at_once)
-        vectors = head_vectors(values[of], block.matrix)
-        if residual is not None:
-            vectors = torch.cat([vectors, residual[of, :, None]], dim=2)
+    parts = (weights, values, whole, ~block.sources[..., None, None], residual, rows, groups, separate)
+    for weight, value, sums, hidden, own, row, group, other in _split(parts, at_once):
+        vectors = head_vectors(value, block.matrix)
+        if own is not None:
+            vectors = torch.cat([vectors, own[:, :, None]], dim=2)
         for norm, _ in norms:
             vectors = norm.direction(vectors)
-        vectors = vectors.masked_fill(~block.sources[of, :, None, None], 0)
-        group, own = (None if one is None else one[of] for one in (groups, separate))
-        yield Decomposition(weights[of], vectors, whole[of], rows[of], group, count, own)
+        yield Decomposition(weight, vectors.masked_fill(hidden, 0), sums, row, group, count, other)
+
+
+def _split(parts: tuple[Tensor | None, ...], size: int) -> Iterator[tuple[Any, ...]]:
+    """A few examples of all tensors at a time. None stays None."""
+    batch = len(next(one for one in parts if one is not None))
+    if size >= batch:
+        return iter([parts])
+    counts = -(-batch // size)
+    return zip(*([None] * counts if one is None else one.split(size) for one in parts), strict=True)
+
+
+def projected_vectors(block: AttentionBlock, directions: Tensor, rows: Tensor) -> Tensor:
+    """The products of the attention's vectors in `rows (batch, row)` with a direction each, `(batch, row, in)`.
+
+    The vectors themselves are not computed: `directions (batch, row, d)` go back through the output projection.
+    """
+    heads = block.weights.shape[1]
+    values = for_query_heads(block.attention.values, heads)
+    back = (directions @ block.matrix.T).unflatten(2, (heads, -1)).transpose(1, 2)
+    place = rows[:, None, :, None].expand(-1, heads, -1, values.shape[2])
+    sums = (block.weights.to(values.dtype).gather(2, place) * (back @ values.mT)).sum(1)
+    return sums.masked_fill(~(block.rows.gather(1, rows)[..., None] & block.sources[:, None]), 0)
 
 
 def _sum_and_norms(block: AttentionBlock, include: str | None) -> tuple[Tensor | None, list[FrozenNorm], Tensor]:
@@ -136,11 +156,11 @@ def _sum_and_norms(block: AttentionBlock, include: str | None) -> tuple[Tensor |
 
 def _weights(block: AttentionBlock, residual: bool, norms: list[FrozenNorm]) -> Tensor:
     """The weights of the heads, and of the residual connection, times the norms' scales, `(batch, out, in, part)`."""
-    weights = block.weights.to(block.attention.values.dtype).permute(0, 2, 3, 1)
+    weights = block.weights.to(block.attention.values.dtype).permute(0, 3, 2, 1)  # by source, as they are multiplied
     if residual:
         itself = torch.eye(weights.shape[1], dtype=weights.dtype, device=weights.device)
-        weights = torch.cat([weights, itself.expand(len(weights), -1, -1)[..., None]], dim=3)
+        weights = torch.cat([weights, itself[..., None].expand(len(weights), -1, -1, -1)], dim=3)
+    factor = block.rows[..., None].to(weights)  # padding has no vectors
     for _, scale in norms:
-        weights = weights * scale[..., None]
-    kept = block.rows[:, :, None] & block.sources[:, None, :]
-    return weights.masked_fill(~kept[..., None], 0)
+        factor = factor * scale
+    return (weights * factor[:, None]).transpose(1, 2)
