@@ -79,5 +79,5 @@ def alti_of_attention(block: AttentionBlock, wanted: Wanted, p: Literal[1, 2]) -
     examples = []
     for some in decompositions(block, None, wanted.rows, wanted.groups):
         few = [alti_contributions(vectors, whole, p) for vectors, whole in some.written_out()]
-        examples.append(torch.cat(few, dim=1))
-    return torch.cat(examples)
+        examples.append(few[0] if len(few) == 1 else torch.cat(few, dim=1))
+    return examples[0] if len(examples) == 1 else torch.cat(examples)

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from captum_vz._engine.capture.module_state import version
 from captum_vz._engine.capture.records import (
     AttentionRecord,
     AttentionShape,
@@ -17,7 +16,7 @@ from captum_vz._engine.capture.records import (
     Step,
     VersionedTensor,
 )
-from captum_vz._engine.numerics.tensors import first_tensor
+from captum_vz._engine.numerics.tensors import first_tensor, version
 from captum_vz._engine.numerics.tolerance import PROJECTED, is_same_attention, same_numbers
 from captum_vz._engine.taps.handler import AttentionCall, AttentionHandler
 from captum_vz._engine.taps.projection import family_of, is_value_projection, visible_by_argument
