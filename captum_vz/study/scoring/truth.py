@@ -76,7 +76,7 @@ def blank_out_text(
     prediction = predicted(forms)
     places = prediction.content[0].nonzero()[:, 0].cpu()
     removed = torch.arange(ids.shape[1]) == places[:, None]
-    without = prediction.probability(answer, torch.zeros_like(places), removed.to(ids.device))
+    without = prediction.probability(answer, torch.zeros_like(places), removed)
     falls = torch.full((ids.shape[1],), float("nan"), dtype=torch.float64)
     falls[places] = prediction.probability(answer) - without
     words = [tokenizer.decode([number]).strip() for number in (forms or answer.tolist())]
