@@ -59,11 +59,9 @@ class Counter(TorchDispatchMode):
     def __enter__(self) -> Counter:
         self._kernels = self._views = 0
         self._reads, self._uploads = Traffic.reads, Traffic.uploads
-        torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(..., device=...) copies where modes see the copy
         return super().__enter__()
 
     def __exit__(self, *error: Any) -> None:
-        torch._C._set_only_lift_cpu_tensors(False)
         super().__exit__(*error)
         reads, uploads = Traffic.reads - self._reads, Traffic.uploads - self._uploads
         self.launches = Launches(self._kernels, self._views, reads, uploads)

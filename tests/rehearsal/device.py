@@ -173,6 +173,18 @@ def _measures_repeats(func: Any, args: Any, kwargs: Any) -> bool:
     return func is aten.repeat_interleave.Tensor and kwargs.get("output_size") is None and len(args) < 2
 
 
+def _copied(clone: Any) -> Any:
+    """`UntypedStorage.clone`, which copies tensors deeply. The method of torch needs an allocator written in C++."""
+
+    def cloned(storage: torch.UntypedStorage) -> torch.UntypedStorage:
+        if storage.device.type != NAME:
+            return clone(storage)
+        numbers = torch.empty(0, dtype=torch.uint8, device=ELSEWHERE)
+        return numbers.set_(storage, 0, (storage.nbytes(),), (1,)).clone().untyped_storage()
+
+    return cloned
+
+
 def _register() -> Iterator[Any]:
     """Tell torch of the device. torch keeps this for the whole process; the handles must be kept as long."""
     torch.utils.rename_privateuse1_backend(NAME)
@@ -186,6 +198,8 @@ def _register() -> Iterator[Any]:
     others.fallback(_kernel, "PrivateUse1")
     for func in REPLACED:
         kernels.impl(func, partial(_kernel, func), "PrivateUse1")
+    torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(..., device=...) copies where modes see the copy
+    torch.UntypedStorage.clone = _copied(torch.UntypedStorage.clone)
     yield from (guard, hooks, others, kernels)
 
 

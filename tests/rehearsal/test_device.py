@@ -74,6 +74,14 @@ def test_views_share_memory() -> None:
     assert x.tolist() == [[9, 5, 0], [0, 5, 7]]
 
 
+def test_copies_are_deep() -> None:
+    x = torch.arange(6.0, device=ELSEWHERE).view(2, 3)
+    copied, row = copy.deepcopy([x, x[1]])
+    copied.add_(1)
+    assert (x.tolist(), copied.tolist()) == ([[0, 1, 2], [3, 4, 5]], [[1, 2, 3], [4, 5, 6]])
+    assert row.tolist() == [4, 5, 6]
+
+
 @pytest.mark.parametrize("convert", [nn.Module.half, nn.Module.double, lambda module: module.to(torch.bfloat16)])
 def test_moved_modules_convert(convert: Callable[[nn.Module], nn.Module]) -> None:
     here = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4))
