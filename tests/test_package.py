@@ -69,6 +69,21 @@ print(*{name.partition(".")[0] for name in set(sys.modules) - before})
     assert brought <= ours
 
 
+def test_explanation_loads_only_its_model() -> None:
+    program = """
+import sys
+from captum_vz.cli import main
+main(["explain", "some hat [MASK] small.", "--json"])
+print(*sys.modules, file=sys.stderr)
+"""
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    loaded = set(run.stderr.split())
+    assert "transformers.models.bert.modeling_bert" in loaded
+    assert "transformers.models.llama.modeling_llama" not in loaded
+    assert not loaded & {"captum_vz.testbed.train", "captum_vz.demo.server", "captum_vz.study.paper.report"}
+    assert not loaded & {"gradio", "pandas", "pyarrow", "sklearn", "networkx"}
+
+
 def test_public_names_have_docstrings() -> None:
     for module in (captum_vz, captum_vz.functional):
         assert len(set(module.__all__)) == len(module.__all__)

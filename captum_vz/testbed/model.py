@@ -1,12 +1,18 @@
 """The embedded models."""
 
+from __future__ import annotations
+
 import json
 from pathlib import Path
-from typing import Any, Final, Literal, overload
+from typing import TYPE_CHECKING, Any, Final, Literal, overload
 
 import torch
+import transformers
 from safetensors.torch import load_model
-from transformers import BertForMaskedLM, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
+
+if TYPE_CHECKING:
+    from transformers import BertForMaskedLM, LlamaForCausalLM
 
 AGREEMENT_FOLDER: Final = Path(__file__).parent / "agreement"
 CAUSAL_FOLDER: Final = Path(__file__).parent / "causal"
@@ -62,7 +68,8 @@ def load_agreement_model(
     if not weights.is_file():
         raise FileNotFoundError(f"{weights} is missing: pass a folder written by captum_vz.testbed.train.")
     about = json.loads((Path(folder) / "config.json").read_text("utf-8"))
-    kind: Any = LlamaForCausalLM if about["model_type"] == "llama" else BertForMaskedLM
+    # transformers loads the code of a model when its class is read, which takes a quarter of a second for LLaMA.
+    kind: Any = transformers.LlamaForCausalLM if about["model_type"] == "llama" else transformers.BertForMaskedLM
     config = kind.config_class.from_pretrained(folder)
     # from_pretrained would print a progress bar to stderr. The constructor draws random numbers.
     with torch.random.fork_rng(devices=[]):
