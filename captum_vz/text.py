@@ -74,8 +74,8 @@ def encode_record(tokenizer: PreTrainedTokenizerBase, record: Record) -> Encoded
     Raises:
         ValueError: The tokenizer has no mask token, or no token for a word. A word is not in the sentence.
 
-    >>> from captum_vz.testbed import load_agreement_model
-    >>> _, tokenizer = load_agreement_model()
+    >>> from captum_vz.testbed import load_model
+    >>> _, tokenizer = load_model()
     >>> encoded = encode_record(tokenizer, {"masked": "The pictures [MASK] nice.", "target": 2, "cue": [1]})
     >>> tokens = encoded.encoding.tokens()
     >>> tokens[encoded.target], [tokens[position] for position in encoded.cue]
@@ -103,8 +103,8 @@ def encode_record(tokenizer: PreTrainedTokenizerBase, record: Record) -> Encoded
 def form_ids(tokenizer: PreTrainedTokenizerBase, record: Record) -> tuple[int, int] | None:
     """The token ids of a record's ``good`` and ``bad`` form in its sentence, or None if one is not a single token.
 
-    >>> from captum_vz.testbed import load_agreement_model
-    >>> _, tokenizer = load_agreement_model()
+    >>> from captum_vz.testbed import load_model
+    >>> _, tokenizer = load_model()
     >>> record = {"masked": "The pictures [MASK] nice.", "target": 2, "good": "are", "bad": "is"}
     >>> tokenizer.convert_ids_to_tokens(form_ids(tokenizer, record))
     ['are', 'is']

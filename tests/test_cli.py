@@ -34,7 +34,7 @@ from captum_vz.study import METHODS as REGISTRY
 from captum_vz.study import compare
 from captum_vz.study.examples.text import find_token
 from captum_vz.study.methods import Batch
-from captum_vz.testbed import load_agreement_model
+from captum_vz.testbed import load_model
 from captum_vz.visualization import terminal_text
 from tests.command import alone_in, refused
 
@@ -75,7 +75,7 @@ def explain_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[st
 
 def from_api(method: str, token: int | None = None, layer: int = -1) -> Tensor:
     """The scores of the classes themselves."""
-    model, tokenizer = load_agreement_model()
+    model, tokenizer = load_model()
     inputs = tokenizer(SENTENCE, return_tensors="pt")
     layers = find_layers(model)
     if method.endswith("rollout"):
@@ -90,7 +90,7 @@ def from_api(method: str, token: int | None = None, layer: int = -1) -> Tensor:
 @pytest.mark.parametrize("method", METHODS)
 def test_json_equals_the_api(method: str, layer: int, capsys: pytest.CaptureFixture[str]) -> None:
     found = explain_json(capsys, SENTENCE, "--method", method, "--layer", str(layer))
-    model, tokenizer = load_agreement_model()
+    model, tokenizer = load_model()
     depth = len(find_layers(model))
     keys = "text model method tokens token layer scores maps rollout predictions task raw_tokens rows windows"
     assert " ".join(found) == keys
@@ -120,7 +120,7 @@ def test_any_method_of_the_registry(
     method: str, maps: int, has_rollout: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = explain_json(capsys, SENTENCE, "--method", method, "--layer", "1", "--output", "x.png")
-    expected = compare(*load_agreement_model(), SENTENCE, method, layer=1).scores[method]
+    expected = compare(*load_model(), SENTENCE, method, layer=1).scores[method]
     shares = torch.tensor(found["scores"]).abs()  # effects have signs here, and are shares in a comparison
     assert (shares / shares.sum()).tolist() == pytest.approx(expected.tolist(), rel=1e-4, abs=1e-6)
     assert found["layer"] == (1 if REGISTRY[method].layered else None)
@@ -132,12 +132,12 @@ def test_any_method_of_the_registry(
 @pytest.mark.parametrize("method", METHODS)
 def test_text_shows_token_scores(method: str, capsys: pytest.CaptureFixture[str]) -> None:
     out = explain(capsys, SENTENCE, "--method", method)
-    tokens = load_agreement_model()[1](SENTENCE).tokens()
+    tokens = load_model()[1](SENTENCE).tokens()
     assert terminal_text(tokens, from_api(method, MASK), MASK, color=False, full=1) in out
 
 
 def test_predictions_shown_at_mask(capsys: pytest.CaptureFixture[str]) -> None:
-    model, tokenizer = load_agreement_model()
+    model, tokenizer = load_model()
     logits = model(**tokenizer(SENTENCE, return_tensors="pt")).logits[0, MASK]
     likeliest = logits.softmax(-1).topk(3)
     expected = [tokenizer.decode([index]) for index in likeliest.indices]
@@ -231,7 +231,7 @@ def test_picture_file_can_be_named(folder: Path, capsys: pytest.CaptureFixture[s
     assert Image.open(folder / "without_ending").format == "PNG"
     svg = (folder / "here.svg").read_text("utf-8")
     panels = re.findall(r"<!-- (layer \d+|rollout) -->", svg)
-    assert panels == [*(f"layer {index}" for index in range(len(find_layers(load_agreement_model()[0])))), "rollout"]
+    assert panels == [*(f"layer {index}" for index in range(len(find_layers(load_model()[0])))), "rollout"]
 
 
 def test_json_draws_only_on_request(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -449,14 +449,14 @@ def test_arguments_are_checked_first(
         pytest.fail("the model has run")
 
     (folder / "file").write_text("")
-    for model in load_agreement_model()[0], load_agreement_model("causal")[0]:
+    for model in load_model()[0], load_model("causal")[0]:
         monkeypatch.setattr(type(model), "forward", computed)
     refused(capsys, *arguments)
 
 
 def test_layer_of_a_shared_layer(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """ALBERT's one layer runs three times here, and each run can be asked for."""
-    _, tokenizer = load_agreement_model()
+    _, tokenizer = load_model()
     config = AlbertConfig(
         vocab_size=len(tokenizer), embedding_size=8, hidden_size=16, num_hidden_layers=3, num_attention_heads=2
     )

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from captum_vz.cli import main
 from captum_vz.study import METHODS, compare
-from captum_vz.testbed import load_agreement_model
+from captum_vz.testbed import load_model
 from captum_vz.visualization import read_provenance
 from captum_vz.visualization.pictures.provenance import weights_fingerprint
 from tests.command import refused
@@ -38,7 +38,7 @@ def compared(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 def falls_by_hand(target: str | None = None, foil: str | None = None) -> tuple[str, list[float | None]]:
     """The answer, and how much its probability falls if a token is replaced by [UNK]; None where none is replaced."""
-    model, tokenizer = load_agreement_model()
+    model, tokenizer = load_model()
     ids = tokenizer(SENTENCE, return_tensors="pt")["input_ids"]
     forms = tokenizer.convert_tokens_to_ids([word for word in (target, foil) if word])
 
@@ -70,7 +70,7 @@ def tau_by_hand(scores: list[float], sizes: list[float]) -> float:
 
 def test_table_is_that_of_the_function(capsys: pytest.CaptureFixture[str]) -> None:
     """The numbers, the stars and the mark are those of the printed table. Columns are aligned at the right."""
-    expected = compare(*load_agreement_model(), SENTENCE, CHOSEN, layer=1)
+    expected = compare(*load_model(), SENTENCE, CHOSEN, layer=1)
     title, *lines = compared(capsys, "--layer", "1").splitlines()
     assert title == "layer 1: how much [MASK] draws on each token"
     assert [line.split() for line in lines][2:] == [line.split() for line in str(expected).splitlines()][2:]
@@ -125,7 +125,7 @@ def test_reason_of_refused_methods_is_told_once(capsys: pytest.CaptureFixture[st
 
 def test_json_is_that_of_the_function(capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(compared(capsys, "--layer", "-2", "--token", "pictures", "--json"))
-    table = compare(*load_agreement_model(), SENTENCE, CHOSEN, layer=-2, token="pictures")
+    table = compare(*load_model(), SENTENCE, CHOSEN, layer=-2, token="pictures")
     assert found == {"text": SENTENCE, "model": "agreement", **json.loads(table.to_json())}
     assert (found["token"], found["layer"], list(found["scores"])) == (2, 2, CHOSEN)
 
@@ -149,7 +149,7 @@ def test_truth_is_what_blanking_out_does(forms: tuple[str, ...], capsys: pytest.
 def test_truth_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     lines = compared(capsys, "--truth").splitlines()
     answer, falls = falls_by_hand()
-    tokens = load_agreement_model()[1](SENTENCE).tokens()
+    tokens = load_model()[1](SENTENCE).tokens()
     strongest = sorted((-abs(fall), place) for place, fall in enumerate(falls) if fall is not None)[:3]
     named = ", ".join(f"{tokens[place]} {falls[place]:+.2f}" for _, place in strongest)
     assert lines[-1] == f"blanking out: the probability of {answer} falls most without: {named}"
@@ -229,7 +229,7 @@ def test_picture_carries_its_provenance(
     assert main([*arguments, "--output", name]) == 0
     capsys.readouterr()
     found = read_provenance(name)
-    loaded, _ = load_agreement_model("causal") if model == "causal" else load_agreement_model()
+    loaded, _ = load_model("causal") if model == "causal" else load_model()
     assert (found["model"], found["method"], found["text"]) == (model, method, arguments[1])
     assert (found["model class"], found["weights"]) == (type(loaded).__name__, weights_fingerprint(loaded))
     assert shlex.split(found["command"]) == ["captum-vz", *arguments, "--output", name]

@@ -35,7 +35,7 @@ from transformers import (
 )
 
 from captum_vz.cli import main
-from captum_vz.testbed import load_agreement_model
+from captum_vz.testbed import load_model
 from tests.command import refused
 from tests.test_cli import byte_level_tokenizer
 
@@ -46,7 +46,7 @@ Weights = dict[str, Tensor]
 
 @pytest.fixture
 def tokenizer() -> PreTrainedTokenizerFast:
-    return load_agreement_model()[1]
+    return load_model()[1]
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def saved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., s
 
 @pytest.fixture
 def agreement(saved: Callable[..., str]) -> str:
-    return saved(*load_agreement_model())
+    return saved(*load_model())
 
 
 def change_config(folder: str, **changes: Any) -> None:
@@ -215,7 +215,7 @@ def test_pickled_weights_are_not_read(
     Path(agreement, "model.safetensors").unlink()
     for data in (pickle.dumps(Trap()), None):
         path = Path(agreement, "pytorch_model.bin")
-        torch.save(load_agreement_model()[0].state_dict(), path) if data is None else path.write_bytes(data)
+        torch.save(load_model()[0].state_dict(), path) if data is None else path.write_bytes(data)
         told = refused(capsys, "explain", SENTENCE, "--model", agreement)
         assert "there is no model.safetensors. This command reads no pickles" in told
         assert "weights_only" not in told

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from captum_vz import ValueZeroing, ValueZeroingRollout, find_layers
-from captum_vz.testbed import load_agreement_model
+from captum_vz.testbed import load_model
 from tests.documents import ROOT, blocks_of, commands_of, run_blocks
 
 README = ROOT / "README.md"
@@ -35,7 +35,7 @@ def test_numbers_of_the_first_picture() -> None:
     """The caption quotes what is computed, in the order of its sentences."""
     caption = README.read_text("utf-8").partition("*Value Zeroing in the four layers")[2].partition("\n\n")[0]
     quoted = re.findall(r"(?<![\w.=])0\.\d\d", caption)
-    model, tokenizer = load_agreement_model()
+    model, tokenizer = load_model()
     encoding = tokenizer("the pictures of some hat [MASK] scaring marcus.", return_tensors="pt")
     the, pictures, mask = map(encoding.tokens().index, ("the", "pictures", "[MASK]"))
     layers = find_layers(model)

@@ -45,12 +45,10 @@ from captum_vz.app.explaining.tasks import (
 )
 from captum_vz.errors import ArgumentError
 from captum_vz.study.methods import encoder_of
-from captum_vz.testbed import load_agreement_model
-from captum_vz.testbed.model import AGREEMENT_FOLDER
+from captum_vz.testbed import load_model
 
 AGREEMENT, CAUSAL, MINILM = "agreement", "causal", "minilm"
-#: The embedded models, by the names of a user, and as `load_agreement_model` knows them.
-EMBEDDED: Final[dict[str, Any]] = {AGREEMENT: AGREEMENT_FOLDER, CAUSAL: CAUSAL}
+EMBEDDED: Final = (AGREEMENT, CAUSAL)
 
 HUB_SECONDS = 5  # that a request to the hub may take, to see whether there is a network
 SHOWN = 4  # names of weights in a message
@@ -98,7 +96,7 @@ def load_with_head(name: str, hub: bool = True, task: str | None = None) -> tupl
         ArgumentError: See :func:`load`. Or the checkpoint lacks the weights of the head.
     """
     if name in EMBEDDED:
-        return load_agreement_model(EMBEDDED[name])
+        return load_model(name)
     auto = None if task is None else auto_class(task)
     source, is_local = _find(name, hub)
     # The files of a model and the network can raise any error here. The user gets its first line.

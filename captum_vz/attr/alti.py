@@ -35,8 +35,8 @@ class ALTI(Rollout):
             modules, omitted layers). "refuse": raise an error. "ignore": treat these as acting on each token alone.
 
     >>> from captum_vz import ALTI, find_layers
-    >>> from captum_vz.testbed import load_agreement_model
-    >>> model, tokenizer = load_agreement_model()
+    >>> from captum_vz.testbed import load_model
+    >>> model, tokenizer = load_model()
     >>> inputs = tokenizer("the pictures of some hat [MASK] scaring marcus.", return_tensors="pt")
     >>> scores = ALTI(model, find_layers(model)).attribute(inputs["input_ids"], token=6)
     >>> scores.shape == inputs["input_ids"].shape, round(scores.sum().item(), 4)

@@ -51,8 +51,8 @@ class HiddenTokenAttribution(LayerMaps):
         normalize: Whether to divide each row by its sum. False returns the norms themselves.
 
     >>> from captum_vz import HiddenTokenAttribution, find_layers
-    >>> from captum_vz.testbed import load_agreement_model
-    >>> model, tokenizer = load_agreement_model()
+    >>> from captum_vz.testbed import load_model
+    >>> model, tokenizer = load_model()
     >>> inputs = tokenizer("the pictures of some hat [MASK] scaring marcus.", return_tensors="pt")
     >>> method = HiddenTokenAttribution(model, find_layers(model)[-1])
     >>> row = method.attribute(inputs["input_ids"], target=6)  # (batch, in)

@@ -39,8 +39,8 @@ class LayerALTI(LayerMaps):
         normalize: Whether to divide each row by its sum. False returns the differences of lengths themselves.
 
     >>> from captum_vz import LayerALTI, find_layers
-    >>> from captum_vz.testbed import load_agreement_model
-    >>> model, tokenizer = load_agreement_model()
+    >>> from captum_vz.testbed import load_model
+    >>> model, tokenizer = load_model()
     >>> inputs = tokenizer("the pictures of some hat [MASK] scaring marcus.", return_tensors="pt")
     >>> row = LayerALTI(model, find_layers(model)[-1]).attribute(inputs, token=6)  # (batch, in)
     >>> row.shape == inputs["input_ids"].shape, round(row.sum().item(), 4)

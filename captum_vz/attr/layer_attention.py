@@ -42,8 +42,8 @@ class LayerAttention(LayerMaps):
             an attention sink.
 
     >>> from captum_vz import LayerAttention, find_layers
-    >>> from captum_vz.testbed import load_agreement_model
-    >>> model, tokenizer = load_agreement_model()
+    >>> from captum_vz.testbed import load_model
+    >>> model, tokenizer = load_model()
     >>> inputs = tokenizer("the pictures of some hat [MASK] scaring marcus.", return_tensors="pt")
     >>> row = LayerAttention(model, find_layers(model)[-1]).attribute(inputs, token=6)  # (batch, in)
     >>> row.shape == inputs["input_ids"].shape, round(row.sum().item(), 4)

@@ -42,8 +42,8 @@ class LayerAttentionGradient(LayerMaps):
         normalize: Whether to divide each row by its sum. False is the paper's choice.
 
     >>> from captum_vz import LayerAttentionGradient, find_layers
-    >>> from captum_vz.testbed import load_agreement_model
-    >>> model, tokenizer = load_agreement_model()
+    >>> from captum_vz.testbed import load_model
+    >>> model, tokenizer = load_model()
     >>> inputs = tokenizer("the pictures of some hat [MASK] scaring marcus.", return_tensors="pt")
     >>> are = tokenizer.convert_tokens_to_ids("are")
     >>> logit = lambda output: output.logits[:, 6, are]

@@ -61,8 +61,8 @@ class LayerAttentionNorm(LayerMaps):
         normalize: Whether to divide each row by its sum. False returns the norms themselves.
 
     >>> from captum_vz import LayerAttentionNorm, find_layers
-    >>> from captum_vz.testbed import load_agreement_model
-    >>> model, tokenizer = load_agreement_model()
+    >>> from captum_vz.testbed import load_model
+    >>> model, tokenizer = load_model()
     >>> inputs = tokenizer("the pictures of some hat [MASK] scaring marcus.", return_tensors="pt")
     >>> method = LayerAttentionNorm(model, find_layers(model)[-1], include="encoder")
     >>> row = method.attribute(inputs, token=6)  # (batch, in)

@@ -40,8 +40,8 @@ class Rollout(MapAggregation):
             modules, omitted layers). "refuse": raise an error. "ignore": treat these as acting on each token alone.
 
     >>> from captum_vz import LayerAttentionNorm, Rollout, find_layers
-    >>> from captum_vz.testbed import load_agreement_model
-    >>> model, tokenizer = load_agreement_model()
+    >>> from captum_vz.testbed import load_model
+    >>> model, tokenizer = load_model()
     >>> inputs = tokenizer("the pictures of some hat [MASK] scaring marcus.", return_tensors="pt")
     >>> maps = LayerAttentionNorm(model, find_layers(model), include="residual")
     >>> scores = Rollout(maps).attribute(inputs["input_ids"], token=6)

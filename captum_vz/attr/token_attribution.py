@@ -52,8 +52,8 @@ class TokenAttribution(Attribution):
 
     >>> from captum.attr import IntegratedGradients
     >>> from captum_vz import TokenAttribution
-    >>> from captum_vz.testbed import load_agreement_model
-    >>> model, tokenizer = load_agreement_model()
+    >>> from captum_vz.testbed import load_model
+    >>> model, tokenizer = load_model()
     >>> inputs = tokenizer("the pictures of some hat [MASK] scaring marcus.", return_tensors="pt")
     >>> right, wrong = tokenizer.convert_tokens_to_ids(["are", "is"])
     >>> method = TokenAttribution(model, IntegratedGradients, tokenizer)

@@ -73,8 +73,8 @@ class ValueZeroing(LayerMaps):
             an object of a subclass of :class:`~captum_vz.functional.Intervention`.
 
     >>> from captum_vz import ValueZeroing, find_layers
-    >>> from captum_vz.testbed import load_agreement_model
-    >>> model, tokenizer = load_agreement_model()
+    >>> from captum_vz.testbed import load_model
+    >>> model, tokenizer = load_model()
     >>> inputs = tokenizer("the pictures of some hat [MASK] scaring marcus.", return_tensors="pt")
     >>> mask = inputs["input_ids"][0].tolist().index(tokenizer.mask_token_id)
     >>> layers = find_layers(model)

@@ -67,8 +67,8 @@ class ValueZeroingEffect(ForwardPassAttribution):
             :class:`~captum_vz.ValueZeroing`.
 
     >>> from captum_vz import ValueZeroingEffect, find_layers
-    >>> from captum_vz.testbed import load_agreement_model
-    >>> model, tokenizer = load_agreement_model()
+    >>> from captum_vz.testbed import load_model
+    >>> model, tokenizer = load_model()
     >>> inputs = tokenizer("the pictures of some hat [MASK] scaring marcus.", return_tensors="pt")
     >>> right, wrong = tokenizer.convert_tokens_to_ids(["are", "is"])
     >>> effect = ValueZeroingEffect(model, find_layers(model))

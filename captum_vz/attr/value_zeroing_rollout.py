@@ -48,8 +48,8 @@ class ValueZeroingRollout(Rollout):
             modules, omitted layers). "refuse": raise an error. "ignore": treat these as acting on each token alone.
 
     >>> from captum_vz import ValueZeroingRollout, find_layers
-    >>> from captum_vz.testbed import load_agreement_model
-    >>> model, tokenizer = load_agreement_model()
+    >>> from captum_vz.testbed import load_model
+    >>> model, tokenizer = load_model()
     >>> inputs = tokenizer("the pictures of some hat [MASK] scaring marcus.", return_tensors="pt")
     >>> scores = ValueZeroingRollout(model, find_layers(model)).attribute(inputs["input_ids"], token=6)
     >>> scores.shape == inputs["input_ids"].shape, round(scores.sum().item(), 4)

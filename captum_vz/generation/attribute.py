@@ -92,8 +92,8 @@ def attribute_generation(
             of the method.
 
     >>> from captum_vz import ValueZeroing
-    >>> from captum_vz.testbed import load_agreement_model
-    >>> model, tokenizer = load_agreement_model("causal")
+    >>> from captum_vz.testbed import load_model
+    >>> model, tokenizer = load_model("causal")
     >>> found = attribute_generation(ValueZeroing, model, tokenizer, "the pictures of some hat", max_new_tokens=3)
     >>> found.text, found.scores.shape, found.prefix.shape  # (n, m, layers) and (n, n, layers)
     ('were not boring', torch.Size([3, 6, 3]), torch.Size([3, 3, 3]))

@@ -31,8 +31,8 @@ class LLMTokenMaps(Attribution):
 
     >>> from captum.attr import TextTokenInput
     >>> from captum_vz import ValueZeroing, find_layers
-    >>> from captum_vz.testbed import load_agreement_model
-    >>> model, tokenizer = load_agreement_model("causal")
+    >>> from captum_vz.testbed import load_model
+    >>> model, tokenizer = load_model("causal")
     >>> method = LLMTokenMaps(ValueZeroing(model, find_layers(model)), tokenizer)
     >>> inp = TextTokenInput("the pictures of some hat", tokenizer)
     >>> method.attribute(inp, target="have upset anna").token_attr.shape

@@ -32,8 +32,8 @@ def blank_out(prediction: Prediction) -> Tensor:
         each token, in batches.
 
     >>> from captum_vz.metrics import MaskedSentences, Prediction, content_tokens
-    >>> from captum_vz.testbed import load_agreement_model
-    >>> model, tokenizer = load_agreement_model()
+    >>> from captum_vz.testbed import load_model
+    >>> model, tokenizer = load_model()
     >>> inputs = tokenizer("the pictures of some hat [MASK] scaring marcus.", return_tensors="pt")
     >>> content = content_tokens(inputs["input_ids"], [tokenizer.cls_token_id, tokenizer.sep_token_id])
     >>> forms = tokenizer.convert_tokens_to_ids(["are", "is"])
@@ -74,8 +74,8 @@ def comprehensiveness(prediction: Prediction, scores: Tensor, fractions: tuple[f
         ArgumentError: Shapes do not fit, or fractions are not between 0 and 1.
 
     >>> from captum_vz.metrics import MaskedSentences, Prediction, content_tokens
-    >>> from captum_vz.testbed import load_agreement_model
-    >>> model, tokenizer = load_agreement_model()
+    >>> from captum_vz.testbed import load_model
+    >>> model, tokenizer = load_model()
     >>> inputs = tokenizer("the pictures of some hat [MASK] scaring marcus.", return_tensors="pt")
     >>> content = content_tokens(inputs["input_ids"], [tokenizer.cls_token_id, tokenizer.sep_token_id])
     >>> forms = tokenizer.convert_tokens_to_ids(["are", "is"])
@@ -111,8 +111,8 @@ def sufficiency(prediction: Prediction, scores: Tensor, fractions: tuple[float, 
         ArgumentError: Shapes do not fit, or fractions are not between 0 and 1.
 
     >>> from captum_vz.metrics import MaskedSentences, Prediction, content_tokens
-    >>> from captum_vz.testbed import load_agreement_model
-    >>> model, tokenizer = load_agreement_model()
+    >>> from captum_vz.testbed import load_model
+    >>> model, tokenizer = load_model()
     >>> inputs = tokenizer("the pictures of some hat [MASK] scaring marcus.", return_tensors="pt")
     >>> content = content_tokens(inputs["input_ids"], [tokenizer.cls_token_id, tokenizer.sep_token_id])
     >>> forms = tokenizer.convert_tokens_to_ids(["are", "is"])

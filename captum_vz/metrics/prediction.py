@@ -96,8 +96,8 @@ class Prediction:
         RefusedError: An argument is wrong. The model is in train mode. The logits have another shape or hold a NaN. A
             form is not in the vocabulary.
 
-    >>> from captum_vz.testbed import load_agreement_model
-    >>> model, tokenizer = load_agreement_model()
+    >>> from captum_vz.testbed import load_model
+    >>> model, tokenizer = load_model()
     >>> inputs = tokenizer("the pictures of some hat [MASK] scaring marcus.", return_tensors="pt")
     >>> forms = tokenizer.convert_tokens_to_ids(["are", "is"])
     >>> content = content_tokens(inputs["input_ids"], [tokenizer.cls_token_id, tokenizer.sep_token_id])

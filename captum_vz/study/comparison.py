@@ -74,8 +74,8 @@ def compare(
         RefusedError: A method that was named, or each of the default methods, refuses the model.
 
     >>> from captum_vz.study import compare
-    >>> from captum_vz.testbed import load_agreement_model
-    >>> model, tokenizer = load_agreement_model()
+    >>> from captum_vz.testbed import load_model
+    >>> model, tokenizer = load_model()
     >>> print(compare(model, tokenizer, "the pictures of some hat [MASK].", ["value-zeroing", "attention", "position"]))
                  value
                  zeroing  attention  position

@@ -91,9 +91,9 @@ def run_study(
 
     >>> import tempfile
     >>> from captum_vz.study import Example, run_study
-    >>> from captum_vz.testbed import agreement_sentences, load_agreement_model
+    >>> from captum_vz.testbed import agreement_sentences, load_model
     >>> examples = [Example.from_record(record) for record in agreement_sentences(4)]
-    >>> models, methods = {"agreement": load_agreement_model}, ["value-zeroing", "random"]
+    >>> models, methods = {"agreement": load_model}, ["value-zeroing", "random"]
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     summary = run_study(models, examples, folder, methods, "cue_dot", quiet=True).summary
     >>> summary.query("layer == 3 and group == 'all'")[["method", "metric", "examples"]].values.tolist()

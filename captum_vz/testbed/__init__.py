@@ -8,7 +8,7 @@ https://aclanthology.org/2023.eacl-main.245).
 ========================== ===================================================================================
 function                   returns
 ========================== ===================================================================================
-`load_agreement_model`     the embedded model and its tokenizer; with "causal", the embedded causal model
+`load_model`               an embedded model and its tokenizer: "agreement" (the default) or "causal"
 `agreement_sentences`      sentence pairs with known cue and target, from the package's own grammar
 `encode_record`            the tokens of a masked sentence, and the token positions of its cue and target
 `form_ids`, `prefers_good` the token ids of the two forms of the target, and whether a model prefers the good form
@@ -21,7 +21,7 @@ function                   returns
 
 :mod:`captum_vz.testbed.check` grades the exercises of the tutorials.
 
->>> model, tokenizer = load_agreement_model()
+>>> model, tokenizer = load_model()
 >>> record = agreement_sentences(1, paradigm="relational_noun")[0]
 >>> encoded = encode_record(tokenizer, record)
 >>> tokens = encoded.encoding.tokens()
@@ -32,7 +32,7 @@ function                   returns
 from captum_vz.testbed.data import expand_contractions, held_out, mask_target, read_paradigm
 from captum_vz.testbed.evaluation import prefers_good
 from captum_vz.testbed.grammar import agreement_sentences
-from captum_vz.testbed.model import load_agreement_model
+from captum_vz.testbed.model import load_model
 from captum_vz.text import EncodedRecord, encode_record, form_ids, split_words
 
 __all__ = [
@@ -42,7 +42,7 @@ __all__ = [
     "expand_contractions",
     "form_ids",
     "held_out",
-    "load_agreement_model",
+    "load_model",
     "mask_target",
     "prefers_good",
     "read_paradigm",

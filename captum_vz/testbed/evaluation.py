@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from captum_vz.testbed.data import held_out
 from captum_vz.testbed.grammar import agreement_sentences
-from captum_vz.testbed.model import load_agreement_model
+from captum_vz.testbed.model import load_model
 from captum_vz.text import Record, encode_record, form_ids
 
 #: The number of sentence pairs of the grammar that `measure` draws.
@@ -36,7 +36,7 @@ def prefers_good(
     Raises:
         ValueError: A form is not a single token.
 
-    >>> model, tokenizer = load_agreement_model()
+    >>> model, tokenizer = load_model()
     >>> prefers_good(model, tokenizer, agreement_sentences(3))
     tensor([True, True, True])
     """
@@ -75,7 +75,7 @@ def measure(folder: str | Path, blimp: str | Path, trained: Sequence[Record]) ->
         pairs in which the model prefers the good form. ``"dropped"`` counts pairs with a form of several or unknown
         tokens.
     """
-    model, tokenizer = load_agreement_model(folder)
+    model, tokenizer = load_model(folder)
     seen = {record["sentence_good"] for record in trained}
     evaluations = {
         "held_out": [record for records in held_out(blimp).values() for record in records],

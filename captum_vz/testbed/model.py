@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, overload
 
 import torch
 import transformers
-from safetensors.torch import load_model
+from safetensors.torch import load_model as load_weights
 from transformers import PreTrainedTokenizerFast
 
 if TYPE_CHECKING:
@@ -16,30 +16,29 @@ if TYPE_CHECKING:
 
 AGREEMENT_FOLDER: Final = Path(__file__).parent / "agreement"
 CAUSAL_FOLDER: Final = Path(__file__).parent / "causal"
+EMBEDDED: Final[dict[str | Path, Path]] = {"agreement": AGREEMENT_FOLDER, "causal": CAUSAL_FOLDER}
 
 
 @overload
-def load_agreement_model(
-    folder: Path = AGREEMENT_FOLDER, attn_implementation: str | None = None
+def load_model(
+    name: Literal["agreement"] = "agreement", attn_implementation: str | None = None
 ) -> tuple[BertForMaskedLM, PreTrainedTokenizerFast]: ...
 
 
 @overload
-def load_agreement_model(
-    folder: Literal["causal"], attn_implementation: str | None = None
+def load_model(
+    name: Literal["causal"], attn_implementation: str | None = None
 ) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]: ...
 
 
 @overload
-def load_agreement_model(
-    folder: str, attn_implementation: str | None = None
-) -> tuple[Any, PreTrainedTokenizerFast]: ...
+def load_model(name: str | Path, attn_implementation: str | None = None) -> tuple[Any, PreTrainedTokenizerFast]: ...
 
 
-def load_agreement_model(
-    folder: str | Path = AGREEMENT_FOLDER, attn_implementation: str | None = None
+def load_model(
+    name: str | Path = "agreement", attn_implementation: str | None = None
 ) -> tuple[Any, PreTrainedTokenizerFast]:
-    """The embedded masked language model and its tokenizer: four BERT layers trained on English agreement.
+    """An embedded language model and its tokenizer: by default four BERT layers trained on English agreement.
 
     :mod:`captum_vz.testbed.train` trained the model from scratch on BLiMP (Warstadt et al. 2020,
     https://aclanthology.org/2020.tacl-1.25) and on :func:`agreement_sentences`. `card.json` in the folder of the
@@ -47,7 +46,7 @@ def load_agreement_model(
     change the random state.
 
     Args:
-        folder: "causal" for the embedded causal model, three LLaMA layers trained on the same sentences
+        name: "agreement", or "causal" for three LLaMA layers trained on the same sentences
             (:mod:`captum_vz.testbed.train_causal`). Or a folder written by one of the training scripts.
         attn_implementation: As in transformers: ``"eager"``, ``"sdpa"``, ... None: the default of transformers.
 
@@ -55,26 +54,28 @@ def load_agreement_model(
         The model, in float32 and in eval mode, and its lower-casing WordPiece tokenizer, which encodes any text.
 
     Raises:
-        FileNotFoundError: The folder holds no model.
+        FileNotFoundError: No embedded model has this name, and no folder with this path holds a model.
 
-    >>> model, tokenizer = load_agreement_model()
+    >>> model, tokenizer = load_model()
     >>> batch = tokenizer("the pictures of some hat [MASK] scaring marcus.", return_tensors="pt")
     >>> at_mask = model(**batch).logits[0, batch.tokens().index("[MASK]")]
     >>> tokenizer.decode(at_mask.argmax())
     'are'
     """
-    folder = CAUSAL_FOLDER if folder == "causal" else folder
-    weights = Path(folder) / "model.safetensors"
+    folder = EMBEDDED[name] if name in EMBEDDED else Path(name)
+    weights = folder / "model.safetensors"
     if not weights.is_file():
-        raise FileNotFoundError(f"{weights} is missing: pass a folder written by captum_vz.testbed.train.")
-    about = json.loads((Path(folder) / "config.json").read_text("utf-8"))
+        raise FileNotFoundError(
+            f"{weights} is missing: pass 'agreement', 'causal' or a folder written by captum_vz.testbed.train."
+        )
+    about = json.loads((folder / "config.json").read_text("utf-8"))
     # transformers loads the code of a model when its class is read, which takes a quarter of a second for LLaMA.
     kind: Any = transformers.LlamaForCausalLM if about["model_type"] == "llama" else transformers.BertForMaskedLM
     config = kind.config_class.from_pretrained(folder)
     # from_pretrained would print a progress bar to stderr. The constructor draws random numbers.
     with torch.random.fork_rng(devices=[]):
         model = kind(config)
-    load_model(model, weights)
+    load_weights(model, weights)
     if attn_implementation is not None:
         model.set_attn_implementation(attn_implementation)
     return model.eval(), PreTrainedTokenizerFast.from_pretrained(folder)

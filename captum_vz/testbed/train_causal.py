@@ -18,7 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from captum_vz.testbed.data import held_out
 from captum_vz.testbed.evaluation import share_right
 from captum_vz.testbed.grammar import agreement_sentences
-from captum_vz.testbed.model import load_agreement_model
+from captum_vz.testbed.model import load_model
 from captum_vz.testbed.train import (
     LEARNING_RATE,
     MAX_LENGTH,
@@ -156,10 +156,10 @@ def measure_causal(model: Any, tokenizer: Any, blimp: str | Path, trained: Seque
 def main(arguments: Sequence[str] | None = None) -> None:
     """Train a model by the options of the command line. Write it with a card of its settings and accuracy."""
     run = Run.begin("captum_vz.testbed.train_causal", str(__doc__), arguments, **DEFAULTS)
-    folder, masked = run.options.output, load_agreement_model()[1]
+    folder, masked = run.options.output, load_model()[1]
     model = train_causal_model(masked, run.records, **run.model_options)
     save_model(model, causal_tokenizer(masked), folder)
-    loaded, tokenizer = load_agreement_model(folder)
+    loaded, tokenizer = load_model(folder)
     accuracy = measure_causal(loaded, tokenizer, run.options.blimp, run.records)
     run.write_card(loaded, len(tokenizer), accuracy)
 

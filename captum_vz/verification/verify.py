@@ -67,8 +67,8 @@ def verify(
         table, and `report.to_json()` has all numbers.
 
     >>> from captum_vz import verify
-    >>> from captum_vz.testbed import load_agreement_model
-    >>> model, tokenizer = load_agreement_model()
+    >>> from captum_vz.testbed import load_model
+    >>> model, tokenizer = load_model()
     >>> verify(model, tokenizer(["some hat [MASK] small.", "it [MASK]."], padding=True, return_tensors="pt")).passed
     True
     """

@@ -137,8 +137,8 @@ def readable_tokens(tokenizer: Any, ids: Iterable[int]) -> list[str]:
     Returns:
         A string for each id, with escapes for control characters.
 
-    >>> from captum_vz.testbed import load_agreement_model
-    >>> _, tokenizer = load_agreement_model()
+    >>> from captum_vz.testbed import load_model
+    >>> _, tokenizer = load_model()
     >>> readable_tokens(tokenizer, tokenizer("a wug [MASK]")["input_ids"])
     ['[CLS]', 'a', 'w', '##u', '##g', '[MASK]', '[SEP]']
     """

@@ -16,7 +16,7 @@ from captum_vz import ValueZeroingEffect, find_layers
 from captum_vz._engine import keeps_examples_apart
 from captum_vz.errors import RefusedError
 from captum_vz.functional.interventions import ZeroValue
-from captum_vz.testbed import load_agreement_model
+from captum_vz.testbed import load_model
 from tests.engine.blocks import WIDTH, Block
 from tests.engine.compare import assert_same
 from tests.reference import FAMILIES
@@ -308,7 +308,7 @@ def test_other_interventions_run_alone(intervention: str) -> None:
 @pytest.mark.parametrize("texts", [1, 2])
 def test_runs_of_a_library_model(texts: int) -> None:
     """The clean pass and one run of all copies. Code from elsewhere takes a few runs more, for the same numbers."""
-    model, tokenizer = load_agreement_model()
+    model, tokenizer = load_model()
     inputs = tokenizer(["the hats [MASK] here.", "the picture [MASK] here."][:texts], padding=True, return_tensors="pt")
     layers, ran = find_layers(model), []
 

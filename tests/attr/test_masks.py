@@ -18,7 +18,7 @@ from captum_vz import (
     word_mask,
 )
 from captum_vz.errors import ArgumentError
-from captum_vz.testbed import load_agreement_model
+from captum_vz.testbed import load_model
 
 TEXT = "the wug [MASK] some wug"
 SMALL: dict[str, Any] = {"hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
@@ -42,7 +42,7 @@ def by_hand(words: list[int | None]) -> torch.Tensor:
     ],
 )
 def test_word_ids_are_a_feature_mask(make: Any) -> None:
-    model, tokenizer = load_agreement_model()
+    model, tokenizer = load_model()
     inputs = tokenizer(TEXT, return_tensors="pt")
     words = inputs.word_ids()
     assert None in words
@@ -59,7 +59,7 @@ def test_word_ids_are_a_feature_mask(make: Any) -> None:
 
 
 def test_words_of_two_texts_and_of_a_batch() -> None:
-    _, tokenizer = load_agreement_model()
+    _, tokenizer = load_model()
     pair = tokenizer("the hat", "the wug", return_tensors="pt")
     assert word_mask(pair).tolist() == [[0, 1, 2, 3, 4, 5, 5, 5, 6]]  # "the" twice: two words
     batch = tokenizer(["the wug", "a hat is"], return_tensors="pt", padding=True)
@@ -68,14 +68,14 @@ def test_words_of_two_texts_and_of_a_batch() -> None:
 
 @pytest.mark.parametrize("mask", [["a", "b"], [[0, 1], [0]], [0, 1.5], [True, False]])
 def test_wrong_list_is_refused(mask: Any) -> None:
-    model, tokenizer = load_agreement_model()
+    model, tokenizer = load_model()
     inputs = tokenizer("the hat", return_tensors="pt")
     with pytest.raises(ArgumentError, match="feature_mask is a list that is no list of words: pass an integer or None"):
         ValueZeroing(model, find_layers(model)[0]).attribute(inputs, feature_mask=mask)
 
 
 def test_list_of_another_length_is_refused() -> None:
-    model, tokenizer = load_agreement_model()
+    model, tokenizer = load_model()
     inputs = tokenizer("the hat", return_tensors="pt")
     with pytest.raises(ArgumentError, match=r"feature_mask is \(1, 3\), but the layer's attention has 1 example"):
         ValueZeroing(model, find_layers(model)[0]).attribute(inputs, feature_mask=[None, 0, 1])
@@ -123,4 +123,4 @@ def test_wrong_pixel_mask_is_refused(mask: Any, told: str) -> None:
 
 def test_model_without_patches_is_refused() -> None:
     with pytest.raises(ArgumentError, match="a patch of BertForMaskedLM is None"):
-        patch_mask(torch.zeros(8, 8).long(), load_agreement_model()[0])
+        patch_mask(torch.zeros(8, 8).long(), load_model()[0])

@@ -27,10 +27,10 @@ from torch import Tensor, nn
 
 from captum_vz import TokenAttribution, find_layers
 from captum_vz.errors import ArgumentError
-from captum_vz.testbed import load_agreement_model
+from captum_vz.testbed import load_model
 from tests.captum.footprint import assert_same_numbers, footprint, numbers
 
-MODEL, TOKENIZER = load_agreement_model()
+MODEL, TOKENIZER = load_model()
 MODEL.double()
 SENTENCES = ["the pictures of some hat [MASK] scaring marcus.", "the hats [MASK] here."]
 BATCH = TOKENIZER(SENTENCES, padding=True, return_tensors="pt")

@@ -20,7 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from captum_vz import ValueZeroing, ValueZeroingEffect, find_layers
 from captum_vz._engine.whole_model import replay
 from captum_vz.errors import ArgumentError, RefusedError
-from captum_vz.testbed import load_agreement_model
+from captum_vz.testbed import load_model
 from tests.budget import set_budget
 from tests.captum.configurations import embed
 from tests.captum.footprint import footprint
@@ -233,7 +233,7 @@ def test_layers_of_torch(batch_first: bool, causal: bool, batch: int) -> None:
 
 
 def embedded_model() -> tuple[Any, Any, Any]:
-    model, tokenizer = load_agreement_model()
+    model, tokenizer = load_model()
     texts = ["the hats [MASK] here.", "the picture of some hats [MASK] here."]
     return model, tokenizer, tokenizer(texts, padding=True, return_tensors="pt")
 

@@ -15,10 +15,10 @@ from captum.attr import (
 from torch import Tensor
 
 from captum_vz import LayerAttention, ValueZeroing, ValueZeroingRollout, find_layers, token_scores
-from captum_vz.testbed import load_agreement_model
+from captum_vz.testbed import load_model
 from captum_vz.visualization import text_record
 
-model, tokenizer = load_agreement_model()
+model, tokenizer = load_model()
 encoding = tokenizer("the pictures of some hat [MASK] scaring marcus.", return_tensors="pt")
 ids, tokens = encoding["input_ids"], encoding.tokens()
 mask, are = tokens.index("[MASK]"), tokenizer.convert_tokens_to_ids("are")

@@ -11,10 +11,10 @@ SCRIPT = """
 import torch
 from captum_vz import *
 from captum_vz.errors import RefusedError
-from captum_vz.testbed import load_agreement_model
+from captum_vz.testbed import load_model
 
 assert False, "assertions are on"
-model, tokenizer = load_agreement_model()
+model, tokenizer = load_model()
 ids = tokenizer("the pictures of some hat [MASK] scaring marcus.", return_tensors="pt")["input_ids"]
 layers = find_layers(model)
 logits = lambda ids: model(ids).logits

@@ -14,7 +14,7 @@ from captum_vz.demo import page, server
 from captum_vz.demo.answers import Answers, Limits
 from captum_vz.demo.server import check_address
 from captum_vz.errors import ArgumentError
-from captum_vz.testbed import load_agreement_model
+from captum_vz.testbed import load_model
 from captum_vz.visualization import read_provenance, weights_fingerprint
 
 HOSTILE = "<script>alert(1)</script> [MASK]"
@@ -52,7 +52,7 @@ def test_limits_are_told(text: str, model: str, message: str, answers: Answers) 
 
 def test_files_say_where_numbers_come_from(answers: Answers) -> None:
     """The package, the model and its weights, the method and the text, in pictures, numbers and the page."""
-    model, _ = load_agreement_model()
+    model, _ = load_model()
     weights = weights_fingerprint(model)
     *_, files = answers.explain(HOSTILE, "agreement", ["value-zeroing", "attention"], "", -1)
     paths = {Path(file).name: Path(file) for file in files}
@@ -122,7 +122,7 @@ def test_text_is_continued(answers: Answers) -> None:
 
 def test_folder_of_a_model(tmp_path: Path) -> None:
     """Where the limits allow it, any folder is a model."""
-    _, tokenizer = load_agreement_model()
+    _, tokenizer = load_model()
     size = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
     model = BertForMaskedLM(BertConfig(vocab_size=len(tokenizer), **size)).eval()
     for one in (model, tokenizer):

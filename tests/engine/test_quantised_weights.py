@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from captum_vz import ALTI, ALTILogit, LayerAttentionNorm, ValueZeroingEffect, find_layers
 from captum_vz.errors import ArgumentError
-from captum_vz.testbed import load_agreement_model
+from captum_vz.testbed import load_model
 from tests.engine.compare import assert_same
 
 
@@ -35,14 +35,14 @@ def quantise(model: nn.Module) -> nn.Module:
 
 @pytest.mark.parametrize("method", [LayerAttentionNorm, ALTI])
 def test_norms_equal_those_of_plain_weights(method: Any) -> None:
-    model, tokenizer = load_agreement_model()
+    model, tokenizer = load_model()
     inputs = tokenizer("the hats [MASK] here.", return_tensors="pt")
     expected = method(model, find_layers(model)).attribute(inputs)
     assert_same(method(quantise(model), find_layers(model)).attribute(inputs), expected, tolerance=1e-5)
 
 
 def test_effects_equal_those_of_plain_weights() -> None:
-    model, tokenizer = load_agreement_model("causal")
+    model, tokenizer = load_model("causal")
     inputs = tokenizer("the hat", return_tensors="pt")
     expected = ValueZeroingEffect(model, find_layers(model)).attribute(inputs, target=(-1, 5))
     found = ValueZeroingEffect(quantise(model), find_layers(model)).attribute(inputs, target=(-1, 5))
@@ -50,7 +50,7 @@ def test_effects_equal_those_of_plain_weights() -> None:
 
 
 def test_logits_need_plain_weights() -> None:
-    model, tokenizer = load_agreement_model("causal")
+    model, tokenizer = load_model("causal")
     quantise(model)
     with pytest.raises(ArgumentError, match=r"weight is a Quantised.* Pass a dequantised copy"):
         ALTILogit(model, find_layers(model)).attribute(tokenizer("the hat", return_tensors="pt"), target=(-1, 5))

@@ -21,14 +21,14 @@ from transformers import (
     Wav2Vec2ForSequenceClassification,
 )
 
-from captum_vz.testbed import load_agreement_model
+from captum_vz.testbed import load_model
 
 SENTENCE = "the pictures of some hat are scaring marcus."
 NAMES = {0: "O", 1: "PERSON", 2: "THING"}
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
-    return load_agreement_model()[1]
+    return load_model()[1]
 
 
 def bert(kind: Any, **options: Any) -> Any:

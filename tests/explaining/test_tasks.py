@@ -24,7 +24,7 @@ from captum_vz import ValueZeroing, ValueZeroingEffect, find_layers
 from captum_vz.errors import ArgumentError
 from captum_vz.generation import attribute_generation
 from captum_vz.study import METHODS, register_method
-from captum_vz.testbed import load_agreement_model
+from captum_vz.testbed import load_model
 from tests.explaining.models import (
     NAMES,
     SENTENCE,
@@ -230,7 +230,7 @@ def test_choice_explains_the_chosen_answer() -> None:
 def test_mask_and_next_word() -> None:
     text = "the pictures of some hat [MASK] scaring marcus."
     for name, kept in (("agreement", text), ("causal", "the pictures of some hat")):
-        model, words = load_agreement_model("causal") if name == "causal" else load_agreement_model()
+        model, words = load_model("causal") if name == "causal" else load_model()
         inputs = words(kept, return_tensors="pt")
         place = inputs.tokens().index("[MASK]") if name == "agreement" else len(inputs.tokens()) - 1
         right, wrong = words.convert_tokens_to_ids(["are", "is"])
@@ -320,11 +320,11 @@ def test_pipelines(tmp_path: Path) -> None:
             captum_vz.explain(made, SENTENCE).scores, captum_vz.explain(model, SENTENCE, tokenizer=words).scores
         )
     assert isinstance(made, TokenClassificationPipeline)
-    masked, words = load_agreement_model()
+    masked, words = load_model()
     text = "the hat [MASK] small."
     of_masked = captum_vz.explain(make("fill-mask", model=masked, tokenizer=words), text)
     torch.testing.assert_close(of_masked.scores, captum_vz.explain("agreement", text).scores)
-    causal, words = load_agreement_model("causal")
+    causal, words = load_model("causal")
     of_causal = captum_vz.explain(make("text-generation", model=causal, tokenizer=words), "the hat")
     torch.testing.assert_close(of_causal.scores, captum_vz.explain("causal", "the hat").scores)
     images, processor = image_classifier()

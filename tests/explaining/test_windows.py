@@ -9,7 +9,7 @@ from transformers import BatchEncoding
 import captum_vz
 from captum_vz import ValueZeroing, ValueZeroingEffect, find_layers
 from captum_vz.errors import ArgumentError
-from captum_vz.testbed import agreement_sentences, load_agreement_model
+from captum_vz.testbed import agreement_sentences, load_model
 from tests.explaining.models import classifier, reader, tagger, tokenizer
 
 SIZE, OVERLAP = 16, 6
@@ -41,7 +41,7 @@ def test_long_text_names_the_window() -> None:
 
 @pytest.mark.parametrize("method", ["value-zeroing", "value-zeroing-rollout"])
 def test_rows_are_those_of_their_windows(method: str) -> None:
-    model, words = load_agreement_model()
+    model, words = load_model()
     text = " ".join(record["masked"] for record in agreement_sentences(6)).replace("[MASK]", "hat")
     encoding = words(text, return_tensors="pt")
     count = len(encoding.tokens())

@@ -16,7 +16,7 @@ from captum_vz import ValueZeroing, ValueZeroingEffect, ValueZeroingRollout
 from captum_vz.cli import main
 from captum_vz.generation import attribute_generation
 from captum_vz.study import METHODS
-from captum_vz.testbed import load_agreement_model
+from captum_vz.testbed import load_model
 from tests.command import refused
 from tests.generation.models import case_of, tokenizer_of_words
 
@@ -168,7 +168,7 @@ def test_empty_text_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
 def test_embedded_model_is_the_default(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["generate", TEXT, "--json"]) == 0
     record = json.loads(capsys.readouterr().out)
-    model, tokenizer = load_agreement_model("causal")
+    model, tokenizer = load_model("causal")
     found = attribute_generation(ValueZeroingRollout, model, tokenizer, TEXT, 8, do_sample=False)
     assert record["model"] == "causal"
     assert record["prompt"] == ["[CLS]", *TEXT.split()]

@@ -11,7 +11,7 @@ from transformers import DynamicCache
 
 from captum_vz import ArgumentError, RefusedError, ValueZeroing
 from captum_vz.generation import GenerationAttribution, attribute_generation
-from captum_vz.testbed import load_agreement_model
+from captum_vz.testbed import load_model
 from tests.engine.parameters import CACHES
 from tests.generation.models import ENCODER_DECODER, NEW, PROMPT, case_of, generate, tokenizer_of_words
 
@@ -169,7 +169,7 @@ def test_given_text(generated: Any) -> None:
 
 def test_given_text_that_continues_a_word_is_told(recwarn: pytest.WarningsRecorder) -> None:
     """The embedded tokenizer has pieces of words, as most have."""
-    model, tokenizer = load_agreement_model("causal")
+    model, tokenizer = load_model("causal")
     prompt = "the pictures of some hat"
     found = attribute_generation(ValueZeroing, model, tokenizer, prompt, generated=" have upset anna.")
     assert found.generated.labels[0] == "have"

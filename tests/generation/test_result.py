@@ -29,7 +29,7 @@ from captum_vz import (
 from captum_vz.functional import pool_groups
 from captum_vz.generation import GenerationAttribution, attribute_generation
 from captum_vz.generation.words import TokenText
-from captum_vz.testbed import load_agreement_model
+from captum_vz.testbed import load_model
 from captum_vz.visualization import as_llm_result, describe
 from tests.generation.models import PROMPT, case_of, naive_rows, steps_of, tokenizer_of_words
 from tests.reference.naive import value_zeroing_of_run
@@ -70,7 +70,7 @@ def test_words_are_compared_decoded_and_lower_case() -> None:
 
 
 def test_pieces_of_a_word_are_one_word() -> None:
-    tokenizer = load_agreement_model()[1]
+    tokenizer = load_model()[1]
     ids = tokenizer("the pictures andy hated.", add_special_tokens=False)["input_ids"]
     text = TokenText.of(tokenizer, ids)
     assert "an" in text.labels  # a piece that is a common word by itself

@@ -22,7 +22,7 @@ from captum_vz.metrics import (
     sufficiency,
 )
 from captum_vz.metrics.faithfulness import FRACTIONS
-from captum_vz.testbed import agreement_sentences, encode_record, form_ids, load_agreement_model
+from captum_vz.testbed import agreement_sentences, encode_record, form_ids, load_model
 from tests.metrics.toy import ATTENDED, BAD, CONTENT, GOOD, IDS, MASK, TARGET, UNK, WEIGHTS, additive, sigmoid
 
 REMOVALS = [UNK, MASK, "delete"]
@@ -203,7 +203,7 @@ def test_constant_scores_are_nan() -> None:
 @pytest.mark.parametrize("removal", REMOVALS)
 def test_real_model_any_batch_size(removal: Any, batch_size: int) -> None:
     """Against tensors edited one by one, with the embedded model."""
-    model, tokenizer = load_agreement_model()
+    model, tokenizer = load_model()
     model.double()
     specials = [tokenizer.cls_token_id, tokenizer.sep_token_id, tokenizer.pad_token_id]
     by = {UNK: tokenizer.unk_token_id, MASK: tokenizer.mask_token_id, "delete": "delete"}[removal]

@@ -18,7 +18,7 @@ from captum_vz import functional, metrics
 from captum_vz.generation import LLMTokenMaps, attribute_generation
 from captum_vz.metrics import MaskedSentences, Prediction
 from captum_vz.study import Example, compare, run_study
-from captum_vz.testbed import agreement_sentences, load_agreement_model
+from captum_vz.testbed import agreement_sentences, load_model
 from tests.engine.compare import assert_same
 from tests.engine.parameters import quick
 from tests.generation.models import PROMPT, case_of, tokenizer_of_words
@@ -89,7 +89,7 @@ def test_llm_token_maps() -> None:
 
 
 def test_metrics_of_a_prediction() -> None:
-    model, tokenizer = load_agreement_model()
+    model, tokenizer = load_model()
     inputs = tokenizer([SENTENCE, "some hat [MASK] small."], return_tensors="pt", padding=True)
     forms = tokenizer.convert_tokens_to_ids(["are", "is"])
 
@@ -146,7 +146,7 @@ def test_functions(function: Callable[[Tensor], Any]) -> None:
 
 @pytest.mark.slow
 def test_compare() -> None:
-    model, tokenizer = load_agreement_model()
+    model, tokenizer = load_model()
     found, expected = (
         compare(one, tokenizer, SENTENCE, target="are", foil="is", truth=True).to_pandas()
         for one in (there(model), model)
@@ -156,7 +156,7 @@ def test_compare() -> None:
 
 @pytest.mark.slow
 def test_study(tmp_path: Path) -> None:
-    model, tokenizer = load_agreement_model()
+    model, tokenizer = load_model()
     examples = [Example.from_record(record) for record in agreement_sentences(3, seed=3)]
     found, expected = (
         run_study(

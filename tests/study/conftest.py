@@ -7,7 +7,7 @@ import pytest
 from transformers import BertForMaskedLM, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from captum_vz.study import METHODS, METRICS, Example
-from captum_vz.testbed import agreement_sentences, load_agreement_model
+from captum_vz.testbed import agreement_sentences, load_model
 
 Shipped = tuple[BertForMaskedLM, PreTrainedTokenizerFast]
 Decoder = tuple[GPT2LMHeadModel, PreTrainedTokenizerFast]
@@ -15,13 +15,13 @@ Decoder = tuple[GPT2LMHeadModel, PreTrainedTokenizerFast]
 
 @pytest.fixture(scope="session")
 def shipped() -> Shipped:
-    return load_agreement_model()
+    return load_model()
 
 
 @pytest.fixture(scope="session")
 def decoder() -> Decoder:
     """A small GPT-2 with random weights and the embedded model's sub-words, without mask and special tokens."""
-    _, tokenizer = load_agreement_model()
+    _, tokenizer = load_model()
     tokenizer.mask_token = None
     tokenizer.backend_tokenizer.post_processor = None
     config = GPT2Config(vocab_size=len(tokenizer), n_layer=2, n_head=2, n_embd=16, n_positions=32)

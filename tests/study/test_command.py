@@ -16,7 +16,7 @@ import pytest
 from captum_vz.cli import main
 from captum_vz.cli.commands import study as study_command
 from captum_vz.study import DEFAULT_METRICS, METRICS, Example, Study, run_study, write_jsonl
-from captum_vz.testbed import agreement_sentences, load_agreement_model
+from captum_vz.testbed import agreement_sentences, load_model
 from tests.command import assert_records_equal_file, forget, refused
 from tests.study.test_run import assert_same_study
 
@@ -34,7 +34,7 @@ def test_study_runs_and_prints_results(capsys: pytest.CaptureFixture[str], folde
     assert main(["study", "--generated", "6", "--output", "s", "--methods", *METHODS, "--shard-size", "4"]) == 0
     out, err = capsys.readouterr()
     assert "6/6" in err
-    expected = run_study({"agreement": load_agreement_model}, examples, "t", METHODS, shard_size=4, quiet=True)
+    expected = run_study({"agreement": load_model}, examples, "t", METHODS, shard_size=4, quiet=True)
     assert_same_study(Study("s"), expected)
     mean = expected.summary.query("method == 'value-zeroing' and layer == 3 and group == 'all'")["mean"].tolist()
     line = next(line for line in out.splitlines() if line.startswith("value-zeroing"))
@@ -156,7 +156,7 @@ def test_compare_needs_no_extra(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(builtins, "__import__", without)
     study = importlib.import_module("captum_vz.study")
-    table = study.compare(*load_agreement_model(), "some hat [MASK] small.", "value-zeroing")
+    table = study.compare(*load_model(), "some hat [MASK] small.", "value-zeroing")
     assert str(table)
     assert table.to_csv()
     with pytest.raises(ModuleNotFoundError, match="comes with the extra 'study'"):

@@ -40,7 +40,7 @@ from captum_vz.study import DEFAULT_METHODS, METHODS, Table, compare
 from captum_vz.study.examples.text import prepare_text
 from captum_vz.study.methods import family_of
 from captum_vz.study.scoring.truth import blank_out_text
-from captum_vz.testbed import load_agreement_model
+from captum_vz.testbed import load_model
 from tests.study.conftest import Decoder, Shipped
 
 SENTENCE = "the pictures of some hat [MASK] scaring marcus."
@@ -109,7 +109,7 @@ def test_gradients_explain_prediction_by_default(shipped: Shipped) -> None:
 
 
 def test_alti_logit_explains_choice_of_decoder(shipped: Shipped) -> None:
-    model, tokenizer = load_agreement_model("causal")
+    model, tokenizer = load_model("causal")
     text = "the pictures of some hat"
     table = compare(model, tokenizer, text, "alti-logit", "are", foil="is")
     right, wrong = tokenizer.convert_tokens_to_ids(["are", "is"])
@@ -345,7 +345,7 @@ def test_families_of_methods() -> None:
 
 def test_unknown_token_that_ends_texts_replaces_no_word() -> None:
     """GPT-2 has one token for unknown words, beginnings and ends. Tokens are then deleted."""
-    model, tokenizer = load_agreement_model("causal")
+    model, tokenizer = load_model("causal")
     text = prepare_text(model, tokenizer, "[CLS] the pictures of some hat")
     ids = text.inputs["input_ids"]
     tokenizer.unk_token = tokenizer.eos_token = tokenizer.sep_token

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from captum_vz.study import Example, read_jsonl, write_jsonl
-from captum_vz.testbed import agreement_sentences, encode_record, form_ids, load_agreement_model, split_words
+from captum_vz.testbed import agreement_sentences, encode_record, form_ids, load_model, split_words
 
 RECORDS = agreement_sentences(10, seed=2)
 WUGS = {"tokens": ["the", "wugs", "[MASK]", "nice."], "target": 2, "cue": [1]}
 
 
 def test_record_and_example_are_equal() -> None:
-    _, tokenizer = load_agreement_model()
+    _, tokenizer = load_model()
     for record in RECORDS:
         example = Example.from_record(record)
         assert example.words == tuple(split_words(record["masked"]))

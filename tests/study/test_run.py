@@ -26,7 +26,7 @@ from captum_vz.study import METHODS as ALL_METHODS
 from captum_vz.study import Example, Scorer, Study, run_study
 from captum_vz.study.figures import method_color
 from captum_vz.study.results import check_used
-from captum_vz.testbed import load_agreement_model
+from captum_vz.testbed import load_model
 from tests.study.conftest import Decoder, Shipped
 
 METHODS = ["value-zeroing", "value-zeroing-rollout", "random"]
@@ -36,12 +36,12 @@ SHARDS = 5
 def study(folder: Path, examples: list[Example], models: Any = None, **changed: Any) -> Study:
     """A small study of five shards."""
     options: dict[str, Any] = {"methods": METHODS, "metrics": ["cue_dot"], "shard_size": 2, "resamples": 50}
-    models = {"agreement": load_agreement_model} if models is None else models
+    models = {"agreement": load_model} if models is None else models
     return run_study(models, examples, folder, **options | {"quiet": True} | changed)
 
 
 def in_train_mode() -> tuple[Any, Any]:
-    model, tokenizer = load_agreement_model()
+    model, tokenizer = load_model()
     return model.train(), tokenizer
 
 

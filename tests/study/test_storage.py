@@ -22,7 +22,7 @@ from captum_vz.errors import UnsupportedLayerError
 from captum_vz.study import METHODS, Example, Study, read_jsonl, reproduce, run_study
 from captum_vz.study.folder.storage import blocks_of, claim, read_examples
 from captum_vz.study.methods import Batch
-from captum_vz.testbed import load_agreement_model
+from captum_vz.testbed import load_model
 from tests.command import refused
 from tests.study.conftest import Shipped
 from tests.study.test_run import assert_same_study, in_a_process, study
@@ -221,7 +221,7 @@ def test_different_names_differ() -> None:
 
 
 def test_model_without_a_name_has_a_table(examples: list[Example], tmp_path: Path) -> None:
-    models = dict.fromkeys(["", "a"], load_agreement_model)
+    models = dict.fromkeys(["", "a"], load_model)
     found = run_study(models, examples, tmp_path / "s", ["random"], ["cue_dot"], quiet=True)
     assert set(found.summary["model"]) == {"", "a"}
     assert len(re.findall("^random ", str(found), re.MULTILINE)) == 2
@@ -229,7 +229,7 @@ def test_model_without_a_name_has_a_table(examples: list[Example], tmp_path: Pat
 
 @pytest.mark.slow
 def test_paper_keeps_models_apart(examples: list[Example], tmp_path: Path) -> None:
-    models = dict.fromkeys(["..", "a/b", "a-b"], load_agreement_model)
+    models = dict.fromkeys(["..", "a/b", "a-b"], load_model)
     found = reproduce(models, examples[:4], tmp_path / "in" / "out", ["random"], resamples=50, quiet=True)
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
     assert [path.name for path in (tmp_path / "in").iterdir()] == ["out"]
@@ -239,7 +239,7 @@ def test_paper_keeps_models_apart(examples: list[Example], tmp_path: Path) -> No
 
 
 def test_paper_refuses_names_that_collide(examples: list[Example], tmp_path: Path) -> None:
-    models = dict.fromkeys(["bert", "BERT"], load_agreement_model)
+    models = dict.fromkeys(["bert", "BERT"], load_model)
     with pytest.raises(ValueError, match="pass names that differ in more than case"):
         reproduce(models, examples, tmp_path / "out", ["random"])
 
@@ -270,7 +270,7 @@ def test_lack_of_memory_is_tried_again(
     reference = small(tmp_path / "reference", examples)
     random, longest = METHODS["random"], [examples[1]]
     SHORT_OF_MEMORY[:] = [True]
-    words = load_agreement_model()[1]
+    words = load_model()[1]
     ids = words(" ".join(longest[0].words) if longest[0].text is None else longest[0].text)["input_ids"]
 
     def rows(batch: Batch) -> list[Tensor]:

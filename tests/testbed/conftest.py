@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from transformers import BertForMaskedLM, PreTrainedTokenizerFast
 
-from captum_vz.testbed import agreement_sentences, load_agreement_model
+from captum_vz.testbed import agreement_sentences, load_model
 from captum_vz.testbed.data import HELD_OUT_PARADIGMS, Record
 
 KINDS = ("anaphor", "determiner_noun", "determiner_adjective_noun", "relational_noun", "subject_verb")
@@ -30,4 +30,4 @@ def blimp(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def embedded() -> tuple[BertForMaskedLM, PreTrainedTokenizerFast]:
-    return load_agreement_model()
+    return load_model()

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from captum_vz.testbed import agreement_sentences, held_out, load_agreement_model
+from captum_vz.testbed import agreement_sentences, held_out, load_model
 from captum_vz.testbed.model import CAUSAL_FOLDER
 from captum_vz.testbed.train import GRAMMAR_PAIRS, GRAMMAR_SEED
 from captum_vz.testbed.train_causal import causal_records, continues_well, main, next_logits, prefers_good_next
@@ -26,7 +26,7 @@ CAUSAL_PARADIGMS = (
 
 @pytest.fixture(scope="module")
 def causal() -> Causal:
-    return load_agreement_model("causal")
+    return load_model("causal")
 
 
 def test_causal_files_are_small() -> None:
@@ -37,7 +37,7 @@ def test_loading_causal_model_is_silent(capfd: pytest.CaptureFixture[str]) -> No
     torch.manual_seed(1)
     expected = torch.rand(3)
     torch.manual_seed(1)
-    model, _ = load_agreement_model("causal")
+    model, _ = load_model("causal")
     assert torch.equal(torch.rand(3), expected)
     assert capfd.readouterr() == ("", "")
     assert {weight.dtype for weight in model.parameters()} == {torch.float32}
@@ -56,7 +56,7 @@ def test_transformers_loads_the_causal_model(causal: Causal) -> None:
 def test_texts_are_open_at_the_end(causal: Causal) -> None:
     _, tokenizer = causal
     assert tokenizer("the pictures").tokens() == ["[CLS]", "the", "pictures"]
-    assert tokenizer.get_vocab() == load_agreement_model()[1].get_vocab()
+    assert tokenizer.get_vocab() == load_model()[1].get_vocab()
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_logits_are_those_of_each_prefix(causal: Causal) -> None:
 def test_causal_script_writes_loadable_model(blimp: Path, tmp_path: Path) -> None:
     tiny = ["--epochs=1", "--grammar-pairs=100", "--layers=1", "--width=16", "--heads=2"]
     main(["--blimp", str(blimp), "--output", str(tmp_path / "causal"), *tiny])
-    model, tokenizer = load_agreement_model(str(tmp_path / "causal"))
+    model, tokenizer = load_model(str(tmp_path / "causal"))
     assert isinstance(model, LlamaForCausalLM)
     assert (model.config.num_hidden_layers, model.config.hidden_size) == (1, 16)
     assert {one.dtype for one in load_file(tmp_path / "causal" / "model.safetensors").values()} == {torch.float16}

@@ -13,7 +13,7 @@ from transformers import BartConfig, BartModel
 from captum_vz import LayerAttention, ValueZeroing, ValueZeroingEffect, find_layers
 from captum_vz.errors import ArgumentError
 from captum_vz.functional import cosine_distance, normalize_rows
-from captum_vz.testbed import check, load_agreement_model
+from captum_vz.testbed import check, load_model
 
 MASK = 6
 
@@ -21,7 +21,7 @@ MASK = 6
 @cache
 def by_hand(part: str = "layer") -> Tensor:
     """Cosine distances `(out, in)` of the last layer, or of a part of it, by two hooks and one pass a token."""
-    model, tokenizer = load_agreement_model()
+    model, tokenizer = load_model()
     encoding = tokenizer(check.SENTENCE, return_tensors="pt")
     layer: Any = model.bert.encoder.layer[-1]
     watched = {"layer": layer, "context": layer.attention.self, "projected": layer.attention.output.dense}[part]
@@ -81,7 +81,7 @@ ROWS = {
 
 
 def scores_of(method: Any, layer: int, **options: Any) -> Tensor:
-    model, tokenizer = load_agreement_model()
+    model, tokenizer = load_model()
     encoding = tokenizer(check.SENTENCE, return_tensors="pt")
     return method(model, find_layers(model)[layer], **options).attribute(encoding)[0]
 
@@ -144,7 +144,7 @@ def test_nearest_mistake_is_named() -> None:
 
 
 def test_row_of_a_model_needs_its_token() -> None:
-    model, tokenizer = load_agreement_model()
+    model, tokenizer = load_model()
     encoding = tokenizer("the cat sees anna.", return_tensors="pt")
     row = ValueZeroing(model, find_layers(model)[0]).attribute(encoding, token=2)
     assert check.value_zeroing_row(row, encoding, model=model, layer=0, token=2)
@@ -180,7 +180,7 @@ def test_cross_map_and_its_mistakes() -> None:
 
 
 def test_joint_row_and_its_mistakes() -> None:
-    model, tokenizer = load_agreement_model()
+    model, tokenizer = load_model()
     encoding = tokenizer(check.SENTENCE, return_tensors="pt")
     groups = torch.tensor([0, 1, 1, 2, 3, 3, 4, 5, 6, 7, 8])
     method = ValueZeroing(model, find_layers(model)[-1])
@@ -196,7 +196,7 @@ def test_joint_row_and_its_mistakes() -> None:
 
 
 def test_effect_and_its_mistakes() -> None:
-    model, tokenizer = load_agreement_model()
+    model, tokenizer = load_model()
     encoding = tokenizer(check.SENTENCE, return_tensors="pt")
     are, is_ = tokenizer.convert_tokens_to_ids(["are", "is"])
     layers: Any = model.bert.encoder.layer

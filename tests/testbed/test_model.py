@@ -1,5 +1,6 @@
 """The embedded model: its size, its loading, its inputs and its accuracy."""
 
+import inspect
 import json
 import os
 import subprocess
@@ -11,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForMaskedLM, AutoTokenizer, BertForMaskedLM, PreTrainedTokenizerFast
 
-from captum_vz.testbed import agreement_sentences, form_ids, held_out, load_agreement_model, mask_target, prefers_good
+from captum_vz.testbed import agreement_sentences, form_ids, held_out, load_model, mask_target, prefers_good
 from captum_vz.testbed.data import HELD_OUT_PARADIGMS, Record
 from captum_vz.testbed.model import AGREEMENT_FOLDER
 from captum_vz.testbed.train import GRAMMAR_PAIRS, GRAMMAR_SEED
@@ -44,7 +45,7 @@ def test_loading_keeps_random_state(capfd: pytest.CaptureFixture[str]) -> None:
     torch.manual_seed(1)
     expected = torch.rand(3)
     torch.manual_seed(1)
-    load_agreement_model()
+    load_model()
     assert torch.equal(torch.rand(3), expected)
     assert capfd.readouterr() == ("", "")
 
@@ -52,8 +53,8 @@ def test_loading_keeps_random_state(capfd: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.slow
 def test_loading_in_new_process_is_silent() -> None:
     program = """
-from captum_vz.testbed import load_agreement_model
-model, tokenizer = load_agreement_model()
+from captum_vz.testbed import load_model
+model, tokenizer = load_model()
 model(**tokenizer("the pictures of some hat [MASK] scaring marcus.", return_tensors="pt"))
 """
     run = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, check=False)
@@ -80,7 +81,7 @@ def test_transformers_loaders_give_same_model(embedded: Embedded) -> None:
 
 def test_eager_and_sdpa_give_same_logits(embedded: Embedded) -> None:
     model, tokenizer = embedded
-    eager, _ = load_agreement_model(attn_implementation="eager")
+    eager, _ = load_model(attn_implementation="eager")
     batch = tokenizer(["The boys [MASK] Anna.", "My sister"], padding=True, return_tensors="pt")
     output = eager(**batch, output_attentions=True)
     assert len(output.attentions) == model.config.num_hidden_layers
@@ -88,8 +89,17 @@ def test_eager_and_sdpa_give_same_logits(embedded: Embedded) -> None:
 
 
 def test_folder_without_model(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"model\.safetensors is missing: pass a folder written by captum_vz"):
-        load_agreement_model(tmp_path)
+    for wrong in (tmp_path, str(tmp_path), "agrement"):
+        with pytest.raises(FileNotFoundError, match=r"model\.safetensors is missing: pass 'agreement', 'causal' or a"):
+            load_model(wrong)
+
+
+def test_default_model_by_its_name(embedded: Embedded) -> None:
+    named, _ = load_model("agreement")
+    assert {name: weight.sum() for name, weight in named.state_dict().items()} == {
+        name: weight.sum() for name, weight in embedded[0].state_dict().items()
+    }
+    assert inspect.signature(load_model).parameters["name"].default == "agreement"
 
 
 @pytest.mark.parametrize("text", ODD_TEXTS)

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import PreTrainedTokenizerFast
 
-from captum_vz.testbed import agreement_sentences, held_out, load_agreement_model, prefers_good, train
+from captum_vz.testbed import agreement_sentences, held_out, load_model, prefers_good, train
 from captum_vz.testbed.data import HELD_OUT_PARADIGMS
 from captum_vz.testbed.train import build_tokenizer, drop_matches, main, train_model, training_pairs
 from tests.testbed.conftest import BLIMP_SEED, PAIRS
@@ -25,14 +25,14 @@ def trained(blimp: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_script_writes_loadable_model(trained: Path) -> None:
-    model, tokenizer = load_agreement_model(trained)
+    model, tokenizer = load_model(trained)
     assert (model.config.num_hidden_layers, model.config.hidden_size) == (1, 16)
     batch = tokenizer("The hats [MASK] red.", return_tensors="pt")
     assert model(**batch).logits.shape == (1, batch["input_ids"].shape[1], len(tokenizer))
 
 
 def test_weights_are_written_once_in_half(trained: Path) -> None:
-    model, _ = load_agreement_model(trained)
+    model, _ = load_model(trained)
     weights = load_file(trained / "model.safetensors")
     assert {weight.dtype for weight in weights.values()} == {torch.float16}
     assert sum(weight.numel() for weight in weights.values()) == sum(weight.numel() for weight in model.parameters())
@@ -58,9 +58,9 @@ def test_seed_determines_written_files(trained: Path, blimp: Path, tmp_path: Pat
     main(["--blimp", str(blimp), "--output", str(tmp_path / "again"), *TINY])
     for name in ("model.safetensors", "tokenizer.json", "config.json"):
         assert (tmp_path / "again" / name).read_bytes() == (trained / name).read_bytes()
-    _, tokenizer = load_agreement_model(trained)
+    _, tokenizer = load_model(trained)
     other = train_model(tokenizer, training_pairs(blimp, 100), epochs=1, seed=1, layers=1, width=16, heads=2)
-    model, _ = load_agreement_model(trained)
+    model, _ = load_model(trained)
     assert not torch.allclose(other.cls.predictions.decoder.weight, model.cls.predictions.decoder.weight, atol=1e-2)
 
 

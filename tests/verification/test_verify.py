@@ -18,7 +18,7 @@ from captum_vz import UnsupportedLayerError, ValueZeroing, find_layers, verify
 from captum_vz._engine import value_zeroing
 from captum_vz.cli import main
 from captum_vz.errors import ArgumentError
-from captum_vz.testbed import load_agreement_model
+from captum_vz.testbed import load_model
 from captum_vz.verification import VerificationReport, layers
 from captum_vz.verification.layers import LayerVerification
 from captum_vz.verification.recorded import defined_map, plain_run
@@ -87,7 +87,7 @@ def test_attention_in_windows_and_inline_passes(name: str) -> None:
 
 @pytest.mark.parametrize("dtype", quick([torch.float64, torch.float32, torch.bfloat16, torch.float16], torch.bfloat16))
 def test_dtypes_pass(dtype: torch.dtype) -> None:
-    model, tokenizer = load_agreement_model()
+    model, tokenizer = load_model()
     report = verify(model.to(dtype), tokenizer(SENTENCES, padding=True, return_tensors="pt"))
     assert report.passed, str(report)
     assert report.dtype == str(dtype).removeprefix("torch.")
@@ -99,7 +99,7 @@ def test_dtypes_pass(dtype: torch.dtype) -> None:
 
 
 def test_all_checks_of_a_batch() -> None:
-    model, tokenizer = load_agreement_model()
+    model, tokenizer = load_model()
     report = verify(model, tokenizer(SENTENCES, padding=True, return_tensors="pt"))
     outcomes = {check.name: check.outcome for check in report.checks}
     assert {name for name, outcome in outcomes.items() if outcome == "passed"} == {
@@ -120,7 +120,7 @@ def test_padding_and_batch_are_checked(lengths: tuple[int, ...]) -> None:
 
 
 def test_padding_without_a_mask_is_told() -> None:
-    model, tokenizer = load_agreement_model()
+    model, tokenizer = load_model()
     inputs = tokenizer(SENTENCES, padding=True, return_tensors="pt")
     with pytest.warns(UserWarning, match=r"padding \(id 0\) that no mask hides.* pass attention_mask") as told:
         assert verify(model, inputs["input_ids"]).passed
@@ -427,7 +427,7 @@ def test_command_verifies_the_model_of_a_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    _, tokenizer = load_agreement_model()
+    _, tokenizer = load_model()
     size = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 16}
     config = transformers.BertConfig(vocab_size=len(tokenizer), **size)
     model = transformers.BertForMaskedLM(config).eval()
@@ -465,6 +465,6 @@ def test_command_refuses_an_empty_text(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_layers_are_found() -> None:
-    model, tokenizer = load_agreement_model()
+    model, tokenizer = load_model()
     inputs = tokenizer(SENTENCES[:1], return_tensors="pt")
     assert verify(model, inputs, find_layers(model)).layers == verify(model, inputs).layers

@@ -14,7 +14,7 @@ from captum_vz.app.models import load
 from captum_vz.errors import ArgumentError
 from captum_vz.generation import attribute_generation
 from captum_vz.study import Table
-from captum_vz.testbed import load_agreement_model
+from captum_vz.testbed import load_model
 from captum_vz.visualization import view
 from captum_vz.visualization.view.labels import KINDS, read_labels
 from tests.view.pages import TOKENS, shares
@@ -163,7 +163,7 @@ def test_page_of_a_command_has_distances(method: str) -> None:
 
 
 def test_generated_text_makes_a_page() -> None:
-    model, tokenizer = load_agreement_model("causal")
+    model, tokenizer = load_model("causal")
     found = attribute_generation(ValueZeroing, model, tokenizer, "the pictures of some hat", max_new_tokens=2)
     made = found.view(layer=0)
     assert (made.offset, made.token, made.layer) == (6, 0, 0)

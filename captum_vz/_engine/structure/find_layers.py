@@ -38,8 +38,8 @@ def find_layers(model: nn.Module, stack: str | None = None) -> list[nn.Module]:
             choose one.
         UnsupportedLayerError: No stack was found.
 
-    >>> from captum_vz.testbed import load_agreement_model
-    >>> model, tokenizer = load_agreement_model()
+    >>> from captum_vz.testbed import load_model
+    >>> model, tokenizer = load_model()
     >>> len(find_layers(model)) == model.config.num_hidden_layers
     True
     """

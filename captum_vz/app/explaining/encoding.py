@@ -16,11 +16,11 @@ from captum_vz.errors import ArgumentError
 def encode(tokenizer: Any, text: str, pair: str | None = None) -> BatchEncoding:
     """The tokenizer's output for a text, with the model's own mask. Typed special tokens at the ends are not doubled.
 
-    >>> from captum_vz.testbed import load_agreement_model
+    >>> from captum_vz.testbed import load_model
     >>> import warnings
     >>> with warnings.catch_warnings(record=True) as told:
     ...     warnings.simplefilter("always")
-    ...     encode(load_agreement_model()[1], "[CLS] the hat [SEP]").tokens()
+    ...     encode(load_model()[1], "[CLS] the hat [SEP]").tokens()
     ['[CLS]', 'the', 'hat', '[SEP]']
     """
     given = [one for one in (text, pair) if one is not None]

@@ -61,11 +61,11 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
         normalize: Whether to divide each row by its sum.
 
     >>> from captum_vz import LayerMaps, find_layers
-    >>> from captum_vz.testbed import load_agreement_model
+    >>> from captum_vz.testbed import load_model
     >>> class LargestWeight(LayerMaps):
     ...     def layer_scores(self, site, wanted):
     ...         return wanted.pool(site.weights().amax(1))  # weights (batch, head, out, in)
-    >>> model, tokenizer = load_agreement_model()
+    >>> model, tokenizer = load_model()
     >>> inputs = tokenizer("some hat [MASK] scaring marcus.", return_tensors="pt")
     >>> LargestWeight(model, find_layers(model)[-1]).attribute(inputs).sum(-1).round(decimals=4)  # (batch, out)
     tensor([[1., 1., 1., 1., 1., 1., 1., 1.]])

@@ -98,12 +98,12 @@ class MapAggregation(ForwardPassAttribution):
             Mixing inside a module that computes attention inline is not detected.
 
     >>> from captum_vz import LayerAttention, MapAggregation, find_layers
-    >>> from captum_vz.testbed import load_agreement_model
+    >>> from captum_vz.testbed import load_model
     >>> class MeanMap(MapAggregation):
     ...     def join(self, maps, rows):
     ...         means = torch.stack(maps).cumsum(0) / torch.arange(1, len(maps) + 1)[:, None, None, None]
     ...         return [one if rows is None else one.gather(1, rows[..., None].expand_as(one[:, :1])) for one in means]
-    >>> model, tokenizer = load_agreement_model()
+    >>> model, tokenizer = load_model()
     >>> inputs = tokenizer("some hat [MASK] scaring marcus.", return_tensors="pt")
     >>> row = MeanMap(LayerAttention(model, find_layers(model))).attribute(inputs, token=3)  # (batch, in)
     >>> row.shape == inputs["input_ids"].shape, round(row.sum().item(), 4)

@@ -28,8 +28,8 @@ def word_mask(encoding: Any) -> Tensor:
         ArgumentError: The tokenizer does not know words, or the list holds other things.
 
     >>> from captum_vz import ValueZeroing, find_layers, word_mask
-    >>> from captum_vz.testbed import load_agreement_model
-    >>> model, tokenizer = load_agreement_model()
+    >>> from captum_vz.testbed import load_model
+    >>> model, tokenizer = load_model()
     >>> inputs = tokenizer("a wug [MASK]", return_tensors="pt")
     >>> word_mask(inputs)
     tensor([[0, 1, 2, 2, 2, 3, 4]])

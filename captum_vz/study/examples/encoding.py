@@ -61,8 +61,8 @@ def encode(
     Raises:
         BadExampleError: The example cannot be used. The message says why.
 
-    >>> from captum_vz.testbed import load_agreement_model
-    >>> _, tokenizer = load_agreement_model()
+    >>> from captum_vz.testbed import load_model
+    >>> _, tokenizer = load_model()
     >>> encoded = encode(tokenizer, Example("1", ("the", "hats", "[MASK]", "nice"), 2, (1,), "are", "is"))
     >>> tokenizer.convert_ids_to_tokens(encoded.ids)
     ['[CLS]', 'the', 'hats', '[MASK]', 'nice', '[SEP]']

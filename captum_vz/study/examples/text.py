@@ -49,8 +49,8 @@ def prepare_text(
         ValueError: The text is empty or too long. `text` holds another number of texts. There is no such token. The
             tokenizer is another model's, with more tokens.
 
-    >>> from captum_vz.testbed import load_agreement_model
-    >>> prepared = prepare_text(*load_agreement_model(), "some hat [MASK] small.")
+    >>> from captum_vz.testbed import load_model
+    >>> prepared = prepare_text(*load_model(), "some hat [MASK] small.")
     >>> prepared.tokens[prepared.token], prepared.token, prepared.is_mask
     ('[MASK]', 3, True)
     """
@@ -134,8 +134,8 @@ def content_specials(tokenizer: Any) -> dict[str, int]:
 
     The unknown token of some decoders, such as GPT-2, also begins or ends each text. It is left out.
 
-    >>> from captum_vz.testbed import load_agreement_model
-    >>> content_specials(load_agreement_model()[1])
+    >>> from captum_vz.testbed import load_model
+    >>> content_specials(load_model()[1])
     {'unk': 1, 'mask': 4}
     """
     ends = [getattr(tokenizer, f"{name}_token_id", None) for name in ("cls", "sep", "bos", "eos", "pad")]
@@ -146,8 +146,8 @@ def content_specials(tokenizer: Any) -> dict[str, int]:
 def predicts_next(model: Any) -> bool:
     """Whether a model predicts the next token of a text, from the tokens before it.
 
-    >>> from captum_vz.testbed import load_agreement_model
-    >>> predicts_next(load_agreement_model()[0]), predicts_next(load_agreement_model("causal")[0])
+    >>> from captum_vz.testbed import load_model
+    >>> predicts_next(load_model()[0]), predicts_next(load_model("causal")[0])
     (False, True)
     """
     return type(model).__name__.endswith(("ForCausalLM", "LMHeadModel"))

@@ -182,10 +182,10 @@ def reproduce(
 
     >>> import tempfile
     >>> from captum_vz.study import Example, reproduce
-    >>> from captum_vz.testbed import agreement_sentences, load_agreement_model
+    >>> from captum_vz.testbed import agreement_sentences, load_model
     >>> examples = [Example.from_record(record) for record in agreement_sentences(4)]
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     found = reproduce({"agreement": load_agreement_model}, examples, folder, ["value-zeroing"], quiet=True)
+    ...     found = reproduce({"agreement": load_model}, examples, folder, ["value-zeroing"], quiet=True)
     >>> print(found)
     ## agreement: 4 sentences, 0 skipped
     ...

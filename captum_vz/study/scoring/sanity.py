@@ -56,9 +56,9 @@ def sanity_checks(
         For each ``method`` and number of ``random`` layers the ``mean``, its interval ``low`` and ``high``, and the
         numbers of ``examples`` and of ``undefined`` ones, whose scores are constant or missing in a copy.
 
-    >>> from captum_vz.testbed import agreement_sentences, load_agreement_model
+    >>> from captum_vz.testbed import agreement_sentences, load_model
     >>> examples = [Example.from_record(record) for record in agreement_sentences(4)]
-    >>> found = sanity_checks(*load_agreement_model(), examples, ["attention", "position"], resamples=99)
+    >>> found = sanity_checks(*load_model(), examples, ["attention", "position"], resamples=99)
     >>> found[found["method"] == "position"]["mean"].tolist()
     [1.0, 1.0, 1.0, 1.0]
     """

@@ -77,8 +77,8 @@ class Scorer:
             `removal`; or a metric needs a head for words that the model does not have.
 
     >>> from captum_vz.study import Example, Scorer
-    >>> from captum_vz.testbed import agreement_sentences, load_agreement_model
-    >>> model, tokenizer = load_agreement_model()
+    >>> from captum_vz.testbed import agreement_sentences, load_model
+    >>> model, tokenizer = load_model()
     >>> scorer = Scorer(model, tokenizer, ["value-zeroing", "random"], ["cue_dot"])
     >>> example = Example.from_record(agreement_sentences(1)[0])
     >>> found = scorer({name: [value] for name, value in example.to_dict().items()})

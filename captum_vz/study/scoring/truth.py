@@ -54,8 +54,8 @@ def blank_out_text(
         RefusedError: The model returns no such logits.
 
     >>> from captum_vz.study.examples.text import prepare_text
-    >>> from captum_vz.testbed import load_agreement_model
-    >>> model, tokenizer = load_agreement_model()
+    >>> from captum_vz.testbed import load_model
+    >>> model, tokenizer = load_model()
     >>> text = prepare_text(model, tokenizer, "the pictures of some hat [MASK] scaring marcus.")
     >>> forms = tokenizer.convert_tokens_to_ids(["are", "is"])
     >>> truth = blank_out_text(model, tokenizer, text, forms[:1], forms[1:])

@@ -17,7 +17,7 @@ from captum_vz.attr import LayerMaps
 from captum_vz.errors import ArgumentError
 from captum_vz.functional import cosine_distance, normalize_rows
 from captum_vz.testbed.check.verdict import Verdict, judge
-from captum_vz.testbed.model import load_agreement_model
+from captum_vz.testbed.model import load_model
 
 #: The sentence of the exercises if no `inputs` are passed. Its target is the mask.
 SENTENCE = "the pictures of some hat [MASK] scaring marcus."
@@ -73,8 +73,8 @@ def value_zeroing_row(
         ArgumentError: `model` without `inputs`, or `inputs` without `token`.
 
     >>> from captum_vz import ValueZeroing, find_layers
-    >>> from captum_vz.testbed import check, load_agreement_model
-    >>> model, tokenizer = load_agreement_model()
+    >>> from captum_vz.testbed import check, load_model
+    >>> model, tokenizer = load_model()
     >>> inputs = tokenizer(check.SENTENCE, return_tensors="pt")
     >>> map_ = ValueZeroing(model, find_layers(model)[-1]).attribute(inputs)[0]
     >>> check.value_zeroing_row(map_[6]).passed
@@ -137,11 +137,11 @@ def value_zeroing_map(yours: Any, inputs: Any = None, *, model: Any = None, laye
 
 def _task(model: Any, inputs: Any, layer: Any, token: int | None, needs_token: bool = False) -> Task:
     if model is None and inputs is None:
-        model, tokenizer = load_agreement_model()
+        model, tokenizer = load_model()
         inputs = tokenizer(SENTENCE, return_tensors="pt")
         token = inputs.tokens().index("[MASK]") if token is None else token
     elif model is None:
-        model, _ = load_agreement_model()
+        model, _ = load_model()
     elif inputs is None:
         raise ArgumentError("model was passed without inputs: pass the inputs of the exercise too.")
     if needs_token and token is None:

@@ -103,8 +103,8 @@ def draw_maps(
             finite. `token` is out of range or left out. An option has an unknown value.
 
     >>> from captum_vz import ValueZeroing, ValueZeroingRollout, find_layers
-    >>> from captum_vz.testbed import load_agreement_model
-    >>> model, tokenizer = load_agreement_model()
+    >>> from captum_vz.testbed import load_model
+    >>> model, tokenizer = load_model()
     >>> inputs = tokenizer("the pictures of some hat [MASK] scaring marcus.", return_tensors="pt")
     >>> layers = find_layers(model)
     >>> maps = {f"layer {i}": scores for i, scores in enumerate(ValueZeroing(model, layers).attribute(inputs))}

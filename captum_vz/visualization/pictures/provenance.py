@@ -83,8 +83,8 @@ def weights_fingerprint(model: nn.Module) -> str:
 
     Two models with the same digest have the same weights, bit by bit, on any device.
 
-    >>> from captum_vz.testbed import load_agreement_model
-    >>> weights_fingerprint(load_agreement_model()[0]) == weights_fingerprint(load_agreement_model()[0])
+    >>> from captum_vz.testbed import load_model
+    >>> weights_fingerprint(load_model()[0]) == weights_fingerprint(load_model()[0])
     True
     """
     digest = hashlib.sha256()

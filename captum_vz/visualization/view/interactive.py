@@ -126,8 +126,8 @@ def view(
             A position is out of range.
 
     >>> from captum_vz import ValueZeroing, ValueZeroingRollout, find_layers
-    >>> from captum_vz.testbed import load_agreement_model
-    >>> model, tokenizer = load_agreement_model()
+    >>> from captum_vz.testbed import load_model
+    >>> model, tokenizer = load_model()
     >>> inputs = tokenizer("the pictures of some hat [MASK] scaring marcus.", return_tensors="pt")
     >>> layers = find_layers(model)
     >>> maps = ValueZeroing(model, layers).attribute(inputs)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from captum_vz import LayerAttention, Rollout, ValueZeroing, ValueZeroingRollout, find_layers
 from captum_vz.generation import attribute_generation
-from captum_vz.testbed import load_agreement_model
+from captum_vz.testbed import load_model
 from captum_vz.visualization import View, view
 
 SENTENCE = "the pictures of some hat [MASK] scaring marcus."
@@ -26,13 +26,13 @@ def methods() -> View:
 
 def generation() -> View:
     """The rows of generated tokens, in each layer."""
-    model, tokenizer = load_agreement_model("causal")
+    model, tokenizer = load_model("causal")
     found = attribute_generation(ValueZeroingRollout, model, tokenizer, "the pictures of some hat", max_new_tokens=4)
     return found.view(title="What each new token draws on")
 
 
 def _methods(classes: dict[str, Callable], title: str) -> View:
-    model, tokenizer = load_agreement_model()
+    model, tokenizer = load_model()
     inputs = tokenizer(SENTENCE, return_tensors="pt")
     layers = find_layers(model)
     maps = {name: kind(model, layers).attribute(inputs) for name, kind in classes.items()}
