@@ -4,9 +4,28 @@ from importlib import import_module
 from typing import Any
 
 import captum_vz._start  # noqa: F401  # before torch, whose import Ctrl-C may interrupt
-from captum_vz import attr, functional
+from captum_vz import functional
 from captum_vz._engine import find_layers
-from captum_vz.attr import *  # noqa: F403  # the names of captum_vz.attr, listed there
+from captum_vz.attr import (
+    ALTI,
+    ALTILogit,
+    ALTIPlus,
+    AttentionFlow,
+    AttentionRollout,
+    GlobEnc,
+    HiddenTokenAttribution,
+    LayerALTI,
+    LayerAttention,
+    LayerAttentionGradient,
+    LayerAttentionNorm,
+    PositionAttribution,
+    RandomAttribution,
+    Rollout,
+    TokenAttribution,
+    ValueZeroing,
+    ValueZeroingEffect,
+    ValueZeroingRollout,
+)
 from captum_vz.attr._call.masks import patch_mask, word_mask
 from captum_vz.errors import ArgumentError, RefusedError, UnsupportedLayerError
 from captum_vz.functional import to_embeddings, token_scores
@@ -15,12 +34,29 @@ from captum_vz.verification import verify
 __version__ = "0.1.0"
 
 __all__ = [
-    *attr.__all__,
+    "ALTI",
+    "ALTILogit",
+    "ALTIPlus",
     "ArgumentError",
+    "AttentionFlow",
+    "AttentionRollout",
+    "GlobEnc",
+    "HiddenTokenAttribution",
+    "LayerALTI",
+    "LayerAttention",
+    "LayerAttentionGradient",
+    "LayerAttentionNorm",
+    "PositionAttribution",
+    "RandomAttribution",
     "RefusedError",
+    "Rollout",
+    "TokenAttribution",
     "UnsupportedLayerError",
+    "ValueZeroing",
+    "ValueZeroingEffect",
+    "ValueZeroingRollout",
     "__version__",
-    "explain",  # noqa: F405  # loaded on its first use, below
+    "explain",
     "find_layers",
     "functional",
     "patch_mask",

@@ -9,8 +9,11 @@ class RefusedError(AssertionError):
     """
 
 
-class ArgumentError(RefusedError):
-    """An argument has a wrong type, shape or value. The message says what was passed and what to pass."""
+class ArgumentError(RefusedError, ValueError):
+    """An argument has a wrong type, shape or value. The message says what was passed and what to pass.
+
+    Also a `ValueError`, as Python's own functions raise for a wrong value.
+    """
 
 
 class UnsupportedLayerError(RefusedError):

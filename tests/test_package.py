@@ -11,7 +11,11 @@ from importlib.util import resolve_name
 from pathlib import Path
 from typing import get_origin
 
+import pytest
+import torch
+
 import captum_vz
+import captum_vz.attr
 
 PACKAGE = Path(captum_vz.__file__).parent
 
@@ -92,6 +96,19 @@ def test_public_names_have_docstrings() -> None:
             # In Python 3.10, an alias of Callable is taken for a class.
             if inspect.isfunction(thing) or (inspect.isclass(thing) and get_origin(thing) is None):
                 assert thing.__doc__, f"{module.__name__}.{name} has no docstring"
+
+
+def test_names_for_authors_are_one_level_down() -> None:
+    for_authors = {"LayerMaps", "LogitTerms", "MapAggregation", "MapRun", "ModelFreeAttribution", "Wanted"}
+    assert for_authors == set(captum_vz.attr.__all__) - set(captum_vz.__all__)
+    assert not [name for name in for_authors if hasattr(captum_vz, name)]
+
+
+def test_argument_errors_are_value_errors() -> None:
+    assert issubclass(captum_vz.ArgumentError, (ValueError, captum_vz.RefusedError))
+    assert not issubclass(captum_vz.UnsupportedLayerError, ValueError)
+    with pytest.raises(ValueError, match="layer is 'encoder'"):
+        captum_vz.ValueZeroing(len, "encoder").attribute(torch.zeros(1, 2))
 
 
 def test_imports_point_downwards_only() -> None:

@@ -36,7 +36,7 @@ class ALTIPlus(MapAggregation):
     sum to 1 over all columns, so the sum of the first columns is the share of the source.
 
     With `all_layers`, `attribute` returns a list with the map after each layer of the decoder. Maps are multiplied in
-    float64. :class:`~captum_vz.MapAggregation` describes the other arguments and the errors. `feature_mask` must
+    float64. :class:`~captum_vz.attr.MapAggregation` describes the other arguments and the errors. `feature_mask` must
     be None: sum the columns of each feature in the result.
 
     Args:

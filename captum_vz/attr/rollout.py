@@ -27,8 +27,8 @@ class Rollout(MapAggregation):
     :meth:`attribute` describes its arguments, results and errors.
 
     Args:
-        maps: The method that computes the maps: a :class:`~captum_vz.LayerMaps` or a
-            :class:`~captum_vz.ModelFreeAttribution`. Its `layer` is a list of layers in the order in which they
+        maps: The method that computes the maps: a :class:`~captum_vz.attr.LayerMaps` or a
+            :class:`~captum_vz.attr.ModelFreeAttribution`. Its `layer` is a list of layers in the order in which they
             run.
         residual: How each map accounts for the residual connection, see
             :func:`~captum_vz.functional.add_residual`. None for maps that include the residual connection (Value

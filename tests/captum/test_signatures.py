@@ -103,12 +103,13 @@ def test_constructor_signature(method: Any) -> None:
 def test_attribute_follows_captums_argument_order(method: Any) -> None:
     parameters = inspect.signature(method.attribute).parameters
     joins = method in (*STACK_METHODS, captum_vz.ALTIPlus)
-    own: dict[str, Any] = {"all_layers": False} if joins else {}
-    own |= {"foil": None} if method in EXPLAINING_OUTPUTS else {"token": None}
+    own: dict[str, Any] = {"foil": None} if method in EXPLAINING_OUTPUTS else {"token": None}
+    own |= {"all_layers": False} if joins else {}
     # ALTILogit reads the terms of one stack of layers.
     own |= {} if method is captum_vz.ALTILogit else {"run": None}
     assert {name: parameter.default for name, parameter in parameters.items() if name != "self"} == ATTRIBUTE | own
     assert list(parameters) == ["self", *ATTRIBUTE, *own]
+    assert all(parameters[name].kind is inspect.Parameter.KEYWORD_ONLY for name in own)
 
 
 def test_value_zeroing_follows_feature_ablation() -> None:

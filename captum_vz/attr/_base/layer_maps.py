@@ -60,7 +60,8 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
             has three attentions), the attention module of the layer; for several layers, a list of such modules.
         normalize: Whether to divide each row by its sum.
 
-    >>> from captum_vz import LayerMaps, find_layers
+    >>> from captum_vz import find_layers
+    >>> from captum_vz.attr import LayerMaps
     >>> from captum_vz.testbed import load_model
     >>> class LargestWeight(LayerMaps):
     ...     def layer_scores(self, site, wanted):

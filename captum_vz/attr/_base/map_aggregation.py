@@ -97,7 +97,8 @@ class MapAggregation(ForwardPassAttribution):
             modules, omitted layers). "refuse": raise an error. "ignore": treat these as acting on each token alone.
             Mixing inside a module that computes attention inline is not detected.
 
-    >>> from captum_vz import LayerAttention, MapAggregation, find_layers
+    >>> from captum_vz import LayerAttention, find_layers
+    >>> from captum_vz.attr import MapAggregation
     >>> from captum_vz.testbed import load_model
     >>> class MeanMap(MapAggregation):
     ...     def join(self, maps, rows):
@@ -140,9 +141,9 @@ class MapAggregation(ForwardPassAttribution):
         attribute_to_layer_input: bool = False,
         perturbations_per_eval: int | None = None,
         show_progress: bool = False,
-        all_layers: bool = False,
         *,
         token: Any = None,
+        all_layers: bool = False,
         run: int | None = None,
     ) -> Any:
         """How much each output *token* of the last layer depends on each input token.
@@ -161,10 +162,10 @@ class MapAggregation(ForwardPassAttribution):
             perturbations_per_eval: The number of sources that are zeroed at a time. None: as many as fit in memory. The
                 scores are the same for any value. Methods that zero no values ignore this argument.
             show_progress: Whether to show a progress bar, with one step for each layer.
-            all_layers: Whether to return a list with the result after each layer. Its last entry is the final result.
             token: The positions of the output tokens whose rows are returned, negative from the end. None: all tokens.
                 An int: this position in every example. A list or 1-D tensor: one position for each example. A tensor
                 `(batch, k)`, a list of lists or a slice: several rows, `(batch, k, in)`.
+            all_layers: Whether to return a list with the result after each layer. Its last entry is the final result.
             run: The number of the explained input, if `forward_func` runs the layers on several unrelated inputs: 0 for
                 the first, -1 for the last. None: several such inputs are refused.
 

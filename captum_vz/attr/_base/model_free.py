@@ -31,7 +31,7 @@ class ModelFreeAttribution(Attribution):
             :class:`~captum_vz.Rollout` can join. For one layer, or None, `attribute` returns one map.
         causal: Whether each token attends only to itself and earlier tokens, as in a causal model.
 
-    >>> from captum_vz import ModelFreeAttribution
+    >>> from captum_vz.attr import ModelFreeAttribution
     >>> class ById(ModelFreeAttribution):
     ...     def scores(self, tokens, index):
     ...         return tokens.float().expand(len(tokens), -1)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from captum_vz._engine import is_out_of_memory
 from captum_vz._private import own_buffers
-from captum_vz.errors import ArgumentError
+from captum_vz.errors import ArgumentError, RefusedError
 
 # The errors that a model may raise on wrong inputs.
 MODEL_ERRORS = (RuntimeError, ValueError, LookupError, TypeError, AttributeError)
@@ -32,7 +32,7 @@ class ExplainedErrors(ContextDecorator):
         pass
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if not isinstance(error, MODEL_ERRORS) or is_out_of_memory(error):
+        if isinstance(error, RefusedError) or not isinstance(error, MODEL_ERRORS) or is_out_of_memory(error):
             return
         tokens = self.tokens
         if reason := _wrong_ids(error, tokens) or _too_long(error, tokens) or _wrong_axes(error, tokens):

@@ -180,11 +180,9 @@ def _is_shown(
 
     try:
         noisy = tensor_of(repeated(call))
-    except MODEL_ERRORS as error:
+    except (RefusedError, *MODEL_ERRORS) as error:  # the inputs do not fit
         if is_out_of_memory(error):
             raise
-        return False
-    except RefusedError:  # the inputs do not fit
         return False
     if noisy is None or noisy.shape != clean.shape:
         return False
