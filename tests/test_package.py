@@ -23,7 +23,7 @@ PACKAGE = Path(captum_vz.__file__).parent
 # Rooms of the engine have rows of their own; "_engine" is its facade.
 ROOMS = [
     {"errors", "_private", "_start", "_files"},
-    {"functional"},
+    {"functional", "_names"},
     {"_engine.numerics"},
     {"_engine.taps"},
     {"_engine.capture"},
@@ -38,7 +38,8 @@ ROOMS = [
     {""},
     {"text"},
     {"testbed"},
-    {"study", "generation"},
+    {"study"},
+    {"generation"},
     {"app"},
     {"demo"},
     {"cli"},

@@ -1,7 +1,6 @@
 """Options that commands share, and the checks of their values."""
 
 import argparse
-import difflib
 import os
 import shutil
 import textwrap
@@ -11,6 +10,7 @@ from typing import Any, Final
 
 from matplotlib.figure import Figure
 
+from captum_vz._names import meant
 from captum_vz.app.checks import remarks
 from captum_vz.app.models import AGREEMENT, CAUSAL, MINILM, Loaded
 from captum_vz.cli.errors import CommandError, tell
@@ -134,9 +134,9 @@ def one_of(kind: str, names: Collection[str]) -> Callable[[str], str]:
     def chosen(word: str) -> str:
         if word in names:
             return word
-        close = difflib.get_close_matches(word, names, n=1)
-        meant = f" (did you mean {close[0]}?)" if close else ""
-        raise argparse.ArgumentTypeError(f"there is no {kind} {word!r}{meant}. Pass some of {', '.join(names)}")
+        raise argparse.ArgumentTypeError(
+            f"there is no {kind} {word!r}{meant([word], names)}. Pass some of {', '.join(names)}"
+        )
 
     return chosen
 

@@ -155,7 +155,7 @@ class Answers:
         check_room(text, loaded, int(count))
         kind = {"value-zeroing": ValueZeroing, "value-zeroing-rollout": ValueZeroingRollout}[method]
         found: GenerationAttribution = attribute_generation(
-            kind, loaded.model, loaded.tokenizer, text, int(count), do_sample=False
+            loaded.model, loaded.tokenizer, text, kind, int(count), do_sample=False
         )
         mask = found.mask(*hidden)
         if mask.all():

@@ -12,6 +12,7 @@ from captum.attr import Attribution
 from torch import Tensor, nn
 
 from captum_vz._engine import find_layers
+from captum_vz._names import known_name
 from captum_vz.attr import (
     ALTILogit,
     ALTIPlus,
@@ -27,16 +28,17 @@ from captum_vz.generation.prompts import Section, read_prompts
 from captum_vz.generation.result import GenerationAttribution
 from captum_vz.generation.texts import FinishedText, device_of, finish_texts
 from captum_vz.generation.words import TokenText
+from captum_vz.study.methods import METHODS
 
 #: Captum generates as many tokens by default.
 MAX_NEW_TOKENS = 25
 
 
 def attribute_generation(
-    method: Any,
     model: Any,
     tokenizer: Any,
     prompt: Any,
+    method: Any = "value-zeroing-rollout",
     max_new_tokens: int | None = None,
     *,
     generated: Any = None,
@@ -61,17 +63,17 @@ def attribute_generation(
     for each new token.
 
     Args:
-        method: A class with maps or rows: a layer method, a rollout, :class:`~captum_vz.ALTILogit`,
-            :class:`~captum_vz.ValueZeroingEffect`, or a class of Captum that explains inputs. Or a function of (model,
-            layers) that returns such a method, such as a `functools.partial`. Or the method itself. In a model with an
-            encoder, a class computes maps of the cross-attention, and :class:`~captum_vz.ALTIPlus` includes the
-            encoder. A method that was made with `attention="self"`, and a rollout of one stack, are then refused,
-            because their sources are not the tokens of the prompt.
         model: A model of transformers with `generate`, in eval mode.
         tokenizer: Its tokenizer. It makes ids of texts, and labels of ids.
         prompt: A text. Chat messages, which become ids by the tokenizer's chat template. Token ids, a list or tensor.
             A tokenizer's output. What `generate` returned, with `prompt_length`. Or a list of texts, of chats or of
             lists of ids, or a tensor of ids with several rows: a batch.
+        method: A name in :data:`~captum_vz.study.METHODS`. Or a class with maps or rows: a layer method, a rollout,
+            :class:`~captum_vz.ALTILogit`, :class:`~captum_vz.ValueZeroingEffect`, or a class of Captum that explains
+            inputs. Or a function of (model, layers) that returns such a method, such as a `functools.partial`. Or the
+            method itself. In a model with an encoder, a class computes maps of the cross-attention, and
+            :class:`~captum_vz.ALTIPlus` includes the encoder. A method that was made with `attention="self"`, and a
+            rollout of one stack, are then refused, because their sources are not the tokens of the prompt.
         max_new_tokens: The largest number of new tokens. None: 25, unless `max_length` is passed.
         generated: The new tokens, which are then not generated: a text, ids, or for a batch a list of them. A text is
             added to a prompt text as it is, so begin it with a space unless it continues the last word. For a model
@@ -94,7 +96,7 @@ def attribute_generation(
     >>> from captum_vz import ValueZeroing
     >>> from captum_vz.testbed import load_model
     >>> model, tokenizer = load_model("causal")
-    >>> found = attribute_generation(ValueZeroing, model, tokenizer, "the pictures of some hat", max_new_tokens=3)
+    >>> found = attribute_generation(model, tokenizer, "the pictures of some hat", ValueZeroing, max_new_tokens=3)
     >>> found.text, found.scores.shape, found.prefix.shape  # (n, m, layers) and (n, n, layers)
     ('were not boring', torch.Size([3, 6, 3]), torch.Size([3, 3, 3]))
     """
@@ -104,9 +106,18 @@ def attribute_generation(
         generate_kwargs["max_new_tokens"] = MAX_NEW_TOKENS
     prompts, several = read_prompts(tokenizer, prompt, attention_mask, prompt_length)
     texts, several = finish_texts(model, tokenizer, prompts, generated, several, seed, generate_kwargs)
+    method, options = _named(method, method_options or {})
     ready = build_method(method, model, tokenizer)
-    found = [_attributed(ready, model, tokenizer, text, method_options or {}) for text in texts]
+    found = [_attributed(ready, model, tokenizer, text, options) for text in texts]
     return found if several else found[0]
+
+
+def _named(method: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """What a registered name stands for, and the options of `attribute`. Anything else is returned as it is."""
+    if not isinstance(method, str):
+        return method, options
+    row = METHODS[known_name("method", method, [name for name, one in METHODS.items() if one.generative is not None])]
+    return row.generative, {**row.options, **options}
 
 
 def _attributed(
@@ -190,8 +201,8 @@ def build_method(method: Any, model: Any, tokenizer: Any) -> Any:
         return TokenAttribution(model, method, tokenizer)
     if not callable(method):
         raise ArgumentError(
-            f"method is of type {type(method).__name__}: pass a class such as ValueZeroing, a function of (model, "
-            "layers), or a method that was made of them."
+            f"method is of type {type(method).__name__}: pass a name such as 'value-zeroing', a class such as "
+            "ValueZeroing, a function of (model, layers), or a method that was made of them."
         )
     options: dict[str, Any] = {}
     if _has_encoder(model):

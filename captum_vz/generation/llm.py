@@ -95,7 +95,7 @@ class LLMTokenMaps(Attribution):
             options = {"generated": torch.as_tensor(ids)}
         prompt, columns = self._features(inp)
         found = attribute_generation(
-            self.attr_method, self.model, self.tokenizer, prompt, method_options=kwargs, **options
+            self.model, self.tokenizer, prompt, self.attr_method, method_options=kwargs, **options
         )
         if isinstance(found, list):
             raise ArgumentError(f"generate returned {len(found)} texts: expected one. Leave num_return_sequences 1.")

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from captum_vz import find_layers
-from captum_vz.errors import RefusedError
+from captum_vz.errors import ArgumentError, RefusedError
 from captum_vz.study.examples.text import prepare_text, word_id
 from captum_vz.study.methods import METHODS, Batch, check_methods, encoder_of, family_of, joined_first
 from captum_vz.study.scoring.given import checked_rows
@@ -70,7 +70,7 @@ def compare(
         A table that prints, draws itself (`plot`) and is exported (`to_pandas`, `to_csv`, `to_json`, `to_markdown`).
 
     Raises:
-        ValueError: A method is unknown; there is no such token, layer or target; or the text is too long or empty.
+        ArgumentError: A method is unknown; there is no such token, layer or target; or the text is too long or empty.
         RefusedError: A method that was named, or each of the default methods, refuses the model.
 
     >>> from captum_vz.study import compare
@@ -93,7 +93,7 @@ def compare(
     depths = [len(rows) for name, rows in found.items() if METHODS[name].layered]
     depth = max(depths, default=1)
     if depths and not -depth <= layer < depth:
-        raise ValueError(f"layer {layer} is out of range: the model has {depth} layers, {-depth} to {depth - 1}.")
+        raise ArgumentError(f"layer {layer} is out of range: the model has {depth} layers, {-depth} to {depth - 1}.")
     scores = {name: rows[layer if METHODS[name].layered else 0][0].double().cpu() for name, rows in found.items()}
     scopes = {name: METHODS[name].scope(layer % depth) for name in found}
     effect = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -30,32 +30,10 @@ from captum_vz import (
     ValueZeroingEffect,
     ValueZeroingRollout,
 )
+from captum_vz._names import chosen_names
 from captum_vz.attr import LayerMaps, MapAggregation, MapRun
 from captum_vz.errors import UnsupportedLayerError
 from captum_vz.functional import normalize_rows
-
-
-def chosen_names(
-    argument: str, names: Iterable[str] | None, known: Collection[str], default: tuple[str, ...]
-) -> tuple[str, ...]:
-    """The names without repetitions, in the order given; None: the default.
-
-    Args:
-        argument: The name of the argument, for the error.
-        names: What the user passed: names, or one name.
-        known: All names of the registry.
-        default: The names of None.
-
-    Raises:
-        ValueError: A name is not in the registry, or there is no name.
-    """
-    if names is None:
-        return default
-    chosen = (names,) if isinstance(names, str) else tuple(dict.fromkeys(names))
-    if not chosen or any(name not in known for name in chosen):
-        raise ValueError(f"{argument} is {list(chosen)}: pass some of {', '.join(known)}.")
-    return chosen
-
 
 #: A class of layer maps, or a function with its options, called with the model and the layers.
 MapsClass = Callable[..., LayerMaps]
@@ -351,7 +329,7 @@ def check_methods(methods: Iterable[str] | None) -> tuple[str, ...]:
     """The names, in the order given; None: :data:`DEFAULT_METHODS`.
 
     Raises:
-        ValueError: A name is not in :data:`METHODS`, or there is no name.
+        ArgumentError: A name is not in :data:`METHODS`, or there is no name.
     """
     return chosen_names("methods", methods, METHODS, DEFAULT_METHODS)
 

@@ -38,6 +38,7 @@ from captum_vz import (
 from captum_vz._engine import AttentionSite
 from captum_vz.attr import Wanted
 from captum_vz.generation import GenerationAttribution, attribute_generation
+from captum_vz.study import METHODS as REGISTRY
 from tests.generation.models import (
     CAUSAL,
     ENCODER_DECODER,
@@ -54,7 +55,7 @@ CLOSE = {"rtol": 1e-9, "atol": 1e-11}
 
 def found_by(method: Any, name: str, prompt: list[int] = PROMPT, new: list[int] = NEW) -> GenerationAttribution:
     model, tokenizer = case_of(name).model, tokenizer_of_words()
-    found: GenerationAttribution = attribute_generation(method, model, tokenizer, prompt, generated=new)
+    found: GenerationAttribution = attribute_generation(model, tokenizer, prompt, method, generated=new)
     return found
 
 
@@ -219,7 +220,7 @@ def test_model_runs_once() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_other_precisions(dtype: torch.dtype) -> None:
     case = case_of("llama", dtype)
-    found = attribute_generation(ValueZeroing, case.model, tokenizer_of_words(), PROMPT, generated=NEW)
+    found = attribute_generation(case.model, tokenizer_of_words(), PROMPT, ValueZeroing, generated=NEW)
     tolerance = 1e-4 if dtype == torch.float32 else 0.1
     torch.testing.assert_close(found.scores.double(), found_by(ValueZeroing, "llama").scores, atol=tolerance, rtol=0)
 
@@ -227,7 +228,7 @@ def test_other_precisions(dtype: torch.dtype) -> None:
 def test_options_reach_the_method() -> None:
     model, tokenizer = case_of("gpt2").model, tokenizer_of_words()
     options = {"perturbations_per_eval": 1}
-    found = attribute_generation(ValueZeroing, model, tokenizer, PROMPT, generated=NEW, method_options=options)
+    found = attribute_generation(model, tokenizer, PROMPT, ValueZeroing, generated=NEW, method_options=options)
     torch.testing.assert_close(found.scores, found_by(ValueZeroing, "gpt2").scores)
 
 
@@ -235,13 +236,18 @@ def test_model_that_is_not_causal_is_refused() -> None:
     size = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
     model = BertLMHeadModel(BertConfig(vocab_size=60, **size)).eval()
     with pytest.raises(UnsupportedLayerError, match="is not causal"):
-        attribute_generation(ValueZeroing, model, tokenizer_of_words(), PROMPT, generated=NEW)
+        attribute_generation(model, tokenizer_of_words(), PROMPT, ValueZeroing, generated=NEW)
 
 
 @pytest.mark.parametrize(
     ("method", "name", "message"),
     [
-        ("value-zeroing", "gpt2", "method is of type str"),
+        (3, "gpt2", "method is of type int: pass a name such as 'value-zeroing'"),
+        (
+            "value-zeroin",
+            "gpt2",
+            r"method is 'value-zeroin' \(did you mean value-zeroing\?\): pass one of value-zeroing, ",
+        ),
         (lambda model, layers: layers, "gpt2", "method returned a list"),
         (ValueZeroingRollout, "t5", "pass ALTIPlus, ValueZeroing"),
         (GlobEnc, "gpt2", "pre-norm"),
@@ -251,6 +257,21 @@ def test_model_that_is_not_causal_is_refused() -> None:
 def test_wrong_method_is_refused(method: Any, name: str, message: str) -> None:
     with pytest.raises(RefusedError, match=message):
         found_by(method, name)
+
+
+@pytest.mark.parametrize("name", ["value-zeroing", "alti-logit", "integrated-gradients", "random"])
+def test_method_by_its_name(name: str) -> None:
+    row = REGISTRY[name]
+    model, tokenizer = case_of("gpt2").model, tokenizer_of_words()
+    by_class = attribute_generation(
+        model, tokenizer, PROMPT, row.generative, generated=NEW, method_options=dict(row.options)
+    )
+    torch.testing.assert_close(found_by(name, "gpt2").scores, by_class.scores)
+
+
+def test_default_is_the_rollout() -> None:
+    found = attribute_generation(case_of("gpt2").model, tokenizer_of_words(), PROMPT, generated=NEW)
+    assert torch.equal(found.scores, found_by(ValueZeroingRollout, "gpt2").scores)
 
 
 def test_method_of_one_objective_is_refused() -> None:

@@ -164,7 +164,7 @@ def test_page_of_a_command_has_distances(method: str) -> None:
 
 def test_generated_text_makes_a_page() -> None:
     model, tokenizer = load_model("causal")
-    found = attribute_generation(ValueZeroing, model, tokenizer, "the pictures of some hat", max_new_tokens=2)
+    found = attribute_generation(model, tokenizer, "the pictures of some hat", ValueZeroing, max_new_tokens=2)
     made = found.view(layer=0)
     assert (made.offset, made.token, made.layer) == (6, 0, 0)
     assert made.columns.tokens == [*found.prompt.labels, *found.generated.labels]

@@ -107,7 +107,7 @@ def run(options: argparse.Namespace) -> None:
         more = {"method_options": dict(row.options), **sampling}
         of_layer = method is effect_of_layer
         method = partial(effect_of_layer, layer=options.layer) if of_layer else method
-        found: GenerationAttribution = attribute_generation(method, model, tokenizer, options.text, most, **more)
+        found: GenerationAttribution = attribute_generation(model, tokenizer, options.text, method, most, **more)
     layer = found.layer_index(options.layer) if layered and not of_layer else 0
     steps = len(found.generated.ids)
     if step is not None and not -steps <= step < steps:

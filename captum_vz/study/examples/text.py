@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from captum_vz.errors import ArgumentError
 from captum_vz.visualization import readable_tokens
 
 
@@ -46,7 +47,7 @@ def prepare_text(
         any_length: Whether the text may be longer than the model takes.
 
     Raises:
-        ValueError: The text is empty or too long. `text` holds another number of texts. There is no such token. The
+        ArgumentError: The text is empty or too long. `text` holds another number of texts. There is no such token. The
             tokenizer is another model's, with more tokens.
 
     >>> from captum_vz.testbed import load_model
@@ -61,7 +62,7 @@ def prepare_text(
     ids = encoding.get("input_ids") if isinstance(encoding, Mapping) else None
     if not isinstance(ids, Tensor) or ids.ndim != 2 or len(ids) != 1:
         shape = f"input_ids {tuple(ids.shape)}" if isinstance(ids, Tensor) else f"of type {type(encoding).__name__}"
-        raise ValueError(
+        raise ArgumentError(
             f"inputs is {shape}: pass one text that is not empty, or what the tokenizer returns for one with "
             "return_tensors='pt', a mapping with input_ids (1, tokens)."
         )
@@ -71,18 +72,18 @@ def prepare_text(
     special = [number in tokenizer.all_special_ids for number in numbers]
     if all(special) and not any(masks):
         if tokenizer.unk_token_id in numbers:
-            raise ValueError(
+            raise ArgumentError(
                 f"the tokenizer knows no token of the text: the model would be given {tokenizer.unk_token} only. Pass "
                 "a text in the model's language and script."
             )
-        raise ValueError("the text is empty: there is no token to explain. Pass a text with at least one word.")
+        raise ArgumentError("the text is empty: there is no token to explain. Pass a text with at least one word.")
     most = max_tokens(model, tokenizer)
     if not any_length and most is not None and len(numbers) > most:
-        raise ValueError(f"the text is {len(numbers)} tokens long, but the model takes at most {most}.")
+        raise ArgumentError(f"the text is {len(numbers)} tokens long, but the model takes at most {most}.")
     words = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None
     known = getattr(words, "num_embeddings", None)
     if known is not None and not 0 <= min(numbers) <= max(numbers) < known:
-        raise ValueError(
+        raise ArgumentError(
             f"the tokenizer gives ids from {min(numbers)} to {max(numbers)}, but the model knows 0 to {known - 1}: "
             "pass the model's own tokenizer."
         )
@@ -104,7 +105,7 @@ def find_token(wanted: int | str | None, tokens: Sequence[str], masks: Sequence[
         special: For each token whether it is a special token ([SEP], </s>).
 
     Raises:
-        ValueError: There is no such token, or there are several.
+        ArgumentError: There is no such token, or there are several.
 
     >>> tokens = ["[CLS]", "it", "is", "[SEP]"]
     >>> find_token(None, tokens, [False] * 4, [True, False, False, True]), find_token("It", tokens, [], [])
@@ -116,16 +117,16 @@ def find_token(wanted: int | str | None, tokens: Sequence[str], masks: Sequence[
     if isinstance(wanted, int) or wanted.lstrip("-").isdecimal():
         position = int(wanted)
         if not -count <= position < count:
-            raise ValueError(
+            raise ArgumentError(
                 f"token {position} is out of range: there are {count} tokens, positions {-count} to {count - 1}."
             )
         return position % count
     places = [i for i, token in enumerate(tokens) if token == wanted]
     places = places or [i for i, token in enumerate(tokens) if token.casefold() == wanted.casefold()]
     if not places:
-        raise ValueError(f"token {wanted!r} is none of the tokens: {' '.join(tokens)}")
+        raise ArgumentError(f"token {wanted!r} is none of the tokens: {' '.join(tokens)}")
     if len(places) > 1:
-        raise ValueError(f"token {wanted!r} is at the positions {', '.join(map(str, places))}: pass one of them.")
+        raise ArgumentError(f"token {wanted!r} is at the positions {', '.join(map(str, places))}: pass one of them.")
     return places[0]
 
 
@@ -168,7 +169,7 @@ def word_id(tokenizer: Any, word: int | str) -> int:
     """The id of a token that is given by its id or as it is written, with or without the space before it.
 
     Raises:
-        ValueError: The word is not a single token of the tokenizer.
+        ArgumentError: The word is not a single token of the tokenizer.
     """
     if isinstance(word, int):
         return word
@@ -177,4 +178,4 @@ def word_id(tokenizer: Any, word: int | str) -> int:
         if len(ids) == 1 and ids[0] != tokenizer.unk_token_id:
             number: int = ids[0]
             return number
-    raise ValueError(f"{word!r} is not a single token of the tokenizer: pass another word, or the id of a token.")
+    raise ArgumentError(f"{word!r} is not a single token of the tokenizer: pass another word, or the id of a token.")

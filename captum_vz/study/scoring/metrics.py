@@ -10,6 +10,7 @@ from typing import Any, Final, Literal, cast
 import torch
 from torch import Tensor
 
+from captum_vz._names import chosen_names
 from captum_vz.errors import ArgumentError
 from captum_vz.metrics import (
     MaskedSentences,
@@ -23,7 +24,6 @@ from captum_vz.metrics import (
 )
 from captum_vz.study.examples.encoding import Encoded, pad
 from captum_vz.study.examples.example import Example
-from captum_vz.study.methods import chosen_names
 from captum_vz.study.scoring.rows import COLUMNS, Row
 
 

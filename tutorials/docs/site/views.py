@@ -27,7 +27,7 @@ def methods() -> View:
 def generation() -> View:
     """The rows of generated tokens, in each layer."""
     model, tokenizer = load_model("causal")
-    found = attribute_generation(ValueZeroingRollout, model, tokenizer, "the pictures of some hat", max_new_tokens=4)
+    found = attribute_generation(model, tokenizer, "the pictures of some hat", ValueZeroingRollout, max_new_tokens=4)
     return found.view(title="What each new token draws on")
 
 

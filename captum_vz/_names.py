@@ -1,0 +1,55 @@
+"""Names that a user chooses from a registry. A misspelt name is answered with the closest known one."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Iterable
+from typing import Any
+
+from captum_vz.errors import ArgumentError
+
+
+def chosen_names(
+    argument: str, names: Iterable[str] | None, known: Collection[str], default: tuple[str, ...]
+) -> tuple[str, ...]:
+    """The names without repetitions, in the order given; None: the default.
+
+    Args:
+        argument: The name of the argument, for the error.
+        names: What the user passed: names, or one name.
+        known: All names of the registry.
+        default: The names of None.
+
+    Raises:
+        ArgumentError: A name is not in the registry, or there is no name.
+    """
+    if names is None:
+        return default
+    chosen = (names,) if isinstance(names, str) else tuple(dict.fromkeys(names))
+    wrong = [name for name in chosen if name not in known]
+    if wrong or not chosen:
+        raise ArgumentError(f"{argument} is {list(chosen)}{meant(wrong, known)}: pass some of {', '.join(known)}.")
+    return chosen
+
+
+def known_name(argument: str, name: str, known: Collection[str]) -> str:
+    """The name, if it is among those that are known.
+
+    >>> known_name("method", "atention", ["attention", "alti"])
+    Traceback (most recent call last):
+    ...
+    captum_vz.errors.ArgumentError: method is 'atention' (did you mean attention?): pass one of attention, alti.
+    """
+    if name not in known:
+        raise ArgumentError(f"{argument} is {name!r}{meant([name], known)}: pass one of {', '.join(known)}.")
+    return name
+
+
+def meant(wrong: Iterable[Any], known: Collection[str]) -> str:
+    """The known names that are closest to misspelt ones, as a question in brackets. Empty if none is close.
+
+    >>> meant(["altii", "xyz"], ["alti", "random"])
+    ' (did you mean alti?)'
+    """
+    close = [one for name in wrong for one in difflib.get_close_matches(str(name), known, n=1)]
+    return f" (did you mean {', '.join(close)}?)" if close else ""
