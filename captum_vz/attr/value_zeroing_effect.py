@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from captum_vz._engine import LayerRecord, ModelReplay, attention_site, is_half, keeps_examples_apart, not_finite
+from captum_vz._engine import LayerRecord, ModelReplay, attention_site, is_half, keeps_examples_apart
 from captum_vz._private import format_output
 from captum_vz.attr._base.captum import ForwardPassAttribution, logged, warn
 from captum_vz.attr._base.runs import Runs
@@ -18,10 +16,9 @@ from captum_vz.attr._call.arguments import FeatureGroups, Inputs, bind_forward, 
 from captum_vz.attr._call.misuse import check_no_cache, check_numbers
 from captum_vz.attr._call.padding import LeftPadding
 from captum_vz.attr._call.parts import Attention, Heads, Values, attentions_of_layers, select_heads
-from captum_vz.attr._call.target import Indices, parse_indices, pick, tensor_of
+from captum_vz.attr._call.target import Question
 from captum_vz.attr._zeroed_numbers import ZeroedNumbers
-from captum_vz.errors import ArgumentError, RefusedError, UnsupportedLayerError
-from captum_vz.functional import widen
+from captum_vz.errors import ArgumentError, UnsupportedLayerError
 from captum_vz.functional.interventions import Intervention, get_intervention
 
 HALF_PRECISION = "the model runs in half precision: effects are differences of rounded outputs. Load it in float32"
@@ -146,7 +143,7 @@ class ValueZeroingEffect(ForwardPassAttribution):
                 f"attribute_to_layer_input=True has no meaning here: {self.get_name()} zeroes values. Leave it False."
             )
         check_numbers(perturbations_per_eval, run)
-        question = _Question.parse(target, foil)
+        question = Question.parse(target, foil)
         layers = self._layers()
         attentions = attentions_of_layers(self.attention, layers)
         device_ids = self.device_ids or getattr(self.forward_func, "device_ids", None)
@@ -184,12 +181,16 @@ class ValueZeroingEffect(ForwardPassAttribution):
             warn(f"{self.get_name()}: {'; '.join(dict.fromkeys(notes))}.")
         members = _members([one for _, one in groups])
         batch = len(members)
-        clean, order = question.read(output, batch, 1), _order(members)
+
+        def read(output: Any, copies: int = 1) -> Tensor:
+            return question.read(output, batch, copies).detach()
+
+        clean, order = read(output), _order(members)
 
         def forward_on(examples: Sequence[int]) -> Callable[[], Any]:
             return bind_forward(self.forward_func, *examples_of(inputs, additional_forward_args, examples, batch))
 
-        numbers = ZeroedNumbers(model, forward_on, partial(question.read, batch=batch), members, order, clean)
+        numbers = ZeroedNumbers(model, forward_on, read, members, order, clean)
         at_a_time = min(filter(None, (perturbations_per_eval, max(1, model.copies_that_fit() - 1))))
         own_code = callable(target) or isinstance(self.intervention, Intervention)
         apart = not own_code and keeps_examples_apart(self.forward_func)
@@ -219,50 +220,3 @@ def _order(members: Tensor) -> Tensor:
     numbers = torch.arange(int(members.max()) + 1, device=members.device)
     there = (members[:, :, None] == numbers).any(1)
     return there.int().argsort(dim=1, descending=True, stable=True)[:, : int(there.sum(1).max())]
-
-
-@dataclass(frozen=True)
-class _Question:
-    """The number of each example that is explained."""
-
-    target: Indices | Callable[[Any], Any]
-    foil: Indices
-
-    @classmethod
-    def parse(cls, target: Any, foil: Any) -> _Question:
-        if callable(target):
-            if foil is not None:
-                raise ArgumentError("target is a function, so foil has no meaning: subtract it in the function.")
-            return cls(target, None)
-        return cls(parse_indices(target), parse_indices(foil, "foil"))
-
-    def read(self, output: Any, batch: int, copies: int) -> Tensor:
-        """The explained numbers of all copies of the batch, `(copies * batch,)`."""
-        examples = batch * copies
-        if callable(self.target):
-            numbers = self.target(output)
-            name = "target gave"
-        else:
-            found = tensor_of(output)
-            if found is None:
-                raise ArgumentError(
-                    f"forward_func gave an object of type {type(output).__name__} without logits: pass a target that "
-                    "takes it and gives one number for each example. Or pass a forward_func that returns a tensor."
-                )
-            numbers = pick(found, _repeated(self.target, copies))
-            name = f"forward_func gave {tuple(found.shape)}, and target {self.target!r} picks"
-            if self.foil is not None:
-                numbers = numbers - pick(found, _repeated(self.foil, copies), "foil")
-        shape = tuple(numbers.shape) if isinstance(numbers, Tensor) else type(numbers).__name__
-        if not (isinstance(numbers, Tensor) and numbers.dim() and len(numbers) == numbers.numel() == examples):
-            raise ArgumentError(
-                f"{name} {shape} for {examples} examples: one number for each example is explained. For classes "
-                "(batch, classes) pass a class as target, for classes of tokens a tuple (token, class)."
-            )
-        if not numbers.isfinite().all():
-            raise RefusedError(f"{name} {not_finite(numbers.dtype)}")
-        return widen(numbers.detach().reshape(-1))
-
-
-def _repeated(indices: Indices, copies: int) -> Indices:
-    return indices * copies if isinstance(indices, list) else indices

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -16,7 +16,6 @@ from captum_vz._names import known_name
 from captum_vz.attr import (
     ALTILogit,
     ALTIPlus,
-    LayerAttentionGradient,
     LayerMaps,
     MapAggregation,
     ModelFreeAttribution,
@@ -131,7 +130,7 @@ def _attributed(
         TokenText.of(tokenizer, text.conditions, _sections(text)),
         TokenText.of(tokenizer, text.generated),
         rows.layers,
-        type(method).__name__ if not isinstance(method, partial) else method.func.__name__,
+        type(method).__name__,
         tokenizer.decode(list(text.generated), skip_special_tokens=True),
         partial(_joint, method, device_of(model), text, options),
     )
@@ -185,8 +184,7 @@ def build_method(method: Any, model: Any, tokenizer: Any) -> Any:
     """The method of a class, or of a function of the model and its layers. An instance is returned as it is.
 
     A class of Captum becomes a :class:`~captum_vz.TokenAttribution`. In a model with an encoder, a class with the
-    argument `attention` gets "cross", and methods without maps from the encoder are refused. A function is returned
-    that makes :class:`LayerAttentionGradient` for each step.
+    argument `attention` gets "cross", and methods without maps from the encoder are refused.
     """
     if isinstance(method, Attribution):
         return _checked(method, model)
@@ -214,8 +212,6 @@ def build_method(method: Any, model: Any, tokenizer: Any) -> Any:
             options["attention"] = "cross"
     else:
         layers = find_layers(model)
-    if of_class and issubclass(kind, LayerAttentionGradient):
-        return partial(method, model, layers, **options)
     return _checked(method(model, layers, **options), model)
 
 
@@ -261,8 +257,8 @@ def _called(method: Any, text: FinishedText, device: Any, steps: int, options: d
         return method.attribute(inputs, target=[(positions, list(text.generated))], **options)
     if isinstance(method, (ValueZeroingEffect, TokenAttribution)):
         return method.attribute(inputs, target=(text.first + steps - 1, next_token), **options)
-    if isinstance(method, partial):
-        method = method(objective=lambda output: output.logits[:, -1, next_token])
+    if _explains_output(method):
+        options = {"target": (text.first + steps - 1, next_token), **options}
     rows: Any = slice(text.first, text.first + steps) if _in_one_pass(method) else text.first + steps - 1
     if isinstance(method, MapAggregation):
         options = {"all_layers": True, **options}
@@ -271,8 +267,13 @@ def _called(method: Any, text: FinishedText, device: Any, steps: int, options: d
 
 def _in_one_pass(method: Any) -> bool:
     """Whether rows of the finished text equal rows of the text so far."""
-    several_runs = isinstance(method, (ValueZeroingEffect, TokenAttribution, LayerAttentionGradient, partial))
+    several_runs = isinstance(method, (ValueZeroingEffect, TokenAttribution)) or _explains_output(method)
     return not several_runs and not getattr(method, "per_receptive_field", False)
+
+
+def _explains_output(method: Any) -> bool:
+    """Whether a method has maps of a number of the output, or joins such maps."""
+    return bool(getattr(getattr(method, "maps", method), "explains_output", False))
 
 
 def _so_far(options: dict[str, Any], text: FinishedText, step: int) -> dict[str, Any]:
@@ -312,17 +313,11 @@ def _check_causal(scores: Tensor, method: Any, text: FinishedText) -> None:
 
 
 def _checked(method: Any, model: Any) -> Any:
-    """Refuse methods of another model, and methods whose objective belongs to one step."""
+    """Refuse methods of another model, and methods that take no token ids."""
     if not isinstance(method, Attribution):
         raise ArgumentError(
             f"method returned a {type(method).__name__}: pass a class such as ValueZeroing, or a function of (model, "
             "layers) that returns such a method."
-        )
-    maps = getattr(method, "maps", method)
-    if isinstance(maps, LayerAttentionGradient):
-        raise ArgumentError(
-            "LayerAttentionGradient explains one objective, but each generated token has a logit of its own. Pass the "
-            "class, from which a method is made for each token."
         )
     known = (LayerMaps, MapAggregation, ModelFreeAttribution, ALTILogit, ValueZeroingEffect, TokenAttribution)
     if not isinstance(method, known):
@@ -372,5 +367,4 @@ def _names(method: Any, count: int) -> tuple[str, ...]:
 
 
 def _title(method: Any) -> str:
-    kind: Callable[..., Any] = method.func if isinstance(method, partial) else type(method)
-    return str(getattr(kind, "__name__", kind))
+    return type(method).__name__

@@ -130,12 +130,10 @@ def attention_gradient_rows(batch: Batch) -> list[Tensor]:
     """Attention times the positive gradient of the target's logit, one row for each layer."""
     target, foil = explained_classes(batch)
 
-    def logit(output: Any) -> Tensor:
-        read = _at(output.logits, target)
-        return read if foil is None else read - _at(output.logits, foil)
-
-    method = LayerAttentionGradient(batch.model, batch.layers, objective=logit)
-    return [one[:, 0] for _, one in method.run(batch.inputs, token=batch.token).maps]
+    run = LayerAttentionGradient(batch.model, batch.layers).run(
+        batch.inputs, token=batch.token, target=target, foil=foil
+    )
+    return [one[:, 0] for _, one in run.maps]
 
 
 def effect_rows(batch: Batch, together: bool) -> list[Tensor]:
@@ -189,11 +187,6 @@ def explained_classes(batch: Batch) -> tuple[list[tuple[int, ...]], list[tuple[i
 
 def _indices(places: list[tuple[int, ...]], classes: Sequence[int]) -> list[tuple[int, ...]]:
     return [(*place, number) for place, number in zip(places, classes, strict=True)]
-
-
-def _at(logits: Tensor, indices: list[tuple[int, ...]]) -> Tensor:
-    """The logit at one index for each example, `(batch,)`."""
-    return torch.stack([row[index] for row, index in zip(logits, indices, strict=True)])
 
 
 @dataclass(frozen=True)

@@ -19,14 +19,18 @@ from tests.reference.families import FAMILIES
 each_family = pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "vit", "bart-decoder"])
 
 
-def objective(output: Any) -> Tensor:
+def number(output: Any) -> Tensor:
     """A number for each example that depends on an early token, which is not padding in any example."""
     hidden = output.last_hidden_state
     return (hidden[:, 2] ** 3).sum(-1) + hidden[:, 1, 0]
 
 
 def method_of(case: Case, layer: Any = None, **options: Any) -> LayerAttentionGradient:
-    return LayerAttentionGradient(case.model, layer or case.layers, objective=objective, **options)
+    return LayerAttentionGradient(case.model, layer or case.layers, **options)
+
+
+def maps_of(case: Case, layer: Any = None, **options: Any) -> Any:
+    return method_of(case, layer, **options).attribute(case.inputs, number)
 
 
 def naive(case: Case, normalize: bool = True) -> list[Tensor]:
@@ -34,7 +38,7 @@ def naive(case: Case, normalize: bool = True) -> list[Tensor]:
     attentions = "decoder_attentions" if "decoder_input_ids" in case.inputs else "attentions"
     output = case.model.requires_grad_()(**case.inputs, output_attentions=True)
     given = list(getattr(output, attentions))
-    gradients = torch.autograd.grad(objective(output).sum(), given, allow_unused=True)
+    gradients = torch.autograd.grad(number(output).sum(), given, allow_unused=True)
     maps = []
     for weights, gradient in zip(given, gradients, strict=True):
         batch, heads, out, sources = weights.shape
@@ -55,51 +59,70 @@ def naive(case: Case, normalize: bool = True) -> list[Tensor]:
 @pytest.mark.parametrize("normalize", [True, False])
 def test_maps_equal_the_naive_twin(name: str, normalize: bool) -> None:
     case = FAMILIES[name].build(attn_implementation="eager")
-    assert_same(method_of(case, normalize=normalize).attribute(case.inputs), naive(case, normalize))
+    assert_same(maps_of(case, normalize=normalize), naive(case, normalize))
 
 
 @each_family
 @pytest.mark.filterwarnings("ignore:.*no source changes:UserWarning")
 def test_a_batch_is_its_examples(name: str) -> None:
     case = FAMILIES[name].case
-    assert_batch_is_its_examples(method_of(case, case.layers[0]), case)
+    assert_batch_is_its_examples(method_of(case, case.layers[0]), case, target=number)
 
 
 @pytest.mark.filterwarnings("ignore:.*no source changes:UserWarning")
 def test_tokens_and_features() -> None:
     case = FAMILIES["bert"].case
     method = method_of(case, case.layers[1], normalize=False)
-    whole = method.attribute(case.inputs)
-    assert_same(method.attribute(case.inputs, token=[2, 0, 1]), whole[[0, 1, 2], [2, 0, 1]])
-    assert_same(method.attribute(case.inputs, target=(2, 3)), whole[:, 2])
+    whole = method.attribute(case.inputs, number)
+    assert_same(method.attribute(case.inputs, number, token=[2, 0, 1]), whole[[0, 1, 2], [2, 0, 1]])
     mask = torch.tensor([[0, 0, 1, 1, 2, 2, 3]])
     pooled = torch.zeros(3, 7, 4, dtype=torch.float64).index_add(2, mask[0], whole)
     there = case.mask(case.family.mask, 7)
-    assert_same(method.attribute(case.inputs, feature_mask=mask), pooled[:, :, mask[0]] * there[:, None, :])
+    assert_same(method.attribute(case.inputs, number, feature_mask=mask), pooled[:, :, mask[0]] * there[:, None, :])
+
+
+@pytest.mark.filterwarnings("ignore:.*no source changes:UserWarning")
+def test_target_and_foil_are_indices_of_the_output() -> None:
+    case = FAMILIES["bert"].case
+    method = method_of(case, normalize=False)
+    for target, foil, same in [
+        ((2, 3), None, lambda found: found[:, 2, 3]),
+        ((2, 3), (1, 4), lambda found: found[:, 2, 3] - found[:, 1, 4]),
+        ([(0, 1), (2, 0), (1, 1)], None, lambda found: torch.stack([found[0, 0, 1], found[1, 2, 0], found[2, 1, 1]])),
+    ]:
+        expected = method.attribute(case.inputs, lambda output, same=same: same(output.last_hidden_state))
+        assert_same(method.attribute(case.inputs, target, foil=foil), expected)
+        assert_same(method.attribute(case.inputs, target, foil=foil, token=1), [one[:, 1] for one in expected])
+    alone = LayerAttentionGradient(lambda **given: number(case.model(**given)), case.layers, normalize=False)
+    assert_same(alone.attribute(case.inputs), method.attribute(case.inputs, number))
+    with pytest.raises(ArgumentError, match=r"target \(2,\) picks \(3, 32\) for 3 examples"):
+        method.attribute(case.inputs, 2)
+    with pytest.raises(ArgumentError, match="target is a function, so foil has no meaning"):
+        method.attribute(case.inputs, number, foil=1)
 
 
 @pytest.mark.filterwarnings("ignore:.*no source changes:UserWarning")
 @pytest.mark.parametrize("requires_grad", [True, False])
 def test_modes_without_gradients(requires_grad: bool) -> None:
     case = FAMILIES["gpt2"].build()
-    expected = method_of(case).attribute(case.inputs)
+    expected = maps_of(case)
     case.model.requires_grad_(requires_grad)
     before, weights = footprint(case.model), numbers(case.model)
     with torch.no_grad():
-        assert_same(method_of(case).attribute(case.inputs), expected)
+        assert_same(maps_of(case), expected)
     assert footprint(case.model) == before
     assert_same_numbers(case.model, weights)
     assert all(parameter.grad is None for parameter in case.model.parameters())
     assert not any(one.requires_grad for one in expected)
     with torch.inference_mode(), pytest.raises(ArgumentError, match=r"use torch.no_grad\(\)"):
-        method_of(case).attribute(case.inputs)
+        maps_of(case)
 
 
 @pytest.mark.filterwarnings("ignore:.*no source changes:UserWarning")
 def test_model_runs_once() -> None:
     case, runs = FAMILIES["bert"].case, []
     with case.model.register_forward_hook(lambda *_: runs.append(0)):
-        method_of(case).attribute(case.inputs)
+        maps_of(case)
     assert len(runs) == 1
 
 
@@ -110,8 +133,8 @@ def test_relevance_of_a_stack() -> None:
     for one in naive(case, normalize=False):
         relevance = relevance + one @ relevance
     rollout = Rollout(method_of(case, normalize=False), residual="add")
-    assert_same(rollout.attribute(case.inputs), relevance)
-    assert_same(rollout.attribute(case.inputs, token=2), relevance[:, 2])
+    assert_same(rollout.attribute(case.inputs, number), relevance)
+    assert_same(rollout.attribute(case.inputs, number, token=2), relevance[:, 2])
 
 
 def test_an_error_leaves_no_hooks() -> None:
@@ -119,23 +142,22 @@ def test_an_error_leaves_no_hooks() -> None:
     before = footprint(case.model)
     for wrong, error, message in [
         (lambda output: 1 / 0, ZeroDivisionError, ""),
-        (lambda output: output.last_hidden_state, ArgumentError, r"objective gave \(3, 7, 32\) for 3 examples"),
-        (lambda output: 1.0, ArgumentError, "objective gave float for 3 examples"),
-        (lambda output: objective(output) / 0, RefusedError, "not finite"),
-        (lambda output: objective(output).detach(), UnsupportedLayerError, "does not depend on the attention weights"),
+        (lambda output: output.last_hidden_state, ArgumentError, r"target gave \(3, 7, 32\) for 3 examples"),
+        (lambda output: 1.0, ArgumentError, "target gave float for 3 examples"),
+        (lambda output: number(output) / 0, RefusedError, "not finite"),
+        (lambda output: number(output).detach(), UnsupportedLayerError, "does not depend on the attention weights"),
     ]:
-        method = LayerAttentionGradient(case.model, case.layers, objective=wrong)  # type: ignore[arg-type]  # wrong on purpose
         with pytest.raises(error, match=message):
-            method.attribute(case.inputs)
+            method_of(case).attribute(case.inputs, wrong)
         assert footprint(case.model) == before
 
 
 def test_layers_without_weights_or_gradients() -> None:
-    with pytest.raises(ArgumentError, match="objective is of type str"):
-        LayerAttentionGradient(nn.Identity(), nn.Identity(), objective="logits")  # type: ignore[arg-type]  # wrong on purpose
+    with pytest.raises(ArgumentError, match="target is 'logits', which does not index an output"):
+        LayerAttentionGradient(nn.Identity(), nn.Identity()).attribute(torch.ones(1, 2), "logits")
     inline = BloomModel(BloomConfig(vocab_size=20, hidden_size=16, n_layer=1, n_head=2)).eval()
     with pytest.raises(UnsupportedLayerError, match="cannot be read: its family computes attention inline"):
-        LayerAttentionGradient(inline, inline.h, objective=objective).attribute(torch.tensor([[1, 2, 3]]))
+        LayerAttentionGradient(inline, inline.h).attribute(torch.tensor([[1, 2, 3]]), number)
     case = FAMILIES["bert"].case
     with pytest.raises(UnsupportedLayerError, match="forward_func must not switch gradients off"):
-        LayerAttentionGradient(torch.no_grad()(case.model), case.layers, objective=objective).attribute(case.inputs)
+        LayerAttentionGradient(torch.no_grad()(case.model), case.layers).attribute(case.inputs, number)

@@ -25,7 +25,7 @@ def of_encoder(ids: Tensor) -> tuple[nn.Module, Contenders]:
     """The methods that explain bert-base. A flow is computed for one row."""
     model = BertForSequenceClassification(BertConfig()).eval()
     layers = vz.find_layers(model)
-    gradient = vz.LayerAttentionGradient(model, layers, objective=lambda output: output.logits[:, 0])
+    gradient = vz.LayerAttentionGradient(model, layers)
     maps = [
         "ValueZeroing",
         "ValueZeroingRollout",
@@ -39,7 +39,7 @@ def of_encoder(ids: Tensor) -> tuple[nn.Module, Contenders]:
         **{name: lambda name=name: getattr(vz, name)(model, layers).attribute(ids) for name in maps},
         "ValueZeroing, one row": lambda: vz.ValueZeroing(model, layers).attribute(ids, token=1),
         "ValueZeroingEffect": lambda: vz.ValueZeroingEffect(model, layers).attribute(ids, target=0),
-        "LayerAttentionGradient": lambda: gradient.attribute(ids),
+        "LayerAttentionGradient": lambda: gradient.attribute(ids, 0),
         "AttentionFlow, one row": lambda: vz.AttentionFlow(model, layers).attribute(ids, token=1),
     }
 

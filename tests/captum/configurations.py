@@ -6,7 +6,7 @@ A new class or option is one more row, and runs through every rule.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -27,15 +27,17 @@ from captum_vz import (
     ValueZeroing,
     ValueZeroingRollout,
 )
+from captum_vz.attr._call.target import Question, WantedTokens
 from tests.reference.case import Case
 from tests.reference.families import FAMILIES
 
 
 class AttentionGradient(LayerAttentionGradient):
-    """Of one number for each example, which depends on all tokens. Built as the others are."""
+    """Of one number for each example, which depends on all tokens. `target` names a row, as in the other methods."""
 
-    def __init__(self, forward_func: Any, layer: Any, device_ids: Any = None, **options: Any) -> None:
-        super().__init__(forward_func, layer, device_ids, objective=cubes, **options)
+    def _wanted(self, token: Any, target: Any, foil: Any = None) -> WantedTokens:
+        rows = WantedTokens.parse(token, target)
+        return replace(rows, question=Question(cubes, None))
 
 
 def cubes(output: Any) -> Tensor:

@@ -46,7 +46,7 @@ REFUSED = {
     "feature_mask": lambda: ValueZeroing(model, layers[0]).attribute(ids, feature_mask=ids[:, :2]),
     "layer input": lambda: ValueZeroing(model, layers[0]).attribute(ids, attribute_to_layer_input=True),
     "a mask of another shape": lambda: PositionAttribution().attribute(ids, attention_mask=ids[:, :2]),
-    "objective": lambda: LayerAttentionGradient(model, layers, objective=lambda out: out.logits).attribute(ids),
+    "target": lambda: LayerAttentionGradient(model, layers).attribute(ids, lambda out: out.logits),
     "attention": lambda: ValueZeroing(model, layers[0], attention="both").attribute(ids),
     "nan": lambda: ValueZeroing(model, layers[0], distance=lambda a, b: a[..., 0] * torch.nan).attribute(ids),
 }

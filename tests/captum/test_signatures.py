@@ -21,7 +21,7 @@ CONSTRUCTORS = {
     "ValueZeroingEffect": [*SHARED, "attention", "heads", "values", "intervention"],
     "LayerAttention": [*SHARED, "heads", "reduce_heads", "attention", "normalize"],
     "LayerAttentionNorm": [*SHARED, "include", "attention", "normalize"],
-    "LayerAttentionGradient": [*SHARED, "objective", "attention", "normalize"],
+    "LayerAttentionGradient": [*SHARED, "attention", "normalize"],
     "AttentionRollout": [*SHARED, "residual", "heads", "reduce_heads", "attention", *JOINING],
     "GlobEnc": [*SHARED, "residual", "normalize", *JOINING],
     "LayerALTI": [*SHARED, "p", "normalize"],
@@ -71,19 +71,20 @@ NAMES = {
 }
 RESIDUALS = {"ValueZeroingRollout": None, "AttentionRollout": 0.5, "AttentionFlow": 0.5, "GlobEnc": None, "ALTI": None}
 
-OBJECTIVE = {captum_vz.LayerAttentionGradient: {"objective": cubes}}  # the argument that has no default
 ITSELF = {AttentionGradient: captum_vz.LayerAttentionGradient}
 LAYER_METHODS = tuple(ITSELF.get(method, method) for method in configurations.LAYER_METHODS)
 STACK_METHODS = (*configurations.STACK_METHODS, *POST_NORM_METHODS)
 # The last one's target is a class, so that it is not in the tables of methods that draw maps.
 METHODS = (*LAYER_METHODS, *STACK_METHODS, captum_vz.ValueZeroingEffect)
 OF_OTHER_MODELS = (captum_vz.ALTIPlus, captum_vz.ALTILogit)  # than those that all the others run on
-EXPLAINING_OUTPUTS = (captum_vz.ValueZeroingEffect, captum_vz.ALTILogit)
+OF_ALL_TOKENS = (captum_vz.ValueZeroingEffect, captum_vz.ALTILogit)  # of an output, which has no rows
+EXPLAINING_OUTPUTS = (*OF_ALL_TOKENS, captum_vz.LayerAttentionGradient)
+OF_NUMBER = {"target": cubes}
 each_method = pytest.mark.parametrize("method", [*METHODS, *OF_OTHER_MODELS])
 
 
 def configuration_of(method: Any) -> Configuration:
-    return Configuration(method, options=OBJECTIVE.get(method, {}))
+    return Configuration(method, attribute=OF_NUMBER if method is captum_vz.LayerAttentionGradient else {})
 
 
 @each_method
@@ -103,7 +104,8 @@ def test_constructor_signature(method: Any) -> None:
 def test_attribute_follows_captums_argument_order(method: Any) -> None:
     parameters = inspect.signature(method.attribute).parameters
     joins = method in (*STACK_METHODS, captum_vz.ALTIPlus)
-    own: dict[str, Any] = {"foil": None} if method in EXPLAINING_OUTPUTS else {"token": None}
+    own: dict[str, Any] = {"foil": None} if method in EXPLAINING_OUTPUTS else {}
+    own |= {} if method in OF_ALL_TOKENS else {"token": None}
     own |= {"all_layers": False} if joins else {}
     # ALTILogit reads the terms of one stack of layers.
     own |= {} if method is captum_vz.ALTILogit else {"run": None}
@@ -153,9 +155,9 @@ def test_attribute_future_is_refused(method: Any) -> None:
 @pytest.mark.parametrize("method", METHODS[:-1])
 def test_show_progress_counts_the_layers(method: Any, capsys: pytest.CaptureFixture[str]) -> None:
     configuration = configuration_of(method)
-    configuration.run(target=1, show_progress=True)
+    configuration.run(token=1, show_progress=True)
     shown = capsys.readouterr().err
     assert f"{len(configuration.case.layers)}/{len(configuration.case.layers)}" in shown
     assert "attribution" in shown
-    configuration.run(target=1)
+    configuration.run(token=1)
     assert capsys.readouterr().err == ""

@@ -97,7 +97,7 @@ class Odd:
         on, given = (self.model or self.layer, self.layer), (self.inputs, None, self.more or None)
         if by == "gradient":
             on = nn.Sequential(self.layer), self.layer
-            return LayerAttentionGradient(*on, objective=lambda y: y[:, 0].sum(-1)).attribute(*given)
+            return LayerAttentionGradient(*on).attribute(given[0], lambda y: y[:, 0].sum(-1), given[2])
         if by == "effect":
             return ValueZeroingEffect(*on).attribute(self.inputs, self.target, self.more or None)
         if by != "zeroing":

@@ -84,8 +84,8 @@ def test_columns_equal_their_classes(layer: int, shipped: Shipped) -> None:
         difference: torch.Tensor = output.logits[:, MASK, right] - output.logits[:, MASK, wrong]
         return difference
 
-    by_gradient = LayerAttentionGradient(model, layers[layer], objective=choice)
-    expected["attention-gradient"] = by_gradient.attribute(inputs, token=MASK)
+    by_gradient = LayerAttentionGradient(model, layers[layer])
+    expected["attention-gradient"] = by_gradient.attribute(inputs, (MASK, right), foil=(MASK, wrong), token=MASK)
     for name, zeroed in {"value-zeroing-effect": layers, "value-zeroing-effect-layer": layers[layer]}.items():
         expected[name] = normalize_rows(ValueZeroingEffect(model, zeroed).attribute(inputs, target=choice).abs())
     assert table.tokens == tuple(inputs.tokens())

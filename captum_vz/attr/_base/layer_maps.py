@@ -6,6 +6,7 @@ import functools
 import itertools
 from abc import abstractmethod
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -35,7 +36,7 @@ from captum_vz.attr._call.arguments import (
 from captum_vz.attr._call.misuse import check_numbers, check_one_of
 from captum_vz.attr._call.padding import LeftPadding
 from captum_vz.attr._call.parts import Attention, attentions_of_layers
-from captum_vz.attr._call.target import Wanted, WantedTokens
+from captum_vz.attr._call.target import Question, Wanted, WantedTokens
 from captum_vz.attr._call.token_axis import LayerTokens, check_target
 from captum_vz.errors import ArgumentError
 
@@ -78,6 +79,8 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
     needs_steps: bool = False
     #: Whether the method accepts layers that have several vectors for each token.
     accepts_streams: bool = False
+    #: Whether the method explains a number of the output. `target` then names this number, and `token` alone the rows.
+    explains_output: bool = False
     #: Whether the forward pass records gradients, starting at the input of the stack.
     needs_graph: bool = False
     #: The module whose output is the leaf of the graph. None: the input of the stack's first layer is the leaf.
@@ -149,11 +152,21 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
             RefusedError: Wrong arguments. A layer that does not run, cannot be replayed, or hides its attention.
                 Dropout, or other random numbers. Values that are not finite. The model is unchanged after an error.
         """
+        arguments = Arguments(inputs, additional_forward_args, feature_mask, perturbations_per_eval, show_progress, run)
+        return self._attribute(self._wanted(token, target), arguments, attribute_to_layer_input)
+
+    def _wanted(self, token: Any, target: Any, foil: Any = None) -> WantedTokens:
+        """The rows and the explained number that `token` and `target` name."""
+        if not self.explains_output:
+            return WantedTokens.parse(token, target)
+        return replace(WantedTokens.parse(token, None), question=Question.parse(target, foil))
+
+    def _attribute(
+        self, wanted: WantedTokens, arguments: Arguments, attribute_to_layer_input: bool
+    ) -> Tensor | list[Tensor]:
         if attribute_to_layer_input:
             reason = "attributes to source tokens through the attention of the layer"
             raise ArgumentError(f"{self.get_name()} {reason}: attribute_to_layer_input=True has no meaning here.")
-        wanted = WantedTokens.parse(token, target)
-        arguments = Arguments(inputs, additional_forward_args, feature_mask, perturbations_per_eval, show_progress, run)
         found = self._run(wanted, arguments)
         if wanted.target is not None:
             check_target(wanted, found.output, [*found.tokens.values()], self.forward_func, arguments, self.get_name())
@@ -184,6 +197,8 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
         show_progress: bool = False,
         *,
         token: Any = None,
+        target: Any = None,
+        foil: Any = None,
         find_other_mixing: bool = False,
     ) -> MapRun:
         """The maps of all runs of the layers, in the order of the runs. :class:`MapAggregation` joins these maps.
@@ -195,6 +210,8 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
             perturbations_per_eval: The number of sources that are zeroed at a time.
             show_progress: Whether to show a progress bar.
             token: The output tokens whose rows are returned.
+            target: The explained number, in methods that explain an output.
+            foil: The number that is subtracted from it.
             find_other_mixing: Whether to look for modules that mix tokens outside the layers' attention. This takes
                 one extra run of each layer.
 
@@ -202,7 +219,7 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
             The maps `(batch, row, in)`.
         """
         arguments = Arguments(inputs, additional_forward_args, feature_mask, perturbations_per_eval, show_progress)
-        return self._run(WantedTokens.parse(token, None), arguments, find_other_mixing)
+        return self._run(self._wanted(token, target, foil), arguments, find_other_mixing)
 
     def _run(self, wanted: WantedTokens, arguments: Arguments, find_other_mixing: bool = False) -> MapRun:
         layers = self._layers()
@@ -242,7 +259,8 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
                 tokens[record.index] = LayerTokens(*run)
                 rows = None if shares else positions(batch, end or out, site.attention.values.device)
                 leaf = forward_func.vectors if isinstance(forward_func, EmbeddingLeaf) else None
-                asked = Wanted(site, rows, groups.of(site, end), arguments.perturbations_per_eval, end, leaf)
+                most, group = arguments.perturbations_per_eval, groups.of(site, end)
+                asked = Wanted(site, rows, group, most, end, leaf, wanted.question)
                 scores = self.layer_scores(site, asked)
                 if not is_replica(record.layer):
                     there.append(real)

@@ -153,7 +153,7 @@ class MapAggregation(ForwardPassAttribution):
                 is passed by position, a mapping (a tokenizer's output) by keyword. Dimension 0 is the batch.
             target: An index into the output of `forward_func` `(batch, tokens, ...)`, in Captum's forms. The first
                 index names an output token, whose row is returned. If the output has no axis of the last layer's
-                tokens, pass `token`.
+                tokens, pass `token`. If `maps` explain an output, `target` is the explained number.
             additional_forward_args: Further arguments for `forward_func`, after `inputs`: a tuple, or one object.
             feature_mask: Integers `(1 or batch, in)`. Tokens with the same number form one feature. Each map is pooled
                 to features before the maps are joined. A feature's row is the mean of its tokens' rows. All tokens of a
@@ -186,7 +186,7 @@ class MapAggregation(ForwardPassAttribution):
                 f"{self.get_name()} attributes to input tokens; attribute_to_layer_input=True has no meaning here. "
                 "Leave attribute_to_layer_input False."
             )
-        wanted = WantedTokens.parse(token, target)
+        wanted = self.maps._wanted(token, target)
         arguments = Arguments(inputs, additional_forward_args, feature_mask, perturbations_per_eval, show_progress, run)
         self._check_options()
         found = self.maps._run(wanted.all_rows, arguments, self.other_mixing == "refuse")

@@ -93,6 +93,10 @@ class ModelFreeAttribution(Attribution):
     def scores(self, tokens: Tensor, index: int) -> Tensor:
         """Scores `(out, in)` of one example in layer `index`, without padding. Positive, not normalised."""
 
+    def _wanted(self, token: Any, target: Any) -> WantedTokens:
+        """The rows that `token` or `target` names."""
+        return WantedTokens.parse(token, target)
+
     def _run(self, wanted: WantedTokens, arguments: Arguments, *flags: bool) -> MapRun:
         """The maps that :class:`Rollout` joins, in the form that a :class:`LayerMaps` gives."""
         maps = self._all_maps(len(as_layers(self.layer)), arguments.inputs, None, arguments.feature_mask)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
@@ -12,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from captum_vz._engine import AttentionSite, Readings, once_a_pass
-from captum_vz.errors import ArgumentError
+from captum_vz._engine import AttentionSite, Readings, not_finite, once_a_pass
+from captum_vz.errors import ArgumentError, RefusedError
 from captum_vz.functional import widen
 
 # One index of the output for each example, without the batch axis. Or one index for all examples.
@@ -26,6 +27,54 @@ TOKEN_FORMS = (
 
 
 @dataclass(frozen=True)
+class Question:
+    """The number of each example that is explained: `target`, minus `foil`."""
+
+    target: Indices | Callable[[Any], Any]
+    foil: Indices
+
+    @classmethod
+    def parse(cls, target: Any, foil: Any) -> Question:
+        """Read an index in Captum's forms, or a function of the output, and the index of a foil."""
+        if callable(target):
+            if foil is not None:
+                raise ArgumentError("target is a function, so foil has no meaning: subtract it in the function.")
+            return cls(target, None)
+        return cls(parse_indices(target), parse_indices(foil, "foil"))
+
+    def read(self, output: Any, batch: int, copies: int = 1) -> Tensor:
+        """The explained numbers of all copies of the batch, `(copies * batch,)`, with their graph."""
+        examples = batch * copies
+        if callable(self.target):
+            numbers = self.target(output)
+            name = "target gave"
+        else:
+            found = tensor_of(output)
+            if found is None:
+                raise ArgumentError(
+                    f"forward_func gave an object of type {type(output).__name__} without logits: pass a target that "
+                    "takes it and gives one number for each example. Or pass a forward_func that returns a tensor."
+                )
+            numbers = pick(found, _repeated(self.target, copies))
+            name = f"forward_func gave {tuple(found.shape)}, and target {self.target!r} picks"
+            if self.foil is not None:
+                numbers = numbers - pick(found, _repeated(self.foil, copies), "foil")
+        shape = tuple(numbers.shape) if isinstance(numbers, Tensor) else type(numbers).__name__
+        if not (isinstance(numbers, Tensor) and numbers.dim() and len(numbers) == numbers.numel() == examples):
+            raise ArgumentError(
+                f"{name} {shape} for {examples} examples: one number for each example is explained. For classes "
+                "(batch, classes) pass a class as target, for classes of tokens a tuple (token, class)."
+            )
+        if not numbers.isfinite().all():
+            raise RefusedError(f"{name} {not_finite(numbers.dtype)}")
+        return widen(numbers.reshape(-1))
+
+
+def _repeated(indices: Indices, copies: int) -> Indices:
+    return indices * copies if isinstance(indices, list) else indices
+
+
+@dataclass(frozen=True)
 class WantedTokens:
     """The rows of a map `(batch, out, in)` that `token` or `target` names.
 
@@ -35,12 +84,14 @@ class WantedTokens:
         target: The index of the model's output from which `rows` were read. None: `rows` were passed as `token`.
         name: The argument that names the rows.
         token: The argument `token` itself, which :attr:`all_rows` keeps.
+        question: The explained numbers, in methods that explain an output. None: the method explains tokens.
     """
 
     rows: int | slice | list[int] | list[list[int]] | None = None
     target: Indices = None
     name: str = "token"
     token: Any = None
+    question: Question | None = None
 
     @classmethod
     def parse(cls, token: Any, target: Any) -> WantedTokens:
@@ -283,6 +334,7 @@ class Wanted:
         max_groups: The largest number of groups changed at a time (`perturbations_per_eval`). None: as many as fit.
         end: The number of tokens in the inputs, because a model may append padding. None: all tokens of the layer.
         leaf: The leaf of the graph, in methods that need gradients. None: there is no graph.
+        question: The explained numbers, in methods that explain an output. None: the method explains tokens.
     """
 
     site: AttentionSite
@@ -291,6 +343,7 @@ class Wanted:
     max_groups: int | None = None
     end: int | None = None
     leaf: Tensor | None = None
+    question: Question | None = None
 
     def pool(self, scores: Tensor) -> Tensor:
         """Scores `(batch, out, in)` as `(batch, row, group)`: the wanted rows, sums of groups, 0 for padding."""
