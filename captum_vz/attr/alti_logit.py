@@ -63,7 +63,7 @@ class ALTILogit(ForwardPassAttribution):
     Args:
         forward_func: A model, or a function that runs the layers. The output is logits `(batch, tokens, entries)`, or
             an object that has such a tensor as `logits`.
-        layer: All layers of the model, in the order in which they run.
+        layer: All layers of the model, in the order in which they run. None: `captum_vz.find_layers` finds them.
         device_ids: Not used, because the layers run in one thread.
         p: The order of the norm in ALTI's maps, 1 (the paper's choice) or 2.
         final_norm: The norm after the last layer. None: the last norm of `forward_func` outside of the layers.
@@ -71,10 +71,10 @@ class ALTILogit(ForwardPassAttribution):
 
     >>> import torch
     >>> from transformers import GPT2Config, GPT2LMHeadModel
-    >>> from captum_vz import ALTILogit, find_layers
+    >>> from captum_vz import ALTILogit
     >>> model = GPT2LMHeadModel(GPT2Config(vocab_size=50, n_embd=16, n_layer=2, n_head=2, n_positions=8)).eval()
     >>> ids = torch.tensor([[5, 6, 7, 8]])
-    >>> method = ALTILogit(model, find_layers(model))
+    >>> method = ALTILogit(model)
     >>> scores = method.attribute(ids, target=(-1, 9), foil=(-1, 10))  # (batch, in)
     >>> scores.shape == ids.shape
     True
@@ -87,7 +87,7 @@ class ALTILogit(ForwardPassAttribution):
     def __init__(
         self,
         forward_func: Callable[..., Any],
-        layer: Any,
+        layer: Any = None,
         device_ids: list[int] | None = None,
         *,
         p: Literal[1, 2] = 1,

@@ -12,7 +12,7 @@ from captum_vz._engine import AttentionBlock, AttentionSite, attention_site
 from captum_vz.attr._base.captum import warn
 from captum_vz.attr._base.map_aggregation import MapAggregation, OtherMixingRule, of_maps
 from captum_vz.attr._base.map_run import MapRun
-from captum_vz.attr._call.arguments import Arguments
+from captum_vz.attr._call.arguments import Arguments, default_layers
 from captum_vz.attr._call.target import PADDED_TARGET, Wanted, WantedTokens, gather_rows
 from captum_vz.attr.layer_alti import LayerALTI, alti_of_attention
 from captum_vz.errors import ArgumentError
@@ -42,7 +42,7 @@ class ALTIPlus(MapAggregation):
     Args:
         forward_func: A model, or a function that runs the layers.
         layer: The layers of the encoder, followed by the layers of the decoder. With the layers of the decoder alone,
-            the sources are the encoder's outputs.
+            the sources are the encoder's outputs. None: all layers of both.
         device_ids: The device ids of a DataParallel model. Needed only if `forward_func` is a function that runs it.
         p: The order of the norm, 1 (the paper's) or 2.
         other_mixing: How to treat token mixing outside the attention of the given layers (recurrent or convolutional
@@ -50,13 +50,12 @@ class ALTIPlus(MapAggregation):
 
     >>> import torch
     >>> from transformers import BartConfig, BartModel
-    >>> from captum_vz import ALTIPlus, find_layers
+    >>> from captum_vz import ALTIPlus
     >>> size = dict(d_model=16, encoder_layers=2, decoder_layers=2, encoder_ffn_dim=32, decoder_ffn_dim=32)
     >>> heads = dict(encoder_attention_heads=2, decoder_attention_heads=2)
     >>> model = BartModel(BartConfig(vocab_size=30, **size, **heads)).eval()
     >>> inputs = {"input_ids": torch.tensor([[5, 6, 7, 8]]), "decoder_input_ids": torch.tensor([[2, 9, 10]])}
-    >>> layers = [*find_layers(model, "encoder"), *find_layers(model, "decoder")]
-    >>> scores = ALTIPlus(model, layers).attribute(inputs)  # (batch, out, source + out)
+    >>> scores = ALTIPlus(model).attribute(inputs)  # (batch, out, source + out)
     >>> source, prefix = scores.split([4, 3], dim=-1)
     >>> scores.shape, source.shape, prefix.shape
     (torch.Size([1, 3, 7]), torch.Size([1, 3, 4]), torch.Size([1, 3, 3]))
@@ -67,12 +66,14 @@ class ALTIPlus(MapAggregation):
     def __init__(
         self,
         forward_func: Callable[..., Any],
-        layer: Any,
+        layer: Any = None,
         device_ids: list[int] | None = None,
         *,
         p: Literal[1, 2] = 1,
         other_mixing: OtherMixingRule = "refuse",
     ) -> None:
+        if layer is None:
+            layer = [*default_layers(forward_func, "encoder"), *default_layers(forward_func, "decoder")]
         super().__init__(_BlockALTI(forward_func, layer, device_ids, p=p), other_mixing=other_mixing)
 
     p = of_maps("p")

@@ -26,7 +26,8 @@ class AttentionFlow(MapAggregation):
 
     Args:
         forward_func: A model, or a function that runs the layers.
-        layer: The layers whose maps are joined, in the order in which they run.
+        layer: The layers whose maps are joined, in the order in which they run. None: all layers of the model, as
+            `captum_vz.find_layers` returns them.
         device_ids: The device ids of a DataParallel model. Needed only if `forward_func` is a function that runs it.
         residual: How each map accounts for the residual connection, see
             :func:`~captum_vz.functional.add_residual`. 0.5 is the paper's choice.
@@ -39,11 +40,11 @@ class AttentionFlow(MapAggregation):
         other_mixing: How to treat token mixing outside the attention of the given layers (recurrent or convolutional
             modules, omitted layers). "refuse": raise an error. "ignore": treat these as acting on each token alone.
 
-    >>> from captum_vz import AttentionFlow, find_layers
+    >>> from captum_vz import AttentionFlow
     >>> from captum_vz.testbed import load_model
     >>> model, tokenizer = load_model()
     >>> inputs = tokenizer("some hat [MASK] scaring marcus.", return_tensors="pt")
-    >>> scores = AttentionFlow(model, find_layers(model)).attribute(inputs["input_ids"], token=3)
+    >>> scores = AttentionFlow(model).attribute(inputs["input_ids"], token=3)
     >>> scores.shape == inputs["input_ids"].shape, round(scores.sum().item(), 4)
     (True, 1.0)
     """
@@ -51,7 +52,7 @@ class AttentionFlow(MapAggregation):
     def __init__(
         self,
         forward_func: Callable[..., Any],
-        layer: Any,
+        layer: Any = None,
         device_ids: list[int] | None = None,
         *,
         residual: Residual = 0.5,

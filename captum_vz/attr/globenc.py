@@ -34,7 +34,8 @@ class GlobEnc(Rollout):
 
     Args:
         forward_func: A model, or a function that runs the layers.
-        layer: The layers whose maps are joined, in the order in which they run.
+        layer: The layers whose maps are joined, in the order in which they run. None: all layers of the model, as
+            `captum_vz.find_layers` returns them.
         device_ids: The device ids of a DataParallel model. Needed only if `forward_func` is a function that runs it.
         residual: How each map accounts for the residual connection, see
             :func:`~captum_vz.functional.add_residual`. None is the paper's choice.
@@ -46,11 +47,11 @@ class GlobEnc(Rollout):
         other_mixing: How to treat token mixing outside the attention of the given layers (recurrent or convolutional
             modules, omitted layers). "refuse": raise an error. "ignore": treat these as acting on each token alone.
 
-    >>> from captum_vz import GlobEnc, find_layers
+    >>> from captum_vz import GlobEnc
     >>> from captum_vz.testbed import load_model
     >>> model, tokenizer = load_model()
     >>> inputs = tokenizer("the pictures of some hat [MASK] scaring marcus.", return_tensors="pt")
-    >>> scores = GlobEnc(model, find_layers(model)).attribute(inputs["input_ids"], token=6)
+    >>> scores = GlobEnc(model).attribute(inputs["input_ids"], token=6)
     >>> scores.shape == inputs["input_ids"].shape, round(scores.sum().item(), 4)
     (True, 1.0)
     """
@@ -58,7 +59,7 @@ class GlobEnc(Rollout):
     def __init__(
         self,
         forward_func: Callable[..., Any],
-        layer: Any,
+        layer: Any = None,
         device_ids: list[int] | None = None,
         *,
         residual: Residual = None,

@@ -39,8 +39,8 @@ class HiddenTokenAttribution(LayerMaps):
 
     Args:
         forward_func: A model, or a function that runs the layers, in one thread and on one device.
-        layer: A layer (a whole Transformer block), or a list of layers. `captum_vz.find_layers(model)` returns all
-            layers. For a list, `attribute` returns a list of maps.
+        layer: A layer (a whole Transformer block), or a list of layers. None: all layers of the model, as
+            `captum_vz.find_layers` returns them. For a list and for None, `attribute` returns a list of maps.
         device_ids: Not used.
         embeddings: The module whose output `(batch, tokens, d)` replaces :math:`x^0`. Its tokens are the columns of the
             map. Pass `model.get_input_embeddings()` for the words alone, or `model.get_encoder().embed_tokens` for the
@@ -65,7 +65,7 @@ class HiddenTokenAttribution(LayerMaps):
     def __init__(
         self,
         forward_func: Callable[..., Any],
-        layer: Any,
+        layer: Any = None,
         device_ids: list[int] | None = None,
         *,
         embeddings: nn.Module | None = None,

@@ -32,8 +32,8 @@ class LayerALTI(LayerMaps):
 
     Args:
         forward_func: A model, or a function that runs the layers.
-        layer: A layer (a whole Transformer block), or a list of layers. `captum_vz.find_layers(model)` returns all
-            layers. For a list, `attribute` returns a list of maps.
+        layer: A layer (a whole Transformer block), or a list of layers. None: all layers of the model, as
+            `captum_vz.find_layers` returns them. For a list and for None, `attribute` returns a list of maps.
         device_ids: The device ids of a DataParallel model. Needed only if `forward_func` is a function that runs it.
         p: The order of the norm, 1 (the paper's) or 2.
         normalize: Whether to divide each row by its sum. False returns the differences of lengths themselves.
@@ -52,7 +52,7 @@ class LayerALTI(LayerMaps):
     def __init__(
         self,
         forward_func: Callable[..., Any],
-        layer: Any,
+        layer: Any = None,
         device_ids: list[int] | None = None,
         *,
         p: Literal[1, 2] = 1,

@@ -30,8 +30,8 @@ class LayerAttention(LayerMaps):
 
     Args:
         forward_func: A model, or a function that runs the layers.
-        layer: A layer (a whole Transformer block), or a list of layers. `captum_vz.find_layers(model)` returns all
-            layers. For a list, `attribute` returns a list of maps.
+        layer: A layer (a whole Transformer block), or a list of layers. None: all layers of the model, as
+            `captum_vz.find_layers` returns them. For a list and for None, `attribute` returns a list of maps.
         device_ids: The device ids of a DataParallel model. Needed only if `forward_func` is a function that runs it.
         heads: The query heads to read: an int or a list of ints for all layers, or a list with one such selection for
             each layer. None: all heads.
@@ -55,7 +55,7 @@ class LayerAttention(LayerMaps):
     def __init__(
         self,
         forward_func: Callable[..., Any],
-        layer: Any,
+        layer: Any = None,
         device_ids: list[int] | None = None,
         *,
         heads: Heads | Sequence[Heads] = None,

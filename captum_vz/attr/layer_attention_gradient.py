@@ -34,8 +34,8 @@ class LayerAttentionGradient(LayerMaps):
 
     Args:
         forward_func: A model, or a function that runs the layers, in one thread.
-        layer: A layer (a whole Transformer block), or a list of layers. `captum_vz.find_layers(model)` returns all
-            layers. For a list, `attribute` returns a list of maps.
+        layer: A layer (a whole Transformer block), or a list of layers. None: all layers of the model, as
+            `captum_vz.find_layers` returns them. For a list and for None, `attribute` returns a list of maps.
         device_ids: Not used.
         attention: "self", or "cross" for the cross-attention of a decoder block. If a layer has others (SAM 3's decoder
             has three attentions), the attention module of the layer; for several layers, a list of such modules.

@@ -51,8 +51,8 @@ class LayerAttentionNorm(LayerMaps):
 
     Args:
         forward_func: A model, or a function that runs the layers.
-        layer: A layer (a whole Transformer block), or a list of layers. `captum_vz.find_layers(model)` returns all
-            layers. For a list, `attribute` returns a list of maps.
+        layer: A layer (a whole Transformer block), or a list of layers. None: all layers of the model, as
+            `captum_vz.find_layers` returns them. For a list and for None, `attribute` returns a list of maps.
         device_ids: The device ids of a DataParallel model. Needed only if `forward_func` is a function that runs it.
         include: The steps of the layer that the vectors pass through, see the table. Cross-attention supports
             "attention" only, because its residual is not a source token.
@@ -77,7 +77,7 @@ class LayerAttentionNorm(LayerMaps):
     def __init__(
         self,
         forward_func: Callable[..., Any],
-        layer: Any,
+        layer: Any = None,
         device_ids: list[int] | None = None,
         *,
         include: Include = "attention",

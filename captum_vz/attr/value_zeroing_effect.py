@@ -54,7 +54,7 @@ class ValueZeroingEffect(ForwardPassAttribution):
         forward_func: A model, or a function that runs the layers. The examples of a batch must not affect each other.
             The output is a tensor whose dimension 0 is the batch, or an object that has such a tensor as `logits`.
         layer: The layer (a whole Transformer block) in which values are zeroed, or a list of layers. In a list, values
-            are zeroed in all layers *together*, and `attribute` returns one result.
+            are zeroed in all layers *together*, and `attribute` returns one result. None: all layers of the model.
         device_ids: The device ids of a DataParallel model. Needed only if `forward_func` is a function that runs it.
         attention: "self", or "cross" for the cross-attention of a decoder block. Its sources are the encoder's tokens.
             Or the attention module of the layer; for several layers, a list of such modules.
@@ -63,12 +63,12 @@ class ValueZeroingEffect(ForwardPassAttribution):
         intervention: What happens to a source: "zero", "mean", "knockout" or your own, see
             :class:`~captum_vz.ValueZeroing`.
 
-    >>> from captum_vz import ValueZeroingEffect, find_layers
+    >>> from captum_vz import ValueZeroingEffect
     >>> from captum_vz.testbed import load_model
     >>> model, tokenizer = load_model()
     >>> inputs = tokenizer("the pictures of some hat [MASK] scaring marcus.", return_tensors="pt")
     >>> right, wrong = tokenizer.convert_tokens_to_ids(["are", "is"])
-    >>> effect = ValueZeroingEffect(model, find_layers(model))
+    >>> effect = ValueZeroingEffect(model)
     >>> scores = effect.attribute(inputs, target=(6, right), foil=(6, wrong))
     >>> scores.shape == inputs["input_ids"].shape, inputs.tokens()[scores.argmax()]
     (True, 'pictures')
@@ -77,7 +77,7 @@ class ValueZeroingEffect(ForwardPassAttribution):
     def __init__(
         self,
         forward_func: Callable[..., Any],
-        layer: Any,
+        layer: Any = None,
         device_ids: list[int] | None = None,
         *,
         attention: Attention = "self",

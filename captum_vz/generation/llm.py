@@ -26,7 +26,7 @@ class LLMTokenMaps(Attribution):
     :func:`attribute_generation` returns more: all layers, and the scores of earlier generated tokens.
 
     Args:
-        attr_method: A method of this package, made of a model: `ValueZeroingRollout(model, find_layers(model))`.
+        attr_method: A method of this package, made of a model: `ValueZeroingRollout(model)`.
         tokenizer: The tokenizer of the model.
 
     >>> from captum.attr import TextTokenInput
@@ -43,7 +43,7 @@ class LLMTokenMaps(Attribution):
         if not isinstance(attr_method, Attribution):
             raise ArgumentError(
                 f"attr_method is of type {type(attr_method).__name__}: pass a method that was made of a model, such as "
-                "ValueZeroingRollout(model, find_layers(model))."
+                "ValueZeroingRollout(model)."
             )
         super().__init__(attr_method.forward_func)
         self.attr_method = attr_method

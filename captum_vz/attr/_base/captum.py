@@ -15,7 +15,7 @@ from captum.log import log_usage
 from torch import nn
 
 from captum_vz._engine import SHORT_OF_MEMORY, ValueProjection, is_out_of_memory
-from captum_vz.attr._call.arguments import as_layers
+from captum_vz.attr._call.arguments import as_layers, default_layers
 from captum_vz.attr._call.misuse import check_call, check_forward_func
 from captum_vz.attr._call.parts import values_of_layers
 from captum_vz.errors import ArgumentError
@@ -83,10 +83,12 @@ class ForwardPassAttribution(PerturbationAttribution):
     #: Where the values are, for layers that compute attention in their own code. None: the package finds them.
     values: Any = None
 
-    def __init__(self, forward_func: Callable[..., Any], layer: Any, device_ids: list[int] | None = None) -> None:
+    def __init__(
+        self, forward_func: Callable[..., Any], layer: Any = None, device_ids: list[int] | None = None
+    ) -> None:
         """See the class for the arguments."""
         PerturbationAttribution.__init__(self, forward_func)
-        self.layer = layer
+        self.layer = default_layers(forward_func) if layer is None else layer
         self.device_ids = device_ids
 
     def _layers(self) -> list[nn.Module]:

@@ -31,6 +31,7 @@ from captum_vz.attr._call.arguments import (
     FeatureGroups,
     Inputs,
     bind_forward,
+    default_layers,
     end_of_inputs,
 )
 from captum_vz.attr._call.misuse import check_numbers, check_one_of
@@ -54,8 +55,8 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
 
     Args:
         forward_func: A model, or a function that runs the layers.
-        layer: A layer (a whole Transformer block), or a list or ModuleList of layers. `captum_vz.find_layers(model)`
-            returns all layers.
+        layer: A layer (a whole Transformer block), or a list or ModuleList of layers. None: all layers of the model, as
+            `captum_vz.find_layers` returns them.
         device_ids: The device ids of a DataParallel model. Needed only if `forward_func` is a function that runs it.
         attention: "self", or "cross" for the cross-attention of a decoder block. If a layer has others (SAM 3's decoder
             has three attentions), the attention module of the layer; for several layers, a list of such modules.
@@ -89,14 +90,14 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
     def __init__(
         self,
         forward_func: Callable[..., Any],
-        layer: Any,
+        layer: Any = None,
         device_ids: list[int] | None = None,
         *,
         attention: Attention = "self",
         normalize: bool = True,
     ) -> None:
         """See the class for the arguments."""
-        super().__init__(forward_func, layer, device_ids)
+        super().__init__(forward_func, default_layers(forward_func) if layer is None else layer, device_ids)
         self.attention = attention
         self.normalize = normalize
 

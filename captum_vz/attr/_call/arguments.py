@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from torch.nn.parallel.scatter_gather import scatter
 
-from captum_vz._engine import AttentionSite
+from captum_vz._engine import AttentionSite, find_layers
 from captum_vz._private import (
     format_additional_forward_args,
     format_tensor_into_tuples,
@@ -21,7 +21,13 @@ from captum_vz._private import (
     uncompiled,
 )
 from captum_vz.attr._call.masks import numbered
-from captum_vz.attr._call.misuse import check_inputs, check_no_embeddings, check_readable, unmasked_padding
+from captum_vz.attr._call.misuse import (
+    check_forward_func,
+    check_inputs,
+    check_no_embeddings,
+    check_readable,
+    unmasked_padding,
+)
 from captum_vz.attr._call.model_errors import ExplainedErrors
 from captum_vz.errors import ArgumentError
 
@@ -157,6 +163,22 @@ def as_layers(layer: Any) -> list[nn.Module]:
         )
     # A compiled layer wraps the module that runs.
     return [uncompiled(entry) for entry in layers]
+
+
+def default_layers(forward_func: Any, stack: str | None = None) -> list[nn.Module]:
+    """The layers of a model where `layer` is None. `stack` chooses one of several stacks."""
+    check_forward_func(forward_func, [])
+    if not isinstance(forward_func, nn.Module):
+        raise ArgumentError(
+            "layer is None, but forward_func is a function, whose layers are not known: pass "
+            "layer=captum_vz.find_layers(model), with the model that the function runs."
+        )
+    try:
+        return find_layers(forward_func, stack)
+    except ArgumentError as error:
+        raise ArgumentError(
+            f"layer is None, which means find_layers(model), but {error} Pass layer=find_layers(model, stack)."
+        ) from error
 
 
 def as_list(layer: Any) -> list[Any]:
