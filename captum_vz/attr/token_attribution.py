@@ -11,7 +11,7 @@ import torch
 from captum.attr import Attribution, DeepLiftShap, GradientShap, LayerDeepLiftShap, LayerGradientShap
 from torch import Tensor, nn
 
-from captum_vz.attr._base.captum import logged, warn
+from captum_vz.attr._base.captum import Described, logged, warn
 from captum_vz.attr._call.misuse import check_forward_func, unmasked_padding
 from captum_vz.attr._call.model_errors import ExplainedErrors
 from captum_vz.attr._call.target import Indices, parse_indices
@@ -23,7 +23,7 @@ from captum_vz.functional import token_scores
 _ONE_EXAMPLE_AT_A_TIME = (GradientShap, LayerGradientShap, DeepLiftShap, LayerDeepLiftShap)
 
 
-class TokenAttribution(Attribution):
+class TokenAttribution(Described, Attribution):
     r"""How much each token contributes to the model's output at `target`, by one of Captum's own methods.
 
     .. math:: s_j = \textstyle\sum_k a_{jk}, \qquad

@@ -7,12 +7,12 @@ import re
 import sys
 import warnings
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, TypeVar
 
 from captum.attr import PerturbationAttribution
 from captum.log import log_usage
-from torch import nn
+from torch import Tensor, nn
 
 from captum_vz._engine import SHORT_OF_MEMORY, ValueProjection, is_out_of_memory
 from captum_vz.attr._call.arguments import as_layers, default_layers
@@ -77,7 +77,46 @@ def in_steps(run: Callable[[int, int], None], count: int, at_most: int) -> str |
     return SHORT_OF_MEMORY if size < at_most else None
 
 
-class ForwardPassAttribution(PerturbationAttribution):
+class Described:
+    """A method whose `repr` names its model, its layers, and the options that differ from their defaults."""
+
+    def __repr__(self) -> str:
+        shown = []
+        for name, parameter in inspect.signature(type(self).__init__).parameters.items():
+            given = getattr(self, name, parameter.default)
+            if given is parameter.default or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+                continue
+            if name == "layer":
+                shown.append(f"layer={_layers_shown(given, getattr(self, 'forward_func', None))}")
+            elif not (isinstance(given, (str, int, float, type(None))) and given == parameter.default):
+                shown.append(_shown(given) if name in ("forward_func", "maps") else f"{name}={_shown(given)}")
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+
+def _layers_shown(layer: Any, model: Any) -> str:
+    """The names of layers in their model. Their classes, if a function runs them."""
+    names = {module: name for name, module in model.named_modules()} if isinstance(model, nn.Module) else {}
+    each = list(layer) if isinstance(layer, (list, tuple, nn.ModuleList)) else [layer]
+    shown = [names.get(one, _shown(one)) if isinstance(one, nn.Module) else _shown(one) for one in each]
+    if each == [layer]:
+        return shown[0]
+    return f"[{', '.join(shown if len(shown) < 4 else [shown[0], '...', shown[-1]])}]"
+
+
+def _shown(value: Any) -> str:
+    """One value of an option, in a line."""
+    if isinstance(value, Tensor):
+        return f"Tensor{tuple(value.shape)}"
+    if isinstance(value, (str, int, float, list, tuple, type(None), Described)):
+        return repr(value)
+    if isinstance(value, partial):
+        return (
+            f"partial({_shown(value.func)}{''.join(f', {key}={_shown(one)}' for key, one in value.keywords.items())})"
+        )
+    return str(getattr(value, "__name__", type(value).__name__))
+
+
+class ForwardPassAttribution(Described, PerturbationAttribution):
     """Base of the methods that compute scores while `forward_func` runs one or several layers."""
 
     #: Where the values are, for layers that compute attention in their own code. None: the package finds them.

@@ -11,7 +11,7 @@ from captum.attr import Attribution
 from torch import Tensor, nn
 
 from captum_vz._private import TargetType
-from captum_vz.attr._base.captum import logged
+from captum_vz.attr._base.captum import Described, logged
 from captum_vz.attr._base.map_run import MapRun
 from captum_vz.attr._call.arguments import Arguments, Inputs, as_layers, token_input
 from captum_vz.attr._call.masks import numbered
@@ -20,7 +20,7 @@ from captum_vz.errors import ArgumentError
 from captum_vz.functional import normalize_rows
 
 
-class ModelFreeAttribution(Attribution):
+class ModelFreeAttribution(Described, Attribution):
     """Base of the baselines that use the tokens only. A baseline returns maps `(batch, out, in)`, as other methods do.
 
     A subclass defines the map of one example in :meth:`scores`.
