@@ -1,7 +1,7 @@
 """Value Zeroing and its attention baselines as Captum attributions."""
 
 from importlib import import_module
-from typing import Any
+from typing import Any, Final
 
 import captum_vz._start  # noqa: F401  # before torch, whose import Ctrl-C may interrupt
 from captum_vz import functional
@@ -66,9 +66,17 @@ __all__ = [
     "word_mask",
 ]
 
+# Loaded on first use, because pictures, metrics and studies need more packages than the methods.
+_ON_FIRST_USE: Final = ("generation", "metrics", "study", "testbed", "text", "visualization")
+
 
 def __getattr__(name: str) -> Any:
-    # It needs transformers and matplotlib, which attribution classes do not.
     if name == "explain":
         return import_module("captum_vz.app.explaining.explain").explain
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _ON_FIRST_USE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return import_module(f"{__name__}.{name}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), "explain", *_ON_FIRST_USE})

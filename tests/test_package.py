@@ -89,6 +89,18 @@ print(*sys.modules, file=sys.stderr)
     assert not loaded & {"gradio", "pandas", "pyarrow", "sklearn", "networkx"}
 
 
+def test_subpackages_load_on_first_use() -> None:
+    program = """
+import sys, captum_vz
+named = ["generation", "metrics", "study", "testbed", "text", "visualization"]
+print(set(named) <= set(dir(captum_vz)), [name for name in named if f"captum_vz.{name}" in sys.modules])
+print(all(getattr(captum_vz, name) is sys.modules[f"captum_vz.{name}"] for name in named), hasattr(captum_vz, "charts"))
+print(captum_vz.visualization.draw_maps.__name__, captum_vz.study.compare.__name__)
+"""
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert run.stdout.splitlines() == ["True []", "True False", "draw_maps compare"]
+
+
 def test_public_names_have_docstrings() -> None:
     for module in (captum_vz, captum_vz.functional):
         assert len(set(module.__all__)) == len(module.__all__)
