@@ -117,7 +117,7 @@ def test_foil_alone_is_compared_with_the_prediction(capsys: pytest.CaptureFixtur
 
 
 def test_reason_of_refused_methods_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["compare", "a cat sat", "--token", "2", "--model", "minilm"]) == 0
+    assert main(["compare", "a cat sat", "--token", "2", "--model", "minilm", "--methods", "all"]) == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("without ")]
     assert len(lines) == 1
     assert lines[0].startswith("without value-zeroing-effect, value-zeroing-effect-layer: BertModel gives no logits")

@@ -95,7 +95,7 @@ def compared(
     model, tokenizer, layers = loaded
     _check_words(tokenizer, target, foil, option)
     try:
-        names = check_methods(methods)
+        names = check_methods(None if methods == "all" else methods)
         if any(METHODS[name].layered for name in names):
             check_layer(layer, depth_of(loaded), option)
         for remark in remarks(text, loaded, prepare_text(model, tokenizer, text, token), token, option):
@@ -104,7 +104,7 @@ def compared(
             model,
             tokenizer,
             text,
-            None if methods is None else names,
+            methods,
             target,
             foil=foil,
             layer=layer,

@@ -73,22 +73,14 @@ def add_outputs(sub: argparse.ArgumentParser, output: str, json: str) -> None:
     sub.add_argument("--json", action="store_true", help=f"print {json} as JSON")
 
 
-def add_methods(sub: argparse.ArgumentParser) -> None:
-    """Add `--methods`."""
-    slow = ", ".join(name for name, method in METHODS.items() if method.slow)
-    sub.add_argument(
-        "--methods",
-        nargs="+",
-        type=one_of("method", METHODS),
-        metavar="METHOD",
-        help=f"of {', '.join(METHODS)} (default: all except {slow})",
-    )
+def slow() -> str:
+    """The names of the methods that are run only if they are named."""
+    return ", ".join(name for name, method in METHODS.items() if method.slow)
 
 
 def add_run(sub: argparse.ArgumentParser) -> None:
     """Add the options of the commands that run many sentences. Names of methods are checked after plugins are read."""
-    slow = ", ".join(name for name, method in METHODS.items() if method.slow)
-    names = f"of {', '.join(METHODS)}, or of a plugin (default: all except {slow})"
+    names = f"of {', '.join(METHODS)}, or of a plugin (default: all except {slow()})"
     sub.add_argument("--methods", nargs="+", metavar="METHOD", help=names)
     sub.add_argument(
         "--plugin",

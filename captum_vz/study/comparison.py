@@ -16,7 +16,16 @@ from torch import Tensor, nn
 from captum_vz import find_layers
 from captum_vz.errors import ArgumentError, RefusedError
 from captum_vz.study.examples.text import prepare_text, word_id
-from captum_vz.study.methods import METHODS, Batch, check_methods, encoder_of, family_of, joined_first
+from captum_vz.study.methods import (
+    COMPARED_METHODS,
+    DEFAULT_METHODS,
+    METHODS,
+    Batch,
+    check_methods,
+    encoder_of,
+    family_of,
+    joined_first,
+)
 from captum_vz.study.scoring.given import checked_rows
 from captum_vz.visualization import draw_comparison
 from captum_vz.visualization._files import comma_separated, written
@@ -52,8 +61,9 @@ def compare(
         tokenizer: Its tokenizer.
         inputs: A text, in which ``[MASK]`` stands for the tokenizer's own mask token, or what the tokenizer returned
             for one text, with tensors `(1, tokens)`.
-        methods: Names of :data:`~captum_vz.study.METHODS`. None: :data:`~captum_vz.study.DEFAULT_METHODS`, without
-            methods that refuse this model. The table lists them with the reason.
+        methods: Names of :data:`~captum_vz.study.METHODS`. None: the five of
+            :data:`~captum_vz.study.COMPARED_METHODS`. "all": those of :data:`~captum_vz.study.DEFAULT_METHODS`. Of None
+            and of "all", methods that refuse this model are left out, and the table lists them with the reason.
         target: The class whose logit is explained by the methods that explain the output. It is the id of a token of
             the vocabulary, or this token as text. The logit is read at `token`. None: the model's prediction.
         foil: The class whose logit is subtracted from the target's logit. None: none.
@@ -83,13 +93,14 @@ def compare(
     > 6  [MASK]  0...
     ...
     """
-    names = check_methods(methods)
+    several = methods is None or methods == "all"
+    names = check_methods(methods if methods != "all" else DEFAULT_METHODS) if methods is not None else COMPARED_METHODS
     model = encoder_of(model)
     layers = find_layers(model) if layers is None else layers
     text = prepare_text(model, tokenizer, inputs, token)
     targets, foils = (None if word is None else [word_id(tokenizer, word)] for word in (target, foil))
     batch = Batch(model, tokenizer, layers, text.inputs, [text.token], targets, foils)
-    found, refused = _rows(batch, names, methods is None, advance)
+    found, refused = _rows(batch, names, several, advance)
     depths = [len(rows) for name, rows in found.items() if METHODS[name].layered]
     depth = max(depths, default=1)
     if depths and not -depth <= layer < depth:

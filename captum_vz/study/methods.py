@@ -314,8 +314,17 @@ METHODS: Final[dict[str, Method]] = {
     "position": baseline_method("position", PositionAttribution),
 }
 
-#: The methods of `methods=None`: all except gradients, attention flow, hidden token attribution and ALTI-Logit.
+#: The methods of a study by default: all except gradients, attention flow, hidden token attribution and ALTI-Logit.
 DEFAULT_METHODS: Final = tuple(name for name, method in METHODS.items() if not method.slow)
+
+#: The methods that :func:`~captum_vz.study.compare` shows by default: the columns fit on a page.
+COMPARED_METHODS: Final = (
+    "value-zeroing",
+    "value-zeroing-rollout",
+    "value-zeroing-effect",
+    "attention-rollout",
+    "alti",
+)
 
 
 def check_methods(methods: Iterable[str] | None) -> tuple[str, ...]:

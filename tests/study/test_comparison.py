@@ -36,7 +36,7 @@ from captum_vz import (
 from captum_vz.errors import RefusedError
 from captum_vz.functional import normalize_rows
 from captum_vz.metrics import kendall
-from captum_vz.study import DEFAULT_METHODS, METHODS, Table, compare
+from captum_vz.study import COMPARED_METHODS, DEFAULT_METHODS, METHODS, Table, compare
 from captum_vz.study.examples.text import prepare_text
 from captum_vz.study.methods import family_of
 from captum_vz.study.scoring.truth import blank_out_text
@@ -122,12 +122,15 @@ def test_alti_logit_explains_choice_of_decoder(shipped: Shipped) -> None:
 
 def test_decoder_explained_at_last_token(decoder: Decoder) -> None:
     model, tokenizer = decoder
-    table = compare(model, tokenizer, "some hat is small.")
+    short = compare(model, tokenizer, "some hat is small.")
+    assert list(short.scores) == [name for name in COMPARED_METHODS if name not in short.refused]
+    assert len(COMPARED_METHODS) == 5
+    table = compare(model, tokenizer, "some hat is small.", "all")
     assert table.token == len(table.tokens) - 1
     assert sorted(table.refused) == ["globenc", "globenc-layer"]
     assert "pre-norm" in table.refused["globenc"]
     assert list(table.scores) == [name for name in DEFAULT_METHODS if name not in table.refused]
-    first = compare(model, tokenizer, "some hat is small.", token=0)
+    first = compare(model, tokenizer, "some hat is small.", "all", token=0)
     for name, column in first.scores.items():
         assert column.tolist() == [1, 0, 0, 0, 0], name  # later tokens are not seen
     with pytest.raises(RefusedError, match="pre-norm"):

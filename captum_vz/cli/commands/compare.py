@@ -15,9 +15,9 @@ from captum_vz.app.explaining.subjects import subject_of_loaded
 from captum_vz.app.models import Loaded, load
 from captum_vz.app.pages import frame, page, paragraph, table
 from captum_vz.cli.errors import CommandError, tell
-from captum_vz.cli.options import add_command, add_methods, add_model, add_outputs, check_files, check_text
+from captum_vz.cli.options import add_command, add_model, add_outputs, check_files, check_text, one_of, slow
 from captum_vz.cli.output import counted, name_files, print_table, save_page, save_picture, share_cell, working
-from captum_vz.study import DEFAULT_METHODS, METHODS, Table
+from captum_vz.study import COMPARED_METHODS, DEFAULT_METHODS, METHODS, Table
 from captum_vz.visualization import View
 
 if TYPE_CHECKING:
@@ -44,7 +44,13 @@ def add_compare(commands: Any) -> None:
     )
     sub.add_argument("text", metavar="TEXT", help="a sentence; [MASK] stands for the model's own mask token")
     add_model(sub)
-    add_methods(sub)
+    sub.add_argument(
+        "--methods",
+        nargs="+",
+        type=one_of("method", [*METHODS, "all"]),
+        metavar="METHOD",
+        help=f"of {', '.join(METHODS)}, or all: all except {slow()} (default: {', '.join(COMPARED_METHODS)})",
+    )
     sub.add_argument("--token", help="the token to explain (default: the mask, else the last token of the text)")
     sub.add_argument("--layer", type=int, default=-1, help="from 0, negative ones from the end (default: the last)")
     sub.add_argument(
@@ -68,7 +74,8 @@ def run(options: argparse.Namespace) -> None:
     check_files(options.output, options.html)
     with working(f"loading {options.model}"):
         loaded = load(options.model)
-    names = options.methods or DEFAULT_METHODS
+    methods = "all" if options.methods == ["all"] else options.methods
+    names = DEFAULT_METHODS if methods == "all" else methods or COMPARED_METHODS
     _check_use(options)
     truth = _truth(options, loaded) if options.truth else None  # first, because it may refuse the model
     with counted(len(names), "methods") as bar:
@@ -77,7 +84,7 @@ def run(options: argparse.Namespace) -> None:
             bar.set_postfix_str(name, refresh=False)
             bar.update()
 
-        asked = options.text, loaded, options.methods, options.token, options.layer, options.target, options.foil
+        asked = options.text, loaded, methods, options.token, options.layer, options.target, options.foil
         found = compared(*asked, advance, option="--")
     if truth is not None:
         found = replace(found, truth=truth.shares)
