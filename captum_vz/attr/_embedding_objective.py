@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from captum_vz._engine import not_finite
-from captum_vz.attr._call.target import Indices, pick, tensor_of
+from captum_vz.attr._call.output import Indices, pick, tensor_of
 from captum_vz.errors import ArgumentError, RefusedError
 
 

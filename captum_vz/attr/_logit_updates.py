@@ -20,7 +20,8 @@ from captum_vz._engine import (
 )
 from captum_vz._private import is_replica
 from captum_vz.attr._call.arguments import as_layers
-from captum_vz.attr._call.target import Wanted, WantedTokens, gather_rows, parse_indices
+from captum_vz.attr._call.output import parse_indices
+from captum_vz.attr._call.target import Wanted, WantedTokens, gather_rows
 from captum_vz.attr.layer_alti import LayerALTI, alti_of_attention
 from captum_vz.errors import ArgumentError, UnsupportedLayerError
 

@@ -35,7 +35,8 @@ class LayerAttention(LayerMaps):
         device_ids: The device ids of a DataParallel model. Needed only if `forward_func` is a function that runs it.
         heads: The query heads to read: an int or a list of ints for all layers, or a list with one such selection for
             each layer. None: all heads.
-        reduce_heads: How to combine the heads into one map, "mean" or "max".
+        reduce_heads: How to combine the heads into one map, "mean" or "max". None: one map for each selected head,
+            `(batch, head, out, in)`.
         attention: "self", or "cross" for the cross-attention of a decoder block. If a layer has others (SAM 3's decoder
             has three attentions), the attention module of the layer; for several layers, a list of such modules.
         normalize: Whether to divide each row by its sum. The mean of all heads has sum 1 already, unless the model has
@@ -59,25 +60,27 @@ class LayerAttention(LayerMaps):
         device_ids: list[int] | None = None,
         *,
         heads: Heads | Sequence[Heads] = None,
-        reduce_heads: str = "mean",
+        reduce_heads: str | None = "mean",
         attention: Attention = "self",
         normalize: bool = True,
     ) -> None:
         super().__init__(forward_func, layer, device_ids, attention=attention, normalize=normalize)
-        check_one_of("reduce_heads", reduce_heads, "mean", "max")
+        check_one_of("reduce_heads", reduce_heads, "mean", "max", None)
         self.heads = heads
         self.reduce_heads = reduce_heads
 
     def layer_scores(self, site: AttentionSite, wanted: Wanted) -> Tensor:
-        """The weights of the heads as one map, `(batch, row, group)`."""
+        """The weights of the heads as one map, `(batch, row, group)`, or as `(batch, head, row, group)`."""
         return wanted.pool(self._fuse(widen(checked_weights(site)), site.layer.index))
 
     def _fuse(self, weights: Tensor, index: int) -> Tensor:
-        """Weights `(batch, head, out, in)` combined over heads, `(batch, out, in)`."""
-        check_one_of("reduce_heads", self.reduce_heads, "mean", "max")
+        """Weights `(batch, head, out, in)` of the selected heads, combined over heads unless `reduce_heads` is None."""
+        check_one_of("reduce_heads", self.reduce_heads, "mean", "max", None)
         chosen = select_heads(self.heads, index, len(as_list(self.layer)), weights.shape[1])
         if chosen is not None:
             weights = weights[:, torch.tensor(chosen, device=weights.device)]
+        if self.reduce_heads is None:
+            return weights
         return weights.mean(1) if self.reduce_heads == "mean" else weights.amax(1)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -12,6 +13,7 @@ from captum_vz._engine import INCLUDES, AttentionBlock, AttentionSite, Decomposi
 from captum_vz._private import TargetType
 from captum_vz.attr._base.layer_maps import LayerMaps
 from captum_vz.attr._call.arguments import Inputs
+from captum_vz.attr._call.misuse import check_one_of
 from captum_vz.attr._call.parts import Attention
 from captum_vz.attr._call.target import Wanted
 from captum_vz.errors import ArgumentError
@@ -59,6 +61,9 @@ class LayerAttentionNorm(LayerMaps):
         attention: "self", or "cross" for the cross-attention of a decoder block. If a layer has others (SAM 3's decoder
             has three attentions), the attention module of the layer; for several layers, a list of such modules.
         normalize: Whether to divide each row by its sum. False returns the norms themselves.
+        reduce_heads: "sum": the vectors of the heads are summed before the norm is computed, as in the formula. None:
+            the norm of each head's vector, `(batch, head, out, in)`, with "attention" only: the residual connection
+            belongs to no head.
 
     >>> from captum_vz import LayerAttentionNorm, find_layers
     >>> from captum_vz.testbed import load_model
@@ -83,8 +88,10 @@ class LayerAttentionNorm(LayerMaps):
         include: Include = "attention",
         attention: Attention = "self",
         normalize: bool = True,
+        reduce_heads: str | None = "sum",
     ) -> None:
         super().__init__(forward_func, layer, device_ids, attention=attention, normalize=normalize)
+        check_one_of("reduce_heads", reduce_heads, "sum", None)
         if include not in INCLUDES:
             raise ArgumentError(f"include is {include!r}: pass one of {', '.join(map(repr, INCLUDES))}.")
         if include != "attention" and attention != "self":
@@ -92,7 +99,13 @@ class LayerAttentionNorm(LayerMaps):
                 f"include is {include!r}, but the residual connection of a cross-attention is not a source token: "
                 "pass include='attention'."
             )
+        if include != "attention" and reduce_heads is None:
+            raise ArgumentError(
+                f"reduce_heads is None and include is {include!r}, but the residual connection belongs to no head: "
+                "pass include='attention', or reduce_heads='sum'."
+            )
         self.include: Include = include
+        self.reduce_heads = reduce_heads
 
     def mixing_ratio(
         self, inputs: Inputs, target: TargetType = None, additional_forward_args: Any = None, *, token: Any = None
@@ -131,7 +144,13 @@ class LayerAttentionNorm(LayerMaps):
         """The norms of the vectors, `(batch, row, group)`."""
         block = AttentionBlock(site)
         examples = decompositions(block, self.include, wanted.rows, wanted.groups)
-        return torch.cat([self._scores(some) for some in examples])
+        return torch.cat([self._scores(some) if self.reduce_heads else self._by_head(some) for some in examples])
+
+    def _by_head(self, some: Decomposition) -> Tensor:
+        """The norms of the vectors of each head, `(batch, head, row, group)`."""
+        heads = [slice(head, head + 1) for head in range(some.weights.shape[-1])]
+        alone = (replace(some, weights=some.weights[..., one], vectors=some.vectors[:, :, one]) for one in heads)
+        return torch.stack([self._scores(one) for one in alone], 1)
 
     def _scores(self, some: Decomposition) -> Tensor:
         if some.groups is None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from captum_vz.attr._base.captum import Described, logged, warn
 from captum_vz.attr._call.misuse import check_forward_func, unmasked_padding
 from captum_vz.attr._call.model_errors import ExplainedErrors
-from captum_vz.attr._call.target import Indices, parse_indices
+from captum_vz.attr._call.output import Indices, parse_indices
 from captum_vz.attr._embedding_objective import EmbeddingObjective
 from captum_vz.errors import ArgumentError
 from captum_vz.functional import token_scores

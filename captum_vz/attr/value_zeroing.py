@@ -55,6 +55,9 @@ class ValueZeroing(LayerMaps):
         heads: The query heads in which values are zeroed: an int or a list of ints for all layers, or a list with one
             such selection for each layer. None: all heads. If query heads share a value, the value is zeroed in the
             selected heads only.
+        reduce_heads: "joint": values are zeroed in all selected heads at once. None: in one head at a time, which gives
+            one map for each selected head, `(batch, head, out, in)`, in one pass of the model. Each is the map of
+            `heads=head`.
         normalize: Whether to divide each row by its sum. False returns the distances themselves.
         final_norm: A module that is applied to both outputs before the distance is computed, such as the norm after the
             last layer of a pre-norm stack.
@@ -96,6 +99,7 @@ class ValueZeroing(LayerMaps):
         distance: str | Distance = "cosine",
         attention: Attention = "self",
         heads: Heads | Sequence[Heads] = None,
+        reduce_heads: str | None = "joint",
         normalize: bool = True,
         final_norm: nn.Module | None = None,
         values: Values = None,
@@ -108,23 +112,31 @@ class ValueZeroing(LayerMaps):
         self.intervention = intervention
         self.distance = distance
         self.heads = heads
+        check_one_of("reduce_heads", reduce_heads, "joint", None)
+        self.reduce_heads = reduce_heads
         self.final_norm = final_norm
         self.values = values
         check_one_of("matmul_precision", matmul_precision, "highest", "medium")
         self.matmul_precision = matmul_precision
 
     def layer_scores(self, site: AttentionSite, wanted: Wanted) -> Tensor:
-        """The distances between clean and changed outputs, `(batch, row, group)`."""
-        return value_zeroing_scores(
+        """The distances between clean and changed outputs, `(batch, row, group)`, or `(batch, head, row, group)`."""
+        check_one_of("reduce_heads", self.reduce_heads, "joint", None)
+        scores = partial(
+            value_zeroing_scores,
             site,
             self._distance(site),
             rows=wanted.rows,
             groups=wanted.groups,
             max_groups=wanted.max_groups,
-            heads=self._heads(site),
             intervention=get_intervention(self.intervention),
             bfloat16_changes=self._is_fast(),
         )
+        heads = self._heads(site)
+        if self.reduce_heads is not None:
+            return scores(heads=heads)
+        each = range(site.shape.heads) if heads is None else heads
+        return torch.stack([scores(heads=(head,)) for head in each], 1)
 
     def _is_fast(self) -> bool:
         check_one_of("matmul_precision", self.matmul_precision, "highest", "medium")

@@ -14,9 +14,9 @@ from captum_vz.attr._base.captum import ForwardPassAttribution, logged, warn
 from captum_vz.attr._base.runs import Runs
 from captum_vz.attr._call.arguments import FeatureGroups, Inputs, bind_forward, end_of_inputs, examples_of
 from captum_vz.attr._call.misuse import check_no_cache, check_numbers
+from captum_vz.attr._call.output import Question
 from captum_vz.attr._call.padding import LeftPadding
 from captum_vz.attr._call.parts import Attention, Heads, Values, attentions_of_layers, select_heads
-from captum_vz.attr._call.target import Question
 from captum_vz.attr._zeroed_numbers import ZeroedNumbers
 from captum_vz.errors import ArgumentError, UnsupportedLayerError
 from captum_vz.functional.interventions import Intervention, get_intervention

@@ -325,6 +325,11 @@ def _checked(method: Any, model: Any) -> Any:
             f"{type(method).__name__} takes no token ids: pass the class, such as captum.attr.IntegratedGradients, or "
             "a TokenAttribution."
         )
+    if getattr(method, "reduce_heads", "") is None:
+        raise ArgumentError(
+            f"reduce_heads of {_title(method)} is None, which gives a map for each head, but generated text has one "
+            "row for each token: choose a reduction, or one head with heads=."
+        )
     if _has_encoder(model) and not isinstance(method, (ALTIPlus, TokenAttribution)):
         _check_sources(type(method), getattr(method, "attention", None))
     forward = getattr(method, "forward_func", None)

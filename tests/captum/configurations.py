@@ -27,7 +27,8 @@ from captum_vz import (
     ValueZeroing,
     ValueZeroingRollout,
 )
-from captum_vz.attr._call.target import Question, WantedTokens
+from captum_vz.attr._call.output import Question
+from captum_vz.attr._call.target import WantedTokens
 from tests.reference.case import Case
 from tests.reference.families import FAMILIES
 

@@ -16,11 +16,11 @@ SHARED = ["self", "forward_func", "layer", "device_ids"]
 JOINING = ["per_receptive_field", "other_mixing"]
 ZEROING = ["distance", "attention", "heads", "normalize", "final_norm", "values", "matmul_precision", "intervention"]
 CONSTRUCTORS = {
-    "ValueZeroing": [*SHARED, *ZEROING],
+    "ValueZeroing": [*SHARED, *ZEROING[:3], "reduce_heads", *ZEROING[3:]],
     "ValueZeroingRollout": [*SHARED, "residual", *ZEROING, *JOINING],
     "ValueZeroingEffect": [*SHARED, "attention", "heads", "values", "intervention"],
     "LayerAttention": [*SHARED, "heads", "reduce_heads", "attention", "normalize"],
-    "LayerAttentionNorm": [*SHARED, "include", "attention", "normalize"],
+    "LayerAttentionNorm": [*SHARED, "include", "attention", "normalize", "reduce_heads"],
     "LayerAttentionGradient": [*SHARED, "attention", "normalize"],
     "AttentionRollout": [*SHARED, "residual", "heads", "reduce_heads", "attention", *JOINING],
     "GlobEnc": [*SHARED, "residual", "normalize", *JOINING],
@@ -41,7 +41,6 @@ DEFAULTS = {
     "matmul_precision": "highest",
     "intervention": "zero",
     "other_mixing": "refuse",
-    "reduce_heads": "mean",
     "per_receptive_field": False,
 }
 ATTRIBUTE = {

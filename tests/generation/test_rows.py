@@ -251,6 +251,7 @@ def test_model_that_is_not_causal_is_refused() -> None:
         (lambda model, layers: layers, "gpt2", "method returned a list"),
         (ValueZeroingRollout, "t5", "pass ALTIPlus, ValueZeroing"),
         (GlobEnc, "gpt2", "pre-norm"),
+        (partial(ValueZeroing, reduce_heads=None), "gpt2", "reduce_heads of ValueZeroing is None"),
         (PositionAttribution(), "gpt2", "is not causal"),
     ],
 )

@@ -35,9 +35,10 @@ from captum_vz.attr._call.arguments import (
     end_of_inputs,
 )
 from captum_vz.attr._call.misuse import check_numbers, check_one_of
+from captum_vz.attr._call.output import Question
 from captum_vz.attr._call.padding import LeftPadding
 from captum_vz.attr._call.parts import Attention, attentions_of_layers
-from captum_vz.attr._call.target import Question, Wanted, WantedTokens
+from captum_vz.attr._call.target import Wanted, WantedTokens
 from captum_vz.attr._call.token_axis import LayerTokens, check_target
 from captum_vz.errors import ArgumentError
 
@@ -185,7 +186,8 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
                 `(batch, out, in)`.
 
         Returns:
-            Scores `(batch, row, group)`, not normalised, 0 for padding. Or a function that computes the scores from
+            Scores `(batch, row, group)`, not normalised, 0 for padding, with an axis of heads after the batch if the
+            method returns a map for each head. Or a function that computes the scores from
             the model's output. This function is called after `forward_func` has returned.
         """
 

@@ -234,8 +234,13 @@ class MapAggregation(ForwardPassAttribution):
         return self.join(maps, rows)[-1]
 
     def _check_options(self) -> None:
-        """Refuse maps of cross-attention, and options that were reassigned to unknown values."""
+        """Refuse maps of cross-attention and of heads, and options that were reassigned to unknown values."""
         check_one_of("other_mixing", self.other_mixing, "refuse", "ignore")
+        if getattr(self.maps, "reduce_heads", "") is None:
+            raise ArgumentError(
+                f"{self.get_name()} joins one map for each layer, but reduce_heads is None, which gives one for each "
+                "head. Choose a reduction, or join the maps of a head by captum_vz.functional.rollout."
+            )
         if getattr(self.maps, "attention", "self") != "self":
             raise ArgumentError(
                 f"{self.get_name()} multiplies maps of self-attention, but the maps of cross-attention lead from one "

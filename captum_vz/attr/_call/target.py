@@ -1,77 +1,34 @@
-"""The arguments `token` and `target`: wanted output tokens, indices of the output, and the rows of one layer."""
+"""The argument `token`, and the token that `target` names: wanted output tokens, and the rows of one layer."""
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from captum_vz._engine import AttentionSite, Readings, not_finite, once_a_pass
-from captum_vz.errors import ArgumentError, RefusedError
+from captum_vz._engine import AttentionSite, Readings, once_a_pass
+from captum_vz.attr._call.output import (
+    Indices,
+    Question,
+    as_int,
+    as_part,
+    check_indices,
+    holds_integers,
+    parse_indices,
+    tensor_of,
+)
+from captum_vz.errors import ArgumentError
 from captum_vz.functional import widen
-
-# One index of the output for each example, without the batch axis. Or one index for all examples.
-Indices: TypeAlias = tuple[Any, ...] | list[tuple[Any, ...]] | None
 
 TOKEN_FORMS = (
     "an int (this position in every example), a list or 1-D tensor of ints (one position for each example), a tensor "
     "(batch, k) or a list of lists (k positions for each example), or a slice"
 )
-
-
-@dataclass(frozen=True)
-class Question:
-    """The number of each example that is explained: `target`, minus `foil`."""
-
-    target: Indices | Callable[[Any], Any]
-    foil: Indices
-
-    @classmethod
-    def parse(cls, target: Any, foil: Any) -> Question:
-        """Read an index in Captum's forms, or a function of the output, and the index of a foil."""
-        if callable(target):
-            if foil is not None:
-                raise ArgumentError("target is a function, so foil has no meaning: subtract it in the function.")
-            return cls(target, None)
-        return cls(parse_indices(target), parse_indices(foil, "foil"))
-
-    def read(self, output: Any, batch: int, copies: int = 1) -> Tensor:
-        """The explained numbers of all copies of the batch, `(copies * batch,)`, with their graph."""
-        examples = batch * copies
-        if callable(self.target):
-            numbers = self.target(output)
-            name = "target gave"
-        else:
-            found = tensor_of(output)
-            if found is None:
-                raise ArgumentError(
-                    f"forward_func gave an object of type {type(output).__name__} without logits: pass a target that "
-                    "takes it and gives one number for each example. Or pass a forward_func that returns a tensor."
-                )
-            numbers = pick(found, _repeated(self.target, copies))
-            name = f"forward_func gave {tuple(found.shape)}, and target {self.target!r} picks"
-            if self.foil is not None:
-                numbers = numbers - pick(found, _repeated(self.foil, copies), "foil")
-        shape = tuple(numbers.shape) if isinstance(numbers, Tensor) else type(numbers).__name__
-        if not (isinstance(numbers, Tensor) and numbers.dim() and len(numbers) == numbers.numel() == examples):
-            raise ArgumentError(
-                f"{name} {shape} for {examples} examples: one number for each example is explained. For classes "
-                "(batch, classes) pass a class as target, for classes of tokens a tuple (token, class)."
-            )
-        if not numbers.isfinite().all():
-            raise RefusedError(f"{name} {not_finite(numbers.dtype)}")
-        return widen(numbers.reshape(-1))
-
-
-def _repeated(indices: Indices, copies: int) -> Indices:
-    return indices * copies if isinstance(indices, list) else indices
 
 
 @dataclass(frozen=True)
@@ -156,12 +113,15 @@ class WantedTokens:
 
     def rows_of(self, maps: Tensor) -> Tensor:
         """The wanted rows `(batch, row, in)` of a map `(batch, out, in)`."""
-        return gather_rows(maps, self.positions(maps.shape[0], maps.shape[1], maps.device))
+        return gather_rows(maps, self.positions(maps.shape[0], maps.shape[-2], maps.device))
 
     def select(self, rows: Tensor) -> Tensor:
-        """The wanted rows `(batch, row, in)` as returned: `(batch, in)` with one row for each example."""
+        """The wanted rows `(batch, row, in)` as returned: `(batch, in)` with one row for each example.
+
+        Maps of heads have an axis of heads after the batch.
+        """
         one = isinstance(self.rows, int) or (isinstance(self.rows, list) and isinstance(self.rows[0], int))
-        return (rows[:, 0] if one else rows).contiguous()
+        return (rows[..., 0, :] if one else rows).contiguous()
 
     def check(self, output: Any, tokens: int, name: str) -> None:
         """Refuse a `target` that is out of range, and an output without an axis of `tokens`."""
@@ -194,105 +154,15 @@ class WantedTokens:
             )
 
 
-def tensor_of(output: Any) -> Tensor | None:
-    """The tensor that `target` indexes: the output itself, its logits or its last hidden state."""
-    candidates = (output, getattr(output, "logits", None), getattr(output, "last_hidden_state", None))
-    return next((one for one in candidates if isinstance(one, Tensor)), None)
-
-
-def parse_indices(target: Any, name: str = "target") -> Indices:
-    """Read `target` in all of Captum's forms: None, int, tuple, tensor, list of ints, list of tuples."""
-    if target is None:
-        return None
-    if isinstance(target, (Tensor, np.ndarray)):
-        each = torch.as_tensor(target)
-        if not _holds_integers(each) or (each.dim() > 1 and each.numel() > 1):
-            raise ArgumentError(
-                f"{name} is a tensor {tuple(each.shape)} of {each.dtype}: pass one integer, or a 1-D tensor with one "
-                "integer for each example."
-            )
-        return (int(each.item()),) if each.numel() == 1 else [(row,) for row in each.tolist()]
-    one = _as_index(target)
-    if one is not None:
-        return one
-    if isinstance(target, list) and target:
-        several = [_as_index(entry) for entry in target]
-        found = [entry for entry in several if entry is not None]
-        if len(found) == len(target) and len({len(entry) for entry in found}) == 1:
-            return found
-    raise ArgumentError(
-        f"{name} is {target!r}, which does not index an output: pass an int, a tuple of ints such as (token, entry), a "
-        "list with one of these for each example, or a tensor of ints."
-    )
-
-
-def check_indices(shape: tuple[int, ...], indices: Indices, name: str) -> None:
-    """Refuse indices that are out of range for an output of this shape, `(batch, ...)`."""
-    if isinstance(indices, list) and len(indices) != shape[0]:
-        raise ArgumentError(
-            f"{name} has {len(indices)} entries, one for each example, but the output {shape} has {shape[0]} examples. "
-            "Pass one entry for each example, or one index for all."
-        )
-    for index in indices if isinstance(indices, list) else [indices or ()]:
-        if len(index) >= len(shape):
-            raise ArgumentError(
-                f"{name} is {index!r}, with {len(index)} indices, but the output {shape} has {len(shape) - 1} axes "
-                "after the batch. Pass one index for each of these axes at most."
-            )
-        for axis, (entry, count) in enumerate(zip(index, shape[1:], strict=False), 1):
-            if isinstance(entry, int) and not -count <= entry < count:
-                raise ArgumentError(
-                    f"{name} is {index!r}, which is out of range: axis {axis} of the output {shape} has {count} "
-                    f"entries. Pass an index from {-count} to {count - 1}."
-                )
-
-
-def pick(output: Tensor, indices: Indices, name: str = "target") -> Tensor:
-    """The entries of an output `(batch, ...)` at `indices`."""
-    if indices is None:
-        return output
-    check_indices(tuple(output.shape), indices, name)
-    if isinstance(indices, tuple):
-        return output[(slice(None), *indices)]
-    return torch.stack([output[(example, *index)] for example, index in enumerate(indices)])
-
-
 def gather_rows(maps: Tensor, positions: Tensor | None) -> Tensor:
-    """The rows `(batch, row, in)` of a map `(batch, out, in)` at `positions (batch, row)`. None: all rows."""
-    return maps if positions is None else maps.gather(1, positions[..., None].expand(-1, -1, maps.shape[2]))
+    """The rows `(batch, row, in)` of a map `(batch, out, in)` at `positions (batch, row)`. None: all rows.
 
-
-def as_int(value: Any) -> int | None:
-    """An integer of Python, numpy or torch as an int. None if the value is not an integer."""
-    if isinstance(value, (bool, np.bool_)) or (isinstance(value, Tensor) and not _holds_integers(value)):
-        return None
-    try:
-        return operator.index(value)
-    except (TypeError, ValueError, RuntimeError):
-        return None
-
-
-def _as_index(entry: Any) -> tuple[Any, ...] | None:
-    """The indices of one example."""
-    one = as_int(entry)
-    if one is not None:
-        return (one,)
-    if not isinstance(entry, tuple) or not entry:
-        return None
-    each = [_as_part(part) for part in entry]
-    return None if None in each else tuple(each)
-
-
-def _as_part(part: Any) -> int | slice | list[int] | None:
-    """One entry of an index: an int, a slice or a list of ints. None if the entry is none of these."""
-    if isinstance(part, slice):
-        return part
-    if isinstance(part, (Tensor, np.ndarray)) and part.ndim == 1:
-        part = part.tolist()
-    if isinstance(part, list):
-        several = [one for one in map(as_int, part) if one is not None]
-        return several if several and len(several) == len(part) else None
-    return as_int(part)
+    Maps of heads have an axis of heads after the batch.
+    """
+    if positions is None:
+        return maps
+    places = positions[..., None].expand(-1, -1, maps.shape[-1])
+    return maps.gather(-2, places if maps.dim() == 3 else places[:, None].expand(-1, maps.shape[1], -1, -1))
 
 
 def _parse_token(token: Any) -> Any:
@@ -300,24 +170,20 @@ def _parse_token(token: Any) -> Any:
         return token
     if isinstance(token, (Tensor, np.ndarray)):
         each = torch.as_tensor(token)
-        if not _holds_integers(each) or each.dim() > 2 or not each.numel():
+        if not holds_integers(each) or each.dim() > 2 or not each.numel():
             raise ArgumentError(f"token is a tensor {tuple(each.shape)} of {each.dtype}: pass {TOKEN_FORMS}.")
         return each.tolist()
     one = as_int(token)
     if one is not None:
         return one
     if isinstance(token, list) and token:
-        rows = [_as_part(entry) for entry in token]
+        rows = [as_part(entry) for entry in token]
         lists = [row for row in rows if isinstance(row, list)]
         if all(isinstance(row, int) for row in rows) or (
             len(lists) == len(rows) and len({len(row) for row in lists}) == 1
         ):
             return rows
     raise ArgumentError(f"token is {token!r}, which names no output tokens: pass {TOKEN_FORMS}.")
-
-
-def _holds_integers(value: Tensor) -> bool:
-    return not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)
 
 
 PADDED_TARGET = "the target token of an example is padding, so its row is zero"
@@ -346,7 +212,12 @@ class Wanted:
     question: Question | None = None
 
     def pool(self, scores: Tensor) -> Tensor:
-        """Scores `(batch, out, in)` as `(batch, row, group)`: the wanted rows, sums of groups, 0 for padding."""
+        """Scores `(batch, out, in)` as `(batch, row, group)`: the wanted rows, sums of groups, 0 for padding.
+
+        Scores of heads `(batch, head, out, in)` become `(batch, head, row, group)`.
+        """
+        if scores.dim() == 4:
+            return torch.stack([self.pool(one) for one in scores.unbind(1)], 1)
         there = self.site.target_mask[:, :, None] & self.site.source_mask[:, None, :]
         return self.pool_sources(gather_rows(scores * there, self.rows))
 
@@ -358,12 +229,19 @@ class Wanted:
         return pooled.scatter_add(2, self.groups[:, None, :].expand_as(scores), scores)
 
     def finish(self, scores: Tensor, normalize: bool, readings: Readings) -> Tensor:
-        """The map `(batch, row, in)` of scores `(batch, row, group)`. `readings` warns of zero rows when it is read."""
+        """The map `(batch, row, in)` of scores `(batch, row, group)`. `readings` warns of zero rows when it is read.
+
+        Scores of heads `(batch, head, row, group)` give maps of heads. Rows that are zero in all heads are named.
+        """
         scores = widen(scores) if normalize else scores
-        total = scores.sum(-1, keepdim=True)
+        total, by_head = scores.sum(-1, keepdim=True), scores.dim() == 4
         zero = total == 0
-        self._note_zero_rows(zero, scores.dtype, readings)
+        self._note_zero_rows(total.sum(1) == 0 if by_head else zero, scores.dtype, readings)
         scores = scores / (total + zero) if normalize else scores  # as `normalize_rows` does
+        return torch.stack([*map(self._spread, scores.unbind(1))], 1) if by_head else self._spread(scores)
+
+    def _spread(self, scores: Tensor) -> Tensor:
+        """Scores `(batch, row, group)` as a map of the call's sources, `(batch, row, in)`."""
         scores = scores.detach() if scores.requires_grad else scores
         if self.groups is not None:
             spread = scores.gather(2, self.groups[:, None, :].expand(-1, scores.shape[1], -1))

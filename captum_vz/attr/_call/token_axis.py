@@ -24,7 +24,8 @@ from captum_vz._engine import (
 from captum_vz._private import is_replica, modules_of, tree_leaves, tree_map, uncompiled
 from captum_vz.attr._call.arguments import Arguments, bind_forward, token_input
 from captum_vz.attr._call.model_errors import MODEL_ERRORS
-from captum_vz.attr._call.target import WantedTokens, tensor_of
+from captum_vz.attr._call.output import tensor_of
+from captum_vz.attr._call.target import WantedTokens
 from captum_vz.errors import ArgumentError, RefusedError
 
 # The noise in a token, as a multiple of the mean absolute value of its entries.
