@@ -11,11 +11,22 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 
+import captum_vz
 from tests.documents import ROOT
 
 PACKAGE = ROOT / "captum_vz"
 DATA = ["LICENSE.txt", "card.json", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
 BUILD = "import setuptools.build_meta as build; print(build.build_wheel('dist')); print(build.build_sdist('dist'))"
+SHIPPED = {
+    "pyproject.toml",
+    "setup.cfg",
+    "setup.py",
+    "MANIFEST.in",
+    "README.md",
+    "CHANGELOG.md",
+    "CITATION.cff",
+    "LICENSE",
+}
 Contents = dict[str, bytes]
 
 
@@ -44,8 +55,9 @@ def unpacked(folder: Path, goal: Path) -> Path:
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built from a copy, as `.ci/run` does, so that the checkout stays as it is."""
     source = tmp_path_factory.mktemp("source")
-    for name in ("setup.cfg", "setup.py", "README.md", "LICENSE"):
+    for name in SHIPPED:
         shutil.copy(ROOT / name, source)
+    shutil.copytree(ROOT / "tests", source / "tests", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(PACKAGE, source / "captum_vz", ignore=shutil.ignore_patterns("__pycache__"))
     return built_in(source)
 
@@ -81,12 +93,45 @@ def test_wheel_states_its_licenses(wheel: Contents) -> None:
 
 def test_sources_build_the_same_wheel(dist: Path, wheel: Contents, tmp_path: Path) -> None:
     source = unpacked(dist, tmp_path)
-    assert {path.name for path in source.iterdir()} >= {"LICENSE", "README.md", "setup.cfg", "setup.py"}
+    built = {"captum_vz", "captum_vz.egg-info", "PKG-INFO"}  # no tests, which need a whole checkout
+    assert {path.name for path in source.iterdir()} == SHIPPED | built
     again = wheel_in(built_in(source))
     # RECORD lists the files in the order in which they were packed.
     assert {name: data for name, data in again.items() if not name.endswith("RECORD")} == {
         name: data for name, data in wheel.items() if not name.endswith("RECORD")
     }
+
+
+def test_page_of_an_index(wheel: Contents) -> None:
+    (about,) = (data.decode() for name, data in wheel.items() if name.endswith("METADATA"))
+    heads, description = about.split("\n\n", 1)
+    versions = {f"Classifier: Programming Language :: Python :: 3.{minor}" for minor in (10, 11, 12, 13)}
+    assert {*versions, "Classifier: Typing :: Typed", "Requires-Python: >=3.10"} <= set(heads.splitlines())
+    assert "Project-URL: Paper, https://aclanthology.org/2023.eacl-main.245" in heads
+    assert "Description-Content-Type: text/markdown" in heads
+    assert description.startswith("# captum_vz\n")
+    links = re.findall(r"\]\(([^)]*)\)", re.sub(r"```.*?```", "", description, flags=re.DOTALL))
+    assert links
+    assert all(link.startswith("https://") for link in links)
+    assert "supported\nmodels, verify the maps" in description  # the words of links are kept
+    assert "![" not in description
+
+
+def test_citation_has_the_version() -> None:
+    citation = (ROOT / "CITATION.cff").read_text("utf-8")
+    assert f"\nversion: {captum_vz.__version__}\n" in citation
+    assert "https://aclanthology.org/2023.eacl-main.245" in citation
+
+
+def test_hosted_checks_call_our_own() -> None:
+    """The workflows have no commands of their own, so what they check can be run anywhere."""
+    found = {
+        command
+        for path in (ROOT / ".github" / "workflows").glob("*.yml")
+        for command in re.findall(r"- run: (.*)", path.read_text("utf-8"))
+    }
+    assert {command.split()[0] for command in found} == {".ci/run", ".ci/versions"}
+    assert all((ROOT / command.split()[0]).is_file() for command in found)
 
 
 def test_weights_are_safetensors() -> None:
