@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
@@ -19,14 +19,12 @@ from captum_vz.study.examples.text import prepare_text, word_id
 from captum_vz.study.methods import (
     COMPARED_METHODS,
     DEFAULT_METHODS,
-    METHODS,
     Batch,
-    check_methods,
+    Method,
     encoder_of,
     family_of,
-    joined_first,
 )
-from captum_vz.study.scoring.given import checked_rows
+from captum_vz.study.scoring.given import checked_rows, given_methods
 from captum_vz.visualization import draw_comparison
 from captum_vz.visualization._files import comma_separated, written
 from captum_vz.visualization.pictures.comparison import kendall_tau
@@ -41,7 +39,7 @@ def compare(
     model: Any,
     tokenizer: Any,
     inputs: str | Mapping[str, Any],
-    methods: Iterable[str] | None = None,
+    methods: Any = None,
     target: int | str | None = None,
     *,
     foil: int | str | None = None,
@@ -61,7 +59,8 @@ def compare(
         tokenizer: Its tokenizer.
         inputs: A text, in which ``[MASK]`` stands for the tokenizer's own mask token, or what the tokenizer returned
             for one text, with tensors `(1, tokens)`.
-        methods: Names of :data:`~captum_vz.study.METHODS`. None: the five of
+        methods: Names of :data:`~captum_vz.study.METHODS`, classes, objects or functions, see
+            :func:`~captum_vz.study.as_method`, or a mapping from names to these. None: the five of
             :data:`~captum_vz.study.COMPARED_METHODS`. "all": those of :data:`~captum_vz.study.DEFAULT_METHODS`. Of None
             and of "all", methods that refuse this model are left out, and the table lists them with the reason.
         target: The class whose logit is explained by the methods that explain the output. It is the id of a token of
@@ -93,20 +92,21 @@ def compare(
     > 6  [MASK]  0...
     ...
     """
-    several = methods is None or methods == "all"
-    names = check_methods(methods if methods != "all" else DEFAULT_METHODS) if methods is not None else COMPARED_METHODS
+    several: tuple[str, ...] | None = COMPARED_METHODS if methods is None else None
+    several = DEFAULT_METHODS if isinstance(methods, str) and methods == "all" else several
+    chosen = given_methods(methods if several is None else several)
     model = encoder_of(model)
     layers = find_layers(model) if layers is None else layers
     text = prepare_text(model, tokenizer, inputs, token)
     targets, foils = (None if word is None else [word_id(tokenizer, word)] for word in (target, foil))
     batch = Batch(model, tokenizer, layers, text.inputs, [text.token], targets, foils)
-    found, refused = _rows(batch, names, several, advance)
-    depths = [len(rows) for name, rows in found.items() if METHODS[name].layered]
+    found, refused = _rows(batch, chosen, several is not None, advance)
+    depths = [len(rows) for name, rows in found.items() if chosen[name].layered]
     depth = max(depths, default=1)
     if depths and not -depth <= layer < depth:
         raise ArgumentError(f"layer {layer} is out of range: the model has {depth} layers, {-depth} to {depth - 1}.")
-    scores = {name: rows[layer if METHODS[name].layered else 0][0].double().cpu() for name, rows in found.items()}
-    scopes = {name: METHODS[name].scope(layer % depth) for name in found}
+    scores = {name: rows[layer if chosen[name].layered else 0][0].double().cpu() for name, rows in found.items()}
+    scopes = {name: chosen[name].scope(layer % depth) for name in found}
     effect = None
     if truth:
         from captum_vz.study.scoring.truth import blank_out_text
@@ -116,23 +116,24 @@ def compare(
 
 
 def _rows(
-    batch: Batch, names: tuple[str, ...], skip: bool, advance: Callable[[str], object] | None
+    batch: Batch, methods: Mapping[str, Method], skip: bool, advance: Callable[[str], object] | None
 ) -> tuple[dict[str, list[Tensor]], dict[str, str]]:
     """The rows of the methods, and the reasons of methods that refuse, if they may be skipped."""
     found: dict[str, list[Tensor]] = {}
     refused: dict[str, str] = {}
-    for name in joined_first(names):
+    # Methods that join maps come first: methods that need rows of these maps then find them.
+    for name in sorted(methods, key=lambda name: methods[name].joined is None):
         if advance is not None:
             advance(name)
         try:
-            found[name] = list(checked_rows(name, METHODS[name], batch, ["the text"]))
+            found[name] = list(checked_rows(name, methods[name], batch, ["the text"]))
         except RefusedError as error:
             if not skip:
                 raise
             refused[name] = str(error)
     if not found:
         raise RefusedError(f"No method can explain this model: {next(iter(refused.values()))}")
-    return {name: found[name] for name in names if name in found}, refused
+    return {name: found[name] for name in methods if name in found}, refused
 
 
 #: The name of the column of the truth.

@@ -33,7 +33,7 @@ from captum_vz import (
     ValueZeroingRollout,
     find_layers,
 )
-from captum_vz.errors import RefusedError
+from captum_vz.errors import ArgumentError, RefusedError
 from captum_vz.functional import normalize_rows
 from captum_vz.metrics import kendall
 from captum_vz.study import COMPARED_METHODS, DEFAULT_METHODS, METHODS, Table, compare
@@ -118,6 +118,46 @@ def test_alti_logit_explains_choice_of_decoder(shipped: Shipped) -> None:
     torch.testing.assert_close(table.scores["alti-logit"], normalize_rows(added.abs())[0].double())
     with pytest.raises(RefusedError, match="post-norm"):
         compare(*shipped, SENTENCE, "alti-logit")
+
+
+def test_classes_and_objects_are_compared(shipped: Shipped) -> None:
+    model, tokenizer = shipped
+    layers = find_layers(model)
+    inputs = tokenizer(SENTENCE, return_tensors="pt")
+    right, wrong = tokenizer.convert_tokens_to_ids(["are", "is"])
+    given = {
+        "class": LayerAttention,
+        "rollout": partial(ValueZeroingRollout, residual=0.5),
+        "object": ValueZeroing(model, distance="euclidean"),
+        "gradient": LayerAttentionGradient,
+        "relevance": Rollout(LayerAttentionGradient(model, normalize=False), residual="add"),
+        "effect": ValueZeroingEffect(model),
+        "alti": "alti",
+    }
+    table = compare(model, tokenizer, SENTENCE, given, target="are", foil="is")
+    choice = {"target": (MASK, right), "foil": (MASK, wrong)}
+
+    def relevance() -> torch.Tensor:
+        rollout = Rollout(LayerAttentionGradient(model, normalize=False), residual="add")
+        return rollout.attribute(
+            inputs, lambda output: output.logits[:, MASK, right] - output.logits[:, MASK, wrong], token=MASK
+        )
+
+    expected = {
+        "class": LayerAttention(model, layers[-1]).attribute(inputs, token=MASK),
+        "rollout": ValueZeroingRollout(model, residual=0.5).attribute(inputs, token=MASK),
+        "object": ValueZeroing(model, layers[-1], distance="euclidean").attribute(inputs, token=MASK),
+        "gradient": LayerAttentionGradient(model, layers[-1]).attribute(inputs, **choice, token=MASK),
+        "relevance": normalize_rows(relevance()),
+        "effect": normalize_rows(ValueZeroingEffect(model).attribute(inputs, **choice).abs()),
+        "alti": ALTI(model).attribute(inputs, token=MASK),
+    }
+    assert list(table.scores) == list(given)
+    for name, row in expected.items():
+        torch.testing.assert_close(table.scores[name], row[0].double(), rtol=1e-4, atol=1e-6, msg=name)
+    assert list(compare(model, tokenizer, SENTENCE, [ValueZeroing, "random"]).scores) == ["ValueZeroing", "random"]
+    with pytest.raises(ArgumentError, match=r"'atention'.* \(did you mean attention\?\): pass some of"):
+        compare(model, tokenizer, SENTENCE, ["atention"])
 
 
 def test_decoder_explained_at_last_token(decoder: Decoder) -> None:

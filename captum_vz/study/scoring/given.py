@@ -153,7 +153,7 @@ def as_method(method: Any, *, layered: bool = False) -> Method:
     made = partial(Method, name, layered=layered, own=True, source=method)
     inner: Any = _unwrapped(method)
     if isclass(inner):
-        if issubclass(inner, LayerMaps):
+        if issubclass(inner, LayerMaps) and not inner.explains_output:
             return replace(layer_method(name, method), own=True, source=method)
         if issubclass(inner, ModelFreeAttribution):
             return replace(baseline_method(name, method), own=True, source=method)
@@ -162,15 +162,17 @@ def as_method(method: Any, *, layered: bool = False) -> Method:
         attribute: Any = getattr(inner, "attribute", None)
         if attribute is None:
             raise ArgumentError(f"method is the class {name}, which has no 'attribute': pass a class that has one.")
+        joins = issubclass(inner, (LayerMaps, MapAggregation))
         explains = "target" in signature(attribute).parameters and not issubclass(inner, MapAggregation)
         return made(
             lambda batch: _object_rows(_built(method, batch), batch),
-            layered=layered or issubclass(inner, MapAggregation),
+            layered=layered or joins,
             explains_output=explains,
         )
     if hasattr(method, "attribute"):
         joins = isinstance(method, (LayerMaps, MapAggregation))
         explains = "target" in signature(method.attribute).parameters and not joins
+        explains = explains or _explains_output(method)
         return made(partial(_object_rows, method), layered=layered or joins, explains_output=explains)
     if callable(method):
         if _required(method) >= 2:
@@ -254,6 +256,11 @@ def _unwrapped(method: Any) -> Any:
     return method
 
 
+def _explains_output(method: Any) -> bool:
+    """Whether a method has maps of a number of the output, or joins such maps."""
+    return bool(getattr(getattr(method, "maps", method), "explains_output", False))
+
+
 def _is_captums(kind: Any) -> bool:
     """Whether a class computes attributions by Captum's own code."""
     return str(getattr(getattr(kind, "attribute", None), "__module__", "")).startswith("captum.")
@@ -271,7 +278,8 @@ def _required(method: Callable[..., Any]) -> int:
 
 def _built(kind: Callable[..., Any], batch: Batch) -> Any:
     """The object of a class, or of a function that builds it: with the model, its layers and its tokenizer."""
-    given = [batch.model, batch.layers][: _required(kind)]
+    # `layer` may be left out, but the layers of the batch are known.
+    given = [batch.model, batch.layers][: 2 if "layer" in signature(kind).parameters else _required(kind)]
     needs = signature(kind).parameters.get("tokenizer")
     is_missing = needs is not None and needs.kind is Parameter.KEYWORD_ONLY and needs.default is Parameter.empty
     return kind(*given, **({"tokenizer": batch.tokenizer} if is_missing else {}))
@@ -285,11 +293,14 @@ def _object_rows(method: Any, batch: Batch) -> list[Tensor]:
             f"the object was made for another model ({type(model).__name__}): pass its class, which is built for each "
             "model."
         )
+    asked: dict[str, Any] = {}
+    if _explains_output(method):
+        asked["target"], asked["foil"] = explained_classes(batch)
     if isinstance(method, LayerMaps):
-        return [one[:, 0] for _, one in method.run(batch.inputs, token=batch.token).maps]
+        return _shares([one[:, 0] for _, one in method.run(batch.inputs, token=batch.token, **asked).maps], batch)
     if isinstance(method, MapAggregation):
-        run = method.maps.run(batch.inputs, find_other_mixing=True)
-        return method.join_run(run, token=batch.token, all_layers=True)
+        run = method.maps.run(batch.inputs, find_other_mixing=True, **asked)
+        return _shares(method.join_run(run, token=batch.token, all_layers=True), batch)
     accepted = signature(method.attribute).parameters
     options: dict[str, Any] = {}
     if "target" in accepted:
