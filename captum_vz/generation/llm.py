@@ -26,8 +26,10 @@ class LLMTokenMaps(Attribution):
     :func:`attribute_generation` returns more: all layers, and the scores of earlier generated tokens.
 
     Args:
-        attr_method: A method of this package, made of a model: `ValueZeroingRollout(model)`.
+        attr_method: A method of this package, made of a model: `ValueZeroingRollout(model)`. Or, with `model`, what
+            :func:`attribute_generation` takes as `method`: a name, a class, a function of the model and its layers.
         tokenizer: The tokenizer of the model.
+        model: The model. None: the model of `attr_method`.
 
     >>> from captum.attr import TextTokenInput
     >>> from captum_vz import ValueZeroing, find_layers
@@ -39,16 +41,21 @@ class LLMTokenMaps(Attribution):
     torch.Size([3, 6])
     """
 
-    def __init__(self, attr_method: Attribution, tokenizer: Any) -> None:
-        if not isinstance(attr_method, Attribution):
-            raise ArgumentError(
-                f"attr_method is of type {type(attr_method).__name__}: pass a method that was made of a model, such as "
-                "ValueZeroingRollout(model)."
+    def __init__(self, attr_method: Any, tokenizer: Any, *, model: Any = None) -> None:
+        if isinstance(attr_method, Attribution):
+            model = attr_method.forward_func if model is None else model
+        elif model is None:
+            shown = (
+                repr(attr_method) if isinstance(attr_method, (str, type)) else f"of type {type(attr_method).__name__}"
             )
-        super().__init__(attr_method.forward_func)
+            raise ArgumentError(
+                f"attr_method is {shown}: pass a method that was made of a model, such as ValueZeroingRollout(model). "
+                "For a name or a class, pass the model as model=."
+            )
+        super().__init__(model)
         self.attr_method = attr_method
         self.tokenizer = tokenizer
-        self.model: Any = attr_method.forward_func
+        self.model: Any = model
 
     def attribute(
         self,

@@ -157,4 +157,14 @@ def test_wrong_input_is_refused(inp: Any, options: dict[str, Any], message: str)
 
 def test_class_is_refused() -> None:
     with pytest.raises(ArgumentError, match="made of a model"):
-        LLMTokenMaps(ValueZeroing, TOKENS)  # type: ignore[arg-type]
+        LLMTokenMaps(ValueZeroing, TOKENS)
+
+
+@pytest.mark.parametrize("given", ["value-zeroing-rollout", ValueZeroingRollout])
+def test_names_and_classes_with_a_model(given: Any) -> None:
+    inp = TextTokenInput(TEXT, TOKENS)
+    expected = LLMTokenMaps(ValueZeroingRollout(MODEL), TOKENS).attribute(inp, target=torch.tensor([17, 18]))
+    found = LLMTokenMaps(given, TOKENS, model=MODEL).attribute(inp, target=torch.tensor([17, 18]))
+    assert torch.equal(found.token_attr, expected.token_attr)
+    with pytest.raises(ArgumentError, match="did you mean value-zeroing"):
+        LLMTokenMaps("value-zeroin", TOKENS, model=MODEL).attribute(inp, target=torch.tensor([17, 18]))
