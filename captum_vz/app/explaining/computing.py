@@ -98,8 +98,8 @@ class Run:
             foil = None if question.foil is None else question.index(place, question.foil)
         kind = method.of_text
         if kind is LayerAttentionGradient:
-            maps: Any = kind(subject.forward, subject.layers[layer], objective=reader)
-            shares: Tensor = maps.attribute(inputs, feature_mask=self.groups, token=place)
+            maps: Any = kind(subject.forward, subject.layers[layer])
+            shares: Tensor = maps.attribute(inputs, reader, feature_mask=self.groups, token=place)
             return shares[0]
         if kind is ALTILogit and not question.is_logit:
             raise UnsupportedLayerError(f"{self.method} explains logits: pass value-zeroing-effect.")

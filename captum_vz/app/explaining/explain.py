@@ -325,7 +325,7 @@ def _generated(subject: Subject, text: str, wish: Wish) -> Explanation:
             "captum_vz.generation.attribute_generation."
         )
     found = attribute_generation(
-        METHODS[name].generative, subject.model, subject.tokenizer, text, method_options=dict(METHODS[name].options)
+        subject.model, subject.tokenizer, text, METHODS[name].generative, method_options=dict(METHODS[name].options)
     )
     ids = encode(subject.tokenizer, text)["input_ids"][0].tolist()
     read = TokenText.of(subject.tokenizer, ids)
