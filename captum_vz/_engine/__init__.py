@@ -29,6 +29,7 @@ from captum_vz._engine.value_zeroing import (
     traced_replays,
     value_zeroing_scores,
 )
+from captum_vz._engine.whole_model.gates import ModelGates
 from captum_vz._engine.whole_model.mixing import OtherMixing
 from captum_vz._engine.whole_model.randomness import DrawnInputs, repeated
 from captum_vz._engine.whole_model.replay import ModelReplay
@@ -48,6 +49,7 @@ __all__ = [
     "ImpreciseError",
     "LayerPass",
     "LayerRecord",
+    "ModelGates",
     "ModelReplay",
     "OtherMixing",
     "OutputDistance",

@@ -20,6 +20,7 @@ from captum_vz.attr.position_attribution import PositionAttribution
 from captum_vz.attr.random_attribution import RandomAttribution
 from captum_vz.attr.rollout import Rollout
 from captum_vz.attr.token_attribution import TokenAttribution
+from captum_vz.attr.value_gates import ValueGates
 from captum_vz.attr.value_zeroing import ValueZeroing
 from captum_vz.attr.value_zeroing_effect import ValueZeroingEffect
 from captum_vz.attr.value_zeroing_rollout import ValueZeroingRollout
@@ -45,6 +46,7 @@ __all__ = [
     "RandomAttribution",
     "Rollout",
     "TokenAttribution",
+    "ValueGates",
     "ValueZeroing",
     "ValueZeroingEffect",
     "ValueZeroingRollout",

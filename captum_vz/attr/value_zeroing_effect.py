@@ -8,20 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from captum_vz._engine import LayerRecord, ModelReplay, attention_site, is_half, keeps_examples_apart
+from captum_vz._engine import ModelReplay, keeps_examples_apart
 from captum_vz._private import format_output
 from captum_vz.attr._base.captum import ForwardPassAttribution, logged, warn
-from captum_vz.attr._base.runs import Runs
-from captum_vz.attr._call.arguments import FeatureGroups, Inputs, bind_forward, end_of_inputs, examples_of
-from captum_vz.attr._call.misuse import check_no_cache, check_numbers
+from captum_vz.attr._call.arguments import FeatureGroups, Inputs, bind_forward, examples_of
+from captum_vz.attr._call.misuse import check_numbers
 from captum_vz.attr._call.output import Question
-from captum_vz.attr._call.padding import LeftPadding
-from captum_vz.attr._call.parts import Attention, Heads, Values, attentions_of_layers, select_heads
+from captum_vz.attr._call.parts import Attention, Heads, Values
+from captum_vz.attr._clean_pass import run_clean
 from captum_vz.attr._zeroed_numbers import ZeroedNumbers
-from captum_vz.errors import ArgumentError, UnsupportedLayerError
+from captum_vz.errors import ArgumentError
 from captum_vz.functional.interventions import Intervention, get_intervention
-
-HALF_PRECISION = "the model runs in half precision: effects are differences of rounded outputs. Load it in float32"
 
 
 class ValueZeroingEffect(ForwardPassAttribution):
@@ -145,41 +142,20 @@ class ValueZeroingEffect(ForwardPassAttribution):
         check_numbers(perturbations_per_eval, run)
         question = Question.parse(target, foil)
         layers = self._layers()
-        attentions = attentions_of_layers(self.attention, layers)
         device_ids = self.device_ids or getattr(self.forward_func, "device_ids", None)
         masks = FeatureGroups(feature_mask, device_ids)
         model = ModelReplay(layers, device_ids, self._given(layers), get_intervention(self.intervention))
-        check_no_cache(inputs, additional_forward_args)
-        notes: list[str] = []
-        dtypes: list[torch.dtype] = []
-        ends: list[int | None] = []
-
-        def compute(record: LayerRecord) -> Tensor:
-            runs.note(record)
-            record.inputs = inputs, additional_forward_args
-            site = attention_site(record, attentions[record.index])
-            if site.windows is not None or site.is_reordered():
-                raise UnsupportedLayerError(
-                    f"The attention of {record.name} sees the layer's tokens in windows, or in another order, where "
-                    f"{self.get_name()} cannot zero values. Use ValueZeroing for the maps of such layers."
-                )
-            model.zero_in(site, select_heads(self.heads, record.index, len(layers), site.shape.heads))
-            padding.note(site)
-            ends.append(end_of_inputs(site, inputs))
-            half = is_half(record)
-            notes.extend([*record.warnings, *([HALF_PRECISION] if half else [])])
-            dtypes.append(torch.bfloat16 if half else record.first_output.dtype)
-            each = torch.arange(site.shape.sources, device=site.source_mask.device).expand_as(site.source_mask)
-            return (each if (groups := masks.of(site, ends[-1])) is None else groups).where(site.source_mask, -1)
-
-        forward = bind_forward(self.forward_func, inputs, additional_forward_args)
-        runs, padding = Runs(forward, layers, run), LeftPadding()
-        with runs.checked():
-            output, groups = model.run_clean(forward, compute, runs.chosen)
-        notes.extend(padding.warnings(self.forward_func, inputs, additional_forward_args))
-        if notes:
-            warn(f"{self.get_name()}: {'; '.join(dict.fromkeys(notes))}.")
-        members = _members([one for _, one in groups])
+        output, members, end, dtypes = run_clean(
+            self.get_name(),
+            model,
+            self.forward_func,
+            inputs,
+            additional_forward_args,
+            masks=masks,
+            attention=self.attention,
+            heads=self.heads,
+            run=run,
+        )
         batch = len(members)
 
         def read(output: Any, copies: int = 1) -> Tensor:
@@ -201,18 +177,7 @@ class ValueZeroingEffect(ForwardPassAttribution):
             warn(f"{self.get_name()}: {note}.")
         scores = effects.new_zeros(batch, max(int(members.max()), 0) + 1).scatter(1, order.to(effects.device), effects)
         scores = scores.gather(1, members.clamp_min(0).to(scores.device)) * (members >= 0).to(scores.device)
-        return format_output(isinstance(inputs, tuple), (scores[:, : ends[0]],))
-
-
-def _members(groups: list[Tensor]) -> Tensor:
-    """The group of each source, `(batch, in)`. -1 for tokens that are padding in all layers."""
-    shapes = {tuple(one.shape) for one in groups}
-    if len(shapes) != 1:
-        raise ArgumentError(
-            f"The layers' attentions have different examples and sources: {sorted(shapes)}. Values can be zeroed "
-            "together only where their tokens are the same: pass layers of one stack."
-        )
-    return torch.stack([one.to(groups[0].device) for one in groups]).amax(0)
+        return format_output(isinstance(inputs, tuple), (scores[:, :end],))
 
 
 def _order(members: Tensor) -> Tensor:

@@ -17,8 +17,9 @@ class Intervention:
 
     Value Zeroing compares a layer's output for the context :math:`c_i` with its output for :math:`c_i^{\neg j}`. A
     subclass says in :meth:`new_values` what :math:`v'_j` is. If the weights change too, it overrides
-    :meth:`new_context` in its place. Both are given the tokens of whole sequences, without padding, and a head for each
-    query head. If no source is zeroed, they have to return what the model computes.
+    :meth:`new_context` in its place, and :meth:`gated_context` for gates between 0 and 1. All are given the tokens of
+    whole sequences, without padding, and a head for each query head. If no source is zeroed, they have to return what
+    the model computes.
 
     >>> class Half(Intervention):
     ...     def new_values(self, values, zeroed):
@@ -63,6 +64,57 @@ class Intervention:
             `(batch, head, out, d_head)`.
         """
         return weights @ self.new_values(values, zeroed)
+
+    def gated_values(self, values: Tensor, gates: Tensor) -> Tensor:
+        r"""The values between :math:`v_j`, for a gate of 1, and :math:`v'_j`, for a gate of 0.
+
+        .. math:: v_j(g) = g_j v_j + (1 - g_j) v'_j
+
+        All sources whose gate is not 1 are given to :meth:`new_values` as zeroed. The derivative at a gate of 1 takes
+        all sources as zeroed.
+
+        Args:
+            values: `(batch, head, in, d_head)`.
+            gates: `(batch, head, in)`.
+
+        Returns:
+            `(batch, head, in, d_head)`, differentiable in `gates`.
+        """
+        gates = gates.to(values)
+        gated = gates != 1
+        new = self.new_values(values, gated)
+        if gates.requires_grad:
+            new = torch.where(gated[..., None], new, self.new_values(values, torch.ones_like(gated)))
+        return torch.lerp(new, values, gates[..., None])
+
+    def gated_context(self, weights: Tensor, values: Tensor, gates: Tensor) -> Tensor:
+        """The contexts of gated values. A subclass whose `new_context` changes weights overrides this too.
+
+        Args:
+            weights: The attention weights, `(batch, head, out, in)`.
+            values: `(batch, head, in, d_head)`.
+            gates: `(batch, head, in)`. 1 leaves a source as it is, 0 zeroes it.
+
+        Returns:
+            `(batch, head, out, d_head)`, differentiable in `gates`. For gates of 0 and 1: :meth:`new_context`.
+
+        Raises:
+            ArgumentError: A gate is between 0 and 1, or has a gradient, and only `new_context` is overridden.
+        """
+        zeroed = gates == 0
+        if not gates.requires_grad and bool((zeroed | (gates == 1)).all()):
+            return self.new_context(weights, values, zeroed)
+        by_values, by_gates, by_weights = map(self._overridden, ("new_values", "gated_context", "new_context"))
+        if by_weights < min(by_values, by_gates):
+            raise ArgumentError(
+                f"{type(self).__name__} says by new_context what gates of 0 and 1 do, and gates between them need "
+                "gated_context. Define it, or use gates of 0 and 1 without gradients (FeatureAblation)."
+            )
+        return weights @ self.gated_values(values, gates)
+
+    def _overridden(self, name: str) -> int:
+        """How far up the class is that defines this method."""
+        return next(place for place, one in enumerate(type(self).__mro__) if name in vars(one))
 
 
 class ZeroValue(Intervention):
@@ -127,10 +179,14 @@ class Knockout(Intervention):
 
     def new_context(self, weights: Tensor, values: Tensor, zeroed: Tensor) -> Tensor:
         """The sum over all other sources, with larger weights. See :meth:`Intervention.new_context`."""
-        left = weights * ~zeroed[:, :, None]
+        return self.gated_context(weights, values, (~zeroed).to(weights))
+
+    def gated_context(self, weights: Tensor, values: Tensor, gates: Tensor) -> Tensor:
+        """The sum with weights times gates, divided by their sum. See :meth:`Intervention.gated_context`."""
+        left = weights * gates[:, :, None].to(weights)
         before, after = weights.sum(-1, keepdim=True), left.sum(-1, keepdim=True)
         factor = torch.where(after == 0, 0, before / after.where(after != 0, 1))
-        return torch.where(zeroed.any(-1)[..., None, None], left * factor, weights) @ values
+        return (left * factor) @ values
 
 
 INTERVENTIONS: dict[str, Intervention] = {"zero": ZeroValue(), "mean": MeanValue(), "knockout": Knockout()}
@@ -164,6 +220,8 @@ def contexts_after(
 ) -> Tensor:
     """The contexts `(n, head, out, d_head)` after an intervention. Padding is left out where it would count.
 
+    With gates `(n, head, in)` in the place of `zeroed`, values are gated.
+
     Args:
         intervention: What replaces values or weights.
         weights: `(n, head, out, in)`.
@@ -171,18 +229,20 @@ def contexts_after(
         zeroed: `(n, head, in)`.
         real: Which sources are no padding, `(n, in)`. None: all.
     """
+    change = intervention.new_context if zeroed.dtype == torch.bool else intervention.gated_context
     if real is None or not intervention.reads_others or bool(real.all()):
-        return intervention.new_context(weights, values, zeroed)
+        return change(weights, values, zeroed)
     each = zip(weights[:, None], values[:, None], zeroed[:, None], real, strict=True)
-    return torch.cat([intervention.new_context(w[..., kept], v[:, :, kept], z[..., kept]) for w, v, z, kept in each])
+    return torch.cat([change(w[..., kept], v[:, :, kept], z[..., kept]) for w, v, z, kept in each])
 
 
 def values_after(intervention: Intervention, values: Tensor, zeroed: Tensor, real: Tensor | None) -> Tensor:
-    """The values `(n, head, in, d_head)` after an intervention. Padding is left out where it would count."""
+    """The values `(n, head, in, d_head)` after an intervention, see `contexts_after`."""
+    change = intervention.new_values if zeroed.dtype == torch.bool else intervention.gated_values
     if real is None or not intervention.reads_others or bool(real.all()):
-        return intervention.new_values(values, zeroed)
+        return change(values, zeroed)
     changed = values.clone()
     for number, kept in enumerate(real):
         own = slice(number, number + 1)
-        changed[own, :, kept] = intervention.new_values(values[own][:, :, kept], zeroed[own][..., kept])
+        changed[own, :, kept] = change(values[own][:, :, kept], zeroed[own][..., kept])
     return changed

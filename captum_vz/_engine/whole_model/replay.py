@@ -162,7 +162,7 @@ def _forward_or_cached(module: nn.Module, own: Callable[..., Any], /, *args: Any
 
 
 @dataclass(frozen=True)
-class _Run:
+class RecordedRun:
     """One run of a layer in the clean pass.
 
     Attributes:
@@ -197,7 +197,7 @@ class ModelReplay:
         self.given = given
         self.begun: Counter[int] = Counter()  # how often each layer began in the last run
         self._cache = CleanCache(layers)
-        self._runs: dict[tuple[int, torch.device], list[_Run]] = {}
+        self._runs: dict[tuple[int, torch.device], list[RecordedRun]] = {}
         self._output: Tensor | None = None
         self._all_runs = True  # whether values are zeroed in each run of the layers
         self._answers_whole = True  # modules that ran before the layers may be answered as a whole
@@ -229,7 +229,7 @@ class ModelReplay:
         output = attention.batch_first(site.layer.first_output).clone()
         bare = replace(attention, values=attention.values[:0], visible=None, weights=None, context=None, output=None)
         zeroed = zeroed_heads(site, heads)
-        run = _Run(site.layer.index, site.layer.number, bare, zeroed, output, site.source_mask)
+        run = RecordedRun(site.layer.index, site.layer.number, bare, zeroed, output, site.source_mask)
         self._runs.setdefault((run.index, device), []).append(run)
 
     def copies_that_fit(self) -> int:
@@ -277,18 +277,16 @@ class ModelReplay:
         finished: Counter[int] = Counter()
 
         def begin(index: int, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AttentionHandler:
-            devices = [device for number, device in self._runs if number == index]
-            if len(devices) > 1:  # a replica
-                devices = [x.device for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+            device = self._device_of(index, (args, kwargs))
             number, self.begun[id(layer)] = self.begun[id(layer)], self.begun[id(layer)] + 1
-            recorded = self._runs[index, devices[0]]
+            recorded = self._runs[index, device]
             further = recorded[-1] if alone is not None and self._all_runs else None
             of_run = next((one for one in recorded if one.number == number), further)
             if of_run is None and self._all_runs:
                 raise CannotReplayError(f"layer {index} runs more than {number} times")
             if of_run is None:
                 return AttentionHandler()
-            return _InRun(of_run, shares[devices[0]], self.intervention, alone)
+            return _InRun(of_run, shares[device], self.intervention, alone)
 
         def end(handler: AttentionHandler, arguments: Any, output: Any, hooks: Any) -> None:
             if not isinstance(handler, _InRun):
@@ -298,7 +296,7 @@ class ModelReplay:
             # A replica's share need not end with a whole copy.
             if alone is None and len(handler.zeroed) == copies * batch:
                 found = None if found is None else handler.attention.batch_first(found)
-                _check_last_copy(handler.of_run.output, found, copies)
+                check_last_copy(handler.of_run.output, found, copies)
             finished[handler.of_run.index] += 1
 
         def run(changes: Changes) -> Any:
@@ -313,8 +311,15 @@ class ModelReplay:
         expected = Counter(index for (index, _), runs in self._runs.items() for _ in runs)
         if finished != expected:
             raise CannotReplayError(f"its layers ran {dict(finished)} times, not {dict(expected)}")
-        _check_last_copy(self._output, first_numbers(output), copies)
+        check_last_copy(self._output, first_numbers(output), copies)
         return output
+
+    def _device_of(self, index: int, arguments: Any) -> torch.device:
+        """The device of a layer that is given these arguments. Replicas of a layer have one each."""
+        devices = [device for number, device in self._runs if number == index]
+        if len(devices) > 1:
+            devices = [x.device for x in tree_leaves(arguments) if isinstance(x, Tensor)]
+        return devices[0]
 
     def _shares(self, zeroed: Tensor) -> dict[torch.device, Tensor]:
         """What is zeroed in the examples of each device: all of them, or a replica's share."""
@@ -327,7 +332,7 @@ class ModelReplay:
 class _InRun(Intervene):
     """Changes values in one run of a layer on copies."""
 
-    def __init__(self, run: _Run, zeroed: Tensor, intervention: Intervention, alone: int | None) -> None:
+    def __init__(self, run: RecordedRun, zeroed: Tensor, intervention: Intervention, alone: int | None) -> None:
         real = run.real if alone is None else run.real[alone : alone + 1]
         if len(zeroed) % len(real) and intervention.reads_others and not real.all():
             raise RefusedError(
@@ -339,7 +344,8 @@ class _InRun(Intervene):
         self.of_run = run
 
 
-def _check_last_copy(clean: Tensor | None, found: Tensor | None, copies: int) -> None:
+def check_last_copy(clean: Tensor | None, found: Tensor | None, copies: int) -> None:
+    """Raise CannotReplayError unless the last of the copies in `found` holds the numbers of the clean pass."""
     if clean is None or found is None or found.shape != (copies * len(clean), *clean.shape[1:]):
         shapes = ["no tensor" if one is None else tuple(one.shape) for one in (found, clean)]
         raise CannotReplayError(f"for {copies} copies it returned {shapes[0]}, and {shapes[1]} for the inputs alone")

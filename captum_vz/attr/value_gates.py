@@ -1,0 +1,267 @@
+"""A forward function with a number for each source token, which scales the token's value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from captum_vz._engine import ModelGates, find_layers, is_reproduced, keeps_examples_apart
+from captum_vz.attr._call.arguments import FeatureGroups, as_layers
+from captum_vz.attr._call.call import Call
+from captum_vz.attr._call.misuse import check_forward_func
+from captum_vz.attr._call.model_errors import MODEL_ERRORS
+from captum_vz.attr._call.parts import Attention, Heads, Values, values_of_layers
+from captum_vz.attr._call.output import tensor_of
+from captum_vz.attr._clean_pass import run_clean
+from captum_vz.errors import ArgumentError, RefusedError
+from captum_vz.functional.interventions import Intervention, get_intervention
+
+# How many inputs a model is known on. What is known of one input is small.
+MOST_KNOWN = 64
+
+
+class ValueGates:
+    r"""A `forward_func` for *any* class of Captum: the model's output as a function of one gate for each source token.
+
+    .. math:: f(g), \qquad c_i = \sum_j g_j \alpha_{ij} v_j
+
+    in all selected layers at once. A gate of 1 leaves the value of the token, 0 zeroes it, and numbers between scale
+    it. With another intervention, a gate goes from what replaces the value to the value, see :meth:`Intervention.
+    gated_values <captum_vz.functional.Intervention.gated_values>`. The output is differentiable in the gates.
+
+    The gates are the `inputs` of Captum's `attribute`, ones, and the inputs of the model are `additional_forward_args`.
+    Captum's baseline 0 zeroes values. So each class of Captum says its own of value zeroing:
+
+    - `FeatureAblation`: :class:`~captum_vz.ValueZeroingEffect`.
+    - `ShapleyValues`, `ShapleyValueSampling`, `KernelShap`: Shapley values of tokens. They share the effect of all
+      values, f(1) - f(0), and a redundant word gets its part.
+    - `IntegratedGradients`: the path from no values to all values. Scores sum to f(1) - f(0).
+    - `Saliency`, `InputXGradient`: the slope at the model as it is.
+
+    The values are those of the paper (`Mohebbi et al., EACL 2023 <https://aclanthology.org/2023.eacl-main.245>`_). The
+    gates are an extension.
+
+    The first call on some inputs finds the attentions and the padding, checks them as
+    :class:`~captum_vz.ValueZeroingEffect` does, and takes a few forward passes. What it finds is kept for further calls
+    with the same numbers in the inputs. Such a call takes about two forward passes. Nothing of a call remains on the
+    model.
+
+    Args:
+        forward_func: A model, or a function that runs the layers, see :class:`~captum_vz.ValueZeroingEffect`.
+        layer: The layer (a whole Transformer block) whose values are gated, or a list of layers that share the gates.
+            None: all layers that `captum_vz.find_layers(forward_func)` finds.
+        device_ids: The device ids of a DataParallel model. Needed only if `forward_func` is a function that runs it.
+        attention: "self", "cross" or attention modules, see :class:`~captum_vz.ValueZeroingEffect`.
+        heads: The query heads whose values are gated, see :class:`~captum_vz.ValueZeroing`.
+        values: Where the values are, see :class:`~captum_vz.ValueZeroing`.
+        intervention: What a gate of 0 does to a source: "zero", "mean", "knockout" or your own, see
+            :class:`~captum_vz.ValueZeroing`.
+        run: The input whose values are gated, of several, see :meth:`LayerMaps.attribute`.
+
+    >>> from captum.attr import IntegratedGradients
+    >>> from captum_vz import ValueGates, find_layers
+    >>> from captum_vz.testbed import load_agreement_model
+    >>> model, tokenizer = load_agreement_model()
+    >>> inputs = tokenizer("the pictures of some hat [MASK] scaring marcus.", return_tensors="pt")
+    >>> gated = ValueGates(model, find_layers(model))
+    >>> gates = torch.ones(inputs["input_ids"].shape)
+    >>> are = tokenizer.convert_tokens_to_ids("are")
+    >>> scores = IntegratedGradients(gated).attribute(gates, target=(6, are), additional_forward_args=inputs)
+    >>> change = gated(gates, inputs)[0, 6, are] - gated(0 * gates, inputs)[0, 6, are]
+    >>> torch.allclose(scores.sum().float(), change, atol=1e-2)
+    True
+    """
+
+    def __init__(
+        self,
+        forward_func: Callable[..., Any],
+        layer: Any = None,
+        device_ids: list[int] | None = None,
+        *,
+        attention: Attention = "self",
+        heads: Heads | Sequence[Heads] = None,
+        values: Values = None,
+        intervention: str | Intervention = "zero",
+        run: int | None = None,
+    ) -> None:
+        get_intervention(intervention)
+        self.forward_func = forward_func
+        self.layer = layer
+        self.device_ids = device_ids
+        self.attention = attention
+        self.heads = heads
+        self.values = values
+        self.intervention = intervention
+        self.run = run
+        self._options: tuple[Any, ...] = ()  # with which `_known` was found
+        self._known: dict[bytes, _Known] = {}
+
+    def __call__(self, gates: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """The output of the model with gated values, in the grad mode of the caller.
+
+        Args:
+            gates: `(batch, in)`, one number for each source token. Gates of padding have no effect.
+            args: The inputs of `forward_func`. Or one mapping (a tokenizer's output), whose entries are passed by
+                keyword. A mapping with one example is repeated for each row of `gates`, because Captum repeats tensors
+                only.
+            kwargs: Further arguments of `forward_func`.
+
+        Returns:
+            The tensor that `forward_func` returns, its `logits`, or its `last_hidden_state`.
+
+        Raises:
+            RefusedError: Gates of another shape. No such tensor. The errors of :class:`~captum_vz.ValueZeroingEffect`.
+                The model is unchanged after an error.
+        """
+        found = tensor_of(output := self._output(gates, args, kwargs, exact=True))
+        if found is None:
+            raise ArgumentError(
+                f"forward_func gave an object of type {type(output).__name__} without logits: pass a forward_func that "
+                "returns a tensor."
+            )
+        return found
+
+    def forward(self, gates: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """What `forward_func` itself returns, with gated values. Captum's `LLMAttribution` calls this.
+
+        `gates` may have fewer columns than the model has tokens. Further tokens, such as generated ones, keep their
+        values. See :func:`captum_vz.generation.gated_input`.
+        """
+        return self._output(gates, args, kwargs, exact=False)
+
+    def __getattr__(self, name: str) -> Any:
+        """An attribute of the model. Captum's `LLMAttribution` asks for its device, and lets it generate."""
+        if name.startswith("__") or name == "forward_func":
+            raise AttributeError(f"{type(self).__name__} has no attribute {name}")
+        return getattr(self.forward_func, name)
+
+    def prepare_inputs_for_generation(self, input_ids: Tensor, gates: Tensor, **_: Any) -> dict[str, Any]:
+        """The arguments of `forward` for Captum's `LLMAttribution`: the whole text in each step, without a cache."""
+        return {"input_ids": input_ids, "gates": gates, "use_cache": False}
+
+    def _update_model_kwargs_for_generation(self, outputs: Any, model_kwargs: dict[str, Any]) -> dict[str, Any]:
+        return model_kwargs
+
+    def _output(self, gates: Any, args: tuple[Any, ...], kwargs: dict[str, Any], exact: bool) -> Any:
+        if not isinstance(gates, Tensor) or gates.dim() != 2 or gates.is_complex() or not gates.numel():
+            shown = tuple(gates.shape) if isinstance(gates, Tensor) else f"of type {type(gates).__name__}"
+            raise ArgumentError(f"gates is {shown}: pass one number for each source token, (batch, source tokens).")
+        gates = gates if gates.is_floating_point() else gates.to(torch.get_default_dtype())
+        call = Call.of(self.forward_func, args, kwargs, len(gates))
+        call.bound()  # which checks the inputs
+        model: Any = self.forward_func
+        layers = as_layers(find_layers(model) if self.layer is None else self.layer)
+        check_forward_func(self.forward_func, layers)
+        options = layers, self._devices(), self.attention, self.heads, self.values, self.intervention, self.run
+        if options != self._options:
+            self._options, self._known = options, {}
+        key, first, rows = call.distinct(apart=self._devices() is None)
+        known = None if key is None else self._known.get(key)
+        try:
+            return self._gated(known or self._find(key, call, layers, first), gates, call, rows, exact)
+        except RefusedError:
+            if known is None:
+                raise
+        # The model may have changed since.
+        self._known.clear()
+        return self._gated(self._find(key, call, layers, first), gates, call, rows, exact)
+
+    def _devices(self) -> list[int] | None:
+        return self.device_ids or getattr(self.forward_func, "device_ids", None)
+
+    def _find(self, key: bytes | None, call: Call, layers: list[nn.Module], first: list[int]) -> _Known:
+        """What a clean pass over the distinct examples of a call shows."""
+        one, devices = call.examples(first), self._devices()
+        given = values_of_layers(self.values, layers)
+        model = ModelGates(layers, devices, given, get_intervention(self.intervention))
+        _, members, end, dtypes = run_clean(
+            "Value Gates",
+            model,
+            one.function,
+            one.inputs,
+            one.further,
+            masks=FeatureGroups(None, devices),
+            attention=self.attention,
+            heads=self.heads,
+            run=self.run,
+        )
+        tokens = members >= 0
+        model.check_ones(one.bound(), tokens)
+        known = _Known(model, tokens, end, dtypes)
+        if len(self._known) >= MOST_KNOWN:
+            self._known.clear()
+        # A function may hold another mask in the next call, which no call of an attention function would show.
+        if key is not None and (isinstance(self.forward_func, nn.Module) or model.seen is not None):
+            self._known[key] = known
+        return known
+
+    def _gated(self, known: _Known, gates: Tensor, call: Call, rows: list[int], exact: bool) -> Any:
+        tokens, columns = known.tokens, gates.shape[1]
+        sources = tokens.shape[1] if known.end is None else known.end
+        if len(tokens) != len(set(rows)) or (columns != sources if exact else columns > sources):
+            batch = len(tokens) if len(tokens) != len(set(rows)) else len(gates)
+            raise ArgumentError(
+                f"gates is {tuple(gates.shape)}, but the layer's attention has {batch} example(s) of {sources} source "
+                f"tokens: pass one number for each, torch.ones({batch}, {sources})."
+            )
+        gates = gates.to(tokens.device)
+        gates = torch.cat([gates, gates.new_ones(len(gates), tokens.shape[1] - columns)], 1)
+        places = torch.tensor(rows, device=tokens.device)
+        gates = torch.where(tokens[places], gates, 1)
+        chosen = None if len(tokens) == len(gates) else places
+        output = known.model.run_gated(call.bound(), gates, chosen)
+        if len(gates) > 1 and not known.apart:
+            self._check_apart(known, output, gates.detach(), call, places)
+        return output
+
+    def _check_apart(self, known: _Known, output: Any, gates: Tensor, call: Call, places: Tensor) -> None:
+        """Check that examples do not affect each other: the first one, and the one with the least values, alone.
+
+        RefusedError: they do.
+        """
+        found = tensor_of(output)
+        own_code = isinstance(self.intervention, Intervention)
+        if found is not None and len(found) == len(gates) and (own_code or not keeps_examples_apart(self.forward_func)):
+            dtype = max([found.dtype, *known.dtypes], key=lambda dtype: torch.finfo(dtype).eps)
+            for row in {0, int(gates.sum(1).argmin())}:
+                only = slice(row, row + 1)
+                try:
+                    with torch.no_grad():
+                        alone = known.model.run_gated(call.examples([row]).bound(), gates[only], places[only])
+                except (RefusedError, *MODEL_ERRORS) as error:
+                    raise RefusedError(
+                        f"forward_func fails on one example alone ({type(error).__name__}: {error}). If it holds a "
+                        "tensor with one entry for each example, pass this tensor after the gates."
+                    ) from error
+                one = tensor_of(alone)
+                pair = [x.detach().reshape(1, -1).to(dtype) for x in (one, found[only]) if x is not None]
+                if len(pair) < 2 or pair[0].shape != pair[1].shape or not is_reproduced(*pair):
+                    raise RefusedError(
+                        f"The output for example {row} is another one if no other example is in its batch. So the "
+                        "examples of a batch affect each other: an early exit, a norm, a scale or a router sees all of "
+                        "them. Pass one example at a time (perturbations_per_eval=1, internal_batch_size=1)."
+                    )
+        known.apart = True
+
+
+@dataclass
+class _Known:
+    """What is known of a model on some distinct examples.
+
+    Attributes:
+        model: The model, with its attentions.
+        tokens: Which sources are no padding, `(example, in)`.
+        end: Where padding begins that the model itself added. None: it added none.
+        dtypes: The dtypes that numbers of the model are rounded to.
+        apart: Whether a batch was checked: its examples do not affect each other.
+    """
+
+    model: ModelGates
+    tokens: Tensor
+    end: int | None
+    dtypes: list[torch.dtype]
+    apart: bool = False
