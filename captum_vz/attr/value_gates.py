@@ -14,8 +14,8 @@ from captum_vz.attr._call.arguments import FeatureGroups, as_layers
 from captum_vz.attr._call.call import Call
 from captum_vz.attr._call.misuse import check_forward_func
 from captum_vz.attr._call.model_errors import MODEL_ERRORS
-from captum_vz.attr._call.parts import Attention, Heads, Values, values_of_layers
 from captum_vz.attr._call.output import tensor_of
+from captum_vz.attr._call.parts import Attention, Heads, Values, values_of_layers
 from captum_vz.attr._clean_pass import run_clean
 from captum_vz.errors import ArgumentError, RefusedError
 from captum_vz.functional.interventions import Intervention, get_intervention
@@ -64,8 +64,8 @@ class ValueGates:
 
     >>> from captum.attr import IntegratedGradients
     >>> from captum_vz import ValueGates, find_layers
-    >>> from captum_vz.testbed import load_agreement_model
-    >>> model, tokenizer = load_agreement_model()
+    >>> from captum_vz.testbed import load_model
+    >>> model, tokenizer = load_model()
     >>> inputs = tokenizer("the pictures of some hat [MASK] scaring marcus.", return_tensors="pt")
     >>> gated = ValueGates(model, find_layers(model))
     >>> gates = torch.ones(inputs["input_ids"].shape)

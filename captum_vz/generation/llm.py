@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from copy import copy
 from typing import Any
 
 import torch
-from captum.attr import Attribution, InterpretableInput, LLMAttributionResult, TextTemplateInput, TextTokenInput
+from captum.attr import (
+    Attribution,
+    FeatureAblation,
+    InterpretableInput,
+    LLMAttributionResult,
+    TextTemplateInput,
+    TextTokenInput,
+)
 from torch import Tensor
 
+from captum_vz.attr import ValueZeroingEffect
 from captum_vz.errors import ArgumentError
 from captum_vz.generation.attribute import MAX_NEW_TOKENS, attribute_generation
 
@@ -29,6 +38,9 @@ class LLMTokenMaps(Attribution):
         attr_method: A method of this package, made of a model: `ValueZeroingRollout(model)`. Or, with `model`, what
             :func:`attribute_generation` takes as `method`: a name, a class, a function of the model and its layers.
         tokenizer: The tokenizer of the model.
+        attr_target: What `ValueZeroingEffect` explains of each generated token: its "log_prob", as `LLMAttribution`
+            does by default, its "prob", or its logit (None). Other methods take None, because they explain no
+            probability.
         model: The model. None: the model of `attr_method`.
 
     >>> from captum.attr import TextTokenInput
@@ -41,7 +53,7 @@ class LLMTokenMaps(Attribution):
     torch.Size([3, 6])
     """
 
-    def __init__(self, attr_method: Any, tokenizer: Any, *, model: Any = None) -> None:
+    def __init__(self, attr_method: Any, tokenizer: Any, attr_target: str | None = None, *, model: Any = None) -> None:
         if isinstance(attr_method, Attribution):
             model = attr_method.forward_func if model is None else model
         elif model is None:
@@ -56,6 +68,18 @@ class LLMTokenMaps(Attribution):
         self.attr_method = attr_method
         self.tokenizer = tokenizer
         self.model: Any = model
+        self.attr_target = attr_target
+        if attr_target is None:
+            return
+        if attr_target not in ("log_prob", "prob"):
+            raise ArgumentError(f"attr_target is {attr_target!r}: pass 'log_prob', 'prob' or None.")
+        if not isinstance(attr_method, ValueZeroingEffect):
+            raise ArgumentError(
+                f"attr_target is {attr_target!r}, but {type(attr_method).__name__} explains no probability. Pass "
+                "attr_target=None, or a ValueZeroingEffect as attr_method."
+            )
+        self.attr_method = copy(attr_method)
+        self.attr_method.forward_func = _Probabilities(self.model, attr_target)
 
     def attribute(
         self,
@@ -68,6 +92,7 @@ class LLMTokenMaps(Attribution):
         forward_in_tokens: bool = True,
         *,
         layer: int = -1,
+        skip_tokens: Sequence[int] | Sequence[str] | None = None,
         **kwargs: Any,
     ) -> LLMAttributionResult:
         """How much each generated token depends on each feature of the input.
@@ -83,6 +108,8 @@ class LLMTokenMaps(Attribution):
             _inspect_forward: Must be None, because no input is changed.
             forward_in_tokens: Has no effect.
             layer: The layer whose scores are returned, negative ones from the end.
+            skip_tokens: Tokens, or their ids, that are left out of a `target`, such as special tokens. Captum's
+                tutorials pass it. A text as `target` gets no special tokens here.
             kwargs: Further arguments for the method's `attribute`, such as `perturbations_per_eval`.
 
         Returns:
@@ -99,10 +126,26 @@ class LLMTokenMaps(Attribution):
             if gen_args is not None:
                 raise ArgumentError("Both target and gen_args were passed: the target is the text. Pass one.")
             ids = self.tokenizer.encode(target, add_special_tokens=False) if isinstance(target, str) else target
-            options = {"generated": torch.as_tensor(ids)}
-        prompt, columns = self._features(inp)
+            skipped = [self.tokenizer.convert_tokens_to_ids(x) if isinstance(x, str) else x for x in skip_tokens or ()]
+            ids = torch.as_tensor(ids)
+            options = {"generated": ids[~torch.isin(ids, ids.new_tensor(skipped))]}
+        scores, output_tokens = self._scores(inp, layer, kwargs, options)
+        scores = inp.format_attr(scores)
+        return LLMAttributionResult(
+            input_tokens=inp.values,
+            output_tokens=output_tokens,
+            seq_attr=scores.sum(0),
+            token_attr=scores,
+            inp=inp,
+        )
+
+    def _scores(
+        self, inp: Any, layer: int, method_options: dict[str, Any], options: dict[str, Any]
+    ) -> tuple[Tensor, list[str]]:
+        """The scores `(generated, features)`, and the generated tokens."""
+        prompt, columns = features_of(inp, self.tokenizer)
         found = attribute_generation(
-            self.model, self.tokenizer, prompt, self.attr_method, method_options=kwargs, **options
+            self.model, self.tokenizer, prompt, self.attr_method, method_options=method_options, **options
         )
         if isinstance(found, list):
             raise ArgumentError(f"generate returned {len(found)} texts: expected one. Leave num_return_sequences 1.")
@@ -117,34 +160,102 @@ class LLMTokenMaps(Attribution):
         else:
             kept = [position for position, column in enumerate(columns) if column is not None]
             scores = found.scores[:, kept, found.layer_index(layer)]
-        scores = inp.format_attr(scores)
-        return LLMAttributionResult(
-            input_tokens=inp.values,
-            output_tokens=list(found.generated.labels),
-            seq_attr=scores.sum(0),
-            token_attr=scores,
-            inp=inp,
+        return scores, list(found.generated.labels)
+
+
+class _Probabilities:
+    """A model that returns the probabilities of tokens, or their logarithms, in the place of logits."""
+
+    def __init__(self, model: Any, attr_target: str) -> None:
+        self.model = model
+        self.read = torch.log_softmax if attr_target == "log_prob" else torch.softmax
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
+        return self.read(self.model(*args, **kwargs).logits, -1)
+
+
+class _TokenMapsAblation(FeatureAblation):
+    """A `FeatureAblation` by its type, which `LLMAttribution` asks for. Its scores are those of another method."""
+
+    def __init__(self, method: Attribution) -> None:
+        super().__init__(method.forward_func)
+        self.method = method
+
+    def attribute(self, inputs: Tensor, additional_forward_args: Any = None, **kwargs: Any) -> Tensor:
+        """The scores of all generated tokens together and of each, `(1 + generated, features)`."""
+        inp, target = additional_forward_args[:2]
+        llm = self.forward_func.__self__  # LLMAttribution puts its own method here
+        of_output = llm.attr_target if isinstance(self.method, ValueZeroingEffect) else None
+        maps = LLMTokenMaps(self.method, llm.tokenizer, of_output)
+        found, _ = maps._scores(inp, -1, kwargs, {"generated": torch.as_tensor(target)})
+        return torch.cat([found.sum(0, keepdim=True), found]).to(inputs.device)
+
+
+def to_captum_llm(method: Attribution) -> FeatureAblation:
+    r"""A method of this package in a form that Captum's `LLMAttribution` accepts.
+
+    .. math:: s_j = \sum_t M_{tj}
+
+    for the whole text, and :math:`M_{tj}` for each generated token t, see
+    :func:`~captum_vz.generation.attribute_generation`. `LLMAttribution` takes objects of five classes of Captum only.
+    The object that is returned is a `FeatureAblation` by its type, and no input is changed. Use it in a script that
+    makes the `LLMAttribution` itself. Otherwise :class:`LLMTokenMaps` has the same scores.
+
+    `ValueZeroingEffect` then explains log-probabilities or probabilities, as `LLMAttribution(attr_target=...)` says.
+    Layer methods show the last layer.
+
+    Args:
+        method: A method of this package, made of a model: `ValueZeroingRollout(model, find_layers(model))`.
+
+    Returns:
+        What `LLMAttribution` takes as `attr_method`. Its own `attribute` is called by `LLMAttribution` only.
+
+    Raises:
+        ArgumentError: `method` is no such method.
+
+    >>> from captum.attr import LLMAttribution, TextTokenInput
+    >>> from captum_vz import ValueZeroing, find_layers
+    >>> from captum_vz.testbed import load_model
+    >>> model, tokenizer = load_model("causal")
+    >>> llm = LLMAttribution(to_captum_llm(ValueZeroing(model, find_layers(model))), tokenizer)
+    >>> inp = TextTokenInput("the pictures of some hat", tokenizer)
+    >>> llm.attribute(inp, target="have upset anna").token_attr.shape
+    torch.Size([3, 6])
+    """
+    _check_method(method)
+    return _TokenMapsAblation(method)
+
+
+def _check_method(method: Any) -> None:
+    if not isinstance(method, Attribution):
+        raise ArgumentError(
+            f"attr_method is of type {type(method).__name__}: pass a method that was made of a model, such as "
+            "ValueZeroingRollout(model, find_layers(model))."
         )
 
-    def _features(self, inp: Any) -> tuple[list[int], list[int | None]]:
-        """The token ids of the prompt, and the feature of each token. None: the token is part of no feature."""
-        if isinstance(inp, TextTokenInput):
-            ids = inp.inp_tensor[0].tolist()
-            kept = [True] * len(ids) if inp.itp_mask is None else inp.itp_mask[0].tolist()
-            return ids, [position if keep else None for position, keep in enumerate(kept)]
-        if not isinstance(inp, TextTemplateInput):
-            raise ArgumentError(f"inp is of type {type(inp).__name__}: pass a TextTokenInput or a TextTemplateInput.")
-        if not getattr(self.tokenizer, "is_fast", False):
-            raise ArgumentError(f"{type(self.tokenizer).__name__} has no offsets of its tokens: pass a fast tokenizer.")
-        text = inp.to_model_input()
-        owner = _value_of_characters(inp, text)
-        encoded = self.tokenizer(text, return_offsets_mapping=True)
-        columns: list[int | None] = []
-        for start, stop in encoded["offset_mapping"]:
-            characters = [owner[i] for i in range(start, stop) if not text[i].isspace()]
-            column = next((one for one in characters if one is not None), None)
-            columns.append(inp.formatted_mask[column] if column is not None and inp.mask is not None else column)
-        return encoded["input_ids"], columns
+
+def features_of(inp: Any, tokenizer: Any) -> tuple[list[int], list[int | None]]:
+    """The token ids of the prompt, and the feature of each token. None: the token is part of no feature.
+
+    ArgumentError: an input of another class, or a template that changes its values.
+    """
+    if isinstance(inp, TextTokenInput):
+        ids = inp.inp_tensor[0].tolist()
+        kept = [True] * len(ids) if inp.itp_mask is None else inp.itp_mask[0].tolist()
+        return ids, [position if keep else None for position, keep in enumerate(kept)]
+    if not isinstance(inp, TextTemplateInput):
+        raise ArgumentError(f"inp is of type {type(inp).__name__}: pass a TextTokenInput or a TextTemplateInput.")
+    if not getattr(tokenizer, "is_fast", False):
+        raise ArgumentError(f"{type(tokenizer).__name__} has no offsets of its tokens: pass a fast tokenizer.")
+    text = inp.to_model_input()
+    owner = _value_of_characters(inp, text)
+    encoded = tokenizer(text, return_offsets_mapping=True)
+    columns: list[int | None] = []
+    for start, stop in encoded["offset_mapping"]:
+        characters = [owner[i] for i in range(start, stop) if not text[i].isspace()]
+        column = next((one for one in characters if one is not None), None)
+        columns.append(inp.formatted_mask[column] if column is not None and inp.mask is not None else column)
+    return encoded["input_ids"], columns
 
 
 def _value_of_characters(inp: TextTemplateInput, text: str) -> list[int | None]:

@@ -32,7 +32,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from captum_vz import ValueGates, ValueZeroing, ValueZeroingEffect, find_layers
 from captum_vz.errors import ArgumentError, RefusedError, UnsupportedLayerError
 from captum_vz.functional import Intervention
-from captum_vz.testbed import load_agreement_model
+from captum_vz.testbed import load_model
 from tests.attr.test_interventions import KINDS
 from tests.attr.test_value_zeroing_effect import (
     INLINE,
@@ -211,7 +211,7 @@ def test_batches_of_any_kind(name: str) -> None:
 
 # Classes of Captum, on the embedded model.
 
-MODEL, TOKENIZER = load_agreement_model()
+MODEL, TOKENIZER = load_model()
 TEXT = TOKENIZER("the pictures of some hat [MASK] scaring marcus.", return_tensors="pt")
 RIGHT, WRONG = TOKENIZER.convert_tokens_to_ids(["are", "is"])
 PLACE = TEXT["input_ids"][0].tolist().index(TOKENIZER.mask_token_id)
@@ -633,7 +633,7 @@ def test_random_output_is_refused() -> None:
 
 
 def test_caches_are_refused() -> None:
-    model = load_agreement_model("causal")[0]
+    model = load_model("causal")[0]
     ids = torch.tensor([[5, 6, 7]])
     cache = model(ids, use_cache=True).past_key_values
     with pytest.raises(ArgumentError, match="key-value cache"):

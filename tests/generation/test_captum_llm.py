@@ -1,0 +1,119 @@
+"""Captum's own LLMAttribution: over gates of values, and over a method of this package."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from captum.attr import (
+    FeatureAblation,
+    KernelShap,
+    LLMAttribution,
+    ShapleyValueSampling,
+    TextTemplateInput,
+    TextTokenInput,
+)
+
+from captum_vz import ALTILogit, ValueGates, ValueZeroing, ValueZeroingEffect, ValueZeroingRollout, find_layers
+from captum_vz.errors import ArgumentError
+from captum_vz.generation import LLMTokenMaps, gated_input, to_captum_llm
+from tests.captum.footprint import footprint
+from tests.generation.models import case_of, tokenizer_of_words
+from tests.generation.test_llm import TEMPLATES, TEXT
+
+MODEL, TOKENS = case_of("gpt2").model, tokenizer_of_words()
+LAYERS = find_layers(MODEL)
+INPUTS = {
+    "tokens": TextTokenInput(TEXT, TOKENS),
+    "skipped": TextTokenInput(TEXT, TOKENS, skip_tokens=["the", "of"]),
+    "template": TEMPLATES["dict"],
+    "masked": TextTemplateInput("{} of {} has {}", ["pictures", "woman", "anna"], mask=[7, 3, 7]),
+}
+TARGET = "has upset anna"
+
+
+@pytest.mark.parametrize("options", [{}, {"use_cached_outputs": False}, {"forward_in_tokens": False}], ids=str)
+@pytest.mark.parametrize("form", INPUTS)
+def test_ablation_over_gates_is_the_effect(form: str, options: dict[str, Any]) -> None:
+    """Captum explains log-probabilities. Its whole text has the sum of them."""
+    before = footprint(MODEL)
+    llm = LLMAttribution(FeatureAblation(ValueGates(MODEL, LAYERS)), TOKENS)
+    found = llm.attribute(gated_input(INPUTS[form], TOKENS), target=TARGET, **options)
+    effect = LLMTokenMaps(ValueZeroingEffect(MODEL, LAYERS), TOKENS, attr_target="log_prob")
+    expected = effect.attribute(INPUTS[form], target=TARGET)
+    assert expected.token_attr.abs().max() > 1e-2
+    torch.testing.assert_close(found.token_attr.double(), expected.token_attr.double(), rtol=0, atol=1e-5)
+    torch.testing.assert_close(found.seq_attr.double(), expected.seq_attr.double(), rtol=0, atol=3e-5)
+    assert found.input_tokens == expected.input_tokens
+    assert footprint(MODEL) == before
+
+
+def test_probabilities() -> None:
+    llm = LLMAttribution(FeatureAblation(ValueGates(MODEL, LAYERS)), TOKENS, attr_target="prob")
+    found = llm.attribute(gated_input(INPUTS["tokens"], TOKENS), target=TARGET)
+    effect = LLMTokenMaps(ValueZeroingEffect(MODEL, LAYERS), TOKENS, "prob").attribute(INPUTS["tokens"], target=TARGET)
+    torch.testing.assert_close(found.token_attr.double(), effect.token_attr.double(), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", [ShapleyValueSampling, KernelShap])
+def test_shapley_values_share_the_effect_of_all(kind: Any) -> None:
+    inp = gated_input(INPUTS["tokens"], TOKENS)
+    torch.manual_seed(0)
+    found = LLMAttribution(kind(ValueGates(MODEL, LAYERS)), TOKENS).attribute(inp, target=TARGET, n_samples=12)
+    together = gated_input(TextTemplateInput("{}", [TEXT]), TOKENS)
+    whole = LLMAttribution(FeatureAblation(ValueGates(MODEL, LAYERS)), TOKENS).attribute(together, target=TARGET)
+    torch.testing.assert_close(found.seq_attr.sum(), whole.seq_attr.sum(), rtol=0, atol=1e-2)
+
+
+def test_generated_targets() -> None:
+    llm = LLMAttribution(FeatureAblation(ValueGates(MODEL, LAYERS)), TOKENS)
+    options = {"max_new_tokens": 3, "do_sample": False, "pad_token_id": 0}
+    found = llm.attribute(gated_input(INPUTS["tokens"], TOKENS), gen_args=options)
+    plain = LLMAttribution(FeatureAblation(MODEL), TOKENS).attribute(INPUTS["tokens"], gen_args=options)
+    assert found.output_tokens == plain.output_tokens
+    assert found.token_attr.shape == plain.token_attr.shape
+
+
+@pytest.mark.parametrize("form", INPUTS)
+@pytest.mark.parametrize("kind", [ValueZeroing, ValueZeroingRollout, ALTILogit])
+def test_methods_in_captums_class(kind: Any, form: str) -> None:
+    method = kind(MODEL, LAYERS)
+    found = LLMAttribution(to_captum_llm(method), TOKENS).attribute(INPUTS[form], target=TARGET)
+    expected = LLMTokenMaps(method, TOKENS).attribute(INPUTS[form], target=TARGET)
+    torch.testing.assert_close(found.token_attr, expected.token_attr.float())
+    torch.testing.assert_close(found.seq_attr, expected.seq_attr.float())
+    assert found.input_tokens == expected.input_tokens
+
+
+@pytest.mark.parametrize("attr_target", ["log_prob", "prob"])
+def test_effect_in_captums_class(attr_target: str) -> None:
+    method = ValueZeroingEffect(MODEL, LAYERS)
+    llm = LLMAttribution(to_captum_llm(method), TOKENS, attr_target=attr_target)
+    found = llm.attribute(INPUTS["tokens"], target=TARGET)
+    expected = LLMTokenMaps(method, TOKENS, attr_target).attribute(INPUTS["tokens"], target=TARGET)
+    torch.testing.assert_close(found.token_attr, expected.token_attr.float())
+    assert method.forward_func is MODEL
+
+
+def test_skipped_tokens_of_a_target() -> None:
+    maps = LLMTokenMaps(ValueZeroing(MODEL, LAYERS), TOKENS)
+    expected = maps.attribute(INPUTS["tokens"], target="has anna").token_attr
+    number = TOKENS.convert_tokens_to_ids("upset")
+    ids = torch.tensor(TOKENS.encode(TARGET, add_special_tokens=False))
+    for target, skipped in ((TARGET, ["upset"]), (TARGET, [number]), (ids, [number])):
+        torch.testing.assert_close(
+            maps.attribute(INPUTS["tokens"], target=target, skip_tokens=skipped).token_attr, expected
+        )
+
+
+def test_wrong_arguments() -> None:
+    effect = ValueZeroingEffect(MODEL, LAYERS)
+    with pytest.raises(ArgumentError, match="attr_target is 'logit': pass 'log_prob', 'prob' or None"):
+        LLMTokenMaps(effect, TOKENS, attr_target="logit")
+    with pytest.raises(ArgumentError, match="ValueZeroing explains no probability"):
+        LLMTokenMaps(ValueZeroing(MODEL, LAYERS), TOKENS, attr_target="prob")
+    with pytest.raises(ArgumentError, match="attr_method is of type type"):
+        to_captum_llm(ValueZeroing)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="inp is of type str"):
+        gated_input(TEXT, TOKENS)  # type: ignore[arg-type]
