@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Final
 
 import torch
-from captum.attr import InputXGradient, IntegratedGradients, Saliency
+from captum.attr import InputXGradient, IntegratedGradients, Saliency, ShapleyValueSampling
 from torch import Tensor, nn
 
 from captum_vz import (
@@ -26,6 +26,7 @@ from captum_vz import (
     RandomAttribution,
     Rollout,
     TokenAttribution,
+    ValueGates,
     ValueZeroing,
     ValueZeroingEffect,
     ValueZeroingRollout,
@@ -156,6 +157,26 @@ def effect_of_layer(model: Any, layers: Sequence[Any], layer: int = -1) -> Value
     return ValueZeroingEffect(model, layers[layer])
 
 
+def gated_rows(kind: Any, batch: Batch, **options: Any) -> list[Tensor]:
+    """The scores of a Captum method on value gates: absolute amounts, as shares. Random numbers have the seed 0."""
+    target, foil = explained_classes(batch)
+    ids, gated = batch.inputs["input_ids"], ValueGates(batch.model, batch.layers)
+    named = {key: x for key, x in batch.inputs.items() if isinstance(x, Tensor) and x.ndim and len(x) == len(ids)}
+    pairs = torch.tensor([target, foil or target], device=ids.device).transpose(0, 1)  # (example, 2, axis)
+
+    def logit(gates: Tensor, pairs: Tensor, *inputs: Tensor) -> Tensor:
+        logits = gated(gates, **batch.inputs | dict(zip(named, inputs, strict=True)))
+        each = torch.arange(len(logits), device=logits.device)
+        of_target, of_foil = (logits[(each, *one.T)] for one in pairs.to(logits.device).unbind(1))
+        return of_target if foil is None else of_target - of_foil
+
+    gates = torch.ones(ids.shape, device=ids.device)
+    with torch.random.fork_rng(), torch.enable_grad():
+        torch.manual_seed(0)
+        scores = kind(logit).attribute(gates, additional_forward_args=(pairs, *named.values()), **options)
+    return [normalize_rows(scores.detach().abs())]
+
+
 def alti_logit_rows(batch: Batch) -> list[Tensor]:
     """How much each token adds to the target's logit through attention: absolute amounts, as shares."""
     target, foil = explained_classes(batch)
@@ -276,6 +297,8 @@ def _norm_rollout(model: Any, layers: Any) -> Rollout:
     return Rollout(LayerAttentionNorm(model, layers), residual=0.5)
 
 
+_shapley: Final = partial(gated_rows, ShapleyValueSampling, n_samples=25, perturbations_per_eval=16)
+_integrated: Final = partial(gated_rows, IntegratedGradients, n_steps=50, internal_batch_size=256)
 _encoder_norm: Final = partial(LayerAttentionNorm, include="encoder")
 # With 64 probes the relative standard deviation of a score is at most about half of sqrt(2 / 64), or 0.09.
 _hidden: Final = partial(HiddenTokenAttribution, probes=64)
@@ -294,6 +317,8 @@ METHODS: Final[dict[str, Method]] = {
     "alti-layer": layer_method("ALTI, a layer", LayerALTI),
     "value-zeroing-effect": _effect("Value Zeroing's effect", together=True),
     "value-zeroing-effect-layer": _effect("Value Zeroing's effect, a layer", together=False),
+    "value-zeroing-shapley": Method("Value Zeroing, Shapley", _shapley, explains_output=True, slow=True),
+    "value-zeroing-integrated": Method("Value Zeroing, integrated", _integrated, explains_output=True, slow=True),
     "attention-flow": _joined("attention flow", AttentionFlow, LayerAttention, layered=False, slow=True),
     "attention-gradient": Method(
         "attention × gradient",
@@ -314,7 +339,8 @@ METHODS: Final[dict[str, Method]] = {
     "position": baseline_method("position", PositionAttribution),
 }
 
-#: The methods of a study by default: all except gradients, attention flow, hidden token attribution and ALTI-Logit.
+#: The methods of a study by default: all except gradients, value gates, attention flow, hidden token attribution and
+#: ALTI-Logit.
 DEFAULT_METHODS: Final = tuple(name for name, method in METHODS.items() if not method.slow)
 
 #: The methods that :func:`~captum_vz.study.compare` shows by default: the columns fit on a page.

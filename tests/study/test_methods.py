@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from captum.attr import IntegratedGradients, ShapleyValueSampling
 from torch import Tensor
 
-from captum_vz import LayerAttention, RandomAttribution, find_layers
+from captum_vz import LayerAttention, RandomAttribution, ValueGates, find_layers
 from captum_vz.cli import main
+from captum_vz.functional import normalize_rows
 from captum_vz.study import DEFAULT_METHODS, METHODS, Method, Scorer, compare
 from captum_vz.study.examples.example import Example
 from captum_vz.study.methods import Batch, rollout_of
@@ -115,6 +117,7 @@ def test_rollout_of_each_method(name: str, rollout: str | None) -> None:
         ("attention-flow", "all layers"),
         ("value-zeroing-effect", "all layers"),
         ("value-zeroing-effect-layer", "layer 2"),
+        ("value-zeroing-shapley", "all layers"),
         ("random", ""),
     ],
 )
@@ -125,7 +128,8 @@ def test_scope_names_the_layers_shown(name: str, scope: str) -> None:
 def test_default_methods_omit_slow_ones() -> None:
     slow = {name for name, method in METHODS.items() if method.slow}
     gradients = {"saliency", "input-x-gradient", "integrated-gradients", "attention-gradient"}
-    assert slow == {*gradients, "attention-flow", "hidden-token-attribution", "alti-logit"}
+    gates = {"value-zeroing-shapley", "value-zeroing-integrated"}
+    assert slow == {*gradients, *gates, "attention-flow", "hidden-token-attribution", "alti-logit"}
     assert set(DEFAULT_METHODS) == set(METHODS) - slow
 
 
@@ -146,3 +150,50 @@ def test_maps_are_computed_once(shipped: Shipped, monkeypatch: pytest.MonkeyPatc
     rows = METHODS["attention"].rows(batch)
     assert not built  # no other object of this class, so no other pass
     torch.testing.assert_close(rows[1], whole[1][:, 6])
+
+
+KINDS = {
+    "value-zeroing-shapley": (ShapleyValueSampling, {"n_samples": 25}),
+    "value-zeroing-integrated": (IntegratedGradients, {"n_steps": 50}),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_gated_rows_are_captums(name: str, shipped: Shipped) -> None:
+    model, tokenizer = shipped
+    inputs = tokenizer(SENTENCE, return_tensors="pt")
+    right, wrong = tokenizer.convert_tokens_to_ids(["are", "is"])
+    gated, (kind, options) = ValueGates(model, find_layers(model)), KINDS[name]
+
+    def choice(gates: Tensor) -> Tensor:
+        logits = gated(gates, inputs)[:, 6]
+        return logits[:, right] - logits[:, wrong]
+
+    before = torch.get_rng_state()
+    found = compare(model, tokenizer, SENTENCE, name, target="are", foil="is").scores[name]
+    again = compare(model, tokenizer, SENTENCE, name, target="are", foil="is").scores[name]
+    assert torch.equal(found, again)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(0)
+    scores = kind(choice).attribute(torch.ones(inputs["input_ids"].shape), **options)
+    torch.testing.assert_close(found.float(), normalize_rows(scores.abs())[0].float(), rtol=1e-3, atol=1e-4)
+    assert inputs.tokens()[found.argmax()] == "pictures"
+
+
+def test_integrated_rows_of_a_batch(shipped: Shipped) -> None:
+    """The rows of a padded batch are those of its sentences, and padding has none."""
+    model, tokenizer = shipped
+    texts = ["the hats [MASK] here.", "the pictures of some hat [MASK] scaring marcus."]
+
+    def rows(*texts: str) -> Tensor:
+        inputs = tokenizer(list(texts), padding=True, return_tensors="pt")
+        places = [ids.index(tokenizer.mask_token_id) for ids in inputs["input_ids"].tolist()]
+        batch = Batch(model, tokenizer, find_layers(model), inputs, places)
+        (found,) = METHODS["value-zeroing-integrated"].rows(batch)
+        return found
+
+    together = rows(*texts)
+    for row, text in zip(together, texts, strict=True):
+        (alone,) = rows(text)
+        torch.testing.assert_close(row[: len(alone)], alone, rtol=1e-3, atol=1e-5)
+        assert not row[len(alone) :].any()
