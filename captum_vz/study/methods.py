@@ -122,8 +122,7 @@ def encoder_of(model: Any) -> Any:
 
 def gradient_rows(kind: Any, batch: Batch, **options: Any) -> list[Tensor]:
     """The scores of a Captum method on the word embeddings: the Euclidean norm of each token's vector, as shares."""
-    target, foil = explained_classes(batch)
-    method = TokenAttribution(batch.model, kind, batch.tokenizer, reduce="l2")
+    (target, foil), method = explained_classes(batch), TokenAttribution(batch.model, kind, batch.tokenizer, reduce="l2")
     return [normalize_rows(method.attribute(batch.inputs, target=target, foil=foil, **options))]
 
 
@@ -145,10 +144,8 @@ def effect_rows(batch: Batch, together: bool) -> list[Tensor]:
         together: Whether values are zeroed in all layers at once. Otherwise in one layer after the other.
     """
     target, foil = explained_classes(batch)
-    chosen: list[Any] = [batch.layers] if together else list(batch.layers)
-    effects = [
-        ValueZeroingEffect(batch.model, layer).attribute(batch.inputs, target=target, foil=foil) for layer in chosen
-    ]
+    of = [ValueZeroingEffect(batch.model, layer) for layer in ([batch.layers] if together else batch.layers)]
+    effects = [one.attribute(batch.inputs, target=target, foil=foil) for one in of]
     return [normalize_rows(one.abs()) for one in effects]
 
 
@@ -159,22 +156,20 @@ def effect_of_layer(model: Any, layers: Sequence[Any], layer: int = -1) -> Value
 
 def gated_rows(kind: Any, batch: Batch, **options: Any) -> list[Tensor]:
     """The scores of a Captum method on value gates: absolute amounts, as shares. Random numbers have the seed 0."""
-    target, foil = explained_classes(batch)
-    ids, gated = batch.inputs["input_ids"], ValueGates(batch.model, batch.layers)
+    (target, foil), ids = explained_classes(batch), batch.inputs["input_ids"]
+    gated = ValueGates(batch.model, batch.layers)
     named = {key: x for key, x in batch.inputs.items() if isinstance(x, Tensor) and x.ndim and len(x) == len(ids)}
     pairs = torch.tensor([target, foil or target], device=ids.device).transpose(0, 1)  # (example, 2, axis)
 
     def logit(gates: Tensor, pairs: Tensor, *inputs: Tensor) -> Tensor:
         logits = gated(gates, **batch.inputs | dict(zip(named, inputs, strict=True)))
-        each = torch.arange(len(logits), device=logits.device)
-        of_target, of_foil = (logits[(each, *one.T)] for one in pairs.to(logits.device).unbind(1))
+        of_target, of_foil = (logits[(range(len(logits)), *one.T)] for one in pairs.unbind(1))
         return of_target if foil is None else of_target - of_foil
 
-    gates = torch.ones(ids.shape, device=ids.device)
     with torch.random.fork_rng(), torch.enable_grad():
         torch.manual_seed(0)
-        scores = kind(logit).attribute(gates, additional_forward_args=(pairs, *named.values()), **options)
-    return [normalize_rows(scores.detach().abs())]
+        gates, further = torch.ones(ids.shape, device=ids.device), (pairs, *named.values())
+        return [normalize_rows(kind(logit).attribute(gates, additional_forward_args=further, **options).detach().abs())]
 
 
 def alti_logit_rows(batch: Batch) -> list[Tensor]:
