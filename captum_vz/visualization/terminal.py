@@ -73,13 +73,24 @@ def terminal_text(
     highest = full or (scores.max().item() if scores.any() else 1.0)
     shares = (scores / highest).clamp(max=1).tolist()
     lines = []
-    for position, (word, score, share) in enumerate(zip(words, scores.tolist(), shares, strict=True)):
+    for position, (word, score, share) in enumerate(zip(words, score_texts(scores.tolist()), shares, strict=True)):
         mark = ">" if position == marked else " "
         padded = word + " " * (width - columns_of(word))
         shaded = _shaded(padded, share) if color else padded
-        line = f"{mark} {position:>{len(str(len(words) - 1))}}  {shaded}  {score:.4f}  {bar(share)}"
+        line = f"{mark} {position:>{len(str(len(words) - 1))}}  {shaded}  {score}  {bar(share)}"
         lines.append(line.rstrip())
     return "\n".join(lines)
+
+
+def score_texts(scores: Sequence[float], signed: bool = False) -> list[str]:
+    """The scores of one row, with four decimals, or with two digits if all of them are small.
+
+    >>> score_texts([0.5, -0.25], signed=True), score_texts([0.00031, 0.0])
+    (['+0.5000', '-0.2500'], ['3.1e-04', '0.0e+00'])
+    """
+    largest = max(map(abs, scores), default=0.0)
+    form = ("+" if signed else "") + (".1e" if 0 < largest < 0.001 else ".4f")
+    return [format(score, form) for score in scores]
 
 
 def bar(share: float, width: int = BAR) -> str:

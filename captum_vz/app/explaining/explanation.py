@@ -22,6 +22,7 @@ from captum_vz.study import Table
 from captum_vz.study.methods import METHODS
 from captum_vz.visualization import View, draw_comparison, draw_maps, terminal_text, view
 from captum_vz.visualization._files import written
+from captum_vz.visualization.terminal import score_texts
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -216,11 +217,9 @@ def row_text(found: Explanation, row: Row) -> str:
     if not found.is_signed:
         return terminal_text(found.tokens, row.scores, row.token, color=False, full=1)
     lines = terminal_text(found.tokens, row.scores.abs(), row.token, color=False).split("\n")
-    numbers = row.scores.abs().tolist()
-    signs = ["-" if score < 0 else "+" for score in row.scores.tolist()]
+    plain, signed = score_texts(row.scores.abs().tolist()), score_texts(row.scores.tolist(), signed=True)
     return "\n".join(
-        line.replace(f"  {number:.4f}", f"  {sign}{number:.4f}")
-        for line, number, sign in zip(lines, numbers, signs, strict=True)
+        line.replace(f"  {one}", f"  {other}") for line, one, other in zip(lines, plain, signed, strict=True)
     )
 
 

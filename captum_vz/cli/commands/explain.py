@@ -15,6 +15,7 @@ from captum_vz.cli.errors import CommandError
 from captum_vz.cli.options import add_command, add_model, add_outputs, check_files, check_text, one_of, positive
 from captum_vz.cli.output import is_terminal, name_files, print_table, save_page, save_picture, share_cell, working
 from captum_vz.study import METHODS
+from captum_vz.visualization.terminal import score_texts
 
 EXAMPLES: Final = (
     'explain "the pictures of some hat [MASK] scaring marcus."',
@@ -136,7 +137,7 @@ def _print(found: Explanation) -> None:
             scores = row.scores.tolist()
             highest = max(map(abs, scores), default=0.0) or 1.0
             shares = [abs(score) / highest for score in scores] if found.is_signed else scores
-            written = [f"{score:+.4f}" if found.is_signed else f"{score:.4f}" for score in scores]
+            written = score_texts(scores, found.is_signed)
             rows = [
                 (">" if place == row.token else "", str(place), share_cell(word, share), number)
                 for place, (word, share, number) in enumerate(zip(found.tokens, shares, written, strict=True))

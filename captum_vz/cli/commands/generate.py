@@ -31,6 +31,7 @@ from captum_vz.generation.words import KINDS, TokenText
 from captum_vz.study import METHODS
 from captum_vz.study.methods import effect_of_layer
 from captum_vz.visualization import terminal_text
+from captum_vz.visualization.terminal import score_texts
 
 STRONGEST = 3  # prompt tokens in a line of the table
 EXAMPLES: Final = (
@@ -182,7 +183,7 @@ def _print_step(found: GenerationAttribution, step: int, layer: int, mask: Tenso
     if not is_terminal(sys.stdout) and not signed:
         print(terminal_text(labels, scores, color=False, full=1))
         return
-    numbers = [f"{score:+.4f}" if signed else f"{score:.4f}" for score in scores.tolist()]
+    numbers = score_texts(scores.tolist(), signed)
     if signed:
         highest = float(found.scores[step, :, layer].abs().max()) or 1.0
         shares = (scores.abs() / highest).tolist()
