@@ -27,9 +27,9 @@ from captum_vz.attr import (
     ValueZeroingEffect,
     ValueZeroingRollout,
 )
-from captum_vz.attr._call.masks import patch_mask, word_mask
 from captum_vz.errors import ArgumentError, RefusedError, UnsupportedLayerError
 from captum_vz.functional import to_embeddings, token_scores
+from captum_vz.functional.groups import patch_mask, word_mask
 from captum_vz.verification import verify
 
 __version__ = "0.1.0"

@@ -15,12 +15,12 @@ from captum_vz.attr._base.layer_maps import LayerMaps
 from captum_vz.attr._base.map_run import MapRun, mark_unreached
 from captum_vz.attr._base.model_free import ModelFreeAttribution
 from captum_vz.attr._call.arguments import Arguments, Inputs, as_layers
-from captum_vz.attr._call.masks import numbered
 from captum_vz.attr._call.misuse import check_one_of
 from captum_vz.attr._call.target import PADDED_TARGET, WantedTokens
 from captum_vz.attr._call.token_axis import check_target
 from captum_vz.errors import ArgumentError, UnsupportedLayerError
 from captum_vz.functional import Residual, normalize_rows, pool_groups, receptive_fields
+from captum_vz.functional.groups import numbered
 
 OtherMixingRule: TypeAlias = Literal["refuse", "ignore"]
 

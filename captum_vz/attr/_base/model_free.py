@@ -14,10 +14,10 @@ from captum_vz._private import TargetType
 from captum_vz.attr._base.captum import Described, logged
 from captum_vz.attr._base.map_run import MapRun
 from captum_vz.attr._call.arguments import Arguments, Inputs, as_layers, token_input
-from captum_vz.attr._call.masks import numbered
 from captum_vz.attr._call.target import WantedTokens
 from captum_vz.errors import ArgumentError
 from captum_vz.functional import normalize_rows
+from captum_vz.functional.groups import numbered
 
 
 class ModelFreeAttribution(Described, Attribution):

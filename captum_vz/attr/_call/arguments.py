@@ -20,7 +20,6 @@ from captum_vz._private import (
     run_forward,
     uncompiled,
 )
-from captum_vz.attr._call.masks import numbered
 from captum_vz.attr._call.misuse import (
     check_forward_func,
     check_inputs,
@@ -30,6 +29,7 @@ from captum_vz.attr._call.misuse import (
 )
 from captum_vz.attr._call.model_errors import ExplainedErrors
 from captum_vz.errors import ArgumentError
+from captum_vz.functional.groups import numbered
 
 # A tensor or a tuple of tensors, as in Captum. Or a mapping, such as a tokenizer's BatchEncoding, passed by keyword.
 Inputs = Tensor | tuple[Tensor, ...] | Mapping[str, Any]
