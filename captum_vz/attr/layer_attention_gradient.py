@@ -93,7 +93,9 @@ class LayerAttentionGradient(LayerMaps):
             RefusedError: See :meth:`LayerMaps.attribute`. Or the output at `target` is not one number for each example.
         """
         arguments = Arguments(inputs, additional_forward_args, feature_mask, perturbations_per_eval, show_progress, run)
-        return self._attribute(self._wanted(token, target, foil), arguments, attribute_to_layer_input)
+        self._check_layer_input(attribute_to_layer_input)
+        wanted = self._wanted(token, target, foil)
+        return self._selected(wanted, self._run(wanted, arguments), arguments)
 
     def layer_scores(self, site: AttentionSite, wanted: Wanted) -> Callable[[Any], Tensor]:
         """A function of the model's output that returns weights times positive gradients, `(batch, row, group)`."""

@@ -109,7 +109,7 @@ def test_a_stack_as_a_layer(method: Any) -> None:
         ("encoder.layer.0", "layer is 'encoder.layer.0': pass a module of the model"),
         (0, "layer is 0: pass a module of the model"),
         (["encoder.layer.0"], "layer is 'encoder.layer.0': pass a module of the model"),
-        (None, "layer is of type NoneType: pass a module of the model"),
+        (None, "layer is None, but forward_func is a function, whose layers are not known: pass layer="),
     ],
 )
 @each_shell

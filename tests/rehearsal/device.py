@@ -185,13 +185,20 @@ def _copied(clone: Any) -> Any:
     return cloned
 
 
+class _Hooks(backend_registration._DummyPrivateUse1Hook if AVAILABLE else object):  # type: ignore[misc]
+    def is_available(self) -> bool:
+        return False
+
+
 def _register() -> Iterator[Any]:
     """Tell torch of the device. torch keeps this for the whole process; the handles must be kept as long."""
     torch.utils.rename_privateuse1_backend(NAME)
     module: Any = backend_registration._DummyBackendModule()
     module._lazy_init, module.get_amp_supported_dtype = lambda: None, lambda: [torch.bfloat16, torch.float16]
+    # Other tests of this process must not take it for an accelerator that they should use.
+    module.is_available, module.device_count = lambda: False, lambda: 0
     torch._register_device_module(NAME, module)
-    guard, hooks = backend_registration._DummyDeviceGuard(), backend_registration._DummyPrivateUse1Hook()
+    guard, hooks = backend_registration._DummyDeviceGuard(), _Hooks()
     torch._C._acc.register_python_privateuseone_device_guard(guard)
     torch._C._acc.register_python_privateuseone_hook(hooks)
     others, kernels = torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")

@@ -154,8 +154,10 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
             RefusedError: Wrong arguments. A layer that does not run, cannot be replayed, or hides its attention.
                 Dropout, or other random numbers. Values that are not finite. The model is unchanged after an error.
         """
+        self._check_layer_input(attribute_to_layer_input)
+        wanted = self._wanted(token, target)
         arguments = Arguments(inputs, additional_forward_args, feature_mask, perturbations_per_eval, show_progress, run)
-        return self._attribute(self._wanted(token, target), arguments, attribute_to_layer_input)
+        return self._selected(wanted, self._run(wanted, arguments), arguments)
 
     def _wanted(self, token: Any, target: Any, foil: Any = None) -> WantedTokens:
         """The rows and the explained number that `token` and `target` name."""
@@ -163,13 +165,13 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
             return WantedTokens.parse(token, target)
         return replace(WantedTokens.parse(token, None), question=Question.parse(target, foil))
 
-    def _attribute(
-        self, wanted: WantedTokens, arguments: Arguments, attribute_to_layer_input: bool
-    ) -> Tensor | list[Tensor]:
+    def _check_layer_input(self, attribute_to_layer_input: bool) -> None:
         if attribute_to_layer_input:
             reason = "attributes to source tokens through the attention of the layer"
             raise ArgumentError(f"{self.get_name()} {reason}: attribute_to_layer_input=True has no meaning here.")
-        found = self._run(wanted, arguments)
+
+    def _selected(self, wanted: WantedTokens, found: MapRun, arguments: Arguments) -> Tensor | list[Tensor]:
+        """The wanted rows of each layer's last run."""
         if wanted.target is not None:
             check_target(wanted, found.output, [*found.tokens.values()], self.forward_func, arguments, self.get_name())
         maps = dict(found.maps)  # the last run of a layer that runs more than once
