@@ -60,7 +60,7 @@ WAYS: dict[str, Callable[[Any, Any], Any]] = {
 def test_generated_text(method: str) -> None:
     model, tokenizer = case_of("gpt2").model, tokenizer_of_words()
     found, expected = (
-        attribute_generation(WAYS[method](one, vz.find_layers(one)), one, tokenizer, PROMPT, max_new_tokens=3)
+        attribute_generation(one, tokenizer, PROMPT, WAYS[method](one, vz.find_layers(one)), max_new_tokens=3)
         for one in (there(model), model)
     )
     assert found.text == expected.text
@@ -71,7 +71,7 @@ def test_generated_text(method: str) -> None:
 def test_generated_text_of_two_stacks(name: str) -> None:
     model, tokenizer = case_of(name).model, tokenizer_of_words()
     found, expected = (
-        attribute_generation(vz.ValueZeroing, one, tokenizer, PROMPT, max_new_tokens=3) for one in (there(model), model)
+        attribute_generation(one, tokenizer, PROMPT, vz.ValueZeroing, max_new_tokens=3) for one in (there(model), model)
     )
     assert found.text == expected.text
     assert_same([found.scores.cpu(), found.prefix.cpu()], [expected.scores, expected.prefix])
