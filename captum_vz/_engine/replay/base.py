@@ -118,6 +118,11 @@ class ReplayProblem:
     @property
     def possible(self) -> Tensor:
         """The pairs that may be active by the masks alone, bool `(target, group)`. Layers of one mask share it."""
+        return self.by_masks[0]
+
+    @property
+    def by_masks(self) -> tuple[Tensor, Tensor]:
+        """These pairs, and the targets that see nothing but one group, bool `(target,)`."""
         visible = self.site.attention.visible if self.intervention.needs_weight else None
         members = None if self.groups is None else self.members
         return once_a_pass(_possible, self.site.source_mask, visible, self.targets.batch, self.targets.out, members)
@@ -241,6 +246,7 @@ class PairSet:
     members: Tensor
     source_mask: Tensor
     possible: Tensor
+    alone: Tensor
 
     def chunk(self, target: Tensor, group: Tensor, unchanged: Tensor | None = None) -> PackedChunk:
         """The chunk of the pairs `(target, group)`. Their targets run unchanged too, or else those that are given.
@@ -261,7 +267,7 @@ class PairSet:
         for source in self.members[batch, group].unbind(-1):
             there = (source >= 0) & self.source_mask[batch, source.clamp_min(0)]
             sources.append((source.clamp_min(0), None if there.all() else there[:, None]))
-        alone = (self.possible.sum(-1) == 1)[target, None]
+        alone = self.alone[target, None]
         return PackedChunk(
             target,
             group,
@@ -358,15 +364,15 @@ def _marked(count: int, chosen: tuple[int, ...] | None, device: torch.device) ->
 
 def _possible(
     source_mask: Tensor, visible: Tensor | None, batch: Tensor, out: Tensor, members: Tensor | None
-) -> Tensor:
-    seen = source_mask[batch]
+) -> tuple[Tensor, Tensor]:
+    seen = real = source_mask[batch]
     if visible is not None:
-        of_targets = visible.any(1).expand(len(source_mask), -1, -1)
-        of_targets = of_targets.expand(-1, -1, seen.shape[1])
-        of_targets = of_targets[batch, out if of_targets.shape[1] > 1 else torch.zeros_like(out)]
-        # A row that sees nothing may have a weight on each source: the softmax of equal numbers.
-        seen = seen & (of_targets | ~of_targets.any(-1, keepdim=True))
-    return seen if members is None else _any_member(seen, members[batch])
+        # A head that sees nothing may have a weight on each source, padding too: the softmax of equal numbers.
+        of_targets = (visible | ~visible.any(-1, keepdim=True)).any(1).expand(len(source_mask), -1, real.shape[1])
+        seen = of_targets[batch, out if of_targets.shape[1] > 1 else torch.zeros_like(out)]
+    pairs = seen & real
+    possible = pairs if members is None else _any_member(pairs, members[batch])
+    return possible, (possible.sum(-1) == 1) & (pairs.sum(-1) == seen.sum(-1))
 
 
 def _any_member(seen: Tensor, members: Tensor) -> Tensor:

@@ -79,7 +79,7 @@ class PackedReplay:
         return not self.first_tensor_only or len(problem.site.layer.attentions) > 1
 
     def __call__(self, problem: ReplayProblem) -> Iterator[ReplayChunk]:
-        masks = problem.site.source_mask, problem.possible
+        masks = problem.site.source_mask, *problem.by_masks
         asked = once_a_pass(PairSet, problem.targets, problem.members, *masks)
         rows = problem.chunk_rows
         if not problem.trust.independent:
