@@ -367,6 +367,24 @@ def test_rollouts_of_real_hybrids(name: str) -> None:
     assert_same(ValueZeroingRollout(model, layers, other_mixing="ignore").attribute(IDS), second @ first)
 
 
+# What is alike in code and in all settings but one: the first mixes no tokens, the second does.
+AFTER = {
+    "size of a norm": (nn.LayerNorm(16), nn.LayerNorm((6, 16))),
+    "axis": (nn.Softmax(dim=-1), nn.Softmax(dim=1)),
+    "size of a kernel": (nn.AvgPool2d((1, 3), 1, (0, 1)), nn.AvgPool2d((3, 1), 1, (1, 0))),
+}
+
+
+@pytest.mark.parametrize("name", AFTER)
+def test_layers_that_differ_in_one_setting(name: str) -> None:
+    torch.manual_seed(0)
+    layers = [nn.Sequential(nn.TransformerEncoderLayer(16, 2, 24, batch_first=True), one) for one in AFTER[name]]
+    for order, mixer in ((layers, 1), (layers[::-1], 0)):
+        model = nn.Sequential(*order).eval()
+        with pytest.raises(UnsupportedLayerError, match=rf"the layers {mixer} \(Sequential\) mix their tokens"):
+            AttentionRollout(model, list(model)).attribute(torch.randn(2, 6, 16))
+
+
 def test_list_inside_a_layer() -> None:
     """T5 has the attention and the feed-forward of a block in a ModuleList."""
     sizes = {"d_model": 16, "d_kv": 8, "d_ff": 24, "num_heads": 2, "num_layers": 2, "vocab_size": 50}

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from captum_vz._engine.capture.layer_runner import LayerRunner
 from captum_vz._engine.capture.records import AttentionRecord, LayerRecord, ReturnedTensor
@@ -72,13 +73,27 @@ def _kind(record: LayerRecord) -> Any:
     """
     if not record.attentions or not LayerTrust.of(record).independent:
         return None
-    settings = [
-        (type(module), *((name, x) for name, x in vars(module).items() if type(x) in (bool, str) or x is None))
-        for module in modules_of(record.layer)
-    ]
+    settings: list[Any] = [(type(module), *_settings(module)) for module in modules_of(record.layer)]
+    settings.append(tuple(x.shape for x in record.parameters))
     given = [name for name, x in record.kwargs.items() if x is not None]
     shapes = [(one.shape, one.inline is None) for one in record.attentions]
     return (*settings, *given, len(record.args), *shapes)
+
+
+def _settings(module: nn.Module) -> list[Any]:
+    """The attributes by which a module's code may decide, such as the axis of a softmax or the size of a norm.
+
+    The place of a layer in its stack is none.
+    """
+    # Two partial functions are never equal, but their texts are.
+    own = [(name, repr(x) if isinstance(x, partial) else x) for name, x in vars(module).items()]
+    return [(name, x) for name, x in own if name not in ("layer_idx", "layer_id") and _is_setting(x)]
+
+
+def _is_setting(x: Any) -> bool:
+    if type(x) is tuple:
+        return all(map(_is_setting, x))
+    return x is None or type(x) in (bool, int, str) or callable(x)
 
 
 def _mixes(record: LayerRecord, output: Tensor) -> bool | None:
