@@ -159,7 +159,7 @@ def value_zeroing_scores(site: AttentionSite, distance: OutputDistance, **asked:
                 del waiting[0]
                 continue
             except (RuntimeError, MemoryError) as error:
-                rows = min(problem.chunk_rows, int(problem.active.sum()))
+                rows = min(problem.chunk_rows, int(problem.possible.sum()))
                 if not is_out_of_memory(error) or rows <= 1:
                     raise
             else:

@@ -74,6 +74,16 @@ def test_chunks_are_halved(build: Callable[[], Block], error: BaseException) -> 
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-14)
 
 
+def test_chunks_of_values_that_are_zero_are_halved() -> None:
+    model = stack(120, ERRORS[0])
+    for block in model:
+        nn.init.zeros_(block.attention.value.weight)
+        nn.init.zeros_(block.attention.value.bias)
+    found, (warning,) = attribute(model)
+    assert "memory was too short" in warning
+    assert not torch.stack(found).any()
+
+
 def test_definition_takes_no_more_memory() -> None:
     """It runs the batch as it was, so that no chunk is halved, unlike with packed pairs."""
     expected, _ = attribute(stack(10**6, MemoryError(), Mixes))

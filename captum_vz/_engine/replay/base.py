@@ -200,9 +200,10 @@ class Replay(Protocol):
     def __call__(self, problem: ReplayProblem) -> Iterator[ReplayChunk]:
         """Outputs with values zeroed, some pairs at a time, in any order.
 
-        Each pair that `problem.active` marks comes once, unless its target cannot depend on the group. Other pairs come
-        only from layers that mix positions after the attention, where they count too. A chunk is used before the next
-        one is asked for. CannotReplayError: this replay does not hold for the layer. All its chunks are forgotten.
+        Each pair that `problem.active` marks comes, unless its target cannot depend on the group. If it comes again,
+        the later output counts. Other pairs are marked `unchanged`, or come from layers that mix positions after the
+        attention, where they count too. A chunk is used before the next one is asked for. CannotReplayError: this
+        replay does not hold for the layer. All its chunks are forgotten.
         """
 
 
