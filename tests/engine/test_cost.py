@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.flop_counter import FlopCounterMode
 
 from captum_vz import ValueZeroing, ValueZeroingRollout
@@ -19,6 +20,7 @@ from captum_vz._engine.capture.recorder import Recorder
 from captum_vz._engine.capture.records import LayerRecord
 from captum_vz._engine.taps.handler import AttentionCall
 from captum_vz.functional import rollout
+from tests.engine.blocks import WIDTH, sequences
 from tests.engine.parameters import quick
 from tests.reference import FAMILIES, Case
 
@@ -144,3 +146,31 @@ def test_no_tensor_outlives_its_layer(method: Any, name: str, monkeypatch: pytes
         gc.enable()
     assert kept
     assert not any(one() is not None for one in kept)
+
+
+class Attends(nn.Linear):
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:  # type: ignore[override]
+        one_head = super().forward(x)[:, None]
+        return x + scaled_dot_product_attention(one_head, one_head, one_head, mask)[:, 0]
+
+
+@torch.no_grad()
+def test_masks_of_single_layers_are_freed() -> None:
+    """Two kinds of layers may take turns, each with its mask. So the masks of two layers are kept for the next one."""
+    layers, masks, alive = [Attends(WIDTH, WIDTH).double() for _ in range(6)], list[weakref.ref[Tensor]](), list[int]()
+
+    def forward(x: Tensor) -> Tensor:
+        for layer in layers:
+            mask = torch.ones(1, 1, TOKENS, TOKENS, dtype=torch.bool).tril()
+            alive.append(sum(one() is not None for one in masks))
+            masks.append(weakref.ref(mask))
+            x = layer(x, mask)
+            del mask
+        return x
+
+    gc.disable()
+    try:
+        ValueZeroing(forward, layers).attribute(sequences(2, TOKENS))
+    finally:
+        gc.enable()
+    assert alive[:6] == [0, 1, 2, 2, 2, 2]

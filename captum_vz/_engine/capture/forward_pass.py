@@ -17,7 +17,7 @@ from captum_vz._engine.capture.module_state import ModuleState
 from captum_vz._engine.capture.recorder import Recorder
 from captum_vz._engine.capture.records import LayerRecord, VersionedTensor
 from captum_vz._engine.numerics.budget import is_out_of_memory, keep_freed_memory
-from captum_vz._engine.numerics.tensors import alike_tensors, map_each, nudged, results_of_pass
+from captum_vz._engine.numerics.tensors import ResultsOfPass, alike_tensors, map_each, nudged, results_of_pass
 from captum_vz._engine.taps import TAPS
 from captum_vz._engine.taps.changes import Changes, current_pass, undoing
 from captum_vz._engine.taps.handler import (
@@ -206,7 +206,7 @@ class LayerPass:
 
     def _run(self, forward: Callable[[], Any], changes: Changes) -> Any:
         attach_to_named(self.layers, self.given, changes)
-        changes.set(results_of_pass, {})
+        changes.set(results_of_pass, ResultsOfPass())
         with torch.no_grad(), layer_hooks(self.layers, self.begin, self.end):
             return forward()
 
@@ -248,6 +248,8 @@ class LayerPass:
         recorder.finish(output)
         with record.state.restored():
             result = self.compute(record)
+        if shared := results_of_pass.get():
+            shared.end_layer()
         with self._lock:
             device = result.device if is_replica(record.layer) else None
             owner = record.layer if device is None else self._owners.setdefault((device, record.index), record.layer)

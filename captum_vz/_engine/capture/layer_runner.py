@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from captum_vz._engine.capture.recorder import Recorder
 from captum_vz._engine.capture.records import AttentionRecord, LayerRecord
 from captum_vz._engine.numerics.budget import is_out_of_memory
-from captum_vz._engine.numerics.tensors import clone_tensor, first_tensor, inference_mode, map_each, remembering
+from captum_vz._engine.numerics.tensors import clone_tensor, first_tensor, forgetting, inference_mode, map_each
 from captum_vz._engine.numerics.tolerance import CannotReplayError, is_close_in_half
 from captum_vz._engine.taps.changes import without_autocast
 from captum_vz._engine.taps.handler import AttentionCall, AttentionHandler, handled_by, left_out_by_replays
@@ -110,7 +110,7 @@ class LayerRunner:
         args, kwargs = self.arguments if arguments is None else arguments
         if self._layout is not None:
             args, kwargs = self._each_state(self._layout.restore, args, kwargs)
-        with handled_by(handler), around(), remembering(None):
+        with handled_by(handler), around(), forgetting():
             output = first_tensor(self._forward(args, kwargs))
         if output is None:
             raise CannotReplayError("run again, it returned no tensor")

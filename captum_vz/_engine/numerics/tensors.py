@@ -14,8 +14,36 @@ from captum_vz._private import tree_leaves, tree_map
 from captum_vz.functional import widen
 
 T = TypeVar("T")
-# What `once_a_pass` computed in this pass. None: no pass runs, or a layer is run again.
-results_of_pass: ContextVar[dict[Any, tuple[Any, list[Tensor]]] | None] = ContextVar("captum_vz_results", default=None)
+# For so many more layers a result is kept that no layer asks for: two kinds of layers may take turns.
+KEPT_LAYERS = 2
+
+
+class ResultsOfPass:
+    """What `once_a_pass` computed in a pass. What the next layers do not use is dropped: each may have its own mask."""
+
+    def __init__(self) -> None:
+        self._known: dict[Any, tuple[Any, list[Tensor]]] = {}
+        self._last: dict[Any, int] = {}  # the number of the layer that asked last
+        self._layer = 0
+
+    def of(self, compute: Callable[..., T], given: tuple[Any, ...], tensors: list[Tensor]) -> T:
+        """What `compute(*given)` returns, or returned."""
+        key = compute, *((id(x), x._version) if isinstance(x, Tensor) else x for x in given)
+        if key not in self._known:
+            self._known[key] = compute(*given), tensors  # kept, so that no other tensor has their ids
+        self._last[key] = self._layer
+        result: T = self._known[key][0]
+        return result
+
+    def end_layer(self) -> None:
+        """Called when a layer has returned."""
+        self._layer += 1
+        for key in [key for key, last in self._last.items() if last + KEPT_LAYERS < self._layer]:
+            del self._known[key], self._last[key]
+
+
+# None: no pass runs, or a layer is run again.
+results_of_pass: ContextVar[ResultsOfPass | None] = ContextVar("captum_vz_results", default=None)
 
 
 def once_a_pass(compute: Callable[..., T], *given: Any) -> T:
@@ -28,10 +56,7 @@ def once_a_pass(compute: Callable[..., T], *given: Any) -> T:
     tensors = [x for x in given if isinstance(x, Tensor)]
     if results is None or any(x.is_inference() for x in tensors):  # without a version counter, writes are not seen
         return compute(*given)
-    key = compute, *((id(x), x._version) if isinstance(x, Tensor) else x for x in given)
-    if key not in results:
-        results[key] = compute(*given), tensors  # kept, so that no other tensor has their ids
-    return results[key][0]
+    return results.of(compute, given, tensors)
 
 
 def version(x: Tensor) -> int | None:
@@ -39,15 +64,12 @@ def version(x: Tensor) -> int | None:
     return None if x.is_inference() else x._version
 
 
-class remembering:  # noqa: N801 - read as a function
-    """Lets `once_a_pass` use these results inside a `with` block. None: it computes each time."""
-
-    def __init__(self, results: dict[Any, tuple[Any, list[Tensor]]] | None) -> None:
-        self.results = results
+class forgetting:  # noqa: N801 - read as a function
+    """Lets `once_a_pass` compute each time inside a `with` block."""
 
     def __enter__(self) -> None:
         self.outer = results_of_pass.get()
-        results_of_pass.set(self.results)
+        results_of_pass.set(None)
 
     def __exit__(self, *error: object) -> None:
         results_of_pass.set(self.outer)
