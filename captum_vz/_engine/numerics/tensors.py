@@ -50,7 +50,8 @@ def once_a_pass(compute: Callable[..., T], *given: Any) -> T:
     """Return `compute(*given)`, or what it returned earlier in this pass.
 
     For what depends on masks and sizes alone, which the layers of a model share. Tensors are the same if they are one
-    object into which nothing was written. The result must not be written into.
+    object into which nothing was written. torch counts no writes through `.data` or numpy. The result must not be
+    written into.
     """
     results = results_of_pass.get()
     tensors = [x for x in given if isinstance(x, Tensor)]

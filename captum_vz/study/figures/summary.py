@@ -124,8 +124,10 @@ def _at_the_end(panel: Axes, rows: DataFrame) -> None:
 
 
 # Ten dark hues, then ten light ones, without the greys. Grey is for methods that do not look at the model.
-_HUES: Final = [colormaps["tab20"](hue) for hue in (*range(0, 20, 2), *range(1, 20, 2)) if hue not in (14, 15)]
-_HUES += [colormaps["tab20b"](hue) for hue in (4, 8, 16)]  # a dark green, an olive, a dark purple
+_HUES: Final = [
+    *(colormaps["tab20"](hue) for hue in (*range(0, 20, 2), *range(1, 20, 2)) if hue not in (14, 15)),
+    *(colormaps["tab20b"](hue) for hue in (4, 8, 16)),  # a dark green, a brown, a dark purple
+]
 _GREYS: Final = {"random": "0.6", "position": "0.4"}
 
 
