@@ -228,12 +228,12 @@ class FeatureGroups:
     """A feature_mask with groups numbered from 0. Each layer gets its part, on its device."""
 
     def __init__(self, feature_mask: Any, device_ids: list[int] | None) -> None:
-        feature_mask = numbered(feature_mask)
         self.mask: Tensor | None = None
         self.shares: dict[torch.device, Tensor] = {}
         self._known: dict[Any, Tensor] = {}  # by shape and device, one tensor for all layers
         if feature_mask is None:
             return
+        feature_mask = numbered(feature_mask)
         if (
             not isinstance(feature_mask, Tensor)
             or feature_mask.dim() != 2
