@@ -77,16 +77,16 @@ class Answers:
         text: str,
         model: str,
         methods: Sequence[str],
-        token: str,
+        token: str | None,
         layer: float | None,
-        pair: str = "",
-        target: str = "",
+        pair: str | None = "",
+        target: str | None = "",
     ) -> tuple[Any, ...]:
         """The remarks, the view, the picture of the layers, the table of methods and its picture, and the files."""
         try:
             with warnings.catch_warnings(record=True) as remarks:
                 warnings.simplefilter("always", UserWarning)
-                return self._explain(text, model, methods, token, layer, pair, target, remarks)
+                return self._explain(text, model, methods, token or "", layer, pair or "", target or "", remarks)
         except ERRORS as error:
             return _refusal(error), "", None, "", None, []
 
