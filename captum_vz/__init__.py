@@ -28,8 +28,7 @@ from captum_vz.attr import (
     ValueZeroingRollout,
 )
 from captum_vz.errors import ArgumentError, RefusedError, UnsupportedLayerError
-from captum_vz.functional import to_embeddings, token_scores
-from captum_vz.functional.groups import patch_mask, word_mask
+from captum_vz.functional import patch_mask, to_embeddings, token_scores, word_mask
 from captum_vz.verification import verify
 
 __version__ = "0.1.0"

@@ -5,8 +5,9 @@ from captum_vz.attr._base.map_aggregation import MapAggregation
 from captum_vz.attr._base.map_run import MapRun
 from captum_vz.attr._base.model_free import ModelFreeAttribution
 from captum_vz.attr._call.target import Wanted
+from captum_vz.attr._logit_updates import LogitTerms
 from captum_vz.attr.alti import ALTI
-from captum_vz.attr.alti_logit import ALTILogit, LogitTerms
+from captum_vz.attr.alti_logit import ALTILogit
 from captum_vz.attr.alti_plus import ALTIPlus
 from captum_vz.attr.attention_flow import AttentionFlow
 from captum_vz.attr.attention_rollout import AttentionRollout

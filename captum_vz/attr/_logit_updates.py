@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, takewhile
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,30 @@ from captum_vz.attr._call.output import parse_indices
 from captum_vz.attr._call.target import Wanted, WantedTokens, gather_rows
 from captum_vz.attr.layer_alti import LayerALTI, alti_of_attention
 from captum_vz.errors import ArgumentError, UnsupportedLayerError
+
+
+class LogitTerms(NamedTuple):
+    """The terms that sum to a logit, each `(batch,)`, or `(batch, token)` with several tokens.
+
+    Attributes:
+        embedding: The term of the first layer's input: the token's embedding, with its position if the model adds one.
+        attention: For each layer, the terms of the source tokens through its attention, `(batch, in)` or `(batch,
+            token, in)`.
+        projection_bias: The term of the biases of the attentions' output projections.
+        feed_forward: The term of the feed-forward modules.
+        constant: The biases of the final norm and of the unembedding.
+    """
+
+    embedding: Tensor
+    attention: list[Tensor]
+    projection_bias: Tensor
+    feed_forward: Tensor
+    constant: Tensor
+
+    def total(self) -> Tensor:
+        """The logit, or the difference of two logits."""
+        attention = torch.stack([one.sum(-1) for one in self.attention]).sum(0)
+        return self.embedding + attention + self.projection_bias + self.feed_forward + self.constant
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -13,34 +13,10 @@ from captum_vz._private import format_output
 from captum_vz.attr._base.captum import ForwardPassAttribution, logged, warn
 from captum_vz.attr._call.arguments import Arguments, Inputs
 from captum_vz.attr._call.target import PADDED_TARGET, WantedTokens
-from captum_vz.attr._logit_updates import LayerTerms, LogitTarget, LogitUpdates
+from captum_vz.attr._logit_updates import LayerTerms, LogitTarget, LogitTerms, LogitUpdates
 from captum_vz.attr.layer_alti import check_order
 from captum_vz.errors import ArgumentError
 from captum_vz.functional import logit_contributions
-
-
-class LogitTerms(NamedTuple):
-    """The terms that sum to a logit, each `(batch,)`, or `(batch, token)` with several tokens.
-
-    Attributes:
-        embedding: The term of the first layer's input: the token's embedding, with its position if the model adds one.
-        attention: For each layer, the terms of the source tokens through its attention, `(batch, in)` or `(batch,
-            token, in)`.
-        projection_bias: The term of the biases of the attentions' output projections.
-        feed_forward: The term of the feed-forward modules.
-        constant: The biases of the final norm and of the unembedding.
-    """
-
-    embedding: Tensor
-    attention: list[Tensor]
-    projection_bias: Tensor
-    feed_forward: Tensor
-    constant: Tensor
-
-    def total(self) -> Tensor:
-        """The logit, or the difference of two logits."""
-        attention = torch.stack([one.sum(-1) for one in self.attention]).sum(0)
-        return self.embedding + attention + self.projection_bias + self.feed_forward + self.constant
 
 
 class ALTILogit(ForwardPassAttribution):

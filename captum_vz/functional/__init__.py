@@ -21,6 +21,7 @@ function                          takes                               returns
 `receptive_fields`                one map a layer                     counts `(batch, tokens)` for each layer
 `attention_flow`                  one map a layer                     one map, rows sum to 1
 `pool_groups`                     a map of tokens                     a map of words, spans or regions
+`word_mask`, `patch_mask`         a tokenizer's output, a picture      a `feature_mask` of words, of regions
 `token_scores`                    attributions `(batch, tokens, d)`   `(batch, tokens)`
 `to_embeddings`                   `(batch, tokens)`, the embeddings   the shape of the embeddings, for Captum's metrics
 `head_vectors`                    values, output projection           vectors of each head `(batch, in, head, d)`
@@ -44,7 +45,7 @@ from captum_vz.functional.distances import (
 )
 from captum_vz.functional.embeddings import to_embeddings, token_scores
 from captum_vz.functional.flow import attention_flow
-from captum_vz.functional.groups import pool_groups
+from captum_vz.functional.groups import patch_mask, pool_groups, word_mask
 from captum_vz.functional.interventions import Intervention, Knockout, MeanValue, ZeroValue
 from captum_vz.functional.norms import (
     contribution_norms,
@@ -78,6 +79,7 @@ __all__ = [
     "logit_contributions",
     "mixing_norms",
     "normalize_rows",
+    "patch_mask",
     "pool_groups",
     "receptive_fields",
     "rollout",
@@ -85,4 +87,5 @@ __all__ = [
     "token_scores",
     "unit_vectors",
     "widen",
+    "word_mask",
 ]
