@@ -1,4 +1,4 @@
-"""Methods and metrics of the user's own: classes, objects and functions, and what wrong ones are told."""
+"""Methods and metrics that users pass: classes, objects, functions, and the errors for wrong ones."""
 
 from collections.abc import Callable
 from functools import partial

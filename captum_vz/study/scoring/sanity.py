@@ -128,7 +128,7 @@ def randomized_copies(
 
 @torch.no_grad()
 def _randomize(layer: nn.Module, seed: int) -> None:
-    """Draw each parameter anew, with its mean and its standard deviation."""
+    """Replace the parameters of a layer by random numbers with the mean and standard deviation of each."""
     generator = torch.Generator().manual_seed(seed)
     for values in layer.parameters():
         drawn: Any = torch.randn(values.shape, generator=generator, dtype=torch.float64)
