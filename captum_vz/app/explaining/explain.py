@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
+from captum_vz._names import known_name
 from captum_vz.app.checks import check_layer, depth_of, remarks
 from captum_vz.app.explaining.computing import Row, Scores, by_words, computed
 from captum_vz.app.explaining.encoding import encode, fixed_tokens, read_token, second_text
@@ -146,9 +147,7 @@ def default_method(subject: Subject) -> str:
 
 def explain_subject(subject: Subject, text: Any, text_pair: Any, wish: Wish) -> Explanation:
     """:func:`explain` for a model that was found. The command line and the demo call this function as well."""
-    name = wish.method or default_method(subject)
-    if name not in METHODS:
-        raise ArgumentError(f"{wish.option}method is {name!r}: pass one of {', '.join(METHODS)}.")
+    name = known_name(f"{wish.option}method", wish.method or default_method(subject), METHODS)
     wish = replace(wish, method=name)
     subject = subject if subject.task == SEQ2SEQ and METHODS[name].explains_output else subject.encoder
     if METHODS[name].layered:
