@@ -27,18 +27,11 @@ def write_whole(path: Path, data: bytes) -> None:
     Raises:
         OSError: The file could not be written: no space, no permission, no folder. The message says what to do.
     """
-    with _written(path, data) as temporary:
-        os.replace(temporary, path)
-
-
-@contextmanager
-def _written(path: Path, data: bytes) -> Iterator[Path]:
-    """A temporary file that holds the data, in the folder of `path`. It is gone after the `with` block."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with temporary_beside(path) as temporary:
             write_through(temporary, data)
-            yield temporary
+            os.replace(temporary, path)
     except OSError as error:
         remedy = "free space, and " if error.errno in _SPACE else ""
         remedy = "make the folder writable, and " if error.errno in _PERMISSION else remedy

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import huggingface_hub
 import transformers
@@ -45,10 +45,9 @@ from captum_vz.app.explaining.tasks import (
 )
 from captum_vz.errors import ArgumentError
 from captum_vz.study.methods import encoder_of
-from captum_vz.testbed import load_model
+from captum_vz.testbed.model import EMBEDDED, load_model
 
 AGREEMENT, CAUSAL, MINILM = "agreement", "causal", "minilm"
-EMBEDDED: Final = (AGREEMENT, CAUSAL)
 
 HUB_SECONDS = 5  # that a request to the hub may take, to see whether there is a network
 SHOWN = 4  # names of weights in a message

@@ -282,10 +282,11 @@ def _told(remarks: list[Any]) -> list[str]:
 
 def _record(text: str, model: str, found: Sequence[Explanation]) -> dict[str, Any]:
     shown = ("layer", "scores", "maps", "rollout", "rows", "predictions")
+    numbers = {one.method: one.to_dict() for one in found}
     return {
         "text": text,
         "model": model,
         "tokens": found[0].tokens,
         "token": found[0].token,
-        "methods": {one.method: {name: one.to_dict()[name] for name in shown} for one in found},
+        "methods": {method: {name: one[name] for name in shown} for method, one in numbers.items()},
     }

@@ -23,6 +23,7 @@ from captum_vz.study.methods import (
     Method,
     encoder_of,
     family_of,
+    joined_first,
 )
 from captum_vz.study.scoring.given import checked_rows, given_methods
 from captum_vz.visualization import draw_comparison
@@ -121,8 +122,7 @@ def _rows(
     """The rows of the methods, and the reasons of methods that refuse, if they may be skipped."""
     found: dict[str, list[Tensor]] = {}
     refused: dict[str, str] = {}
-    # Methods that join maps come first: methods that need rows of these maps then find them.
-    for name in sorted(methods, key=lambda name: methods[name].joined is None):
+    for name in joined_first(methods, methods):
         if advance is not None:
             advance(name)
         try:

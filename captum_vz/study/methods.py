@@ -357,9 +357,9 @@ def check_methods(methods: Iterable[str] | None) -> tuple[str, ...]:
     return chosen_names("methods", methods, METHODS, DEFAULT_METHODS)
 
 
-def joined_first(methods: Iterable[str]) -> list[str]:
+def joined_first(names: Iterable[str], methods: Mapping[str, Method]) -> list[str]:
     """The names, methods that join maps first. Methods that need rows of these maps then find them."""
-    return sorted(methods, key=lambda name: METHODS[name].joined is None)
+    return sorted(names, key=lambda name: methods[name].joined is None)
 
 
 def family_of(name: str) -> str:

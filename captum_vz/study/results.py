@@ -11,7 +11,7 @@ import torch
 from matplotlib.figure import Figure
 
 from captum_vz._files import write_whole
-from captum_vz.metrics import compare_pairs, summarize
+from captum_vz.metrics import Difference, compare_pairs, summarize
 from captum_vz.metrics.extra import study_extra
 from captum_vz.study.figures import draw_differences, draw_summary
 from captum_vz.study.folder.reading import read_block
@@ -84,13 +84,9 @@ class Study:
         Raises:
             FileNotFoundError: The study is not finished.
         """
-        path = self.folder / SUMMARY
-        if not path.is_file():
-            raise FileNotFoundError(f"{path} is missing: the study is not finished. Start it again to continue.")
         # The name of a model or a group may be "NA" or empty. Only numbers can be missing.
-        summary = pd.read_csv(
-            path, dtype={"layer": "Int64", "group": str, "model": str}, keep_default_na=False, na_values=[""]
-        )
+        types = {"layer": "Int64", "group": str, "model": str}
+        summary = pd.read_csv(self._finished(SUMMARY), dtype=types, keep_default_na=False, na_values=[""])
         return summary.fillna({"group": "", "model": ""})
 
     @property
@@ -102,13 +98,9 @@ class Study:
         Raises:
             FileNotFoundError: The study is not finished.
         """
-        path = self.folder / DIFFERENCES
-        if not path.is_file():
-            raise FileNotFoundError(f"{path} is missing: the study is not finished. Start it again to continue.")
-        found = pd.read_csv(
-            path, dtype={"model": str}, keep_default_na=False, na_values={"low": [""], "high": [""], "mean": [""]}
-        )
-        return found
+        missing = {"low": [""], "high": [""], "mean": [""]}
+        path = self._finished(DIFFERENCES)
+        return pd.read_csv(path, dtype={"model": str}, keep_default_na=False, na_values=missing)
 
     def __str__(self) -> str:
         """The means of each method's last layer over all examples, with their intervals: one line for each method."""
@@ -139,6 +131,13 @@ class Study:
     def plot_differences(self, metric: str) -> Figure:
         """The paired differences of the methods in one metric as a figure."""
         return draw_differences(self.differences, metric)
+
+    def _finished(self, name: str) -> Path:
+        """The path of a table that a finished study has."""
+        path = self.folder / name
+        if not path.is_file():
+            raise FileNotFoundError(f"{path} is missing: the study is not finished. Start it again to continue.")
+        return path
 
     def _read(self, columns: list[str] | None) -> DataFrame:
         tables: list[DataFrame] = []
@@ -209,16 +208,19 @@ def paired_differences(study: Study, confidence: float, resamples: int) -> DataF
             values = {name: torch.tensor(table[name].to_numpy(dtype="float64")) for name in known}
             for one in compare_pairs(values, confidence, resamples):
                 found.append({"model": model, "metric": metric} | one._asdict())
-    names = ["model", "metric", "one", "other", "mean", "low", "high", "p", "examples", "tied"]
-    return pd.DataFrame(found, columns=names)
+    return pd.DataFrame(found, columns=["model", "metric", *Difference._fields])
+
+
+def tied_pairs(rows: DataFrame) -> list[str]:
+    """The pairs of methods that do not differ, such as "alti = attention"."""
+    return [f"{one} = {other}" for one, other in rows[rows["tied"]][["one", "other"]].itertuples(index=False)]
 
 
 def tie_lines(differences: DataFrame) -> list[str]:
     """For each model and metric a line with the pairs of methods that do not differ."""
     lines = []
     for (model, metric), rows in differences.groupby(["model", "metric"], sort=False):
-        ties = [f"{one} = {other}" for one, other in rows[rows["tied"]][["one", "other"]].itertuples(index=False)]
-        told = ", ".join(ties) if ties else "none"
+        told = ", ".join(tied_pairs(rows)) or "none"
         lines.append(f"{model}, {metric}: pairs of methods that do not differ: {told}")
     return lines
 

@@ -52,9 +52,9 @@ class Run:
     def batch(self) -> Batch:
         """The piece as the registry of methods takes it."""
         subject = self.subject
-        made = Batch(subject.forward, subject.tokenizer, subject.layers, self.piece.inputs, [0])
-        made.feature_mask = self.groups
-        return made
+        return Batch(
+            subject.forward, subject.tokenizer, subject.layers, self.piece.inputs, [0], feature_mask=self.groups
+        )
 
     def row(self, question: Question, layer: int, option: str) -> tuple[Tensor, int]:
         """The row `(in,)` of a question, and the number of layers to choose from."""

@@ -63,12 +63,12 @@ def second_text(encoding: Any, pair: str | None, task: str) -> list[bool]:
     return [number == 1 for number in encoding.sequence_ids()]
 
 
-def fixed_tokens(special: Sequence[bool], second: Sequence[bool] | None) -> list[bool]:
+def fixed_tokens(special: Sequence[bool], second: Sequence[bool]) -> list[bool]:
     """The tokens that every window has: special tokens at the ends, and the first of two texts."""
     count = len(special)
     start = next((i for i, one in enumerate(special) if not one), count)
     stop = next((i + 1 for i in reversed(range(count)) if not special[i]), 0)
-    if second is not None and any(second):
+    if any(second):
         start = second.index(True)
     return [not start <= place < stop for place in range(count)]
 

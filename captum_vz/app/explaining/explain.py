@@ -190,7 +190,7 @@ def _text(
     content = content_specials(subject.tokenizer).values()
     special = [mark and number not in content for number, mark in zip(ids, read.special, strict=True)]
     second = second_text(encoding, pair, subject.task)
-    pieces = cut(prepared.inputs, fixed_tokens(special, second if pair is not None else None), size, overlap)
+    pieces = cut(prepared.inputs, fixed_tokens(special, second), size, overlap)
     if given is None:
         asked = Asked(
             subject.model,

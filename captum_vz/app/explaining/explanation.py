@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -151,7 +152,7 @@ class Explanation:
 
     def view(self, title: str = "") -> View:
         """The interactive view of the maps, or of the rows."""
-        return explanation_view(title or f"{METHODS[self.method].title}", [self])
+        return explanation_view(title or METHODS[self.method].title, [self])
 
     def to_pandas(self) -> pd.DataFrame:
         """A DataFrame with a row for each token, and a column for each row. It needs pandas, of the extra `study`."""
@@ -206,8 +207,6 @@ class Explanation:
         return found
 
     def _repr_html_(self) -> str:
-        from html import escape
-
         lines = "".join(f"<p>{escape(line)}</p>" for line in self.remarks())
         return lines + str(self.view()._repr_html_())
 

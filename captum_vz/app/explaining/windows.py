@@ -46,7 +46,7 @@ class Cut:
 
     Attributes:
         pieces: The pieces. One piece holds the whole text if it is short enough.
-        windows: For each piece the first token that only it and its neighbours have, and the end `(start, stop)`.
+        windows: For each piece the tokens `(start, stop)` between the fixed ones, such as [CLS], that all pieces have.
     """
 
     pieces: list[Piece]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from matplotlib.figure import Figure
 
-from captum_vz.study.figures.summary import method_color, name_layers, write_title
+from captum_vz.study.figures.summary import method_color, write_title
 from captum_vz.visualization.pictures.description import Content, set_content
 from captum_vz.visualization.pictures.parts.picture import Picture
 from captum_vz.visualization.pictures.parts.style import FONT_SIZE
@@ -37,10 +37,10 @@ def draw_sanity(checks: DataFrame, model: str) -> Figure:
         ends.append(float(np.nan_to_num(rows["mean"].iloc[-1])))
     panel.axhline(0, color="0.6", linestyle=":")
     panel.set_ylim(min(-0.3, float(checks["low"].min()) - 0.05), 1.08)
-    for method, place in zip(methods, _apart(ends, panel.get_ylim(), len(methods)), strict=True):
+    for method, place in zip(methods, _apart(ends, panel.get_ylim()), strict=True):
         panel.text(most + 0.08 * most, place, method, color=method_color(method), fontsize=FONT_SIZE, va="center")
     panel.set_xlim(0, most * 1.55)
-    name_layers(panel)
+    panel.tick_params(labelsize=FONT_SIZE)
     panel.set_xticks(range(most + 1))
     panel.set_xlabel("random layers, from the last on", fontsize=FONT_SIZE)
     panel.set_ylabel("Spearman with the trained model's scores", fontsize=FONT_SIZE)
@@ -55,11 +55,11 @@ def draw_sanity(checks: DataFrame, model: str) -> Figure:
     return figure
 
 
-def _apart(ends: list[float], limits: tuple[float, float], count: int) -> list[float]:
+def _apart(ends: list[float], limits: tuple[float, float]) -> list[float]:
     """Heights of labels near the ends of their lines, moved apart so that no two overlap."""
-    gap = min(0.075, (limits[1] - limits[0]) / max(count, 1))
-    order = sorted(range(count), key=lambda place: ends[place])
-    placed = [0.0] * count
+    gap = min(0.075, (limits[1] - limits[0]) / max(len(ends), 1))
+    order = sorted(range(len(ends)), key=lambda place: ends[place])
+    placed = [0.0] * len(ends)
     lowest = limits[0] + gap / 2
     for place in order:
         placed[place] = lowest = max(ends[place], lowest)

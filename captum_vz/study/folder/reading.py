@@ -21,7 +21,7 @@ KEYS: Final = ["example", "method", "layer"]
 
 def has_cell(part: Part, settings: Mapping[str, Any], method: str, metric: str | None = None) -> bool:
     """Whether a part holds the scores of a method, or a metric of them, computed by the code of the settings."""
-    _, stamp = part
+    stamp = part.stamp
     if stamp.methods.get(method) != settings["methods"].get(method):
         return False
     if metric is None:
@@ -63,9 +63,11 @@ def read_block(parts: Sequence[Part], settings: Mapping[str, Any], columns: Sequ
         found.append(rows)
     found.append(_reasons(parts, tables, settings))
     joined = pd.concat(found, ignore_index=True)
+    if not len(joined):
+        return joined
     order = {id: place for place, id in enumerate(dict.fromkeys(id for table in tables for id in table["example"]))}
-    rank = joined["example"].map(order) if len(joined) else joined["example"]
-    return joined.iloc[rank.argsort(kind="stable")].reset_index(drop=True) if len(joined) else joined
+    rank = joined["example"].map(order)
+    return joined.iloc[rank.argsort(kind="stable")].reset_index(drop=True)
 
 
 def _with_metric(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from captum_vz._files import write_whole
@@ -62,7 +63,7 @@ class Plan:
     """
 
     def __init__(
-        self, folder: Any, settings: Mapping[str, Any], methods: Mapping[str, Method], metrics: Mapping[str, Metric]
+        self, folder: Path, settings: Mapping[str, Any], methods: Mapping[str, Method], metrics: Mapping[str, Metric]
     ) -> None:
         self.folder = folder
         self.settings = settings
@@ -98,7 +99,7 @@ class Plan:
         for path, stamp in self._parts.get(model, ()):
             check_weights(path, model, stamp, weights)
 
-    def path(self, work: Work, missing: Missing) -> Any:
+    def path(self, work: Work, missing: Missing) -> Path:
         """Where a missing part goes. The first part of a block is named by the block alone."""
         if missing.has_scores and not work.parts:
             return part_path(self.folder, self.settings, work.model, work.block)
@@ -117,7 +118,7 @@ class Plan:
 
     def _again(self, part: Part) -> bool:
         """Whether a part ran out of memory, and this call can compute all of it again."""
-        _, stamp = part
+        stamp = part.stamp
         known = set(stamp.methods) <= set(self.methods) and set(stamp.metrics) <= set(self.metrics)
         return stamp.again and known
 
@@ -158,13 +159,13 @@ class Worker:
                 weights = self.loaded[2]
             else:
                 rows = [row for part in work.parts for row in self._stored(part, missing.methods)]
-                by_id = {example.id: example for example in examples}
                 if any(metric.needs_model for metric in metrics.values()):
                     weights = self.loaded[2]
                     skipped = self._scorer({}, metrics).measure(examples, rows)
                 else:
                     options = (self.options[name] for name in ("batch_size", "content_only", "removal"))
                     measurer = Measurer(metrics, self._no_model, self._no_model, *options)
+                    by_id = {example.id: example for example in examples}
                     weights, skipped = work.parts[0].stamp.weights, measurer.measure(by_id, rows)
                 rows = [row | {"tokens": [], "cue": [], "content": [], "scores": []} for row in rows] + skipped
                 if count is not None:

@@ -22,7 +22,7 @@ from captum_vz.study.figures import (
     write_title,
 )
 from captum_vz.study.methods import METHODS
-from captum_vz.study.results import ALL, with_interval
+from captum_vz.study.results import ALL, tied_pairs, with_interval
 from captum_vz.study.scoring.metrics import METRICS
 from captum_vz.visualization.pictures.parts.style import FONT_SIZE
 
@@ -288,7 +288,7 @@ def _ties(differences: DataFrame) -> list[str]:
     )
     lines = []
     for metric, rows in differences.groupby("metric", sort=False):
-        ties = [f"{one} = {other}" for one, other in rows[rows["tied"]][["one", "other"]].itertuples(index=False)]
+        ties = tied_pairs(rows)
         lines.append(
             f"- {metric}: {len(ties)} of {len(rows)} pairs do not differ{': ' if ties else ''}{', '.join(ties)}."
         )

@@ -38,9 +38,9 @@ def sanity_checks(
 ) -> DataFrame:
     """Spearman's correlation of each method's scores with its scores for copies of the model with random layers.
 
-    Layers become random from the last to the first (:func:`~captum_vz.study.randomized_copies`), and all at once. A
-    correlation near 0 passes the check: the scores depend on what the layers have learned. The rows of the last layer
-    are compared, over all tokens. A baseline without a model has 1.
+    Layers become random from the last to the first (:func:`~captum_vz.study.randomized_copies`). In the last copy all
+    layers are random. A correlation near 0 passes the check: the scores depend on what the layers have learned. The
+    rows of the last layer are compared, over all tokens. A baseline without a model has 1.
 
     Args:
         model: The trained model in eval mode, which is not changed.

@@ -14,7 +14,7 @@ from captum_vz.metrics.extra import study_extra
 from captum_vz.study.examples.encoding import BadExampleError, Encoded, encode, pad
 from captum_vz.study.examples.example import Example
 from captum_vz.study.examples.text import max_tokens, predicts_next
-from captum_vz.study.methods import Batch, encoder_of
+from captum_vz.study.methods import Batch, encoder_of, joined_first
 from captum_vz.study.scoring.given import checked_rows, given_methods
 from captum_vz.study.scoring.measuring import Measurer
 from captum_vz.study.scoring.metrics import given_metrics, removal_of
@@ -244,9 +244,14 @@ class Scorer:
         targets, foils = ([form[k] for form in forms] or None for k in (0, 1))
         tokens = [one.target for one in encoded]
         batch = Batch(self.model, self.tokenizer, self.layers, inputs, tokens, targets, foils)
+        content = _content(self.tokenizer, inputs["input_ids"])
+        words = [readable_tokens(self.tokenizer, one.ids) for one in encoded]
+        kept = [
+            [at for at in range(len(one.ids)) if content[place, at] and at != one.target]
+            for place, one in enumerate(encoded)
+        ]
         found: list[dict[str, list[Row]]] = [{} for _ in pairs]
-        # Methods that join maps run first, so that methods that need rows of these maps find them.
-        for name in sorted(methods, key=lambda name: self.methods[name].joined is None):
+        for name in joined_first(methods, self.methods):
             method = self.methods[name]
             try:
                 scores = checked_rows(name, method, batch, [example.id for example, _ in pairs])
@@ -258,11 +263,10 @@ class Scorer:
                     else:
                         rows[name] = [skipped_row(reason_of(error), example, name)]
                 continue
-            content = _content(self.tokenizer, inputs["input_ids"])
             for place, (example, one) in enumerate(pairs):
-                words = readable_tokens(self.tokenizer, one.ids)
-                kept = [at for at in range(len(one.ids)) if content[place, at] and at != one.target]
-                found[place][name] = score_rows(example, one, name, method.layered, words, kept, scores[:, place])
+                found[place][name] = score_rows(
+                    example, one, name, method.layered, words[place], kept[place], scores[:, place]
+                )
         return found
 
 
