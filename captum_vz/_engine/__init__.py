@@ -78,7 +78,6 @@ __all__ = [
     "not_finite",
     "once_a_pass",
     "projected_vectors",
-    "repeat_examples",
     "repeated",
     "traced_replays",
     "value_zeroing_scores",

@@ -185,7 +185,7 @@ def _new_trace(site: AttentionSite) -> ReplayTrace:
 
 
 def _check_scores(problem: ReplayProblem, distance: OutputDistance, scores: Tensor, rounding: Tensor | None) -> None:
-    """Let scores that are not finite be refused, and a warning be given for rows that change no more than rounding."""
+    """Add two checks to the readings: refuse NaN or infinite scores, and warn of rows that only rounding changes."""
     layer, dtype, targets = problem.site.layer, scores.dtype, problem.targets
     rows = scores.abs().amax(-1)
     rows = rows.view(-1) if targets.everything else rows[targets.batch, targets.row]

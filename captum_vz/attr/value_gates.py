@@ -34,7 +34,7 @@ class ValueGates:
     gated_values <captum_vz.functional.Intervention.gated_values>`. The output is differentiable in the gates.
 
     The gates are the `inputs` of Captum's `attribute`, ones, and the inputs of the model are `additional_forward_args`.
-    Captum's baseline 0 zeroes values. So each class of Captum says its own of value zeroing:
+    Captum's baseline 0 zeroes values. Each class of Captum then computes its own kind of score:
 
     - `FeatureAblation`: :class:`~captum_vz.ValueZeroingEffect`.
     - `ShapleyValues`, `ShapleyValueSampling`, `KernelShap`: Shapley values of tokens. They share the effect of all
@@ -181,7 +181,7 @@ class ValueGates:
         _, members, end, dtypes = run_clean(
             "Value Gates",
             model,
-            one.function,
+            one.given_named,
             one.inputs,
             one.further,
             masks=FeatureGroups(None, devices),
@@ -202,8 +202,9 @@ class ValueGates:
     def _gated(self, known: _Known, gates: Tensor, call: Call, rows: list[int], exact: bool) -> Any:
         tokens, columns = known.tokens, gates.shape[1]
         sources = tokens.shape[1] if known.end is None else known.end
-        if len(tokens) != len(set(rows)) or (columns != sources if exact else columns > sources):
-            batch = len(tokens) if len(tokens) != len(set(rows)) else len(gates)
+        other_batch = len(tokens) != len(set(rows))
+        if other_batch or (columns != sources if exact else columns > sources):
+            batch = len(tokens) if other_batch else len(gates)
             raise ArgumentError(
                 f"gates is {tuple(gates.shape)}, but the layer's attention has {batch} example(s) of {sources} source "
                 f"tokens: pass one number for each, torch.ones({batch}, {sources})."

@@ -414,6 +414,20 @@ def test_other_masks_are_noticed() -> None:
         assert_same(gated(gates, ids), fresh)
 
 
+def test_keywords_beside_other_arguments() -> None:
+    """Two examples with equal ids and other masks, whose masks are passed by keyword."""
+    case = case_of("bert")
+    ids = case.inputs["input_ids"][:1].repeat(2, 1)
+    masks = torch.ones_like(ids).index_put((torch.tensor(1), torch.arange(5, 7)), torch.tensor(0))
+    gated, gates = ValueGates(case.model, case.layers), torch.rand(2, 7, dtype=torch.float64)
+    expected = gated(gates, {"input_ids": ids, "attention_mask": masks})
+    for mask in (torch.ones_like(ids), masks):
+        found = gated(gates, ids, attention_mask=mask)
+    assert_same(found, expected)
+    others = {"input_ids": ids, "token_type_ids": masks}  # the same numbers under another name
+    assert_same(gated(gates, others), ValueGates(case.model, case.layers)(gates, others))
+
+
 def test_changed_weights_are_used() -> None:
     case = FAMILIES["bert"].build()
     gated, gates = ValueGates(case.model, case.layers), torch.rand(3, 7)

@@ -14,7 +14,7 @@ from captum_vz._private import tree_leaves, tree_map
 from captum_vz.functional import widen
 
 T = TypeVar("T")
-# For so many more layers a result is kept that no layer asks for: two kinds of layers may take turns.
+# A result that no layer asks for is kept for this many more layers, because two kinds of layers may alternate.
 KEPT_LAYERS = 2
 
 

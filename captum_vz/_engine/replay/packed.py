@@ -81,12 +81,11 @@ class PackedReplay:
     def __call__(self, problem: ReplayProblem) -> Iterator[ReplayChunk]:
         masks = problem.site.source_mask, *problem.by_masks
         asked = once_a_pass(PairSet, problem.targets, problem.members, *masks)
-        rows = problem.chunk_rows
+        rows, count = problem.chunk_rows, once_a_pass(count_of, asked.possible)
         if not problem.trust.independent:
-            rows = min(rows, max(TESTED_PAIRS, int(TESTED_SHARE * once_a_pass(count_of, asked.possible))))
+            rows = min(rows, max(TESTED_PAIRS, int(TESTED_SHARE * count)))
             problem = replace(problem, chunk_rows=rows)
         run = _ChunkRunner(problem, packed_pairs(problem, self.first_tensor_only))
-        count = once_a_pass(count_of, asked.possible)
         # The layers share the indices of a single chunk. Those of many would take the memory of the pairs themselves.
         shared = count <= rows and problem.max_groups is None
         chunks = (

@@ -58,7 +58,8 @@ class ModelGates(ModelReplay):
                 "uses no random numbers, and changes no state from call to call."
             ) from error
         self._output = None
-        self._cache, outermost = CleanCache(self.layers), self._cache.outermost
+        outermost = self._cache.outermost
+        self._cache = CleanCache(self.layers)
         self._cache.outermost = outermost
         for place, runs in self._runs.items():
             self._runs[place] = [replace(one, output=one.output[:0]) for one in runs]

@@ -66,7 +66,7 @@ class OtherMixing:
 
 
 def _kind(record: LayerRecord) -> Any:
-    """Equal for layers of one stack of which one shows for all whether they mix tokens. None: each is looked at.
+    """A key. Layers of one stack with the same key mix tokens alike, so one is tested. None: each is tested.
 
     NaN shows mixing by any module, also where its numbers are zero. So the code and its settings decide. Experts may
     make tokens compete by their numbers.
@@ -83,7 +83,7 @@ def _kind(record: LayerRecord) -> Any:
 def _settings(module: nn.Module) -> list[Any]:
     """The attributes by which a module's code may decide, such as the axis of a softmax or the size of a norm.
 
-    The place of a layer in its stack is none.
+    The index of a layer in its stack is left out.
     """
     # Two partial functions are never equal, but their texts are.
     own = [(name, repr(x) if isinstance(x, partial) else x) for name, x in vars(module).items()]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
 from typing import Any
@@ -24,12 +24,14 @@ class Call:
         inputs: Its first argument, or a mapping of all arguments by their names.
         further: The arguments after the first.
         batch: The number of examples.
+        named: The arguments that are passed by keyword beside others.
     """
 
     function: Callable[..., Any]
     inputs: Any
     further: tuple[Any, ...] | None
     batch: int
+    named: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], batch: int) -> Call:
@@ -39,19 +41,23 @@ class Call:
             return cls(function, {**named, **kwargs}, None, batch)
         if not args and kwargs:
             return cls(function, kwargs, None, batch)
-        function = partial(function, **kwargs) if kwargs else function
-        return cls(function, args[0] if args else None, args[1:] or None, batch)
+        return cls(function, args[0] if args else None, args[1:] or None, batch, kwargs)
+
+    @property
+    def given_named(self) -> Callable[..., Any]:
+        """The function with the arguments that are passed by keyword beside others."""
+        return partial(self.function, **self.named) if self.named else self.function
 
     def bound(self) -> Callable[[], Any]:
         """A function without arguments that makes the call. ArgumentError: the inputs have a wrong form."""
-        return bind_forward(self.function, self.inputs, self.further)
+        return bind_forward(self.given_named, self.inputs, self.further)
 
     def examples(self, rows: list[int]) -> Call:
         """The call for some examples of the batch."""
         if rows == [*range(self.batch)]:
             return self
         inputs, further = examples_of(self.inputs, self.further, rows, self.batch)
-        return Call(self.function, inputs, further, len(rows))
+        return Call(self.function, inputs, further, len(rows), examples_of(self.named, None, rows, self.batch)[0])
 
     def distinct(self, apart: bool) -> tuple[bytes | None, list[int], list[int]]:
         """A key of the distinct examples; where each stands first in the batch; and which one each example is.
@@ -59,9 +65,10 @@ class Call:
         The key is None if the call holds an object whose content is unknown. Without `apart`, all examples are taken
         for distinct, because replicas have parts of the batch.
         """
-        whole, each, known = blake2b(), [blake2b(b"" if apart else bytes([i])) for i in range(self.batch)], True
-        named = dict(self.inputs) if isinstance(self.inputs, Mapping) else self.inputs
-        for leaf in tree_leaves((named, self.further)):
+        whole, each, known = blake2b(), [blake2b(b"" if apart else b"%d " % i) for i in range(self.batch)], True
+        inputs = dict(self.inputs) if isinstance(self.inputs, Mapping) else self.inputs
+        whole.update(f"{[*inputs] if isinstance(inputs, dict) else ''} {[*self.named]} ".encode())
+        for leaf in tree_leaves((inputs, self.further, self.named)):
             if isinstance(leaf, Tensor):
                 of_batch = bool(leaf.dim()) and len(leaf) == self.batch
                 whole.update(f"{leaf.dtype} {tuple(leaf.shape[of_batch:])} {of_batch} ".encode())
