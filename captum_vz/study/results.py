@@ -11,7 +11,7 @@ import torch
 from matplotlib.figure import Figure
 
 from captum_vz._files import write_whole
-from captum_vz.metrics import Difference, compare_pairs, summarize
+from captum_vz.metrics import compare_pairs, summarize
 from captum_vz.metrics.extra import study_extra
 from captum_vz.study.figures import draw_differences, draw_summary
 from captum_vz.study.folder.reading import read_block
@@ -208,7 +208,8 @@ def paired_differences(study: Study, confidence: float, resamples: int) -> DataF
             values = {name: torch.tensor(table[name].to_numpy(dtype="float64")) for name in known}
             for one in compare_pairs(values, confidence, resamples):
                 found.append({"model": model, "metric": metric} | one._asdict())
-    return pd.DataFrame(found, columns=["model", "metric", *Difference._fields])
+    names = ["model", "metric", "one", "other", "mean", "low", "high", "p", "examples", "tied"]
+    return pd.DataFrame(found, columns=names)
 
 
 def tied_pairs(rows: DataFrame) -> list[str]:

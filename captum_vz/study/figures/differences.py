@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from matplotlib.figure import Figure
 
-from captum_vz.metrics import Difference
 from captum_vz.study.figures.summary import metric_title, write_title
 from captum_vz.visualization.pictures.description import Content, set_content
 from captum_vz.visualization.pictures.parts.picture import Picture
@@ -80,7 +79,7 @@ def _matrix(panel: Axes, rows: DataFrame, model: str, metric: str) -> None:
     few, most = int(rows["examples"].min()), int(rows["examples"].max())
     write_title(panel, f"{model}, {metric_title(metric)}\n{_range(few, most)} sentences; = : no difference (Holm)")
     ties = int(rows["tied"].sum())
-    columns = Difference._fields
+    columns = ("one", "other", "mean", "low", "high", "p", "examples", "tied")
     sentence = f"{model}, {metric_title(metric)}: {ties} of {len(rows)} pairs of methods do not differ."
     set_content(panel, Content(sentence, columns, lambda: list(rows[list(columns)].itertuples(index=False, name=None))))
 
