@@ -23,6 +23,7 @@ from captum_vz._engine.taps.changes import Changes, current_pass, undoing
 from captum_vz._engine.taps.handler import (
     AttentionHandler,
     current_handler,
+    is_hooked,
     on_submodule_enter,
     on_submodule_exit,
     output_hooks,
@@ -224,6 +225,8 @@ class LayerPass:
                 "explain the model of that library."
             )
         state, given = ModuleState(layer, (args, kwargs)), self.given[index] if self.given else None
+        if (shared := results_of_pass.get()) and (state.packages or is_hooked(layer)):
+            shared.forget()
         keep = self.replays
         record = LayerRecord(layer, args, kwargs, index, "", number, keep_module_io=keep, state=state, given=given)
         record.steps = [] if self.steps else None

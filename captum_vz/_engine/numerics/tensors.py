@@ -35,6 +35,11 @@ class ResultsOfPass:
         result: T = self._known[key][0]
         return result
 
+    def forget(self) -> None:
+        """Compute anew. torch counts no writes through `.data` or numpy, which code of the user's may have done."""
+        self._known.clear()
+        self._last.clear()
+
     def end_layer(self) -> None:
         """Called when a layer has returned."""
         self._layer += 1
@@ -50,8 +55,7 @@ def once_a_pass(compute: Callable[..., T], *given: Any) -> T:
     """Return `compute(*given)`, or what it returned earlier in this pass.
 
     For what depends on masks and sizes alone, which the layers of a model share. Tensors are the same if they are one
-    object into which nothing was written. torch counts no writes through `.data` or numpy. The result must not be
-    written into.
+    object into which nothing was written. The result must not be written into.
     """
     results = results_of_pass.get()
     tensors = [x for x in given if isinstance(x, Tensor)]
