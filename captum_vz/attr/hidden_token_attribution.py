@@ -116,6 +116,10 @@ class HiddenTokenAttribution(LayerMaps):
         directions = directions.to(hidden)
         squares = widen(vectors.new_zeros(batch, rows.shape[1], vectors.shape[not tokens_first]))
         example = torch.arange(batch, device=rows.device)
+
+        def backward(seed: Tensor) -> Tensor:
+            return torch.autograd.grad(hidden, vectors, seed, retain_graph=True, materialize_grads=True)[0]
+
         at_once = at_most or budget_of(hidden.device).items_in_chunk(hidden, hidden.numel() + vectors.numel())
         for passes in torch.arange(rows.shape[1] * len(directions), device=rows.device).split(at_once):
             row, direction = passes // len(directions), passes % len(directions)
@@ -123,17 +127,10 @@ class HiddenTokenAttribution(LayerMaps):
             seeds[torch.arange(len(passes), device=rows.device)[:, None], example, rows.T[row]] = directions[direction][
                 :, None
             ]
-            # A single pass is not batched, because some operations have no batched backward pass.
-            many = len(passes) > 1
-            (found,) = torch.autograd.grad(
-                hidden,
-                vectors,
-                seeds if many else seeds[0],
-                retain_graph=True,
-                is_grads_batched=many,
-                materialize_grads=True,
-            )
-            found = widen(found if many else found[None]).square().sum(-1)
+            # A single pass is not batched, because some operations have no batched backward pass. Unlike
+            # `is_grads_batched`, torch.func has batched kernels for norms, activations and softmax.
+            found = backward(seeds[0])[None] if len(passes) == 1 else torch.func.vmap(backward)(seeds)
+            found = widen(found).square().sum(-1)
             squares.index_add_(1, row, (found.mT if tokens_first else found).transpose(0, 1))
         return squares / (1 if self.probes is None else self.probes)
 

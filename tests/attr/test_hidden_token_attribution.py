@@ -213,13 +213,24 @@ def test_a_seed_is_an_estimate() -> None:
 @pytest.mark.parametrize(("probes", "a_row"), [(None, 32), (3, 3)])
 def test_a_row_costs_a_row(probes: int | None, a_row: int, monkeypatch: pytest.MonkeyPatch) -> None:
     case, passes = FAMILIES["bert"].case, []
-    gradients = torch.autograd.grad
+    gradients, batched, together = torch.autograd.grad, torch.func.vmap, 1
 
-    def count(outputs: Tensor, inputs: Tensor, seeds: Tensor, **options: Any) -> Any:
-        passes.append(len(seeds) if options["is_grads_batched"] else 1)
-        return gradients(outputs, inputs, seeds, **options)
+    def count(*given: Any, **options: Any) -> Any:
+        passes.append(together)
+        return gradients(*given, **options)
+
+    def batch(backward: Any) -> Any:
+        def run(seeds: Tensor) -> Tensor:
+            nonlocal together
+            together = len(seeds)
+            found: Tensor = batched(backward)(seeds)
+            together = 1
+            return found
+
+        return run
 
     monkeypatch.setattr(torch.autograd, "grad", count)
+    monkeypatch.setattr(torch.func, "vmap", batch)
     inputs = {"inputs_embeds": embed(case), "attention_mask": case.inputs["attention_mask"]}
     method = HiddenTokenAttribution(case.model, case.layers[1], probes=probes)
     whole = method.attribute(inputs)
