@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise, takewhile
+from itertools import takewhile
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -16,6 +16,7 @@ from captum_vz._engine import (
     Readout,
     first_module_holding,
     first_tensor,
+    once_a_pass,
     projected_vectors,
 )
 from captum_vz._private import is_replica
@@ -149,7 +150,6 @@ class LogitUpdates(LayerALTI):
         self.wanted = targets[0].rows
         self.output: Any = None
         self.terms: list[LayerTerms] = []
-        self._directions: dict[Any, tuple[Tensor, Tensor]] = {}
         self.omitted: list[nn.Module] = []  # modules of the stack before the first given layer
 
     def _keep(self, *args: Any, **kwargs: Any) -> Any:
@@ -179,35 +179,25 @@ class LogitUpdates(LayerALTI):
         return alti_of_attention(block, wanted, self.p)
 
     def _terms_of(self, parts: AttentionBlock) -> LayerTerms:
-        batch, tokens, _ = parts.output.shape
-        rows = self.wanted.positions(batch, tokens, parts.output.device)
+        rows, wide, there, direction, constant = once_a_pass(self._explained, parts.rows, parts.output.dtype)
+        at_rows = [x.gather(1, wide) for x in (parts.residual(), parts.projected, parts.output)]
+        given, projected, output = (torch.stack(at_rows) * direction).sum(-1).unbind()
+        sources, scale = projected_vectors(parts, direction, rows), self.readout.norm.scale(at_rows[-1])
+        return LayerTerms(given, sources, projected, output, scale[..., 0], constant, there)
+
+    def _explained(self, real: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        """The wanted rows, also for each feature, which are no padding, and direction and constant of their entries.
+
+        Layers whose tokens `real (batch, token)` are the same share them. Direction and constant of padding are 0.
+        """
+        rows = self.wanted.positions(real.shape[0], real.shape[1], real.device)
         assert rows is not None  # a logit's target names tokens
-        there = parts.rows.gather(1, rows)
-        direction, constant = self._direction(rows, there, parts.output)
+        there, like = real.gather(1, rows), torch.empty(0, dtype=dtype, device=real.device)
+        each = [self.readout.along(one.at(rows, there, self.readout.matrix.shape[1]), like) for one in self.targets]
+        both = zip(*each, strict=True)
+        direction, constant = (one[0] - one[1] if len(one) == 2 else one[0] for one in both)
         wide = rows[..., None].expand_as(direction)
-
-        def along(value: Tensor) -> Tensor:
-            return (value.gather(1, wide) * direction).sum(-1) * there
-
-        return LayerTerms(
-            along(parts.residual()),
-            projected_vectors(parts, direction, rows),
-            along(parts.projected),
-            along(parts.output),
-            self.readout.norm.scale(parts.output.gather(1, wide))[..., 0],
-            constant * there,
-            there,
-        )
-
-    def _direction(self, rows: Tensor, there: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
-        """The direction and the constant of the explained entries at each row, the same for all layers."""
-        key = like.device, like.dtype
-        if key not in self._directions:
-            each = [self.readout.along(one.at(rows, there, self.readout.matrix.shape[1]), like) for one in self.targets]
-            both = zip(*each, strict=True)
-            direction, constant = (one[0] - one[1] if len(one) == 2 else one[0] for one in both)
-            self._directions[key] = direction, constant
-        return self._directions[key]
+        return rows, wide, there, direction * there[..., None], constant * there
 
     def check(self) -> None:
         """Refuse layers whose terms do not sum to the model's own logits, because the stack is incomplete."""
@@ -242,9 +232,10 @@ class LogitUpdates(LayerALTI):
                 "`final_norm`, and the linear module after the norm as `unembedding`. Models that scale or cap their "
                 "logits are not supported."
             )
-        for number, (one, following) in enumerate(pairwise(self.terms)):
-            apart = ((one.output - following.given) * one.scale).abs().to(size.device)
-            if not (apart <= size).all():
+        output, scale, given = (torch.stack([getattr(x, y) for x in self.terms]) for y in ("output", "scale", "given"))
+        apart = ((output[:-1] - given[1:]) * scale[:-1]).abs().flatten(1).amax(1).to(size.device)
+        for number, fits in enumerate((apart <= size).tolist()):
+            if not fits:
                 raise ArgumentError(
                     f"The input of layer run {number + 1} is not the output of run {number}: expected a stack without "
                     "gaps. Pass all layers, in the order in which they run."

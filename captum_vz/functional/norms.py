@@ -46,7 +46,7 @@ def head_vectors(values: Tensor, projection: Tensor) -> Tensor:
         )
     # One product for each key-value head: its values in all examples with the rows of its query heads.
     by_head = projection.unflatten(0, (shared, -1, width)).transpose(1, 2).flatten(2)  # (.., d_head, query head * d)
-    vectors = values.transpose(0, 1).flatten(1, 2) @ by_head
+    vectors = torch.bmm(values.transpose(0, 1).flatten(1, 2), by_head)
     vectors = vectors.view(shared, len(values), values.shape[2], -1, projection.shape[1])
     return vectors.permute(1, 2, 0, 3, 4).flatten(2, 3)
 

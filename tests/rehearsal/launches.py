@@ -81,6 +81,9 @@ METHODS: dict[str, Run] = {
     "GlobEnc": maps_of(vz.GlobEnc),
     "ALTILogit": lambda model, given: vz.ALTILogit(model, vz.find_layers(model)).attribute(given, target=(3, 5)),
     "ALTIPlus": both_stacks,
+    "HiddenTokenAttribution, one row": lambda model, given: vz.HiddenTokenAttribution(
+        model, vz.find_layers(model)[-1]
+    ).attribute(given, token=3),
 }
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from captum_vz._engine.capture.records import AttentionRecord, LayerRecord, Step
 from captum_vz._engine.numerics.budget import budget_of
-from captum_vz._engine.numerics.tensors import first_tensor
+from captum_vz._engine.numerics.tensors import first_tensor, once_a_pass
 from captum_vz._engine.numerics.tolerance import CannotReplayError, is_close_up_to_tf32, is_same_sum
 from captum_vz._engine.structure.modules import Norm, matrix, plain_layer_norm, read_norm
 from captum_vz._engine.taps.handler import is_hooked
@@ -187,12 +187,9 @@ class AttentionBlock:
             return None
         return norm, norm.scale(given)
 
-    @cached_property
+    @property
     def _sample(self) -> Tensor:
-        """The positions that are compared, in `(batch * out)`: no padding, unless all positions are padding."""
-        rows = self.rows.flatten()
-        steps = torch.arange(SAMPLE, device=rows.device) * rows.sum() // SAMPLE  # the number of rows is not read
-        return rows.argsort(descending=True, stable=True)[steps]
+        return once_a_pass(_sample_of, self.rows)
 
     @cached_property
     def _sampled(self) -> dict[int, Tensor]:
@@ -227,7 +224,7 @@ class AttentionBlock:
             added = torch.stack([torch.zeros_like(row), *(at[id(x)] for x in self._outputs)])
             at_once = budget_of(row.device).items_in_chunk(added, added.numel())
             equal = [_are_sums(few[:, None], row, added) for few in found.split(at_once)]
-            self._known_sums[id(value)] = value, torch.cat(equal).tolist()
+            self._known_sums[id(value)] = value, (equal[0] if len(equal) == 1 else torch.cat(equal)).tolist()
         return self._known_sums[id(value)][1]
 
     def _leads_on(self, value: Tensor) -> bool:
@@ -235,6 +232,13 @@ class AttentionBlock:
         # It depends on the answers before which value is meant, so this cannot be read together with them.
         *of_inputs, of_output = self._sums_with(value)
         return of_output[0] or any(any(one[1:]) for one in of_inputs)
+
+
+def _sample_of(rows: Tensor) -> Tensor:
+    """The positions that are compared, in `(batch * out)`: no padding, unless all positions are padding."""
+    rows = rows.flatten()
+    steps = torch.arange(SAMPLE, device=rows.device) * rows.sum() // SAMPLE  # the number of rows is not read
+    return rows.argsort(descending=True, stable=True)[steps]
 
 
 def _are_sums(found: Tensor, value: Tensor, added: Tensor) -> Tensor:

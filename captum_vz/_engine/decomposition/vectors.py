@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from captum_vz._engine.numerics.budget import budget_of
-from captum_vz._engine.numerics.tensors import for_query_heads
+from captum_vz._engine.numerics.tensors import for_query_heads, once_a_pass
 from captum_vz.errors import UnsupportedLayerError
 from captum_vz.functional import contributions, head_vectors
 
@@ -80,13 +81,13 @@ def decompositions(
         UnsupportedLayerError: The layer has no such part, or it is not recognised.
     """
     residual, norms, whole = _sum_and_norms(block, include)
-    separate = None
+    separate, hidden = None, once_a_pass(_padding, block.rows)
     if residual is not None and block.is_second:
         for norm, scale in norms:
             residual = norm.direction(residual) * scale
-        separate, residual = residual.masked_fill(~block.rows[..., None], 0), None
+        separate, residual = _without(residual, hidden), None
     weights = _weights(block, residual is not None, norms)
-    whole = whole.masked_fill(~block.rows[..., None], 0)
+    whole = _without(whole, hidden)
     if rows is not None:
         weights = weights.gather(1, rows[..., None, None].expand(-1, -1, *weights.shape[2:]))
         wide = rows[..., None].expand(-1, -1, whole.shape[2])
@@ -96,14 +97,25 @@ def decompositions(
     at_once = budget_of(values.device).items_in_chunk(
         values, values.shape[2] * weights.shape[3] * block.matrix.shape[1]
     )
-    parts = (weights, values, whole, ~block.sources[..., None, None], residual, rows, groups, separate)
+    unseen = once_a_pass(_padding, block.sources)
+    parts = (weights, values, whole, unseen, residual, rows, groups, separate)
     for weight, value, sums, hidden, own, row, group, other in _split(parts, at_once):
         vectors = head_vectors(value, block.matrix)
         if own is not None:
             vectors = torch.cat([vectors, own[:, :, None]], dim=2)
         for norm, _ in norms:
             vectors = norm.direction(vectors)
-        yield Decomposition(weight, vectors.masked_fill(hidden, 0), sums, row, group, count, other)
+        vectors = _without(vectors, None if hidden is None else hidden[..., None])
+        yield Decomposition(weight, vectors, sums, row, group, count, other)
+
+
+def _padding(real: Tensor) -> Tensor | None:
+    """Which of the positions `(batch, n)` are padding, `(batch, n, 1)`. None: there is none."""
+    return None if real.all() else ~real[..., None]
+
+
+def _without(x: Tensor, hidden: Tensor | None) -> Tensor:
+    return x if hidden is None else x.masked_fill(hidden, 0)
 
 
 def _split(parts: tuple[Tensor | None, ...], size: int) -> Iterator[tuple[Any, ...]]:
@@ -125,7 +137,9 @@ def projected_vectors(block: AttentionBlock, directions: Tensor, rows: Tensor) -
     back = (directions @ block.matrix.T).unflatten(2, (heads, -1)).transpose(1, 2)
     place = rows[:, None, :, None].expand(-1, heads, -1, values.shape[2])
     sums = (block.weights.to(values.dtype).gather(2, place) * (back @ values.mT)).sum(1)
-    return sums.masked_fill(~(block.rows.gather(1, rows)[..., None] & block.sources[:, None]), 0)
+    hidden, unseen = once_a_pass(_padding, block.rows), once_a_pass(_padding, block.sources)
+    sums = _without(sums, None if hidden is None else hidden.gather(1, rows[..., None]))
+    return _without(sums, None if unseen is None else unseen.mT)
 
 
 def _sum_and_norms(block: AttentionBlock, include: str | None) -> tuple[Tensor | None, list[FrozenNorm], Tensor]:
@@ -160,7 +174,8 @@ def _weights(block: AttentionBlock, residual: bool, norms: list[FrozenNorm]) -> 
     if residual:
         itself = torch.eye(weights.shape[1], dtype=weights.dtype, device=weights.device)
         weights = torch.cat([weights, itself[..., None].expand(len(weights), -1, -1, -1)], dim=3)
-    factor = block.rows[..., None].to(weights)  # padding has no vectors
-    for _, scale in norms:
-        factor = factor * scale
-    return (weights * factor[:, None]).transpose(1, 2)
+    hidden = once_a_pass(_padding, block.rows)  # padding has no vectors
+    factors = [scale for _, scale in norms] + ([] if hidden is None else [(~hidden).to(weights)])
+    if factors:
+        weights = weights * functools.reduce(torch.mul, factors)[:, None]
+    return weights.transpose(1, 2)
