@@ -62,7 +62,7 @@ def test_attention_that_is_not_called_again() -> None:
     handler = Intervene(record(), torch.zeros(1, 2, 3, dtype=torch.bool), ZERO)
     with pytest.raises(CannotReplayError, match="asked for 0 times in one run"):
         handler.check_called()
-    slots = FillSlots(record(), torch.zeros(3, dtype=torch.bool))
+    slots = FillSlots(record(), torch.zeros(1, 3, dtype=torch.bool))
     with pytest.raises(CannotReplayError, match="asked for other values"):
         slots.check_all_filled()
 
@@ -72,7 +72,7 @@ def test_heads_that_share_values_inline() -> None:
     one_head = torch.tensor([[[True] * 3, [False] * 3]])
     with pytest.raises(CannotReplayError, match="cannot be zeroed for some heads alone"):
         Intervene(attention, one_head, ZERO).change_values(torch.ones(1, 3, 8))
-    slots = FillSlots(attention, torch.ones(3, dtype=torch.bool), heads=torch.tensor([True, False]))
+    slots = FillSlots(attention, torch.ones(1, 3, dtype=torch.bool), heads=torch.tensor([True, False]))
     with pytest.raises(CannotReplayError, match="cannot be zeroed for some heads alone"):
         slots.on_exit(attention.inline.projection, (), torch.ones(1, 3, 8))  # type: ignore[union-attr]  # it has one
     both = torch.ones(1, 3, 8)

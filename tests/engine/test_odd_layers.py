@@ -9,8 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaModel
+from transformers.models.swin import modeling_swin
 
 from captum_vz import ValueZeroing, ValueZeroingRollout, find_layers
+from captum_vz._engine.capture.layer_runner import LayerRunner
+from captum_vz._engine.structure import windows as engine_windows
 from captum_vz.errors import UnsupportedLayerError
 from tests.budget import set_budget
 from tests.engine.blocks import Block, Reader, SelfAttention, sequences, zeroed_one_by_one
@@ -55,6 +58,31 @@ def test_right_or_refused(name: str) -> None:
     assert not found[expected == 0].any()
     if of_token is not None:
         assert_same(of_token, expected[range(len(found)), odd.token])
+
+
+@pytest.mark.parametrize("name", ["Swin", "Swinv2", "Swin2SR", "MaskFormer-Swin", "SAM"])
+def test_windows_of_copies(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, counted = FAMILIES[name][1]()[1], []
+    own = LayerRunner.run
+    monkeypatch.setattr(LayerRunner, "run", lambda *given, **more: (counted.append(1), own(*given, **more))[1])
+    together = run.odd().attribute()
+    assert len(counted) <= 12
+    counted.clear()
+    assert_same(run.odd().attribute(perturbations_per_eval=3), together)
+    monkeypatch.setattr(engine_windows, "FEWEST_COPIES", 10**9)
+    counted.clear()
+    alone = run.odd().attribute()
+    assert len(counted) > 24
+    assert_same(together, alone)
+    assert torch.equal(together == 0, alone == 0)
+
+
+def test_copies_that_are_mixed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Code that is trusted may exchange the examples of a batch after the attention. Then each copy runs alone."""
+    own = modeling_swin.window_reverse
+    monkeypatch.setattr(modeling_swin, "window_reverse", lambda *given: own(*given).flip(0))
+    run = runs(build("SwinModel", **SWIN | ONE_STAGE), image(12)[:1], "attention.v_proj")[0]
+    assert_same(run.odd().attribute(), run.expected)
 
 
 def test_no_row_hides_another() -> None:

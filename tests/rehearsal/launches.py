@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -29,6 +29,8 @@ from tests.rehearsal.subjects import moved
 
 TOKENS = 40
 ENCODED, DECODED = 7, 5
+# An image of 4 windows, and one of 16.
+SIZE, LARGE = 32, "Swin, 16 windows"
 Run = Callable[[nn.Module, Any], Any]
 
 
@@ -52,12 +54,15 @@ def t5(depth: int) -> nn.Module:
     return T5Model(T5Config(d_model=64, d_kv=16, d_ff=128, num_layers=depth, num_heads=4, vocab_size=200))
 
 
-def swin(depth: int) -> nn.Module:
-    size = {"image_size": 32, "patch_size": 4, "embed_dim": 16, "num_heads": [2], "window_size": 4}
-    return SwinModel(SwinConfig(depths=[depth], **size))
+def swin(depth: int, size: int = SIZE) -> nn.Module:
+    config = SwinConfig(depths=[depth], image_size=size, patch_size=4, embed_dim=16, num_heads=[2], window_size=4)
+    return SwinModel(config)
 
 
-MODELS = {"BERT": bert, "GPT-2": gpt2, "LLaMA": llama, "T5": t5, "Swin": swin}
+MODELS: dict[str, Callable[[int], nn.Module]] = {
+    **{"BERT": bert, "GPT-2": gpt2, "LLaMA": llama, "T5": t5},
+    **{"Swin": swin, LARGE: partial(swin, size=2 * SIZE)},
+}
 
 
 def maps_of(method: Any, **options: Any) -> Run:
@@ -88,8 +93,9 @@ METHODS: dict[str, Run] = {
 
 
 def inputs_of(name: str) -> Any:
-    if name == "Swin":
-        return torch.randn(1, 3, 32, 32)
+    if name in ("Swin", LARGE):
+        size = SIZE if name == "Swin" else 2 * SIZE
+        return torch.randn(1, 3, size, size)
     tokens = torch.arange(5, 5 + TOKENS)[None]
     return {"input_ids": tokens[:, :ENCODED], "decoder_input_ids": tokens[:, :DECODED]} if name == "T5" else tokens
 

@@ -148,6 +148,7 @@ class FillSlots(SiteHandler):
     """Replaces values by `filling` in some slots of an attention that sees the layer's tokens in windows.
 
     A slot is a place in a window, counted through all windows and `calls`, the values `(windows, places, features)`.
+    `slots (copies, slots)` are those of each copy of the layer's input. None: no slot.
     """
 
     def __init__(
@@ -156,8 +157,7 @@ class FillSlots(SiteHandler):
         super().__init__(attention)
         self.slots = slots
         self.filling = filling
-        everyone = torch.ones(attention.shape.heads, dtype=torch.bool, device=attention.values.device)
-        self.heads = everyone if heads is None else heads
+        self.heads = heads
         self.calls: list[Tensor] = []
 
     def change_call(self, call: AttentionCall) -> tuple[Tensor, Tensor | None]:
@@ -165,7 +165,7 @@ class FillSlots(SiteHandler):
         if slots is None:
             return call.compute(call.values)
         filled, weights = call.compute(call.values.masked_fill(slots[:, None, :, None], self.filling))
-        if self.heads.all():
+        if self.heads is None:
             return filled, weights
         return torch.where(self.heads[:, None], filled, call.compute(call.values)[0]), weights
 
@@ -173,21 +173,27 @@ class FillSlots(SiteHandler):
         inline = self.attention.inline
         slots = None if inline is None else self._slots_of(inline.by_head(values))
         if inline is not None and slots is not None:
-            filled = slots[:, None] & self.heads[:, None]
+            everyone = torch.ones(self.attention.shape.heads, dtype=torch.bool, device=values.device)
+            filled = slots[:, None] & (everyone if self.heads is None else self.heads)[:, None]
             inline.change(values, filled, lambda own: torch.full_like(own, self.filling))
 
     def check_all_filled(self) -> None:
         """Raise CannotReplayError unless the values filled as many slots as are known."""
-        if self.slots is not None and sum(values[..., 0].numel() for values in self.calls) != len(self.slots):
+        if self.slots is not None and _slots_in(self.calls) != self.slots.numel():
             raise CannotReplayError("run again, its attention asked for other values")
 
     def _slots_of(self, values: Tensor) -> Tensor | None:
         """The slots that are filled in the next call, `(windows, places)`. None: no slots are filled."""
-        before = sum(earlier[..., 0].numel() for earlier in self.calls)
+        before = _slots_in(self.calls)
         self.calls.append(values)
         if self.slots is None:
             return None
-        return self.slots[before : before + values[..., 0].numel()].view(values.shape[:2])
+        copies = len(self.slots)
+        return self.slots[:, before // copies : _slots_in(self.calls) // copies].reshape(values.shape[:2])
+
+
+def _slots_in(calls: list[Tensor]) -> int:
+    return sum(values.shape[0] * values.shape[1] for values in calls)
 
 
 class StopAtValues(SiteHandler):

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from captum_vz._engine.capture.module_state import ModuleState
+from captum_vz._engine.numerics.budget import budget_of
 from captum_vz._engine.numerics.tensors import first_tensor, is_changed, once_a_pass, version
 from captum_vz._engine.numerics.tolerance import CannotReplayError
 from captum_vz._private import modules_of, own_parameters, tree_leaves
@@ -224,6 +225,12 @@ class LayerRecord:
         """The layer's parameters."""
         own = [x for module in modules_of(self.layer) for x in own_parameters(module).values() if x is not None]
         return list({id(x): x for x in own}.values())
+
+    def rows_in_chunk(self, output: Tensor) -> int:
+        """How many positions one chunk holds, by the layer's widest activation."""
+        shapes = [parameter.shape[-2:] for parameter in self.parameters if parameter.dim() > 1]
+        width = max([output.shape[-1], *(size for shape in shapes for size in shape)])
+        return budget_of(output.device).items_in_chunk(output, width)
 
     @property
     def states(self) -> list[Tensor]:

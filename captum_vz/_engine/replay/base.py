@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from captum_vz._engine.numerics.budget import budget_of
 from captum_vz._engine.numerics.tensors import for_query_heads, once_a_pass
 from captum_vz._engine.numerics.tolerance import Readings
 from captum_vz.functional.interventions import Intervention, ZeroValue
@@ -102,8 +101,9 @@ class ReplayProblem:
         """The problem of one map. `heads` are the query heads to zero. None: all."""
         targets, output = once_a_pass(_wanted_targets, site.target_mask, rows), site.output
         asked = rows, groups, max_groups, intervention, bfloat16_changes
+        chunk_rows = site.layer.rows_in_chunk(output)
         members, zeroed = once_a_pass(_group_members, site.source_mask, groups), zeroed_heads(site, heads)
-        return cls(site, trust, *asked, targets, zeroed, heads is None, members, output, _chunk_rows(site, output))
+        return cls(site, trust, *asked, targets, zeroed, heads is None, members, output, chunk_rows)
 
     @cached_property
     def weights(self) -> Tensor:
@@ -391,10 +391,3 @@ def _group_members(source_mask: Tensor, groups: Tensor | None) -> Tensor:
     order = belongs.int().argsort(dim=-1, descending=True, stable=True)
     size = int(belongs.sum(-1).max())
     return torch.where(belongs.gather(-1, order), order, -1)[..., :size]
-
-
-def _chunk_rows(site: AttentionSite, output: Tensor) -> int:
-    """How many positions one chunk holds, by its widest activation."""
-    shapes = [parameter.shape[-2:] for parameter in site.layer.parameters if parameter.dim() > 1]
-    width = max([output.shape[-1], *(size for shape in shapes for size in shape)])
-    return budget_of(output.device).items_in_chunk(output, width)

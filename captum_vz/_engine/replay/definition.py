@@ -24,13 +24,8 @@ from captum_vz._engine.numerics.tensors import PROBE_STRENGTHS, is_changed, max_
 from captum_vz._engine.numerics.tolerance import CannotReplayError, check_reproduced, is_reproduced
 from captum_vz._engine.replay.base import ReplayChunk, ReplayProblem
 from captum_vz._engine.replay.trust import run_with_noise
-from captum_vz._engine.structure.dependence import (
-    MANY_POSITIONS,
-    NO_POSITION,
-    Windows,
-    find_sources,
-    values_depend_on_own_position,
-)
+from captum_vz._engine.structure.dependence import values_depend_on_own_position
+from captum_vz._engine.structure.windows import MANY_POSITIONS, NO_POSITION, Windows, find_sources
 from captum_vz._engine.taps.changes import Changes, undoing
 from captum_vz._private import modules_of
 from captum_vz.functional.interventions import ZeroValue
@@ -45,8 +40,9 @@ SAMPLE, ALL = 3, 16
 # How much larger than all values a value is that no window may overlook.
 LOUD_FACTOR = 8
 
-# Runs with values zeroed, and the group that this is for each output, `(batch, out)`, or NO_POSITION.
-Steps = list[tuple[Callable[[], Tensor], Tensor]]
+# How often the layer runs, and the runs, some at a time: a clean output `(batch, out, d)`, the outputs with values
+# zeroed `(n, batch, out, d)`, and the group that this is for each of them, `(n, batch, out)`, or NO_POSITION.
+Runs = tuple[int, Iterator[tuple[Tensor, Tensor, Tensor]]]
 
 
 class DefinitionReplay:
@@ -73,25 +69,29 @@ class DefinitionReplay:
             raise CannotReplayError(
                 "its tokens have several vectors each, and a value does not depend on its own token alone"
             )
-        plain = partial(_run, problem) if site.windows is None else site.windows.run
-        batch, out = problem.targets.batch, problem.targets.out
-        clean = plain()[batch, out]
+        windows, batch, out = site.windows, problem.targets.batch, problem.targets.out
+        plain = partial(_run, problem) if windows is None else windows.again
+        whole = plain() if windows is None else windows.clean[0]
+        clean = whole[batch, out]
         check_reproduced(clean, problem.clean)
-        steps = _group_steps(problem) if site.windows is None else _window_steps(problem, site.windows)
-        if len(steps) > MANY_RUNS:
+        count, runs = _group_runs(problem, whole) if windows is None else _window_runs(problem, windows)
+        if count > MANY_RUNS:
             site.layer.warnings.append(
-                f"layer {site.layer.index} ({site.layer.name}) runs {len(steps)} times, once for each group of sources,"
+                f"layer {site.layer.index} ({site.layer.name}) runs {count} times, once for each group of sources,"
                 " as no faster replay holds for it. Pass feature_mask for fewer groups"
             )
-        for run, group in steps:
-            target = (group[batch, out] != NO_POSITION).nonzero().flatten()
-            rows = batch[target], out[target]
-            yield ReplayChunk(target, group[rows], run()[rows], clean, target)
+        for own, outputs, group in runs:
+            if own is not whole:
+                whole, clean = own, own[batch, out]
+                check_reproduced(clean, problem.clean)
+            copy, target = (group[:, batch, out] != NO_POSITION).nonzero(as_tuple=True)
+            rows = copy, batch[target], out[target]
+            yield ReplayChunk(target, group[rows], outputs[rows], clean, target)
         for _ in range(0 if problem.trust.library else 2):  # twice, because a state of period two would pass one check
             check_reproduced(plain()[batch, out], problem.clean)
 
 
-def _group_steps(problem: ReplayProblem) -> Steps:
+def _group_runs(problem: ReplayProblem, clean: Tensor) -> Runs:
     """One run for each group. Examples that depend on each other lose their values in runs of their own."""
     site, members = problem.site, problem.members
     (batch, _, out, sources), device = site.shape, members.device
@@ -111,13 +111,13 @@ def _group_steps(problem: ReplayProblem) -> Steps:
             cause = f"{site.layer.name} is quantised, and activations of a batch share one scale"
         site.layer.warnings.append(f"{cause}: pass one sentence at a time. The map is that of this batch")
     examples = torch.ones(1, batch, device=device) if together else torch.eye(batch, device=device)
-    steps: Steps = []
+    steps = []
     for chosen in examples.bool():
         for group in (active & chosen[:, None]).any(0).nonzero().flatten().tolist():
             zeroed = in_group[:, group] & chosen[:, None]
             number = torch.where(active[:, group] & chosen, group, NO_POSITION)
-            steps.append((partial(_run, problem, zeroed), number[:, None].expand(batch, out)))
-    return steps
+            steps.append((zeroed, number[None, :, None].expand(1, batch, out)))
+    return len(steps), ((clean, _run(problem, zeroed)[None], number) for zeroed, number in steps)
 
 
 def sampled_outputs(problem: ReplayProblem, scores: Tensor) -> Iterator[tuple[Tensor, int, Tensor]]:
@@ -233,27 +233,28 @@ def _examples_are_independent(problem: ReplayProblem) -> bool:
     return True
 
 
-def _window_steps(problem: ReplayProblem, windows: Windows) -> Steps:
+def _window_runs(problem: ReplayProblem, windows: Windows) -> Runs:
     """One run for each place in a window if no output depends on two windows, else one for each group."""
     batch, out, sources = windows.shape
-    groups, device = problem.groups, windows.position.device
+    groups, position, held = problem.groups, windows.position, windows.position != NO_POSITION
     window_of_output = _window_of_output(windows)  # asked for in any case: it checks that examples are independent
-    steps: Steps = []
     if window_of_output is not None and groups is None and problem.max_groups is None:
-        for place in windows.place.unique():
-            zeroed = (windows.place == place) & (windows.position != NO_POSITION)
-            held = torch.full((int(windows.window.max()) + 1,), NO_POSITION, device=device)
-            held[windows.window[zeroed]] = windows.position[zeroed] % sources
-            group = held[window_of_output].where(window_of_output != NO_POSITION, NO_POSITION)
-            steps.append((partial(windows.run, zeroed, heads=problem.heads), group))
-        return steps
-    if groups is None:
-        groups = torch.arange(sources, device=device).expand(batch, sources)
-    group_of_slot = groups.flatten()[windows.position].where(windows.position != NO_POSITION, NO_POSITION)
-    for number in range(int(groups.max()) + 1):
-        group = torch.full((batch, out), number, device=device)
-        steps.append((partial(windows.run, group_of_slot == number, heads=problem.heads), group))
-    return steps
+        places, place = windows.place.unique(return_inverse=True)
+        zeroed = (windows.place == places[:, None]) & held
+        source = torch.full((len(places), windows.count), NO_POSITION, device=position.device)
+        source[place, windows.window] = (position % sources).where(held, NO_POSITION)
+        group = source[:, window_of_output].where(window_of_output != NO_POSITION, NO_POSITION)
+    else:
+        if groups is None:
+            groups = torch.arange(sources, device=position.device).expand(batch, sources)
+        number = torch.arange(problem.members.shape[1], device=position.device)[:, None]
+        zeroed = (groups.flatten()[position] == number) & held
+        group = number[..., None].expand(-1, batch, out)
+    at_once = min(windows.at_once, problem.max_groups or len(zeroed))
+    at_once = min(at_once, max(1, problem.chunk_rows // (batch * max(out, sources))))  # where memory was short
+    heads = None if problem.all_heads else problem.heads
+    some = zip(zeroed.split(at_once), group.split(at_once), strict=True)
+    return len(zeroed), ((*windows.filled(few, 0.0, heads), number) for few, number in some)
 
 
 def _window_of_output(windows: Windows) -> Tensor | None:
@@ -262,23 +263,24 @@ def _window_of_output(windows: Windows) -> Tensor | None:
     Found by runs with large values, and NaN, in the place of some values.
     """
     batch, out, sources = windows.shape
-    held = windows.position != NO_POSITION
-    example = torch.full((int(windows.window.max()) + 1,), NO_POSITION, device=windows.window.device)
-    example[windows.window[held]] = windows.position[held] // sources
-    if (example[windows.window[held]] != windows.position[held] // sources).any():
-        raise CannotReplayError("its attention reaches from one example to another")
-    clean = windows.run()
-    loud = LOUD_FACTOR * max(float(max_abs(values)) for values in windows.values())
+    held, device = windows.position != NO_POSITION, windows.position.device
+    loud = LOUD_FACTOR * float(max_abs(windows.clean[1]))
 
     def depend_on(slots: Tensor) -> Tensor:
-        found = [is_changed(windows.run(slots, filling), clean) for filling in (torch.nan, loud)]
-        return torch.stack(found).any(0).any(-1).flatten()
+        runs = [windows.filled(slots, filling) for filling in (torch.nan, loud)]
+        return torch.stack([is_changed(outputs, clean) for clean, outputs in runs]).any(0).any(-1).flatten(1)
 
-    own = torch.arange(batch, device=held.device).repeat_interleave(out)
-    seen = find_sources(batch, lambda chosen: depend_on(chosen[example[windows.window]] & held), held.device)
-    if ((seen != own) & (seen != NO_POSITION)).any():
-        raise CannotReplayError("its attention reaches from one example to another")
-    found = find_sources(len(example), lambda chosen: depend_on(chosen[windows.window]), held.device)
+    if batch > 1:
+        own = torch.arange(batch, device=device).repeat_interleave(out)
+        example = torch.full((windows.count,), NO_POSITION, device=device)
+        example[windows.window[held]] = windows.position[held] // sources
+        of_example = example[windows.window]
+        if (of_example[held] != windows.position[held] // sources).any():
+            raise CannotReplayError("its attention reaches from one example to another")
+        seen = find_sources(batch, lambda chosen: depend_on(chosen[:, of_example] & held), device, windows.at_once)
+        if ((seen != own) & (seen != NO_POSITION)).any():
+            raise CannotReplayError("its attention reaches from one example to another")
+    found = find_sources(windows.count, lambda chosen: depend_on(chosen[:, windows.window]), device, windows.at_once)
     if (found == NO_POSITION).all():
         raise CannotReplayError("its outputs seem to depend on no value")
     twice = len(torch.stack([windows.window, windows.position])[:, held].unique(dim=1).T) < held.sum()

@@ -15,14 +15,13 @@ from captum_vz._engine.numerics.tensors import mask_as_bool, once_a_pass
 from captum_vz._engine.numerics.tolerance import CannotReplayError, is_finite
 from captum_vz._engine.structure.choice import choose_attention, merge_parts
 from captum_vz._engine.structure.dependence import (
-    Windows,
     find_streams,
-    find_windows,
     first_own_source,
     reads_other_states,
     values_depend_on_own_position,
     values_follow_token_order,
 )
+from captum_vz._engine.structure.windows import Windows, find_windows
 from captum_vz._engine.taps.transformers import MADE_OF
 from captum_vz._private import tree_leaves
 from captum_vz.errors import RefusedError, UnsupportedLayerError

@@ -1,0 +1,85 @@
+"""Whether code is torch's and transformers' own, whose behaviour is known."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from functools import partial
+from types import BuiltinFunctionType, FunctionType
+from typing import Any
+
+from torch import Tensor, nn
+
+from captum_vz._engine.capture.records import LayerRecord
+from captum_vz._engine.taps.handler import is_hooked
+from captum_vz._private import accelerate_hook, modules_of
+
+# Packages whose classes of modules, and whose functions, count as library code.
+CLASSES = ("torch.nn.", "transformers.", "captum_vz._engine.")
+FUNCTIONS = (*CLASSES, "torch.", "contextlib.", "accelerate.hooks.")
+# Words in the names of classes whose tokens may compete for experts of limited capacity.
+COMPETING = re.compile("expert|router|moe|sparse", re.IGNORECASE)
+
+
+def is_library_code(layer: LayerRecord) -> bool:
+    """Whether all code of a layer is torch's and transformers', and no hook changes its output."""
+    return not layer.hooks and _is_of_libraries(layer.layer)
+
+
+def _is_of_libraries(whole: nn.Module) -> bool:
+    modules = modules_of(whole)
+    known = all(map(_is_library_class, {type(module) for module in modules})) and all(map(_holds_library_code, modules))
+    return known and not any(is_hooked(module) for module in modules if module is not whole)
+
+
+def keeps_examples_apart(model: Any) -> bool:
+    """Whether the examples of a batch cannot affect each other: a model of transformers, in eval mode, no experts.
+
+    Statistics of a batch (BatchNorm) count in train mode, and where no others were kept.
+    """
+    if not type(model).__module__.startswith("transformers.") or is_hooked(model) or not _is_of_libraries(model):
+        return False
+    return not any(
+        module.training or COMPETING.search(type(module).__name__) or getattr(module, "running_mean", module) is None
+        for module in modules_of(model)
+    )
+
+
+def _is_library_class(kind: type[nn.Module]) -> bool:
+    classes = kind.__mro__[: kind.__mro__.index(nn.Module)]
+    functions = [x for one in classes for x in vars(one).values() if isinstance(x, FunctionType)]
+    from_library = all(f"{one.__module__}.".startswith(CLASSES) for one in classes)
+    return from_library and all(map(_is_library_function, functions))
+
+
+def _holds_library_code(module: nn.Module) -> bool:
+    """Whether the functions that a module holds are library code, and its `forward` is that of its class."""
+    held = vars(module).copy().values()
+    functions = [x for x in held if callable(x) and not isinstance(x, (nn.Module, Tensor, type))]
+    hook = accelerate_hook(module)
+    hooks = () if hook is None else (hook, *getattr(hook, "hooks", ()))
+    return (
+        all(map(_is_library_function, functions))
+        # Accelerate's own hooks move inputs and outputs. A module that it released keeps a forward of its own.
+        and all(type(one).__module__ == "accelerate.hooks" for one in hooks)
+        and ("forward" not in vars(module) or _unwrapped(module.forward) is _unwrapped(type(module).forward))
+    )
+
+
+def _is_library_function(function: Any) -> bool:
+    """Whether a function, and all that it wraps, is library code. A wrapper carries the name of what it wraps."""
+    while isinstance(function, partial):
+        function = function.func
+    function = getattr(function, "__func__", function)
+    if isinstance(function, BuiltinFunctionType):
+        return True
+    is_function = isinstance(function, FunctionType)
+    where = function.__globals__["__name__"] if is_function else type(function).__module__
+    wrapped = getattr(function, "__wrapped__", None)
+    known = f"{where}.".startswith(FUNCTIONS if is_function else CLASSES)
+    return known and (wrapped is None or _is_library_function(wrapped))
+
+
+def _unwrapped(function: Any) -> Any:
+    function = inspect.unwrap(function)
+    return getattr(function, "__func__", function)
