@@ -288,7 +288,9 @@ def byte_level_tokenizer(**special: str) -> PreTrainedTokenizerFast:
     )
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, model_input_names=["input_ids", "attention_mask"], **special
+    )
 
 
 @pytest.fixture

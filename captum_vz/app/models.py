@@ -28,7 +28,7 @@ from transformers import (
     AutoModel,
     AutoModelForTextEncoding,
     AutoTokenizer,
-    PreTrainedConfig,
+    PretrainedConfig,
 )
 
 from captum_vz import find_layers
@@ -208,7 +208,7 @@ def _auto_class(config: Any) -> Any:
 
 def _check_sizes(config: Any) -> None:
     """Refuse sizes with which no model can be built or run."""
-    for part in (config, *(one for one in vars(config).values() if isinstance(one, PreTrainedConfig))):
+    for part in (config, *(one for one in vars(config).values() if isinstance(one, PretrainedConfig))):
         for name in SIZES:
             size = getattr(part, name, None)
             if isinstance(size, int) and (size < 1 or (name == SIZES[0] and size > MOST_LAYERS)):
@@ -300,7 +300,12 @@ def check_weights(name: str, model: Any, report: Mapping[str, Any]) -> None:
         if (key not in tensors or id(tensors[key]) in used) and (has_head or "pooler" not in key.split("."))
     ]
     unexpected = sorted(report["unexpected_keys"])
-    mismatched = [f"{key} {tuple(stored)} for {tuple(own)}" for key, stored, own in sorted(report["mismatched_keys"])]
+    mismatched = [
+        one
+        if isinstance(one, str)
+        else f"{one[0]} {tuple(one[1])} for {tuple(one[2])}"  # before transformers 5: a name
+        for one in sorted(report["mismatched_keys"])
+    ]
     if mismatched:
         raise ArgumentError(
             f"the weights of {name!r} do not fit: the checkpoint holds {_some(mismatched)} of {type(model).__name__}. "

@@ -42,7 +42,7 @@ from tests.engine.blocks import (
     zeroed_one_by_one,
 )
 from tests.engine.compare import assert_same
-from tests.reference.case import randomize
+from tests.reference.case import BEFORE_5, randomize
 
 SIZE = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2, "vocab_size": 50}
 ATTENDS, OTHER = "full_attention", "linear_attention"
@@ -104,7 +104,8 @@ def model_of(name: str) -> nn.Module:
     model_class = getattr(transformers, f"{name}Model")
     config = model_class.config_class(**SIZE | {"num_key_value_heads": 2} | HYBRIDS[name][0])
     # Run the experts one by one, because torch has no grouped product in float64.
-    model = model_class._from_config(config, attn_implementation="eager", experts_implementation="eager")
+    experts = {} if BEFORE_5 else {"experts_implementation": "eager"}
+    model = model_class._from_config(config, attn_implementation="eager", **experts)
     randomize(model)
     return model.double().eval()
 

@@ -29,6 +29,13 @@ def eager_attention_forward(
     return (weights @ value).transpose(1, 2).contiguous(), weights
 
 
+def attention_function(name: str, eager: Callable[..., Any]) -> Callable[..., Any]:
+    """The function that a layer of transformers calls: by `get_interface`, or as layers asked before transformers 5."""
+    if hasattr(ALL_ATTENTION_FUNCTIONS, "get_interface"):
+        return ALL_ATTENTION_FUNCTIONS.get_interface(name, eager)
+    return ALL_ATTENTION_FUNCTIONS[name] if name != "eager" else eager
+
+
 class SelfAttention(nn.Module):
     """Attention through transformers' AttentionInterface. `finish` computes its output from the context."""
 
@@ -45,7 +52,7 @@ class SelfAttention(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         parts = (linear(x).unflatten(-1, (HEADS, -1)).transpose(1, 2) for linear in (self.query, self.key, self.value))
-        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
+        attend = attention_function(self.config._attn_implementation, eager_attention_forward)
         context, _ = attend(self, *parts, mask, dropout=self.rates[0] if self.training or self.careless else 0.0)
         context = context.flatten(2)
         return self.output(context) if self.finish is None else self.finish(self, context, x)
@@ -98,7 +105,7 @@ class Reader(SelfAttention):
         read = x if memory is None else memory
         given = ((self.query, x), (self.key, read), (self.value, read))
         parts = [linear(one).unflatten(-1, (HEADS, -1)).transpose(1, 2) for linear, one in given]
-        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
+        attend = attention_function(self.config._attn_implementation, eager_attention_forward)
         return x + self.output(attend(self, *parts, mask)[0].flatten(2))
 
 

@@ -11,7 +11,6 @@ from typing import Any
 import numpy
 import torch
 from torch import Tensor, nn
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from captum_vz.errors import RefusedError
 from tests.engine.blocks import (
@@ -23,6 +22,7 @@ from tests.engine.blocks import (
     Reader,
     SelfAttention,
     as_added,
+    attention_function,
     direction,
     eager_attention_forward,
     mask_of_window,
@@ -171,7 +171,7 @@ def cross_attention(size: tuple[int, int], hidden: int) -> Odd:
 
 def by_interface(own: SelfAttention, x: Tensor, mask: Tensor | None, default: Any) -> Tensor:
     parts = [one(x).unflatten(-1, (HEADS, -1)).transpose(1, 2) for one in (own.query, own.key, own.value)]
-    attend = ALL_ATTENTION_FUNCTIONS.get_interface(own.config._attn_implementation, default)
+    attend = attention_function(own.config._attn_implementation, default)
     return own.output(attend(own, *parts, mask)[0].flatten(2))
 
 
@@ -179,7 +179,7 @@ class ByKeyword(SelfAttention):
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         names = ("query", "key", "value")
         parts = {name: getattr(self, name)(x).unflatten(-1, (HEADS, -1)).transpose(1, 2) for name in names}
-        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
+        attend = attention_function(self.config._attn_implementation, eager_attention_forward)
         return self.output(attend(module=self, attention_mask=mask, dropout=0.0, **parts)[0].flatten(2))
 
 

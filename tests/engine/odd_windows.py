@@ -14,7 +14,6 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor, nn
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from captum_vz import find_layers
 from tests.engine.blocks import (
@@ -25,6 +24,7 @@ from tests.engine.blocks import (
     HandedOn,
     SelfAttention,
     Stopping,
+    attention_function,
     direction,
     eager_attention_forward,
     mask_of_window,
@@ -175,7 +175,7 @@ class Images(nn.Module):
     def attend(self, x: Tensor) -> Tensor:
         own = self.attention
         parts = [one(x)[None].unflatten(-1, (HEADS, -1)).transpose(1, 2) for one in (own.query, own.key, own.value)]
-        attend = ALL_ATTENTION_FUNCTIONS.get_interface(own.config._attn_implementation, eager_attention_forward)
+        attend = attention_function(own.config._attn_implementation, eager_attention_forward)
         return attend(own, *parts, None)[0][0].flatten(1)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -199,7 +199,7 @@ class Apart(nn.Module):
         own = self.own
         projected = [linear(x).flatten(0, 1) for linear, x in zip((own.query, own.key, own.value), parts, strict=True)]
         heads = [x.unflatten(-1, (HEADS, -1)).transpose(1, 2) for x in projected]
-        attend = ALL_ATTENTION_FUNCTIONS.get_interface(own.config._attn_implementation, eager_attention_forward)
+        attend = attention_function(own.config._attn_implementation, eager_attention_forward)
         return own.output(attend(own, *heads, None)[0].flatten(2)).view(parts[0].shape)
 
 

@@ -12,9 +12,8 @@ import transformers
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from transformers import PretrainedConfig
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from tests.engine.blocks import eager_attention_forward
+from tests.engine.blocks import attention_function, eager_attention_forward
 from tests.properties.by_name import AttendByName
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -115,7 +114,7 @@ class AttentionInterface(Attention):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
         """The context, `(batch, tokens, head, head_width)`."""
-        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
+        attend = attention_function(self.config._attn_implementation, eager_attention_forward)
         context: Tensor = attend(self, query, key, value, mask)[0]
         return context
 

@@ -10,11 +10,18 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor, nn
+from transformers import AttentionInterface
 
 from tests.reference.inputs import padded_tokens
 
 WIDTH, HEADS, LAYERS = 32, 4, 3
 HEAD_WIDTH = WIDTH // HEADS
+BEFORE_5 = not hasattr(AttentionInterface, "get_interface")  # of transformers
+# Their eager attention is inline before transformers 5, so that its weights cannot be read.
+SDPA_BEFORE_5 = {
+    *("AlbertModel", "BertModel", "DistilBertModel", "ModernBertModel", "NemotronModel", "RobertaModel"),
+    *("StableLmModel",),
+}
 
 
 @dataclass(frozen=True)
@@ -83,11 +90,12 @@ class Family:
     mask: str | None = "attention_mask"
     source_mask: str | None = "attention_mask"
 
-    def build(self, dtype: torch.dtype = torch.float64, attn_implementation: str = "eager") -> Case:
-        """A new model of this family in eval mode with random parameters, and its inputs."""
+    def build(self, dtype: torch.dtype = torch.float64, attn_implementation: str = "") -> Case:
+        """A new model of this family in eval mode with random parameters, and its inputs. Eager by default."""
         model_class = getattr(transformers, self.model)
         config = model_class.config_class(**self.config)
-        config._attn_implementation = attn_implementation
+        default = "sdpa" if BEFORE_5 and self.model in SDPA_BEFORE_5 else "eager"
+        config._attn_implementation = attn_implementation or default
         with torch.random.fork_rng(devices=[]):
             model = model_class(config).double().eval().requires_grad_(False)
         replace_single_precision_norms(model)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from tests.reference.case import HEAD_WIDTH, HEADS, LAYERS, WIDTH, Attention, Family
+from tests.reference.case import BEFORE_5, HEAD_WIDTH, HEADS, LAYERS, WIDTH, Attention, Family
 from tests.reference.inputs import (
     VOCABULARY,
     barely_padded_tokens,
@@ -96,8 +96,10 @@ def llama(model: str, head_width: int = HEAD_WIDTH, **settings: Any) -> Family:
 def vit(model: str) -> Family:
     """An encoder of image patches."""
     attention = Attention("attention.v_proj", "attention.o_proj")
-    size = ENCODER_SIZE | IMAGE_SIZE
-    return Family(model, size, "layers", attention, norm="layernorm", inputs=pixels, mask=None)
+    if BEFORE_5:
+        attention = Attention("attention.attention.value", "attention.output.dense")
+    layers = "encoder.layer" if BEFORE_5 else "layers"
+    return Family(model, ENCODER_SIZE | IMAGE_SIZE, layers, attention, norm="layernorm", inputs=pixels, mask=None)
 
 
 def encoder_of(model: str, size: dict[str, Any], layers: str, attention: Attention, **rest: Any) -> Family:
@@ -178,10 +180,20 @@ FIRST_FAMILIES: dict[str, Family] = {
 FURTHER_FAMILIES: dict[str, Family] = {
     "deit": vit("DeiTModel"),
     "clip-text": Family(
-        "CLIPTextModel", ENCODER_SIZE, "encoder.layers", BART_ATTENTION, causal=True, norm="final_layer_norm"
+        "CLIPTextModel",
+        ENCODER_SIZE,
+        "text_model.encoder.layers" if BEFORE_5 else "encoder.layers",
+        BART_ATTENTION,
+        causal=True,
+        norm="text_model.final_layer_norm" if BEFORE_5 else "final_layer_norm",
     ),
     "clip-vision": Family(
-        "CLIPVisionModel", ENCODER_SIZE | IMAGE_SIZE, "encoder.layers", BART_ATTENTION, inputs=pixels, mask=None
+        "CLIPVisionModel",
+        ENCODER_SIZE | IMAGE_SIZE,
+        "vision_model.encoder.layers" if BEFORE_5 else "encoder.layers",
+        BART_ATTENTION,
+        inputs=pixels,
+        mask=None,
     ),
     "gemma3": llama("Gemma3TextModel", head_width=6, query_pre_attn_scalar=6, sliding_window=3),
     "starcoder2": llama("Starcoder2Model", sliding_window=3),

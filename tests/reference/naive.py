@@ -34,8 +34,11 @@ class Run:
 
 
 def hidden_states(output: Any) -> Tensor:
-    """The hidden states in the output of a layer: the output, or the first entry of a tuple."""
-    return output if isinstance(output, Tensor) else output[0]
+    """The hidden states in the output of a layer: the output, or the first entry of a tuple that has three axes.
+
+    Before transformers 5, DistilBERT returns its weights first.
+    """
+    return output if isinstance(output, Tensor) else next(one for one in output if one.dim() == 3)
 
 
 @torch.no_grad()

@@ -6,7 +6,7 @@ import re
 from copy import deepcopy
 from typing import Any
 
-from transformers import PreTrainedConfig
+from transformers import PretrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from tests.sweep.exceptions import EXCEPTIONS, RELEASED
@@ -54,7 +54,7 @@ WIDTHS = (
 KEPT = {"transformers_version", "id2label", "label2id", "torch_dtype", "dtype", "vision_feature_layer"}
 
 
-def tiny_config(model_type: str, shallow: bool = False, released: str = "") -> PreTrainedConfig:
+def tiny_config(model_type: str, shallow: bool = False, released: str = "") -> PretrainedConfig:
     """The config of a small model of this type; `shallow` keeps all widths, `released` names an entry of RELEASED."""
     config_class = CONFIG_MAPPING[model_type]
     fields = _merged(_shrunk(config_class(), shallow), EXCEPTIONS.get(model_type, {}))
@@ -69,7 +69,7 @@ def _merged(fields: dict[str, Any], exceptions: dict[str, Any]) -> dict[str, Any
     return merged
 
 
-def _shrunk(config: PreTrainedConfig, shallow: bool) -> dict[str, Any]:
+def _shrunk(config: PretrainedConfig, shallow: bool) -> dict[str, Any]:
     """The fields of a config that change. Nested configs become dicts."""
     fields: dict[str, Any] = {}
     special = iter(range(VOCABULARY - 60, VOCABULARY))
@@ -78,7 +78,7 @@ def _shrunk(config: PreTrainedConfig, shallow: bool) -> dict[str, Any]:
     for name, value in default.items():
         if name.startswith("_") or name in KEPT:
             continue
-        if isinstance(value, PreTrainedConfig):
+        if isinstance(value, PretrainedConfig):
             own = _merged(_shrunk(value, shallow), EXCEPTIONS.get(value.model_type, {}))
             fields[name] = {"model_type": value.model_type, **own}
         elif name in ("layer_types", "layers_block_type", "attention_layers") and isinstance(value, list):
