@@ -10,10 +10,22 @@ import pytest
 import torch
 import transformers
 from torch import Tensor, nn
+from torch.nn import functional
 
 from captum_vz import LayerAttention, ValueZeroing, find_layers, verify
 from tests.engine.assumptions import Layer, mask_of
-from tests.engine.blocks import Block, as_added, sequences, zeroed_one_by_one
+from tests.engine.blocks import (
+    HEADS,
+    WIDTH,
+    Block,
+    SelfAttention,
+    as_added,
+    attention_function,
+    block_of,
+    eager_attention_forward,
+    sequences,
+    zeroed_one_by_one,
+)
 from tests.engine.compare import assert_same
 from tests.engine.odd import by_call
 from tests.engine.parameters import quick
@@ -175,3 +187,28 @@ def test_masks_of_pairs_hide_no_tokens(name: str) -> None:
     assert all(one.any(-1).all() for one in ValueZeroing(model, find_layers(model)).attribute(inputs))
     report = verify(model, inputs)
     assert report.passed, str(report)
+
+
+class Cut(SelfAttention):
+    """Its eager function cuts a mask that is longer than the keys (Falcon-H1 in transformers 4.57)."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        parts = (linear(x).unflatten(-1, (HEADS, -1)).transpose(1, 2) for linear in (self.query, self.key, self.value))
+        longer = functional.pad(x.new_ones(x.shape[1], x.shape[1]).triu(1) * -1e9, (0, 1), value=-1e9)[None, None]
+        attend = attention_function(self.config._attn_implementation, cutting_eager_attention_forward)
+        return self.output(attend(self, *parts, longer)[0].flatten(2))
+
+
+def cutting_eager_attention_forward(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor, **kwargs: Any
+) -> tuple[Tensor, Tensor | None]:
+    return eager_attention_forward(module, query, key, value, attention_mask[..., : key.shape[2]], **kwargs)
+
+
+def test_mask_that_is_longer_than_the_keys() -> None:
+    torch.manual_seed(0)
+    block, x = block_of(Cut()), torch.randn(2, 5, WIDTH, dtype=torch.float64)
+    found = ValueZeroing(block, block).attribute(x)
+    assert_same(found, zeroed_one_by_one(block, x))
+    assert not found.triu(1).any()
+    assert not LayerAttention(block, block).attribute(x).triu(1).any()

@@ -149,6 +149,8 @@ def _mask_of(
         if not causal or query.shape[2] == 1:
             return None
         mask = once_a_pass(causal_mask, query.shape[2], key.shape[2], query.device)
+    if mask.shape[-1] > key.shape[2]:  # attention functions may cut it
+        mask = mask[..., : key.shape[2]]
     if loaded == "sdpa":
         return mask
     if mask.dtype == torch.bool and loaded != "eager":
