@@ -12,11 +12,13 @@ from typing import Any, TypeVar
 from xml.etree import ElementTree
 
 import torch
+from matplotlib import rc_context
 from matplotlib.figure import FigureBase
 from torch import Tensor, nn
 
 from captum_vz.errors import ArgumentError
 from captum_vz.visualization.pictures.description import KEY, metadata_for, provenance_of, root_figure, set_provenance
+from captum_vz.visualization.pictures.parts.fonts import TEXT_IN_FILES
 
 AnyFigure = TypeVar("AnyFigure", bound=FigureBase)
 _SVG = "{http://www.w3.org/2000/svg}"
@@ -100,6 +102,8 @@ def weights_fingerprint(model: nn.Module) -> str:
 def save_figure(figure: FigureBase, path: str | Path, **options: Any) -> None:
     """Write any figure with the description and the provenance of what this package has drawn into it.
 
+    Fonts in PDF files are TrueType fonts, and text in SVG files is text, as in figures that this package made.
+
     Args:
         figure: A figure of matplotlib.
         path: The file. Its ending is the format: PNG, SVG and PDF carry metadata.
@@ -109,7 +113,8 @@ def save_figure(figure: FigureBase, path: str | Path, **options: Any) -> None:
     own = metadata_for(root, options.get("format") or Path(path).suffix[1:] or "png")
     if own is not None:
         options["metadata"] = own | dict(options.get("metadata") or {})
-    root.savefig(path, **options)
+    with rc_context(TEXT_IN_FILES):
+        root.savefig(path, **options)
 
 
 def read_provenance(path: str | Path) -> dict[str, str]:

@@ -19,6 +19,11 @@ from captum_vz.visualization.pictures.parts.style import shortened
 from captum_vz.visualization.terminal import printable
 
 _DRAWS_LEFTWARDS: Final = hasattr(ft2font, "__libraqm_version__")  # matplotlib 3.11 and later
+#: Settings for files. Publishers refuse the Type 3 fonts that matplotlib embeds in PDF by default. Text in SVG can be
+#: searched and edited, but a browser would turn around letters that are already in the order of the page.
+TEXT_IN_FILES: Final[Any] = {"pdf.fonttype": 42, "ps.fonttype": 42} | (
+    {"svg.fonttype": "none"} if _DRAWS_LEFTWARDS else {}
+)
 _LEFTWARDS: Final = ("R", "AL")  # directions of letters, of Hebrew and of Arabic
 _MIRRORED: Final = str.maketrans("()[]{}<>«»", ")(][}{><»«")
 _LAM: Final = "\u0644"  # it makes one sign with an alef that follows

@@ -7,16 +7,32 @@ from io import BytesIO
 from os import PathLike
 from typing import Any
 
+from matplotlib import rc_context
 from matplotlib.axes import Axes
+from matplotlib.backend_bases import FigureCanvasBase
+from matplotlib.backends.backend_pdf import PdfPages
 from matplotlib.figure import Figure, FigureBase
 
 from captum_vz.errors import ArgumentError
 from captum_vz.visualization.pictures.description import alt_text_of, metadata_for, root_figure
+from captum_vz.visualization.pictures.parts.fonts import TEXT_IN_FILES
 from captum_vz.visualization.pictures.parts.style import DPI, FONT_SIZE
 
 
 class Picture(Figure):
-    """A matplotlib figure that writes its description and its provenance into PNG, SVG and PDF files."""
+    """A matplotlib figure that writes its description and its provenance into PNG, SVG and PDF files.
+
+    Text in PDF files is set in TrueType fonts, and text in SVG files is text, whichever way the figure is saved.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        _Canvas(self)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore a copy."""
+        super().__setstate__(state)  # type: ignore[misc]  # not in matplotlib's stubs
+        _Canvas(self)
 
     def savefig(self, fname: Any, *, transparent: bool | None = None, **kwargs: Any) -> None:
         """Write the figure as matplotlib does, with metadata. Metadata that is passed replaces the picture's own."""
@@ -32,6 +48,15 @@ class Picture(Figure):
         self.savefig(file, format="png")
         width, height = (round(96 * inches) for inches in self.get_size_inches())  # in CSS pixels
         return file.getvalue(), {"alt": alt_text_of(self), "width": width, "height": height}
+
+
+class _Canvas(FigureCanvasBase):
+    """What `savefig`, notebooks and other programs write a picture by."""
+
+    def print_figure(self, filename: Any, *args: Any, **kwargs: Any) -> Any:
+        # Fonts of several pages are embedded when the user closes the pages, with the user's settings.
+        with rc_context({} if isinstance(filename, PdfPages) else TEXT_IN_FILES):
+            return super().print_figure(filename, *args, **kwargs)
 
 
 def new_picture(size: tuple[float, float], font: float = FONT_SIZE) -> Picture:
