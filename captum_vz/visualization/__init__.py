@@ -8,6 +8,7 @@ function           takes                              returns
 `draw_comparison`  scores `(in,)` of each method      a figure: methods, with a truth
 `draw_route`       maps of all layers, one token      a figure: the strongest paths
 `view`             maps of all layers and the tokens  an interactive page, a `View`
+`draw_image`       scores of patches, an image        a figure: a panel for each layer
 `draw_audio`       a waveform and scores of frames    a figure: sound and bars
 `describe`         a figure                           its text and its table
 `add_provenance`   a figure, a model and more         the figure, whose files say their origin
@@ -23,7 +24,8 @@ function           takes                              returns
 ================== ================================== ========================================
 """
 
-from captum_vz.visualization.captum_forms import as_llm_result, image_grid, save_html, text_record, text_records
+from captum_vz.visualization.captum_forms import as_llm_result, save_html, text_record, text_records
+from captum_vz.visualization.images import draw_image, image_grid
 from captum_vz.visualization.pictures import (
     Description,
     add_provenance,
@@ -48,6 +50,7 @@ __all__ = [
     "describe",
     "draw_audio",
     "draw_comparison",
+    "draw_image",
     "draw_maps",
     "draw_route",
     "draw_row",

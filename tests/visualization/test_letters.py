@@ -52,8 +52,9 @@ def no_emoji_font(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(emoji, "picture_of", lambda letters: None)
 
 
-def test_labels_in_any_script() -> None:
-    """No box and no warning: each character has a font, or is written as a name."""
+def test_labels_in_any_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No box and no warning of matplotlib: each character has a font, or is written as a name."""
+    monkeypatch.setattr(fonts, "_warn_of", str)
     tokens = ["東京", "한국", "مرحبا", "שלום", "हिन्दी", "😀", "🚀", "👩\u200d🚀", "\ue000", "x\u202e"]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -66,6 +67,32 @@ def test_labels_in_any_script() -> None:
     assert labels[6] in (emoji.SPACE, ":rocket:")
     # Its vowels are marks. Without a font for it, its letters have numbers.
     assert labels[4] in ("हिन्दी", "U+0939U+093FU+0928U+0926U+0940")
+
+
+@pytest.mark.parametrize(
+    ("letter", "font"),
+    [
+        ("東", "Noto Sans CJK"),
+        ("カ", "Noto Sans CJK"),
+        ("한", "Noto Sans CJK"),
+        ("ह", "Noto Sans Devanagari"),
+        ("\u0e01", "Noto Sans Thai"),
+        ("🚀", "Noto Color Emoji"),
+    ],
+)
+def test_missing_font_is_named(letter: str, font: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fonts, "_family_of", lambda letter: None)
+    monkeypatch.setattr(emoji, "picture_of", lambda letters: None)
+    fonts._warn_of.cache_clear()
+    with pytest.warns(UserWarning, match=f"install {font}"):
+        draw_maps([a_map(2)], [letter, "b"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # once is enough
+        draw_maps([a_map(2)], [letter, "b"])
+
+
+def test_empty_token_has_a_sign() -> None:
+    assert labels_of(draw_maps([a_map(2)], ["", "b"])) == ["∅", "b"]
 
 
 # Emoji
@@ -253,15 +280,17 @@ def test_label_of_the_scale_has_room(label: str, own: bool) -> None:
         draw_row(rows, ["a", "b"], label=label, fig=Figure(figsize=(4, 2.5), dpi=150)),
     ):
         figure.draw_without_rendering()
-        text = figure.axes[-1].yaxis.label
-        assert label in text.get_text()
+        bar = figure.axes[-1]
+        text = bar.xaxis.label if bar.get_xlabel() else bar.yaxis.label
+        assert label in text.get_text().replace("\n", " ")
         box = text.get_window_extent()
         assert box.y0 >= 0 and box.y1 <= figure.bbox.height + 1 and box.x1 <= figure.bbox.width + 1
 
 
 def test_faint_panels_name_their_largest_score() -> None:
     maps = {"one": a_map(2), "two": a_map(2) * 0.15}
-    assert [panel.get_title() for panel in draw_maps(maps, ["a", "b"]).axes[:2]] == ["one", "two (up to 0.15)"]
+    faint = draw_maps(maps, ["a", "b"], scale="shared")
+    assert [panel.get_title() for panel in faint.axes[:2]] == ["one", "two (up to 0.15)"]
     assert draw_maps(maps, ["a", "b"], scale="root").axes[1].get_title() == "two"
     assert draw_maps({"zero": a_map(2) * 0}, ["a", "b"], vmax=1).axes[0].get_title() == "zero"
 

@@ -36,7 +36,7 @@ def labelled_axes(panel: Axes) -> list[Axis]:
 def test_panel_holds_map_and_labels() -> None:
     maps = {"layer 0": a_map(), "layer 1": a_map()[None], "layer 2": a_map(), "rollout": a_map()}
     figure = draw_maps(maps, TOKENS)
-    assert panels_of(figure) == list(maps)
+    assert [title.split(" (to")[0] for title in panels_of(figure)] == list(maps)
     assert [len(labelled_axes(panel)) for panel in figure.axes[:4]] == [1, 0, 2, 1]  # the left and the lower edge
     for panel, scores in zip(figure.axes, maps.values(), strict=False):
         (image,) = panel.get_images()
@@ -62,7 +62,7 @@ def test_panels_share_colour_scale() -> None:
 
 def test_colours_darken_with_score() -> None:
     image = draw_maps([a_map()], TOKENS).axes[0].get_images()[0]
-    shades = colormaps[image.get_cmap().name](np.linspace(0, 1, 64))[:, :3] @ (0.2126, 0.7152, 0.0722)
+    shades = image.get_cmap()(np.linspace(0, 1, 64))[:, :3] @ (0.2126, 0.7152, 0.0722)
     assert (np.diff(shades) < 0).all()
 
 
@@ -108,7 +108,7 @@ def test_labels_of_many_tokens() -> None:
     labels = figure.axes[0].get_yticklabels()
     names = [text.get_text() for text in labels]
     assert "t101" in names
-    assert 100 < len(names) < 500
+    assert 40 < len(names) < 500
     assert [tokens[int(tick)] for tick in figure.axes[0].get_yticks()] == names
     boxes = [text.get_window_extent() for text in labels]
     assert not any(one.overlaps(other) for one, other in pairwise(boxes))
@@ -136,7 +136,7 @@ def test_figure_is_drawn_without_pyplot() -> None:
     pixels = np.asarray(Image.open(file).convert("RGB"))
     for x, y, share in [(0, 0, 1.0), (1, 1, 0.0)]:
         across, down = figure.axes[0].transData.transform((x, y)).round().astype(int)
-        expected = np.array(to_rgb(colormaps["Blues"](share))) * 255
+        expected = np.array(to_rgb(colormaps["Blues"](share) if share else "white")) * 255
         np.testing.assert_allclose(pixels[len(pixels) - down, across], expected, atol=1.5)
 
 

@@ -1,6 +1,6 @@
 """Routes: shares of edges and paths, computed a second time by listing all paths."""
 
-from itertools import product
+from itertools import combinations, product
 from math import prod
 
 import pytest
@@ -90,6 +90,25 @@ def test_legend_says_what_lines_mean(count: int, paths: int) -> None:
     box = legend.get_window_extent()
     assert box.x0 >= 0 and box.x1 <= figure.bbox.width and box.y0 >= 0
     assert box.y1 <= min(text.get_window_extent().y0 for text in figure.axes[0].get_xticklabels())
+
+
+@pytest.mark.parametrize("tokens", [3, 11, 60])
+def test_numbers_do_not_overprint(tokens: int) -> None:
+    steps = maps(6, tokens)
+    for paths in (2, 5):
+        figure = draw_route(steps, [f"t{i}" for i in range(tokens)], 0, paths=paths, residual=0.5)
+        figure.draw_without_rendering()
+        boxes = [text.get_window_extent() for text in figure.axes[0].texts]
+        assert boxes
+        assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))
+
+
+def test_equal_steps_have_one_number() -> None:
+    """A token that keeps 1.00 of itself in many layers has one number, with the count of layers."""
+    steps = [*maps(1), *[torch.eye(3, dtype=torch.float64)] * 30, *maps(1)]
+    numbers = [text.get_text() for text in draw_route(steps, TOKENS, 0).axes[0].texts]
+    assert len(numbers) == 3
+    assert numbers[1] == "1.00 (30 layers)"
 
 
 def test_weak_path_has_its_share() -> None:

@@ -10,7 +10,7 @@ from captum.attr import visualization
 from matplotlib.figure import Figure
 
 from captum_vz.errors import ArgumentError
-from captum_vz.visualization import describe, draw_audio, image_grid
+from captum_vz.visualization import describe, draw_audio, draw_image, image_grid
 
 SOUND = torch.sin(torch.arange(32000) / 20)
 
@@ -132,3 +132,56 @@ def test_captum_draws_the_grid() -> None:
 def test_wrong_images(row: Any, image: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         image_grid(row, image, **options)
+
+
+# A grid of layers over an image
+
+
+def test_layers_over_an_image() -> None:
+    """Each panel has the scores of its layer's patches over the image. Tokens before the patches are left out."""
+    rows = torch.rand(3, 2 + 12).softmax(-1)
+    figure = draw_image(rows, torch.rand(3, 30, 40), token=3, extra=2)
+    assert [panel.get_title() for panel in figure.axes[:4]] == ["image", "layer 0", "layer 1", "layer 2"]
+    for layer in range(3):
+        below, scores = figure.axes[layer + 1].images
+        np.testing.assert_allclose(scores.get_array(), rows[layer, 2:].view(3, 4).double())
+        assert scores.get_extent() == [-0.5, 39.5, 29.5, -0.5] and below.get_array().shape == (30, 40)
+        strength = np.asarray(scores.get_alpha())
+        assert strength.argmax() == rows[layer, 2:].argmax() and strength.min() >= 0
+        (frame,) = figure.axes[layer + 1].patches  # patch 1: the second of the first row
+        assert (*frame.get_xy(), frame.get_width(), frame.get_height()) == (9.5, -0.5, 10, 10)
+    found = describe(figure)
+    assert found.columns == ("panel", "row", "column", "share of the row")
+    assert found.rows[5] == ("layer 0", 1, 1, rows[0, 7].double().item())
+
+
+def test_maps_over_an_image() -> None:
+    """A row of whole maps is taken. A rollout ends at its own largest score."""
+    maps = {"layer 0": torch.eye(17), "rollout": torch.full((1, 17, 17), 1 / 17)}
+    figure = draw_image(maps, torch.rand(1, 8, 8), token=2)
+    assert figure.axes[1].images[1].get_array()[0, 1] == 1
+    assert figure.axes[2].get_title() == "rollout (to 0.059)"
+    signed = draw_image([torch.tensor([0.0, 1.0, -1.0, 0.0, 0.5])], torch.rand(3, 4, 4)).axes[1].images[1]
+    np.testing.assert_allclose(np.asarray(signed.get_alpha()), [[0.9, 0.9], [0, 0.45]])
+    red, _, blue, _ = signed.cmap(signed.norm(-1.0))
+    assert red > blue
+    own = Figure()
+    assert draw_image(maps, torch.rand(3, 8, 8), token=0, fig=own, title="A title") is own
+    assert describe(own).text.startswith("A title.")
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "message"),
+    [
+        ([], {}, "at least one layer, got none"),
+        ([torch.eye(17)], {}, "pass token"),
+        ([torch.rand(47)], {}, "which make no grid"),
+        ([torch.rand(17)], {"extra": 2}, "which make no grid"),
+        ([torch.rand(17)], {"columns": 0}, "columns is 0"),
+        ([torch.rand(17)], {"scale": "log"}, "scale is 'log'"),
+        ([[1.0]], {}, "got list"),
+    ],
+)
+def test_wrong_layers_over_an_image(rows: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        draw_image(rows, torch.rand(3, 8, 8), **options)

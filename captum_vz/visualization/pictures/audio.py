@@ -27,7 +27,6 @@ from captum_vz.visualization.pictures.parts.style import FONT_SIZE, MARK, shorte
 
 _SOUND: Final = "0.25"
 _MOST_POINTS: Final = 4000  # of the drawn waveform: more are not seen
-_SIZE: Final = (7.6, 2.4)
 _MIDDLE: Final = 1.65  # the height at which the waveform is drawn, as a multiple of the longest bar
 
 
@@ -43,6 +42,7 @@ def draw_audio(
     scale: str = "shared",
     vmax: float | None = None,
     title: str | None = None,
+    size: tuple[float, float] = (7.6, 2.4),
     ax: Axes | None = None,
     fig: Figure | SubFigure | None = None,
 ) -> Figure:
@@ -62,6 +62,7 @@ def draw_audio(
         scale: "shared", or "root": colours by the square root. Bars are as long as their scores in any case.
         vmax: The end of the scale. None: the largest score.
         title: A title.
+        size: The width and height of the figure in inches, such as (3.3, 1.8) for a column of a paper.
         ax: Axes to draw into.
         fig: A figure or a subfigure to draw into.
 
@@ -93,7 +94,7 @@ def draw_audio(
     if ax is not None:
         (panel,) = axes_list(ax, 1)
     else:
-        size = _SIZE if fig is None else size_of(fig)
+        size = size if fig is None else size_of(fig)
         fig = new_picture(size) if fig is None else fig
         top = 0.32 if title else 0.12
         top += 0.16 if names is not None else 0

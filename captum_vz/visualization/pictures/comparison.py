@@ -33,7 +33,7 @@ def draw_comparison(
     scale: str = "root",
     vmax: float | None = None,
     title: str | None = None,
-    width: float = PAGE[0],
+    size: tuple[float, float] = PAGE,
     ax: Axes | None = None,
     fig: Figure | SubFigure | None = None,
 ) -> Figure:
@@ -63,7 +63,8 @@ def draw_comparison(
             each row ends at its own largest score; or "shared".
         vmax: The end of the scale, with "shared" or "root". None: the largest score.
         title: A title. None: "What [MASK] draws on" if `token` is given.
-        width: The width of the page in inches.
+        size: The width and height of the page in inches, such as (3.3, 3) for a column of a paper. The figure is no
+            larger.
         ax: Axes to draw into.
         fig: A figure or a subfigure to draw into.
 
@@ -100,7 +101,7 @@ def draw_comparison(
     heading = "Kendall's τ" if notes else ""
     strips = Strips(labels, torch.stack(lines), axis.labels, marked, axis.dimmed, groups, notes, heading)
     content = strips_content(strips, explained, label, "method")
-    return draw_strips(strips, content, scale, vmax, label, title, width, ax, fig)
+    return draw_strips(strips, content, scale, vmax, label, title, size, ax, fig)
 
 
 def kendall_tau(one: Tensor, other: Tensor) -> float:

@@ -50,7 +50,7 @@ def draw_maps(
     words: Words = None,
     dim: Chosen = None,
     drop: Chosen = None,
-    scale: ScaleName = "shared",
+    scale: ScaleName = None,
     vmax: float | None = None,
     columns: int | None = None,
     size: tuple[float, float] = PAGE,
@@ -119,7 +119,8 @@ def draw_maps(
     panels = prepare_panels(maps, tokens, token, out_tokens, minus, heads, words, dim, drop)
     label = panels.scale_label(label)
     drawn = list(panels.scores.values())
-    colors = make_scale(drawn, scale, vmax, [panels.counted(one) for one in drawn])
+    apart = [place for place, name in enumerate(panels.scores) if "rollout" in name.lower()]
+    colors = make_scale(drawn, scale, vmax, [panels.counted(one) for one in drawn], apart)
     if ax is not None:
         return _draw_into(axes_list(ax, len(drawn)), panels, colors, label)
     wanted = Wanted(len(drawn), *panels.shown, bool(title), colors.label(label, "panel"), panels.marked)
@@ -132,8 +133,9 @@ def draw_maps(
         is_lowest = index + grid.columns >= len(drawn)
         _label_panel(panel, panels, grid.cell, grid.font, x=is_lowest, y=index % grid.columns == 0)
     bar = add_axes(figure, grid.bar, grid.size)
-    add_colorbar(bar, colors, wanted.scale, grid.bar[3], grid.size[1] - grid.bar[1])
-    name_axes(figure, grid.size, *panels.axis_names, grid.boxes[0][0], grid.bottom)
+    length = max(grid.bar[2:])
+    add_colorbar(bar, colors, wanted.scale, length, None if grid.flat else grid.size[1] - grid.bar[1], grid.flat)
+    name_axes(figure, grid.size, *panels.axis_names, grid.boxes, grid.bottom)
     if title:
         write_heading(figure, title, grid.boxes[0][0], 0.06, grid.size)
     return figure  # type: ignore[return-value]  # a subfigure has the same methods
@@ -177,7 +179,8 @@ def _draw_panel(
         panel.add_artist(Rectangle((column - 0.5, -0.5), 1, high, **pale))
     if panels.marked is not None:
         line = min(1.2, 72 * width / wide * 0.2)
-        look: dict[str, Any] = {"fill": False, "edgecolor": MARK, "linewidth": line, "zorder": 2}
+        look: dict[str, Any] = {"fill": False, "edgecolor": MARK, "linewidth": line}
+        look |= {"clip_on": False, "zorder": 2.6}  # above the frame of the panel
         panel.add_patch(Rectangle((-0.5, panels.marked - 0.5), wide, 1, **look))
     set_content(panel, map_content(name, panels, scores, label))
 
@@ -188,7 +191,9 @@ def _titles(panels: Panels, colors: Scale, width: float) -> tuple[list[str], flo
     for index, (name, scores) in enumerate(panels.scores.items()):
         highest, end = float(panels.counted(scores).abs().max()), colors.end(index)
         is_faint = 0 < highest < _FAINT * end and not colors.root
-        titles.append(f"{name} (to {end:.2g})" if colors.own else f"{name} (up to {highest:.2g})" if is_faint else name)
+        has_end = colors.own or index in colors.apart
+        note = f" (to {end:.2g})" if has_end else f" (up to {highest:.2g})" if is_faint else ""
+        titles.append(f"{name}{note}")
     return fit_titles(titles, width)
 
 

@@ -10,6 +10,7 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure, SubFigure
+from matplotlib.transforms import Bbox
 from torch import Tensor
 
 from captum_vz.errors import ArgumentError
@@ -17,7 +18,7 @@ from captum_vz.functional import Residual, add_residual
 from captum_vz.visualization._checks import one_example, position_of
 from captum_vz.visualization.pictures.description import Content, set_content
 from captum_vz.visualization.pictures.parts.fonts import set_label
-from captum_vz.visualization.pictures.parts.labels import level_offsets, levels_for, text_width, write_labels
+from captum_vz.visualization.pictures.parts.labels import level_offsets, text_width, used_levels, write_labels
 from captum_vz.visualization.pictures.parts.layout import PAGE
 from captum_vz.visualization.pictures.parts.picture import (
     add_axes,
@@ -28,9 +29,11 @@ from captum_vz.visualization.pictures.parts.picture import (
     target_figure,
 )
 from captum_vz.visualization.pictures.parts.sources import Words, make_axis
-from captum_vz.visualization.pictures.parts.style import FONT_SIZE, LINE, MARK, quoted, short_number, shortened
+from captum_vz.visualization.pictures.parts.style import COLORS, FONT_SIZE, LINE, MARK, quoted, short_number, shortened
 
 _EDGE_COLOR: Final = "#2171b5"
+_NUMBER: Final = 6.5  # points
+_PARTS: Final = (0.5, 0.35, 0.65, 0.2, 0.8)  # of a step, where its number may stand
 _LEVEL, _COLUMN, _NARROWEST = 0.5, 0.6, 0.1  # inches
 _THICKEST: Final = 7.0  # points, of an edge with all of the flow
 _LEGEND: Final = 7  # points
@@ -106,7 +109,7 @@ def draw_route(
         left = text_width(f"layer {len(steps)}", FONT_SIZE) + 0.2
         width = min(whole[0] - left - 0.15, max(_COLUMN * len(labels), 1.6))
         cell = width / len(labels)
-        below = level_offsets(labels, levels_for(cell, FONT_SIZE), FONT_SIZE, start)[-1] / 72 + 0.1
+        below = level_offsets(labels, used_levels(cell, FONT_SIZE), FONT_SIZE, start)[-1] / 72 + 0.1
         below += _LEGEND * LINE * (_legend(threshold, strongest, width).count("\n") + 1) + 0.1
         room = whole[1] - below - 0.35
         height = room if fig is not None else min(room, _LEVEL * (len(steps) + 1))
@@ -188,11 +191,11 @@ def _draw(
     depth = len(steps)
     lines = [[(j, layer), (i, layer + 1)] for layer, i, j, _ in edges]
     widths = [max(0.4, _THICKEST * share) for *_, share in edges]
-    panel.add_collection(LineCollection(lines, linewidths=widths, colors=_EDGE_COLOR, alpha=0.45, capstyle="round"))
+    shades = [COLORS(0.25 + 0.35 * share**0.5) for *_, share in edges]  # thin lines differ by their colours
+    panel.add_collection(LineCollection(lines, linewidths=widths, colors=shades, capstyle="round"))
     places = sorted({(j, layer) for layer, _, j, _ in edges} | {(start, depth)})
     across, up = zip(*places, strict=True)
     panel.scatter(across, up, s=min(22, (72 * cell * 0.5) ** 2), color=_EDGE_COLOR, zorder=3)
-    written: set[tuple[int, int, int]] = set()
     for rank, (_, path) in enumerate(strongest):
         look: dict[str, Any] = {
             "marker": "o",
@@ -201,15 +204,9 @@ def _draw(
             "zorder": 4 - 0.01 * rank,
         }
         panel.plot(path, range(depth + 1), color=MARK, **look)
-        for layer in range(depth):
-            step = (layer, path[layer + 1], path[layer])
-            if step in written or level < 0.2:
-                continue
-            written.add(step)
-            at = ((path[layer] + path[layer + 1]) / 2, layer + 0.5)
-            box = {"boxstyle": "round,pad=0.1", "facecolor": "white", "alpha": 0.8, "linewidth": 0}
-            number = short_number(float(steps[layer][step[1], step[2]]))
-            panel.text(*at, number, fontsize=6.5, color=MARK, ha="center", va="center", bbox=box, zorder=5)
+    box = {"boxstyle": "round,pad=0.1", "facecolor": "white", "alpha": 0.8, "linewidth": 0}
+    for at, number in _numbers(steps, [path for _, path in strongest], cell, level):
+        panel.text(*at, number, fontsize=_NUMBER, color=MARK, ha="center", va="center", bbox=box, zorder=5)
     panel.set_xlim(-0.5, len(labels) - 0.5)
     panel.set_ylim(-0.5, depth + 0.5)
     names = ["input", *(f"layer {layer}" for layer in range(depth))]
@@ -222,9 +219,44 @@ def _draw(
     panel.spines[:].set_visible(False)
 
 
+def _numbers(
+    steps: list[Tensor], paths: list[list[int]], cell: float, level: float
+) -> list[tuple[tuple[float, float], str]]:
+    """The scores of the steps of paths, and their places. Equal steps in a row at one token have one number."""
+    found: list[tuple[tuple[float, float], str]] = []
+    taken: list[Bbox] = []
+    seen: set[tuple[int, int, int]] = set()
+    for path in paths:
+        layer = 0
+        while layer < len(steps):
+            first, (low, high) = layer, path[layer : layer + 2]
+            number = short_number(float(steps[layer][high, low]))
+            is_new = False
+            while True:
+                is_new |= (layer, high, low) not in seen
+                seen.add((layer, high, low))
+                layer += 1
+                is_equal = layer < len(steps) and path[layer : layer + 2] == [low, low] == [low, high]
+                if not is_equal or short_number(float(steps[layer][low, low])) != number:
+                    break
+            count = layer - first
+            text = number if count == 1 else f"{number} ({count} layers)"
+            if not is_new or level * count < _NUMBER * LINE:
+                continue
+            width, height = text_width(text, _NUMBER) + 0.04, _NUMBER * LINE
+            for part in _PARTS:
+                x, y = low + part * (high - low), first + part * count
+                box = Bbox.from_bounds(x * cell - width / 2, y * level - height / 2, width, height)
+                if not any(box.overlaps(other) for other in taken):
+                    taken.append(box)
+                    found.append(((x, y), text))
+                    break
+    return found
+
+
 def _legend(threshold: float, strongest: Sequence[Any], width: float) -> str:
     """What lines, colours and numbers mean, in lines that are as wide as the panel."""
-    parts = f"Lines carry at least {threshold:g} of the whole, and are as wide as their share."
+    parts = f"Lines carry at least {threshold:g} of the whole. Width and colour are their share."
     if strongest:
         paths = "strongest path" if len(strongest) == 1 else f"{len(strongest)} strongest paths"
         parts += f" Orange: the {paths}, with the score of each step."

@@ -28,10 +28,10 @@ def draw_row(
     words: Words = None,
     dim: Chosen = None,
     drop: Chosen = None,
-    scale: str = "shared",
+    scale: str | None = None,
     vmax: float | None = None,
     title: str | None = None,
-    width: float = PAGE[0],
+    size: tuple[float, float] = PAGE,
     ax: Axes | None = None,
     fig: Figure | SubFigure | None = None,
 ) -> Figure:
@@ -51,10 +51,11 @@ def draw_row(
         dim: Tokens that are drawn pale and do not count for the scale: "special", or positions.
         drop: Tokens that are left out: "special", or positions.
         scale: "shared"; "row", where each strip ends at its own largest score; or "root", shared, with colours by the
-            square root.
+            square root. None: "root" for shares, which are not negative and sum to at most 1; else "shared".
         vmax: The end of the scale, with "shared" or "root". None: the largest score.
         title: A title. None: "What [MASK] draws on" if `token` is given.
-        width: The width of the page in inches.
+        size: The width and height of the page in inches, such as (3.3, 3) for a column of a paper. The figure is no
+            larger.
         ax: Axes to draw into.
         fig: A figure or a subfigure to draw into.
 
@@ -76,12 +77,12 @@ def draw_row(
         raise ArgumentError("draw_row needs the scores of at least one layer, got none.")
     position = position_of(token, tokens)
     axis = make_axis(tokens, words, dim, drop)
-    kept = torch.stack([axis.columns(_row(scores, tokens, position)) for scores in rows.values()])
+    kept = torch.stack([axis.columns(row_of(scores, tokens, position)) for scores in rows.values()])
     marked, explained, title = explained_token(axis, tokens, position, title)
     names = list(rows)
     strips = Strips(names, kept, axis.labels, marked, axis.dimmed, [name.startswith("layer ") for name in names])
     content = strips_content(strips, explained, label, "row")
-    return draw_strips(strips, content, scale, vmax, label, title, width, ax, fig)
+    return draw_strips(strips, content, scale, vmax, label, title, size, ax, fig)
 
 
 def explained_token(
@@ -95,7 +96,8 @@ def explained_token(
     return column if column >= 0 else None, tokens[position], name
 
 
-def _row(scores: Any, tokens: Sequence[str], position: int | None) -> Tensor:
+def row_of(scores: Any, tokens: Sequence[str], position: int | None) -> Tensor:
+    """The scores of one token, which may be a row of a whole map."""
     if isinstance(scores, Tensor) and tuple(scores.shape[-2:]) == (len(tokens),) * 2 and scores.dim() >= 2:
         if position is None:
             raise ArgumentError("The scores are whole maps: pass token, the output token whose row is drawn.")

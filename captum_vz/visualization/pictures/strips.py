@@ -16,12 +16,13 @@ from captum_vz.visualization.pictures.description import Content, set_content
 from captum_vz.visualization.pictures.parts.fonts import set_label
 from captum_vz.visualization.pictures.parts.labels import (
     level_offsets,
-    levels_for,
     text_width,
+    used_levels,
     write_heading,
     write_labels,
     write_plain_labels,
 )
+from captum_vz.visualization.pictures.parts.layout import NARROW_PAGE
 from captum_vz.visualization.pictures.parts.picture import (
     add_axes,
     axes_list,
@@ -30,14 +31,17 @@ from captum_vz.visualization.pictures.parts.picture import (
     size_of_axes,
     target_figure,
 )
-from captum_vz.visualization.pictures.parts.scales import Scale, add_colorbar, make_scale
+from captum_vz.visualization.pictures.parts.scales import BAR, Scale, add_colorbar, bar_room, make_scale
 from captum_vz.visualization.pictures.parts.style import FONT_SIZE, MARK, ink_on, short_number, shortened
 
 # In inches.
-ROW, WIDE, NARROW, NUMBERED = 0.22, 0.36, 0.1, 0.25
+ROW, WIDE = 0.22, 0.36
+_NUMBERED: Final = ((0.25, 6.5), (0.2, 5.5))  # the width of a cell and the font of its number in points
 _WIDEST_FLAT: Final = 0.8  # of cells whose labels are written horizontally
+_LONGEST_BAR: Final = 2.2
 _SPACE: Final = 0.45  # between groups, in rows
-_BAR, _BAR_TEXT, _EDGE = 0.11, 0.62, 0.06
+_BAR_TEXT, _EDGE = 0.62, 0.06
+_FEW: Final = 0.9  # the height of rows above which the colour bar stands at their side
 
 
 @dataclass(frozen=True)
@@ -73,17 +77,17 @@ class Strips:
 def draw_strips(
     strips: Strips,
     content: Content,
-    scale: str,
+    scale: str | None,
     vmax: float | None,
     label: str,
     title: str | None,
-    width: float,
+    page: tuple[float, float],
     ax: Any,
     fig: Any,
 ) -> Any:
     """Draw the rows into a new figure, a given figure, or given axes. Returns the figure."""
     target_figure(ax, fig)
-    if scale not in ("shared", "row", "root"):
+    if scale not in (None, "shared", "row", "root"):
         raise ArgumentError(f"scale is {scale!r}: pass 'shared', 'row' or 'root'.")
     kept = [i for i in range(len(strips.labels)) if i not in strips.dimmed] or list(range(len(strips.labels)))
     drawn = strips.scores.nan_to_num(nan=0.0)
@@ -103,26 +107,38 @@ def draw_strips(
     left = _EDGE + max(text_width(shortened(name, 60), FONT_SIZE) for name in strips.names) + 0.08
     right = 0.12 + (0.08 + max(text_width(one, FONT_SIZE) for one in strips.notes) if strips.notes else 0)
     fixed = None if fig is None else size_of(fig)
-    room = (width if fixed is None else fixed[0]) - left - right - _BAR - _BAR_TEXT
-    shown = strips.shown
-    cell = _cell(shown, room)
-    flat = _is_flat(shown, cell)
-    levels = levels_for(cell, FONT_SIZE)
-    below = 0.2 if flat else level_offsets(shown, levels, FONT_SIZE, strips.marked)[-1] / 72 + 0.05
-    above = _EDGE + (0.28 if title else 0.04) + (0.2 if strips.heading else 0)
+    limits = fixed or page
     height = ROW * (tops[-1] + 1)
-    if fixed is not None:
-        height = max(0.05, min(height, fixed[1] - above - below))
-    lowest = max(height + below, 0.9 + below, min(text_width(colors.label(label, "row"), FONT_SIZE), 3) + _EDGE)
-    size = fixed or (left + cell * len(strips.labels) + right + _BAR + _BAR_TEXT, above + lowest)
-    figure = new_picture(size) if fig is None else fig
+    flat_bar = limits[0] < NARROW_PAGE or height < _FEW
+    side = 0 if flat_bar else BAR + _BAR_TEXT
+    shown = strips.shown
+    cell = _cell(shown, limits[0] - left - right - side)
     across = cell * len(strips.labels)
+    name = colors.label(label, "row")
+    below = 0.2
+    if not _is_flat(shown, cell):
+        below = level_offsets(shown, used_levels(cell, FONT_SIZE), FONT_SIZE, strips.marked)[-1] / 72 + 0.05
+    length = min(_LONGEST_BAR, max(across, 1.0))
+    if flat_bar:
+        below += 0.1 + bar_room(name, length)
+    above = _EDGE + (0.28 if title else 0.04) + (0.2 if strips.heading else 0)
+    height = max(0.05, min(height, limits[1] - above - below - _EDGE))
+    total = above + height + below + _EDGE
+    if not flat_bar:
+        total = max(total, above + min(text_width(name, FONT_SIZE), 3) + _EDGE)
+    heading = text_width(title, FONT_SIZE + 2) if title else 0
+    size = fixed or (min(max(across + right + side, length + 0.15, heading + 0.1) + left, limits[0]), total)
+    figure = new_picture(size) if fig is None else fig
     panel = add_axes(figure, (left, above, across, height), size)
     _draw(panel, strips, colors, tops, cell, height / (tops[-1] + 1))
     set_content(panel, content)
-    bar_height = min(2.2, max(height, 0.8))
-    bar = add_axes(figure, (left + across + right, above, _BAR, bar_height), size)
-    add_colorbar(bar, colors, colors.label(label, "row"), bar_height, size[1] - above)
+    if flat_bar:
+        bar = add_axes(figure, (left, above + height + below - bar_room(name, length), length, BAR), size)
+        add_colorbar(bar, colors, name, length, flat=True)
+    else:
+        length = min(_LONGEST_BAR, max(height, 0.8))
+        bar = add_axes(figure, (left + across + right, above, BAR, length), size)
+        add_colorbar(bar, colors, name, length, size[1] - above)
     if title:
         write_heading(figure, title, left, 0.05, size, fontsize=FONT_SIZE + 2)
     return figure
@@ -141,7 +157,7 @@ def _cell(labels: Sequence[str], room: float) -> float:
     flat = max(text_width(one, FONT_SIZE) for one in labels) + 0.1
     if flat <= _WIDEST_FLAT and flat * len(labels) <= room:
         return max(flat, WIDE)
-    return max(min(WIDE, room / len(labels)), NARROW * 0.5)
+    return min(WIDE, max(room, 0.1) / len(labels))
 
 
 def _is_flat(labels: Sequence[str], cell: float) -> bool:
@@ -168,21 +184,24 @@ def _draw(panel: Axes, strips: Strips, colors: Scale, tops: list[float], cell: f
         pale: dict[str, Any] = {"facecolor": "white", "alpha": 0.7, "linewidth": 0, "zorder": 1.5}
         panel.add_artist(Rectangle((column - 0.5, -0.5), 1, tops[-1] + 1, **pale))
     if strips.marked is not None:
-        look: dict[str, Any] = {"fill": False, "edgecolor": MARK, "linewidth": 1.2, "zorder": 2}
+        look: dict[str, Any] = {"fill": False, "edgecolor": MARK, "linewidth": 1.2, "zorder": 2.6, "clip_on": False}
         panel.add_patch(Rectangle((strips.marked - 0.5, -0.5), 1, tops[-1] + 1, **look))
     for top, note in zip(tops, strips.notes, strict=False):
         panel.text(count - 0.5 + 0.08 / cell, top, note, va="center", fontsize=FONT_SIZE, color="0.25")
     if strips.notes:
-        panel.text(count - 0.5 + 0.08 / cell, -0.8, strips.heading, va="bottom", fontsize=FONT_SIZE, color="0.25")
-    if cell >= NUMBERED and row_height >= 0.13:
-        _write_numbers(panel, strips, colors, tops)
+        edge = 0.08 + max(text_width(one, FONT_SIZE) for one in strips.notes)
+        look = {"va": "bottom", "ha": "right", "fontsize": FONT_SIZE, "color": "0.25"}
+        panel.text(count - 0.5 + edge / cell, -0.8, strips.heading, **look)
+    font = next((size for width, size in _NUMBERED if cell >= width), None)
+    if font is not None and row_height >= 0.13:
+        _write_numbers(panel, strips, colors, tops, font)
 
 
-def _write_numbers(panel: Axes, strips: Strips, colors: Scale, tops: list[float]) -> None:
+def _write_numbers(panel: Axes, strips: Strips, colors: Scale, tops: list[float], font: float) -> None:
     """The scores in their cells. Cells that round to 0.00 have no number."""
     shades = colors.mappable().get_cmap()
     for index, (top, line) in enumerate(zip(tops, strips.scores.tolist(), strict=True)):
         for place, score in enumerate(line):
             if score == score and abs(score) >= 0.005:
                 ink = "black" if place in strips.dimmed else ink_on(shades(float(colors.norms[index](score))))
-                panel.text(place, top, short_number(score), ha="center", va="center", color=ink, fontsize=6.5)
+                panel.text(place, top, short_number(score), ha="center", va="center", color=ink, fontsize=font)

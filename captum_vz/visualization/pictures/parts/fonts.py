@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+import warnings
 from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
@@ -33,6 +34,7 @@ _INVISIBLE: Final = {"Cf", "Mn", "Me"}
 _PREFERRED: Final = ("sanscjk", "sansarabic", "sanshebrew", "sans", "emoji", "symbol")
 _AVOIDED: Final = ("bold", "italic", "oblique", "mono", "serif", "condensed", "lastresort", "light", "thin", "black")
 
+_CJK: Final = ("Cjk", "Hiragana", "Katakana", "Hangul", "Bopomofo", "Fullwidth", "Halfwidth", "Ideographic")
 _FLAGS: Final = "".join(map(chr, range(0x1F1E6, 0x1F200)))  # two of these letters are a flag
 
 
@@ -106,12 +108,31 @@ def _written(letter: str) -> str:
     if letter.isascii() or _family_of(letter) is not None or _is_in(_default_font(), letter):
         return letter
     category = unicodedata.category(letter)
+    if category not in _INVISIBLE and category[0] in "LMNPS" and letter not in _FLAGS:
+        _warn_of(_font_for(letter))
     if category in _INVISIBLE or category == "Sk":  # the tone of an emoji's skin
         return ""
     if letter in _FLAGS:
         return chr(ord("A") + _FLAGS.index(letter))
     name = shortened(unicodedata.name(letter, "").lower().replace(" ", "-"))
     return f":{name}:" if category.startswith("S") and name else f"U+{ord(letter):04X}"
+
+
+def _font_for(letter: str) -> str:
+    """The font of the Noto family that has a character."""
+    if unicodedata.category(letter) in ("So", "Sk"):
+        return "Noto Color Emoji (Debian: fonts-noto-color-emoji)"
+    script = unicodedata.name(letter, "").split(" ")[0].split("-")[0].capitalize()
+    if script in _CJK:
+        return "Noto Sans CJK (Debian: fonts-noto-cjk)"
+    return f"Noto Sans {script} (Debian: fonts-noto-core)" if script else "a font of its script"
+
+
+@cache
+def _warn_of(font: str) -> None:
+    """Warn once that a font is missing."""
+    message = f"No font of this system has some characters, so a picture has their codes: install {font}."
+    warnings.warn(message, stacklevel=2)
 
 
 def _is_leftwards(text: str) -> bool:

@@ -21,7 +21,7 @@ from captum_vz.visualization.pictures.parts.fonts import font_families, set_labe
 from captum_vz.visualization.pictures.parts.style import DPI, FONT_SIZE, LINE, MARK, QUIET, SMALLEST_FONT
 
 _VECTOR_DPI: Final = 1200  # so fine that rounding to pixels does not matter
-MOST_LEVELS: Final = 3  # columns of labels
+MOST_LEVELS: Final = 2  # columns of labels
 TICK, PAD, GAP = 2.0, 2.0, 5.0  # points
 _LEADER: Final = "0.75"  # the grey of the lines that lead to outer labels
 
@@ -64,6 +64,12 @@ def levels_for(cell: float, font: float) -> int:
     return max(1, math.ceil(font * LINE / cell - 1e-6))
 
 
+def used_levels(cell: float, font: float) -> int:
+    """How many levels `write_labels` uses: if there are too many labels for all levels, one, with every k-th label."""
+    levels = levels_for(cell, font)
+    return levels if levels <= MOST_LEVELS else 1
+
+
 def write_labels(
     axis: MatplotlibAxis,
     labels: Sequence[str],
@@ -72,7 +78,7 @@ def write_labels(
     marked: int | None = None,
     dimmed: Sequence[int] = (),
 ) -> None:
-    """Label each row or column, in as many levels as needed, and if that is not enough every second one, or fewer.
+    """Label each row or column, in as many levels as needed. If that is not enough: every k-th one, in one level.
 
     Args:
         axis: The x-axis or the y-axis of a panel.
@@ -82,10 +88,10 @@ def write_labels(
         marked: The row or column whose label has the colour of the mark. It always has a label.
         dimmed: The rows or columns with grey labels.
     """
-    levels = min(levels_for(cell, font), MOST_LEVELS)
+    levels = used_levels(cell, font)
     every = max(1, math.ceil(font * LINE / (cell * levels) - 1e-6))
-    kept = [i for i in range(0, len(labels), every) if marked is None or i == marked or abs(i - marked) >= every]
-    kept = sorted({*kept, *([] if marked is None else [marked])})
+    kept = [i for i in range(0, len(labels), every) if marked is None or abs(i - marked) >= every]
+    kept = sorted({*kept, *([] if marked is None else [marked])}) if every > 1 else list(range(len(labels)))
     texts = [writable(labels[i]) for i in kept]  # matplotlib writes them again whenever it draws
     axis.set_ticks(kept, texts)
     axis.set_tick_params(length=TICK, width=0.4, color="0.3")

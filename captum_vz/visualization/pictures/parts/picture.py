@@ -116,12 +116,20 @@ def add_axes(figure: FigureBase, box: tuple[float, float, float, float], size: t
 
 
 def name_axes(
-    figure: FigureBase, size: tuple[float, float], across: str, down: str, left: float, bottom: float
+    figure: FigureBase,
+    size: tuple[float, float],
+    across: str,
+    down: str,
+    boxes: Sequence[tuple[float, float, float, float]],
+    bottom: float,
 ) -> None:
-    """Write what columns and rows are, at the lower and the left edge. Lengths are in inches from the upper left."""
+    """Write what columns and rows are below and at the left of the middle of panels, whose boxes are in inches."""
     font: dict[str, Any] = {"fontsize": FONT_SIZE + 0.5, "color": "0.25"}
-    figure.text(left / size[0], max(0.05 / size[1], 1 - (bottom - 0.05) / size[1]), across, va="bottom", **font)
-    figure.text(0.05 / size[0], 1 - 0.3 / size[1], down, va="top", rotation=90, **font)
+    left = min(box[0] for box in boxes if box[1] == boxes[-1][1])  # the lowest panels
+    middle = (left + boxes[-1][0] + boxes[-1][2]) / 2
+    figure.text(middle / size[0], 1 - (bottom - 0.05) / size[1], across, va="bottom", ha="center", **font)
+    middle = (boxes[0][1] + boxes[-1][1] + boxes[-1][3]) / 2
+    figure.text(0.05 / size[0], 1 - middle / size[1], down, va="center", rotation=90, **font)
 
 
 def _format_of(target: Any) -> str:

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, get_args
+from textwrap import wrap
+from typing import Any, Final, Literal
 
 import numpy as np
 from matplotlib.cm import ScalarMappable
-from matplotlib.colors import FuncNorm, Normalize
+from matplotlib.colors import Colormap, FuncNorm, Normalize
+from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from captum_vz.errors import ArgumentError
 from captum_vz.visualization.pictures.parts.fonts import set_label
 from captum_vz.visualization.pictures.parts.labels import largest_font, text_width
-from captum_vz.visualization.pictures.parts.style import COLORS, FONT_SIZE, SIGNED_COLORS
+from captum_vz.visualization.pictures.parts.style import COLORS, FONT_SIZE, LINE, SIGNED_COLORS
 
-ScaleName = Literal["shared", "panel", "root"]
-_NAMES: Final = get_args(ScaleName)
+ScaleName = Literal["shared", "panel", "root"] | None
+_NAMES: Final = ("shared", "panel", "root")
+BAR: Final = 0.11  # the width of a colour bar in inches
+_MOST_SHARES: Final = 1.01  # sums of rows of float16 are not exact
 
 
 @dataclass(frozen=True)
@@ -26,19 +30,21 @@ class Scale:
     """How scores become colours.
 
     Attributes:
-        norms: From scores to 0 to 1, one for each panel. They are the same object, except for the scale "panel".
-        colors: The name of the colour map.
+        norms: From scores to 0 to 1, one for each panel. Panels with the same end share one object.
+        colors: The colour map.
         signed: Whether the scale has a middle at 0 and a side below it.
         clipped: Whether some drawn score is beyond the end of its scale.
         own: Whether each panel has its own end.
+        apart: Panels with an end of their own beside others that share theirs.
         root: Whether colours are by the square root.
     """
 
     norms: list[Normalize]
-    colors: str
+    colors: Colormap
     signed: bool
     clipped: bool
     own: bool
+    apart: frozenset[int]
     root: bool
 
     @property
@@ -46,13 +52,18 @@ class Scale:
         """The ends of the colour bar that are open, as matplotlib names them."""
         return ("both" if self.signed else "max") if self.clipped else "neither"
 
+    @property
+    def shared(self) -> Normalize:
+        """The norm of the panels that share their end."""
+        return next(norm for place, norm in enumerate(self.norms) if place not in self.apart)
+
     def end(self, panel: int) -> float:
         """The score at which the colour of a panel is darkest."""
         return float(self.norms[panel].vmax or 1.0)
 
     def mappable(self) -> ScalarMappable:
         """What a colour bar is drawn from: scores, or for the scale "panel" shares of each panel's largest score."""
-        norm = Normalize(-1 if self.signed else 0, 1) if self.own else self.norms[0]
+        norm = Normalize(-1 if self.signed else 0, 1) if self.own else self.shared
         return ScalarMappable(norm, self.colors)
 
     def label(self, label: str, part: str) -> str:
@@ -61,16 +72,26 @@ class Scale:
 
 
 def make_scale(
-    panels: Sequence[Tensor], scale: str, vmax: float | None, counted: Sequence[Tensor] | None = None
+    panels: Sequence[Tensor],
+    scale: str | None,
+    vmax: float | None,
+    counted: Sequence[Tensor] | None = None,
+    apart: Collection[int] = (),
 ) -> Scale:
     """The scale of some panels.
 
     Args:
         panels: The scores of each panel. If one is negative, the scale has two sides.
-        scale: One of "shared", "panel" and "root".
+        scale: One of "shared", "panel" and "root". None: "root" for shares, "shared" for other scores.
         vmax: The end of the scale. None: the largest of `counted`, without sign.
         counted: The scores that decide the end, for each panel. None: all.
+        apart: Panels that end at their own largest score, if neither `scale` nor `vmax` is given.
     """
+    if scale is None:
+        scale = "root" if all(map(are_shares, panels)) else "shared"
+        apart = () if vmax is not None or len(apart) == len(panels) else apart
+    else:
+        apart = ()
     if scale not in _NAMES:
         raise ArgumentError(f"scale is {scale!r}: pass one of {', '.join(map(repr, _NAMES))}.")
     if vmax is not None and (scale == "panel" or not 0 < vmax < math.inf):
@@ -81,37 +102,64 @@ def make_scale(
     counted = panels if counted is None else counted
     signed = any(bool((one < 0).any()) for one in panels)
     highest = [float(one.abs().max()) if one.numel() else 0.0 for one in counted]
-    ends = highest if scale == "panel" else [max(highest) if vmax is None else float(vmax)] * len(panels)
+    together = [one for place, one in enumerate(highest) if place not in apart]
+    ends = highest if scale == "panel" else [max(together) if vmax is None else float(vmax)] * len(panels)
+    ends = [highest[place] if place in apart else end for place, end in enumerate(ends)]
     ends = [end or 1.0 for end in ends]
     clipped = any(bool((one.abs() > end * (1 + 1e-9)).any()) for one, end in zip(panels, ends, strict=True))
-    norms = [_norm(end, signed, scale) for end in ends]
-    if scale != "panel":
-        norms = [norms[0]] * len(panels)
-    return Scale(norms, SIGNED_COLORS if signed else COLORS, signed, clipped, scale == "panel", scale == "root")
+    shared = {end: _norm(end, signed, scale) for end in ends}
+    norms = [shared[end] for end in ends]
+    colors = SIGNED_COLORS if signed else COLORS
+    return Scale(norms, colors, signed, clipped, scale == "panel", frozenset(apart), scale == "root")
 
 
-def add_colorbar(place: Any, scale: Scale, label: str, height: float, room: float | None = None) -> None:
+def are_shares(scores: Tensor) -> bool:
+    """Whether scores `(..., in)` can be shares: not negative, and with rows that sum to at most 1."""
+    return not bool((scores < 0).any()) and float(scores.sum(-1).max() if scores.numel() else 0.0) <= _MOST_SHARES
+
+
+def bar_room(label: str, width: float) -> float:
+    """The height in inches of a horizontal colour bar with its numbers and its label, in lines of this width."""
+    return BAR + 0.18 + FONT_SIZE * LINE * (_in_lines(label, width).count("\n") + 1)
+
+
+def _in_lines(label: str, width: float) -> str:
+    letters = len(label) * width / max(text_width(label, FONT_SIZE), width)
+    return "\n".join(wrap(label, max(12, int(letters)))) or label
+
+
+def add_colorbar(
+    place: Any, scale: Scale, label: str, length: float, room: float | None = None, flat: bool = False
+) -> None:
     """Draw the colour bar of a scale into axes of its own.
 
     Args:
         place: The axes.
         scale: The scale.
         label: The label. If it is longer than the bar, it ends at the upper end of the bar.
-        height: The height of the bar in inches.
+        length: The length of the bar in inches.
         room: From the upper end of the bar to the lower end of the figure in inches. A label that is longer has a
             smaller font.
+        flat: Whether the bar is horizontal. Its label then has lines as long as the bar.
     """
-    bar = place.figure.colorbar(scale.mappable(), cax=place, extend=scale.extend)
-    if isinstance(scale.norms[0], FuncNorm):  # nearly evenly spaced on the bar
-        end = scale.end(0)
-        count = 5 if height > 1.2 else 3
+    look = {"extend": scale.extend, "orientation": "horizontal" if flat else "vertical"}
+    bar = place.figure.colorbar(scale.mappable(), cax=place, **look)
+    count = 5 if length > (1.6 if flat else 1.2) else 3
+    if not isinstance(scale.shared, FuncNorm):
+        bar.locator = MaxNLocator(count, steps=[1, 2, 5, 10])
+        bar.update_ticks()
+    elif not scale.own:  # nearly evenly spaced on the bar
+        end = float(scale.shared.vmax or 1.0)
         steps = [0.0, *(_round(end * (step / count) ** 2) for step in range(1, count)), end]
         ticks = [*(-one for one in reversed(steps[1:])), *steps] if scale.signed else steps
         bar.set_ticks(ticks, labels=[f"{tick:.2g}" for tick in ticks])
         bar.minorticks_off()
-    font = FONT_SIZE if room is None else largest_font([label], room - 0.08, FONT_SIZE)
-    bar.set_label(label, fontsize=font, loc="top" if text_width(label, font) > height else "center")
-    set_label(bar.ax.yaxis.label)
+    if flat:
+        bar.set_label(_in_lines(label, length), fontsize=FONT_SIZE, labelpad=2)
+    else:
+        font = FONT_SIZE if room is None else largest_font([label], room - 0.08, FONT_SIZE)
+        bar.set_label(label, fontsize=font, loc="top" if text_width(label, font) > length else "center")
+    set_label(bar.ax.xaxis.label if flat else bar.ax.yaxis.label)
     bar.ax.tick_params(labelsize=FONT_SIZE - 1, length=2)
     bar.outline.set_linewidth(0.5)
 

@@ -4,14 +4,25 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from matplotlib.colors import to_rgb
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.colors import Colormap, ListedColormap, to_rgb
 
 from captum_vz.visualization.terminal import printable
 
+
+def _white_at(name: str, zero: float) -> Colormap:
+    """A colour map of matplotlib, made lighter until the colour of zero is white. Zero is in the middle of a shade."""
+    shades = colormaps[name](np.linspace(0, 1, 257))
+    shades[:, :3] /= colormaps[name](zero)[:3]
+    return ListedColormap(shades.clip(0, 1), f"{name}, white at zero")
+
+
 # One hue from white to dark is also readable in print and without colour vision. The mark is the vermilion of the
 # palette of Okabe & Ito, which differs from blue for all readers.
-COLORS: Final = "Blues"
-SIGNED_COLORS: Final = "RdBu"  # blue above zero as in COLORS, red below; they differ without red or green vision
+COLORS: Final = _white_at("Blues", 0.0)
+# Blue above zero as in COLORS, red below. They differ without red or green vision.
+SIGNED_COLORS: Final = _white_at("RdBu", 0.5)
 MARK: Final = "#d55e00"
 QUIET: Final = "0.55"  # the grey of labels that matter less
 
@@ -23,11 +34,12 @@ LINE: Final = 1.15 / 72  # inches between two lines of text, for each point of t
 # In inches. A cell is as high as a line of text.
 CELL: Final = 0.17
 LONGEST_LABEL: Final = 20  # characters
+EMPTY: Final = "\N{EMPTY SET}"  # in the place of a token without characters
 
 
 def shortened(token: str, longest: int = LONGEST_LABEL) -> str:
     """The token in one line of at most `longest` characters."""
-    token = printable(token)
+    token = printable(token) or EMPTY
     return token if len(token) <= longest else token[: longest - 1] + "…"
 
 

@@ -1,0 +1,155 @@
+"""No text of a figure is outside of it, for any number of tokens and layers."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+
+from captum_vz.visualization import draw_audio, draw_comparison, draw_image, draw_maps, draw_route, draw_row
+from captum_vz.visualization.pictures.parts.layout import PAGE
+
+COLUMN = (3.3, 4.0)  # of a paper, in inches
+
+
+def sentence(count: int) -> list[str]:
+    words = ["[CLS]", "the", "pictures", "of", "some", "hat", "[MASK]", "scaring", "marcus", "."]
+    return [*(words * (count // len(words) + 1))[: count - 1], "[SEP]"]
+
+
+def maps(tokens: int, layers: int) -> dict[str, torch.Tensor]:
+    found = {f"layer {i}": torch.randn(tokens, tokens).mul(2).softmax(-1) for i in range(layers)}
+    return found if layers < 2 else found | {"rollout": torch.rand(tokens, tokens).softmax(-1)}
+
+
+def texts_of(figure: Figure) -> list[Text]:
+    """The texts that are seen. Text outside of the view of its axes, such as a tick beyond its end, is not."""
+    figure.draw_without_rendering()
+    return [one for one in figure.findobj(Text) if one.get_visible() and one.get_text().strip()]
+
+
+def assert_inside(figure: Figure) -> None:
+    found = texts_of(figure)
+    ticks = {id(one) for panel in figure.axes for axis in (panel.xaxis, panel.yaxis) for one in _hidden_ticks(axis)}
+    width, height = figure.bbox.width + 1, figure.bbox.height + 1
+    outside = {}
+    for one in found:
+        box = one.get_window_extent()
+        if id(one) not in ticks and not (box.x0 >= -1 and box.y0 >= -1 and box.x1 <= width and box.y1 <= height):
+            outside[one.get_text()] = box.extents.round().tolist()
+    assert not outside, (outside, width, height)
+
+
+def _hidden_ticks(axis) -> list[Text]:  # type: ignore[no-untyped-def]  # matplotlib's stubs lack the class
+    """The labels of ticks that matplotlib keeps and does not draw."""
+    drawn = {id(tick) for tick in axis._update_ticks()} if axis.axes.axison else set()
+    ticks = [*axis.majorTicks, *axis.minorTicks]
+    return [text for tick in ticks if id(tick) not in drawn for text in (tick.label1, tick.label2)]
+
+
+def assert_apart(texts: list[Text]) -> None:
+    """Neighbours of one font do not overlap."""
+    boxes = [one.get_window_extent().shrunk(1, 0.9) for one in texts]
+    assert not any(one.overlaps(other) for one, other in pairwise(boxes))
+
+
+FAST = [(5, 1), (11, 5), (60, 7), (150, 6), (20, 33)]
+SLOW = [(tokens, layers) for tokens in (5, 11, 30, 64, 120, 190, 250) for layers in (1, 2, 3, 4, 6, 8, 12, 24, 33)]
+SIZES = [*FAST, *(pytest.param(*one, marks=pytest.mark.slow) for one in SLOW)]
+
+
+@pytest.mark.parametrize(("tokens", "layers"), SIZES)
+def test_texts_of_maps_are_inside(tokens: int, layers: int) -> None:
+    figure = draw_maps(maps(tokens, layers), sentence(tokens), 3, "share of the row (rows sum to 1)", title="A title")
+    assert_inside(figure)
+    width, height = figure.get_size_inches()
+    assert width <= PAGE[0] * 1.71 and height <= PAGE[1] * 1.71
+    lowest = figure.axes[min(layers, len(figure.axes) - 2)]
+    assert_apart(lowest.get_yticklabels())
+    assert_apart(lowest.get_xticklabels())
+    assert min(one.get_fontsize() for one in texts_of(figure)) >= 5
+
+
+@pytest.mark.parametrize(("tokens", "layers"), [(11, 1), (11, 5), (11, 12), (30, 5)])
+def test_texts_of_a_column_are_inside(tokens: int, layers: int) -> None:
+    figure = draw_maps(maps(tokens, layers), sentence(tokens), 3, size=COLUMN)
+    assert figure.get_size_inches()[0] <= COLUMN[0] * 1.01 or tokens > 11
+    assert_inside(figure)
+
+
+@pytest.mark.parametrize("size", [PAGE, COLUMN])
+@pytest.mark.parametrize("tokens", [1, 5, 11, 60, 250])
+def test_texts_of_rows_are_inside(tokens: int, size: tuple[float, float]) -> None:
+    names = sentence(tokens) if tokens > 1 else ["a"]
+    rows = {name: one[0] for name, one in maps(tokens, 4).items()}
+    for figure in (
+        draw_row(rows, names, 0, size=size),
+        draw_row({"layer 0": rows["layer 0"]}, names, 0, size=size),
+        draw_comparison(rows, names, 0, truth=rows["rollout"], size=size),
+    ):
+        assert_inside(figure)
+        assert figure.get_size_inches()[0] <= size[0] + 0.01 and figure.get_size_inches()[1] <= size[1] + 0.01
+
+
+def test_column_has_numbers() -> None:
+    """Eleven tokens in one column of a paper have labels side by side, and numbers in their cells."""
+    row = torch.full((11,), 1 / 11)
+    figure = draw_row([row, row], sentence(11), 6, size=COLUMN)
+    panel = figure.axes[0]
+    assert [one.get_text() for one in panel.get_xticklabels()] == sentence(11)
+    assert {one.get_text() for one in panel.texts} == {".09"}
+    figure.draw_without_rendering()
+    assert_apart(panel.texts[:11])
+
+
+@pytest.mark.parametrize("size", [PAGE, COLUMN])
+@pytest.mark.parametrize(("tokens", "layers"), [(3, 1), (11, 4), (60, 12), (11, 33)])
+def test_texts_of_routes_are_inside(tokens: int, layers: int, size: tuple[float, float]) -> None:
+    steps = [torch.randn(tokens, tokens).mul(4).softmax(-1) for _ in range(layers)]
+    assert_inside(draw_route(steps, sentence(tokens), 1, paths=3, size=size))
+
+
+@pytest.mark.parametrize("size", [(7.6, 2.4), (3.3, 1.8)])
+def test_texts_of_sounds_are_inside(size: tuple[float, float]) -> None:
+    sound, scores = torch.sin(torch.arange(999.0)), torch.tensor([0.1, 0.7, -0.2])
+    figure = draw_audio(sound, scores, 16000, "share", names=["two", "cats", "sleep"], title="A title", size=size)
+    assert tuple(figure.get_size_inches()) == size
+    assert_inside(figure)
+
+
+@pytest.mark.parametrize("layers", [1, 12])
+def test_texts_of_images_are_inside(layers: int) -> None:
+    figure = draw_image(torch.rand(layers, 17).softmax(-1), torch.rand(3, 32, 32), title="A title")
+    assert_inside(figure)
+
+
+@pytest.mark.parametrize("count", [1, 3, 4, 5, 7, 12])
+def test_names_stand_at_the_middle(count: int) -> None:
+    """The names of the axes are centred at panels, and the colour bar covers no panel and no label."""
+    figure = draw_maps([torch.eye(11)] * count, sentence(11))
+    found = {one.get_text(): one.get_window_extent() for one in texts_of(figure)}
+    boxes = [panel.get_window_extent() for panel in figure.axes]
+    lowest = [box for box in boxes[:-1] if box.y0 < boxes[-2].y0 + 1]
+    across, down = found["source token"], found["output token"]
+    assert (across.x0 + across.x1) / 2 == pytest.approx((lowest[0].x0 + lowest[-1].x1) / 2, abs=2)
+    assert (down.y0 + down.y1) / 2 == pytest.approx((boxes[0].y1 + boxes[-2].y0) / 2, abs=2)
+    bar = figure.axes[-1].get_tightbbox()
+    labels = [one.get_window_extent() for panel in figure.axes[:-1] for one in panel.get_xticklabels()]
+    assert not any(bar.overlaps(box) for box in [*boxes[:-1], *labels])
+
+
+def test_bar_stands_in_the_empty_cell() -> None:
+    """Five panels leave one cell of two rows of three empty. The figure is no wider than its panels."""
+    figure = draw_maps([torch.eye(11)] * 5, sentence(11))
+    bar, last, right = (figure.axes[place].get_window_extent() for place in (-1, 4, 2))
+    assert bar.x0 > last.x1 and bar.x1 < right.x1
+    assert figure.bbox.width - right.x1 < 0.2 * figure.dpi
+
+
+@pytest.mark.parametrize("tokens", [5, 11, 60])
+def test_one_row_leaves_no_empty_paper(tokens: int) -> None:
+    figure = draw_comparison({"a method": torch.rand(tokens).softmax(-1)}, sentence(tokens), 1)
+    figure.draw_without_rendering()
+    box = figure.get_tightbbox()  # of all that is drawn, in inches
+    assert box.y0 < 0.12
