@@ -60,9 +60,9 @@ def draw_maps(
 ) -> Figure:
     """Draws maps as panels of a grid. Rows are output tokens, columns are source tokens.
 
-    Zero is white. By default all panels share one scale, which ends at the largest score. The title of a panel without
-    scores above a fifth of it names the panel's largest score. To compare two figures, pass the same `vmax` to both: 1
-    for rows that sum to 1. If a score is negative, the scale is centred at 0: blue above,
+    Zero is white. Panels share one scale, which ends at the largest score. Colours of shares are by the square root, so
+    that small shares can be seen. A rollout has an end of its own, which its title names. To compare two figures, pass
+    the same `vmax` to both: 1 for rows that sum to 1. If a score is negative, the scale is centred at 0: blue above,
     red below. Labels are written once, at the left and lower edges of the grid. The figure fits a page. It is larger
     only if its labels could not be read otherwise. It is not registered with pyplot, so it need not be closed.
 
@@ -84,9 +84,12 @@ def draw_maps(
         dim: Tokens that are drawn pale and do not count for the scale: "special", or positions.
         drop: Tokens that are left out: "special", or positions. The other scores do not change. Positions of `dim` and
             `drop` count source tokens, and output tokens if these are the same.
-        scale: "shared": one scale for all panels. "panel": each panel ends at its own largest score, which its title
-            says. "root": shared, with colours by the square root, so that small scores can be seen next to large ones.
-        vmax: The end of the scale, with "shared" or "root". None: the largest score.
+        scale: "shared": one scale for all panels. A panel without scores above a fifth of its end names its largest
+            score. "panel": each panel ends at its own largest score, which its title says. "root": shared, with colours
+            by the square root. None: "root" for shares, which are not negative and have rows that sum to at most 1,
+            else "shared"; unless `vmax` is given, panels whose titles have the word "rollout" end at their own largest
+            score.
+        vmax: The end of the scale of all panels, with "shared" or "root". None: the largest score.
         columns: The number of panels in a row. None: the number that uses the page best.
         size: The width and height of the page in inches.
         title: A title above the panels.

@@ -259,7 +259,7 @@ def _legend(threshold: float, strongest: Sequence[Any], width: float) -> str:
     parts = f"Lines carry at least {threshold:g} of the whole. Width and colour are their share."
     if strongest:
         paths = "strongest path" if len(strongest) == 1 else f"{len(strongest)} strongest paths"
-        parts += f" Orange: the {paths}, with the score of each step."
+        parts += f" Orange: the {paths}, with each step's score."
     return "\n".join(wrap(parts, max(24, int(len(parts) * width / text_width(parts, _LEGEND)))))
 
 
