@@ -1,6 +1,7 @@
 """No text of a figure is outside of it, for any number of tokens and layers."""
 
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -37,11 +38,11 @@ def assert_inside(figure: Figure) -> None:
     for one in found:
         box = one.get_window_extent()
         if id(one) not in ticks and not (box.x0 >= -1 and box.y0 >= -1 and box.x1 <= width and box.y1 <= height):
-            outside[one.get_text()] = box.extents.round().tolist()
+            outside[one.get_text()] = [round(side) for side in box.extents]
     assert not outside, (outside, width, height)
 
 
-def _hidden_ticks(axis) -> list[Text]:  # type: ignore[no-untyped-def]  # matplotlib's stubs lack the class
+def _hidden_ticks(axis: Any) -> list[Text]:
     """The labels of ticks that matplotlib keeps and does not draw."""
     drawn = {id(tick) for tick in axis._update_ticks()} if axis.axes.axison else set()
     ticks = [*axis.majorTicks, *axis.minorTicks]
@@ -68,7 +69,7 @@ def test_texts_of_maps_are_inside(tokens: int, layers: int) -> None:
     lowest = figure.axes[min(layers, len(figure.axes) - 2)]
     assert_apart(lowest.get_yticklabels())
     assert_apart(lowest.get_xticklabels())
-    assert min(one.get_fontsize() for one in texts_of(figure)) >= 5
+    assert min(float(one.get_fontsize()) for one in texts_of(figure)) >= 5
 
 
 @pytest.mark.parametrize(("tokens", "layers"), [(11, 1), (11, 5), (11, 12), (30, 5)])
@@ -135,6 +136,7 @@ def test_names_stand_at_the_middle(count: int) -> None:
     assert (across.x0 + across.x1) / 2 == pytest.approx((lowest[0].x0 + lowest[-1].x1) / 2, abs=2)
     assert (down.y0 + down.y1) / 2 == pytest.approx((boxes[0].y1 + boxes[-2].y0) / 2, abs=2)
     bar = figure.axes[-1].get_tightbbox()
+    assert bar is not None
     labels = [one.get_window_extent() for panel in figure.axes[:-1] for one in panel.get_xticklabels()]
     assert not any(bar.overlaps(box) for box in [*boxes[:-1], *labels])
 

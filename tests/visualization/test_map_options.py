@@ -202,7 +202,7 @@ def test_rollout_has_its_own_end() -> None:
     bar = figure.axes[-1]
     assert max(*bar.get_xlim(), *bar.get_ylim()) == pytest.approx(1)  # the scale of the layers
     for options in ({"vmax": 1}, {"scale": "shared"}, {"scale": "root"}):
-        figure = draw_maps(maps, ["x", "y"], **options)  # type: ignore[arg-type]  # options of several types
+        figure = draw_maps(maps, ["x", "y"], **options)
         assert end_of(figure, 2)[1] == 1
     assert draw_maps({"rollout": maps["Rollout"]}, ["x", "y"]).axes[0].get_title() == "rollout"
 
