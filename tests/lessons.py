@@ -1,7 +1,8 @@
 """Run the lessons under `tutorials/` and compare what they say with what they compute.
 
 `python -m tests.lessons` runs all lessons, `python -m tests.lessons 03 04` some, and `--write` keeps the outputs. For
-each exercise, the stub is tried before the solution: the grader must not accept it.
+each exercise, the stub is tried before the solution: the grader must not accept it. The student's copy of each lesson
+runs too, with all stubs unsolved: it must reach its end, because the checks hand on the package's answers.
 tutorials/README.md says how a lesson is made.
 """
 
@@ -19,6 +20,8 @@ from typing import Any, NamedTuple
 
 import nbformat
 from nbformat import NotebookNode
+
+from captum_vz.testbed.lab import student_copy
 
 FOLDER = Path(__file__).parents[1] / "tutorials"
 TAGS = {"question", "exercise", "solution", "check", "answer", "quoted", "summary", "elsewhere"}
@@ -184,6 +187,19 @@ def disorder(notebook: NotebookNode) -> list[str]:
     return [*found, *([f"the last exercise has no {expected}."] if expected else [])]
 
 
+def minutes(notebook: NotebookNode) -> tuple[int, int]:
+    """A student's minutes for a lesson, in steps of five: for reading and predicting, and for the exercises.
+
+    A student reads 120 words or 20 lines of code in a minute, predicts an answer in two, and writes one in eight. The
+    times are estimates, of which no class was asked.
+    """
+    cells = [cell for cell in notebook.cells if "solution" not in tags_of(cell)]
+    words = sum(len(cell.source.split()) for cell in cells if cell.cell_type == "markdown")
+    lines = sum(len(cell.source.splitlines()) for cell in cells if cell.cell_type == "code")
+    questions, exercises = (sum(tag in tags_of(cell) for cell in cells) for tag in ("question", "exercise"))
+    return 5 * round((words / 120 + lines / 20 + 2 * questions) / 5), 5 * round(8 * exercises / 5)
+
+
 def run_lesson(notebook: NotebookNode) -> list[str]:
     """Execute a lesson in place and offline, each stub before its solution. Returns what is wrong with it."""
     from nbclient import NotebookClient
@@ -212,6 +228,28 @@ def run_lesson(notebook: NotebookNode) -> list[str]:
     if (seconds := time.perf_counter() - began) > LONGEST:
         problems.append(f"it takes {seconds:.0f} s, more than {LONGEST}.")
     return [*problems, *(f"no output shows {one}" for one in unsupported_numbers(notebook))]
+
+
+def run_unsolved(notebook: NotebookNode) -> list[str]:
+    """Execute the student's copy of a lesson in which nothing is solved. Returns what is wrong with it."""
+    from nbclient import NotebookClient
+    from nbclient.exceptions import CellExecutionError
+
+    copy = student_copy(notebook)
+    client = NotebookClient(copy, timeout=SECONDS, kernel_name="python3", resources={"metadata": {"path": str(FOLDER)}})
+    problems: list[str] = []
+    with client.setup_kernel(env={**os.environ, **OFFLINE}):
+        for index, cell in enumerate(copy.cells):
+            if cell.cell_type != "code":
+                continue
+            try:
+                client.execute_cell(cell, index)
+            except CellExecutionError as error:
+                source = cell.source.splitlines()[0]
+                problems.append(f"unsolved, the cell {source!r} raises {error.ename}: {error.evalue}")
+            if "check" in tags_of(cell) and (NOT_YET not in shown(cell) or RIGHT in shown(cell)):
+                problems.append(f"unsolved, the check says: {shown(cell)}")
+    return problems
 
 
 def _try_stub(client: Any, notebook: NotebookNode, index: int) -> list[str]:
@@ -257,7 +295,7 @@ def main(arguments: list[str] | None = None) -> int:
     for path in (one for one in lessons() if one.name.startswith(wanted)):
         notebook = nbformat.read(path, as_version=4)
         began = time.perf_counter()
-        problems = [*disorder(notebook), *early_answers(notebook), *run_lesson(notebook)]
+        problems = [*disorder(notebook), *early_answers(notebook), *run_lesson(notebook), *run_unsolved(notebook)]
         print(f"{path.name}: {time.perf_counter() - began:.0f} s", *problems, sep="\n  ", flush=True)
         failed = failed or bool(problems)
         if options.write:

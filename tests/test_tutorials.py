@@ -23,6 +23,7 @@ from tests.lessons import (
     disorder,
     early_answers,
     lessons,
+    minutes,
     quoted_numbers,
     run_lesson,
     shown,
@@ -67,6 +68,13 @@ def test_tutorial_is_small_and_clean(path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)
     assert set(notebook.metadata) <= {"kernelspec", "language_info"}
     assert all(set(cell.metadata) <= {"tags"} and tags_of(cell) <= TAGS for cell in notebook.cells)
+
+
+@every_lesson
+def test_page_of_lessons_has_their_minutes(path: Path) -> None:
+    page = (path.parent / "docs" / "lessons.md").read_text("utf-8")
+    (row,) = [line.split("|") for line in page.splitlines() if line.startswith("|") and path.name in line]
+    assert (int(row[2]), int(row[3])) == minutes(nbformat.read(path, as_version=4))
 
 
 @every_lesson

@@ -35,6 +35,7 @@ function                 grades                                       mistakes t
 >>> from captum_vz.testbed import check
 >>> check.value_zeroing_row(None)
 Not yet. value_zeroing_row: there is no answer yet. Expected numbers of shape (11,).
+You go on with the package's answer. This exercise counts as open.
 """
 
 from captum_vz.testbed.check.attention import attention, value, verified

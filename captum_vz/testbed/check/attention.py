@@ -11,10 +11,10 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from captum_vz import verify
 from captum_vz.errors import RefusedError
-from captum_vz.testbed.check.verdict import Mistakes, Verdict, called, judge
+from captum_vz.testbed.check.verdict import Mistakes, Verdict, judge, judge_function
 
 
-def attention(yours: Callable[[Tensor, Tensor, Tensor], Any], *, causal: bool = False) -> Verdict:
+def attention(yours: Callable[[Tensor, Tensor, Tensor], Any], *, causal: bool = False, hint: bool = False) -> Verdict:
     r"""Grade a function that computes attention, :math:`\operatorname{softmax}(Q K^\top / \sqrt{d}) V`.
 
     It recognizes scores that are not divided by :math:`\sqrt{d}`, or by d, a softmax over the wrong axis, a forgotten
@@ -23,6 +23,7 @@ def attention(yours: Callable[[Tensor, Tensor, Tensor], Any], *, causal: bool = 
     Args:
         yours: A function of q, k and v, each `(tokens, d)`, that returns `(tokens, d)`.
         causal: Whether token i may look at tokens up to i only.
+        hint: Whether a wrong answer gets a second hint.
 
     >>> from torch.nn.functional import scaled_dot_product_attention
     >>> from captum_vz.testbed import check
@@ -30,11 +31,9 @@ def attention(yours: Callable[[Tensor, Tensor, Tensor], Any], *, causal: bool = 
     True
     >>> check.attention(lambda q, k, v: (q @ k.T).softmax(-1) @ v)
     Not yet. attention: the scores are not divided by the square root of d.
+    You go on with the package's answer. This exercise counts as open.
     """
     q, k, v = torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    found, verdict = called("attention", yours, q, k, v)
-    if verdict is not None:
-        return verdict
     there = torch.ones(5, 5, dtype=torch.bool).tril() if causal else torch.ones(5, 5, dtype=torch.bool)
     products = q @ k.T
 
@@ -60,10 +59,16 @@ def attention(yours: Callable[[Tensor, Tensor, Tensor], Any], *, causal: bool = 
             ("the causal mask is missing. Token i may look at tokens up to i only.", scaled.softmax(-1) @ v),
             ("the mask is applied after the softmax, so rows do not sum to 1.", scaled.softmax(-1).tril() @ v),
         ]
-    return judge("attention", found, scaled_dot_product_attention(q, k, v, is_causal=causal), mistakes)
+
+    def right(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+    return judge_function("attention", yours, right, [(q, k, v)], mistakes, hint=hint)
 
 
-def verified(model: Any, inputs: Any, layer: nn.Module | list[nn.Module] | None = None) -> Verdict:
+def verified(
+    model: Any, inputs: Any, layer: nn.Module | list[nn.Module] | None = None, *, hint: bool = False
+) -> Verdict:
     """Grade a model of the learner: do its maps agree with the definition of Value Zeroing?
 
     The check is :func:`captum_vz.verify`. A model that the package refuses is not right yet, and the message says why.
@@ -72,14 +77,26 @@ def verified(model: Any, inputs: Any, layer: nn.Module | list[nn.Module] | None 
         model: A model in eval mode, or a function that runs the layers.
         inputs: What the model takes.
         layer: Its Transformer blocks. None: the layers that :func:`captum_vz.find_layers` finds.
+        hint: Whether a wrong answer gets a second hint.
     """
     if model is None or model is ...:
-        return Verdict(False, "verified", "there is no model yet.", "no answer")
-    try:
-        report = verify(model, inputs, layer)
-    except RefusedError as error:
-        return Verdict(False, "verified", str(error), "refused")
-    return Verdict(report.passed, "verified", report.verdict, None if report.passed else "differs")
+        verdict = Verdict(False, "verified", "there is no model yet.", "no answer")
+    else:
+        try:
+            report = verify(model, inputs, layer)
+            mistake = None if report.passed else "differs"
+            verdict = Verdict(report.passed, "verified", report.verdict, mistake, answer=model)
+        except RefusedError as error:
+            verdict = Verdict(False, "verified", str(error), "refused")
+    return verdict if verdict else verdict.going_on(_torch_model(inputs), hint)
+
+
+def _torch_model(inputs: Any) -> nn.Module | None:
+    """A model of torch's own that takes hidden states such as these. None: the inputs are something else."""
+    if not (isinstance(inputs, Tensor) and inputs.dim() == 3 and inputs.is_floating_point()):
+        return None
+    layer = nn.TransformerEncoderLayer(inputs.shape[-1], 1, dropout=0.0, batch_first=True)
+    return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).to(inputs).eval()
 
 
 def value(yours: Any, right: Any, mistakes: Mistakes = (), *, name: str = "value", tolerance: float = 1e-5) -> Verdict:
@@ -95,5 +112,6 @@ def value(yours: Any, right: Any, mistakes: Mistakes = (), *, name: str = "value
     >>> from captum_vz.testbed import check
     >>> check.value(0.25, 0.75, {"this is the share of the others.": 0.25}, name="share")
     Not yet. share: this is the share of the others.
+    You go on with the package's answer. This exercise counts as open.
     """
     return judge(name, yours, right, mistakes, tolerance=tolerance)

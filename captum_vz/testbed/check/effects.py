@@ -15,7 +15,7 @@ from captum_vz.testbed.check.verdict import LIKENESS, Verdict, judge, tensor_of
 ONE_BY_ONE = "the tokens of a group were zeroed one at a time. Zero their values together."
 
 
-def cross_map(yours: Any, model: Any, inputs: Any, *, layer: int | nn.Module = -1) -> Verdict:
+def cross_map(yours: Any, model: Any, inputs: Any, *, layer: int | nn.Module = -1, hint: bool = False) -> Verdict:
     """Grade a map of cross-attention, `(target tokens, source tokens)`, by Value Zeroing.
 
     It recognizes swapped axes, the map of the decoder's self-attention, the map of the encoder, attention weights,
@@ -26,6 +26,7 @@ def cross_map(yours: Any, model: Any, inputs: Any, *, layer: int | nn.Module = -
         model: A model with encoder and decoder.
         inputs: One example, with `decoder_input_ids`.
         layer: A layer of the decoder, or its index.
+        hint: Whether a wrong answer gets a second hint.
     """
     layers = find_layers(model, "decoder")
     one = layers[layer] if isinstance(layer, int) else layer
@@ -48,11 +49,18 @@ def cross_map(yours: Any, model: Any, inputs: Any, *, layer: int | nn.Module = -
     for index, other in enumerate(layers):
         if other is not one:
             mistakes[f"this is the map of layer {index} of the decoder."] = lambda other=other: cross(other)
-    return judge("cross_map", yours, right, mistakes)
+    return judge("cross_map", yours, right, mistakes, hint=hint)
 
 
 def joint_row(
-    yours: Any, inputs: Any, feature_mask: Any, *, model: Any, layer: int | nn.Module = -1, token: int
+    yours: Any,
+    inputs: Any,
+    feature_mask: Any,
+    *,
+    model: Any,
+    layer: int | nn.Module = -1,
+    token: int,
+    hint: bool = False,
 ) -> Verdict:
     """Grade a row in which the tokens of a group are zeroed together.
 
@@ -67,6 +75,7 @@ def joint_row(
         model: The model.
         layer: The layer, or its index.
         token: The position of the output token.
+        hint: Whether a wrong answer gets a second hint.
     """
     layer = find_layers(model)[layer] if isinstance(layer, int) else layer
     groups = torch.as_tensor(feature_mask).reshape(1, -1)
@@ -76,13 +85,13 @@ def joint_row(
     members = torch.bincount(groups[0])[groups[0]]
     summed = _summed(alone, groups[0])
     if (found := tensor_of(yours)) is not None and found.numel() == len(summed) != len(right):
-        return judge("joint_row", yours, _summed(right / members, groups[0]), [(ONE_BY_ONE, summed)])
+        return judge("joint_row", yours, _summed(right / members, groups[0]), [(ONE_BY_ONE, summed)], hint=hint)
     mistakes = [
         (ONE_BY_ONE, alone),
         (ONE_BY_ONE, summed[groups[0]]),
         ("the score of a group is divided among its tokens. Each token has the score of its group.", right / members),
     ]
-    return judge("joint_row", yours, right, mistakes)
+    return judge("joint_row", yours, right, mistakes, hint=hint)
 
 
 def effect(
@@ -94,6 +103,7 @@ def effect(
     foil: Any = None,
     layers: Any = None,
     together: Sequence[int] = (),
+    hint: bool = False,
 ) -> Verdict:
     """Grade the effect of zeroed values on a decision, as :class:`~captum_vz.ValueZeroingEffect` computes it.
 
@@ -109,6 +119,7 @@ def effect(
         foil: The index of the number that is subtracted.
         layers: The layers. None: all layers of the model, which must then be a model and no function.
         together: The positions of tokens that are zeroed together. Each of them has the effect of all.
+        hint: Whether a wrong answer gets a second hint.
     """
     layers = find_layers(model) if layers is None else list(layers)
 
@@ -141,7 +152,7 @@ def effect(
         summed = alone.clone()
         summed[list(together)] = alone[list(together)].sum()
         mistakes += [(ONE_BY_ONE, alone), (ONE_BY_ONE, summed)]
-    return judge("effect", yours, right, mistakes)
+    return judge("effect", yours, right, mistakes, hint=hint)
 
 
 def _summed(row: Tensor, groups: Tensor) -> Tensor:

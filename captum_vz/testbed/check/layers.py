@@ -11,14 +11,16 @@ from torch import Tensor
 from captum_vz.errors import ArgumentError
 from captum_vz.functional import Residual, add_residual, normalize_rows
 from captum_vz.functional import rollout as multiply_maps
-from captum_vz.testbed.check.verdict import Verdict, judge
+from captum_vz.testbed.check.verdict import Verdict, judge, judge_function
 
 TOO_LATE = (
     "the rows begin one too late, at [m:]. The token at position m was predicted at position m - 1: take [m - 1 :]."
 )
 
 
-def rollout(yours: Any, maps: Sequence[Tensor], *, residual: Residual = None, token: int | None = None) -> Verdict:
+def rollout(
+    yours: Any, maps: Sequence[Tensor], *, residual: Residual = None, token: int | None = None, hint: bool = False
+) -> Verdict:
     """Grade a rollout, the product of the maps of all layers.
 
     It recognizes factors in the wrong order, a forgotten residual connection, a residual that was not asked for, a
@@ -30,6 +32,7 @@ def rollout(yours: Any, maps: Sequence[Tensor], *, residual: Residual = None, to
         maps: One map `(1, out, in)` or `(out, in)` for each layer, first layer first.
         residual: What each map gets before the product, see :func:`captum_vz.functional.add_residual`.
         token: The position of the output token whose row is graded. None: the whole rollout.
+        hint: Whether a wrong answer gets a second hint.
 
     >>> import torch
     >>> from captum_vz.testbed import check
@@ -38,6 +41,7 @@ def rollout(yours: Any, maps: Sequence[Tensor], *, residual: Residual = None, to
     True
     >>> check.rollout(maps[0] @ maps[1], maps)
     Not yet. rollout: the factors are in the wrong order. The map of the last layer stands first: S_2 @ S_1 @ S_0.
+    You go on with the package's answer. This exercise counts as open.
     """
     steps = [torch.as_tensor(one).double() for one in maps]
     steps = [one[None] if one.dim() == 2 else one for one in steps]
@@ -81,10 +85,10 @@ def rollout(yours: Any, maps: Sequence[Tensor], *, residual: Residual = None, to
             ("each map is halved, but the other half, the identity, is not added.", product([s / 2 for s in steps]))
         )
     rows = slice(None) if token is None else token
-    return judge("rollout", yours, product(given)[0, rows], [(name, one[0, rows]) for name, one in wrong])
+    return judge("rollout", yours, product(given)[0, rows], [(name, one[0, rows]) for name, one in wrong], hint=hint)
 
 
-def generation_slice(yours: Any, maps: Sequence[Tensor], prompt_length: int) -> Verdict:
+def generation_slice(yours: Any, maps: Sequence[Tensor], prompt_length: int, *, hint: bool = False) -> Verdict:
     """Grade the scores of a generated text, cut from the maps of one pass: `(n, m, layers)`.
 
     The pass reads the m tokens of the prompt and all generated tokens except the last. The token at position p + 1 is
@@ -95,6 +99,7 @@ def generation_slice(yours: Any, maps: Sequence[Tensor], prompt_length: int) -> 
         yours: The scores, `(n, m, layers)`.
         maps: One map `(1, m + n - 1, m + n - 1)` for each layer.
         prompt_length: m, the number of tokens in the prompt.
+        hint: Whether a wrong answer gets a second hint.
 
     >>> import torch
     >>> from captum_vz.testbed import check
@@ -122,10 +127,10 @@ def generation_slice(yours: Any, maps: Sequence[Tensor], prompt_length: int) -> 
         ("rows and columns are swapped. The first axis counts generated tokens.", right.transpose(0, 1)),
         ("rows and columns are swapped. The first axis counts generated tokens.", whole[:m, m - 1 :]),
     ]
-    return judge("generation_slice", yours, right, mistakes)
+    return judge("generation_slice", yours, right, mistakes, hint=hint)
 
 
-def neighbor_share(yours: Any, maps: Sequence[Tensor], words: Sequence[int]) -> Verdict:
+def neighbor_share(yours: Any, maps: Sequence[Tensor], words: Sequence[int], *, hint: bool = False) -> Verdict:
     """Grade the mean share that words give to their two neighbors, one number for each layer.
 
     It recognizes a share that includes the word itself, only one of the neighbors, the mean over all tokens in place of
@@ -135,6 +140,7 @@ def neighbor_share(yours: Any, maps: Sequence[Tensor], words: Sequence[int]) -> 
         yours: One number for each layer.
         maps: One map `(1, out, in)` or `(out, in)` for each layer.
         words: The positions of the output tokens that count. Their neighbors may be any tokens.
+        hint: Whether a wrong answer gets a second hint.
 
     >>> import torch
     >>> from captum_vz.testbed import check
@@ -143,6 +149,7 @@ def neighbor_share(yours: Any, maps: Sequence[Tensor], words: Sequence[int]) -> 
     True
     >>> check.neighbor_share([1.0], maps, words=[1])
     Not yet. neighbor_share: the share of the word itself is included. Neighbors are at a distance of 1.
+    You go on with the package's answer. This exercise counts as open.
     """
     stacked = _stacked(maps)
     place = torch.arange(stacked.shape[-1])
@@ -164,19 +171,21 @@ def neighbor_share(yours: Any, maps: Sequence[Tensor], words: Sequence[int]) -> 
         ("this is the larger of the two neighbors. Add them up.", (stacked * near).amax(-1)[:, rows].mean(-1)),
         ("rows and columns are swapped. A row holds what an output token draws on.", shares(near, stacked.mT)),
     ]
-    return judge("neighbor_share", yours, shares(near), mistakes)
+    return judge("neighbor_share", yours, shares(near), mistakes, hint=hint)
 
 
-def pair_share(yours: Any, maps: Sequence[Tensor], one: int, other: int) -> Verdict:
+def pair_share(yours: Any, maps: Sequence[Tensor], one: int, other: int, *, hint: bool = False) -> Verdict:
     """Grade how much two tokens draw on each other: the mean of the two entries, one number for each layer.
 
     It recognizes a single direction, the sum of both, and the shares that the tokens give to themselves.
 
     Args:
-        yours: One number for each layer.
+        yours: One number for each layer, or a function of the maps `(layers, out, in)`, `one` and `other` that returns
+            them.
         maps: One map `(1, out, in)` or `(out, in)` for each layer.
         one: The position of a token.
         other: The position of the other token.
+        hint: Whether a wrong answer gets a second hint.
     """
     stacked = _stacked(maps)
     there, back = stacked[:, one, other], stacked[:, other, one]
@@ -189,10 +198,18 @@ def pair_share(yours: Any, maps: Sequence[Tensor], one: int, other: int) -> Verd
         ("this is the product. Take the mean.", there * back),
         ("this is the larger of the two entries. Take their mean.", torch.maximum(there, back)),
     ]
-    return judge("pair_share", yours, (there + back) / 2, mistakes)
+    if not callable(yours):
+        return judge("pair_share", yours, (there + back) / 2, mistakes, hint=hint)
+
+    def right(maps: Tensor, one: int, other: int) -> Tensor:
+        return (maps[:, one, other] + maps[:, other, one]) / 2
+
+    return judge_function("pair_share", yours, right, [(stacked, one, other)], mistakes, hint=hint)
 
 
-def path_share(yours: Any, maps: Sequence[Tensor], path: Sequence[int], *, residual: float | None = None) -> Verdict:
+def path_share(
+    yours: Any, maps: Sequence[Tensor], path: Sequence[int], *, residual: float | None = None, hint: bool = False
+) -> Verdict:
     r"""Grade the share of one path through the layers, the product of its entries.
 
     .. math:: \prod_l S_l[t_{l+1}, t_l]
@@ -205,6 +222,7 @@ def path_share(yours: Any, maps: Sequence[Tensor], path: Sequence[int], *, resid
         maps: One map `(1, out, in)` or `(out, in)` for each layer, first layer first.
         path: The positions, from the input to the output: one more than there are layers.
         residual: 0.5 if each map gets half a residual first.
+        hint: Whether a wrong answer gets a second hint.
     """
     stacked = _stacked(maps)
     if len(path) != len(stacked) + 1:
@@ -233,7 +251,7 @@ def path_share(yours: Any, maps: Sequence[Tensor], path: Sequence[int], *, resid
         mistakes.append(("the maps got a residual that the exercise does not ask for.", steps(mixed).prod()))
     else:
         mistakes.append(("the residual is forgotten. Each map gets it first.", steps(stacked).prod()))
-    return judge("path_share", yours, steps(given).prod(), mistakes)
+    return judge("path_share", yours, steps(given).prod(), mistakes, hint=hint)
 
 
 def _stacked(maps: Sequence[Tensor]) -> Tensor:

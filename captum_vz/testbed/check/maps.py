@@ -51,7 +51,13 @@ class Task(NamedTuple):
 
 
 def value_zeroing_row(
-    yours: Any, inputs: Any = None, *, model: Any = None, layer: int | nn.Module = -1, token: int | None = None
+    yours: Any,
+    inputs: Any = None,
+    *,
+    model: Any = None,
+    layer: int | nn.Module = -1,
+    token: int | None = None,
+    hint: bool = False,
 ) -> Verdict:
     r"""Grade a row of Value Zeroing, :math:`\hat C_{ij}` for one output token i.
 
@@ -65,6 +71,7 @@ def value_zeroing_row(
         model: The model.
         layer: The layer, or its index.
         token: The position of the output token i. None is possible without `inputs` only: the mask.
+        hint: Whether a wrong answer gets a second hint.
 
     Returns:
         A verdict.
@@ -98,10 +105,12 @@ def value_zeroing_row(
         *((name, lambda wrong=wrong: wrong()[task.token]) for name, wrong in _usual(task)),
         *rows,
     ]
-    return judge("value_zeroing_row", yours, row, mistakes)
+    return judge("value_zeroing_row", yours, row, mistakes, hint=hint)
 
 
-def value_zeroing_map(yours: Any, inputs: Any = None, *, model: Any = None, layer: int | nn.Module = -1) -> Verdict:
+def value_zeroing_map(
+    yours: Any, inputs: Any = None, *, model: Any = None, layer: int | nn.Module = -1, hint: bool = False
+) -> Verdict:
     """Grade a map of Value Zeroing, all rows of one layer.
 
     It recognizes the mistakes of :func:`value_zeroing_row`, columns that are divided by their sums, and steps that are
@@ -112,10 +121,12 @@ def value_zeroing_map(yours: Any, inputs: Any = None, *, model: Any = None, laye
         inputs: One example, as the model takes it. None: the embedded model and :data:`SENTENCE`.
         model: The model.
         layer: The layer, or its index.
+        hint: Whether a wrong answer gets a second hint.
 
     >>> from captum_vz.testbed import check
     >>> check.value_zeroing_map(...)
     Not yet. value_zeroing_map: there is no answer yet. Expected numbers of shape (11, 11).
+    You go on with the package's answer. This exercise counts as open.
     """
     task = _task(model, inputs, layer, None)
     right = _map(task)
@@ -132,7 +143,7 @@ def value_zeroing_map(yours: Any, inputs: Any = None, *, model: Any = None, laye
         ),
         *_usual(task),
     ]
-    return judge("value_zeroing_map", yours, right, mistakes)
+    return judge("value_zeroing_map", yours, right, mistakes, hint=hint)
 
 
 def _task(model: Any, inputs: Any, layer: Any, token: int | None, needs_token: bool = False) -> Task:

@@ -13,7 +13,7 @@ from captum_vz.errors import ArgumentError
 from captum_vz.testbed.check.verdict import Verdict, judge
 
 
-def patch_token(yours: Any, row: int, column: int, *, patch: int, side: int) -> Verdict:
+def patch_token(yours: Any, row: int, column: int, *, patch: int, side: int, hint: bool = False) -> Verdict:
     """Grade the token of the patch that covers a pixel: token 0 is `[CLS]`, and the patches follow row by row.
 
     It recognizes a forgotten `[CLS]`, rows and columns swapped, and pixels that are counted in place of patches.
@@ -24,10 +24,12 @@ def patch_token(yours: Any, row: int, column: int, *, patch: int, side: int) -> 
         column: The column of the pixel.
         patch: The side of a patch, in pixels.
         side: The number of patches in a row.
+        hint: Whether a wrong answer gets a second hint.
 
     >>> from captum_vz.testbed import check
     >>> check.patch_token(0, 0, 1, patch=2, side=4)
     Not yet. patch_token: [CLS] is token 0, so the patches begin at token 1.
+    You go on with the package's answer. This exercise counts as open.
     """
     place, swapped = row // patch * side + column // patch, column // patch * side + row // patch
     pixel = row * side * patch + column
@@ -36,10 +38,12 @@ def patch_token(yours: Any, row: int, column: int, *, patch: int, side: int) -> 
         *(("rows and columns are swapped. The patches follow row by row.", swapped + one) for one in (0, 1)),
         *((f"these are pixels. A patch has {patch} pixels in each direction.", pixel + one) for one in (0, 1)),
     ]
-    return judge("patch_token", yours, 1 + place, mistakes)
+    return judge("patch_token", yours, 1 + place, mistakes, hint=hint)
 
 
-def frame_centers(yours: Any, kernels: Sequence[int], strides: Sequence[int], frames: int) -> Verdict:
+def frame_centers(
+    yours: Any, kernels: Sequence[int], strides: Sequence[int], frames: int, *, hint: bool = False
+) -> Verdict:
     """Grade the centers of frames, in samples, after several convolutions without padding.
 
     It recognizes centers that begin at 0 or at the end of the first frame, strides that are not multiplied, and kernels
@@ -50,6 +54,7 @@ def frame_centers(yours: Any, kernels: Sequence[int], strides: Sequence[int], fr
         kernels: The width of each convolution, first convolution first.
         strides: Its stride.
         frames: The number of frames.
+        hint: Whether a wrong answer gets a second hint.
     """
     before = [1]
     for stride in strides:
@@ -75,10 +80,10 @@ def frame_centers(yours: Any, kernels: Sequence[int], strides: Sequence[int], fr
         ("frames are further apart: multiply the strides of all convolutions.", centers(first, strides[-1])),
         ("the strides are added. Multiply them.", centers(first, sum(strides))),
     ]
-    return judge("frame_centers", yours, centers(first), mistakes)
+    return judge("frame_centers", yours, centers(first), mistakes, hint=hint)
 
 
-def copied_from(yours: Any, source: Tensor, written: Tensor) -> Verdict:
+def copied_from(yours: Any, source: Tensor, written: Tensor, *, hint: bool = False) -> Verdict:
     """Grade the source position that each written token is a copy of: the true columns of a map of cross-attention.
 
     It recognizes the reading order, positions that are counted from 1, and those of the token that was written before.
@@ -87,6 +92,7 @@ def copied_from(yours: Any, source: Tensor, written: Tensor) -> Verdict:
         yours: One position for each written token, counted from 0.
         source: Token ids of several examples, `(batch, source tokens)`.
         written: What the decoder writes, `(batch, n)`. Written token i copies the same position in all examples.
+        hint: Whether a wrong answer gets a second hint.
 
     >>> import torch
     >>> from captum_vz.testbed import check
@@ -104,10 +110,12 @@ def copied_from(yours: Any, source: Tensor, written: Tensor) -> Verdict:
         ("a row belongs to the token that is written next, and not to the token that is read.", right.roll(1)),
         ("a row belongs to the token that is written, and not to the next token.", right.roll(-1)),
     ]
-    return judge("copied_from", yours, right, mistakes)
+    return judge("copied_from", yours, right, mistakes, hint=hint)
 
 
-def source_read(yours: Any, model: Any, inputs: Any, row: int, *, layer: int | nn.Module = -1) -> Verdict:
+def source_read(
+    yours: Any, model: Any, inputs: Any, row: int, *, layer: int | nn.Module = -1, hint: bool = False
+) -> Verdict:
     """Grade the source position on which a row of cross-attention draws most, by Value Zeroing.
 
     It recognizes another position that holds the same token, and the position of another row.
@@ -118,6 +126,7 @@ def source_read(yours: Any, model: Any, inputs: Any, row: int, *, layer: int | n
         inputs: One example, with `input_ids` and `decoder_input_ids`.
         row: The position of the token that the decoder reads before it writes.
         layer: A layer of the decoder, or its index.
+        hint: Whether a wrong answer gets a second hint.
     """
     one = find_layers(model, "decoder")[layer] if isinstance(layer, int) else layer
     best = ValueZeroing(model, one, attention="cross").attribute(inputs)[0].argmax(1).tolist()
@@ -128,10 +137,12 @@ def source_read(yours: Any, model: Any, inputs: Any, row: int, *, layer: int | n
         if ids[place] == ids[best[row]]
     ]
     mistakes += [(f"this is the position of row {other}.", place) for other, place in enumerate(best)]
-    return judge("source_read", yours, best[row], mistakes)
+    return judge("source_read", yours, best[row], mistakes, hint=hint)
 
 
-def found_rate(yours: Any, scores: Tensor, places: Tensor, chosen: Tensor | None = None) -> Verdict:
+def found_rate(
+    yours: Any, scores: Tensor, places: Tensor, chosen: Tensor | None = None, *, hint: bool = False
+) -> Verdict:
     """Grade how often the highest score of a row stands at a given place.
 
     It recognizes a count in place of a share, the examples that were not chosen, all examples, and the lowest score.
@@ -141,11 +152,13 @@ def found_rate(yours: Any, scores: Tensor, places: Tensor, chosen: Tensor | None
         scores: `(batch, tokens)`.
         places: The place in each example, `(batch,)`.
         chosen: The examples that count, bool `(batch,)`. None: all.
+        hint: Whether a wrong answer gets a second hint.
 
     >>> import torch
     >>> from captum_vz.testbed import check
     >>> check.found_rate(1, torch.tensor([[0.2, 0.8], [0.9, 0.1]]), torch.tensor([1, 1]))
     Not yet. found_rate: this is the number of examples. Divide it by how many there are.
+    You go on with the package's answer. This exercise counts as open.
     """
     there = torch.ones(len(places), dtype=torch.bool) if chosen is None else chosen
     hits = (scores.argmax(1) == places).double()
@@ -159,10 +172,10 @@ def found_rate(yours: Any, scores: Tensor, places: Tensor, chosen: Tensor | None
     ]
     if not there.all():
         mistakes.insert(0, ("these are the other examples.", hits[~there].mean()))
-    return judge("found_rate", yours, hits[there].mean(), mistakes)
+    return judge("found_rate", yours, hits[there].mean(), mistakes, hint=hint)
 
 
-def place_shares(yours: Any, scores: Tensor, places: Tensor) -> Verdict:
+def place_shares(yours: Any, scores: Tensor, places: Tensor, *, hint: bool = False) -> Verdict:
     """Grade two means over all examples: the largest share at one of several places, and the sum of their shares.
 
     It recognizes rows that are not divided by their sums, a mean that is taken before the largest, and the two numbers
@@ -172,6 +185,7 @@ def place_shares(yours: Any, scores: Tensor, places: Tensor) -> Verdict:
         yours: Two numbers: the mean of the largest share, and the mean of the sum.
         scores: `(batch, tokens)`. A share is a score divided by the sum of its row.
         places: `(batch, places)`.
+        hint: Whether a wrong answer gets a second hint.
     """
 
     def pair(shares: Tensor) -> Tensor:
@@ -189,10 +203,12 @@ def place_shares(yours: Any, scores: Tensor, places: Tensor) -> Verdict:
         ("the two numbers are in the other order: first the largest share, then the sum.", right.flip(0)),
         ("the second number is a mean. Add up the shares.", torch.stack([right[0], shares.mean()])),
     ]
-    return judge("place_shares", yours, right, mistakes)
+    return judge("place_shares", yours, right, mistakes, hint=hint)
 
 
-def hidden_share(yours: Any, scores: Tensor, hidden: Any, *, step: int = 0, layer: int = -1) -> Verdict:
+def hidden_share(
+    yours: Any, scores: Tensor, hidden: Any, *, step: int = 0, layer: int = -1, hint: bool = False
+) -> Verdict:
     """Grade the share of a generated token's row that a mask hides.
 
     It recognizes the share that is shown, the number of hidden tokens, a mean, another layer, and another step.
@@ -203,6 +219,7 @@ def hidden_share(yours: Any, scores: Tensor, hidden: Any, *, step: int = 0, laye
         hidden: Which prompt tokens are hidden, bool `(m,)`.
         step: The generated token, counted from 0.
         layer: The index of the layer.
+        hint: Whether a wrong answer gets a second hint.
     """
     off = torch.as_tensor(hidden)
     row, right = scores[step, :, layer], scores[step, off, layer].sum()
@@ -214,7 +231,7 @@ def hidden_share(yours: Any, scores: Tensor, hidden: Any, *, step: int = 0, laye
         *((f"this is layer {one}.", scores[step, off, one].sum()) for one in range(scores.shape[2])),
         *((f"this is the row of generated token {one}.", scores[one, off, layer].sum()) for one in range(len(scores))),
     ]
-    return judge("hidden_share", yours, right, mistakes)
+    return judge("hidden_share", yours, right, mistakes, hint=hint)
 
 
 def _at(scores: Tensor, places: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from captum_vz.errors import ArgumentError
-from captum_vz.testbed.check.verdict import Verdict, called, judge
+from captum_vz.testbed.check.verdict import Verdict, judge, judge_function
 
 # Scores, and which of them are cues. The last three have ties, in which the order of the tokens must not count.
 RANKINGS: tuple[tuple[list[float], list[bool]], ...] = (
@@ -27,7 +27,7 @@ TIES = (
 )
 
 
-def average_precision(yours: Callable[[Tensor, Tensor], Any]) -> Verdict:
+def average_precision(yours: Callable[[Tensor, Tensor], Any], *, hint: bool = False) -> Verdict:
     r"""Grade a function that computes average precision, :math:`\sum_n (R_n - R_{n-1}) P_n`.
 
     n runs over the different scores, from the highest. It recognizes ties that are broken by the order of the tokens,
@@ -35,18 +35,13 @@ def average_precision(yours: Callable[[Tensor, Tensor], Any]) -> Verdict:
 
     Args:
         yours: A function of scores `(tokens,)` and cues, bool `(tokens,)`, that returns a number.
+        hint: Whether a wrong answer gets a second hint.
 
     >>> from captum_vz.metrics import cue_average_precision
     >>> from captum_vz.testbed import check
     >>> check.average_precision(lambda scores, cues: cue_average_precision(scores[None], cues[None])[0]).passed
     True
     """
-    found = []
-    for scores, cues in RANKINGS:
-        one, verdict = called("average_precision", yours, torch.tensor(scores), torch.tensor(cues))
-        if verdict is not None:
-            return verdict
-        found.append(one)
     mistakes = [
         (TIES, _all(_by_position(False))),
         (TIES, _all(_by_position(True))),
@@ -57,49 +52,55 @@ def average_precision(yours: Callable[[Tensor, Tensor], Any]) -> Verdict:
         ("places are counted from 0. The first place has the number 1.", _all(_from_zero)),
         ("this is the reciprocal rank of the first cue. Take the mean over all cues.", _all(_reciprocal)),
         ("this is the precision at the number of cues. Take the precision at each cue.", _all(_at_cues)),
+        ("this is the mean score of the cues. Only the order of the scores counts.", _all(_mean_score)),
+        ("this is the share of the cues. Only the order of the scores counts.", _all(_share)),
     ]
-    return judge("average_precision", found, _all(_precision), mistakes)
+    cases = [(torch.tensor(scores), torch.tensor(cues)) for scores, cues in RANKINGS]
+    return judge_function("average_precision", yours, _precision, cases, mistakes, hint=hint)
 
 
-def kendall(yours: Callable[[Tensor, Tensor], Any]) -> Verdict:
+def kendall(yours: Callable[[Tensor, Tensor], Any], *, hint: bool = False) -> Verdict:
     r"""Grade a function that computes Kendall's :math:`\tau_b` of two rows of scores.
 
     It recognizes ties that are not left out of the denominator, and discordant pairs that are not subtracted.
 
     Args:
         yours: A function of two rows `(tokens,)` that returns a number.
+        hint: Whether a wrong answer gets a second hint.
     """
     rows = [
         ([0.1, 0.2, 0.7], [1.0, 3.0, 2.0]),
         ([4.0, 3.0, 2.0, 1.0], [1.0, 2.0, 3.0, 4.0]),
         ([0.1, 0.1, 0.5, 0.3], [0.0, 0.4, 0.4, 0.2]),
     ]
-    found = []
-    for pair in rows:
-        one, verdict = called("kendall", yours, *map(torch.tensor, pair))
-        if verdict is not None:
-            return verdict
-        found.append(one)
-    right, plain, share, gamma = zip(*(_kendall(a, b) for a, b in rows), strict=True)
+    _, plain, share, gamma = zip(*(_kendall(a, b) for a, b in rows), strict=True)
     mistakes = [
         ("ties. A pair that is tied in one row counts for the other row only: divide by tau-b's square root.", plain),
         ("pairs in opposite order are not subtracted.", share),
         ("ties. A pair that is tied in one row only counts in the denominator.", gamma),
     ]
-    return judge("kendall", found, right, mistakes)
+
+    def right(one: Tensor, other: Tensor) -> Tensor:
+        return torch.tensor(_kendall(one.tolist(), other.tolist())[0])
+
+    cases = [(torch.tensor(one), torch.tensor(other)) for one, other in rows]
+    return judge_function("kendall", yours, right, cases, mistakes, hint=hint)
 
 
-def deletion(yours: Any, predict: Callable[[Tensor], Tensor], scores: Tensor, counts: Sequence[int]) -> Verdict:
+def deletion(
+    yours: Any, predict: Callable[[Tensor], Tensor], scores: Tensor, counts: Sequence[int], *, hint: bool = False
+) -> Verdict:
     """Grade a deletion curve: the mean prediction after the k tokens with the highest scores are deleted.
 
     It recognizes deletion from the lowest score, only the k-th token deleted, all others deleted (insertion), a curve
     that begins one step late, and differences from the clean prediction.
 
     Args:
-        yours: One number for each of `counts`.
+        yours: One number for each of `counts`, or a function of scores `(batch, tokens)` that returns them.
         predict: Takes which tokens are deleted, bool `(batch, tokens)`, and returns one number for each example.
         scores: `(batch, tokens)`. Of equal scores, the earlier token is deleted first.
         counts: The numbers k of deleted tokens.
+        hint: Whether a wrong answer gets a second hint.
 
     >>> import torch
     >>> from captum_vz.testbed import check
@@ -109,6 +110,7 @@ def deletion(yours: Any, predict: Callable[[Tensor], Tensor], scores: Tensor, co
     True
     >>> check.deletion([1.0, 0.9, 0.6], predict, scores, counts=[0, 1, 2])
     Not yet. deletion: the tokens with the lowest scores are deleted first. Begin with the highest.
+    You go on with the package's answer. This exercise counts as open.
     """
     if scores.dim() != 2 or any(not 0 <= k <= scores.shape[1] for k in counts):
         raise ArgumentError(f"pass scores (batch, tokens), got {tuple(scores.shape)}, and counts of its tokens.")
@@ -119,8 +121,11 @@ def deletion(yours: Any, predict: Callable[[Tensor], Tensor], scores: Tensor, co
     def curve(delete: Callable[[int], Tensor]) -> Tensor:
         return torch.stack([predict(delete(k)).double().mean() for k in counts])
 
-    place, reverse = places(scores), places(-scores)
-    right = curve(lambda k: place < k)
+    def by_score(values: Tensor) -> Tensor:
+        place = places(values)
+        return curve(lambda k: place < k)
+
+    place, reverse, right = places(scores), places(-scores), by_score(scores)
     mistakes = [
         (
             "the tokens with the lowest scores are deleted first. Begin with the highest.",
@@ -138,10 +143,14 @@ def deletion(yours: Any, predict: Callable[[Tensor], Tensor], scores: Tensor, co
             lambda: curve(lambda k: places(scores.mean(0, keepdim=True)).expand_as(place) < k),
         ),
     ]
-    return judge("deletion", yours, right, mistakes)
+    if callable(yours):
+        return judge_function("deletion", yours, by_score, [(scores,)], mistakes, hint=hint)
+    return judge("deletion", yours, right, mistakes, hint=hint)
 
 
-def blank_out(yours: Any, predict: Callable[[Tensor], Tensor], ids: Tensor, replacement: int) -> Verdict:
+def blank_out(
+    yours: Any, predict: Callable[[Tensor], Tensor], ids: Tensor, replacement: int, *, hint: bool = False
+) -> Verdict:
     r"""Grade blank-out scores, :math:`p(x) - p(x \setminus x_j)` for each token j.
 
     It recognizes the opposite sign, the predictions themselves, and tokens that stay replaced.
@@ -151,6 +160,7 @@ def blank_out(yours: Any, predict: Callable[[Tensor], Tensor], ids: Tensor, repl
         predict: Takes token ids `(batch, tokens)` and returns one number for each example.
         ids: The ids of one text, `(1, tokens)`.
         replacement: The id that replaces a token, such as the id of the mask.
+        hint: Whether a wrong answer gets a second hint.
     """
     count = ids.shape[1]
     if ids.dim() != 2 or len(ids) != 1:
@@ -166,7 +176,7 @@ def blank_out(yours: Any, predict: Callable[[Tensor], Tensor], ids: Tensor, repl
             lambda: clean - predict(ids.masked_fill(several, replacement)).double(),
         ),
     ]
-    return judge("blank_out", yours, clean - without, mistakes)
+    return judge("blank_out", yours, clean - without, mistakes, hint=hint)
 
 
 def _all(function: Callable[[Tensor, Tensor], float]) -> list[float]:
@@ -216,6 +226,14 @@ def _reciprocal(scores: Tensor, cues: Tensor) -> float:
 
 def _at_cues(scores: Tensor, cues: Tensor) -> float:
     return float(cues[scores.argsort(descending=True, stable=True)][: int(cues.sum())].double().mean())
+
+
+def _mean_score(scores: Tensor, cues: Tensor) -> float:
+    return float(scores[cues].mean())
+
+
+def _share(scores: Tensor, cues: Tensor) -> float:
+    return float(scores[cues].sum() / scores.sum())
 
 
 def _kendall(a: list[float], b: list[float]) -> tuple[float, float, float, float]:

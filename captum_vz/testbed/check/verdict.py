@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from html import escape
+from typing import Any, Final, TypeAlias
 
 import torch
 from torch import Tensor
+
+from captum_vz.testbed.check.hints import HINTS
 
 #: The largest difference from the right answer, relative to its largest entry if that is above 1.
 TOLERANCE = 1e-5
@@ -16,6 +19,11 @@ LIKENESS = 1e-3
 
 # Mistakes of any exercise, looked for after its own mistakes: the wrong answer as a multiple of the right answer.
 FACTORS = (("the sign is wrong.", -1), ("these are percentages. Divide by 100.", 100))
+
+GOES_ON: Final = "You go on with the package's answer. This exercise counts as open."
+#: The type under which a notebook keeps a verdict, for `captum-vz lab grade`.
+MIME_TYPE: Final = "application/vnd.captum-vz.verdict+json"
+GREEN, ORANGE = "#1b7f46", "#b45309"  # white letters on them have a contrast of 5 to 1
 
 #: What went wrong, and the answer that this mistake gives. A function is called only after a wrong answer. In pairs, a
 #: mistake may occur several times, with different answers.
@@ -26,12 +34,15 @@ Mistakes: TypeAlias = Mapping[str, Any] | Sequence[tuple[str, Any]]
 class Verdict:
     """What `captum_vz.testbed.check` says of an answer. It is true if the answer is right.
 
-    A notebook shows it as one line, which begins with "Right." or "Not yet.".
+    A notebook shows it in color. It begins with "Right." or "Not yet.".
 
     Attributes:
         passed: Whether the answer is right.
+        exercise: The name of the exercise.
         message: What was compared, and what to do if it differs.
         mistake: The usual mistake that gives these numbers. None: the answer is right, or the mistake is not known.
+        answer: What the lesson goes on with: the learner's answer if it is right, else the package's.
+        hint: The second hint, if it was asked for.
 
     >>> verdict = Verdict(False, "value_zeroing_row", "The row is not divided by its sum.")
     >>> bool(verdict), verdict
@@ -42,17 +53,50 @@ class Verdict:
     exercise: str
     message: str
     mistake: str | None = None
+    answer: Any = field(default=None, compare=False)
+    hint: str = ""
 
     def __bool__(self) -> bool:
         """Whether the answer is right."""
         return self.passed
 
     def __repr__(self) -> str:
-        """One line: "Right." or "Not yet.", the exercise, and the message."""
-        return f"{'Right.' if self.passed else 'Not yet.'} {self.exercise}: {self.message}"
+        """A line that begins with "Right." or "Not yet.", then the hint, and what the lesson goes on with."""
+        first = f"{'Right.' if self.passed else 'Not yet.'} {self.exercise}: {self.message}"
+        return "\n".join([first, *self._further()])
+
+    def _further(self) -> list[str]:
+        hint = [f"Hint: {self.hint}"] if self.hint else []
+        return hint if self.passed or self.answer is None else [*hint, GOES_ON]
+
+    def _repr_mimebundle_(self, **options: Any) -> dict[str, Any]:
+        """What a notebook shows and keeps. An object with `_repr_html_` would not keep the verdict for the grader."""
+        content = {"exercise": self.exercise, "passed": self.passed, "mistake": self.mistake}
+        return {"text/plain": repr(self), "text/html": self._repr_html_(), MIME_TYPE: content}
+
+    def _repr_html_(self) -> str:
+        """The verdict in green or orange, with a sign: color is not all that tells them apart."""
+        color, sign, word = (GREEN, "✓", "Right.") if self.passed else (ORANGE, "✗", "Not yet.")
+        lines = "".join(f"<div>{escape(line)}</div>" for line in self._further())
+        return (
+            f'<div style="border-left: 6px solid {color}; padding: 4px 12px">'
+            f'<b style="background: {color}; color: #fff; padding: 1px 6px">{sign} {word}</b> {escape(self.exercise)}: {escape(self.message)}{lines}</div>'
+        )
+
+    def going_on(self, answer: Any, hint: bool) -> Verdict:
+        """This verdict on a wrong answer, with the package's answer, and with the second hint if it is asked for."""
+        return replace(self, answer=answer, hint=HINTS.get(self.exercise, "") if hint else "")
 
 
-def judge(exercise: str, yours: Any, right: Any, mistakes: Mistakes = (), *, tolerance: float = TOLERANCE) -> Verdict:
+def judge(
+    exercise: str,
+    yours: Any,
+    right: Any,
+    mistakes: Mistakes = (),
+    *,
+    tolerance: float = TOLERANCE,
+    hint: bool = False,
+) -> Verdict:
     """Compare an answer with the right one, and name the mistake that explains a difference.
 
     Args:
@@ -61,7 +105,13 @@ def judge(exercise: str, yours: Any, right: Any, mistakes: Mistakes = (), *, tol
         right: The right answer.
         mistakes: Usual mistakes and the answers that they give.
         tolerance: The largest difference, relative to the largest entry of the right answer if that is above 1.
+        hint: Whether a wrong answer gets the second hint.
     """
+    verdict = _compared(exercise, yours, right, mistakes, tolerance)
+    return replace(verdict, answer=yours) if verdict else verdict.going_on(right, hint)
+
+
+def _compared(exercise: str, yours: Any, right: Any, mistakes: Mistakes, tolerance: float) -> Verdict:
     expected = torch.as_tensor(right).detach().double().cpu()
     found = tensor_of(yours)
     if found is None:
@@ -76,31 +126,69 @@ def judge(exercise: str, yours: Any, right: Any, mistakes: Mistakes = (), *, tol
             return Verdict(True, exercise, f"largest difference {error:.1e}.")
     best, likely = error, ""  # several mistakes may give nearly the same numbers: the nearest is named
     named = mistakes.items() if isinstance(mistakes, Mapping) else mistakes
-    for mistake, wrong in [*named, *((name, factor * expected) for name, factor in FACTORS)]:
-        other = tensor_of(wrong() if callable(wrong) else wrong)
-        if other is None or _distance(expected, other) <= tolerance:
-            continue
-        apart = _distance(found, other)
-        if apart <= LIKENESS and apart * _size(other) < best:
-            best, likely = apart * _size(other), mistake
+    alone = [(mistake, tensor_of(wrong() if callable(wrong) else wrong)) for mistake, wrong in named]
+    common = [(mistake, factor * expected) for mistake, factor in FACTORS]
+    both = [
+        (f"{first} {second[0].upper()}{second[1:]}", factor * other)
+        for first, other in alone
+        if other is not None
+        for second, factor in FACTORS
+    ]
+    for some in ([*alone, *common], both):  # two mistakes at once are named only if no single one gives these numbers
+        for mistake, other in some if not likely else []:
+            if other is None or _distance(expected, other) <= tolerance:
+                continue
+            apart = _distance(found, other)
+            if apart <= LIKENESS and apart * _size(other) < best:
+                best, likely = apart * _size(other), mistake
     if likely:
         return Verdict(False, exercise, likely, likely)
     return Verdict(False, exercise, _difference(found, expected, scale))
 
 
-def called(exercise: str, function: Any, *arguments: Any) -> tuple[Any, Verdict | None]:
-    """What a function of the learner returns, or a verdict that says why there is none."""
+def judge_function(
+    exercise: str,
+    yours: Any,
+    right: Callable[..., Any],
+    cases: Sequence[tuple[Any, ...]],
+    mistakes: Mistakes = (),
+    *,
+    hint: bool = False,
+) -> Verdict:
+    """Compare what a function of the learner returns with what the right function returns, in each case.
+
+    Args:
+        exercise: The name of the exercise.
+        yours: The function of the learner.
+        right: The right function. The lesson goes on with it if the other one is wrong.
+        cases: The arguments of each call.
+        mistakes: Usual mistakes and the results that they give: of the only case, or a list.
+        hint: Whether a wrong answer gets the second hint.
+    """
+    found: list[Any] = []
+    for case in cases:
+        if (verdict := _call(exercise, yours, case, found)) is not None:
+            return verdict.going_on(right, hint)
+    expected = [right(*case) for case in cases]
+    one = len(cases) == 1
+    verdict = judge(exercise, found[0] if one else found, expected[0] if one else expected, mistakes, hint=hint)
+    return replace(verdict, answer=yours if verdict else right)
+
+
+def _call(exercise: str, function: Any, arguments: tuple[Any, ...], results: list[Any]) -> Verdict | None:
+    """Append what a function of the learner returns. A verdict says why it returns nothing."""
     if not callable(function):
-        return None, Verdict(False, exercise, f"pass your function, not {_described(function)}.", "no function")
+        return Verdict(False, exercise, f"pass your function, not {_described(function)}.", "no function")
     try:
         found = function(*arguments)
     except NotImplementedError:
-        return None, Verdict(False, exercise, "the function is not written yet.", "no answer")
+        return Verdict(False, exercise, "the function is not written yet.", "no answer")
     except Exception as error:  # any error of the learner's code is shown to the learner
-        return None, Verdict(False, exercise, f"the function raised {type(error).__name__}: {error}", "error")
+        return Verdict(False, exercise, f"the function raised {type(error).__name__}: {error}", "error")
     if found is None or found is ...:
-        return None, Verdict(False, exercise, "the function returned nothing: end it with `return`.", "no answer")
-    return found, None
+        return Verdict(False, exercise, "the function returned nothing: end it with `return`.", "no answer")
+    results.append(found)
+    return None
 
 
 def tensor_of(value: Any) -> Tensor | None:

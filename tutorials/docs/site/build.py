@@ -47,6 +47,11 @@ FOLDED = """<details class="answer">
 {text}
 
 </details>"""
+NOTEBOOKS = "notebooks"
+DOWNLOADS = (
+    f'<a href="../{NOTEBOOKS}/{{name}}.ipynb" download>Download this notebook</a>, or '
+    f'<a href="../{NOTEBOOKS}/{{name}}_student.ipynb" download>the student\'s copy</a>, without solutions and answers.'
+)
 HEADING = re.compile(r"#+ .*\n+")
 PICTURE = re.compile(r'<img [^>]*src="([^"]*_images/[^"]+)"[^>]*>')
 VIEW = re.compile(r"^<!-- view: (\w+) -->$", re.MULTILINE)
@@ -95,6 +100,8 @@ def lesson(text: str, path: Path, place: Path, known: dict[Path, Path]) -> str:
         else:  # otherwise, the text of a picture is the name of its file
             cell["metadata"]["mystnb"] = {"image": {"alt": f"What the code above draws, in section “{heading}”"}}
     fold_answers(notebook["cells"])
+    first = notebook["cells"][0]
+    first["source"] += "\n\n" + DOWNLOADS.format(name=path.stem)
     return json.dumps(notebook)
 
 
@@ -145,6 +152,16 @@ def copy_sources(source: Path) -> None:
             path.unlink()
 
 
+def write_notebooks(folder: Path) -> None:
+    """Writes each lesson and its student's copy, for a download."""
+    from captum_vz.testbed.lab import write_student_copy
+
+    folder.mkdir(parents=True)
+    for path in (ROOT / "tutorials").glob("*.ipynb"):
+        shutil.copy(path, folder)
+        write_student_copy(path, folder / f"{path.stem}_student.ipynb")
+
+
 def accessible(html: str) -> str:
     """A page with what axe-core finds missing in the theme: levels of headings, names of regions, and focus.
 
@@ -171,6 +188,7 @@ def main(output: Path = OUTPUT) -> int:
     write_views(source / VIEWS)
     shutil.rmtree(output, ignore_errors=True)
     status = sphinx(["-W", "--keep-going", "-q", "-b", "html", "-d", str(doctrees), str(source), str(output)])
+    write_notebooks(output / NOTEBOOKS)
     for page in output.rglob("*.html"):
         page.write_text(accessible(page.read_text("utf-8")), "utf-8")
     return status

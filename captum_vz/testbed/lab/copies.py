@@ -42,32 +42,26 @@ def student_copy(notebook: Any) -> Any:
     for cell in copy["cells"]:
         if cell["cell_type"] == "code":
             cell["outputs"], cell["execution_count"] = [], None
-        elif _tags(cell) & {ANSWER, SUMMARY}:
+        elif tags_of(cell) & {ANSWER, SUMMARY}:
             heading = HEADING.match("".join(cell["source"]))
             cell["source"] = (heading[0] if heading else "") + PLACEHOLDER
     return copy
 
 
-def _tags(cell: Any) -> set[str]:
+def tags_of(cell: Any) -> set[str]:
+    """The tags of a cell."""
     return set(cell["metadata"].get("tags", []))
 
 
 def _is_left_out(cell: Any) -> bool:
-    return SOLUTION in _tags(cell) or (cell["cell_type"] == "code" and ANSWER in _tags(cell))
+    return SOLUTION in tags_of(cell) or (cell["cell_type"] == "code" and ANSWER in tags_of(cell))
 
 
-def write_student_copy(source: Path, output: Path) -> tuple[int, int]:
-    """Write the student's copy of a lesson, see :func:`student_copy`.
-
-    Args:
-        source: A lesson.
-        output: The copy. An existing file is not replaced: a student may have worked in it.
-
-    Returns:
-        How many cells the copy has, and how many are left out.
+def read_notebook(source: Path) -> Any:
+    """Read a notebook.
 
     Raises:
-        ArgumentError: There is no such notebook, it has no solutions, the copy exists, or nbformat is not installed.
+        ArgumentError: There is no such notebook, or nbformat is not installed.
     """
     try:
         import nbformat
@@ -84,8 +78,27 @@ def write_student_copy(source: Path, output: Path) -> tuple[int, int]:
         notebook: Any = nbformat.reads(text, as_version=4)  # type: ignore[no-untyped-call]  # nbformat is untyped
     except Exception as error:  # nbformat raises errors of several kinds
         raise ArgumentError(f"{source} is no notebook: pass a file in the format of Jupyter (.ipynb).") from error
-    if not any(SOLUTION in _tags(cell) for cell in notebook.cells):
+    return notebook
+
+
+def write_student_copy(source: Path, output: Path) -> tuple[int, int]:
+    """Write the student's copy of a lesson, see :func:`student_copy`.
+
+    Args:
+        source: A lesson.
+        output: The copy. An existing file is not replaced: a student may have worked in it.
+
+    Returns:
+        How many cells the copy has, and how many are left out.
+
+    Raises:
+        ArgumentError: There is no such notebook, it has no solutions, the copy exists, or nbformat is not installed.
+    """
+    notebook = read_notebook(source)
+    if not any(SOLUTION in tags_of(cell) for cell in notebook.cells):
         raise ArgumentError(f"{source} has no cell tagged '{SOLUTION}': pass a lesson with exercises and solutions.")
+    import nbformat
+
     copy = student_copy(notebook)
     written: str = nbformat.writes(copy)  # type: ignore[no-untyped-call]  # as above
     try:
