@@ -79,7 +79,7 @@ def from_api(method: str, token: int | None = None, layer: int = -1) -> Tensor:
     inputs = tokenizer(SENTENCE, return_tensors="pt")
     layers = find_layers(model)
     if method.endswith("rollout"):
-        return METHODS[method](model, layers).attribute(inputs, token=token, all_layers=True)[layer][0]
+        return METHODS[method](model, layers, residual=0.5).attribute(inputs, token=token, all_layers=True)[layer][0]
     return METHODS[method](model, layers[layer]).attribute(inputs, token=token)[0]
 
 
@@ -92,7 +92,7 @@ def test_json_equals_the_api(method: str, layer: int, capsys: pytest.CaptureFixt
     found = explain_json(capsys, SENTENCE, "--method", method, "--layer", str(layer))
     model, tokenizer = load_model()
     depth = len(find_layers(model))
-    keys = "text model method tokens token layer scores maps rollout predictions task raw_tokens rows windows"
+    keys = "text model method tokens token layer scores maps rollout predictions task raw_tokens rows windows residual"
     assert " ".join(found) == keys
     assert (found["text"], found["model"], found["method"]) == (SENTENCE, "agreement", method)
     assert found["tokens"] == tokenizer(SENTENCE).tokens()
@@ -230,8 +230,11 @@ def test_picture_file_can_be_named(folder: Path, capsys: pytest.CaptureFixture[s
     assert sorted(path.name for path in folder.iterdir()) == ["here.svg", "without_ending"]
     assert Image.open(folder / "without_ending").format == "PNG"
     svg = (folder / "here.svg").read_text("utf-8")
-    panels = re.findall(r"<!-- (layer \d+|rollout) -->", svg)
-    assert panels == [*(f"layer {index}" for index in range(len(find_layers(load_model()[0])))), "rollout"]
+    panels = re.findall(r"<!-- (layer \d+|rollout[^>]*) -->", svg)
+    assert panels == [
+        *(f"layer {index}" for index in range(len(find_layers(load_model()[0])))),
+        "rollout, residual 0.5",
+    ]
 
 
 def test_json_draws_only_on_request(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -406,8 +409,10 @@ def test_bad_explanation_says_why(arguments: list[str], message: str, capsys: py
             "unrecognized arguments: texts (put a text of several words between quotes); see captum-vz explain --help",
         ),
         (["explain", SENTENCE, "--html", "x.png"], "x.png is the name of a picture"),
-        ([], "required: COMMAND; see captum-vz --help"),
-        (["no-such-command"], "invalid choice: 'no-such-command'"),
+        (["no-such-command"], "there is no command 'no-such-command'. Pass one of explain, compare,"),
+        (["explian", SENTENCE], "there is no command 'explian' (did you mean explain?)"),
+        (["explain", SENTENCE, "--metod", "alti"], "unrecognized arguments: --metod alti (did you mean --method?)"),
+        (["explain", SENTENCE, "--residual", "half"], "--residual: 'half' is no share: pass one of 0.5, none, paper"),
     ],
 )
 def test_bad_command_says_why(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -604,6 +609,41 @@ sys.meta_path.insert(0, Interrupt())
     environment = os.environ | {"PYTHONPATH": path}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=root)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "captum-vz: stopped.\n")
+
+
+def test_bare_command_prints_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert out.startswith("usage: captum-vz")
+    assert "explain" in out
+
+
+def test_residual_of_the_rollout(capsys: pytest.CaptureFixture[str]) -> None:
+    """The rows of a rollout, and the rollout beside maps, have the residual that is asked for, and name it."""
+    model, tokenizer = load_model()
+    inputs = tokenizer(SENTENCE, return_tensors="pt")
+    for word, residual, named in (
+        ("0.5", 0.5, "residual 0.5"),
+        ("none", None, "no residual"),
+        ("paper", None, "no residual"),
+    ):
+        rollout = ValueZeroingRollout(model, residual=residual).attribute(inputs)[0]
+        for method in ("value-zeroing", "value-zeroing-rollout"):
+            found = explain_json(capsys, SENTENCE, "--method", method, "--residual", word)
+            torch.testing.assert_close(torch.tensor(found["rollout"]), rollout, rtol=1e-5, atol=1e-6)
+            assert found["residual"] == residual
+        torch.testing.assert_close(torch.tensor(found["scores"]), rollout[MASK], rtol=1e-5, atol=1e-6)
+        title = explain(capsys, SENTENCE, "--method", "value-zeroing-rollout", "--residual", word).splitlines()[0]
+        assert title.startswith(f"value-zeroing-rollout, layers 0 to 3, {named}")
+    figure = captum_vz.explain("agreement", SENTENCE).plot()
+    assert "rollout, residual 0.5" in [panel.get_title() for panel in figure.axes]
+
+
+def test_all_layers_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert explain(capsys, SENTENCE).splitlines()[-1] == "all 4 layers: --html FILE"
+    assert "--html" not in explain(capsys, SENTENCE, "--html", "page.html")
+    assert "--html" not in explain(capsys, SENTENCE, "--method", "random")
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -71,7 +72,7 @@ def tau_by_hand(scores: list[float], sizes: list[float]) -> float:
 def test_table_is_that_of_the_function(capsys: pytest.CaptureFixture[str]) -> None:
     """The numbers, the stars and the mark are those of the printed table. Columns are aligned at the right."""
     expected = compare(*load_model(), SENTENCE, CHOSEN, layer=1)
-    title, *lines = compared(capsys, "--layer", "1").splitlines()
+    title, *lines = compared(capsys, "--layer", "1", "--full").splitlines()
     assert title == "layer 1: how much [MASK] draws on each token"
     assert [line.split() for line in lines][2:] == [line.split() for line in str(expected).splitlines()][2:]
     assert len(lines) == 2 + len(expected.tokens)
@@ -79,7 +80,7 @@ def test_table_is_that_of_the_function(capsys: pytest.CaptureFixture[str]) -> No
 
 def test_layer_is_told_only_of_methods_with_layers(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", SENTENCE, "--methods", "random", "saliency"]) == 0
-    assert capsys.readouterr().out.startswith("how much [MASK] draws on each token\n")
+    assert capsys.readouterr().out.startswith("the tokens on which [MASK] draws most\n")
     assert main(["compare", SENTENCE, "--methods", "random", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["layer"] is None
 
@@ -132,7 +133,8 @@ def test_json_is_that_of_the_function(capsys: pytest.CaptureFixture[str]) -> Non
 
 @pytest.mark.parametrize("forms", [(), ("are", "is")])
 def test_truth_is_what_blanking_out_does(forms: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
-    options = [word for pair in zip(("--target", "--foil"), forms, strict=False) for word in pair]
+    given = forms or ("are",)  # the prediction; without a target, a foil is chosen
+    options = [word for pair in zip(("--target", "--foil"), given, strict=False) for word in pair]
     found = json.loads(compared(capsys, "--truth", "--json", *options))
     answer, falls = falls_by_hand(*forms)
     assert found["answer"] == (f"{forms[0]} rather than {forms[1]}" if forms else answer)
@@ -141,21 +143,77 @@ def test_truth_is_what_blanking_out_does(forms: tuple[str, ...], capsys: pytest.
     sizes = [abs(found["falls"][place]) for place in known]
     assert [found["falls"][place] for place in known] == pytest.approx([falls[place] for place in known], abs=1e-5)
     assert [found["truth"][place] for place in known] == pytest.approx([size / sum(sizes) for size in sizes])
-    for method, tau in found["kendall"].items():
-        scores = [found["scores"][method][place] for place in known]
-        assert tau == pytest.approx(tau_by_hand(scores, sizes)), method
+    clear = sum(size > max(sizes) / 100 for size in sizes)
+    assert (clear < 4) is bool(forms)  # with two forms, one word decides
+    for method, scores in found["scores"].items():
+        both = sum(min(scores[place], size / sum(sizes)) for place, size in zip(known, sizes, strict=True))
+        assert found["agreement"][method] == pytest.approx(both), method
+        tau = found["kendall"][method]
+        assert tau == (None if forms else pytest.approx(tau_by_hand([scores[place] for place in known], sizes))), method
+
+
+def test_foil_of_the_embedded_models(capsys: pytest.CaptureFixture[str]) -> None:
+    """The question of these models is number: the foil is the likeliest form of the other number."""
+    alone, named = (json.loads(compared(capsys, "--truth", "--json", *more)) for more in ((), ("--foil", "is")))
+    assert alone == named
+    assert "why are and not is, its likeliest form of the other number?" in compared(capsys, "--truth")
+    assert "its likeliest form" not in compared(capsys, "--truth", "--target", "are")
+
+
+def test_competing_answers_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    """A model whose question nobody knows, here the same model in a folder."""
+    for one in load_model():
+        one.save_pretrained("folder")
+    capsys.readouterr()
+    line = "are 0.51 competes with were 0.49: --foil were asks why are and not were"
+    assert line in compared(capsys, "--truth", "--model", "folder")
+    assert "competes" not in compared(capsys, "--truth", "--model", "folder", "--foil", "were")
+
+
+@pytest.mark.parametrize("columns", [60, 80, 200])
+@pytest.mark.parametrize("shell", [False, True])
+def test_methods_are_lines_that_fit(
+    columns: int, shell: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At most 80 columns, at most as many as the terminal has, and each method's strongest token first."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr("captum_vz.cli.output.columns_of_stdout", lambda: columns)
+    monkeypatch.setattr("captum_vz.cli.commands.compare.columns_of_stdout", lambda: columns)
+    for module in ("output", "commands.compare"):
+        monkeypatch.setattr(f"captum_vz.cli.{module}.is_terminal", lambda _: shell)
+    methods = ["value-zeroing-effect-layer", "value-zeroing-rollout", "attention", "alti"]
+    text = "the pictures of some extraordinarily hat [MASK] scaring marcus."
+    assert main(["compare", text, "--methods", *methods, "--truth"]) == 0
+    out = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out)
+    lines = [line for line in out.splitlines() if line.split()[:1] and line.split()[0] in methods and "." in line]
+    order = [line.split()[0] for line in lines]
+    assert sorted(order) == sorted(methods)
+    assert max(map(len, lines)) <= min(columns, 80)
+    if columns >= 80:
+        found = compare(*load_model(), text, methods, foil="is", truth=True)
+        for line in lines:
+            name, agrees, token, share = line.split()[:4]
+            best = int(found.scores[name].argmax())
+            assert float(agrees) == pytest.approx(found.agreement[name], abs=0.0051)
+            assert found.tokens[best].startswith(token.rstrip("…"))
+            assert float(share) == pytest.approx(
+                float(found.scores[name][best]), abs=0.051 if share == "1.0" else 0.0051
+            )
+        same = [found.agreement[name] for name in order if METHODS[name].joined is not None]
+        assert same == sorted(same, reverse=True)
 
 
 def test_truth_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = compared(capsys, "--truth").splitlines()
+    lines = compared(capsys, "--truth", "--full", "--target", "are", "--model", "agreement").splitlines()
     answer, falls = falls_by_hand()
     tokens = load_model()[1](SENTENCE).tokens()
     strongest = sorted((-abs(fall), place) for place, fall in enumerate(falls) if fall is not None)[:3]
     named = ", ".join(f"{tokens[place]} {falls[place]:+.2f}" for _, place in strongest)
     assert lines[-1] == f"blanking out: the probability of {answer} falls most without: {named}"
     assert lines[-2].split()[:2] == ["Kendall's", "tau"]
+    assert lines[-3].split()[0] == "agrees"
     assert lines[2].split()[:2] == ["token", "out"]  # the first column
-    shown = [line.split()[-len(CHOSEN) - 1] for line in lines[3:-2]]
+    shown = [line.split()[-len(CHOSEN) - 1] for line in lines[3:-3]]
     assert [fall for fall in shown if fall[0] in "+-"] == [f"{fall:+.3f}" for fall in falls if fall is not None]
 
 

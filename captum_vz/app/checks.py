@@ -7,6 +7,9 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import Tensor
+
 from captum_vz.app.models import Loaded
 from captum_vz.errors import ArgumentError
 from captum_vz.study import Table, compare
@@ -19,6 +22,8 @@ if TYPE_CHECKING:
 
 def depth_of(loaded: Loaded) -> int:
     """How many maps of layers there are. ALBERT's only layer runs as often as the configuration says."""
+    if loaded.model.config.is_encoder_decoder:  # the number in the configuration is that of one of its two stacks
+        return len(loaded.layers)
     return max(len(loaded.layers), getattr(loaded.model.config, "num_hidden_layers", 0))
 
 
@@ -32,6 +37,11 @@ def check_layer(layer: int, depth: int, option: str) -> None:
 
 def check_room(text: str, loaded: Loaded, new: int) -> None:
     """Refuse a text that is too long for the model with this number of new tokens."""
+    if loaded.model.config.is_encoder_decoder:  # the new tokens are a text of their own
+        room = getattr(loaded.model.config, "max_position_embeddings", None) or new
+        if new > room:
+            raise ArgumentError(f"the model writes at most {room} tokens: ask for at most {room} new tokens.")
+        return
     most, count = max_tokens(loaded.model, loaded.tokenizer), len(loaded.tokenizer(text)["input_ids"])
     room = new if most is None else most - count + 1  # the last new token is no input
     if new > room:
@@ -83,6 +93,7 @@ def compared(
     foil: str | None = None,
     advance: Callable[[str], object] | None = None,
     option: str = "",
+    residual: float | str | None = 0.5,
 ) -> Table:
     """:func:`~captum_vz.study.compare` for a model that was loaded by its name.
 
@@ -110,6 +121,7 @@ def compared(
             layer=layer,
             layers=layers,
             token=token,
+            residual=residual,
             advance=advance,
         )
     except ValueError as error:
@@ -158,3 +170,24 @@ def blanked_out(
         raise _named(error, option) from error
     target_ids, foil_ids = ([word_id(tokenizer, word)] if word is not None else None for word in (target, foil))
     return blank_out_text(model, tokenizer, prepared, target_ids, foil_ids)
+
+
+def rivals(text: str, loaded: Loaded, token: str | None, option: str = "") -> list[tuple[str, float]]:
+    """All words of the vocabulary with their probabilities at the explained token, the likeliest first.
+
+    Raises:
+        ArgumentError: There is no such token.
+    """
+    model, tokenizer, _ = loaded
+    try:
+        prepared = prepare_text(model, tokenizer, text, token)
+    except ValueError as error:
+        raise _named(error, option) from error
+    with torch.no_grad():
+        logits = getattr(model(**prepared.inputs), "logits", None)
+    if not isinstance(logits, Tensor) or logits.ndim != 3:
+        return []
+    shares, ids = logits[0, prepared.token].float().softmax(-1).sort(descending=True)
+    return [
+        (tokenizer.decode([number]).strip(), share) for number, share in zip(ids.tolist(), shares.tolist(), strict=True)
+    ]

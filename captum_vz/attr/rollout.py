@@ -31,9 +31,9 @@ class Rollout(MapAggregation):
             :class:`~captum_vz.attr.ModelFreeAttribution`. Its `layer` is a list of layers in the order in which they
             run.
         residual: How each map accounts for the residual connection, see
-            :func:`~captum_vz.functional.add_residual`. None for maps that include the residual connection (Value
-            Zeroing, ALTI, norms with the residual). 0.5, "renormalize" or "add" for maps of the attention alone
-            (weights, norms of the attention's vectors).
+            :func:`~captum_vz.functional.add_residual`. None for maps that include the residual connection (ALTI, norms
+            with the residual). 0.5, "renormalize" or "add" for maps of the attention alone (weights, norms of the
+            attention's vectors). For maps of Value Zeroing see :class:`~captum_vz.ValueZeroingRollout`.
         per_receptive_field: Whether to divide the scores of each input token by the number of output tokens that the
             token reaches. Rows are normalised after that. Meant for causal models: early tokens reach more tokens.
         other_mixing: How to treat token mixing outside the attention of the given layers (recurrent or convolutional

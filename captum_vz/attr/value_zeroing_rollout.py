@@ -20,8 +20,9 @@ class ValueZeroingRollout(Rollout):
     .. math:: R_0 = \hat C_0, \qquad R_l = \hat C_l R_{l-1}
 
     where :math:`\hat C_l` is the map of layer l, see :class:`~captum_vz.ValueZeroing`. `Mohebbi et al., EACL 2023
-    <https://aclanthology.org/2023.eacl-main.245>`_. The rollout (Abnar & Zuidema 2020) adds no residual, because the
-    maps include the residual connection.
+    <https://aclanthology.org/2023.eacl-main.245>`_. The paper's rollout (Abnar & Zuidema 2020) adds no residual. But a
+    row holds shares of changes, and what the residual connection carries does not change: it has no share in any row.
+    With `residual=0.5` it has half of each row.
 
     If a layer runs more than once in a pass (ALBERT), each run contributes one map. Maps are multiplied in float64.
     :meth:`attribute` describes its arguments, results and errors.
@@ -32,7 +33,8 @@ class ValueZeroingRollout(Rollout):
             `captum_vz.find_layers` returns them.
         device_ids: The device ids of a DataParallel model. Needed only if `forward_func` is a function that runs it.
         residual: How each map accounts for the residual connection, see
-            :func:`~captum_vz.functional.add_residual`. None is the paper's choice.
+            :func:`~captum_vz.functional.add_residual`. None is the paper's choice: take it to compare with the paper.
+            0.5: take it to read from which tokens a token is built. The command, `explain` and `compare` take 0.5.
         distance: The distance of two outputs: "cosine", "euclidean", "l1", or a function `(..., d), (..., d) -> (...)`.
         attention: Must be "self".
         heads: The query heads in which values are zeroed, see :class:`~captum_vz.ValueZeroing`.

@@ -7,9 +7,10 @@ import io
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import NoReturn
+from typing import Final, NoReturn
 
 from captum_vz import __version__
+from captum_vz._names import meant
 from captum_vz.cli.commands.compare import add_compare
 from captum_vz.cli.commands.demo import add_demo
 from captum_vz.cli.commands.explain import add_explain
@@ -20,6 +21,17 @@ from captum_vz.cli.commands.study import add_study, with_config
 from captum_vz.cli.commands.verify import add_verify
 from captum_vz.cli.errors import CommandError, remarks_as_lines, tell
 from captum_vz.cli.options import HelpFormatter
+
+COMMANDS: Final = {
+    "explain": add_explain,
+    "compare": add_compare,
+    "generate": add_generate,
+    "study": add_study,
+    "paper": add_paper,
+    "verify": add_verify,
+    "demo": add_demo,
+    "lab": add_lab,
+}
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
@@ -49,6 +61,9 @@ def _run(arguments: Sequence[str]) -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # the terminal may not encode a token's characters
     commands = parser()
+    if not arguments:
+        commands.print_help()
+        return
     try:
         options = _parsed(commands, arguments)
         if options.command == "study" and options.config is not None:
@@ -63,10 +78,15 @@ def _run(arguments: Sequence[str]) -> None:
 
 
 def _parsed(commands: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
+    if arguments and not arguments[0].startswith("-") and arguments[0] not in COMMANDS:
+        names = ", ".join(COMMANDS)
+        commands.error(f"there is no command {arguments[0]!r}{meant(arguments[:1], COMMANDS)}. Pass one of {names}")
     options, rest = commands.parse_known_args(arguments)
     if rest:
-        quoted = "" if rest[0].startswith("-") else " (put a text of several words between quotes)"
-        options.parser.error(f"unrecognized arguments: {' '.join(rest)}{quoted}")
+        wrong = [one.partition("=")[0] for one in rest if one.startswith("-")]
+        known = [name for action in options.parser._actions for name in action.option_strings]
+        hint = meant(wrong, known) if wrong else " (put a text of several words between quotes)"
+        options.parser.error(f"unrecognized arguments: {' '.join(rest)}{hint}")
     return options
 
 
@@ -94,6 +114,6 @@ def parser() -> argparse.ArgumentParser:
     )
     found.add_argument("--version", action="version", version=f"captum-vz {__version__}")
     commands = found.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for add in (add_explain, add_compare, add_generate, add_study, add_paper, add_verify, add_demo, add_lab):
+    for add in COMMANDS.values():
         add(commands)
     return found

@@ -16,7 +16,7 @@ from captum_vz.app.models import AGREEMENT, CAUSAL, MINILM, Loaded
 from captum_vz.cli.errors import CommandError, tell
 from captum_vz.errors import ArgumentError
 from captum_vz.study.examples.text import PreparedText, prepare_text
-from captum_vz.study.methods import METHODS
+from captum_vz.study.methods import DEFAULT_METHODS, METHODS, residual_text
 from captum_vz.study.scoring.given import load_plugin
 
 #: What `--model` takes, in all commands.
@@ -73,6 +73,37 @@ def add_outputs(sub: argparse.ArgumentParser, output: str, json: str) -> None:
     sub.add_argument("--json", action="store_true", help=f"print {json} as JSON")
 
 
+RESIDUALS: Final = {"0.5": 0.5, "none": None, "paper": "paper"}
+
+
+def add_residual(sub: argparse.ArgumentParser, default: float | str = 0.5) -> None:
+    """Add `--residual`."""
+    sub.add_argument(
+        "--residual",
+        type=_residual,
+        default=default,
+        metavar="SHARE",
+        help="what rollouts and flows add to the map of each layer for the residual connection: 0.5, half of each row; "
+        "none; or paper, the choice of each method's paper, which for value-zeroing-rollout is none (default: "
+        "%(default)s)",
+    )
+
+
+def _residual(word: str) -> float | str | None:
+    if word not in RESIDUALS:
+        raise argparse.ArgumentTypeError(f"{word!r} is no share: pass one of {', '.join(RESIDUALS)}")
+    return RESIDUALS[word]
+
+
+def methods_of(options: argparse.Namespace) -> Any:
+    """The methods of a study. Rollouts with another residual than their paper's have names of their own."""
+    found = {}
+    for name in options.methods or DEFAULT_METHODS:
+        method = METHODS[name].with_residual(options.residual)
+        found[name if method is METHODS[name] else f"{name} ({residual_text(method.residual)})"] = method
+    return found
+
+
 def slow() -> str:
     """The names of the methods that are run only if they are named."""
     return ", ".join(name for name, method in METHODS.items() if method.slow)
@@ -82,6 +113,7 @@ def add_run(sub: argparse.ArgumentParser) -> None:
     """Add the options of the commands that run many sentences. Names of methods are checked after plugins are read."""
     names = f"of {', '.join(METHODS)}, or of a plugin (default: all except {slow()})"
     sub.add_argument("--methods", nargs="+", metavar="METHOD", help=names)
+    add_residual(sub, "paper")
     sub.add_argument(
         "--plugin",
         type=Path,

@@ -171,6 +171,15 @@ def bar_cell(share: float, width: int = BAR) -> Any:
     return Text(drawn, style=BLUE) + Text("·" * (width - len(drawn)), style=TRACK)
 
 
+def joined_cell(words: str, drawn: str) -> Any:
+    """Words and a bar in one cell."""
+    if not is_terminal(sys.stdout):
+        return words + drawn
+    from rich.text import Text
+
+    return Text(words, no_wrap=True) + Text(drawn, style=BLUE)
+
+
 def _console() -> Any:
     from rich.console import Console
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from matplotlib.figure import Figure
 
-from captum_vz import ValueZeroing, ValueZeroingRollout, __version__
+from captum_vz import __version__
 from captum_vz.app.checks import check_room
 from captum_vz.app.checks import remarks as remarks_on
 from captum_vz.app.explaining.explain import Wish, explain_subject
@@ -153,9 +153,8 @@ class Answers:
         for remark in remarks_on(text, loaded, prepared, str(prepared.token), ""):
             warnings.warn(remark, stacklevel=2)
         check_room(text, loaded, int(count))
-        kind = {"value-zeroing": ValueZeroing, "value-zeroing-rollout": ValueZeroingRollout}[method]
         found: GenerationAttribution = attribute_generation(
-            loaded.model, loaded.tokenizer, text, kind, int(count), do_sample=False
+            loaded.model, loaded.tokenizer, text, method, int(count), do_sample=False
         )
         mask = found.mask(*hidden)
         if mask.all():

@@ -156,7 +156,7 @@ def _generate_tab(gr: Any, answers: Answers) -> None:
                 max_length=limits.max_characters,
                 elem_id="prompt",
             )
-            hidden = gr.CheckboxGroup(list(KINDS), value=["special"], label="Leave out prompt tokens", elem_id="hidden")
+            hidden = gr.CheckboxGroup(list(KINDS), value=[], label="Leave out prompt tokens", elem_id="hidden")
         with gr.Column(scale=2):
             model = _model_field(gr, answers, CAUSAL, "causal-model")
             method = gr.Radio(["value-zeroing", "value-zeroing-rollout"], value="value-zeroing-rollout", label="Method")

@@ -62,8 +62,8 @@ def rollout(maps: Iterable[Tensor], residual: Residual = None) -> list[Tensor]:
     .. math:: R_0 = S_0, \qquad R_l = S_l R_{l-1}
 
     :math:`S_l` is the map of layer l with its residual added (`Abnar & Zuidema 2020
-    <https://aclanthology.org/2020.acl-main.385>`_, equation 1). Maps of Value Zeroing include the residual, so
-    leave `residual` None for them.
+    <https://aclanthology.org/2020.acl-main.385>`_, equation 1). Maps of ALTI include the residual, so leave `residual`
+    None for them. For maps of Value Zeroing see :class:`~captum_vz.ValueZeroingRollout`.
 
     Args:
         maps: One map `(batch, tokens, tokens)` for each layer, first layer first, or all maps in one tensor

@@ -45,6 +45,7 @@ def attribute_generation(
     attention_mask: Tensor | None = None,
     seed: int | None = None,
     method_options: dict[str, Any] | None = None,
+    residual: float | str | None = 0.5,
     **generate_kwargs: Any,
 ) -> Any:
     r"""How much each generated token depends on each token of its prompt, in each layer.
@@ -81,6 +82,8 @@ def attribute_generation(
         attention_mask: 0 for the padding of prompts that are tensors, `(batch, tokens)`.
         seed: The seed of sampling. The random state of torch is put back. None: the state of torch is used.
         method_options: Further arguments for the method's `attribute`, such as `perturbations_per_eval`.
+        residual: What a rollout that is given by its name adds to each map for the residual connection, see
+            :func:`~captum_vz.study.compare`. A class or an object has a `residual` of its own.
         generate_kwargs: Further arguments for `model.generate`: `do_sample`, `num_beams` (the chosen text is
             attributed), `eos_token_id`, `past_key_values` or `cache` (of the first tokens of the prompt), and so on.
             Arguments that change the inputs of the model, such as `inputs_embeds`, are refused.
@@ -105,17 +108,18 @@ def attribute_generation(
         generate_kwargs["max_new_tokens"] = MAX_NEW_TOKENS
     prompts, several = read_prompts(tokenizer, prompt, attention_mask, prompt_length)
     texts, several = finish_texts(model, tokenizer, prompts, generated, several, seed, generate_kwargs)
-    method, options = _named(method, method_options or {})
+    method, options = _named(method, method_options or {}, residual)
     ready = build_method(method, model, tokenizer)
     found = [_attributed(ready, model, tokenizer, text, options) for text in texts]
     return found if several else found[0]
 
 
-def _named(method: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+def _named(method: Any, options: dict[str, Any], residual: Any) -> tuple[Any, dict[str, Any]]:
     """What a registered name stands for, and the options of `attribute`. Anything else is returned as it is."""
     if not isinstance(method, str):
         return method, options
-    row = METHODS[known_name("method", method, [name for name, one in METHODS.items() if one.generative is not None])]
+    name = known_name("method", method, [name for name, one in METHODS.items() if one.generative is not None])
+    row = METHODS[name].with_residual(residual)
     return row.generative, {**row.options, **options}
 
 
@@ -367,7 +371,8 @@ def _names(method: Any, count: int) -> tuple[str, ...]:
     if isinstance(method, (ALTILogit, ValueZeroingEffect, TokenAttribution)):
         return ("output",)
     if isinstance(method, MapAggregation):
-        return ("layer 0", *(f"layers 0 to {index}" for index in range(1, count)))
+        added = "" if method.residual is None else f", residual {method.residual}"
+        return (f"layer 0{added}", *(f"layers 0 to {index}{added}" for index in range(1, count)))
     return tuple(f"layer {index}" for index in range(count))
 
 

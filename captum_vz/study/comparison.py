@@ -19,16 +19,16 @@ from captum_vz.study.examples.text import prepare_text, word_id
 from captum_vz.study.methods import (
     COMPARED_METHODS,
     DEFAULT_METHODS,
+    METHODS,
     Batch,
     Method,
     encoder_of,
-    family_of,
     joined_first,
 )
 from captum_vz.study.scoring.given import checked_rows, given_methods
 from captum_vz.visualization import draw_comparison
 from captum_vz.visualization._files import comma_separated, written
-from captum_vz.visualization.pictures.comparison import kendall_tau
+from captum_vz.visualization.pictures.comparison import clear_tau, overlap
 from captum_vz.visualization.pictures.parts.style import MARK
 from captum_vz.visualization.terminal import printable
 
@@ -48,6 +48,7 @@ def compare(
     layers: list[nn.Module] | None = None,
     token: int | str | None = None,
     truth: bool = False,
+    residual: float | str | None = 0.5,
     advance: Callable[[str], object] | None = None,
 ) -> Table:
     """How much a token of a text draws on each of its tokens, by several methods: one table, tokens by methods.
@@ -72,8 +73,12 @@ def compare(
         layers: The layers of the model, if :func:`~captum_vz.find_layers` does not find them.
         token: The token that is explained, by its position (negative ones count from the end) or as it is written.
             None: the mask or, without a mask, the last token that is no special token.
-        truth: Whether to add what blanking out each token does to the prediction at `token`, with Kendall's rank
-            correlation of each method with it. It needs the extra `study`, and one forward pass for each token.
+        truth: Whether to add what blanking out each token does to the prediction at `token`, and how far each method
+            agrees with it. It needs the extra `study`, and one forward pass for each token. Without a `foil` it also
+            counts which of two words fits better that are both right: pass one that differs in what you ask.
+        residual: What registered rollouts and flows add to each map for the residual connection. 0.5: half of each row.
+            None: nothing. "paper": the choice of the method's paper. Methods whose maps hold the residual connection
+            (ALTI, GlobEnc), and classes that you pass, are not changed.
         advance: Called with the name of each method before it runs, for a progress bar.
 
     Returns:
@@ -95,7 +100,8 @@ def compare(
     """
     several: tuple[str, ...] | None = COMPARED_METHODS if methods is None else None
     several = DEFAULT_METHODS if isinstance(methods, str) and methods == "all" else several
-    chosen = given_methods(methods if several is None else several)
+    given = given_methods(methods if several is None else several)
+    chosen = {name: method.with_residual(residual) for name, method in given.items()}
     model = encoder_of(model)
     layers = find_layers(model) if layers is None else layers
     text = prepare_text(model, tokenizer, inputs, token)
@@ -134,6 +140,18 @@ def _rows(
     if not found:
         raise RefusedError(f"No method can explain this model: {next(iter(refused.values()))}")
     return {name: found[name] for name in methods if name in found}, refused
+
+
+def family_of(name: str) -> str:
+    """What kind of method a name is of, for pictures that keep kinds together: empty if the name is unknown."""
+    method = METHODS.get(name)
+    if method is None:
+        return ""
+    if method.joined is not None:
+        return "joins layers"
+    if method.explains_output:
+        return "explains the output"
+    return "a layer" if method.maps is not None else "without a model"
 
 
 #: The name of the column of the truth.
@@ -185,8 +203,9 @@ class Table:
         rows = zip(*_aligned([[""] * height + places, [""] * height + list(self.tokens), *columns]), strict=True)
         omitted = [f"without {name}: {reason}" for name, reason in self.refused.items()]
         if self.truth is not None:
-            taus = ", ".join(f"{name} {tau:.2f}" for name, tau in self.agreement.items())
-            omitted = [f"Kendall's tau with {TRUTH}: {taus}", *omitted]
+            for what, found in (("Kendall's tau", self.kendall), ("agrees", self.agreement)):
+                numbers = ", ".join(f"{name} {one:.2f}" for name, one in found.items() if one == one)
+                omitted = [f"{what} with {TRUTH}: {numbers}", *omitted] if numbers else omitted
         return "\n".join([*("  ".join(row).rstrip() for row in rows), *omitted])
 
     def _repr_html_(self) -> str:
@@ -207,7 +226,7 @@ class Table:
         return f"<table><tr><th></th>{heads}</tr>{''.join(rows)}</table>{omitted}"
 
     def plot(self, **options: Any) -> Figure:
-        """The table as a figure: methods down, tokens across, the truth above them with Kendall's tau at the right.
+        """The table as a figure: methods down, tokens across, the truth above them, at the right how far they agree.
 
         Methods that join layers, methods that explain the output, and methods without a model stand apart. Each method
         is labelled with its layers. The explained token's column is marked. Cells that round to 0.00 have no number.
@@ -227,10 +246,26 @@ class Table:
 
     @property
     def agreement(self) -> dict[str, float]:
-        """Kendall's rank correlation of each method with the truth. Empty without a truth; NaN without an order."""
+        r"""How far each method agrees with the truth, from 0 to 1. Empty without a truth.
+
+        .. math:: 1 - \tfrac12 \textstyle\sum_j \lvert s_j - b_j \rvert
+
+        s are the method's shares and b those of the truth. It is the part of the shares that lies on the same tokens.
+        A token that is not blanked out has the truth 0. NaN if blanking out changes nothing.
+        """
         if self.truth is None:
             return {}
-        return {name: kendall_tau(column, self.truth) for name, column in self.scores.items()}
+        return {name: overlap(column, self.truth) for name, column in self.scores.items()}
+
+    @property
+    def kendall(self) -> dict[str, float]:
+        """Kendall's rank correlation of each method with the truth. Empty without a truth.
+
+        NaN if fewer than four entries of the truth exceed a hundredth of the largest: the order of the others is noise.
+        """
+        if self.truth is None:
+            return {}
+        return {name: clear_tau(column, self.truth) for name, column in self.scores.items()}
 
     def to_pandas(self) -> pd.DataFrame:
         """A DataFrame with a row for each token and a column for each method. It needs pandas, of the extra `study`."""
@@ -256,8 +291,9 @@ class Table:
             "scopes": dict(self.scopes),
         }
         if self.truth is not None:
-            taus = {name: None if tau != tau else tau for name, tau in self.agreement.items()}
-            fields |= {"truth": [None if one == "" else one for one in _known(self.truth)], "kendall": taus}
+            fields["truth"] = [None if one == "" else one for one in _known(self.truth)]
+            for key, found in (("agreement", self.agreement), ("kendall", self.kendall)):
+                fields[key] = {name: None if one != one else one for name, one in found.items()}
         return written(json.dumps(fields, ensure_ascii=False), path)
 
     def to_markdown(self, path: str | Path | None = None) -> str:

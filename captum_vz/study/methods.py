@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
@@ -33,7 +33,7 @@ from captum_vz import (
 )
 from captum_vz._names import chosen_names
 from captum_vz.attr import LayerMaps, MapAggregation, MapRun
-from captum_vz.errors import UnsupportedLayerError
+from captum_vz.errors import ArgumentError, UnsupportedLayerError
 from captum_vz.functional import normalize_rows
 
 #: A class of layer maps, or a function with its options, called with the model and the layers.
@@ -41,6 +41,11 @@ MapsClass = Callable[..., LayerMaps]
 
 #: A class that joins the maps of many layers, or a function, called with the model and the layers.
 JoinedClass = Callable[..., MapAggregation]
+
+#: What joined maps add for the residual connection: half of each row, nothing, or the choice of the method's paper.
+RESIDUALS: Final = (0.5, None, "paper")
+#: The residual of methods whose maps hold the residual connection, and of methods that join no maps.
+INSIDE: Final = "inside"
 
 
 class Batch:
@@ -227,6 +232,8 @@ class Method:
         version: Names the code of a method of your own. None: a digest of its source does.
         own: Whether it is a method of your own, not of this package.
         source: The class, object or function that it was made of. None: `rows`.
+        residual: What `joined` adds to each map for the residual connection: 0.5 or None, see
+            :func:`~captum_vz.functional.add_residual`. "inside": the maps hold it, or no maps are joined.
     """
 
     title: str
@@ -241,6 +248,18 @@ class Method:
     version: str | None = None
     own: bool = False
     source: Any = None
+    residual: float | str | None = INSIDE
+
+    def with_residual(self, residual: Any) -> Method:
+        """The method with another `residual`; "paper": its own. Methods whose maps hold the residual are unchanged."""
+        if isinstance(residual, bool) or residual not in RESIDUALS:
+            raise ArgumentError(f"residual is {residual!r}: pass 0.5, None or 'paper'.")
+        if self.residual == INSIDE or residual in ("paper", self.residual):
+            return self
+        assert self.joined is not None and self.maps is not None
+        kind = partial(self.joined, residual=residual)
+        rows = partial(Batch.joined_rows, kind=kind, maps=self.maps, all_layers=self.layered)
+        return replace(self, rows=rows, joined=kind, residual=residual)
 
     @property
     def generative(self) -> Any:
@@ -248,10 +267,20 @@ class Method:
         return self.joined or self.maps or self.of_text
 
     def scope(self, layer: int) -> str:
-        """The layers whose scores are shown if `layer` is asked for, such as "layer 3" or "layers 0 to 3"."""
+        """What is shown if `layer` is asked for, such as "layer 3" or "layers 0 to 3, residual 0.5"."""
+        added = residual_text(self.residual)
         if not self.layered:
-            return "" if self.maps is None and not self.explains_output else "all layers"
-        return f"layers 0 to {layer}" if self.joined is not None and layer else f"layer {layer}"
+            found = "" if self.maps is None and not self.explains_output else "all layers"
+        else:
+            found = f"layers 0 to {layer}" if self.joined is not None and layer else f"layer {layer}"
+        return ", ".join(filter(None, [found, added]))
+
+
+def residual_text(residual: float | str | None) -> str:
+    """What joined maps add for the residual connection, in words; empty if the maps hold it."""
+    if residual == INSIDE:
+        return ""
+    return "no residual" if residual is None else f"residual {residual}"
 
 
 def layer_method(title: str, maps: MapsClass, slow: bool = False) -> Method:
@@ -259,10 +288,10 @@ def layer_method(title: str, maps: MapsClass, slow: bool = False) -> Method:
     return Method(title, lambda batch: batch.layer_rows(maps), layered=True, maps=maps, slow=slow)
 
 
-def _joined(title: str, kind: JoinedClass, maps: MapsClass, *, layered: bool = True, slow: bool = False) -> Method:
-    """A method that joins the layers' maps, up to each layer or only through all layers."""
+def _joined(title: str, kind: JoinedClass, maps: MapsClass, residual: Any = INSIDE, layered: bool = True) -> Method:
+    """A method that joins the layers' maps, up to each layer or, which is slow, only through all layers."""
     rows = partial(Batch.joined_rows, kind=kind, maps=maps, all_layers=layered)
-    return Method(title, rows, layered=layered, maps=maps, joined=kind, slow=slow)
+    return Method(title, rows, layered=layered, maps=maps, joined=kind, slow=not layered, residual=residual)
 
 
 def _effect(title: str, together: bool) -> Method:
@@ -287,9 +316,9 @@ def baseline_method(title: str, kind: Any) -> Method:
     return Method(title, rows, of_text=kind)
 
 
-def _norm_rollout(model: Any, layers: Any) -> Rollout:
+def _norm_rollout(model: Any, layers: Any, residual: Any = 0.5) -> Rollout:
     """Norms of what the attention alone sums. The residual connection is added as for attention weights."""
-    return Rollout(LayerAttentionNorm(model, layers), residual=0.5)
+    return Rollout(LayerAttentionNorm(model, layers), residual=residual)
 
 
 _shapley: Final = partial(gated_rows, ShapleyValueSampling, n_samples=25, perturbations_per_eval=16)
@@ -301,11 +330,11 @@ _hidden: Final = partial(HiddenTokenAttribution, probes=64)
 #: All methods by their names. To add a method, add one row.
 METHODS: Final[dict[str, Method]] = {
     "value-zeroing": layer_method("Value Zeroing", ValueZeroing),
-    "value-zeroing-rollout": _joined("Value Zeroing, rollout", ValueZeroingRollout, ValueZeroing),
+    "value-zeroing-rollout": _joined("Value Zeroing, rollout", ValueZeroingRollout, ValueZeroing, None),
     "attention": layer_method("attention", LayerAttention),
-    "attention-rollout": _joined("attention rollout", AttentionRollout, LayerAttention),
+    "attention-rollout": _joined("attention rollout", AttentionRollout, LayerAttention, 0.5),
     "attention-norm": layer_method("attention norm", LayerAttentionNorm),
-    "attention-norm-rollout": _joined("attention norm, rollout", _norm_rollout, LayerAttentionNorm),
+    "attention-norm-rollout": _joined("attention norm, rollout", _norm_rollout, LayerAttentionNorm, 0.5),
     "globenc": _joined("GlobEnc", GlobEnc, _encoder_norm),
     "globenc-layer": layer_method("GlobEnc, a layer", _encoder_norm),
     "alti": _joined("ALTI", ALTI, LayerALTI),
@@ -314,7 +343,7 @@ METHODS: Final[dict[str, Method]] = {
     "value-zeroing-effect-layer": _effect("Value Zeroing's effect, a layer", together=False),
     "value-zeroing-shapley": Method("Value Zeroing, Shapley", _shapley, explains_output=True, slow=True),
     "value-zeroing-integrated": Method("Value Zeroing, integrated", _integrated, explains_output=True, slow=True),
-    "attention-flow": _joined("attention flow", AttentionFlow, LayerAttention, layered=False, slow=True),
+    "attention-flow": _joined("attention flow", AttentionFlow, LayerAttention, 0.5, layered=False),
     "attention-gradient": Method(
         "attention × gradient",
         attention_gradient_rows,
@@ -360,18 +389,6 @@ def check_methods(methods: Iterable[str] | None) -> tuple[str, ...]:
 def joined_first(names: Iterable[str], methods: Mapping[str, Method]) -> list[str]:
     """The names, methods that join maps first. Methods that need rows of these maps then find them."""
     return sorted(names, key=lambda name: methods[name].joined is None)
-
-
-def family_of(name: str) -> str:
-    """What kind of method a name is of, for pictures that keep kinds together: empty if the name is unknown."""
-    method = METHODS.get(name)
-    if method is None:
-        return ""
-    if method.joined is not None:
-        return "joins layers"
-    if method.explains_output:
-        return "explains the output"
-    return "a layer" if method.maps is not None else "without a model"
 
 
 def rollout_of(method: Method) -> Method | None:

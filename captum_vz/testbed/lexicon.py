@@ -161,3 +161,18 @@ PREDICATES: Final = tuple(
     for adverb in ("", "not", "still", "always", "never")
     for state in (*ADJECTIVES, "here", "at home", "on the table", "in the kitchen", "near the door")
 )
+
+
+def other_number(word: str) -> tuple[str, ...]:
+    """The forms of the other number that can stand in the place of a form. Empty for a word without such forms.
+
+    >>> other_number("are")[:4], other_number("herself"), other_number("hat")
+    (('is', 'was', 'has', 'does'), ('themselves',), ())
+    """
+    verbs = tuple(dict.fromkeys((singular, plural) for singular, plural, _ in PREDICATES))
+    reflexives = tuple((reflexive, "themselves") for _, reflexive in REFLEXIVES)
+    for pairs in (verbs, reflexives, NUMBERED):
+        for own, other in (tuple(zip(*pairs, strict=True)), tuple(zip(*pairs, strict=True))[::-1]):
+            if word in own and word not in other:
+                return tuple(dict.fromkeys(form for form in other if form not in own))
+    return ()

@@ -66,7 +66,7 @@ class Check:
 
 @dataclass(frozen=True)
 class VerificationReport:
-    """What :func:`captum_vz.verify` found. `str(report)` is a table with the verdict under it.
+    """What :func:`captum_vz.verify` found. `str(report)` is the verdict, with a table under it.
 
     Attributes:
         layers: The class names of the layers.
@@ -116,12 +116,12 @@ class VerificationReport:
         return json.dumps({**found, "checks": checks})
 
     def __str__(self) -> str:
-        """A table with one line for each kind of check, of the layer that is worst, and the verdict."""
+        """The verdict, and a table with one line for each kind of check, of the layer that is worst."""
         lines = self.lines()
         widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
         table = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines]
         notes = [f"{name}: {note}" for name, note in self.notes()]
-        return "\n".join([*(line.rstrip() for line in table), *notes, self.verdict])
+        return "\n".join([self.verdict, *(line.rstrip() for line in table), *notes])
 
     def lines(self) -> list[tuple[str, ...]]:
         """The table: its heads, and the cells of one line for each kind of check."""

@@ -37,8 +37,8 @@ from captum_vz.errors import ArgumentError, RefusedError
 from captum_vz.functional import normalize_rows
 from captum_vz.metrics import kendall
 from captum_vz.study import COMPARED_METHODS, DEFAULT_METHODS, METHODS, Table, compare
+from captum_vz.study.comparison import family_of
 from captum_vz.study.examples.text import prepare_text
-from captum_vz.study.methods import family_of
 from captum_vz.study.scoring.truth import blank_out_text
 from captum_vz.testbed import load_model
 from tests.study.conftest import Decoder, Shipped
@@ -53,7 +53,7 @@ LAYER_METHODS = {
     "alti-layer": LayerALTI,
 }
 ROLLED_OUT = {
-    "value-zeroing-rollout": ValueZeroingRollout,
+    "value-zeroing-rollout": partial(ValueZeroingRollout, residual=0.5),
     "attention-rollout": AttentionRollout,
     "globenc": GlobEnc,
     "alti": ALTI,
@@ -335,7 +335,11 @@ def test_truth_is_what_blanking_out_does(shipped: Shipped) -> None:
     known = ~expected.isnan()
     for name, column in table.scores.items():
         tau = kendall(column[None], table.truth.nan_to_num()[None], known[None]).item()
-        assert table.agreement[name] == pytest.approx(tau)
+        assert table.kendall[name] == pytest.approx(tau)
+        both = sum(
+            min(one, other) for one, other in zip(column.tolist(), table.truth.nan_to_num().tolist(), strict=True)
+        )
+        assert table.agreement[name] == pytest.approx(both)
 
 
 def test_truth_between_two_forms(shipped: Shipped) -> None:
@@ -344,6 +348,29 @@ def test_truth_between_two_forms(shipped: Shipped) -> None:
     assert table.truth is not None
     assert table.tokens[int(table.truth.nan_to_num().argmax())] == "pictures"
     assert table.truth.nansum() == pytest.approx(1)
+    assert table.kendall["position"] != table.kendall["position"]  # one word decides: the order of others is noise
+
+
+def test_residual_of_rollouts(shipped: Shipped) -> None:
+    """Registered rollouts add the residual that is asked for. Maps that hold it, and classes, stay as they are."""
+    model, tokenizer = shipped
+    inputs = tokenizer(SENTENCE, return_tensors="pt")
+    names = ["value-zeroing-rollout", "attention-rollout", "alti"]
+
+    def row(kind: Any, **options: Any) -> Any:
+        return kind(model, **options).attribute(inputs, token=MASK)[0].double()
+
+    for residual, own in ((0.5, (0.5, 0.5)), (None, (None, None)), ("paper", (None, 0.5))):
+        table = compare(model, tokenizer, SENTENCE, names, residual=residual)
+        expected = [row(ValueZeroingRollout, residual=own[0]), row(AttentionRollout, residual=own[1]), row(ALTI)]
+        for name, one in zip(names, expected, strict=True):
+            torch.testing.assert_close(table.scores[name], one, rtol=1e-5, atol=1e-6)
+        words = ["no residual" if one is None else "residual 0.5" for one in own]
+        assert [*table.scopes.values()] == [*(f"layers 0 to 3, {word}" for word in words), "layers 0 to 3"]
+    table = compare(model, tokenizer, SENTENCE, ValueZeroingRollout)
+    torch.testing.assert_close(*table.scores.values(), row(ValueZeroingRollout), rtol=1e-5, atol=1e-6)
+    with pytest.raises(ArgumentError, match=r"residual is 0\.7: pass 0\.5, None or 'paper'"):
+        compare(model, tokenizer, SENTENCE, names, residual=0.7)
 
 
 def test_truth_is_shown_and_exported(table: Table) -> None:
@@ -352,12 +379,14 @@ def test_truth_is_shown_and_exported(table: Table) -> None:
     lines = str(table).splitlines()
     assert lines[2].split() == ["0", "$a|b$", "0.750*", "0.000", "0.500*"]
     assert lines[4].split() == [">", "2", "[MASK]", "0.000", "0.250"]
-    assert lines[5] == "Kendall's tau with blank-out: value-zeroing -1.00, alti 1.00"
+    assert lines[5] == "agrees with blank-out: value-zeroing 0.25, alti 0.75"
     head, *_, last = csv.reader(io.StringIO(table.to_csv()))
     assert head == ["token", "explained", "blank-out", "value-zeroing", "alti"]
     assert last == ["[MASK]", "True", "", "0.0", "0.25"]
     found = json.loads(table.to_json())
-    assert (found["truth"], found["kendall"]) == ([0.75, 0.25, None], {"value-zeroing": -1.0, "alti": 1.0})
+    assert found["truth"] == [0.75, 0.25, None]
+    assert found["agreement"] == pytest.approx({"value-zeroing": 0.2504, "alti": 0.75}, abs=1e-6)
+    assert found["kendall"] == {"value-zeroing": None, "alti": None}
     assert table.to_markdown().splitlines()[4] == "| **[MASK]** |  | 0.000 | 0.250 |"
     assert table.to_pandas()["blank-out"].tolist()[:2] == [0.75, 0.25]
     assert table._repr_html_().count("<td></td>") == 1

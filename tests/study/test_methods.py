@@ -114,7 +114,8 @@ def test_rollout_of_each_method(name: str, rollout: str | None) -> None:
     [
         ("value-zeroing", "layer 2"),
         ("alti", "layers 0 to 2"),
-        ("attention-flow", "all layers"),
+        ("value-zeroing-rollout", "layers 0 to 2, no residual"),
+        ("attention-flow", "all layers, residual 0.5"),
         ("value-zeroing-effect", "all layers"),
         ("value-zeroing-effect-layer", "layer 2"),
         ("value-zeroing-shapley", "all layers"),

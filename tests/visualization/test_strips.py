@@ -10,7 +10,7 @@ from scipy import stats
 
 from captum_vz.errors import ArgumentError
 from captum_vz.visualization import describe, draw_comparison, draw_row
-from captum_vz.visualization.pictures.comparison import kendall_tau
+from captum_vz.visualization.pictures.comparison import clear_tau, kendall_tau, overlap
 
 TOKENS = ["[CLS]", "the", "cats", "[MASK]"]
 
@@ -106,16 +106,37 @@ def test_truth_is_the_first_row() -> None:
     assert names(figure) == ["blanking out", "good, layer 3", "bad"]
     shown = drawn(figure)
     torch.testing.assert_close(shown[0], truth.double(), equal_nan=True)
-    assert written(figure)[:4] == ["", "1.00", "-1.00", "Kendall's τ"]
+    assert written(figure)[:4] == ["", "0.40", "0.20", "agrees"]  # 0.1 + 0.3, and 0.1 + 0.1
+    assert "τ" not in written(figure)
     assert figure.axes[0].get_yticks()[1] > 1.2  # the truth stands apart
+
+
+def test_agreement_is_the_overlap_of_shares() -> None:
+    """Numbers computed by hand. Methods of a family are sorted by it; tau needs four clear entries of the truth."""
+    nan = float("nan")
+    truth = torch.tensor([nan, 0.6, 0.2, 0.1, 0.1])
+    assert overlap(torch.tensor([0.0, 0.6, 0.2, 0.1, 0.1]), truth) == pytest.approx(1)
+    assert overlap(torch.tensor([1.0, 0, 0, 0, 0]), truth) == 0  # what is not blanked out is no part of the truth
+    assert overlap(torch.tensor([0.5, 0.3, 0.2, 0, 0]), truth) == pytest.approx(0.3 + 0.2)
+    assert np.isnan(overlap(torch.ones(5), torch.zeros(5)))
+    good, bad = torch.tensor([0.0, 0.5, 0.2, 0.2, 0.1]), torch.tensor([0.9, 0.1, 0, 0, 0])
+    assert clear_tau(good, truth) == pytest.approx(kendall_tau(good, truth))
+    assert np.isnan(clear_tau(good, torch.tensor([nan, 0.9, 0.1, 0.05, 0.009])))  # at most a hundredth of the largest
+    scores = {"bad": bad, "joined": bad, "good": good}
+    families = {"bad": "a", "good": "a", "joined": "b"}
+    figure = draw_comparison(scores, list("abcde"), 0, truth=truth, families=families)
+    assert names(figure) == ["blanking out", "good", "bad", "joined"]
+    notes = [text for text in figure.axes[0].texts if text.get_text() in ("0.90", "0.10", "agrees", "τ")]
+    assert [text.get_text() for text in notes] == ["0.90", "0.10", "0.10", "agrees", "τ"]
+    assert notes[-1].get_color() != notes[0].get_color()
 
 
 def test_comparison_is_described() -> None:
     truth = torch.tensor([float("nan"), 0.25, 0.75, float("nan")], dtype=torch.float64)
     scores = {"good": torch.tensor([0.5, 0.125, 0.25, 0.125]), "bad": torch.tensor([[0.125, 0.5, 0.25, 0.125]])}
     found = describe(draw_comparison(scores, TOKENS, 3, "score", truth=truth, scopes={"good": "layer 3"}))
-    assert found.columns == ("method", "in", "source token", "score", "Kendall's τ")
-    rows = {"blanking out": (truth, ""), "good, layer 3": (scores["good"], "1.00"), "bad": (scores["bad"][0], "-1.00")}
+    assert found.columns == ("method", "in", "source token", "score", "agrees")
+    rows = {"blanking out": (truth, ""), "bad": (scores["bad"][0], "0.50"), "good, layer 3": (scores["good"], "0.38")}
     expected = [
         (name, place, token, row[place].item(), tau)
         for name, (row, tau) in rows.items()

@@ -17,7 +17,7 @@ from captum_vz.app.explaining.tasks import Question
 from captum_vz.app.explaining.windows import Cut, Piece
 from captum_vz.errors import UnsupportedLayerError
 from captum_vz.functional import pool_groups
-from captum_vz.study.methods import METHODS, Batch, rollout_of
+from captum_vz.study.methods import METHODS, Batch, Method, rollout_of
 from captum_vz.study.scoring.given import checked_rows
 
 
@@ -39,13 +39,21 @@ class Row:
     window: tuple[int, int] | None = None
 
 
+def joined_by(name: str, residual: Any) -> Method | None:
+    """The method that joins the maps of a method of the registry, with this residual. None: there is none."""
+    found = rollout_of(METHODS[name])
+    return None if found is None else found.with_residual(residual)
+
+
 @dataclass
 class Run:
     """One method on one piece of a text."""
 
     subject: Subject
-    method: str
+    method: Method
+    name: str
     piece: Piece
+    residual: Any
     groups: Tensor | None = None
 
     @cached_property
@@ -58,7 +66,7 @@ class Run:
 
     def row(self, question: Question, layer: int, option: str) -> tuple[Tensor, int]:
         """The row `(in,)` of a question, and the number of layers to choose from."""
-        method = METHODS[self.method]
+        method = self.method
         place = self._place(question)
         if method.explains_output and method.of_text is not None:
             if method.layered:
@@ -70,7 +78,7 @@ class Run:
             [number] if question.is_logit and number is not None else None for number in (question.entry, question.foil)
         )
         checked = method.own and "input_ids" in batch.inputs
-        rows = list(checked_rows(self.method, method, batch, ["the text"])) if checked else method.rows(batch)
+        rows = list(checked_rows(self.name, method, batch, ["the text"])) if checked else method.rows(batch)
         if method.layered:
             check_layer(layer, len(rows), option)
         return rows[layer if method.layered else 0][0], len(rows)
@@ -84,10 +92,10 @@ class Run:
 
     def _of_output(self, question: Question, place: int, layer: int) -> Tensor:
         """The row of a method that explains a number of the output, as the method's class returns it."""
-        method, subject, inputs = METHODS[self.method], self.subject, self.piece.inputs
+        method, subject, inputs = self.method, self.subject, self.piece.inputs
         if not question.field:
             raise UnsupportedLayerError(
-                f"{type(subject.model).__name__} gives no logits, but {self.method} explains a logit. Pass a model "
+                f"{type(subject.model).__name__} gives no logits, but {self.name} explains a logit. Pass a model "
                 "with a head, or a method with maps, such as value-zeroing."
             )
         reader = question.reader(place)
@@ -102,7 +110,7 @@ class Run:
             shares: Tensor = maps.attribute(inputs, reader, feature_mask=self.groups, token=place)
             return shares[0]
         if kind is ALTILogit and not question.is_logit:
-            raise UnsupportedLayerError(f"{self.method} explains logits: pass value-zeroing-effect.")
+            raise UnsupportedLayerError(f"{self.name} explains logits: pass value-zeroing-effect.")
         if isinstance(kind, partial):  # a method of Captum on word embeddings
             own = {} if question.is_logit else {"objective": reader}
             made = kind(subject.forward, tokenizer=subject.tokenizer, **own)
@@ -124,10 +132,10 @@ class Run:
 
     def maps(self) -> tuple[list[Tensor], Tensor | None]:
         """The layers' maps `(out, in)`, and their rollout; nothing for a method without maps."""
-        method = METHODS[self.method]
+        method = self.method
         if method.maps is None:
             return [], None
-        joining = rollout_of(method)
+        joining = joined_by(self.name, self.residual)
         rollout = None
         if joining is not None and joining.joined is not None:
             rollout = self.batch.joined_maps(joining.joined, method.maps, all_layers=False)[-1][0]
@@ -135,7 +143,7 @@ class Run:
 
     def map_of(self, layer: int) -> Tensor:
         """The map that the rows are from: of a layer, or joined up to it."""
-        method = METHODS[self.method]
+        method = self.method
         assert method.maps is not None
         if method.joined is None:
             return self.batch.whole_maps(method.maps)[layer][0]
@@ -157,6 +165,7 @@ class Scores:
         maps: The map of each layer. Of a text in windows, only the chosen layer's, joined.
         rollout: The joined maps through all layers; None if no method joins these maps, or the text is in windows.
         distances: The maps of Value Zeroing before rows are divided by their sums.
+        residual: What rollouts were asked to add for the residual connection.
     """
 
     rows: list[Row]
@@ -164,6 +173,7 @@ class Scores:
     maps: list[Tensor] = field(default_factory=list)
     rollout: Tensor | None = None
     distances: list[Tensor] = field(default_factory=list)
+    residual: float | str | None = 0.5
 
 
 def computed(
@@ -174,6 +184,7 @@ def computed(
     words: Sequence[int] | None,
     layer: int,
     distances: bool,
+    residual: Any,
     option: str,
 ) -> Scores:
     """The rows of a method for each question, and its maps.
@@ -186,14 +197,15 @@ def computed(
         words: The word of each token, if the tokens of a word are zeroed together.
         layer: The layer, negative ones from the end.
         distances: Whether to compute the distances of Value Zeroing as well.
+        residual: What rollouts add for the residual connection.
         option: What stands before the names of options in messages.
     """
-    runs = []
+    chosen_method, runs = METHODS[method].with_residual(residual), []
     for piece in text.pieces:
         groups = None
         if words is not None and piece.places is not None:
             groups = torch.tensor([[words[place] for place in piece.places]], device=subject.device)
-        runs.append(Run(subject, method, piece, groups))
+        runs.append(Run(subject, chosen_method, method, piece, residual, groups))
     whole, depth, rows = len(runs) == 1, 1, []
     count = 0 if whole else text.windows[-1][1] + len(_after(text))
     # Whole maps first: rows are then taken from them.
@@ -216,7 +228,7 @@ def computed(
     if not whole and METHODS[method].maps is not None:
         maps = [_joined_map(runs, text, layer, count)]
     own = runs[0].distances() if distances and whole and METHODS[method].maps is ValueZeroing else []
-    return Scores(rows, depth, maps, rollout, own)
+    return Scores(rows, depth, maps, rollout, own, residual)
 
 
 def _after(text: Cut) -> tuple[int, ...]:
@@ -250,4 +262,4 @@ def by_words(found: Scores, words: Sequence[int]) -> Scores:
     ]
     maps = [pooled(one) for one in found.maps]
     rollout = None if found.rollout is None else pooled(found.rollout)
-    return Scores(rows, found.depth, maps, rollout, [pooled(one) for one in found.distances])
+    return Scores(rows, found.depth, maps, rollout, [pooled(one) for one in found.distances], found.residual)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
+from captum_vz import find_layers
 from captum_vz._names import known_name
 from captum_vz.app.checks import check_layer, depth_of, remarks
 from captum_vz.app.explaining.computing import Row, Scores, by_words, computed
@@ -65,6 +66,8 @@ class Wish:
     window: Any = None
     distances: bool = False
     option: str = ""
+    stack: str | None = None
+    residual: float | str | None = 0.5
 
 
 def explain(
@@ -81,6 +84,8 @@ def explain(
     layer: int = -1,
     words: bool = False,
     window: Any = None,
+    stack: str | None = None,
+    residual: float | str | None = 0.5,
 ) -> Explanation:
     """What a model says about a text, an image or a sound, and how much each of its tokens has to do with it.
 
@@ -99,7 +104,8 @@ def explain(
 
     A SentenceTransformer with two texts explains the cosine similarity of their embeddings by the tokens of the first
     text; with one text, how far the embedding moves without each token. An encoder-decoder explains the encoder's
-    states, or, with a method that explains the output, each word that it generates, by cross-attention.
+    states. With `stack="decoder"`, or with a method that explains the output, it explains each word that it generates,
+    by cross-attention.
 
     Args:
         model: The name of a folder, or of an embedded model; a model of transformers; a pipeline of transformers; or a
@@ -122,6 +128,10 @@ def explain(
             this number and the number of tokens that two windows share (a quarter by default); or True: as many as
             the model takes. No row looks outside its window. A label of the whole text is that of the mean logits, and
             its scores are the mean of the windows' effects.
+        stack: The stack of layers, if the model has several: "encoder", "decoder", or a name as
+            :func:`captum_vz.find_layers` takes it.
+        residual: What rollouts and flows add to each map for the residual connection: 0.5, half of each row; None,
+            nothing; or "paper", the choice of the method's paper. Maps of ALTI and GlobEnc hold it already.
 
     Returns:
         An :class:`~captum_vz.app.explaining.explanation.Explanation`: rows, tokens, predictions; `plot()`, `view()`,
@@ -136,8 +146,8 @@ def explain(
     >>> found.tokens[found.scores.argmax()], found.predictions[0][0]
     ('pictures', 'are')
     """
-    wish = Wish(method, target, foil, token, layer, words, window)
-    return explain_subject(subject_of(model, tokenizer, task), text, text_pair, wish)
+    wish = Wish(method, target, foil, token, layer, words, window, stack=stack, residual=residual)
+    return explain_subject(subject_of(model, tokenizer, task, stack=stack), text, text_pair, wish)
 
 
 def default_method(subject: Subject) -> str:
@@ -149,7 +159,11 @@ def explain_subject(subject: Subject, text: Any, text_pair: Any, wish: Wish) -> 
     """:func:`explain` for a model that was found. The command line and the demo call this function as well."""
     name = known_name(f"{wish.option}method", wish.method or default_method(subject), METHODS)
     wish = replace(wish, method=name)
-    subject = subject if subject.task == SEQ2SEQ and METHODS[name].explains_output else subject.encoder
+    METHODS[name].with_residual(wish.residual)  # refuses another value
+    if not (subject.task == SEQ2SEQ and (METHODS[name].explains_output or wish.stack == "decoder")):
+        subject = subject.encoder
+    elif METHODS[name].layered:
+        subject = replace(subject, layers=find_layers(subject.model, "decoder"))
     if METHODS[name].layered:
         check_layer(wish.layer, depth_of(Loaded(subject.model, subject.tokenizer, subject.layers)), wish.option)
     if subject.task in (*OF_IMAGES, *OF_SOUND):
@@ -213,7 +227,7 @@ def _text(
     else:
         predictions, rows = given[0], [replace(given[1], token=prepared.token)]
     words = read.words if wish.words else None
-    found = computed(subject, name, pieces, rows, words, wish.layer, wish.distances, wish.option)
+    found = computed(subject, name, pieces, rows, words, wish.layer, wish.distances, wish.residual, wish.option)
     if not METHODS[name].explains_output:  # the row is that of a token
         found.rows = [Row(prepared.tokens[row.token or 0], row.token, row.scores, row.window) for row in found.rows]
     if words is not None:
@@ -323,17 +337,16 @@ def _generated(subject: Subject, text: str, wish: Wish) -> Explanation:
             "generated words are explained one by one: leave target, foil, token, words and window out, or use "
             "captum_vz.generation.attribute_generation."
         )
-    found = attribute_generation(
-        subject.model, subject.tokenizer, text, METHODS[name].generative, method_options=dict(METHODS[name].options)
-    )
+    found = attribute_generation(subject.model, subject.tokenizer, text, name, residual=wish.residual)
+    layer = found.layer_index(wish.layer) if METHODS[name].layered else 0
     ids = encode(subject.tokenizer, text)["input_ids"][0].tolist()
     read = TokenText.of(subject.tokenizer, ids)
     rows = [
-        Row(f"{step} {label}", None, found.scores[step, : len(ids), 0])
+        Row(f"{step} {label}", None, found.scores[step, : len(ids), layer])
         for step, label in enumerate(found.generated.labels)
     ]
     raw = [str(one) for one in subject.tokenizer.convert_ids_to_tokens(ids)]
-    scores = Scores(rows, len(subject.layers))
+    scores = Scores(rows, len(subject.layers), residual=wish.residual)
     return Explanation.of(
         subject, name, wish.layer, scores, [(found.text, 1.0)], read.labels, read, read.special, raw, False, []
     )
@@ -371,7 +384,7 @@ def _signal(subject: Subject, given: Any, pair: Any, wish: Wish) -> Explanation:
         wish.option,
     )
     predictions, rows = questions(subject.task, asked)
-    found = computed(subject, name, pieces, rows, None, wish.layer, wish.distances, wish.option)
+    found = computed(subject, name, pieces, rows, None, wish.layer, wish.distances, wish.residual, wish.option)
     labels = source_names(subject, len(found.rows[0].scores), piece.inputs)
     if not METHODS[name].explains_output:
         found.rows = [replace(row, name=labels[row.token or 0]) for row in found.rows]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,13 +14,13 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from captum_vz import LayerAttentionGradient
-from captum_vz.app.explaining.computing import Row, Scores
+from captum_vz.app.explaining.computing import Row, Scores, joined_by
 from captum_vz.app.explaining.subjects import Subject
 from captum_vz.app.explaining.tasks import Predictions
 from captum_vz.functional import normalize_rows
 from captum_vz.generation.words import TokenText
 from captum_vz.study import Table
-from captum_vz.study.methods import METHODS
+from captum_vz.study.methods import INSIDE, METHODS, residual_text
 from captum_vz.visualization import View, draw_comparison, draw_maps, terminal_text, view
 from captum_vz.visualization._files import written
 from captum_vz.visualization.terminal import score_texts
@@ -49,6 +49,8 @@ class Explanation:
         raw_tokens: The tokens as the vocabulary writes them.
         windows: The tokens `(start, stop)` that were read together, if the text was cut. No row looks outside.
         distances: Maps of Value Zeroing before rows are divided by their sums; empty unless they were asked for.
+        residual: What the rollout adds to each map for the residual connection, 0.5 or None. "inside": the maps hold
+            it, or there is no rollout.
     """
 
     task: str
@@ -65,6 +67,7 @@ class Explanation:
     raw_tokens: list[str]
     windows: list[tuple[int, int]]
     distances: list[Tensor] = field(default_factory=list)
+    residual: float | str | None = INSIDE
 
     @classmethod
     def of(
@@ -89,7 +92,7 @@ class Explanation:
             windows = [(words[start], words[stop - 1] + 1) for start, stop in windows]
             raw = ["".join(one for one, word in zip(raw, words, strict=True) if word == k) for k in range(len(firsts))]
             words = list(range(len(firsts)))
-        depth = found.depth
+        depth, joining = found.depth, joined_by(method, found.residual)
         return cls(
             subject.task,
             method,
@@ -105,6 +108,7 @@ class Explanation:
             list(raw),
             windows,
             found.distances,
+            INSIDE if joining is None else joining.residual,
         )
 
     @property
@@ -119,8 +123,17 @@ class Explanation:
 
     @property
     def scope(self) -> str:
-        """The layers of the scores, such as "layer 3"; empty for a method without layers."""
-        return METHODS[self.method].scope(self.layer or 0)
+        """What is scored, such as "layer 3" or "layers 0 to 3, residual 0.5"; empty for a method without layers."""
+        return replace(METHODS[self.method], residual=self._own_residual).scope(self.layer or 0)
+
+    @property
+    def _own_residual(self) -> float | str | None:
+        return self.residual if METHODS[self.method].joined is not None else INSIDE
+
+    @property
+    def rollout_name(self) -> str:
+        """The name of the rollout in pictures, such as "rollout, residual 0.5"."""
+        return ", ".join(filter(None, ["rollout", residual_text(self.residual)]))
 
     @property
     def is_signed(self) -> bool:
@@ -180,6 +193,7 @@ class Explanation:
                 for row in self.rows
             ],
             "windows": [list(one) for one in self.windows],
+            "residual": self.residual,
         }
 
     def to_json(self, path: str | Path | None = None) -> str:
@@ -233,10 +247,12 @@ def side_by_side(found: Sequence[Explanation]) -> Table:
 def draw_explanation(found: Explanation) -> Figure:
     """The maps of all layers and their rollout, or the rows of a method without layer maps."""
     title = METHODS[found.method].title
+    rows = {name: scores.double().cpu() for name, scores in found.named_rows().items()}
     if found.is_signed:
-        rows = {name: scores.double().cpu() for name, scores in found.named_rows().items()}
         look: dict[str, Any] = {"scale": "shared", "title": f"{title} on the output"}
         return draw_comparison(rows, found.tokens, found.token, "score of a token", **look)
+    if not found.maps and len(rows) > 1:
+        return draw_comparison(rows, found.tokens, found.token, title=", ".join(filter(None, [title, found.scope])))
     if not found.maps:
         scores = {found.method: found.scores.double().cpu()}
         token = found.token or 0
@@ -245,7 +261,7 @@ def draw_explanation(found: Explanation) -> Figure:
     if found.windows:
         panels = {found.scope: found.maps[0]}
     if found.rollout is not None:
-        panels["rollout"] = found.rollout
+        panels[found.rollout_name] = found.rollout
     # Rows sum to 1, so pictures of any two texts have the same scale.
     look = {"scale": "root", "vmax": 1.0, "label": "share of the row (rows sum to 1)"}
     title = f"{title}: the maps of the layers, and their rollout"

@@ -70,7 +70,9 @@ class Subject:
         return Subject(part, part, find_layers(part), self.tokenizer, self.processor, ENCODER)
 
 
-def subject_of(given: Any, tokenizer: Any = None, task: str | None = None, hub: bool = True) -> Subject:
+def subject_of(
+    given: Any, tokenizer: Any = None, task: str | None = None, hub: bool = True, stack: str | None = None
+) -> Subject:
     """The model that a user passes, with what makes its inputs.
 
     Args:
@@ -78,23 +80,24 @@ def subject_of(given: Any, tokenizer: Any = None, task: str | None = None, hub: 
         tokenizer: The tokenizer of a model, or the processor of its images or sound.
         task: The task whose head is loaded from a folder. None: the head of the checkpoint.
         hub: Whether the Hugging Face hub may be asked for a name.
+        stack: The stack of layers, see :func:`captum_vz.find_layers`.
 
     Raises:
-        ArgumentError: It is something else, or the tokenizer is missing.
+        ArgumentError: It is something else, the tokenizer is missing, or there is no such stack.
     """
     if isinstance(given, (str, Path)):
         model, tokenizer = load_with_head(str(given), hub, task)
-        return _of_model(model, tokenizer)
+        return _of_model(model, tokenizer, stack=stack)
     if task is not None:
         raise ArgumentError(f"task is {task!r}, which chooses the head of a folder: load the model with that head.")
     if _is_of(given, "transformers.pipelines"):
         made = given.image_processor or given.feature_extractor or tokenizer
-        return _of_model(given.model, tokenizer or given.tokenizer, made)
+        return _of_model(given.model, tokenizer or given.tokenizer, made, stack)
     if _is_of(given, "sentence_transformers"):
         return _of_sentences(given)
     if not isinstance(given, nn.Module):
         raise ArgumentError(f"the model is of type {type(given).__name__}: {TAKEN}.")
-    return _of_model(given, tokenizer)
+    return _of_model(given, tokenizer, stack=stack)
 
 
 def subject_of_loaded(loaded: Loaded) -> Subject:
@@ -107,7 +110,7 @@ def _is_of(given: Any, package: str) -> bool:
     return any(kind.__module__.startswith(package) for kind in type(given).__mro__)
 
 
-def _of_model(model: Any, tokenizer: Any, processor: Any = None) -> Subject:
+def _of_model(model: Any, tokenizer: Any, processor: Any = None, stack: str | None = None) -> Subject:
     task = task_of(model)
     if task in (*OF_IMAGES, *OF_SOUND):
         processor = processor or tokenizer
@@ -120,8 +123,14 @@ def _of_model(model: Any, tokenizer: Any, processor: Any = None) -> Subject:
             f"{type(model).__name__} with a {type(tokenizer).__name__} takes no text here: images and sound are "
             "explained for models with a head for classes (ForImageClassification, ForAudioClassification, ForCTC)."
         )
-    layers = find_layers(model, "encoder") if encoder_of(model) is not model else find_layers(model)
-    return Subject(model, model, layers, tokenizer, processor, task)
+    if encoder_of(model) is not model:
+        if stack not in (None, "encoder") and (stack, task) != ("decoder", SEQ2SEQ):
+            raise ArgumentError(
+                f"stack is {stack!r}, but {type(model).__name__} is explained in its encoder: pass 'encoder'. A model "
+                "that generates text also takes 'decoder', which explains the words that it generates."
+            )
+        stack = "encoder"
+    return Subject(model, model, find_layers(model, stack), tokenizer, processor, task)
 
 
 def _of_sentences(given: Any) -> Subject:

@@ -5,24 +5,52 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from captum_vz.app.checks import blanked_out, compared
+from captum_vz.app.checks import blanked_out, compared, rivals
 from captum_vz.app.explaining.explain import Wish, explain_subject
 from captum_vz.app.explaining.explanation import explanation_view
 from captum_vz.app.explaining.subjects import subject_of_loaded
 from captum_vz.app.models import Loaded, load
 from captum_vz.app.pages import frame, page, paragraph, table
 from captum_vz.cli.errors import CommandError, tell
-from captum_vz.cli.options import add_command, add_model, add_outputs, check_files, check_text, one_of, slow
-from captum_vz.cli.output import counted, name_files, print_table, save_page, save_picture, share_cell, working
+from captum_vz.cli.options import (
+    add_command,
+    add_model,
+    add_outputs,
+    add_residual,
+    check_files,
+    check_text,
+    one_of,
+    slow,
+)
+from captum_vz.cli.output import (
+    columns_of_stdout,
+    counted,
+    is_terminal,
+    joined_cell,
+    name_files,
+    print_table,
+    save_page,
+    save_picture,
+    share_cell,
+    working,
+)
 from captum_vz.study import COMPARED_METHODS, DEFAULT_METHODS, METHODS, Table
+from captum_vz.study.comparison import family_of
+from captum_vz.testbed.lexicon import other_number
+from captum_vz.testbed.model import EMBEDDED
 from captum_vz.visualization import View
+from captum_vz.visualization.terminal import bar, columns_of, printable
 
 if TYPE_CHECKING:
     from captum_vz.study.scoring.truth import Truth
 
+STRONGEST, AGREES, CLEAR = 3, "agrees", 0.9  # tokens in a line; the probability of an answer without a rival
+WIDEST = 80  # columns of a line
+NUMBER, SHORTEST, LEAST, BAR = 5, 2, 12, 8  # columns of a number, of the shortest bar, of the least cell, of a bar
 EXAMPLES: Final = (
     'compare "the pictures of some hat [MASK] scaring marcus."',
     'compare "the pictures of some hat [MASK] scaring marcus." --methods value-zeroing attention --truth',
@@ -38,8 +66,8 @@ def add_compare(commands: Any) -> None:
         "compare",
         run,
         help="score the tokens of a text by several methods, in one table",
-        description="Prints how much one token draws on each token of a text, by several methods: one column of shares "
-        "for each method. A star marks the highest share of a method.",
+        description="Prints on which tokens of a text one token draws most, by several methods: one line for each "
+        "method. A full bar is a share of 1.",
         examples=EXAMPLES,
     )
     sub.add_argument("text", metavar="TEXT", help="a sentence; [MASK] stands for the model's own mask token")
@@ -62,9 +90,11 @@ def add_compare(commands: Any) -> None:
     sub.add_argument(
         "--truth",
         action="store_true",
-        help="also blank out each token, show how much the target's probability falls, and Kendall's rank correlation "
-        "of each method with this; needs the extra study",
+        help="also blank out each token, show how much the target's probability falls, and how far each method agrees "
+        "with this, from 0 to 1; needs the extra study",
     )
+    sub.add_argument("--full", action="store_true", help="print the shares of all tokens, one column for each method")
+    add_residual(sub)
     add_outputs(sub, "where to draw the table (default: no picture is drawn)", "tokens and scores")
 
 
@@ -77,6 +107,7 @@ def run(options: argparse.Namespace) -> None:
     methods = "all" if options.methods == ["all"] else options.methods
     names = DEFAULT_METHODS if methods == "all" else methods or COMPARED_METHODS
     _check_use(options)
+    told = _foil(options, loaded) if options.truth else ""
     truth = _truth(options, loaded) if options.truth else None  # first, because it may refuse the model
     with counted(len(names), "methods") as bar:
 
@@ -85,22 +116,36 @@ def run(options: argparse.Namespace) -> None:
             bar.update()
 
         asked = options.text, loaded, methods, options.token, options.layer, options.target, options.foil
-        found = compared(*asked, advance, option="--")
+        found = compared(*asked, advance, option="--", residual=options.residual)
     if truth is not None:
         found = replace(found, truth=truth.shares)
     if options.output is not None:
         save_picture(found.plot(), options, loaded.model, ", ".join(found.scores))
     if options.html is not None:
         with working("maps of all methods"):
-            subject, wish = subject_of_loaded(loaded), Wish(token=options.token, layer=options.layer, option="--")
+            subject, wish = (
+                subject_of_loaded(loaded),
+                Wish(token=options.token, layer=options.layer, option="--", residual=options.residual),
+            )
             maps = [explain_subject(subject, options.text, None, replace(wish, method=name)) for name in found.scores]
         save_page(_page(found, truth, explanation_view(options.text, maps), options), options.html)
     if options.json:
         print(json.dumps(_record(found, truth, options)))
         return
     where = "" if _layer(found) is None else f"layer {found.layer}: "
-    print(f"{where}how much {found.tokens[found.token or 0]} draws on each token")
-    _print(found, truth)
+    if options.full:
+        print(f"{where}how much {found.tokens[found.token or 0]} draws on each token")
+        _print_full(found, truth)
+    else:
+        print(f"{where}the tokens on which {found.tokens[found.token or 0]} draws most")
+        _print(found)
+    for line in _refused(found):
+        print(line)
+    if truth is not None:
+        print(_strongest(found, truth))
+    for line in (told, "" if options.full else "all tokens: --full; all layers: --html FILE"):
+        if line:
+            print(line)
     name_files(options.output, options.html)
 
 
@@ -125,22 +170,85 @@ def _layer(found: Table) -> int | None:
     return found.layer if any(METHODS[name].layered for name in found.scores) else None
 
 
-def _print(found: Table, truth: Truth | None) -> None:
+def _foil(options: argparse.Namespace, loaded: Loaded) -> str:
+    """Choose the foil of the embedded models, whose question is known; else say which answers compete."""
+    if options.foil is not None or options.target is not None:
+        return ""
+    words = rivals(options.text, loaded, options.token, "--")
+    (first, share), (second, other) = words[:2] if len(words) > 1 else (("", 1.0), ("", 0.0))
+    if options.model in EMBEDDED:
+        forms = other_number(first)
+        foil = next((word for word, _ in words if word in forms), None)
+        if foil is not None:
+            options.foil = foil
+            return f"why {first} and not {foil}, its likeliest form of the other number? --foil asks for another word"
+    if share >= CLEAR:
+        return ""
+    return f"{first} {share:.2f} competes with {second} {other:.2f}: --foil {second} asks why {first} and not {second}"
+
+
+def _print(found: Table) -> None:
+    """A line for each method: how far it agrees with the truth, and its strongest tokens with bars."""
+    shell = is_terminal(sys.stdout)
+    width = min(columns_of_stdout(), WIDEST) - (4 if shell else 0)
+    gap = 3 if shell else 2
+    names = _sorted(found)
+    agrees = found.agreement
+    room = width - max(map(len, names)) - (gap + len(AGREES) if agrees else 0)
+    count = max(1, min(STRONGEST, len(found.tokens), room // (gap + LEAST)))
+    longest = max(columns_of(printable(token)) for token in found.tokens)
+    cell = max(LEAST, room // count - gap)
+    words = min(longest, cell - NUMBER - SHORTEST)
+    drawn = min(BAR, cell - NUMBER - words)
+    rows = []
+    for name in names:
+        column = found.scores[name]
+        best = column.argsort(descending=True, stable=True)[:count].tolist()
+        cells = [_strong(found.tokens[place], column[place].item(), words, drawn) for place in best]
+        rows.append([name, *([_two(agrees[name])] if agrees else []), *cells])
+    heads = ["method", *([AGREES] if agrees else []), *("strongest", "second", "third")[:count]]
+    print_table(heads, rows, keys=1, right=(1,) if agrees else ())
+    scopes: dict[str, list[str]] = {}
+    for name in names:
+        scopes.setdefault(found.scopes.get(name, ""), []).append(name)
+    for scope, of in scopes.items():
+        if scope and scope != f"layer {found.layer}":
+            print(f"{scope}: {', '.join(of)}")
+
+
+def _strong(token: str, share: float, words: int, drawn: int) -> Any:
+    """A token, its share and a bar, `words + NUMBER + drawn` columns wide."""
+    name = printable(token)
+    while columns_of(name) > words:
+        name = name[:-2] + "…" if len(name) > 1 else ""
+    name += " " * (words - columns_of(name))
+    number = f"{share:.2f}".removeprefix("0") if share < 0.995 else "1.0"
+    line = bar(min(max(share, 0.0), 1.0), drawn)
+    return joined_cell(f"{name} {number} ", line + " " * (drawn - len(line)))
+
+
+def _sorted(found: Table) -> list[str]:
+    """The methods by families; with a truth, those that agree most first."""
+    agrees = {name: one if one == one else -1.0 for name, one in found.agreement.items()}
+    order = list(dict.fromkeys(family_of(name) for name in found.scores))
+    return sorted(found.scores, key=lambda name: (order.index(family_of(name)), -agrees.get(name, 0.0)))
+
+
+def _print_full(found: Table, truth: Truth | None) -> None:
     places = range(len(found.tokens))
-    columns = {name.replace("-", "\n"): [_cell(found, name, place) for place in places] for name in found.scores}
+    columns = {name.replace("-", "\n"): [_cell(found, name, place) for place in places] for name in _sorted(found)}
     first = [[">" if place == found.token else "" for place in places], [*map(str, places)], [*found.tokens]]
     if truth is not None:
-        taus = [_tau(tau) for tau in found.agreement.values()]
-        columns = {head: [*cells, tau] for (head, cells), tau in zip(columns.items(), taus, strict=True)}
-        columns = {"blanking\nout": [*map(_fall, truth.falls.tolist()), ""], **columns}
-        first = [[*cells, last] for cells, last in zip(first, ("", "", "Kendall's tau"), strict=True)]
+        notes = {AGREES: found.agreement, "Kendall's tau": found.kendall}
+        notes = {what: one for what, one in notes.items() if any(number == number for number in one.values())}
+        for head, name in zip(columns, _sorted(found), strict=True):
+            columns[head] += [f"{_two(one[name])} " for one in notes.values()]
+        blank = [""] * len(notes)
+        columns = {"blanking\nout": [*map(_fall, truth.falls.tolist()), *blank], **columns}
+        first = [[*first[0], *blank], [*first[1], *blank], [*first[2], *notes]]
     rows = list(zip(*first, *columns.values(), strict=True))
     heads = ("", "", "token", *columns)
     print_table(heads, rows, keys=3, right=(1, *range(3, len(heads))), marked=found.token)
-    for line in _refused(found):
-        print(line)
-    if truth is not None:
-        print(_strongest(found, truth))
 
 
 def _refused(found: Table) -> list[str]:
@@ -151,8 +259,8 @@ def _refused(found: Table) -> list[str]:
     return [f"without {', '.join(those)}: {reason}" for reason, those in names.items()]
 
 
-def _tau(tau: float) -> str:
-    return "undefined " if math.isnan(tau) else f"{tau:+.2f} "
+def _two(number: float) -> str:
+    return f"{number:.2f}" if number == number else ""
 
 
 def _fall(fall: float) -> str:
@@ -194,12 +302,14 @@ def _page(found: Table, truth: Truth | None, view: View, options: argparse.Names
     if truth is not None:
         caption += (
             f" Blanking out: how much the probability of {truth.answer} falls without the token. "
-            "Kendall's tau: each method's rank correlation with the size of these falls."
+            "Agrees: how much of a method's shares lies on the same tokens as the sizes of these falls."
         )
         heads.insert(1, "blanking out")
         for row, fall in zip(rows, truth.falls.tolist(), strict=True):
             row.insert(1, _fall(fall))
-        rows.append(["Kendall's tau", "", *map(_tau, found.agreement.values())])
+        rows.append([AGREES, "", *map(_two, found.agreement.values())])
+        if any(one == one for one in found.kendall.values()):
+            rows.append(["Kendall's tau", "", *map(_two, found.kendall.values())])
     return page(
         f"What {token} draws on",
         paragraph(f"{options.text} ({options.model})"),

@@ -12,7 +12,16 @@ from captum_vz.app.explaining.explanation import Explanation, explanation_view, 
 from captum_vz.app.explaining.subjects import subject_of
 from captum_vz.app.explaining.tasks import TASKS
 from captum_vz.cli.errors import CommandError
-from captum_vz.cli.options import add_command, add_model, add_outputs, check_files, check_text, one_of, positive
+from captum_vz.cli.options import (
+    add_command,
+    add_model,
+    add_outputs,
+    add_residual,
+    check_files,
+    check_text,
+    one_of,
+    positive,
+)
 from captum_vz.cli.output import is_terminal, name_files, print_table, save_page, save_picture, share_cell, working
 from captum_vz.study import METHODS
 from captum_vz.visualization.terminal import score_texts
@@ -83,6 +92,13 @@ def add_explain(commands: Any) -> None:
         help="read a long text in windows of N tokens, of which neighbours share a second number (default: as many as "
         "the model takes, a quarter shared)",
     )
+    sub.add_argument(
+        "--stack",
+        metavar="NAME",
+        help="the stack of layers, if the model has several; of a model that translates or summarises: encoder, or "
+        "decoder, which explains each word that it writes, by cross-attention (default: encoder)",
+    )
+    add_residual(sub)
     add_outputs(
         sub,
         "where to draw the maps of all layers and their rollout, or the scores of a method without layer maps "
@@ -99,7 +115,7 @@ def run(options: argparse.Namespace) -> None:
     if window is not None and len(window) > 2:
         raise CommandError(f"--window is given {len(window)} numbers: pass a number of tokens, and what windows share.")
     with working(f"loading {options.model}") as say:
-        subject = subject_of(options.model, task=options.task)
+        subject = subject_of(options.model, task=options.task, stack=options.stack)
         say(f"{options.method or default_method(subject)}: maps of {len(subject.layers)} layers")
         wish = Wish(
             options.method,
@@ -111,6 +127,8 @@ def run(options: argparse.Namespace) -> None:
             True if window == [] else window,
             options.html is not None,
             "--",
+            options.stack,
+            options.residual,
         )
         pair = options.pair
         found = explain_subject(subject, options.text, pair[0] if pair is not None and len(pair) == 1 else pair, wish)
@@ -123,6 +141,8 @@ def run(options: argparse.Namespace) -> None:
         print(json.dumps({"text": options.text, "model": options.model, **found.to_dict()}))
         return
     _print(found)
+    if len(found.maps) > 1 and options.html is None:
+        print(f"all {len(found.maps)} layers: --html FILE")
     name_files(options.output, options.html)
 
 

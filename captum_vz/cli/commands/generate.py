@@ -11,13 +11,15 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from captum_vz import find_layers
 from captum_vz.app.checks import check_layer, check_room, depth_of
-from captum_vz.app.models import CAUSAL, load
+from captum_vz.app.models import CAUSAL, Loaded, load_with_head
 from captum_vz.cli.errors import CommandError, tell
 from captum_vz.cli.options import (
     add_command,
     add_model,
     add_outputs,
+    add_residual,
     check_files,
     check_text,
     one_of,
@@ -29,11 +31,12 @@ from captum_vz.generation import GenerationAttribution, attribute_generation
 from captum_vz.generation.prompts import read_prompts
 from captum_vz.generation.words import KINDS, TokenText
 from captum_vz.study import METHODS
-from captum_vz.study.methods import effect_of_layer
+from captum_vz.study.methods import effect_of_layer, encoder_of
 from captum_vz.visualization import terminal_text
 from captum_vz.visualization.terminal import score_texts
 
 STRONGEST = 3  # prompt tokens in a line of the table
+ROLLOUT, CROSS = "value-zeroing-rollout", "value-zeroing"  # the default methods
 EXAMPLES: Final = (
     'generate "the pictures of some hat"',
     'generate "the pictures of some hat" --mask stop special --method alti-logit --step 0',
@@ -49,7 +52,8 @@ def add_generate(commands: Any) -> None:
         "generate",
         run,
         help="continue a text, and score the prompt tokens for each new token",
-        description="Lets a causal model continue a text. Prints the prompt tokens that each new token draws on most.",
+        description="Lets a model continue a text, or translate or summarise it. Prints the prompt tokens that each "
+        "new token draws on most: in a model with an encoder, by the cross-attention of its decoder.",
         examples=EXAMPLES,
     )
     sub.add_argument("text", metavar="TEXT", help="the prompt")
@@ -61,9 +65,9 @@ def add_generate(commands: Any) -> None:
     sub.add_argument(
         "--method",
         type=one_of("method", METHODS),
-        default="value-zeroing-rollout",
         metavar="METHOD",
-        help=f"one of {', '.join(METHODS)} (default: %(default)s)",
+        help=f"one of {', '.join(METHODS)} (default: {ROLLOUT}; {CROSS} of the cross-attention for a model with an "
+        "encoder)",
     )
     sub.add_argument("--layer", type=int, default=-1, help="from 0, negative ones from the end (default: the last)")
     sub.add_argument("--step", type=int, help="print all prompt tokens for one new token, from 0")
@@ -74,6 +78,7 @@ def add_generate(commands: Any) -> None:
         metavar="KIND",
         help=f"leave out prompt tokens: {', '.join(KINDS)}, or words, separated by commas",
     )
+    add_residual(sub)
     add_outputs(
         sub, "where to draw all new tokens by all prompt tokens (default: no picture is drawn)", "tokens and all scores"
     )
@@ -86,51 +91,58 @@ def run(options: argparse.Namespace) -> None:
         raise CommandError(f"--step {step} is out of range: --max-new-tokens is {most}.")
     check_text(options.text)
     check_files(options.output, options.html)
-    row = METHODS[options.method]
-    method, layered = row.generative, row.layered
-    if method is None:
-        able = ", ".join(name for name, one in METHODS.items() if one.generative is not None)
-        raise CommandError(f"--method {options.method} cannot explain generated text: pass one of {able}.")
     with working(f"loading {options.model}") as say:
-        loaded = load(options.model)
-        model, tokenizer, layers = loaded
-        if not getattr(model, "can_generate", bool)() or model.config.is_encoder_decoder:
+        model, tokenizer = load_with_head(options.model)
+        has_encoder = bool(getattr(model.config, "is_encoder_decoder", False))
+        name = options.method or (CROSS if has_encoder else ROLLOUT)
+        row = METHODS[name].with_residual(options.residual)
+        method, layered = row.generative, row.layered
+        if method is None:
+            able = ", ".join(one for one, other in METHODS.items() if other.generative is not None)
+            raise CommandError(f"--method {name} cannot explain generated text: pass one of {able}.")
+        if not getattr(model, "can_generate", bool)():
             raise CommandError(
-                f"--model {options.model} is a {type(model).__name__}, which continues no text: pass a causal model."
+                f"--model {options.model} is a {type(model).__name__}, which continues no text: pass a causal model, "
+                "or a model with an encoder and a decoder."
             )
+        layers = find_layers(model, "decoder" if has_encoder else None)
         if layered:
-            check_layer(options.layer, depth_of(loaded), "--")
-        read_text(options.text, loaded)
-        check_room(options.text, loaded, most)
+            check_layer(options.layer, depth_of(Loaded(model, tokenizer, layers)), "--")
+        read = encoder_of(model)
+        read_text(options.text, Loaded(read, tokenizer, find_layers(read)))
+        check_room(options.text, Loaded(model, tokenizer, layers), most)
         mask = _mask(options, tokenizer)
-        say(f"{options.method}: {most} new tokens, {len(layers)} layers")
+        say(f"{name}: {most} new tokens, {len(layers)} layers")
         sampling: dict[str, Any] = {"do_sample": options.sample is not None, "seed": options.sample}
         more = {"method_options": dict(row.options), **sampling}
         of_layer = method is effect_of_layer
         method = partial(effect_of_layer, layer=options.layer) if of_layer else method
         found: GenerationAttribution = attribute_generation(model, tokenizer, options.text, method, most, **more)
+    starts = len(found.prompt.ids) - len(mask)  # the first tokens of a decoder are no source
+    mask = torch.cat([mask, torch.ones(starts, dtype=torch.bool)])
     layer = found.layer_index(options.layer) if layered and not of_layer else 0
     steps = len(found.generated.ids)
     if step is not None and not -steps <= step < steps:
         raise CommandError(f"--step {step} is out of range: there are {steps} new tokens, {-steps} to {steps - 1}.")
+    shown = row.scope(options.layer % len(layers) if of_layer else layer)
+    title = ", ".join(filter(None, [name, shown]))
     if options.output is not None:
         figure = found.plot(layer, mask=mask if torch.any(mask) else None)
-        save_picture(figure, options, model, options.method)
+        save_picture(figure, options, model, name)
     if options.html is not None:
-        title = f"{options.text} … {found.text} ({options.model}, {options.method})"
-        save_page(found.view(layer, mask=mask, title=title).html(), options.html)
+        heading = f"{options.text} … {found.text} ({options.model}, {title})"
+        save_page(found.view(layer, mask=mask, title=heading).html(), options.html)
     if options.json:
         record = json.loads(found.to_json(mask=mask))
-        print(json.dumps({**record, "model": options.model, "method": options.method}))
+        print(json.dumps({**record, "model": options.model, "method": name, "residual": row.residual}))
         return
-    print(f"text: {options.text}{'' if found.text.startswith(' ') else ' '}{found.text}".rstrip())
-    scope = row.scope(options.layer % len(layers)) if of_layer else found.layers[layer]
-    name = f"{options.method}, {scope}" if row.scope(0) else options.method
+    join = " → " if has_encoder else "" if found.text.startswith(" ") else " "
+    print(f"text: {options.text}{join}{found.text}".rstrip())
     if step is not None:
-        print(f"{name}: how much {found.generated.labels[step]} (step {step % steps}) draws on each prompt token")
+        print(f"{title}: how much {found.generated.labels[step]} (step {step % steps}) draws on each prompt token")
         _print_step(found, step, layer, mask)
     else:
-        print(f"{name}: the prompt tokens that each new token draws on most")
+        print(f"{title}: the prompt tokens that each new token draws on most")
         _print_steps(found, layer, mask)
     name_files(options.output, options.html)
 

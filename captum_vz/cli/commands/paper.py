@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from captum_vz.app.models import find_models, load, sources
 from captum_vz.cli.errors import CommandError, study_errors
-from captum_vz.cli.options import add_command, add_model, add_run, positive, start_run
+from captum_vz.cli.options import add_command, add_model, add_run, methods_of, positive, start_run
 from captum_vz.cli.output import working
 from captum_vz.study.examples.blimp import select_blimp
 from captum_vz.study.examples.example import Example
@@ -65,7 +65,7 @@ def run(options: argparse.Namespace) -> None:
             sources(options.model),
             examples,
             options.output,
-            options.methods,
+            methods_of(options),
             batch_size=options.batch_size,
             quiet=options.quiet or options.json,
             about=about,

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from captum_vz.app.models import find_models, sources
 from captum_vz.cli.errors import CommandError, study_errors
-from captum_vz.cli.options import add_command, add_model, add_run, check_names, positive, start_run
+from captum_vz.cli.options import add_command, add_model, add_run, check_names, methods_of, positive, start_run
 from captum_vz.study.examples.example import Example, read_jsonl
 from captum_vz.testbed import agreement_sentences
 
@@ -143,7 +143,7 @@ def run(options: argparse.Namespace) -> None:
             sources(options.model),
             examples,
             options.output,
-            options.methods,
+            methods_of(options),
             options.metrics,
             batch_size=options.batch_size,
             shard_size=options.shard_size,

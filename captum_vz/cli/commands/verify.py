@@ -18,7 +18,7 @@ AGREEMENT_TEXT = "the pictures of some hat [MASK] scaring marcus."
 EXAMPLES: Final = (
     "verify",
     'verify "the pictures of some hat" --model causal',
-    "verify --model minilm --html report.html",
+    "verify --model minilm --verbose --html report.html",
     'verify "some hat [MASK] small." --json',
 )
 
@@ -31,12 +31,13 @@ def add_verify(commands: Any) -> None:
         run,
         help="compare the maps of a model with the definition of Value Zeroing",
         description="Compares the map of each layer with the definition, checks padding, batches and rounding, and "
-        "prints a table with a verdict. The exit status is 0 if all checks pass, and 1 if one fails. Long texts are "
+        "prints a verdict. The exit status is 0 if all checks pass, and 1 if one fails. Long texts are "
         "computed in other ways than short ones, so pass a text as long as those that you explain.",
         examples=EXAMPLES,
     )
     sub.add_argument("text", metavar="TEXT", nargs="?", help="a sentence (default: one of the package)")
     add_model(sub)
+    sub.add_argument("--verbose", action="store_true", help="print a table of all checks, also if they pass")
     add_outputs(sub, "where to write all checks of all layers as JSON", "all checks of all layers")
 
 
@@ -65,7 +66,7 @@ def run(options: argparse.Namespace) -> None:
     if options.json:
         print(report.to_json(), flush=True)
     else:
-        _print(report)
+        _print(report, options.verbose or not report.passed)
         for what, path in (("report", options.output), ("page", options.html)):
             if path is not None:
                 print(f"{what}: {path}")
@@ -73,15 +74,19 @@ def run(options: argparse.Namespace) -> None:
         raise SystemExit(1)
 
 
-def _print(report: VerificationReport) -> None:
+def _print(report: VerificationReport, with_table: bool) -> None:
+    if not with_table:
+        print(report.verdict)
+        print("a table of all checks: --verbose", flush=True)
+        return
     if not is_terminal(sys.stdout):
         print(report, flush=True)
         return
+    print(report.verdict)
     heads, *rows = report.lines()
     print_table(heads, rows, right=(2, 3, 4))
     for name, note in report.notes():
-        print(f"{name}: {note}")
-    print(report.verdict, flush=True)
+        print(f"{name}: {note}", flush=True)
 
 
 def _page(report: VerificationReport, text: str, model: str) -> str:

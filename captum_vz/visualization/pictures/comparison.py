@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 import torch
 from matplotlib.axes import Axes
@@ -15,6 +16,8 @@ from captum_vz.visualization.pictures.parts.layout import PAGE
 from captum_vz.visualization.pictures.parts.sources import Chosen, Words, make_axis
 from captum_vz.visualization.pictures.rows import explained_token, strips_content
 from captum_vz.visualization.pictures.strips import Strips, draw_strips
+
+CLEAR: Final = 4  # entries of a truth that are no noise, without which its order says nothing
 
 
 def draw_comparison(
@@ -39,13 +42,16 @@ def draw_comparison(
 ) -> Figure:
     r"""Draws the scores of several methods for one token: methods down, tokens across.
 
-    The first row can be a truth, such as what blanking out each token does to the prediction. Kendall's rank
-    correlation of each method with it stands at the right:
+    The first row can be a truth, such as what blanking out each token does to the prediction. At the right stands how
+    far each method agrees with it, from 0 to 1, and in grey Kendall's rank correlation:
 
-    .. math:: \tau_b = (P - Q) \big/ \sqrt{(P + Q + T)\,(P + Q + U)}
+    .. math:: 1 - \tfrac12 \textstyle\sum_j \lvert s_j - b_j \rvert \qquad
+        \tau_b = (P - Q) \big/ \sqrt{(P + Q + T)\,(P + Q + U)}
 
-    with P pairs of tokens in the same order, Q in opposite order, T tied in the method only and U in the truth only.
-    Tokens for which the truth is NaN do not count.
+    with shares s of the method and b of the truth, which is 0 where it is NaN. P pairs of tokens are in the same order,
+    Q in opposite order, T tied in the method only and U in the truth only. Tokens for which the truth is NaN do not
+    count. The correlation is left out if fewer than four entries of the truth exceed a hundredth of the largest. With a
+    truth, methods of a family are sorted by their agreement.
 
     Args:
         scores: From the names of methods to scores `(tokens,)` or `(1, tokens)`.
@@ -79,27 +85,29 @@ def draw_comparison(
     >>> truth = torch.tensor([0.1, 0.6, float("nan")])
     >>> figure = draw_comparison(rows, ["the", "pictures", "[MASK]"], token=2, truth=truth)
     >>> [text.get_text() for text in figure.axes[0].texts if "." in text.get_text()][:2]
-    ['1.00', '-1.00']
+    ['0.57', '0.29']
     """
     if not scores:
         raise ArgumentError("draw_comparison needs the scores of at least one method, got none.")
     position = position_of(token, tokens)
     axis = make_axis(tokens, words, dim, drop)
-    names = _ordered(scores, families or {})
+    given = None if truth is None else _checked_truth(truth, tokens)
+    names = _ordered(scores, families or {}, tokens, given)
     rows = {name: axis.columns(one_example(scores[name], tokens, dimensions=1)) for name in names}
     groups: list[str | None] = [(families or {}).get(name, "") for name in names]
     labels = [", ".join(filter(None, [name, (scopes or {}).get(name)])) for name in names]
     notes: list[str] = []
+    pale: list[str] = []
     lines = list(rows.values())
-    if truth is not None:
-        given = _checked_truth(truth, tokens)
+    if given is not None:
         known = axis.columns(given.isfinite().double()) > 0
         right = axis.columns(given.nan_to_num(nan=0.0)).masked_fill(~known, float("nan"))
-        notes = ["", *(f"{tau:.2f}" if tau == tau else "" for tau in (kendall_tau(row, right) for row in lines))]
+        notes = ["", *(_two_digits(overlap(row, right)) for row in lines)]
+        pale = ["", *(_two_digits(clear_tau(row, right)) for row in lines)]
         lines, labels, groups = [right, *lines], [truth_name, *labels], [None, *groups]
     marked, explained, title = explained_token(axis, tokens, position, title)
-    heading = "Kendall's τ" if notes else ""
-    strips = Strips(labels, torch.stack(lines), axis.labels, marked, axis.dimmed, groups, notes, heading)
+    heads = ("agrees", "τ" if any(pale) else "") if notes else ("", "")
+    strips = Strips(labels, torch.stack(lines), axis.labels, marked, axis.dimmed, groups, notes, heads, pale)
     content = strips_content(strips, explained, label, "method")
     return draw_strips(strips, content, scale, vmax, label, title, size, ax, fig)
 
@@ -112,10 +120,46 @@ def kendall_tau(one: Tensor, other: Tensor) -> float:
     return float((first * second).sum()) / pairs if pairs else float("nan")
 
 
-def _ordered(scores: Mapping[str, Tensor], families: Mapping[str, str]) -> list[str]:
-    """The methods by families, in the order in which families occur."""
+def overlap(shares: Tensor, truth: Tensor) -> float:
+    """How much of two rows of shares lies on the same tokens, from 0 to 1. NaN if the truth is 0 everywhere.
+
+    >>> overlap(torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.2, 0.8, float("nan")]))
+    0.5
+    """
+    one, other = _shares(shares), _shares(truth)
+    if not other.any():
+        return float("nan")
+    return round(1 - float((one - other).abs().sum()) / 2, 12)
+
+
+def _shares(row: Tensor) -> Tensor:
+    """The sizes of the entries as shares of their sum; 0 for NaN."""
+    sizes = row.double().nan_to_num(nan=0.0).abs()
+    return sizes / sizes.sum() if sizes.any() else sizes
+
+
+def clear_tau(one: Tensor, truth: Tensor) -> float:
+    """:func:`kendall_tau`, NaN if fewer than four entries of the truth exceed a hundredth of the largest."""
+    sizes = truth.double().nan_to_num(nan=0.0).abs()
+    clear = int((sizes > sizes.max() / 100).sum())
+    return kendall_tau(one, truth) if clear >= CLEAR else float("nan")
+
+
+def _two_digits(number: float) -> str:
+    return f"{number:.2f}" if number == number else ""
+
+
+def _ordered(
+    scores: Mapping[str, Tensor], families: Mapping[str, str], tokens: Sequence[str], truth: Tensor | None
+) -> list[str]:
+    """The methods by families, in the order in which families occur; with a truth, those that agree most first."""
     order = list(dict.fromkeys(families.get(name, "") for name in scores))
-    return sorted(scores, key=lambda name: order.index(families.get(name, "")))
+
+    def place(name: str) -> tuple[int, float]:
+        agrees = 0.0 if truth is None else overlap(one_example(scores[name], tokens, dimensions=1).cpu(), truth)
+        return order.index(families.get(name, "")), -agrees if agrees == agrees else 0.0
+
+    return sorted(scores, key=place)
 
 
 def _checked_truth(truth: Tensor, tokens: Sequence[str]) -> Tensor:

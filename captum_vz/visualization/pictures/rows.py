@@ -122,9 +122,9 @@ def strips_content(strips: Strips, explained: str | None, label: str, kind: str)
         line = strips.scores[index].nan_to_num(nan=0.0)
         best = line.abs().topk(min(2, len(line))).indices.tolist()
         most = ", ".join(f"{strips.labels[i]} {float(line[i]):.2f}" for i in best)
-        note = f" ({strips.heading} {strips.notes[index]})" if strips.notes and strips.notes[index] else ""
+        note = f" ({strips.headings[0]} {strips.notes[index]})" if strips.notes and strips.notes[index] else ""
         parts.append(f"{name}: {most}{note}")
     about = "" if explained is None else f" for {explained}"
     sentence = f"Scores of {len(strips.labels)} tokens{about}. The largest are, in {'; in '.join(parts)}."
-    columns = (kind, "in", "source token", label, *([strips.heading] if strips.notes else []))
+    columns = (kind, "in", "source token", label, *([strips.headings[0]] if strips.notes else []))
     return Content(sentence, columns, table)

@@ -56,7 +56,8 @@ class Strips:
         dimmed: Columns that are drawn pale.
         groups: The group of each row. There is a gap between groups.
         notes: What stands at the right of each row; empty: nothing.
-        heading: What stands above the notes.
+        headings: What stands above the notes and the pale notes.
+        pale: What stands right of the notes, in grey.
     """
 
     names: list[str]
@@ -66,7 +67,8 @@ class Strips:
     dimmed: list[int]
     groups: list[Any]
     notes: list[str] = field(default_factory=list)
-    heading: str = ""
+    headings: tuple[str, str] = ("", "")
+    pale: list[str] = field(default_factory=list)
 
     @property
     def shown(self) -> list[str]:
@@ -105,7 +107,7 @@ def draw_strips(
             set_label(panel.set_title(title, fontsize=FONT_SIZE + 2, pad=14 if strips.notes else 4))
         return panel.figure
     left = _EDGE + max(text_width(shortened(name, 60), FONT_SIZE) for name in strips.names) + 0.08
-    right = 0.12 + (0.08 + max(text_width(one, FONT_SIZE) for one in strips.notes) if strips.notes else 0)
+    right = 0.12 + sum(_columns_of_notes(strips))
     fixed = None if fig is None else size_of(fig)
     limits = fixed or page
     height = ROW * (tops[-1] + 1)
@@ -121,7 +123,7 @@ def draw_strips(
     length = min(_LONGEST_BAR, max(across, 1.0))
     if flat_bar:
         below += 0.1 + bar_room(name, length)
-    above = _EDGE + (0.28 if title else 0.04) + (0.2 if strips.heading else 0)
+    above = _EDGE + (0.28 if title else 0.04) + (0.2 if strips.headings[0] else 0)
     height = max(0.05, min(height, limits[1] - above - below - _EDGE))
     total = above + height + below + _EDGE
     if not flat_bar:
@@ -186,15 +188,28 @@ def _draw(panel: Axes, strips: Strips, colors: Scale, tops: list[float], cell: f
     if strips.marked is not None:
         look: dict[str, Any] = {"fill": False, "edgecolor": MARK, "linewidth": 1.2, "zorder": 2.6, "clip_on": False}
         panel.add_patch(Rectangle((strips.marked - 0.5, -0.5), 1, tops[-1] + 1, **look))
-    for top, note in zip(tops, strips.notes, strict=False):
-        panel.text(count - 0.5 + 0.08 / cell, top, note, va="center", fontsize=FONT_SIZE, color="0.25")
-    if strips.notes:
-        edge = 0.08 + max(text_width(one, FONT_SIZE) for one in strips.notes)
-        look = {"va": "bottom", "ha": "right", "fontsize": FONT_SIZE, "color": "0.25"}
-        panel.text(count - 0.5 + edge / cell, -0.8, strips.heading, **look)
+    left = count - 0.5 + 0.08 / cell
+    for wide, notes, heading, ink in zip(
+        _columns_of_notes(strips), (strips.notes, strips.pale), strips.headings, ("0.25", "0.6"), strict=False
+    ):
+        look = {"fontsize": FONT_SIZE, "color": ink}
+        for top, note in zip(tops, notes, strict=False):
+            panel.text(left, top, note, va="center", **look)
+        panel.text(left + (wide - 0.1) / cell, -0.8, heading, va="bottom", ha="right", **look)
+        left += wide / cell
     font = next((size for width, size in _NUMBERED if cell >= width), None)
     if font is not None and row_height >= 0.13:
         _write_numbers(panel, strips, colors, tops, font)
+
+
+def _columns_of_notes(strips: Strips) -> list[float]:
+    """The widths of the columns of notes, in inches."""
+    columns = [
+        [*notes, heading]
+        for notes, heading in zip((strips.notes, strips.pale), strips.headings, strict=True)
+        if any(notes)
+    ]
+    return [0.1 + max(text_width(one, FONT_SIZE) for one in column) for column in columns]
 
 
 def _write_numbers(panel: Axes, strips: Strips, colors: Scale, tops: list[float], font: float) -> None:

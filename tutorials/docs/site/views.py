@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from captum_vz import LayerAttention, Rollout, ValueZeroing, ValueZeroingRollout, find_layers
+from captum_vz import LayerAttention, Rollout, ValueZeroing, find_layers
 from captum_vz.generation import attribute_generation
 from captum_vz.testbed import load_model
 from captum_vz.visualization import View, view
@@ -27,7 +27,7 @@ def methods() -> View:
 def generation() -> View:
     """The rows of generated tokens, in each layer."""
     model, tokenizer = load_model("causal")
-    found = attribute_generation(model, tokenizer, "the pictures of some hat", ValueZeroingRollout, max_new_tokens=4)
+    found = attribute_generation(model, tokenizer, "the pictures of some hat", max_new_tokens=4)
     return found.view(title="What each new token draws on")
 
 
