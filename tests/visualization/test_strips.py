@@ -145,8 +145,8 @@ def test_comparison_is_described() -> None:
     assert list(map(repr, found.rows)) == list(map(repr, expected))  # NaN equals itself as text
     assert f"Scores of 4 tokens for {TOKENS[3]}." in found.text
     assert f"in blanking out: {TOKENS[2]} 0.75, {TOKENS[1]} 0.25;" in found.text
-    assert f"in good, layer 3: {TOKENS[0]} 0.50, {TOKENS[2]} 0.25 (Kendall's τ 1.00);" in found.text
-    assert f"in bad: {TOKENS[1]} 0.50, {TOKENS[2]} 0.25 (Kendall's τ -1.00)." in found.text
+    assert f"in good, layer 3: {TOKENS[0]} 0.50, {TOKENS[2]} 0.25 (agrees 0.38)" in found.text
+    assert f"in bad: {TOKENS[1]} 0.50, {TOKENS[2]} 0.25 (agrees 0.50)" in found.text
 
 
 def test_truth_of_words() -> None:
