@@ -80,7 +80,8 @@ class Verdict:
         lines = "".join(f"<div>{escape(line)}</div>" for line in self._further())
         return (
             f'<div style="border-left: 6px solid {color}; padding: 4px 12px">'
-            f'<b style="background: {color}; color: #fff; padding: 1px 6px">{sign} {word}</b> {escape(self.exercise)}: {escape(self.message)}{lines}</div>'
+            f'<b style="background: {color}; color: #fff; padding: 1px 6px">{sign} {word}</b> '
+            f"{escape(self.exercise)}: {escape(self.message)}{lines}</div>"
         )
 
     def going_on(self, answer: Any, hint: bool) -> Verdict:
