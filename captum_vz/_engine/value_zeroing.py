@@ -5,17 +5,19 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from captum_vz._engine.numerics.attention import by_rows
 from captum_vz._engine.numerics.budget import SHORT_OF_MEMORY, is_out_of_memory
 from captum_vz._engine.numerics.tensors import for_query_heads
 from captum_vz._engine.numerics.tolerance import CannotReplayError, Readings, same_numbers, with_rounding
-from captum_vz._engine.replay.base import Replay, ReplayProblem
+from captum_vz._engine.replay.base import Replay, ReplayChunk, ReplayProblem
 from captum_vz._engine.replay.definition import DefinitionReplay, decides_by_numbers, sampled_outputs
 from captum_vz._engine.replay.folded.replay import FoldedReplay
 from captum_vz._engine.replay.packed import PackedReplay
@@ -97,11 +99,14 @@ def traced_replays(only: str | None = None) -> Iterator[list[ReplayTrace]]:
         _traces.wanted, _traces.only = outer
 
 
-def value_zeroing_scores(site: AttentionSite, distance: OutputDistance, **asked: Any) -> Tensor:
+def value_zeroing_scores(
+    site: AttentionSite, distance: OutputDistance, steps: Callable[[int], Any] | None = None, **asked: Any
+) -> Tensor:
     """The raw distances of one layer, `(batch, row, group)`. Padded rows and sources are 0.
 
-    The layer's record is given a warning for rows whose change is no larger than rounding. `asked` says what is zeroed,
-    and for which targets: see `ReplayProblem.of`.
+    The layer's record is given a warning for rows whose change is no larger than rounding. `steps` begins a progress
+    bar like tqdm's, in a layer whose pairs are more than a chunk. `asked` says what is zeroed, and for which targets:
+    see `ReplayProblem.of`.
 
     Raises:
         UnsupportedLayerError: No replay holds for the layer.
@@ -138,7 +143,7 @@ def value_zeroing_scores(site: AttentionSite, distance: OutputDistance, **asked:
             clean: Tensor | None = None
             readings.forget()
             try:
-                for chunk in replay(problem):
+                for chunk in _counted(replay(problem), problem, steps):
                     if chunk.clean is not clean:
                         clean, prepared = chunk.clean, distance.prepare(chunk.clean, readings)
                     output = distance.prepare(chunk.output, readings)
@@ -175,6 +180,23 @@ def value_zeroing_scores(site: AttentionSite, distance: OutputDistance, **asked:
         f"{trace.layer} cannot be replayed: no replay reproduces its clean output on its own clean input. "
         + (left_out or f"Tried {reasons}. {advice}")
     )
+
+
+def _counted(
+    chunks: Iterator[ReplayChunk], problem: ReplayProblem, steps: Callable[[int], Any] | None
+) -> Iterator[ReplayChunk]:
+    """The chunks, whose pairs a progress bar counts. It is full at the end, also where some pairs do not run."""
+    left = 0 if steps is None else int(problem.possible.sum())
+    if steps is None or left <= problem.chunk_rows:
+        yield from chunks
+        return
+    with closing(steps(left)) as bar:
+        for chunk in chunks:
+            yield chunk
+            count = min(len(chunk.target), left)
+            left -= count
+            bar.update(count)
+        bar.update(left)
 
 
 def _new_trace(site: AttentionSite) -> ReplayTrace:
@@ -240,9 +262,9 @@ def _check_intervention(problem: ReplayProblem) -> None:
         attention.inline.change(rows, ~nothing, lambda values: values_after(intervention, values, nothing, real))
         found, expected, method = rows, attention.values, "new_values"
     elif attention.weights is not None and attention.context is not None:
-        weights = attention.weights.to(attention.values.dtype)
-        values = for_query_heads(attention.values, weights.shape[1])
-        found = contexts_after(intervention, weights, values, nothing, real).transpose(1, 2)
+        values = for_query_heads(attention.values, problem.site.shape.heads)
+        change = partial(contexts_after, intervention, values=values, zeroed=nothing, real=real)
+        found = by_rows(attention.weights, lambda part: change(part.to(values.dtype))).transpose(1, 2)
         expected, method = attention.context, "new_context"
     else:
         return

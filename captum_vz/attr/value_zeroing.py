@@ -131,6 +131,7 @@ class ValueZeroing(LayerMaps):
             max_groups=wanted.max_groups,
             intervention=get_intervention(self.intervention),
             bfloat16_changes=self._is_fast(),
+            steps=wanted.steps,
         )
         heads = self._heads(site)
         if self.reduce_heads is not None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from captum_vz._engine.numerics.attention import Weights, by_rows
 from captum_vz._engine.numerics.tensors import first_tensor, for_query_heads, noise_like, with_noise
 from captum_vz._engine.numerics.tolerance import CannotReplayError
 from captum_vz._engine.taps.handler import AttentionCall, AttentionHandler
@@ -33,7 +35,7 @@ class SiteHandler(AttentionHandler):
         self._function_calls = 0
         self._site_calls = 0
 
-    def on_attention(self, call: AttentionCall) -> tuple[Tensor, Tensor | None]:
+    def on_attention(self, call: AttentionCall) -> tuple[Tensor, Weights | None]:
         self._function_calls += 1
         number = self._function_calls - self.attention.calls_before
         if self.attention.inline is not None or not 1 <= number <= self.attention.calls:
@@ -58,7 +60,7 @@ class SiteHandler(AttentionHandler):
         if self._site_calls != self.attention.calls:
             raise CannotReplayError(f"the values of its attention were asked for {self._site_calls} times in one run")
 
-    def change_call(self, call: AttentionCall) -> tuple[Tensor, Tensor | None]:
+    def change_call(self, call: AttentionCall) -> tuple[Tensor, Weights | None]:
         """What a call of the attention function returns."""
         return call.compute(call.values)
 
@@ -73,14 +75,14 @@ class ContextHandler(SiteHandler):
         super().__init__(attention)
         self.count = count
 
-    def change_call(self, call: AttentionCall) -> tuple[Tensor, Tensor | None]:
+    def change_call(self, call: AttentionCall) -> tuple[Tensor, Weights | None]:
         context, weights = call.compute(call.values)
         used = call.weights_used(self.attention.module, context, weights)
         # In the memory format of the context, because a module may take a view of it.
         return torch.empty_like(context).copy_(self.new_context(context, used, call.values)), weights
 
     @abstractmethod
-    def new_context(self, context: Tensor, weights: Tensor, values: Tensor) -> Tensor:
+    def new_context(self, context: Tensor, weights: Weights, values: Tensor) -> Tensor:
         """The context of values `(copies, key-value head, in, d_head)`, in any shape of as many numbers."""
 
 
@@ -98,10 +100,11 @@ class Intervene(ContextHandler):
         self.intervention = intervention
         self.real = real
 
-    def new_context(self, context: Tensor, weights: Tensor, values: Tensor) -> Tensor:
+    def new_context(self, context: Tensor, weights: Weights, values: Tensor) -> Tensor:
         # Summed over the other sources. The context minus the zeroed values would be rounding if little is left.
         values = for_query_heads(values, weights.shape[1])
-        changed = contexts_after(self.intervention, weights, values, self.zeroed, self.real)
+        change = partial(contexts_after, self.intervention, values=values, zeroed=self.zeroed, real=self.real)
+        changed = by_rows(weights, change)
         return changed.transpose(1, 2).reshape(context.shape)
 
     def change_values(self, values: Tensor) -> None:
@@ -118,7 +121,7 @@ class ScaleNoise(ContextHandler):
         super().__init__(attention, len(strengths))
         self.strengths = strengths
 
-    def new_context(self, context: Tensor, weights: Tensor, values: Tensor) -> Tensor:
+    def new_context(self, context: Tensor, weights: Weights, values: Tensor) -> Tensor:
         return with_noise(context, self.strengths)
 
     def change_values(self, values: Tensor) -> None:
@@ -160,7 +163,7 @@ class FillSlots(SiteHandler):
         self.heads = heads
         self.calls: list[Tensor] = []
 
-    def change_call(self, call: AttentionCall) -> tuple[Tensor, Tensor | None]:
+    def change_call(self, call: AttentionCall) -> tuple[Tensor, Weights | None]:
         slots = self._slots_of(call.values.transpose(1, 2).flatten(2))
         if slots is None:
             return call.compute(call.values)
@@ -199,7 +202,7 @@ def _slots_in(calls: list[Tensor]) -> int:
 class StopAtValues(SiteHandler):
     """Ends the run of a layer at one attention. The result is its first values, `(windows, places, features)`."""
 
-    def change_call(self, call: AttentionCall) -> tuple[Tensor, Tensor | None]:
+    def change_call(self, call: AttentionCall) -> tuple[Tensor, Weights | None]:
         raise StopRunError(call.values.transpose(1, 2).flatten(2))
 
     def change_values(self, values: Tensor) -> None:
@@ -214,7 +217,7 @@ class StopAtOutput(SiteHandler):
         super().__init__(attention)
         self.context = context
 
-    def change_call(self, call: AttentionCall) -> tuple[Tensor, Tensor | None]:
+    def change_call(self, call: AttentionCall) -> tuple[Tensor, Weights | None]:
         context, weights = call.compute(call.values)
         return self.context.to(context), weights
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from captum_vz._engine.capture.recorder import Recorder
 from captum_vz._engine.capture.records import AttentionRecord, LayerRecord
+from captum_vz._engine.numerics.attention import Weights
 from captum_vz._engine.numerics.budget import is_out_of_memory
 from captum_vz._engine.numerics.tensors import clone_tensor, first_tensor, forgetting, inference_mode, map_each
 from captum_vz._engine.numerics.tolerance import CannotReplayError, is_close_in_half
@@ -211,7 +212,7 @@ def is_half(record: LayerRecord) -> bool:
     # Autocast leaves no trace if a residual or a cache in float32 is added afterwards.
     if output is not None and output.dtype == torch.float32 and torch.is_autocast_enabled(output.device.type):
         return True
-    tensors = [output, *record.parameters]
+    tensors: list[Any] = [output, *record.parameters]
     tensors += [tensor for one in record.attentions for tensor in (one.weights, one.values)]
     return any(tensor is not None and tensor.dtype in HALF for tensor in tensors)
 
@@ -355,7 +356,7 @@ class AnswerContext(AttentionHandler, _Answer):
     def __init__(self, heads: Sequence[int]) -> None:
         self.heads = heads  # (head, d_head)
 
-    def on_attention(self, call: AttentionCall) -> tuple[Tensor, Tensor | None]:
+    def on_attention(self, call: AttentionCall) -> tuple[Tensor, Weights | None]:
         if self.context is None:
             return call.compute(call.values)
         return self.take().unflatten(-1, tuple(self.heads)), None

@@ -16,6 +16,7 @@ from captum_vz._engine.capture.records import (
     Step,
     VersionedTensor,
 )
+from captum_vz._engine.numerics.attention import Weights, all_weights
 from captum_vz._engine.numerics.tensors import first_tensor, version
 from captum_vz._engine.numerics.tolerance import PROJECTED, is_same_attention, same_numbers
 from captum_vz._engine.taps.handler import AttentionCall, AttentionHandler
@@ -36,7 +37,7 @@ class Recorder(AttentionHandler):
         # Tensors of steps and their copies, by id and version. Most tensors are of several steps.
         self._copies: dict[tuple[int, int | None], tuple[Tensor, Tensor]] = {}
 
-    def on_attention(self, call: AttentionCall) -> tuple[Tensor, Tensor]:
+    def on_attention(self, call: AttentionCall) -> tuple[Tensor, Weights]:
         context, weights = call.compute(call.values)
         record = self.record
         module = call.module or (self._running[-1] if self._running else record.layer)
@@ -58,26 +59,28 @@ class Recorder(AttentionHandler):
             # For the same rows (DiffLlama), or for others (images of different sizes in a sequence).
             before, last.weights = last.weights, None
             if before is not None and before.shape == used.shape:
-                last.weights = torch.maximum(before, used)
+                last.weights = torch.maximum(all_weights(before), all_weights(used))
             return context, weights
         # scaled_dot_product_attention does not say which module calls it. Two calls from one forward may be self- and
         # cross-attention, or two parts of one attention.
         self._context = VersionedTensor(context)
         self._projections.clear()
-        values = call.values if len(call.values) == len(weights) else call.values.expand(len(weights), -1, -1, -1)
+        shape = AttentionShape(*weights.shape)
+        values = call.values if len(call.values) == shape.batch else call.values.expand(shape.batch, -1, -1, -1)
         record.attentions.append(
             AttentionRecord(
                 module,
-                AttentionShape(*weights.shape),
+                shape,
                 values.clone(),  # some layers write over them
                 call.visible if call.obeys_mask or _hides(call.visible, used) else None,
-                used,
+                used if isinstance(used, Tensor) else used.kept(),
                 context.clone(),  # some modules gate the context in place
                 call.dropout,
                 calls_before=sum(one.calls for one in record.attentions if one.inline is None),
                 repeated=again,
                 tokens_first=isinstance(module, nn.MultiheadAttention) and not module.batch_first,
                 tap="scaled_dot_product_attention" if call.module is None else "AttentionInterface",
+                causal=call.causal,
             )
         )
         return context, weights
@@ -203,9 +206,11 @@ class Recorder(AttentionHandler):
         )
 
 
-def _hides(visible: Tensor | None, weights: Tensor) -> bool:
+def _hides(visible: Tensor | None, weights: Weights) -> bool:
     """Whether hidden sources have no weight, except for tokens that see nothing."""
-    return visible is not None and not weights.masked_fill(visible | ~visible.any(-1, keepdim=True), 0).any()
+    if visible is None:
+        return False
+    return not all_weights(weights).masked_fill(visible | ~visible.any(-1, keepdim=True), 0).any()
 
 
 def _is_view(tensor: VersionedTensor, found: Any) -> bool:

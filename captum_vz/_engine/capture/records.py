@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from captum_vz._engine.capture.module_state import ModuleState
+from captum_vz._engine.numerics.attention import Weights
 from captum_vz._engine.numerics.budget import budget_of
 from captum_vz._engine.numerics.tensors import first_tensor, is_changed, once_a_pass, version
 from captum_vz._engine.numerics.tolerance import CannotReplayError
@@ -105,7 +106,8 @@ class AttentionRecord:
         module: The attention module: the module whose forward called the attention function.
         values: The values `(batch, key-value head, in, d_head)`; inline, the output of the value projection
             `(batch, in, features)`.
-        visible: Which sources the mask lets through, bool, broadcastable to `(batch, head, out, in)`. None: all.
+        visible: Which sources the mask lets through, bool, broadcastable to `(batch, head, out, in)`. None: all, or
+            with `causal` all that are not later.
         weights: The weights after the softmax, `(batch, head, out, in)`. None: they cannot be read.
         context: The sums of weighted values, `(batch, out, head, d_head)`. None: they cannot be read.
         calls: How many calls of the attention function, or runs of value projections, make up this attention. Values
@@ -119,13 +121,14 @@ class AttentionRecord:
         projection: The submodule that made `output` of the context. None: no submodule did, or it is unknown.
         replaceable: Whether `output` is the context or its projection, and nothing else happened to the context.
         tap: Where the attention was read, in words.
+        causal: Whether no token sees a later one, of as many sources as tokens. There is no `visible` then.
     """
 
     module: nn.Module
     shape: AttentionShape
     values: Tensor
     visible: Tensor | None
-    weights: Tensor | None = None
+    weights: Weights | None = None
     context: Tensor | None = None
     dropout: float = 0.0
     calls: int = 1
@@ -138,13 +141,14 @@ class AttentionRecord:
     projection: nn.Module | None = None
     replaceable: bool = False
     tap: str = "value projection"
+    causal: bool = False
 
     def batch_first(self, value: Tensor) -> Tensor:
         """A tensor of the layer as `(batch, tokens, ...)`."""
         return value.transpose(0, 1) if self.tokens_first else value
 
     def is_seen(self) -> Tensor:
-        """Whether a target sees a source with any head, `(batch, out, in)`."""
+        """Whether the mask lets a target see a source with any head, `(batch, out, in)`. `causal` is left out."""
         batch, _, out, sources = self.shape
         if self.visible is None:
             return torch.ones(batch, out, sources, dtype=torch.bool, device=self.values.device)
@@ -304,4 +308,4 @@ class LayerRecord:
         attention.calls += part.calls
         attention.weights = None  # two softmaxes have no common weights
         visible = None if attention.visible is None or part.visible is None else attention.visible | part.visible
-        attention.visible = visible
+        attention.visible, attention.causal = visible, attention.causal and part.causal

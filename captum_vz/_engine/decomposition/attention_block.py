@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from captum_vz._engine.capture.records import AttentionRecord, LayerRecord, Step
+from captum_vz._engine.numerics.attention import all_weights
 from captum_vz._engine.numerics.budget import budget_of
 from captum_vz._engine.numerics.tensors import first_tensor, once_a_pass
 from captum_vz._engine.numerics.tolerance import CannotReplayError, is_close_up_to_tf32, is_same_sum
@@ -53,7 +54,7 @@ class AttentionBlock:
         layer, self.attention = _recorded(site)
         weights, context = self.attention.weights, self.attention.context
         assert weights is not None and context is not None  # narrows the types: `_recorded` refuses such layers
-        self.weights, self._context = weights, context
+        self.weights, self._context = all_weights(weights), context
         self.output = self.attention.batch_first(layer.first_output)
         assert layer.steps is not None  # narrows the type: the method says `needs_steps`
         self._steps = _of_shape(layer.steps, layer.first_output.shape, self.attention)

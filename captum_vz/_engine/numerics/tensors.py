@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from captum_vz._private import tree_leaves, tree_map
-from captum_vz.functional import widen
 
 T = TypeVar("T")
 # A result that no layer asks for is kept for this many more layers, because two kinds of layers may alternate.
@@ -138,44 +137,6 @@ def mask_as_bool(mask: Tensor) -> Tensor:
     a number between -10000 and the smallest number of the dtype. Position biases stay far above these numbers.
     """
     return mask > -9e3 if mask.is_floating_point() else mask.bool()
-
-
-def causal_mask(out: int, sources: int, device: torch.device) -> Tensor:
-    """Return the mask that hides what follows a token, bool `(1, 1, out, in)`."""
-    return torch.ones(1, 1, out, sources, dtype=torch.bool, device=device).tril()
-
-
-def weighted_values(
-    query: Tensor, key: Tensor, mask: Tensor | None, scale: float | None, values: Tensor
-) -> tuple[Tensor, Tensor]:
-    """The context `(batch, out, head, d_head)` and the weights `(batch, head, out, in)`, as torch documents them.
-
-    As in torch's own kernels, a row that sees nothing is zero, and half precision is computed in float32.
-    """
-    heads, dtype = query.shape[1], query.dtype
-    query, key = widen(query), widen(for_query_heads(key, heads))
-    # In place, because these are the largest tensors of a long text.
-    scores = (query @ key.transpose(-2, -1)).mul_(query.shape[-1] ** -0.5 if scale is None else scale)
-    if mask is None:
-        weights = scores.softmax(-1)
-    else:
-        bias, nothing = once_a_pass(_finite_bias, mask, scores.dtype)
-        fits = torch.broadcast_shapes(scores.shape, bias.shape) == scores.shape
-        same = fits and torch.result_type(scores, bias) == scores.dtype
-        weights = (scores.add_(bias) if same else scores + bias).softmax(-1)
-        weights = weights if nothing is None else weights.masked_fill(nothing, 0)
-    context = weights @ for_query_heads(values.to(weights), heads)
-    return context.transpose(1, 2).to(values), weights.to(dtype)
-
-
-def _finite_bias(mask: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-    """What a mask adds to the scores, and which rows see nothing. None: each row sees something."""
-    bias = mask
-    if mask.dtype == torch.bool:
-        bias = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, -torch.inf)
-    nothing = (bias == -torch.inf).all(-1, keepdim=True)
-    # Such a row is made finite: the softmax of nothing but -inf is NaN, and so is its gradient.
-    return (bias.masked_fill(nothing, 0), nothing) if nothing.any() else (bias, None)
 
 
 def repeat_examples(value: Any, copies: int, batch: int, alone: int | None = None) -> Any:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
+from captum_vz._engine.numerics.attention import weights_at
 from captum_vz._engine.numerics.tensors import for_query_heads, once_a_pass
 from captum_vz._engine.numerics.tolerance import Readings
 from captum_vz.functional.interventions import Intervention, ZeroValue
@@ -111,6 +111,13 @@ class ReplayProblem:
         return zeroed_weights(self.site, self.heads, self.targets.batch, self.targets.out)
 
     @cached_property
+    def clean_weights(self) -> Tensor:
+        """The model's weights at the targets, `(target, head, in)`. Asked for where the record holds no tensor."""
+        weights = self.site.attention.weights
+        assert weights is not None  # narrows the type: who asks for it has seen that they can be read
+        return weights_at(weights, self.targets.batch, self.targets.out)
+
+    @cached_property
     def active(self) -> Tensor:
         """The pairs that can change, bool `(target, group)`."""
         return self._by_group(self.reached(self.targets.batch, self.targets.out))
@@ -123,9 +130,10 @@ class ReplayProblem:
     @property
     def by_masks(self) -> tuple[Tensor, Tensor]:
         """These pairs, and the targets that see nothing but one group, bool `(target,)`."""
-        visible = self.site.attention.visible if self.intervention.needs_weight else None
-        members = None if self.groups is None else self.members
-        return once_a_pass(_possible, self.site.source_mask, visible, self.targets.batch, self.targets.out, members)
+        attention, needs_weight = self.site.attention, self.intervention.needs_weight
+        visible, causal = attention.visible if needs_weight else None, attention.causal and needs_weight
+        members, targets = None if self.groups is None else self.members, (self.targets.batch, self.targets.out)
+        return once_a_pass(_possible, self.site.source_mask, visible, causal, *targets, members)
 
     def reached(self, batch: Tensor, out: Tensor) -> Tensor:
         """Which sources may change the positions `(batch, out)`, bool `(n, in)`."""
@@ -135,7 +143,7 @@ class ReplayProblem:
         if isinstance(self.intervention, ZeroValue):
             own = batch is self.targets.batch and out is self.targets.out
             return (self.weights if own else zeroed_weights(site, self.heads, batch, out)).ne(0).any(-1)
-        weights = site.attention.weights[batch, :, out] * self.heads[:, None]
+        weights = weights_at(site.attention.weights, batch, out) * self.heads[:, None]
         return weights.ne(0).any(1) & site.source_mask[batch]
 
     def _by_group(self, seen: Tensor) -> Tensor:
@@ -309,7 +317,7 @@ def zeroed_weights(site: AttentionSite, heads: Tensor, batch: Tensor, out: Tenso
     attention = site.attention
     if attention.weights is None:  # inline: any source may have weight
         return site.source_mask[batch, :, None]
-    weights = attention.weights[batch, :, out] * site.source_mask[batch, None]
+    weights = weights_at(attention.weights, batch, out) * site.source_mask[batch, None]
     weights = weights * heads[:, None]
     # Values that are zero already are left out, so that rounding cannot give them a score. The largest entry shows
     # them in a quarter of the time that any() takes.
@@ -325,17 +333,6 @@ def pairs_at_a_time(active: Tensor, rows: int, max_groups: int | None) -> Iterat
         if len(target):
             yield from zip(target.split(rows), (group + start).split(rows), strict=True)
         start += groups.shape[1]
-
-
-def fill_neighbours(active: Tensor, members: Tensor, count: int) -> Tensor:
-    """`active`, extended to all groups of a block of `count` neighbours if one of them is active.
-
-    Groups without members stay inactive.
-    """
-    if count == 1:
-        return active
-    blocks = functional.pad(active, (0, -active.shape[1] % count)).unflatten(1, (-1, count))
-    return blocks.any(-1).repeat_interleave(count, -1)[:, : active.shape[1]] & (members >= 0).any(-1)
 
 
 def _places(targets: TargetRows, rows: int, groups: int, target: Tensor, group: Tensor) -> Tensor:
@@ -364,10 +361,12 @@ def _marked(count: int, chosen: tuple[int, ...] | None, device: torch.device) ->
 
 
 def _possible(
-    source_mask: Tensor, visible: Tensor | None, batch: Tensor, out: Tensor, members: Tensor | None
+    source_mask: Tensor, visible: Tensor | None, causal: bool, batch: Tensor, out: Tensor, members: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     seen = real = source_mask[batch]
-    if visible is not None:
+    if causal:
+        seen = torch.arange(real.shape[1], device=out.device) <= out[:, None]
+    elif visible is not None:
         # A head that sees nothing may have a weight on each source, padding too: the softmax of equal numbers.
         of_targets = (visible | ~visible.any(-1, keepdim=True)).any(1).expand(len(source_mask), -1, real.shape[1])
         seen = of_targets[batch, out if of_targets.shape[1] > 1 else torch.zeros_like(out)]

@@ -57,7 +57,8 @@ class DefinitionReplay:
         site = problem.site
         if site.windows is None and site.is_reordered():
             # Which tokens are hidden is known in the attention's order only.
-            if site.attention.visible is not None and not site.attention.visible.all():
+            visible = site.attention.visible
+            if site.attention.causal or (visible is not None and not visible.all()):
                 raise CannotReplayError("its attention sees its tokens in another order, and not all of them")
             site = site.in_windows()
             problem = replace(problem, site=site, output=site.output)

@@ -323,12 +323,16 @@ def _check_independent(pairs: PackedPairs, problem: ReplayProblem) -> None:
 def context_change(problem: ReplayProblem, chunk: PackedChunk) -> Tensor:
     """What each pair's context loses, the sum of weight times value over the group, `(n, head * d_head)`."""
     attention, (batch, out) = problem.site.attention, chunk.position
-    if attention.weights is None:
+    known = attention.weights
+    if known is None:
         raise CannotReplayError("its attention is computed inline, so its contexts cannot be computed")
-    shared_by = attention.weights.shape[1] // attention.values.shape[1]
+    shared_by = known.shape[1] // attention.values.shape[1]
     terms = []
     for source, there in chunk.sources:
-        weight = attention.weights[batch, :, out, source].to(attention.values.dtype)  # (n, head)
+        if isinstance(known, Tensor):
+            weight = known[batch, :, out, source].to(attention.values.dtype)  # (n, head)
+        else:
+            weight = problem.clean_weights[chunk.target, :, source].to(attention.values.dtype)
         weight = weight if problem.all_heads else weight * problem.heads
         weight = weight if there is None else weight * there
         value = attention.values[batch, :, source]  # (n, key-value head, d_head)
@@ -346,7 +350,8 @@ def contexts_of_pairs(problem: ReplayProblem, target: Tensor, group: Tensor) -> 
     """
     attention, members = problem.site.attention, problem.members
     batch, out = problem.targets.batch[target], problem.targets.out[target]
-    if attention.weights is None:
+    known = attention.weights
+    if known is None:
         raise CannotReplayError("its attention is computed inline, so its contexts cannot be computed")
     heads, sources = problem.site.shape.heads, problem.site.shape.sources
     contexts = attention.values.new_empty(len(target), heads, attention.values.shape[-1])
@@ -356,9 +361,13 @@ def contexts_of_pairs(problem: ReplayProblem, target: Tensor, group: Tensor) -> 
         zeroed = torch.zeros(sources + 1, dtype=torch.bool, device=number.device)
         zeroed = zeroed.index_fill(0, members[example, own_group] % (sources + 1), True)[:-1] & problem.heads[:, None]
         own = slice(example, example + 1)
-        weights = attention.weights[own, :, out[pairs]].to(attention.values.dtype)
+        if isinstance(known, Tensor):
+            weights = known[own, :, out[pairs]]
+        else:
+            weights = problem.clean_weights[target[pairs]].transpose(0, 1)[None]
         real = problem.site.source_mask[own]
         values = for_query_heads(attention.values[own], heads)
+        weights = weights.to(attention.values.dtype)
         changed = contexts_after(problem.intervention, weights, values, zeroed[None], real)
         contexts[pairs] = changed[0].transpose(0, 1)
     return contexts.flatten(1)

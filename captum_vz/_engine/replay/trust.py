@@ -29,6 +29,7 @@ from captum_vz._engine.capture.interventions import SiteHandler
 from captum_vz._engine.capture.layer_runner import LAYER_ERRORS
 from captum_vz._engine.capture.module_state import random_states
 from captum_vz._engine.capture.records import LayerRecord
+from captum_vz._engine.numerics.attention import Weights
 from captum_vz._engine.numerics.budget import is_out_of_memory
 from captum_vz._engine.numerics.tensors import (
     PROBE_STRENGTHS,
@@ -199,7 +200,7 @@ class _Graph(AttentionHandler, TorchFunctionMode):
     def __init__(self, site: AttentionSite, keep: bool, answers: Any = (), zeroed: Mapping[int, Tensor] = {}) -> None:
         super().__init__()
         self.site, self.keep, self.zeroed = site, keep, zeroed
-        self.answers: list[tuple[Tensor, Tensor | None]] = [*answers]
+        self.answers: list[tuple[Tensor, Weights | None]] = [*answers]
         self.values: list[Tensor] = []
         self.edges: list[GradientEdge | None] = []
         self.in_inference_mode = False
@@ -209,10 +210,10 @@ class _Graph(AttentionHandler, TorchFunctionMode):
         with saved_tensors_hooks(lambda x: x if x.is_leaf else x.clone(), lambda x: x):
             self.output = runner.run(self, tree_map(_start_of_graph, runner.arguments), around=lambda: self)
 
-    def on_attention(self, call: AttentionCall) -> tuple[Tensor, Tensor | None]:
+    def on_attention(self, call: AttentionCall) -> tuple[Tensor, Weights | None]:
         self.values.append(call.values.clone())  # some modules write into both
         if len(self.values) > len(self.answers):
-            with torch.no_grad(), without_function_modes():  # not counted: runs with answers do not compute them
+            with without_function_modes(), torch.no_grad():  # not counted: runs with answers do not compute them
                 computed, weights_then = call.compute(call.values)
                 self.answers.append((computed.detach().requires_grad_(), weights_then))
         context, weights = self.answers[len(self.values) - 1]

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from captum_vz._engine.capture.layer_runner import LayerRunner, Streams, is_cache, is_half, recorded_in_float32
 from captum_vz._engine.capture.records import AttentionRecord, AttentionShape, LayerRecord
+from captum_vz._engine.numerics.attention import all_weights
 from captum_vz._engine.numerics.tensors import mask_as_bool, once_a_pass
 from captum_vz._engine.numerics.tolerance import CannotReplayError, is_finite
 from captum_vz._engine.structure.choice import choose_attention, merge_parts
@@ -93,6 +94,7 @@ class AttentionSite:
                 f"The attention weights of {type(self.attention.module).__name__} cannot be read: {reason}. "
                 "ValueZeroing can explain it, because it needs no weights."
             )
+        weights = all_weights(weights)
         if not is_finite(weights):
             raise RefusedError(f"The attention weights of {self.layer.name} have {not_finite(weights.dtype)}")
         return weights
@@ -178,7 +180,7 @@ def _over_positions(layer: LayerRecord, attention: AttentionRecord) -> tuple[Att
     windows = find_windows(layer, attention)
     batch, out, sources = windows.shape
     shape = AttentionShape(batch, attention.shape.heads, out, sources)
-    return replace(attention, shape=shape, visible=None, weights=None, context=None), windows
+    return replace(attention, shape=shape, visible=None, causal=False, weights=None, context=None), windows
 
 
 def not_finite(dtype: torch.dtype) -> str:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from captum_vz._engine.numerics.attention import Weights
 from captum_vz._engine.numerics.tensors import for_query_heads
 from captum_vz._engine.numerics.tolerance import is_same_attention, same_numbers
 from captum_vz._engine.taps.changes import Changes
@@ -50,30 +51,35 @@ class AttentionCall:
         values: The values, `(batch, key-value head, in, d_head)`.
         compute: Computes this call for any values: the context `(batch, out, head, d_head)` and the weights
             `(batch, head, out, in)`.
-        visible: Which sources the mask lets through, bool, broadcastable to `(batch, head, out, in)`. None: all.
+        visible: Which sources the mask lets through, bool, broadcastable to `(batch, head, out, in)`. None: all, or
+            with `causal` all that are not later.
         dropout: The dropout rate of the weights.
         plain: Computes the context and more with the mask that a plain run uses. None: it is that of `compute`.
         explained: Whether the weights are known to give the context: `compute` multiplies them with the values.
         obeys_mask: Whether hidden sources are known to have no weight.
+        causal: Whether no token sees a later one. There is no `visible` then.
     """
 
     module: nn.Module | None
     values: Tensor
-    compute: Callable[[Tensor], tuple[Tensor, Tensor]]
+    compute: Callable[[Tensor], tuple[Tensor, Weights]]
     visible: Tensor | None = None
     dropout: float = 0.0
     plain: Callable[[], Any] | None = None
     explained: bool = False
     obeys_mask: bool = True
+    causal: bool = False
 
-    def weights_used(self, module: nn.Module, context: Tensor, weights: Tensor) -> Tensor:
+    def weights_used(self, module: nn.Module, context: Tensor, weights: Weights) -> Weights:
         """The weights `(batch, head, out, in)` whose product with the values is `context`.
 
         These are nearly always the weights that the attention function returns. Some functions scale the context
         afterwards (Granite's sinks). Attention is linear in the values, so unit values then show the weights.
         UnsupportedLayerError: the attention function of `module` is not linear in its values.
         """
-        if self.explained or _explain(weights, self.values, context) or not context.isfinite().all():
+        if self.explained or not isinstance(weights, Tensor):
+            return weights
+        if _explain(weights, self.values, context) or not context.isfinite().all():
             return weights
         weights = self._weights_by_unit_values(weights.shape[1])
         if not _explain(weights, self.values, context):
@@ -105,9 +111,9 @@ class AttentionHandler:
     """Sees the attention calls of a running layer, and decides what they return: as here, what the model computes."""
 
     # The weights of the last call: multi_head_attention_forward returns them if asked to.
-    last_weights: Tensor | None = None
+    last_weights: Weights | None = None
 
-    def on_attention(self, call: AttentionCall) -> tuple[Tensor, Tensor | None]:
+    def on_attention(self, call: AttentionCall) -> tuple[Tensor, Weights | None]:
         """Answer one attention call with a context `(batch, out, head, d_head)` and weights or None."""
         return call.compute(call.values)
 

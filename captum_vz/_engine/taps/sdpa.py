@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from captum_vz._engine.numerics.tensors import causal_mask, mask_as_bool, once_a_pass, weighted_values
+from captum_vz._engine.numerics.attention import all_weights, causal_mask, weighted_values
+from captum_vz._engine.numerics.tensors import mask_as_bool, once_a_pass
 from captum_vz._engine.taps.changes import Changes, original
 from captum_vz._engine.taps.handler import AttentionCall, check_not_overridden, current_handler, handled_by
 from captum_vz._private import BUILTIN_ATTENTION, is_transformed, modules_of
@@ -47,13 +48,13 @@ def attention(
         return attention(query[:, None], key[:, None], value[:, None], mask, dropout_p, is_causal, scale)[:, 0]
     with handled_by(None):
         check_not_overridden(torchs, query, key, value, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
-    if is_causal:
+    visible = None if attn_mask is None else once_a_pass(_visible, attn_mask)
+    causal = is_causal and query.shape[2] == key.shape[2]
+    if is_causal and not causal:
         attn_mask = once_a_pass(causal_mask, query.shape[2], key.shape[2], query.device)
-    visible = None
-    if attn_mask is not None and (not is_causal or query.shape[2] == key.shape[2]):
-        visible = once_a_pass(_visible, attn_mask)
-    compute = partial(weighted_values, query, key, attn_mask, scale)
-    context, weights = handler.on_attention(AttentionCall(None, value, compute, visible, dropout_p, explained=True))
+    compute = partial(weighted_values, query, key, attn_mask, scale, causal)
+    call = AttentionCall(None, value, compute, visible, dropout_p, explained=True, causal=causal)
+    context, weights = handler.on_attention(call)
     handler.last_weights = weights
     return context.transpose(1, 2)
 
@@ -70,9 +71,10 @@ def _multi_head(*args: Any, **kwargs: Any) -> Any:
         return torchs(*args, **kwargs)
     output, _ = torchs(*args, **{**kwargs, "need_weights": False})
     weights, handler.last_weights = handler.last_weights, None
-    if weights is not None and kwargs.get("average_attn_weights", True):
-        weights = weights.mean(1)
-    return output, weights
+    if weights is None:
+        return output, None
+    weights = all_weights(weights)
+    return output, weights.mean(1) if kwargs.get("average_attn_weights", True) else weights
 
 
 class SdpaTap:

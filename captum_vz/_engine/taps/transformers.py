@@ -17,10 +17,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from captum_vz._engine.numerics.tensors import causal_mask, mask_as_bool, once_a_pass, weighted_values
+from captum_vz._engine.numerics.attention import Weights, all_weights, causal_mask, weighted_values
+from captum_vz._engine.numerics.tensors import mask_as_bool, once_a_pass
 from captum_vz._engine.numerics.tolerance import same_numbers
 from captum_vz._engine.taps.changes import Changes, original
-from captum_vz._engine.taps.handler import AttentionCall, check_not_overridden, current_handler, handled_by
+from captum_vz._engine.taps.handler import (
+    AttentionCall,
+    AttentionHandler,
+    check_not_overridden,
+    current_handler,
+    handled_by,
+)
 from captum_vz._private import ATTENTION_NAME, BUILTIN_ATTENTION, attention_name, modules_of, sdpa_of_transformers
 from captum_vz.errors import UnsupportedLayerError
 
@@ -65,17 +72,24 @@ def _attention(
     of_user = _function_of_user(loaded)
     by_torch = loaded == "sdpa" or of_user is not None
     given = attention_mask if of_user is None or getattr(attention_mask, "ndim", 0) == 4 else None
-    mask = _mask_of("sdpa" if by_torch else loaded, given, module, query, key, kwargs.get("is_causal"))
+    biases, out, sources = kwargs.get("position_bias"), query.shape[2], key.shape[2]
+    if given is not None and given.shape[-1] > sources:  # attention functions may cut it
+        given = given[..., :sources]
+    hides_later = given is None and (by_torch or loaded != "eager") and _hides_later(module, out, kwargs)
+    causal = hides_later and by_torch and biases is None and out == sources
+    if hides_later and not causal:
+        given = once_a_pass(causal_mask, out, sources, query.device)
+    mask = given if by_torch else _mask_to_add(loaded, given, query)
     function = of_user or (sdpa_of_transformers() if by_torch else _eager_function(module))
 
     def run(mask: Tensor | None, values: Tensor, dropout: float = 0.0) -> Any:
         return function(module, query, key, values, mask, dropout=dropout, **kwargs)[:2]
 
-    def compute(values: Tensor) -> tuple[Tensor, Tensor]:
+    def compute(values: Tensor) -> tuple[Tensor, Weights]:
         if not by_torch:
             return run(mask, values, dropout)
-        biased = _with_biases(mask, kwargs.get("position_bias"))
-        context, weights = weighted_values(query, key, biased, kwargs.get("scaling"), values)
+        biased = _with_biases(mask, biases)
+        context, weights = weighted_values(query, key, biased, kwargs.get("scaling"), causal, values)
         return context.contiguous(), weights  # some modules view it
 
     def compute_as_user(values: Tensor) -> tuple[Tensor, Tensor]:
@@ -89,7 +103,8 @@ def _attention(
         compute(value)[0], compute_as_user(value)[0], torch.finfo(value.dtype).eps ** 0.6
     ):
         visible = None if given is None else mask_as_bool(given)
-        return handler.on_attention(AttentionCall(module, value, compute_as_user, visible, dropout, obeys_mask=False))
+        call = AttentionCall(module, value, compute_as_user, visible, dropout, obeys_mask=False)
+        return _answer(handler, call, loaded)
     plain = partial(run, attention_mask, value) if loaded == "eager" and mask is not attention_mask else None
     if loaded != "eager" and of_user is None:  # the model would call torch's function, which a user may replace
         with handled_by(None):
@@ -97,7 +112,14 @@ def _attention(
     if loaded != "sdpa" and not module.training:  # eager functions drop nothing in eval mode, whatever the rate
         dropout = 0.0
     visible = None if mask is None else once_a_pass(mask_as_bool, mask)
-    return handler.on_attention(AttentionCall(module, value, compute, visible, dropout, plain, by_torch))
+    call = AttentionCall(module, value, compute, visible, dropout, plain, by_torch, causal=causal)
+    return _answer(handler, call, loaded)
+
+
+def _answer(handler: AttentionHandler, call: AttentionCall, loaded: str | None) -> tuple[Tensor, Tensor | None]:
+    context, weights = handler.on_attention(call)
+    # In a plain run, torch's function alone returns no weights.
+    return context, None if loaded == "sdpa" or weights is None else all_weights(weights)
 
 
 def _eager_function(module: nn.Module) -> Callable[..., Any]:
@@ -134,25 +156,20 @@ def _eager_function(module: nn.Module) -> Callable[..., Any]:
     )
 
 
-def _mask_of(
-    loaded: str | None, mask: Tensor | None, module: nn.Module, query: Tensor, key: Tensor, is_causal: bool | None
-) -> Tensor | None:
-    """The mask as it is given to torch's function, or as eager attention adds it to the scores.
+def _hides_later(module: nn.Module, out: int, kwargs: dict[str, Any]) -> bool:
+    """Whether a function other than eager attention, which is given no mask, hides what follows a token."""
+    causal = kwargs.get("is_causal")
+    return bool(getattr(module, "is_causal", True) if causal is None else causal) and out > 1
 
-    A mask for another implementation than eager is boolean. It is None where that implementation makes the mask itself
-    from the module's `is_causal`. A mask for eager attention is left as it is, except in float64.
+
+def _mask_to_add(loaded: str | None, mask: Tensor | None, query: Tensor) -> Tensor | None:
+    """The mask as eager attention adds it to the scores.
+
+    A mask for another implementation than eager is boolean. A mask for eager attention is left as it is, except in
+    float64.
     """
     if mask is None:
-        if loaded == "eager":
-            return None
-        causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
-        if not causal or query.shape[2] == 1:
-            return None
-        mask = once_a_pass(causal_mask, query.shape[2], key.shape[2], query.device)
-    if mask.shape[-1] > key.shape[2]:  # attention functions may cut it
-        mask = mask[..., : key.shape[2]]
-    if loaded == "sdpa":
-        return mask
+        return None
     if mask.dtype == torch.bool and loaded != "eager":
         zero = torch.zeros((), dtype=query.dtype, device=mask.device)
         mask = torch.where(mask, zero, torch.finfo(query.dtype).min)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from captum_vz._engine.capture.forward_pass import check_no_dropout, layer_hooks
 from captum_vz._engine.capture.interventions import Intervene
+from captum_vz._engine.numerics.attention import Weights
 from captum_vz._engine.numerics.tensors import first_numbers, first_tensor
 from captum_vz._engine.numerics.tolerance import CannotReplayError
 from captum_vz._engine.taps.changes import Changes, undoing
@@ -142,7 +143,7 @@ class _Gated(Intervene):
         self.of_run = run
         self.changed = run.heads[:, None] & ((by_head != 1) | by_head.requires_grad)
 
-    def change_call(self, call: AttentionCall) -> tuple[Tensor, Tensor | None]:
+    def change_call(self, call: AttentionCall) -> tuple[Tensor, Weights | None]:
         if self.seen is not None and call.obeys_mask:
             seen = torch.ones_like(self.seen) if call.visible is None else call.visible.any(1).any(1)
             if not torch.equal(seen.expand_as(self.seen), self.seen):

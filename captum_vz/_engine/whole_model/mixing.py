@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from captum_vz._engine.capture.layer_runner import LayerRunner
 from captum_vz._engine.capture.records import AttentionRecord, LayerRecord, ReturnedTensor
+from captum_vz._engine.numerics.attention import Weights
 from captum_vz._engine.numerics.tensors import binary_digits, clone_tensor, first_tensor
 from captum_vz._engine.numerics.tolerance import CannotReplayError
 from captum_vz._engine.replay.trust import LayerTrust
@@ -120,7 +121,7 @@ def _mixes(record: LayerRecord, output: Tensor) -> bool | None:
     if not library and values_depend_on_own_position(runner, attentions[0]) is False:
         return True
     runner.replace_forwards({one.module: _clean_output_of(one) for one in attentions if one.inline is not None})
-    contexts: list[tuple[Tensor, Tensor | None]] = []
+    contexts: list[tuple[Tensor, Weights | None]] = []
     # It fills the contexts. A hook of the layer may have changed the recorded output.
     clean = run_on(runner, hidden, hidden.clone(), CleanContexts(contexts))
     disturbed = [both for digit in binary_digits(hidden, tokens_first) for both in (digit, ~digit)]
@@ -133,11 +134,11 @@ def _mixes(record: LayerRecord, output: Tensor) -> bool | None:
 class CleanContexts(AttentionHandler):
     """Answers each attention call with its context in the clean pass. A run without `contexts` fills them."""
 
-    def __init__(self, contexts: list[tuple[Tensor, Tensor | None]]) -> None:
+    def __init__(self, contexts: list[tuple[Tensor, Weights | None]]) -> None:
         self._contexts = contexts
         self._answers = iter([*contexts]) if contexts else None
 
-    def on_attention(self, call: AttentionCall) -> tuple[Tensor, Tensor | None]:
+    def on_attention(self, call: AttentionCall) -> tuple[Tensor, Weights | None]:
         if self._answers is None:
             context, weights = call.compute(call.values)
             self._contexts.append((context.clone(), weights))

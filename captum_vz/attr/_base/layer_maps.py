@@ -7,6 +7,7 @@ import itertools
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -134,7 +135,7 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
             attribute_to_layer_input: Must be False, because a map belongs to the attention of a layer.
             perturbations_per_eval: The number of sources that are zeroed at a time. None: as many as fit in memory. The
                 scores are the same for any value. Methods that zero no values ignore this argument.
-            show_progress: Whether to show a progress bar, with one step for each layer.
+            show_progress: Whether to show a progress bar, with one step for each layer. A long layer has its own bar.
             token: The positions of the output tokens whose rows are returned. Negative positions count from the end of
                 the sequence. None: all tokens. An int: this position in every example. A list or 1-D tensor: one
                 position for each example. A tensor `(batch, k)`, a list of lists or a slice: several rows, `(batch, k,
@@ -265,7 +266,9 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
                 rows = None if shares else positions(batch, end or out, site.attention.values.device)
                 leaf = forward_func.vectors if isinstance(forward_func, EmbeddingLeaf) else None
                 most, group = arguments.perturbations_per_eval, groups.of(site, end)
-                asked = Wanted(site, rows, group, most, end, leaf, wanted.question)
+                steps = partial(progress, None, f"{title}, layer {record.index}", leave=False)
+                shown = steps if arguments.show_progress else None
+                asked = Wanted(site, rows, group, most, end, leaf, wanted.question, shown)
                 scores = self.layer_scores(site, asked)
                 if not is_replica(record.layer):
                     there.append(real)

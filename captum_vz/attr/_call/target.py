@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -201,6 +202,7 @@ class Wanted:
         end: The number of tokens in the inputs, because a model may append padding. None: all tokens of the layer.
         leaf: The leaf of the graph, in methods that need gradients. None: there is no graph.
         question: The explained numbers, in methods that explain an output. None: the method explains tokens.
+        steps: Begins a progress bar of so many steps, within the layer. None: no bar is shown.
     """
 
     site: AttentionSite
@@ -210,6 +212,7 @@ class Wanted:
     end: int | None = None
     leaf: Tensor | None = None
     question: Question | None = None
+    steps: Callable[[int], Any] | None = None
 
     def pool(self, scores: Tensor) -> Tensor:
         """Scores `(batch, out, in)` as `(batch, row, group)`: the wanted rows, sums of groups, 0 for padding.

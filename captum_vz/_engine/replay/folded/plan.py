@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 # How many (source, head) vectors are folded at a time: enough that the product pays for its call.
 VECTORS = 1024
@@ -33,6 +34,17 @@ class PairTable:
     heads: Tensor
     members: Tensor
     active: Tensor
+
+
+def fill_neighbours(active: Tensor, members: Tensor, count: int) -> Tensor:
+    """`active`, extended to all groups of a block of `count` neighbours if one of them is active.
+
+    Groups without members stay inactive.
+    """
+    if count == 1:
+        return active
+    blocks = functional.pad(active, (0, -active.shape[1] % count)).unflatten(1, (-1, count))
+    return blocks.any(-1).repeat_interleave(count, -1)[:, : active.shape[1]] & (members >= 0).any(-1)
 
 
 @dataclass(frozen=True)

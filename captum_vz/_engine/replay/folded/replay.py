@@ -33,7 +33,7 @@ from captum_vz._engine.numerics.tolerance import (
     is_cancelled,
     is_within,
 )
-from captum_vz._engine.replay.base import ReplayChunk, ReplayProblem, fill_neighbours
+from captum_vz._engine.replay.base import ReplayChunk, ReplayProblem
 from captum_vz._engine.replay.folded.kernels import (
     FeedForwardStructure,
     FirstLinear,
@@ -42,7 +42,7 @@ from captum_vz._engine.replay.folded.kernels import (
     Trace,
     add_sums,
 )
-from captum_vz._engine.replay.folded.plan import PairChunk, PairTable, plan_chunks
+from captum_vz._engine.replay.folded.plan import PairChunk, PairTable, fill_neighbours, plan_chunks
 from captum_vz._engine.replay.packed import PackedPairs, packed_pairs
 from captum_vz._engine.structure.modules import Norm, matrix
 from captum_vz._engine.taps.handler import is_hooked
