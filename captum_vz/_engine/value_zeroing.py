@@ -143,7 +143,7 @@ def value_zeroing_scores(
             clean: Tensor | None = None
             readings.forget()
             try:
-                for chunk in _counted(replay(problem), problem, steps):
+                for chunk in replay(problem) if steps is None else _counted(replay(problem), problem, steps):
                     if chunk.clean is not clean:
                         clean, prepared = chunk.clean, distance.prepare(chunk.clean, readings)
                     output = distance.prepare(chunk.output, readings)
@@ -183,11 +183,11 @@ def value_zeroing_scores(
 
 
 def _counted(
-    chunks: Iterator[ReplayChunk], problem: ReplayProblem, steps: Callable[[int], Any] | None
+    chunks: Iterator[ReplayChunk], problem: ReplayProblem, steps: Callable[[int], Any]
 ) -> Iterator[ReplayChunk]:
     """The chunks, whose pairs a progress bar counts. It is full at the end, also where some pairs do not run."""
-    left = 0 if steps is None else int(problem.possible.sum())
-    if steps is None or left <= problem.chunk_rows:
+    left = int(problem.possible.sum())
+    if left <= problem.chunk_rows:
         yield from chunks
         return
     with closing(steps(left)) as bar:

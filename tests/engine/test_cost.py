@@ -18,6 +18,7 @@ from captum_vz import ValueZeroing, ValueZeroingRollout
 from captum_vz._engine import traced_replays
 from captum_vz._engine.capture.recorder import Recorder
 from captum_vz._engine.capture.records import LayerRecord
+from captum_vz._engine.numerics.tensors import ResultsOfPass
 from captum_vz._engine.taps.handler import AttentionCall
 from captum_vz.functional import rollout
 from tests.engine.blocks import WIDTH, sequences
@@ -155,8 +156,8 @@ class Attends(nn.Linear):
 
 
 @torch.no_grad()
-def test_masks_of_single_layers_are_freed() -> None:
-    """Two kinds of layers may take turns, each with its mask. So the masks of two layers are kept for the next one."""
+def test_masks_of_own_layers_are_freed() -> None:
+    """The user's own code may write into a mask unseen. Nothing is kept for it, except by the layer that runs."""
     layers, masks, alive = [Attends(WIDTH, WIDTH).double() for _ in range(6)], list[weakref.ref[Tensor]](), list[int]()
 
     def forward(x: Tensor) -> Tensor:
@@ -173,4 +174,17 @@ def test_masks_of_single_layers_are_freed() -> None:
         ValueZeroing(forward, layers).attribute(sequences(2, TOKENS))
     finally:
         gc.enable()
-    assert alive[:6] == [0, 1, 2, 2, 2, 2]
+    assert alive[:6] == [0, 1, 1, 1, 1, 1]
+
+
+def test_results_of_single_layers_are_freed() -> None:
+    """Two kinds of layers may take turns, each with its mask. So what a layer computed is kept for the next two."""
+    results, mask = ResultsOfPass(), torch.ones(2)
+    results.of(torch.neg, (mask,), [mask])
+    kept = weakref.ref(mask)
+    del mask
+    alive = []
+    for _ in range(4):
+        results.end_layer()
+        alive.append(kept() is not None)
+    assert alive == [True, True, False, False]

@@ -52,7 +52,7 @@ class RowWeights:
     def at_once(self) -> int:
         """How many rows of all examples fit in one chunk."""
         batch, heads, _, sources = self.shape
-        like = self.query if self.query.element_size() > 4 else self.query.new_empty(0, dtype=torch.float32)
+        like = self.query if self.query.element_size() >= 4 else self.query.new_empty(0, dtype=torch.float32)
         return budget_of(self.query.device).items_in_chunk(like, max(1, batch * heads * sources))
 
     @property
