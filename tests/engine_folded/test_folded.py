@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import BertConfig, BertModel
+from transformers import BertConfig, BertModel, LlamaConfig, LlamaModel
 
 from captum_vz._engine.replay.folded import plan
 from captum_vz._engine.replay.folded.replay import FoldedLayer
@@ -155,6 +155,25 @@ def test_matrices_composed_for_many_vectors(name: str, few: bool, replays: Repla
     options: dict[str, Any] = {"heads": [1]} if few else {}
     replays.check_agree(case.model, case.layers, torch.arange(1, 9 if few else 25)[None], **options)
     assert composed == [not few] * len(case.layers)
+
+
+@pytest.mark.parametrize("rows", [3, 7, 40, 1000])
+def test_sources_with_few_targets(rows: int, replays: Replays, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last sources of a decoder have fewer targets than heads."""
+    monkeypatch.setattr(plan, "VECTORS", 30)
+    set_chunk_rows(monkeypatch, rows)
+    plans = spied_plans(monkeypatch)
+    sizes = {"hidden_size": 160, "num_attention_heads": 8, "num_key_value_heads": 4, "num_hidden_layers": 1}
+    model = LlamaModel(LlamaConfig(vocab_size=30, intermediate_size=640, **sizes)).eval()  # its norm rounds to float32
+    with torch.no_grad():
+        model.embed_tokens.weight.mul_(50)
+    ids = torch.randint(1, 30, (1, 20))
+    folded, packed = (maps(model, model.layers, {"input_ids": ids}) for maps in (replays.folded, replays.packed))
+    assert replays.count == 1, replays.reasons
+    torch.testing.assert_close(folded, packed, rtol=1e-4, atol=1e-6)
+    chunks = [chunk for blocks in plans for block in blocks for chunk in block.chunks]
+    direct = sum(rows.stop - rows.start for chunk in chunks for rows in chunk.direct if rows.stop <= chunk.pairs)
+    assert direct == 28  # pairs of the seven last sources
 
 
 def spied_plans(monkeypatch: pytest.MonkeyPatch) -> list[list[plan.SourceBlock]]:

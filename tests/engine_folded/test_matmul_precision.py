@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import AutoModel, AutoTokenizer
 
 from captum_vz import ValueZeroing, ValueZeroingRollout, find_layers
+from captum_vz._engine import traced_replays
 from captum_vz._engine.numerics.budget import has_fast_bfloat16
 from captum_vz._engine.replay.folded import kernels
 from tests.engine_folded.replays import HIGHEST, MEDIUM, long_case
@@ -135,6 +136,18 @@ def test_unsupported_structure_warns_once(name: str, products: list[torch.dtype]
     case = long_case(name)
     (warning,) = warned(case.model, case.layers, case.inputs)
     assert warning.count(f"no effect on {type(case.layers[0]).__name__}: its structure is not supported") == 1
+
+
+def test_imprecise_bfloat16_folds_exactly(products: list[torch.dtype]) -> None:
+    """Without its attention, little is left of a decoder's first token if embeddings are small."""
+    case, x = long_case("llama"), torch.arange(1, 25)[None]
+    with torch.no_grad():
+        case.model.embed_tokens.weight.mul_(0.03)
+    with traced_replays() as traces:
+        (warning,) = warned(case.model, case.layers[0], x)
+    assert warning.count("no effect on LlamaDecoderLayer: it would be imprecise") == 1
+    assert [trace.replay.name for trace in traces if trace.replay is not None] == ["folded pairs"] * 2
+    assert torch.bfloat16 not in products  # it is known before anything is multiplied
 
 
 def test_slow_hardware_warns_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,8 +16,8 @@ from transformers import BertConfig, BertModel, GPT2Config, GPT2Model, LlamaConf
 
 from captum_vz import ValueZeroing
 from captum_vz._engine import traced_replays
-from captum_vz._engine.numerics.budget import budget_of
-from captum_vz._engine.replay.folded.replay import SAMPLED_TARGETS
+from captum_vz._engine.numerics import budget
+from captum_vz._engine.replay.folded.replay import LEAST_SHARE, SAMPLED_TARGETS
 from captum_vz._engine.replay.packed import BLOCK
 from tests.budget import set_budget
 from tests.engine_folded.replays import HIGHEST, MEDIUM, set_chunk_rows
@@ -128,15 +128,20 @@ def test_folded_replay(
     traced = SAMPLED_TARGETS + 1 + 1  # some targets, one known row of the chunk, and one that is NaN
     rows = pairs + tokens + 1  # each target with nothing zeroed, and one known row
     vectors = H * tokens
+    targets = range(1, tokens + 1) if causal else [tokens] * tokens  # of each source
+    # A source with fewer targets than heads is multiplied for each target.
+    direct = 0 if composed else sum(count for count in targets if count < H)
+    multiplied = sum(min(count, H) for count in targets)
     expected = forward(tokens, firsts)
     expected += 2 * traced * d * d + feed_forward(traced, firsts)
     expected += 2 * tokens * d * d  # the attention's output of each target
     expected += 2 * tokens * d * d + 2 * d * d  # the same for changed contexts, and the loss
+    expected += 2 * d * d if precision == MEDIUM else 0  # what is left of the known row
     expected += 2 * tokens * d * d  # W_O times each head of each source
-    expected += 2 * H * rows * d  # sums of these vectors
+    expected += 2 * H * (pairs + 1) * d  # sums of these vectors
     expected += firsts * 2 * d * D  # W times beta
-    expected += firsts * (2 * d * d * D + 2 * vectors * d // H * D if composed else 2 * vectors * d * D)
-    expected += firsts * 2 * H * rows * D  # sums of these vectors
+    expected += firsts * (2 * d * d * D + 2 * vectors * d // H * D if composed else 2 * multiplied * d * D)
+    expected += firsts * 2 * H * (pairs + 1 - direct) * D  # sums of these vectors
     expected += 2 * rows * D * d  # the last matrix
     assert operations(build, None, precision, tokens) == expected
 
@@ -146,14 +151,49 @@ def test_folded_replay_saves_a_third() -> None:
     assert folded < 2 / 3 * without
 
 
+def forms(build: Build, tokens: int, precision: dict[str, Any] = HIGHEST) -> tuple[int, int, int]:
+    """The operations of the form that is chosen, of packed pairs, and of folded pairs."""
+    counts = [operations(build, None, precision, tokens), operations(build, PACKED, tokens=tokens)]
+    with pytest.MonkeyPatch.context() as patch:
+        set_budget(patch, folding_calls=-1e18)  # folds always
+        return counts[0], counts[1], operations(build, None, precision, tokens)
+
+
+@each_model
+@pytest.mark.parametrize("tokens", [4, 8, 12, 16, 24, T])
+@pytest.mark.parametrize("precision", [HIGHEST, MEDIUM], ids=str)
+def test_chosen_form_is_not_dearer(
+    build: Build, firsts: int, causal: bool, tokens: int, precision: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("captum_vz._engine.replay.folded.replay.has_fast_bfloat16", lambda device: True)
+    chosen, without, folded = forms(build, tokens, precision)
+    assert chosen in (without, folded)
+    assert chosen <= without
+    if folded < 0.8 * without:
+        assert chosen == folded
+
+
+def deep() -> tuple[torch.nn.Module, torch.nn.Module]:
+    """LLaMA in the proportions of its 8-billion model: many features for each of its heads."""
+    size = {"vocab_size": 50, "hidden_size": 512, "num_attention_heads": 16, "num_key_value_heads": 4}
+    config = LlamaConfig(**size, intermediate_size=2048, num_hidden_layers=1, use_cache=False)
+    model = LlamaModel(config).eval()
+    return model, model.layers[0]
+
+
+def test_sources_with_few_targets_are_direct() -> None:
+    """32 tokens have 528 pairs and 512 (source, head) vectors. The lesser number for each source sums to 392."""
+    chosen, without, folded = forms(deep, 32)
+    assert chosen == folded < 0.82 * without
+
+
 @pytest.mark.parametrize(("precision", "share"), [(HIGHEST, 1), (MEDIUM, 2)])
 def test_folds_only_where_it_pays(precision: dict[str, Any], share: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("captum_vz._engine.replay.folded.replay.has_fast_bfloat16", lambda device: True)
-    # In rows of the first matrix: each pair saves one and costs a sum over vectors. Each vector costs 1 / H of a row.
-    # The composed matrix costs d rows, and two runs of all targets cost 2 T.
-    rows = T * T - T * H * (T / d + 1 / H) - d - 2 * T
-    saved = share * rows * 2 * d * D
-    for calls, only in ((0.98 * saved, None), (1.02 * saved, PACKED)):
+    _, without, folded = forms(bert, T, precision)
+    products = 2 * (T * T + T) * (d * d + 2 * d * D)
+    saved = share * (without - folded - LEAST_SHARE * products)
+    for calls, only in ((0.97 * saved, None), (1.03 * saved, PACKED)):
         expected = operations(bert, only, precision)
         with monkeypatch.context() as patch:
             set_budget(patch, folding_calls=calls)
@@ -163,6 +203,6 @@ def test_folds_only_where_it_pays(precision: dict[str, Any], share: int, monkeyp
 
 def test_calls_cost_more_on_other_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    here, elsewhere = (budget_of(torch.device(kind)).rows_to_save(768 * 3072) for kind in ("cpu", "meta"))
-    assert 0 < here < 200  # rows of bert-base's first matrix
-    assert 100 * here < elsewhere
+    here, elsewhere = budget.BUDGETS["cpu"], budget.OTHER_DEVICES
+    assert 0 < here.folding_calls / (2 * 768 * 3072) < 200  # rows of bert-base's first matrix
+    assert 100 * here.folding_calls < elsewhere.folding_calls

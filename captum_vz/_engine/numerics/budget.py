@@ -33,10 +33,6 @@ class Budget:
         """How many items of `numbers` numbers fit in one chunk, at least one. `like` gives the dtype."""
         return max(1, self.chunk_bytes // (numbers * like.element_size()))
 
-    def rows_to_save(self, numbers: int) -> int:
-        """How many rows of a product with a matrix of `numbers` numbers the folded replay must save to pay."""
-        return int(self.folding_calls / (2 * max(1, numbers)))
-
 
 SHORT_OF_MEMORY = "memory was too short for a usual chunk, so smaller chunks were computed"
 # How torch words its errors where it has no class for them: on a CPU, in cuBLAS, and on other devices.

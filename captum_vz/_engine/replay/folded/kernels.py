@@ -277,8 +277,11 @@ class FoldedModules:
         result = first.result[: len(self.shares)]
         each = map(self.chunk.by_span, (result, self.scale, self.scale * self.shares))
         for span, rows, scale, shares in zip(self.chunk.spans, *each, strict=True):
-            torch.addcmul(first.constant, first.base[span.targets], scale, out=rows)
-            add_sums(rows, shares, self.folded[number][span.vectors])
+            if not span.direct:
+                torch.addcmul(first.constant, first.base[span.targets], scale, out=rows)
+                add_sums(rows, shares, self.folded[number][span.vectors])
+        for direct in self.chunk.direct:
+            result[direct] = first.module(x.flatten(0, -2)[direct])
         return result.view(*x.shape[:-1], -1)
 
     def later(self, number: int, x: Tensor) -> Tensor:

@@ -56,12 +56,14 @@ class GroupSpan:
         groups: How many groups.
         vectors: The (source, head) vectors of the groups, among those of the block.
         targets: The targets of each group's pairs. A slice if they are consecutive, because a slice copies nothing.
+        direct: Whether the first matrix multiplies the pairs themselves, because they are fewer than the vectors.
     """
 
     rows: slice
     groups: int
     vectors: slice
     targets: slice | Tensor
+    direct: bool
 
 
 @dataclass(frozen=True)
@@ -76,12 +78,14 @@ class PairChunk:
         group: The group of each row, `(row,)`.
         spans: The rows by group. The last two spans are the known rows.
         clean: The targets that run clean.
+        direct: The rows of the spans that are direct.
     """
 
     target: Tensor
     group: Tensor
     spans: tuple[GroupSpan, ...]
     clean: slice
+    direct: tuple[slice, ...]
 
     @property
     def pairs(self) -> int:
@@ -102,16 +106,21 @@ class SourceBlock:
     Attributes:
         batch: The example of each source, group after group, `(member,)`.
         source: The position of each source, `(member,)`.
+        folded: How many of them the first matrix multiplies. They come first.
     """
 
     batch: Tensor
     source: Tensor
+    folded: int
     chunks: tuple[PairChunk, ...]
 
 
-def plan_chunks(pairs: PairTable, rows: int, max_groups: int | None) -> list[SourceBlock]:
-    """All active pairs, in chunks of about `rows` rows and at most `max_groups` groups."""
-    return list(_ChunkPlanner(pairs).blocks(len(pairs.batch), rows, max_groups))
+def plan_chunks(pairs: PairTable, rows: int, max_groups: int | None, direct: bool) -> list[SourceBlock]:
+    """All active pairs, in chunks of about `rows` rows and at most `max_groups` groups.
+
+    `direct`: groups with fewer pairs than vectors are direct.
+    """
+    return list(_ChunkPlanner(pairs, direct).blocks(len(pairs.batch), rows, max_groups))
 
 
 class _GroupSlice(NamedTuple):
@@ -125,18 +134,20 @@ class _GroupSlice(NamedTuple):
 class _ChunkPlanner:
     """Divides the active pairs, ordered by their group, among chunks."""
 
-    def __init__(self, pairs: PairTable) -> None:
+    def __init__(self, pairs: PairTable, direct: bool) -> None:
         # On the CPU for any device, because each step is small, and most steps wait for the one before. What the chunks
         # hold is cut from a few tensors on the device.
         active, examples, members = (x.cpu() for x in (pairs.active, pairs.batch, pairs.members))
         device, width = pairs.heads.device, members.shape[1]
         target, group = active.nonzero(as_tuple=True)
-        number = examples[target] * width + group  # of each pair's group
-        order = number.argsort(stable=True)
+        number, total = examples[target] * width + group, members.shape[:2].numel()  # number: of each pair's group
+        counts = number.bincount(minlength=total)
+        few = (counts < (members >= 0).sum(-1).flatten() * len(pairs.heads)) & direct
+        order = (number + few[number] * total).argsort(stable=True)  # direct groups come last
         target, group = target[order], group[order]
-        counts = number.bincount(minlength=members.shape[:2].numel())
-        used = counts.nonzero().flatten()  # groups that have pairs
+        used = torch.cat([(counts.bool() & ~few).nonzero(), (counts.bool() & few).nonzero()]).flatten()
         counts, members = counts[used], members[used // width, used % width]  # (group,), (group, member)
+        self.folded = int((~few[used]).sum())  # how many groups are not direct
         held = members >= 0
         self.batch = (used // width)[:, None].expand_as(members)[held].to(device)
         self.source = members[held].to(device)
@@ -158,14 +169,18 @@ class _ChunkPlanner:
         for parts in chunks:
             first, last = parts[0].number, parts[-1].number
             if done and (self.ends[last + 1] - begin) * self.heads > max(rows, VECTORS):
-                yield SourceBlock(self.batch[begin:end], self.source[begin:end], tuple(done))
+                yield self._block(begin, end, done)
                 begin, done = self.ends[first], []
             end = self.ends[last + 1]
             own = slice(start, start + sum(part.pairs for part in parts))
             spans = tuple(self._spans(parts, begin, self.target[own]))
             done.append(_chunk(spans, self.target[own], self.group[own], next(clean)))
             start = own.stop
-        yield SourceBlock(self.batch[begin:end], self.source[begin:end], tuple(done))
+        yield self._block(begin, end, done)
+
+    def _block(self, begin: int, end: int, chunks: list[PairChunk]) -> SourceBlock:
+        folded = min(max(self.ends[self.folded], begin), end) - begin
+        return SourceBlock(self.batch[begin:end], self.source[begin:end], folded, tuple(chunks))
 
     def _partition(self, rows: int, max_groups: int | None) -> Iterator[list[_GroupSlice]]:
         """All pairs, `rows` at a time, of at most `max_groups` groups."""
@@ -189,13 +204,15 @@ class _ChunkPlanner:
             number, first, count = same[0]
             rows = slice(row, row + count * len(same))
             vectors = slice(*((self.ends[end] - begin) * self.heads for end in (number, number + len(same))))
-            yield GroupSpan(rows, len(same), vectors, target[rows] if first is None else slice(first, first + count))
+            targets = target[rows] if first is None else slice(first, first + count)
+            yield GroupSpan(rows, len(same), vectors, targets, number >= self.folded)
             row = rows.stop
 
     def _product_key(self, part: _GroupSlice) -> tuple[int | None, ...]:
         """Key by which neighbouring groups can share one batched product: same targets, same number of members."""
         number, first, count = part
-        return number if first is None else None, first, count, self.ends[number + 1] - self.ends[number]
+        size = self.ends[number + 1] - self.ends[number]
+        return number if first is None else None, first, count, size, number >= self.folded
 
 
 def _chunk(spans: tuple[GroupSpan, ...], target: Tensor, group: Tensor, clean: slice) -> PairChunk:
@@ -203,12 +220,15 @@ def _chunk(spans: tuple[GroupSpan, ...], target: Tensor, group: Tensor, clean: s
     end = len(target) + clean.stop - clean.start
     first = spans[0].targets
     begin, size = spans[0].vectors.start, (spans[0].vectors.stop - spans[0].vectors.start) // spans[0].groups
-    unchanged = GroupSpan(slice(len(target), end), 1, slice(begin, begin + size), clean)
+    unchanged = GroupSpan(slice(len(target), end), 1, slice(begin, begin), clean, False)
     one = first[:1] if isinstance(first, Tensor) else slice(first.start, first.start + 1)
-    changed = replace(unchanged, rows=slice(end, end + 1), targets=one)
+    changed = replace(spans[0], rows=slice(end, end + 1), groups=1, vectors=slice(begin, begin + size), targets=one)
+    starts = [span.rows.start for span in spans if span.direct]
+    direct = [slice(starts[0], len(target))] if starts else []
+    direct += [changed.rows] * changed.direct
     targets = torch.cat([target, torch.arange(clean.start, clean.stop, device=target.device), target[:1]])
     groups = torch.cat([group, group[:1].expand(end + 1 - len(target))])
-    return PairChunk(targets, groups, (*spans, unchanged, changed), clean)
+    return PairChunk(targets, groups, (*spans, unchanged, changed), clean, tuple(direct))
 
 
 def _pairs_at_a_time(pairs: int, targets: int, rows: int) -> int:
